@@ -1,0 +1,27 @@
+"""Run a planned model: its shards, their weights, the KV cache, the scheduler and the ranks."""
+
+from ferrule.engine.types import (
+    Engine,
+    FinishReason,
+    Health,
+    Progress,
+    ProgressCallback,
+    RankInfo,
+    SamplingParams,
+    State,
+    Token,
+    Tokenizer,
+)
+
+__all__ = [
+    "Engine",
+    "FinishReason",
+    "Health",
+    "Progress",
+    "ProgressCallback",
+    "RankInfo",
+    "SamplingParams",
+    "State",
+    "Token",
+    "Tokenizer",
+]

@@ -1,0 +1,131 @@
+"""What passes between the engine and whoever asks it for text (the HTTP server, the command line, a benchmark)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from ferrule.plan import Plan
+
+FinishReason = Literal["stop", "length"]
+State = Literal["loading", "ready", "failed", "closed"]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose the tokens of one sequence.
+
+    ``max_tokens``: None means as many as the context holds. ``temperature`` 0 means greedy. ``top_k`` 0 and
+    ``min_p`` 0 mean off. ``logprobs``: how many alternatives to report beside the chosen token's own
+    log-probability; None means no log-probabilities at all, 0 the chosen token's only. They are those of the
+    model's own distribution, before temperature and cuts. ``stop_token_ids`` are added to the model's own end
+    tokens; ``ignore_eos`` disables the model's end tokens (but not ``stop_token_ids``).
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token. ``finish`` is set on the last one of a sequence.
+
+    A sequence that ends because the model said its end token still yields that token (with ``finish="stop"``);
+    whoever turns tokens into text leaves it out.
+    """
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far loading is: ``rank`` has read ``done`` of ``total`` bytes (or is in a named ``phase``)."""
+
+    rank: int
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """What one rank reported when it was ready. Sizes in bytes; ``peak_bytes`` is its highest private memory so far."""
+
+    rank: int
+    pid: int
+    host: str
+    device: str
+    weight_bytes: int
+    peak_bytes: int
+    transports: str
+
+
+@dataclass(frozen=True)
+class Health:
+    state: State
+    error: str | None = None
+    running: int = 0
+    waiting: int = 0
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that serving needs."""
+
+    eos_token_id: int | None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> list[int]:
+        """Token ids of the rendered conversation, with the opening of the assistant's turn."""
+        ...
+
+
+class Engine(Protocol):
+    """A model that runs, on however many ranks. Everything here is called from one asyncio event loop."""
+
+    name: str
+    """The model's name, as `/v1/models` shows it."""
+    created: int
+    """When the model was loaded, in seconds since 1970."""
+    max_context: int
+    """The most tokens that prompt and answer may have together."""
+    vocab_size: int
+    tokenizer: Tokenizer
+    plan: Plan
+    ranks: tuple[RankInfo, ...]
+
+    def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncIterator[Token]:
+        """Yield tokens as they are made. Closing the iterator early cancels the sequence on every rank.
+
+        Raises `RequestError` (``code="context_length_exceeded"``) before the first token when the prompt leaves
+        no room, and `EngineError` at any point when a rank is lost.
+        """
+        ...
+
+    def health(self) -> Health: ...
+
+    async def close(self) -> None:
+        """Stop every rank. Safe to call twice; returns within about a second."""
+        ...
+
+
+ProgressCallback = Callable[[Progress], None]

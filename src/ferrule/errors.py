@@ -1,0 +1,102 @@
+"""Every exception a user can see, in one hierarchy.
+
+A message says what happened, where (rank, host, file, flag) and how to cure it. The command line prints
+the message and exits with ``exit_code``; the HTTP API puts it into its error object with ``code``.
+"""
+
+from __future__ import annotations
+
+
+class FerruleError(Exception):
+    """Base of all errors that Ferrule raises on purpose."""
+
+    exit_code = 1
+    code = "ferrule_error"
+
+
+class ConfigError(FerruleError):
+    """A flag, environment variable or file has a value that cannot be used."""
+
+    exit_code = 2
+    code = "config_error"
+
+
+class ModelError(FerruleError):
+    """The model's files are missing, damaged or of a kind that Ferrule does not run."""
+
+    exit_code = 3
+    code = "model_error"
+
+
+class PlanError(FerruleError):
+    """The model cannot be split as asked. ``needed`` and ``available`` say by how much, where that is a number."""
+
+    exit_code = 4
+    code = "plan_error"
+
+    def __init__(self, message: str, *, needed: int | None = None, available: int | None = None) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.available = available
+
+
+class FabricError(FerruleError):
+    """Moving data between ranks failed; the group is closed and cannot be used again."""
+
+    exit_code = 5
+    code = "fabric_error"
+
+
+class RendezvousError(FabricError):
+    """The ranks could not find each other and form a group."""
+
+    code = "rendezvous_error"
+
+
+class AuthError(FabricError):
+    """A peer did not prove that it holds the cluster's key."""
+
+    code = "auth_error"
+
+
+class FabricTimeout(FabricError):
+    """An operation did not finish before its deadline although every peer seems alive."""
+
+    code = "fabric_timeout"
+
+
+class PeerLost(FabricError):
+    """A rank of the group died or its connection closed.
+
+    ``rank``: the lost rank in the group that noticed; ``host``: where it ran; ``link``: the path on which the
+    loss was noticed (such as ``tcp 127.0.0.1:40132``); ``seconds``: how long this rank had waited in the operation.
+    """
+
+    code = "peer_lost"
+
+    def __init__(self, message: str, *, rank: int, host: str, link: str, seconds: float) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.link = link
+        self.seconds = seconds
+
+
+class EngineError(FerruleError):
+    """The engine could not start, or a rank of a running model failed."""
+
+    exit_code = 6
+    code = "engine_error"
+
+
+class RequestError(FerruleError):
+    """A request asks for something that cannot be done. ``param`` names the field at fault, where there is one."""
+
+    exit_code = 2
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        if code is not None:
+            self.code = code
