@@ -1,5 +1,18 @@
 """From a model and the ranks at hand to a plan: which rank holds what."""
 
+from ferrule.plan.make import make_plan
+from ferrule.plan.model import ModelSpec
 from ferrule.plan.plan import Plan, Shard, Strategy
+from ferrule.plan.split import HeadSplit, part_of, split_heads, split_layers
 
-__all__ = ["Plan", "Shard", "Strategy"]
+__all__ = [
+    "HeadSplit",
+    "ModelSpec",
+    "Plan",
+    "Shard",
+    "Strategy",
+    "make_plan",
+    "part_of",
+    "split_heads",
+    "split_layers",
+]

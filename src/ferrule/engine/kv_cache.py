@@ -1,0 +1,93 @@
+"""Keys and values of the tokens that each sequence has seen, for the layers of this rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+GROW = 1024
+"""At most this many tokens of room are added at once beyond what a sequence needs."""
+ROUND = 64
+
+
+@dataclass
+class SequenceCache:
+    """One sequence's keys and values: per layer, (heads, room, width), filled up to ``length`` tokens.
+
+    Contiguous per sequence rather than paged: on a CPU attention then reads plain views, with no gather. Growing
+    copies a sequence once per ``GROW`` tokens.
+    """
+
+    length: int = 0
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the new tokens' ``key`` and ``value`` (heads, tokens, width) behind ``length``; views of all so far.
+
+        ``length`` itself moves on in `advance`, when every layer has stored its part.
+        """
+        end = self.length + key.shape[1]
+        keys, values = self._room(self.keys, layer, key, end), self._room(self.values, layer, value, end)
+        keys[:, self.length : end] = key
+        values[:, self.length : end] = value
+        return keys[:, :end], values[:, :end]
+
+    def advance(self, tokens: int) -> None:
+        self.length += tokens
+
+    def _room(self, stored: dict[int, Tensor], layer: int, new: Tensor, end: int) -> Tensor:
+        buffer = stored.get(layer)
+        if buffer is not None and buffer.shape[1] >= end:
+            return buffer
+        room = -(-min(max(end, 2 * self.length), end + GROW) // ROUND) * ROUND
+        grown = torch.empty(new.shape[0], room, new.shape[2], dtype=new.dtype, device=new.device)
+        if buffer is not None:
+            grown[:, : self.length] = buffer[:, : self.length]
+        stored[layer] = grown
+        return grown
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one more token takes on this rank, over all its layers."""
+        tensors = [*self.keys.values(), *self.values.values()]
+        return sum(t.shape[0] * t.shape[2] * t.element_size() for t in tensors)
+
+
+@dataclass
+class Segment:
+    """Where one sequence's tokens stand in a batch: ``start`` to ``stop`` of the flattened tokens."""
+
+    start: int
+    stop: int
+    cache: SequenceCache
+
+
+class KVCache:
+    """All sequences' caches on this rank, and which of them the batch now running is made of."""
+
+    def __init__(self) -> None:
+        self.sequences: dict[int, SequenceCache] = {}
+        self.segments: list[Segment] = []
+
+    def begin(self, sequences: list[tuple[int, int, int]]) -> None:
+        """Start a batch of (sequence id, tokens it has seen, tokens in this batch). Seen 0 starts a sequence afresh."""
+        self.segments = []
+        start = 0
+        for identity, seen, tokens in sequences:
+            if seen == 0:
+                self.sequences[identity] = SequenceCache()
+            cache = self.sequences[identity]
+            self.segments.append(Segment(start, start + tokens, cache))
+            start += tokens
+
+    def end(self) -> None:
+        """The batch has passed every layer."""
+        for segment in self.segments:
+            segment.cache.advance(segment.stop - segment.start)
+        self.segments = []
+
+    def release(self, identity: int) -> None:
+        self.sequences.pop(identity, None)

@@ -1,0 +1,131 @@
+"""Layers that hold a part of their weights and put the parts' results together over the fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ferrule.fabric import Group
+
+
+def gather_last(group: Group, x: Tensor) -> Tensor:
+    """Join the ranks' parts of the last dimension: (..., n) on each rank gives (..., size * n) on all."""
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    parts: Tensor = group.all_gather(rows)
+    joined = parts.view(group.size, *rows.shape).transpose(0, 1)
+    return joined.reshape(*x.shape[:-1], group.size * x.shape[-1])
+
+
+class RowParallelLinear(nn.Module):
+    """A linear layer whose input features are shared out: partial products are summed, then the bias is added.
+
+    With ``split_input`` the input arrives whole on every rank and is cut here.
+    """
+
+    def __init__(self, linear: nn.Linear, group: Group, split_input: bool = False) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self.group = group
+        self.split_input = split_input
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.split_input:
+            width = self.weight.shape[1]
+            x = x[..., self.group.rank * width : (self.group.rank + 1) * width]
+        y = functional.linear(x, self.weight)
+        self.group.all_reduce(y)
+        if self.bias is not None:
+            y += self.bias
+        return y
+
+
+class GatheredLinear(nn.Module):
+    """A linear layer whose output features are shared out and joined again, so that every rank sees all of them.
+
+    ``features`` cuts off the rows that pad the last ranks' parts.
+    """
+
+    def __init__(self, linear: nn.Linear, group: Group, features: int) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self.group = group
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gather_last(self.group, functional.linear(x, self.weight, self.bias))[..., : self.features]
+
+
+class VocabularyParallelEmbedding(nn.Module):
+    """An embedding whose rows are shared out: each rank looks up its own tokens, zeros elsewhere, and they are summed.
+
+    The sum has one term that is not zero, so it is exact. ``table`` is the model's own embedding module, which may do
+    more than look up (Gemma scales); its result for a zero row must be zero.
+    """
+
+    def __init__(self, table: nn.Embedding, group: Group, first: int, last: int) -> None:
+        super().__init__()
+        self.table = table
+        self.table.padding_idx = None  # an index into the whole vocabulary, of use only in training
+        self.group = group
+        self.first, self.last = first, last
+
+    @property
+    def weight(self) -> Tensor:
+        return self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        elsewhere = (ids < self.first) | (ids >= self.last)
+        rows: Tensor = self.table((ids - self.first).masked_fill(elsewhere, 0))
+        rows = rows.masked_fill(elsewhere.unsqueeze(-1), 0).contiguous()
+        self.group.all_reduce(rows)
+        return rows
+
+
+def sum_output(module: nn.Module, group: Group) -> None:
+    """Make ``module`` return the sum over ranks of what it computes (experts that each rank holds a slice of)."""
+    forward: Callable[..., Tensor] = module.forward
+
+    def summed(*args: Any, **kwargs: Any) -> Tensor:
+        y = forward(*args, **kwargs).contiguous()
+        group.all_reduce(y)
+        return y
+
+    module.forward = summed  # type: ignore[method-assign]
+
+
+def hold_experts(module: nn.Module, group: Group, first: int, last: int) -> None:
+    """Make an experts module run only experts ``first``:``last``, which it holds, and sum the ranks' results.
+
+    Routes to other ranks' experts get the index one past the local ones, which transformers' experts skip, and weight 0.
+    """
+    forward: Callable[..., Tensor] = module.forward
+    count = last - first
+    module.num_experts = count  # type: ignore[assignment]
+    module._is_expert_parallel = True  # type: ignore[assignment]
+
+    def dispatched(hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        elsewhere = (index < first) | (index >= last)
+        y = forward(hidden, (index - first).masked_fill(elsewhere, count), weights.masked_fill(elsewhere, 0.0))
+        y = y.contiguous()
+        group.all_reduce(y)
+        return y
+
+    module.forward = dispatched  # type: ignore[method-assign]
+
+
+class PassThrough(nn.Module):
+    """Stands where a layer of another pipeline stage was: gives back its first argument."""
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden
+
+
+def shrink(parameter: nn.Parameter, shape: tuple[int, ...]) -> nn.Parameter:
+    """A parameter without memory (on the meta device) that has ``shape`` and else is like ``parameter``."""
+    return nn.Parameter(torch.empty(shape, dtype=parameter.dtype, device="meta"), requires_grad=False)

@@ -1,0 +1,171 @@
+"""One rank's part of a model: built without memory, cut, and filled from the checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ferrule.engine import attention
+from ferrule.engine.checkpoint import Checkpoint
+from ferrule.engine.kv_cache import KVCache
+from ferrule.engine.layers import PassThrough
+from ferrule.engine.loading import BytesRead, Recipe, load, recipes
+from ferrule.engine.slicing import Slicing
+from ferrule.engine.tensor_parallel import TensorParallel, plan_of
+from ferrule.errors import ModelError, PlanError
+from ferrule.fabric import Group
+from ferrule.plan import Shard
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def read_config(directory: Path, dtype: str) -> tuple[Any, torch.dtype]:
+    """The model's configuration and the dtype to compute in; ``dtype`` "auto" is the one it was saved in."""
+    config = AutoConfig.from_pretrained(directory)
+    saved = config.dtype if isinstance(config.dtype, torch.dtype) else DTYPES.get(str(config.dtype), torch.float32)
+    chosen = saved if dtype == "auto" else DTYPES[dtype]
+    config.dtype = chosen
+    return config, chosen
+
+
+@dataclass
+class ShardedModel:
+    """This rank's layers of a model, ready to run.
+
+    ``stage_input`` and ``stage_output`` say whether it takes token ids and gives logits, or hidden states.
+    """
+
+    model: nn.Module
+    base: nn.Module
+    shard: Shard
+    cache: KVCache
+    dtype: torch.dtype
+    hidden_size: int
+    weight_bytes: int
+
+    def forward(self, inputs: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
+        """Run this stage over the batch that the cache has begun.
+
+        ``inputs``: token ids (1, tokens) on the first stage, hidden states (1, tokens, hidden) on the others.
+        ``positions`` (1, tokens). Returns hidden states, or on the last stage the logits of tokens ``logit_rows``:
+        (rows, vocabulary) in float32.
+        """
+        given = {"input_ids": inputs} if self.shard.has_embedding else {"inputs_embeds": inputs}
+        if not self.shard.has_head:
+            out = self.base(**given, position_ids=positions, use_cache=False)
+            return cast(Tensor, out.last_hidden_state)
+        out = self.model(**given, position_ids=positions, use_cache=False, logits_to_keep=logit_rows)
+        return cast(Tensor, out.logits[0].float())
+
+
+def build(directory: Path, dtype: str, shard: Shard, group: Group, on_bytes: BytesRead) -> ShardedModel:
+    """Build and load one rank's part. ``group`` is the ranks of this stage.
+
+    Raises `ModelError` and `PlanError` before any weight is read where the model cannot be run or cut as planned.
+    """
+    config, torch_dtype = read_config(directory, dtype)
+    attention.register()
+    cache = KVCache()
+    with Checkpoint(directory) as checkpoint:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype, attn_implementation=attention.NAME)
+        _check_supported(model)
+        model.eval()
+        made_of = recipes(model, list(checkpoint.tensors))
+        base = model.get_submodule(model.base_model_prefix)
+        aliases = _tied(model, made_of)
+        slicings: dict[str, Slicing] = {}
+        if group.size > 1:
+            slicings = _cut(model, base, config, group, aliases)
+        _keep_stage(model, base, config, shard)
+        attention.attach(base, cache)
+        size = load(model, made_of, slicings, aliases, checkpoint, on_bytes)
+    _restore_buffers(model)
+    return ShardedModel(model, base, shard, cache, torch_dtype, config.hidden_size, size)
+
+
+def _check_supported(model: Any) -> None:
+    name = type(model).__name__
+    if not model._supports_attention_backend:
+        raise ModelError(f"{name} computes attention in its own way, which this engine does not run")
+    kinds = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise ModelError(f"{name} has layers of a kind that this engine does not run: {', '.join(sorted(kinds))}")
+
+
+def _input_name(model: Any) -> str:
+    """The name of the input embedding's module."""
+    table = model.get_input_embeddings()
+    return next(name for name, module in model.named_modules() if module is table)
+
+
+def _output_name(model: Any) -> str:
+    head = model.get_output_embeddings()
+    return next(name for name, module in model.named_modules() if module is head)
+
+
+def _tied(model: Any, made_of: dict[str, Recipe]) -> dict[str, str]:
+    """Where the output layer has no weights of its own in the checkpoint: its name -> the embedding's."""
+    head, table = f"{_output_name(model)}.weight", f"{_input_name(model)}.weight"
+    if head not in made_of and model.config.tie_word_embeddings:
+        return {head: table}
+    return {}
+
+
+def _cut(model: Any, base: nn.Module, config: Any, group: Group, aliases: dict[str, str]) -> dict[str, Slicing]:
+    plan = plan_of(config)
+    if plan is None:
+        raise PlanError(f"transformers has no tensor parallel plan for {type(model).__name__}; use --tp 1")
+    parallel = TensorParallel(model, config, group)
+    parallel.apply(base, f"{model.base_model_prefix}.", plan)
+    table, head = _input_name(model), _output_name(model)
+    parallel.embedding(table)
+    parallel.head(head)
+    aliases[f"{table}.table.weight"] = f"{table}.weight"
+    if f"{head}.weight" in aliases:  # cut the same way, so one tensor still serves both
+        model.get_submodule(head).weight = model.get_submodule(table).table.weight
+    return parallel.slicings
+
+
+def _keep_stage(model: nn.Module, base: nn.Module, config: Any, shard: Shard) -> None:
+    """Drop every module that other pipeline stages hold; a place left empty hands its input on."""
+    names = list(config.base_model_pp_plan or {})
+    if shard.has_embedding and shard.has_head:
+        return
+    if "layers" not in names:
+        raise PlanError(f"transformers has no pipeline plan for {type(model).__name__}; use --pp 1")
+    layers = base.get_submodule("layers")
+    for index in range(len(cast(nn.ModuleList, layers))):
+        if not shard.first_layer <= index < shard.last_layer:
+            cast(nn.ModuleList, layers)[index] = PassThrough()
+    at = names.index("layers")
+    dropped = (names[:at] if not shard.has_embedding else []) + (names[at + 1 :] if not shard.has_head else [])
+    for name in dropped:
+        setattr(base, name, PassThrough())
+    if not shard.has_head:
+        setattr(model, _output_name(model), PassThrough())
+
+
+def _restore_buffers(model: Any) -> None:
+    """Compute the buffers that no checkpoint holds (rotary frequencies, embedding scales), as transformers does."""
+    owners = []
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                fill = float("nan") if buffer.is_floating_point() else 0
+                module._buffers[name] = torch.full_like(buffer, fill, device="cpu")
+                owners.append((module, name))
+    for module in dict.fromkeys(module for module, _ in owners):
+        model._init_weights(module)
+    for module, name in owners:
+        value = module._buffers[name]
+        if value is None or not value.is_floating_point() or value.isnan().any():
+            raise ModelError(f"{type(model).__name__}: transformers does not say how to compute its buffer {name}")

@@ -1,0 +1,116 @@
+"""Tiny models with random weights, made from transformers' own configurations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 131,  # prime, so that no number of ranks divides it
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {},
+    "qwen3_moe": {**EXPERTS, "num_experts": 6, "mlp_only_layers": [1], "norm_topk_prob": True},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma3_text": {
+        "tie_word_embeddings": True,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 8,
+    },
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    },
+    "deepseek_v3": {
+        **EXPERTS,
+        "num_key_value_heads": 8,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+        "head_dim": 8,
+    },
+    "phi3": {"sliding_window": None},
+    "glm4_moe": {
+        **EXPERTS,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "attention_bias": True,
+        "use_qk_norm": True,
+    },
+    # beyond the ten that must run: other shapes of the same ideas
+    "gemma2": {"tie_word_embeddings": True, "sliding_window": 8, "query_pre_attn_scalar": 8},
+    "mistral": {"sliding_window": 8},
+    "glm4": {},
+    "olmo2": {},
+    "deepseek_v2": {
+        **EXPERTS,
+        "num_key_value_heads": 8,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": None,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+        "topk_method": "greedy",
+    },
+    "gpt_neox": {"num_key_value_heads": 8},
+    "starcoder2": {"sliding_window": None},
+}
+
+REQUIRED = (
+    "llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma3_text", "gpt_oss", "deepseek_v3", "phi3", "glm4_moe",
+)  # fmt: skip
+
+
+def make(name: str, directory: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+    """Save a random model of architecture ``name`` into ``directory`` and give it back.
+
+    Every parameter is drawn at random, norms and biases too, so that one that is dropped or cut wrongly shows.
+    """
+    config = AutoConfig.for_model(name, **{**COMMON, **CONFIGS[name], **changes})
+    torch.manual_seed(hash_of(name))
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            centre = 1.0 if "norm" in key and key.endswith("weight") else 0.0
+            parameter.copy_(centre + 0.08 * torch.randn(parameter.shape))
+    model.save_pretrained(directory)
+    return directory
+
+
+def hash_of(name: str) -> int:
+    return sum(ord(letter) * 31**index for index, letter in enumerate(name)) % (1 << 31)
