@@ -1,5 +1,7 @@
 """Run a planned model: its shards, their weights, the KV cache, the scheduler and the ranks."""
 
+from ferrule.engine.local import LocalEngine, start
+from ferrule.engine.options import EngineOptions
 from ferrule.engine.types import (
     Engine,
     FinishReason,
@@ -15,8 +17,10 @@ from ferrule.engine.types import (
 
 __all__ = [
     "Engine",
+    "EngineOptions",
     "FinishReason",
     "Health",
+    "LocalEngine",
     "Progress",
     "ProgressCallback",
     "RankInfo",
@@ -24,4 +28,5 @@ __all__ = [
     "State",
     "Token",
     "Tokenizer",
+    "start",
 ]

@@ -68,7 +68,7 @@ class Checkpoint:
         """
         stored = self.tensors[key]
         if stored.file not in self._open:
-            self._open[stored.file] = _opened(stored.file)
+            self._open[stored.file] = _opened(stored.file, "pt")
         view = self._open[stored.file].get_slice(key)
         if cut is None:
             return [view[...] if stored.shape else self._open[stored.file].get_tensor(key)]
@@ -76,9 +76,9 @@ class Checkpoint:
         return [view[(*before, slice(start, stop))] for start, stop in cut.ranges]
 
 
-def _opened(file: Path) -> Any:
+def _opened(file: Path, framework: str) -> Any:
     try:
-        return safe_open(file, framework="pt")
+        return safe_open(file, framework=framework)
     except FileNotFoundError:
         raise ModelError(f"{file} is missing; download the model again") from None
     except (SafetensorError, OSError) as error:
@@ -88,7 +88,7 @@ def _opened(file: Path) -> Any:
 
 
 def _headers(file: Path) -> dict[str, StoredTensor]:
-    opened = _opened(file)
+    opened = _opened(file, "np")  # only names and shapes are read here; torch is slow to import
     found = {}
     for key in opened.keys():  # noqa: SIM118 - not a mapping
         view = opened.get_slice(key)
@@ -135,6 +135,3 @@ def some(keys: Iterable[str], most: int = 3) -> str:
     listed = sorted(keys)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
-
-
-

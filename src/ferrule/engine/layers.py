@@ -96,13 +96,14 @@ def sum_output(module: nn.Module, group: Group) -> None:
         group.all_reduce(y)
         return y
 
-    module.forward = summed  # type: ignore[method-assign]
+    module.forward = summed
 
 
 def hold_experts(module: nn.Module, group: Group, first: int, last: int) -> None:
     """Make an experts module run only experts ``first``:``last``, which it holds, and sum the ranks' results.
 
-    Routes to other ranks' experts get the index one past the local ones, which transformers' experts skip, and weight 0.
+    Routes to other ranks' experts get the index one past the local ones, which transformers' experts skip, and
+    weight 0.
     """
     forward: Callable[..., Tensor] = module.forward
     count = last - first
@@ -116,7 +117,7 @@ def hold_experts(module: nn.Module, group: Group, first: int, last: int) -> None
         group.all_reduce(y)
         return y
 
-    module.forward = dispatched  # type: ignore[method-assign]
+    module.forward = dispatched
 
 
 class PassThrough(nn.Module):

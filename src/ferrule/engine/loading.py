@@ -33,7 +33,7 @@ BytesRead = Callable[[int, int], None]
 
 @dataclass
 class Recipe:
-    """How one parameter is made: the keys of each source pattern, in order, and the conversion (None: one plain key)."""
+    """How one parameter is made: the keys of each source pattern, in order, and the conversion (None: a plain key)."""
 
     converter: Any = None
     sources: dict[str, list[str]] = field(default_factory=dict)
@@ -154,7 +154,7 @@ def _copy_parts(held: Tensor, parts: list[Tensor], cut: Slicing | None, whole: t
 
 
 def _fill_stacked(held: Tensor, recipe: Recipe, cut: Slicing | None, joined_dim: int | None, ckpt: Checkpoint) -> None:
-    """Experts stacked along dim 0 of ``held``; each made of one tensor per source pattern, joined along ``joined_dim``."""
+    """Experts stacked along dim 0 of ``held``, each of one tensor per source pattern, joined along ``joined_dim``."""
     patterns = [pattern for pattern in recipe.converter.source_patterns if pattern in recipe.sources]
     experts = len(recipe.sources[patterns[0]])
     chosen = list(range(experts))
@@ -194,9 +194,7 @@ def _within(cut: Slicing | None, joined_dim: int, offset: int, shape: tuple[int,
 def _fill_converted(
     held: Tensor, name: str, recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint, model: nn.Module
 ) -> None:
-    tensors: Any = {
-        pattern: [checkpoint.read(key)[0] for key in keys] for pattern, keys in recipe.sources.items()
-    }
+    tensors: Any = {pattern: [checkpoint.read(key)[0] for key in keys] for pattern, keys in recipe.sources.items()}
     converter = recipe.converter
     for operation in converter.operations:
         tensors = operation.convert(

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from ferrule.engine import attention
+from ferrule.engine.architectures import plan_of
 from ferrule.engine.checkpoint import Checkpoint
 from ferrule.engine.kv_cache import KVCache
 from ferrule.engine.layers import PassThrough
 from ferrule.engine.loading import BytesRead, Recipe, load, recipes
 from ferrule.engine.slicing import Slicing
-from ferrule.engine.tensor_parallel import TensorParallel, plan_of
+from ferrule.engine.source import read_config, saved_dtype
+from ferrule.engine.tensor_parallel import TensorParallel
 from ferrule.errors import ModelError, PlanError
 from ferrule.fabric import Group
 from ferrule.plan import Shard
-
-log = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def read_config(directory: Path, dtype: str) -> tuple[Any, torch.dtype]:
-    """The model's configuration and the dtype to compute in; ``dtype`` "auto" is the one it was saved in."""
-    config = AutoConfig.from_pretrained(directory)
-    saved = config.dtype if isinstance(config.dtype, torch.dtype) else DTYPES.get(str(config.dtype), torch.float32)
-    chosen = saved if dtype == "auto" else DTYPES[dtype]
-    config.dtype = chosen
-    return config, chosen
 
 
 @dataclass
@@ -71,7 +59,8 @@ def build(directory: Path, dtype: str, shard: Shard, group: Group, on_bytes: Byt
 
     Raises `ModelError` and `PlanError` before any weight is read where the model cannot be run or cut as planned.
     """
-    config, torch_dtype = read_config(directory, dtype)
+    config = read_config(directory)
+    torch_dtype: torch.dtype = getattr(torch, saved_dtype(config) if dtype == "auto" else dtype)
     attention.register()
     cache = KVCache()
     with Checkpoint(directory) as checkpoint:
@@ -101,15 +90,17 @@ def _check_supported(model: Any) -> None:
         raise ModelError(f"{name} has layers of a kind that this engine does not run: {', '.join(sorted(kinds))}")
 
 
+def _name_of(model: nn.Module, wanted: nn.Module) -> str:
+    return next(name for name, module in model.named_modules() if module is wanted)
+
+
 def _input_name(model: Any) -> str:
     """The name of the input embedding's module."""
-    table = model.get_input_embeddings()
-    return next(name for name, module in model.named_modules() if module is table)
+    return _name_of(model, model.get_input_embeddings())
 
 
 def _output_name(model: Any) -> str:
-    head = model.get_output_embeddings()
-    return next(name for name, module in model.named_modules() if module is head)
+    return _name_of(model, model.get_output_embeddings())
 
 
 def _tied(model: Any, made_of: dict[str, Recipe]) -> dict[str, str]:

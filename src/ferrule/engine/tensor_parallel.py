@@ -15,6 +15,7 @@ from typing import Any, cast
 from torch import nn
 
 from ferrule.engine import slicing
+from ferrule.engine.architectures import key_value_heads
 from ferrule.engine.layers import (
     GatheredLinear,
     RowParallelLinear,
@@ -28,54 +29,11 @@ from ferrule.errors import PlanError
 from ferrule.fabric import Group
 from ferrule.plan import HeadSplit, part_of, split_heads
 
-SUPPLEMENTS: dict[str, dict[str, str]] = {
-    # transformers shares out only gpt-oss's experts; its attention is ordinary, with one sink per query head.
-    "gpt_oss": {
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
-        "layers.*.self_attn.o_proj": "rowwise",
-        "layers.*.self_attn.sinks": "query_heads",
-    },
-    # The heads of latent attention come out of q_b_proj (or q_proj) and kv_b_proj; the latents stay whole.
-    "deepseek_v3": {
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.q_b_proj": "colwise",
-        "layers.*.self_attn.kv_b_proj": "colwise",
-        "layers.*.self_attn.o_proj": "rowwise",
-    },
-    # transformers gathers these fused projections and cuts again; by whole heads nothing needs to be gathered.
-    "phi3": {
-        "layers.*.self_attn.qkv_proj": "fused_qkv",
-        "layers.*.self_attn.o_proj": "rowwise",
-        "layers.*.mlp.gate_up_proj": "packed_colwise",
-        "layers.*.mlp.down_proj": "rowwise",
-    },
-    "glm": {"layers.*.mlp.gate_up_proj": "packed_colwise", "layers.*.mlp.down_proj": "rowwise"},
-    "glm4": {"layers.*.mlp.gate_up_proj": "packed_colwise", "layers.*.mlp.down_proj": "rowwise"},
-}
-"""What Ferrule adds to, or does better than, transformers' plan; by model type."""
-
 WHOLE = frozenset({"replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params"})
 """Styles that leave a module whole on every rank (they matter only to gradients)."""
 
 KEY_VALUE = frozenset({"k_proj", "v_proj"})
 QUERY = frozenset({"q_proj", "q_b_proj", "kv_b_proj", "query_key_value"})
-
-
-def plan_of(config: Any) -> dict[str, str] | None:
-    """Pattern -> style for every module of the base model that is shared out, or None where there is no plan."""
-    plan = dict(config.base_model_tp_plan or config.base_model_ep_plan or {})
-    if not plan:
-        return None
-    return plan | SUPPLEMENTS.get(config.model_type, {})
-
-
-def key_value_heads(config: Any) -> int:
-    """Key/value heads as attention sees them: latent attention has as many as query heads."""
-    if getattr(config, "kv_lora_rank", None):
-        return int(config.num_attention_heads)
-    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
 class TensorParallel:
@@ -84,9 +42,7 @@ class TensorParallel:
     def __init__(self, model: nn.Module, config: Any, group: Group) -> None:
         self.model, self.config, self.group = model, config, group
         self.part, self.parts = group.rank, group.size
-        self.heads: HeadSplit = split_heads(
-            config.num_attention_heads, key_value_heads(config), self.part, self.parts
-        )
+        self.heads: HeadSplit = split_heads(config.num_attention_heads, key_value_heads(config), self.part, self.parts)
         self.slicings: dict[str, Slicing] = {}
         self.by_style: dict[str, Callable[[str, nn.Module], None]] = {
             "colwise": self._columns,
@@ -104,9 +60,7 @@ class TensorParallel:
 
     def apply(self, base: nn.Module, prefix: str, plan: dict[str, str]) -> None:
         """Cut ``base`` (named ``prefix`` in the model) by ``plan``. Raises `PlanError` for what cannot be cut."""
-        patterns = [
-            (re.compile(re.escape(pattern).replace(r"\*", r"\d+")), style) for pattern, style in plan.items()
-        ]
+        patterns = [(re.compile(re.escape(pattern).replace(r"\*", r"\d+")), style) for pattern, style in plan.items()]
 
         def style_of(name: str) -> str | None:
             return next((style for pattern, style in patterns if pattern.fullmatch(name)), None)
@@ -216,7 +170,9 @@ class TensorParallel:
         elif style == "query_heads":
             cut = slicing.heads(shape[0], 0, self.config.num_attention_heads, self.heads.query, full_name)
         else:
-            raise PlanError(f"{type(self.model).__name__}: {full_name} is to be split {style!r}, which is not supported")
+            raise PlanError(
+                f"{type(self.model).__name__}: {full_name} is to be split {style!r}, which is not supported"
+            )
         self._cut(full_name, module, parameter, cut)
 
     def _experts(self, name: str, module: nn.Module) -> None:

@@ -64,13 +64,17 @@ class Progress:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What one rank reported when it was ready. Sizes in bytes; ``peak_bytes`` is its highest private memory so far."""
+    """What one rank reported when it was ready. Sizes in bytes.
+
+    ``base_bytes`` is the process's private memory before any weight was loaded, ``peak_bytes`` the highest since.
+    """
 
     rank: int
     pid: int
     host: str
     device: str
     weight_bytes: int
+    base_bytes: int
     peak_bytes: int
     transports: str
 
@@ -92,9 +96,7 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], **options: Any
-    ) -> list[int]:
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Token ids of the rendered conversation, with the opening of the assistant's turn."""
         ...
 
@@ -110,6 +112,8 @@ class Engine(Protocol):
     """The most tokens that prompt and answer may have together."""
     vocab_size: int
     tokenizer: Tokenizer
+    default_sampling: SamplingParams
+    """What the model's generation_config recommends; used for fields that a request leaves out."""
     plan: Plan
     ranks: tuple[RankInfo, ...]
 

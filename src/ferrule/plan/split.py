@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ferrule.errors import PlanError
 
@@ -92,4 +93,4 @@ def split_layers(layer_bytes: Sequence[int], stages: int, first_extra: int = 0, 
             grown[stop] = (largest, [*best[-negative][1], stop])
         best = grown
     cuts = [0, *best[layers][1]]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))

@@ -1,0 +1,66 @@
+"""The rank's end of the socket to the process that started it: JSON, one message a line.
+
+Down: ``{"op": "add", "id", "prompt", "params"}``, ``{"op": "cancel", "id"}``, ``{"op": "stop"}`` (to the driver only).
+Up: ``{"event": "progress" | "ready" | "tokens" | "error", ...}``. `ferrule.engine.local` is the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+from dataclasses import asdict
+from typing import Any
+
+from ferrule.engine.types import Progress, RankInfo, SamplingParams
+from ferrule.errors import EngineError
+
+CHUNK = 1 << 16
+
+
+class Control:
+    """``fd`` is an inherited, connected stream socket, now owned by this object."""
+
+    def __init__(self, fd: int) -> None:
+        self.socket = socket.socket(fileno=fd)
+        self.socket.setblocking(True)
+        self._received = b""
+
+    def send(self, event: str, **fields: Any) -> None:
+        line = json.dumps({"event": event, **fields}, separators=(",", ":"))
+        try:
+            self.socket.sendall(line.encode() + b"\n")
+        except OSError as error:
+            raise EngineError(f"the process that started this rank is gone: {error}") from None
+
+    def progress(self, progress: Progress) -> None:
+        self.send("progress", **asdict(progress))
+
+    def ready(self, info: RankInfo, cache_tokens: int) -> None:
+        self.send("ready", info=asdict(info), cache_tokens=cache_tokens)
+
+    def messages(self, wait: float) -> list[dict[str, Any]]:
+        """What has come down, after at most ``wait`` seconds. Raises `EngineError` when the other end is gone."""
+        if not select.select([self.socket], [], [], wait)[0]:
+            return []
+        chunk = self.socket.recv(CHUNK)
+        if not chunk:
+            raise EngineError("the process that started this rank is gone")
+        *lines, self._received = (self._received + chunk).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+def params_to_json(params: SamplingParams) -> dict[str, Any]:
+    fields = asdict(params)
+    fields["logit_bias"] = list(params.logit_bias.items())
+    return fields
+
+
+def params_from_json(fields: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(
+        **{
+            **fields,
+            "logit_bias": {int(token): float(bias) for token, bias in fields["logit_bias"]},
+            "stop_token_ids": tuple(fields["stop_token_ids"]),
+        }
+    )

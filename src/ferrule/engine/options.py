@@ -1,0 +1,71 @@
+"""What the user asks of an engine, and what each rank is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ferrule.errors import ConfigError
+from ferrule.plan import Plan, Shard
+
+DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """``model``: a local directory in Hugging Face's layout, a hub id, or ``demo``. ``tensor`` and ``pipeline``: into
+    how many parts each layer and the stack of layers is cut. ``max_context``: tokens of prompt and answer together;
+    None means what the model was made for. ``name``: what the API calls the model. ``threads``: CPU threads per rank;
+    None shares the machine's cores out. ``max_sequences``: how many sequences run at once. ``batch_tokens``: the most
+    tokens computed in one step."""
+
+    model: str
+    tensor: int = 1
+    pipeline: int = 1
+    dtype: str = "auto"
+    max_context: int | None = None
+    name: str | None = None
+    threads: int | None = None
+    max_sequences: int = 64
+    batch_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_NAMES:
+            raise ConfigError(f"--dtype {self.dtype!r} is not one of {', '.join(DTYPE_NAMES)}")
+        for flag, value in (
+            ("--tp", self.tensor),
+            ("--pp", self.pipeline),
+            ("--max-context", self.max_context),
+            ("--threads", self.threads),
+            ("max_sequences", self.max_sequences),
+            ("batch_tokens", self.batch_tokens),
+        ):
+            if value is not None and value < 1:
+                raise ConfigError(f"{flag} must be at least 1, not {value}")
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """What one rank needs to know; handed to its process as JSON. ``end_tokens``: ids that end an answer."""
+
+    directory: str
+    dtype: str
+    plan: Plan
+    threads: int
+    context: int
+    max_sequences: int
+    batch_tokens: int
+    end_tokens: tuple[int, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankOptions:
+        fields: dict[str, Any] = json.loads(text)
+        plan = fields["plan"]
+        plan["shards"] = tuple(Shard(**shard) for shard in plan["shards"])
+        fields["plan"] = Plan(**plan)
+        fields["end_tokens"] = tuple(fields["end_tokens"])
+        return cls(**fields)

@@ -1,0 +1,92 @@
+"""Choose tokens from logits. The cuts are transformers' own; what they lack (OpenAI's penalties) is added."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ferrule.engine.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A chosen token, its log-probability before temperature and cuts, and the likeliest alternatives."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """Draws the tokens of one sequence; the same seed gives the same tokens."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+        self.generator = torch.Generator()
+        if params.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(params.seed & (2**63 - 1))
+        self.greedy = params.temperature == 0.0
+        self.warpers = LogitsProcessorList()
+        if not self.greedy:
+            if params.temperature != 1.0:
+                self.warpers.append(TemperatureLogitsWarper(params.temperature))
+            if params.top_k > 0:
+                self.warpers.append(TopKLogitsWarper(params.top_k))
+            if params.top_p < 1.0:
+                self.warpers.append(TopPLogitsWarper(params.top_p))
+            if params.min_p > 0.0:
+                self.warpers.append(MinPLogitsWarper(params.min_p))
+        self.repetition = (
+            RepetitionPenaltyLogitsProcessor(params.repetition_penalty) if params.repetition_penalty != 1.0 else None
+        )
+
+    def choose(self, logits: Tensor, tokens: Tokens[int], prompt: int) -> Choice:
+        """The next token, from ``logits`` (vocabulary,) after ``tokens``, the first ``prompt`` of which were given."""
+        scores = self._penalised(logits, tokens, prompt)
+        if self.greedy:
+            token = int(scores.argmax())
+        else:
+            if self.warpers:
+                scores = self.warpers(torch.empty(1, 0, dtype=torch.long), scores.unsqueeze(0))[0]
+            token = int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator))
+        if self.params.logprobs is None:
+            return Choice(token)
+        logprobs = logits.log_softmax(dim=-1)
+        values, ids = logprobs.topk(min(self.params.logprobs, len(logprobs)))
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+        return Choice(token, float(logprobs[token]), top)
+
+    def _penalised(self, logits: Tensor, tokens: Tokens[int], prompt: int) -> Tensor:
+        """Apply the repetition penalty (prompt and answer) and OpenAI's (answer only), then the biases.
+
+        OpenAI's: logit -= presence * (count > 0) + frequency * count, as its API reference defines them.
+        """
+        params = self.params
+        if self.repetition is not None:
+            logits = self.repetition(torch.tensor([tokens]), logits.unsqueeze(0).clone())[0]
+        penalties = Counter(tokens[prompt:]) if params.presence_penalty or params.frequency_penalty else {}
+        if not penalties and not params.logit_bias:
+            return logits
+        scores = logits.clone()
+        if penalties:
+            ids = torch.tensor(list(penalties))
+            counts = torch.tensor(list(penalties.values()), dtype=scores.dtype)
+            scores[ids] -= params.presence_penalty + params.frequency_penalty * counts
+        for token, bias in params.logit_bias.items():
+            if 0 <= token < len(scores):
+                scores[token] += bias
+        return scores

@@ -1,0 +1,116 @@
+"""Find a model's files and read what they say about it, before anything is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from ferrule.engine.architectures import key_value_heads, plan_of
+from ferrule.engine.checkpoint import Checkpoint
+from ferrule.errors import ModelError
+from ferrule.models import demo_path
+from ferrule.plan import ModelSpec
+
+DEMO = "demo"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+"""What a model needs to run; hubs often hold the same weights in other formats beside them."""
+
+LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+COMPUTED = ("float32", "bfloat16", "float16")
+
+
+def resolve(model: str) -> Path:
+    """The directory of ``model``: a local directory, ``demo``, or a hub id (downloaded, or found in the hub's cache).
+
+    Raises `ModelError` where there is none.
+    """
+    if model == DEMO:
+        return demo_path()
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"{model} is a file; give the directory that holds config.json and the safetensors")
+    if not HUB_ID.fullmatch(model):
+        raise ModelError(f"{model}: no such directory (nor is it a hub id of the form owner/name)")
+    return _download(model)
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
+    except RepositoryNotFoundError:
+        raise ModelError(f"{hub_id}: no such directory, and the hub knows no such model (or it is private)") from None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"{hub_id}: no such directory here, and it could not be downloaded from the hub: {reason}"
+        ) from None
+
+
+def read_config(directory: Path) -> Any:
+    """The model's transformers configuration. Raises `ModelError` where it cannot be read or is not run here."""
+    file = directory / "config.json"
+    if not file.exists():
+        raise ModelError(f"{directory} holds no config.json; is it a model directory?")
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ModelError(f"{file} cannot be read as a model configuration: {reason}") from None
+    if getattr(config, "quantization_config", None):
+        method = config.quantization_config.get("quant_method", "an unnamed method")
+        raise ModelError(
+            f"{directory} is quantized ({method}), which this engine does not run; use the bfloat16 or float16 weights"
+        )
+    if config.get_text_config() is not config:
+        raise ModelError(f"{directory} is a multimodal {config.model_type} model; only text models are run")
+    if not getattr(config, "num_attention_heads", None):
+        raise ModelError(f"{directory} ({config.model_type}) is not a transformer decoder with attention heads")
+    return config
+
+
+def saved_dtype(config: Any) -> str:
+    """The dtype that the weights were saved in, where the engine computes in it; float32 otherwise."""
+    name = str(config.dtype).removeprefix("torch.")
+    return name if name in COMPUTED else "float32"
+
+
+def describe(directory: Path, config: Any) -> ModelSpec:
+    """Counts and sizes for the planner. Checks all files on the way; raises `ModelError` where one is damaged."""
+    with Checkpoint(directory) as checkpoint:
+        tensors = dict(checkpoint.tensors)
+    per_layer: defaultdict[int, int] = defaultdict(int)
+    embedding = head = 0
+    for key, tensor in tensors.items():
+        layer = LAYER.search(f".{key}")
+        if layer is not None and int(layer[1]) < config.num_hidden_layers:
+            per_layer[int(layer[1])] += tensor.bytes
+        elif layer is None and "embed" in key:
+            embedding += tensor.bytes
+        elif layer is None:
+            head += tensor.bytes
+    tied = bool(config.tie_word_embeddings) and not any("lm_head" in key for key in tensors)
+    name = (config.architectures or [type(config).__name__])[0]
+    return ModelSpec(
+        architecture=name,
+        layers=config.num_hidden_layers,
+        query_heads=config.num_attention_heads,
+        key_value_heads=key_value_heads(config),
+        vocab_size=config.vocab_size,
+        max_context=int(getattr(config, "max_position_embeddings", 0) or 1 << 20),
+        layer_bytes=tuple(per_layer[index] for index in range(config.num_hidden_layers)),
+        embedding_bytes=embedding,
+        head_bytes=head + (embedding if tied else 0),
+        tied=tied,
+        tensor_refusal=None if plan_of(config) else f"transformers has no tensor parallel plan for {name}",
+        pipeline_refusal=None if config.base_model_pp_plan else f"transformers has no pipeline plan for {name}",
+    )

@@ -1,0 +1,62 @@
+"""The model's own tokenizer and chat template, by transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, GenerationConfig
+
+from ferrule.engine.types import SamplingParams
+from ferrule.errors import ModelError, RequestError
+
+
+class ModelTokenizer:
+    """A Hugging Face tokenizer as `ferrule.engine.types.Tokenizer`. Raises `ModelError` where there is none."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            self._inner: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            raise ModelError(f"{directory} has no tokenizer that can be read: {reason}") from None
+        self.eos_token_id: int | None = self._inner.eos_token_id
+        self.has_chat_template = bool(self._inner.chat_template)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(self._inner.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return str(self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Token ids of the rendered conversation. Raises `RequestError` where the template refuses it."""
+        if not self.has_chat_template:
+            raise RequestError("this model has no chat template; use /v1/completions", param="messages")
+        try:
+            ids = self._inner.apply_chat_template(
+                [dict(message) for message in messages],
+                **{"add_generation_prompt": True, **options, "tokenize": True, "return_dict": False},
+            )
+        except Exception as error:  # noqa: BLE001 - a template is a program of the model's makers
+            raise RequestError(f"the model's chat template refuses these messages: {error}", param="messages") from None
+        return list(ids)
+
+
+def generation_defaults(directory: Path) -> tuple[SamplingParams, frozenset[int]]:
+    """What generation_config.json recommends, and the token ids that end an answer."""
+    if not (directory / "generation_config.json").exists():
+        return SamplingParams(), frozenset()
+    try:
+        given = GenerationConfig.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(f"{directory / 'generation_config.json'} cannot be read: {error}") from None
+    ends = given.eos_token_id
+    end_tokens = frozenset([ends] if isinstance(ends, int) else ends or [])
+    recommended = {
+        name: value
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if (value := getattr(given, name, None)) is not None
+    }
+    return SamplingParams(**recommended), end_tokens

@@ -1,0 +1,175 @@
+"""A rank's process: ``python -m ferrule.engine.worker OPTIONS_JSON CONTROL_FD``.
+
+Every rank loads its part and then runs the batches that one of them, the driver, announces. The driver also talks to
+the process that started the ranks: it takes requests, schedules, samples and sends tokens back.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections import deque
+
+import torch
+import transformers
+
+from ferrule import fabric
+from ferrule.engine.batch import Batch, Kind, announce, receive
+from ferrule.engine.control import Control, params_from_json
+from ferrule.engine.memory import PeakMemory
+from ferrule.engine.options import RankOptions
+from ferrule.engine.runner import Runner
+from ferrule.engine.sampler import Choice, Sampler
+from ferrule.engine.scheduler import Limits, Scheduler
+from ferrule.engine.types import FinishReason, Progress, RankInfo
+from ferrule.errors import EngineError, FerruleError
+
+LOAD_TIMEOUT = 3600.0
+"""Seconds that ranks wait for the slowest one to load."""
+IDLE_PERIOD = 1.0
+"""Seconds after which an idle driver tells the others that it is alive."""
+STEP_TIMEOUT = 600.0
+"""Seconds that a rank waits for the driver's next word; longer than any single step takes."""
+
+
+def main(arguments: list[str]) -> int:
+    options = RankOptions.from_json(arguments[0])
+    control = Control(int(arguments[1]))
+    try:
+        serve(options, control)
+    except FerruleError as error:
+        control.send("error", type=type(error).__name__, message=str(error))
+        return error.exit_code
+    except Exception as error:
+        control.send("error", type="EngineError", message=f"{type(error).__name__}: {error}")
+        raise
+    return 0
+
+
+def serve(options: RankOptions, control: Control) -> None:
+    """Load, report, and run until told to stop."""
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(options.threads)
+    with fabric.init(strict=True) as world:
+        memory = PeakMemory()
+        control.progress(Progress(world.rank, "start"))
+
+        def on_progress(progress: Progress) -> None:
+            memory.sample()
+            control.progress(progress)
+
+        runner = Runner(options, world, on_progress)
+        control.progress(Progress(world.rank, "warm up"))
+        world.barrier(timeout=LOAD_TIMEOUT)
+        room = runner.warm_up()
+        memory.sample()
+        info = RankInfo(
+            rank=world.rank,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            device=f"cpu ({options.threads} thread{'s' if options.threads > 1 else ''})",
+            weight_bytes=runner.model.weight_bytes,
+            base_bytes=memory.base,
+            peak_bytes=memory.peak,
+            transports=transports(world),
+        )
+        control.ready(info, room)
+        if world.rank == options.plan.driver:
+            Driver(options, runner, control, room).loop()
+        else:
+            follow(runner)
+
+
+def transports(world: fabric.Group) -> str:
+    """The transports to this rank's peers, such as ``shm`` or ``shm, tcp``."""
+    return ", ".join(sorted({peer.transport for peer in world.describe().peers})) or "none"
+
+
+def follow(runner: Runner) -> None:
+    """Run what the driver announces."""
+    while True:
+        batch = receive(runner.world, runner.plan.driver, STEP_TIMEOUT)
+        if batch.kind is Kind.STOP:
+            return
+        runner.run(batch)
+
+
+class Driver:
+    """Requests in, batches out to all ranks, tokens back. Keeps as many batches under way as there are stages."""
+
+    def __init__(self, options: RankOptions, runner: Runner, control: Control, cache_tokens: int) -> None:
+        self.runner, self.control = runner, control
+        self.depth = options.plan.pipeline
+        limits = Limits(
+            batch_tokens=options.batch_tokens,
+            cache_tokens=cache_tokens,
+            sequences=options.max_sequences,
+            context=min(options.context, cache_tokens),
+            batches=self.depth,
+        )
+        self.scheduler = Scheduler(limits, frozenset(options.end_tokens))
+        self.samplers: dict[int, Sampler] = {}
+        self.under_way: deque[Batch] = deque()
+
+    def loop(self) -> None:
+        while True:
+            busy = bool(self.under_way or self.scheduler.by_identity)
+            if not self._take_requests(0.0 if busy else IDLE_PERIOD):
+                self._announce(Batch(kind=Kind.STOP))
+                return
+            while len(self.under_way) < self.depth:
+                batch = self.scheduler.next_batch()
+                if batch is None:
+                    break
+                self._announce(batch)
+                self.under_way.append(batch)
+            if self.under_way:
+                self._finish(self.under_way.popleft())
+            elif not busy:
+                self._idle()
+
+    def _announce(self, batch: Batch) -> None:
+        announce(self.runner.world, self.runner.plan.driver, batch)
+
+    def _idle(self) -> None:
+        batch = Batch(released=self.scheduler.take_released(), kind=Kind.IDLE)
+        self._announce(batch)
+        self.runner.run(batch)
+
+    def _take_requests(self, wait: float) -> bool:
+        """Take in what has come from the parent; False when it is to stop."""
+        for message in self.control.messages(wait):
+            if message["op"] == "stop":
+                return False
+            identity = message["id"]
+            if message["op"] == "add":
+                params = params_from_json(message["params"])
+                self.samplers[identity] = Sampler(params)
+                self.scheduler.add(identity, message["prompt"], params)
+            elif message["op"] == "cancel":
+                self.scheduler.cancel(identity)
+        self.samplers = {i: s for i, s in self.samplers.items() if i in self.scheduler.by_identity}
+        return True
+
+    def _finish(self, batch: Batch) -> None:
+        logits = self.runner.run(batch)
+        if logits is None:
+            raise EngineError("the driver is not on the last pipeline stage")
+        choices: dict[int, Choice] = {}
+        wanted = [span.sequence for span in batch.spans if span.sample]
+        for row, identity in enumerate(wanted):
+            sequence = self.scheduler.by_identity[identity]
+            choices[identity] = self.samplers[identity].choose(logits[row], sequence.tokens, sequence.prompt)
+        done = self.scheduler.complete(batch, [choices[identity].token for identity in wanted])
+        if done:
+            self._report([(sequence.identity, choices[sequence.identity], reason) for sequence, _, reason in done])
+
+    def _report(self, results: list[tuple[int, Choice, FinishReason | None]]) -> None:
+        tokens = [(identity, c.token, c.logprob, c.top, reason) for identity, c, reason in results]
+        running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
+        self.control.send("tokens", tokens=tokens, running=running, waiting=waiting)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
