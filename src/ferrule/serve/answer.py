@@ -1,0 +1,204 @@
+"""Send an answer, whole or as server-sent events, for as long as there is somebody to send it to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, Protocol
+
+from fastapi.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ferrule.engine import Engine
+from ferrule.serve.errors import ApiError, api_error
+from ferrule.serve.sequences import Job, run_jobs
+from ferrule.serve.text import Vocabulary
+from ferrule.serve.transcript import Piece, TokenLogprob
+
+log = logging.getLogger(__name__)
+
+MAX_SEQUENCES = 256
+"""Sequences that may be running or waiting at once over all requests; beyond that clients are asked to come back."""
+
+EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Proxies must neither keep nor collect the events of a stream."""
+
+
+class Desk:
+    """What the endpoints of one app share: the engine and who is being served."""
+
+    def __init__(self, engine: Engine, *, max_sequences: int = MAX_SEQUENCES) -> None:
+        self.engine = engine
+        self.vocabulary = Vocabulary(engine.tokenizer)
+        self.closing = asyncio.Event()
+        self._max_sequences = max_sequences
+        self._sequences = 0
+
+    def close(self) -> None:
+        """End every answer that is being sent, and refuse new ones."""
+        self.closing.set()
+
+    @contextmanager
+    def admit(self, sequences: int) -> Iterator[None]:
+        """Hold places for ``sequences``. Raises `ApiError` 503 when the engine does not run, 429 when it is busy."""
+        health = self.engine.health()
+        if health.state == "failed":
+            raise ApiError(503, f"the model has failed: {health.error}", code="engine_error")
+        if health.state != "ready":
+            raise ApiError(503, f"the model is {health.state}", code="not_ready", retry_after=1)
+        if sequences > self._max_sequences:
+            raise ApiError(400, f"{sequences} sequences in one request; at most {self._max_sequences}", param="n")
+        if self._sequences + sequences > self._max_sequences:
+            raise ApiError(
+                429,
+                f"{self._sequences} sequences are being served, of at most {self._max_sequences}; try again later",
+                code="too_many_requests",
+                retry_after=1,
+            )
+        self._sequences += sequences
+        try:
+            yield
+        finally:
+            self._sequences -= sequences
+
+
+class Collected:
+    """One answer put together from its pieces."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.logprobs: list[TokenLogprob] = []
+        self.tokens = 0
+        self.finish: str | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.logprobs.extend(piece.logprobs)
+        self.tokens = piece.tokens
+        self.finish = piece.finish
+
+
+class Form(Protocol):
+    """How an endpoint writes its answers."""
+
+    @property
+    def include_usage(self) -> bool: ...
+
+    def whole(self, answers: Sequence[Collected], usage: dict[str, int]) -> dict[str, Any]: ...
+
+    def opening(self) -> list[dict[str, Any]]:
+        """The events before the first piece."""
+        ...
+
+    def events(self, piece: Piece) -> list[dict[str, Any]]: ...
+
+    def closing(self, usage: dict[str, int]) -> dict[str, Any]:
+        """The event that carries the usage counts."""
+        ...
+
+
+class ClientGoneError(Exception):
+    """Nobody is there any more to answer to."""
+
+
+class Answer(Response):
+    """The answer to a request for text. Everything happens when it is sent, and stops when the client leaves.
+
+    Nothing is sent before the first piece is there, so that a request that cannot be served gets its proper status.
+    """
+
+    def __init__(self, desk: Desk, jobs: Sequence[Job], form: Form, *, prompt_tokens: int, stream: bool) -> None:
+        super().__init__()
+        self._desk = desk
+        self._jobs = jobs
+        self._form = form
+        self._prompt_tokens = prompt_tokens
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        write = self._write_events if self._stream else self._write_whole
+        with self._desk.admit(len(self._jobs)):
+            try:
+                async with aclosing(run_jobs(self._desk.engine, self._desk.vocabulary, self._jobs)) as pieces:
+                    await while_wanted(receive, self._desk.closing, write(pieces, scope, receive, noted))
+            except ClientGoneError:
+                log.debug("a client left before its answer was complete")
+            except Exception as error:
+                if not started:
+                    raise
+                # The status has been sent; the stream itself is the only place left to say it.
+                await send(event_message(api_error(error).body))
+                await send({"type": "http.response.body", "body": b""})
+
+    async def _write_whole(self, pieces: AsyncIterator[Piece], scope: Scope, receive: Receive, send: Send) -> None:
+        answers = [Collected() for _ in self._jobs]
+        async for piece in pieces:
+            answers[piece.index].add(piece)
+        body = self._form.whole(answers, self._usage(sum(answer.tokens for answer in answers)))
+        await JSONResponse(body)(scope, receive, send)
+
+    async def _write_events(self, pieces: AsyncIterator[Piece], scope: Scope, receive: Receive, send: Send) -> None:
+        made = [0] * len(self._jobs)
+        started = False
+        async for piece in pieces:
+            if not started:
+                started = True
+                head = Response(media_type="text/event-stream", headers=EVENT_HEADERS)
+                headers = [(name, value) for name, value in head.raw_headers if name != b"content-length"]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                for event in self._form.opening():
+                    await send(event_message(event))
+            made[piece.index] = piece.tokens
+            for event in self._form.events(piece):
+                await send(event_message(event))
+        if self._form.include_usage:
+            await send(event_message(self._form.closing(self._usage(sum(made)))))
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    def _usage(self, completion_tokens: int) -> dict[str, int]:
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self._prompt_tokens + completion_tokens,
+        }
+
+
+def event_message(event: dict[str, Any]) -> Message:
+    """``event`` as a piece of a response's body, in the form of server-sent events."""
+    data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
+
+
+async def while_wanted(receive: Receive, closing: asyncio.Event, work: Awaitable[None]) -> None:
+    """Do ``work``, but cancel it when the client leaves (`ClientGoneError`) or the server closes (`ApiError` 503)."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_until_gone(receive))
+    closed = asyncio.create_task(closing.wait())
+    tasks: list[asyncio.Future[Any]] = [task, gone, closed]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        elif gone.done():
+            raise ClientGoneError
+        else:
+            raise ApiError(503, "the server is shutting down", code="shutting_down")
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _until_gone(receive: Callable[[], Awaitable[Message]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

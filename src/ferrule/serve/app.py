@@ -1,0 +1,104 @@
+"""The HTTP application: which path does what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+
+from ferrule import __version__
+from ferrule.engine import Engine
+from ferrule.errors import ConfigError
+from ferrule.serve.answer import MAX_SEQUENCES, Desk
+from ferrule.serve.auth import Guard
+from ferrule.serve.chat import answer_chat
+from ferrule.serve.completions import answer_completion
+from ferrule.serve.errors import ApiError, install
+from ferrule.serve.identity import new_identity, system_fingerprint
+from ferrule.serve.schemas import ChatRequest, CompletionRequest
+
+
+def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_SEQUENCES) -> FastAPI:
+    """The application that serves ``engine``. The engine remains the caller's to close.
+
+    ``api_key``: what clients must send as bearer token; with None only requests to loopback names are answered.
+    ``max_sequences``: how many sequences may be running or waiting before clients get status 429.
+    ``app.state.desk.close()`` ends every answer. Raises `ConfigError` for an empty key.
+    """
+    if api_key is not None and not api_key.strip():
+        raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
+    desk = Desk(engine, max_sequences=max_sequences)
+    fingerprint = system_fingerprint(engine)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        desk.close()
+
+    # The documentation pages would load scripts from elsewhere; the description of the API itself stays.
+    app = FastAPI(title="Ferrule", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.desk = desk
+    app.add_middleware(Guard, api_key=api_key)
+    install(app)
+
+    @app.post("/v1/chat/completions", response_class=Response)
+    async def chat_completions(body: ChatRequest) -> Response:
+        check_model(engine, body.model)
+        return answer_chat(desk, body, new_identity(engine, "chatcmpl", fingerprint))
+
+    @app.post("/v1/completions", response_class=Response)
+    async def completions(body: CompletionRequest) -> Response:
+        check_model(engine, body.model)
+        return answer_completion(desk, body, new_identity(engine, "cmpl", fingerprint))
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model_card(engine)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        check_model(engine, name)
+        return model_card(engine)
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        return health_response(engine)
+
+    return app
+
+
+def names_of(engine: Engine) -> tuple[str, ...]:
+    """What the model may be called: its name, and that without the owner (``llama`` for ``someone/llama``)."""
+    return tuple(dict.fromkeys((engine.name, engine.name.rstrip("/").rpartition("/")[2])))
+
+
+def check_model(engine: Engine, name: str | None) -> None:
+    """Raise `ApiError` 404 unless ``name`` is the served model. None means whichever is served."""
+    if name is not None and name not in names_of(engine):
+        raise ApiError(
+            404, f"the model {name!r} is not served here; {engine.name!r} is", code="model_not_found", param="model"
+        )
+
+
+def model_card(engine: Engine) -> dict[str, Any]:
+    return {
+        "id": engine.name,
+        "object": "model",
+        "created": engine.created,
+        "owned_by": "ferrule",
+        "max_model_len": engine.max_context,
+    }
+
+
+def health_response(engine: Engine) -> JSONResponse:
+    """200 while the engine runs, else 503 with the reason."""
+    health = engine.health()
+    ready = health.state == "ready"
+    body: dict[str, Any] = {"status": "ok" if ready else health.state, "model": engine.name}
+    body |= {"running": health.running, "waiting": health.waiting}
+    if health.error is not None:
+        body["error"] = health.error
+    return JSONResponse(body, 200 if ready else 503)

@@ -1,0 +1,107 @@
+"""Who may ask: the checks that come before a request is read."""
+
+from __future__ import annotations
+
+import hmac
+from ipaddress import ip_address
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ferrule.serve.errors import ApiError
+
+MAX_BODY_BYTES = 8 * 2**20
+"""A request larger than this is refused. A million tokens of text are about 4 MiB."""
+
+OPEN_PATHS = frozenset({"/health"})
+"""What can be asked without a key, so that whatever watches the server needs none."""
+
+
+class Guard:
+    """ASGI middleware that refuses strangers, pages of other sites and bodies that are too large.
+
+    Without a key the server listens on loopback only, where a browser still lets any web page send requests. Two
+    checks keep those out: the ``Host`` must be a loopback name (a page whose own name was re-pointed to 127.0.0.1
+    sends that name), and a body must be declared as JSON (a page may not do that without asking first, which
+    this server, having no CORS, never grants).
+    """
+
+    def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
+        self._app = app
+        self._key = None if api_key is None else api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(scope, Headers(scope=scope))
+        if refusal is not None:
+            await refusal.response()(scope, receive, send)
+            return
+        await self._app(scope, _limited(receive, MAX_BODY_BYTES), send)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
+        if self._key is None and not is_loopback_name(headers.get("host", "")):
+            return ApiError(
+                403,
+                f"requests to {headers.get('host')!r} are refused: without an API key only loopback names are "
+                "answered; start the server with --api-key",
+                code="host_not_allowed",
+            )
+        if self._key is not None and scope["path"] not in OPEN_PATHS and not has_key(headers, self._key):
+            return ApiError(
+                401, "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'", code="invalid_api_key"
+            )
+        if scope["method"] == "POST" and not is_json(headers.get("content-type", "")):
+            return ApiError(
+                415, "the body must be JSON; send the header 'Content-Type: application/json'", code="not_json"
+            )
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > MAX_BODY_BYTES:
+            return too_large()
+        return None
+
+
+def too_large() -> ApiError:
+    return ApiError(413, f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB", code="request_too_large")
+
+
+def has_key(headers: Headers, key: bytes) -> bool:
+    """Whether ``headers`` carry ``key``, compared in constant time."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    # Header values arrive decoded as latin-1; back to the bytes that were sent.
+    return hmac.compare_digest(given.strip().encode("latin-1"), key) and scheme.lower() == "bearer"
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether a ``Host`` header (with or without port) names this machine to itself."""
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    name = name.lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:  # a name, and not one that always means loopback
+        return False
+
+
+def is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _limited(receive: Receive, limit: int) -> Receive:
+    """``receive`` that refuses a body growing beyond ``limit`` bytes, for bodies sent without their length."""
+    seen = 0
+
+    async def limited() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > limit:
+            # An HTTPException, since that is what FastAPI lets pass while it reads a body.
+            raise HTTPException(413, too_large().message)
+        return message
+
+    return limited

@@ -1,0 +1,116 @@
+"""``POST /v1/chat/completions``: from messages to a prompt, and from pieces to OpenAI's chat objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+
+from ferrule.engine import Engine, Tokenizer
+from ferrule.errors import RequestError
+from ferrule.serve.answer import Answer, Collected, Desk
+from ferrule.serve.identity import Identity
+from ferrule.serve.sampling import sampling_params
+from ferrule.serve.schemas import ChatRequest, Message, refuse_unsupported
+from ferrule.serve.sequences import Job, choices
+from ferrule.serve.transcript import Piece, TokenLogprob
+
+
+def answer_chat(desk: Desk, body: ChatRequest, identity: Identity) -> Answer:
+    """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
+    refuse_unsupported(body)
+    engine = desk.engine
+    params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
+    prompt = render(engine, body.messages)
+    jobs = [Job(index, prompt, own, tuple(body.stop)) for index, own in enumerate(choices(params, body.n or 1))]
+    form = ChatForm(identity, len(jobs), bool(body.logprobs), wants_usage(body))
+    return Answer(desk, jobs, form, prompt_tokens=len(prompt), stream=bool(body.stream))
+
+
+def wants_usage(body: ChatRequest) -> bool:
+    return body.stream_options is not None and body.stream_options.include_usage
+
+
+def render(engine: Engine, messages: Sequence[Message]) -> tuple[int, ...]:
+    """The prompt's tokens for ``messages``, by the model's chat template."""
+    if not has_template(engine.tokenizer):
+        raise RequestError(
+            f"messages: the model {engine.name} has no chat template; use /v1/completions with a prompt instead",
+            param="messages",
+            code="no_chat_template",
+        )
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    try:
+        tokens = engine.tokenizer.apply_chat_template(turns)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise RequestError(
+            f"messages: the model's chat template does not accept them: {error}", param="messages"
+        ) from error
+    return tuple(tokens)
+
+
+def has_template(tokenizer: Tokenizer) -> bool:
+    """Whether ``tokenizer`` can render conversations, as far as it tells (Hugging Face tokenizers do)."""
+    return getattr(tokenizer, "chat_template", "not told") is not None
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """Answers as ``chat.completion`` and ``chat.completion.chunk`` objects."""
+
+    identity: Identity
+    count: int
+    logprobs: bool
+    include_usage: bool
+
+    def whole(self, answers: Sequence[Collected], usage: dict[str, int]) -> dict[str, Any]:
+        listed = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "logprobs": self._logprobs(answer.logprobs),
+                "finish_reason": answer.finish,
+            }
+            for index, answer in enumerate(answers)
+        ]
+        return {**self.identity.head("chat.completion"), "choices": listed, "usage": usage}
+
+    def opening(self) -> list[dict[str, Any]]:
+        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self.count)]
+
+    def events(self, piece: Piece) -> list[dict[str, Any]]:
+        made = []
+        if piece.text or piece.logprobs:
+            made.append(self._chunk(piece.index, {"content": piece.text}, self._logprobs(piece.logprobs)))
+        if piece.finish is not None:
+            made.append(self._chunk(piece.index, {}, finish=piece.finish))
+        return made
+
+    def closing(self, usage: dict[str, int]) -> dict[str, Any]:
+        return {**self.identity.head("chat.completion.chunk"), "choices": [], "usage": usage}
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, finish: str | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        chunk = {**self.identity.head("chat.completion.chunk"), "choices": [choice]}
+        return {**chunk, "usage": None} if self.include_usage else chunk
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if not self.logprobs:
+            return None
+        content = [
+            {
+                **_named(entry.text, entry.logprob),
+                "top_logprobs": [_named(text, logprob) for text, logprob in entry.top],
+            }
+            for entry in entries
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _named(text: str, logprob: float) -> dict[str, Any]:
+    """A token as OpenAI shows it. A part of a character has bytes that are not known here, so none are claimed."""
+    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

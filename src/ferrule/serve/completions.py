@@ -1,0 +1,105 @@
+"""``POST /v1/completions``: from prompts to sequences, and from pieces to OpenAI's text completion objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ferrule.engine import Engine
+from ferrule.errors import RequestError
+from ferrule.serve.answer import Answer, Collected, Desk
+from ferrule.serve.identity import Identity
+from ferrule.serve.sampling import check_token, sampling_params
+from ferrule.serve.schemas import CompletionRequest, refuse_unsupported
+from ferrule.serve.sequences import Job, choices
+from ferrule.serve.transcript import Piece, TokenLogprob
+
+
+def answer_completion(desk: Desk, body: CompletionRequest, identity: Identity) -> Answer:
+    """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
+    refuse_unsupported(body)
+    engine = desk.engine
+    params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
+    prompts = [prompt_tokens(engine, prompt) for prompt in body.prompt]
+    asked = [(prompt, own) for prompt in prompts for own in choices(params, body.n or 1)]
+    jobs = [Job(index, prompt, own, tuple(body.stop), continues=True) for index, (prompt, own) in enumerate(asked)]
+    echoes = [prompt_text(engine, prompt) for prompt in body.prompt for _ in range(body.n or 1)] if body.echo else []
+    form = CompletionForm(
+        identity,
+        tuple(echoes or [""] * len(jobs)),
+        logprobs=body.logprobs is not None,
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+    )
+    total = sum(len(prompt) for prompt in prompts)
+    return Answer(desk, jobs, form, prompt_tokens=total, stream=bool(body.stream))
+
+
+def prompt_tokens(engine: Engine, prompt: str | list[int]) -> tuple[int, ...]:
+    """The prompt's token ids, checked. Raises `RequestError` for unknown ones and when there are none."""
+    if isinstance(prompt, str):
+        tokens = tuple(engine.tokenizer.encode(prompt))
+    else:
+        tokens = tuple(prompt)
+        for token in tokens:
+            check_token(token, engine.vocab_size, "prompt")
+    if not tokens:
+        raise RequestError("prompt: it is empty, and a model continues only what has begun", param="prompt")
+    return tokens
+
+
+def prompt_text(engine: Engine, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else engine.tokenizer.decode(prompt)
+
+
+@dataclass(frozen=True)
+class CompletionForm:
+    """Answers as ``text_completion`` objects. ``echoes``: what each answer begins with, the prompt or nothing."""
+
+    identity: Identity
+    echoes: tuple[str, ...]
+    logprobs: bool
+    include_usage: bool
+
+    def whole(self, answers: Sequence[Collected], usage: dict[str, int]) -> dict[str, Any]:
+        listed = [
+            self._choice(index, self.echoes[index] + answer.text, answer.logprobs, answer.finish)
+            for index, answer in enumerate(answers)
+        ]
+        return {**self.identity.head("text_completion"), "choices": listed, "usage": usage}
+
+    def opening(self) -> list[dict[str, Any]]:
+        return [self._event(index, echo) for index, echo in enumerate(self.echoes) if echo]
+
+    def events(self, piece: Piece) -> list[dict[str, Any]]:
+        return [self._event(piece.index, piece.text, piece.logprobs, piece.finish)]
+
+    def closing(self, usage: dict[str, int]) -> dict[str, Any]:
+        return {**self.identity.head("text_completion"), "choices": [], "usage": usage}
+
+    def _event(
+        self, index: int, text: str, entries: Sequence[TokenLogprob] = (), finish: str | None = None
+    ) -> dict[str, Any]:
+        event = {**self.identity.head("text_completion"), "choices": [self._choice(index, text, entries, finish)]}
+        return {**event, "usage": None} if self.include_usage else event
+
+    def _choice(self, index: int, text: str, entries: Sequence[TokenLogprob], finish: str | None) -> dict[str, Any]:
+        logprobs = _logprobs(entries) if self.logprobs else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    return {
+        "tokens": [entry.text for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [_top(entry) for entry in entries],
+        "text_offset": [entry.offset for entry in entries],
+    }
+
+
+def _top(entry: TokenLogprob) -> dict[str, float]:
+    """The alternatives by their text, the chosen one among them. Of several with one text the likeliest counts."""
+    top: dict[str, float] = {}
+    for text, logprob in (*entry.top, (entry.text, entry.logprob)):
+        top.setdefault(text, logprob)
+    return top

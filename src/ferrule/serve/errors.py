@@ -1,0 +1,130 @@
+"""What goes wrong, in OpenAI's error object and with the status that clients expect."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from ferrule.errors import EngineError, FabricError, FerruleError, RequestError
+
+log = logging.getLogger(__name__)
+
+TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """An answer that is an error. ``param`` is the field at fault and ``code`` a word for programs, where there is one.
+
+    ``retry_after``: seconds after which the same request may succeed.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+
+    @property
+    def type(self) -> str:
+        default = "server_error" if self.status >= 500 else "invalid_request_error"
+        return TYPES.get(self.status, default)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(self.retry_after)
+        return headers
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, headers=self.headers)
+
+
+def api_error(error: Exception) -> ApiError:
+    """What a client is told about ``error``. An unforeseen one is logged here and told without its details."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        return ApiError(400, str(error), code=error.code, param=error.param)
+    if isinstance(error, (EngineError, FabricError)):
+        return ApiError(503, str(error), code=error.code)
+    if isinstance(error, FerruleError):
+        return ApiError(500, str(error), code=error.code)
+    log.error("a request failed in a way that was not foreseen", exc_info=error)
+    return ApiError(500, "internal error; the server's log has the details", code="internal_error")
+
+
+def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first of pydantic's ``errors``, with the field's name in front."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", "it cannot be parsed")
+        where = f"at character {first['loc'][-1]}"
+        return ApiError(400, f"the body is not valid JSON: {reason} {where}", code="invalid_json")
+    field = ".".join(str(part) for part in first["loc"] if part != "body")
+    if not field:
+        return ApiError(400, "the body must be a JSON object", code="invalid_json")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return ApiError(400, f"{field}: this field is required", code="missing_required_parameter", param=field)
+    return ApiError(400, f"{field}: {message}", code="invalid_value", param=field)
+
+
+def http_error(error: HTTPException, path: str) -> ApiError:
+    """Starlette's own refusals: unknown path, wrong method, and what reading the body raised."""
+    if error.status_code == 404:
+        return ApiError(404, f"there is no {path} here; see /v1/models, /v1/chat/completions, /v1/completions, /health")
+    if error.status_code == 405:
+        return ApiError(405, f"{path} does not accept this method", code="method_not_allowed")
+    return ApiError(error.status_code, str(error.detail))
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of ``app``'s routes leave in OpenAI's form."""
+
+    async def on_validation(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return validation_error(error.errors()).response()
+
+    async def on_http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        answer = http_error(error, request.url.path)
+        response = answer.response()
+        response.headers.update(error.headers or {})
+        return response
+
+    async def on_error(_: Request, error: Exception) -> JSONResponse:
+        return api_error(error).response()
+
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(ApiError, on_error)
+    app.add_exception_handler(FerruleError, on_error)
+    app.add_exception_handler(Exception, on_error)

@@ -1,0 +1,43 @@
+"""What every object of one answer has in common: its id, when it was made, by which model and which configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from ferrule import __version__
+from ferrule.engine import Engine
+
+
+@dataclass(frozen=True)
+class Identity:
+    """``created``: seconds since 1970. ``fingerprint`` changes when the same seed may give another text."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+def new_identity(engine: Engine, prefix: str, fingerprint: str) -> Identity:
+    """An identity for an answer given now. ``prefix`` tells the kinds of ids apart, such as ``chatcmpl``."""
+    return Identity(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), engine.name, fingerprint)
+
+
+def system_fingerprint(engine: Engine) -> str:
+    """A short name for the version, the model and its split: each split adds its partial sums in its own order."""
+    plan = engine.plan
+    told = f"{__version__}/{engine.name}/{engine.created}/{plan.strategy}/{plan.tensor}x{plan.pipeline}"
+    return f"fp_{hashlib.sha256(told.encode()).hexdigest()[:10]}"

@@ -1,0 +1,91 @@
+"""Run the sequences of one request through the engine, all at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from ferrule.engine import Engine, SamplingParams
+from ferrule.errors import EngineError
+from ferrule.serve.sampling import derived_seed
+from ferrule.serve.text import Vocabulary
+from ferrule.serve.transcript import Piece, Transcript
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sequence to generate: answer ``index`` of a request.
+
+    ``continues``: the answer continues the prompt's text (a completion) rather than being a text of its own (a chat),
+    so that its first word keeps the space before it.
+    """
+
+    index: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    stops: tuple[str, ...] = ()
+    continues: bool = False
+
+
+def choices(params: SamplingParams, count: int) -> list[SamplingParams]:
+    """``params`` for each of ``count`` answers to one prompt, each with its own seed where one is given."""
+    return [replace(params, seed=derived_seed(params.seed, choice)) for choice in range(count)]
+
+
+async def run_job(engine: Engine, vocabulary: Vocabulary, job: Job) -> AsyncGenerator[Piece, None]:
+    """The pieces of one answer. The engine's sequence ends with this generator, for whatever reason that ends."""
+    context = job.prompt if job.continues else ()
+    transcript = Transcript(vocabulary, job.stops, index=job.index, context=context)
+    tokens = engine.generate(job.prompt, job.params)
+    finished = False
+    try:
+        async for token in tokens:
+            piece = transcript.push(token)
+            if piece is not None:
+                yield piece
+                finished = piece.finish is not None
+            if finished and token.finish is None:
+                break  # a stop string, of which the engine knows nothing
+    finally:
+        close = getattr(tokens, "aclose", None)
+        if close is not None:
+            await close()
+    if not finished:
+        raise EngineError("the engine ended a sequence without saying why; please report this with the server's log")
+
+
+async def run_jobs(engine: Engine, vocabulary: Vocabulary, jobs: Sequence[Job]) -> AsyncGenerator[Piece, None]:
+    """The pieces of all ``jobs`` as they come. One that fails ends the others and raises its error."""
+    if len(jobs) == 1:
+        async with aclosing(run_job(engine, vocabulary, jobs[0])) as pieces:
+            async for piece in pieces:
+                yield piece
+        return
+    queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+
+    async def pump(job: Job) -> None:
+        try:
+            async with aclosing(run_job(engine, vocabulary, job)) as pieces:
+                async for piece in pieces:
+                    queue.put_nowait(piece)
+            queue.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 - it is raised again below, where the pieces are taken
+            queue.put_nowait(error)
+
+    pumps = [asyncio.create_task(pump(job)) for job in jobs]
+    left = len(jobs)
+    try:
+        while left:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

@@ -1,0 +1,189 @@
+"""Listen, load, serve, stop: the life of a server process."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+
+import uvicorn
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ferrule.engine import Engine
+from ferrule.errors import ConfigError
+from ferrule.serve.app import create_app
+from ferrule.serve.errors import ApiError
+
+log = logging.getLogger(__name__)
+
+STREAMS_END_SECONDS = 0.3
+"""How long open connections may take to notice that the server stops, before they are cut."""
+
+ENGINE_CLOSE_SECONDS = 5.0
+"""An engine closes within about a second; one that needs this long is given up."""
+
+HEALTH_SECONDS = 0.5
+"""How often the engine's health is looked at, to log a failure that no request runs into."""
+
+
+def listen(host: str, port: int, *, api_key: str | None) -> socket.socket:
+    """A listening socket on ``host``:``port`` (0 for any free port), so that a taken port is noticed before loading.
+
+    Raises `ConfigError` when the address is unknown, taken or not allowed, and when ``host`` can be reached from
+    other machines although there is no ``api_key``.
+    """
+    family, address = _resolve(host, port)
+    if not ip_address(address[0].partition("%")[0]).is_loopback and api_key is None:
+        raise ConfigError(
+            f"serving on {host} lets other machines in, which needs a key: set FERRULE_API_KEY or --api-key, "
+            "or stay on this machine with --host 127.0.0.1"
+        )
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(_cannot_listen(error, host, port)) from error
+    return listener
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError, OverflowError) as error:
+        raise ConfigError(f"the host {host!r} is not known ({error}); choose another with --host") from error
+    # IPv4 first: it is what clients mean when they connect to "localhost".
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return family, (str(address[0]), int(address[1]))
+
+
+def _cannot_listen(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is in use on {host}; choose another with --port"
+    if error.errno == errno.EACCES:
+        return f"port {port} may not be opened by this user; choose one above 1023 with --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is not an address of this machine; choose another with --host"
+    return f"cannot listen on {host} port {port}: {error.strerror}; choose others with --host and --port"
+
+
+class Gate:
+    """What clients meet before the model is loaded: status 503. Afterwards the application itself."""
+
+    def __init__(self) -> None:
+        self.app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.app is not None:
+            await self.app(scope, receive, send)
+        elif scope.get("path") == "/health":
+            await JSONResponse({"status": "loading"}, 503)(scope, receive, send)
+        else:
+            busy = ApiError(503, "the model is still loading; try again soon", code="not_ready", retry_after=2)
+            await busy.response()(scope, receive, send)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but the signals are handled by `serve`, which has more to stop than connections."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    start: Callable[[], Awaitable[Engine]],
+    listener: socket.socket,
+    *,
+    api_key: str | None,
+    on_ready: Callable[[Engine], None],
+) -> None:
+    """Start an engine and serve it on ``listener`` until SIGINT or SIGTERM; returns when everything is closed.
+
+    While ``start`` runs, clients get status 503. ``on_ready`` is called once requests are answered. When the engine
+    fails later the server stays, and says so at ``/health``. Raises what ``start`` raises.
+    """
+    stop = asyncio.Event()
+    gate = Gate()
+    config = uvicorn.Config(
+        gate,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=STREAMS_END_SECONDS,  # type: ignore[arg-type]  # any number of seconds will do
+    )
+    server = Server(config)
+    with _stopped_by_signals(stop):
+        http = asyncio.create_task(server.serve(sockets=[listener]))
+        engine: Engine | None = None
+        try:
+            engine = await _unless(stop, start())
+            if engine is not None:
+                app = create_app(engine, api_key=api_key)
+                gate.app = app
+                on_ready(engine)
+                await _watch(engine, stop)
+                app.state.desk.close()
+        finally:
+            server.should_exit = True
+            await asyncio.gather(http, _close(engine))
+
+
+async def _unless(stop: asyncio.Event, starting: Awaitable[Engine]) -> Engine | None:
+    """The started engine, or None when ``stop`` came first."""
+    task = asyncio.ensure_future(starting)
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        stopped.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=ENGINE_CLOSE_SECONDS)
+
+
+async def _watch(engine: Engine, stop: asyncio.Event) -> None:
+    """Wait for ``stop``; log once if the engine fails meanwhile."""
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        while not stopped.done() and engine.health().state != "failed":
+            await asyncio.wait([stopped], timeout=HEALTH_SECONDS)
+        if not stopped.done():
+            log.error("the model has failed; requests get status 503 until a restart: %s", engine.health().error)
+        await stopped
+    finally:
+        stopped.cancel()
+
+
+async def _close(engine: Engine | None) -> None:
+    if engine is None:
+        return
+    try:
+        await asyncio.wait_for(engine.close(), ENGINE_CLOSE_SECONDS)
+    except TimeoutError:
+        log.error("the engine did not close within %s s; processes of it may be left", ENGINE_CLOSE_SECONDS)
+
+
+@contextmanager
+def _stopped_by_signals(stop: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for each in signals:
+        loop.add_signal_handler(each, stop.set)
+    try:
+        yield
+    finally:
+        for each in signals:
+            loop.remove_signal_handler(each)

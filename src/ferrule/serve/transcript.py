@@ -1,0 +1,82 @@
+"""One sequence's answer as it grows: text, log-probabilities with their place in it, and why it ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ferrule.engine import FinishReason, Token
+from ferrule.serve.text import Detokenizer, StopScanner, Vocabulary
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A generated token with its log-probability (natural logarithm) and the likeliest alternatives, best first.
+
+    ``offset``: where its text begins in the answer, in characters.
+    """
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The next part of answer ``index``. ``tokens``: how many the engine has made for that answer so far."""
+
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+    tokens: int
+    finish: FinishReason | None
+
+
+class Transcript:
+    """Takes a sequence's tokens and gives the pieces that may be sent.
+
+    A piece's log-probabilities are those of the tokens whose text has begun to be sent; tokens that lie behind the
+    stop string, and the end token, are not reported.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, stops: Sequence[str] = (), *, index: int = 0, context: Sequence[int] = ()
+    ) -> None:
+        self._index = index
+        self._text_of = vocabulary.text_of
+        self._detokenizer = Detokenizer(vocabulary, context)
+        self._scanner = StopScanner(stops)
+        self._pending: list[TokenLogprob] = []
+        self._decoded = 0
+        self._sent = 0
+        self._tokens = 0
+
+    def push(self, token: Token) -> Piece | None:
+        """The piece that ``token`` completes, if it completes one. After a piece with ``finish`` nothing may follow."""
+        self._tokens += 1
+        text = ""
+        if token.finish != "stop":
+            self._note(token)
+            text = self._detokenizer.push(token.id)
+        if token.finish is not None:
+            text += self._detokenizer.flush()
+        self._decoded += len(text)
+        scanned = self._scanner.push(text)
+        if scanned.stopped:
+            return self._piece(scanned.text, "stop", cut=True)
+        if token.finish is not None:
+            return self._piece(scanned.text + self._scanner.flush(), token.finish)
+        return self._piece(scanned.text, None) if scanned.text else None
+
+    def _note(self, token: Token) -> None:
+        if token.logprob is not None:
+            top = tuple((self._text_of(other), logprob) for other, logprob in token.top)
+            self._pending.append(TokenLogprob(self._text_of(token.id), token.logprob, top, self._decoded))
+
+    def _piece(self, text: str, finish: FinishReason | None, *, cut: bool = False) -> Piece:
+        self._sent += len(text)
+        everything = finish is not None and not cut
+        due = [entry for entry in self._pending if everything or entry.offset < self._sent]
+        self._pending = self._pending[len(due) :]
+        return Piece(self._index, text, tuple(due), self._tokens, finish)

@@ -1,0 +1,41 @@
+"""A server on a loopback port of its own, in a thread of its own, for tests that come with a real client."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fake_engine import FakeEngine
+
+from ferrule.serve import create_app, listen
+
+DEADLINE = 10.0
+
+
+@contextmanager
+def running(engine: FakeEngine, *, api_key: str | None = None, max_sequences: int = 256) -> Iterator[str]:
+    """The base URL, without /v1, of a server of ``engine``."""
+    listener = listen("127.0.0.1", 0, api_key=api_key)
+    app = create_app(engine, api_key=api_key, max_sequences=max_sequences)
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(DEADLINE)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread does, but not for ever."""
+    deadline = time.monotonic() + DEADLINE
+    waiting = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        waiting.wait(0.005)
