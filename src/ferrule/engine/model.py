@@ -91,7 +91,7 @@ def _check_supported(model: Any) -> None:
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:
-    return next(name for name, module in model.named_modules() if module is wanted)
+    return next(str(name) for name, module in model.named_modules() if module is wanted)
 
 
 def _input_name(model: Any) -> str:

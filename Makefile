@@ -1,0 +1,40 @@
+# make run   install into .venv and serve the embedded model on two ranks
+# make test  install what the tests need and run the quick ones
+#
+# TORCH is what pip is asked for: set it to another version, or to a path or options of your own, if you need
+# a particular build, e.g.  make run TORCH='torch==2.13.0'
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
+NATIVE := $(shell find native -type f 2>/dev/null)
+
+.PHONY: run test check lint clean
+
+run: $(VENV)/.serve
+	@exec $(VENV)/bin/ferrule serve --demo
+
+test: $(VENV)/.test
+	$(VENV)/bin/python -m pytest -q
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+check:
+	@sh scripts/check-tools.sh $(PYTHON)
+
+$(VENV)/.serve $(VENV)/.test $(VENV)/.dev: $(VENV)/.%: pyproject.toml Makefile $(NATIVE)
+	@sh scripts/check-tools.sh $(PYTHON)
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing Ferrule into $(VENV) (PyTorch is the largest part; it is fetched once)"
+	@$(PIP) install -q --upgrade pip
+	@$(PIP) install -q '$(TORCH)'
+	$(PIP) install -q -e '.[$*]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build

@@ -1,0 +1,186 @@
+"""Models cut over ranks must give what transformers gives in one process.
+
+Ranks are threads here (see thread_group): the same sharding, loading, attention and pipeline code as in a served
+model, without the cost of processes. tests/e2e runs real processes over the native fabric.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from thread_group import Shared, ThreadGroup, run_ranks
+from tiny_models import CONFIGS, REQUIRED, make
+from transformers import AutoModelForCausalLM
+
+from ferrule.engine.model import ShardedModel, build
+from ferrule.engine.source import describe, read_config
+from ferrule.errors import ModelError, PlanError
+from ferrule.plan import Plan, make_plan
+
+QUICK = ("llama", "gpt_oss", "phi3")
+SPLITS = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)]
+TOKENS = 20
+PIECES = ((0, 13), (13, 19), (19, 20))
+"""The prompt goes in as a long piece, a piece with a past, and a single token: each takes another path."""
+
+
+def run_split(directory: Path, plan: Plan, body: Callable[[ShardedModel, ThreadGroup], Any]) -> list[Any]:
+    """``body`` on every rank of ``plan`` with its part of the model; results in rank order."""
+    stages = [Shared(plan.tensor) for _ in range(plan.pipeline)]
+
+    def rank(world: ThreadGroup) -> Any:
+        shard = plan.shards[world.rank]
+        group: Any = ThreadGroup(shard.part, stages[shard.stage])
+        with torch.inference_mode():
+            return body(build(directory, "float32", shard, group, lambda done, total: None), world)
+
+    return run_ranks(plan.world_size, rank)
+
+
+def forward(model: ShardedModel, world: ThreadGroup, plan: Plan, ids: torch.Tensor, first: int) -> torch.Tensor | None:
+    """Logits of every token of ``ids`` (1, n), which follow ``first`` earlier ones; None on earlier stages."""
+    count = ids.shape[1]
+    model.cache.begin([(7, first, count)])
+    inputs = ids
+    if not model.shard.has_embedding:
+        inputs = world.recv(torch.empty(1, count, model.hidden_size), world.rank - plan.tensor)
+    out = model.forward(inputs, torch.arange(first, first + count).unsqueeze(0), torch.arange(count))
+    model.cache.end()
+    if model.shard.has_head:
+        return out
+    world.send(out, world.rank + plan.tensor)
+    return None
+
+
+def plan_for(directory: Path, tensor: int, pipeline: int) -> Plan:
+    return make_plan(describe(directory, read_config(directory)), tensor=tensor, pipeline=pipeline)
+
+
+def check_logits(name: str, directory: Path, tensor: int, pipeline: int) -> None:
+    plan = plan_for(directory, tensor, pipeline)
+    ids = torch.randint(3, 131, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()(ids).logits[0]
+
+    def body(model: ShardedModel, world: ThreadGroup) -> torch.Tensor | None:
+        pieces = [forward(model, world, plan, ids[:, a:b], a) for a, b in PIECES]
+        return None if pieces[0] is None else torch.cat([p for p in pieces if p is not None])
+
+    results = [result for result in run_split(directory, plan, body) if result is not None]
+    assert len(results) == tensor
+    for result in results:
+        assert torch.equal(result, results[0]), "the ranks of one stage disagree"
+        assert (result - expected).abs().max() < 1e-4, name
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", QUICK)
+def test_logits_equal_those_of_one_process(name: str, split: tuple[int, int], tmp_path: Path) -> None:
+    check_logits(name, make(name, tmp_path), *split)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in QUICK])
+def test_logits_equal_those_of_one_process_for_every_architecture(name: str, tmp_path: Path) -> None:
+    make(name, tmp_path)
+    for split in SPLITS:
+        check_logits(name, tmp_path, *split)
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "qwen3"])
+def test_key_value_heads_fewer_than_ranks_are_held_by_several(name: str, tmp_path: Path) -> None:
+    check_logits(name, make(name, tmp_path, num_key_value_heads=2), 4, 1)
+
+
+def test_a_model_stored_in_several_files_loads_the_same(tmp_path: Path) -> None:
+    make("qwen3_moe", tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    check_logits("qwen3_moe", tmp_path, 2, 2)
+
+
+def greedy(directory: Path, tensor: int, pipeline: int, prompt: list[int], count: int) -> list[int]:
+    plan = plan_for(directory, tensor, pipeline)
+
+    def body(model: ShardedModel, world: ThreadGroup) -> list[int]:
+        tokens = list(prompt)
+        logits = forward(model, world, plan, torch.tensor([tokens]), 0)
+        for _ in range(count):
+            # Without a scheduler the last stage tells the first one its choice by the side channel of this test.
+            if logits is not None:
+                choice = int(logits[-1].argmax())
+                if plan.pipeline > 1:
+                    world.send(torch.tensor([choice]), world.rank - plan.tensor)
+            else:
+                choice = int(world.recv(torch.empty(1, dtype=torch.long), world.rank + plan.tensor))
+            tokens.append(choice)
+            logits = forward(model, world, plan, torch.tensor([[choice]]), len(tokens) - 1)
+        return tokens[len(prompt) :]
+
+    return run_split(directory, plan, body)[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REQUIRED)
+def test_greedy_tokens_equal_those_of_one_process(name: str, tmp_path: Path) -> None:
+    make(name, tmp_path)
+    prompt = [5, 17, 99, 42, 8, 77]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    expected = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0, len(prompt) :].tolist()
+    assert len(expected) == 64
+    assert greedy(tmp_path, 2, 1, prompt, 64) == expected
+    assert greedy(tmp_path, 1, 2, prompt, 64) == expected
+
+
+def change_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def load_only(directory: Path, tensor: int) -> None:
+    run_split(directory, plan_for(directory, tensor, 1), lambda model, world: None)
+
+
+def test_weights_missing_from_the_checkpoint_are_named(tmp_path: Path) -> None:
+    change_weights(make("llama", tmp_path), lambda tensors: tensors.pop("model.layers.2.mlp.up_proj.weight") and None)
+    with pytest.raises(ModelError, match=r"no weights for model\.layers\.2\.mlp\.up_proj\.weight"):
+        load_only(tmp_path, 2)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_tensor_of_another_shape_than_the_config_says_is_named(tensor: int, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    change_weights(make("llama", tmp_path), lambda tensors: tensors.update({name: torch.zeros(64, 90)}))
+    with pytest.raises(ModelError, match=rf"{re.escape(name)} .* does not fit"):
+        load_only(tmp_path, tensor)
+
+
+def test_a_width_that_does_not_divide_is_refused_before_loading(tmp_path: Path) -> None:
+    make("llama", tmp_path, intermediate_size=97)
+    with pytest.raises(PlanError, match=r"mlp\.gate_proj: width 97 does not divide by 2"):
+        load_only(tmp_path, 2)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "bloom"])
+def test_an_architecture_without_a_plan_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    small = {"gpt2": {"n_layer": 2, "n_embd": 32, "n_head": 4}, "bloom": {"n_layer": 2, "hidden_size": 32, "n_head": 4}}
+    config = AutoConfig.for_model(name, vocab_size=64, **small.get(name, {"num_hidden_layers": 2, "hidden_size": 32}))
+    if name == "opt":
+        config.num_attention_heads, config.word_embed_proj_dim, config.ffn_dim = 4, 32, 64
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    for split, kind in (((2, 1), "tensor parallel"), ((1, 2), "pipeline")):
+        with pytest.raises(PlanError, match=rf"no {kind} plan for \w+(LMHeadModel|ForCausalLM)"):
+            plan_for(tmp_path, *split)

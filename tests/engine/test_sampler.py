@@ -1,0 +1,80 @@
+import math
+
+import pytest
+import torch
+
+from ferrule.engine.sampler import Sampler
+from ferrule.engine.types import SamplingParams
+
+LOGITS = torch.tensor([1.0, 3.0, 2.0, 0.0, -1.0])
+
+
+def counts(params: SamplingParams, draws: int = 400, tokens: tuple[int, ...] = (), prompt: int = 0) -> list[int]:
+    sampler = Sampler(params)
+    found = [0] * len(LOGITS)
+    for _ in range(draws):
+        found[sampler.choose(LOGITS, tokens, prompt).token] += 1
+    return found
+
+
+def test_temperature_zero_takes_the_likeliest() -> None:
+    assert counts(SamplingParams(temperature=0.0), 5) == [0, 5, 0, 0, 0]
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
+    def draw(seed: int) -> list[int]:
+        sampler = Sampler(SamplingParams(seed=seed, temperature=2.0))
+        return [sampler.choose(LOGITS, (), 0).token for _ in range(50)]
+
+    assert draw(7) == draw(7)
+    assert draw(7) != draw(8)
+
+
+def test_tokens_are_drawn_as_often_as_the_distribution_says() -> None:
+    found = counts(SamplingParams(seed=1), 2000)
+    for share, probability in zip((n / 2000 for n in found), LOGITS.softmax(-1).tolist(), strict=True):
+        assert share == pytest.approx(probability, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("params", "allowed"),
+    [
+        (SamplingParams(seed=1, temperature=5.0, top_k=2), {1, 2}),
+        (SamplingParams(seed=1, top_p=0.7), {1, 2}),
+        (SamplingParams(seed=1, min_p=0.3), {1, 2}),
+        (SamplingParams(seed=1, temperature=5.0, top_k=1), {1}),
+    ],
+)
+def test_cuts_leave_only_the_likely_tokens(params: SamplingParams, allowed: set[int]) -> None:
+    found = counts(params)
+    assert {token for token, count in enumerate(found) if count} == allowed
+
+
+def test_openais_penalties_look_at_the_answer_and_not_at_the_prompt() -> None:
+    once = SamplingParams(temperature=0.0, presence_penalty=1.5)
+    assert Sampler(once).choose(LOGITS, (1, 1, 1), 3).token == 1
+    assert Sampler(once).choose(LOGITS, (9, 1), 1).token == 2
+    often = SamplingParams(temperature=0.0, frequency_penalty=0.6)
+    assert Sampler(often).choose(LOGITS, (9, 1), 1).token == 1
+    assert Sampler(often).choose(LOGITS, (9, 1, 1), 1).token == 2
+
+
+def test_the_repetition_penalty_looks_at_the_prompt_too() -> None:
+    params = SamplingParams(temperature=0.0, repetition_penalty=2.0)
+    assert Sampler(params).choose(LOGITS, (1,), 1).token == 2
+
+
+def test_a_bias_moves_a_token_and_one_beyond_the_vocabulary_is_ignored() -> None:
+    params = SamplingParams(temperature=0.0, logit_bias={3: 10.0, 10_000: 5.0})
+    assert Sampler(params).choose(LOGITS, (), 0).token == 3
+
+
+def test_logprobs_are_those_of_the_model_whatever_was_cut() -> None:
+    params = SamplingParams(temperature=0.0, logprobs=2, logit_bias={0: 100.0})
+    choice = Sampler(params).choose(LOGITS, (), 0)
+    expected = LOGITS.log_softmax(-1)
+    assert choice.token == 0
+    assert choice.logprob == pytest.approx(float(expected[0]))
+    assert [token for token, _ in choice.top] == [1, 2]
+    assert math.isclose(choice.top[0][1], float(expected[1]), abs_tol=1e-6)
+    assert Sampler(SamplingParams(logprobs=0)).choose(LOGITS, (), 0).top == ()

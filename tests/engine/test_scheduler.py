@@ -1,0 +1,158 @@
+"""The scheduler against a model of what it must do: every request gets exactly the tokens it would get alone."""
+
+from collections import deque
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferrule.engine.batch import Batch
+from ferrule.engine.scheduler import Limits, Scheduler
+from ferrule.engine.types import SamplingParams
+
+END = 0
+
+
+def next_token(tokens: list[int]) -> int:
+    """A pretended model: its next token depends on every token so far."""
+    return (sum(token * (place + 7) for place, token in enumerate(tokens)) * 31 + len(tokens)) % 97
+
+
+class Caches:
+    """What ranks would hold: replays batches and computes each sampled token from the cached tokens alone."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, list[int]] = {}
+        self.most = 0
+
+    def run(self, batch: Batch) -> list[int]:
+        for identity in batch.released:
+            self.held.pop(identity, None)
+        at, sampled = 0, []
+        for span in batch.spans:
+            if span.seen == 0:
+                self.held[span.sequence] = []
+            held = self.held[span.sequence]
+            assert len(held) == span.seen
+            held += batch.tokens[at : at + span.tokens]
+            at += span.tokens
+            if span.sample:
+                sampled.append(next_token(held))
+        self.most = max(self.most, sum(map(len, self.held.values())))
+        return sampled
+
+
+def drive(limits: Limits, requests: dict[int, tuple[list[int], SamplingParams]], cancel: set[int]) -> dict[int, list]:
+    scheduler, caches = Scheduler(limits, frozenset({END})), Caches()
+    for identity, (prompt, params) in requests.items():
+        scheduler.add(identity, prompt, params)
+    answers: dict[int, list] = {identity: [] for identity in requests}
+    under_way: deque[tuple[Batch, list[int]]] = deque()
+    for step in range(5000):
+        if step == 3:
+            for identity in cancel:
+                scheduler.cancel(identity)
+        while len(under_way) < limits.batches and (batch := scheduler.next_batch()):
+            assert len(batch.tokens) <= limits.batch_tokens
+            assert len(batch.spans) <= limits.sequences
+            under_way.append((batch, caches.run(batch)))
+        if not under_way:
+            break
+        batch, sampled = under_way.popleft()
+        for sequence, token, reason in scheduler.complete(batch, sampled):
+            answers[sequence.identity].append((token, reason))
+    assert not scheduler.by_identity, "requests were left over"
+    assert not scheduler.running
+    assert not scheduler.waiting
+    caches.run(Batch(released=scheduler.take_released()))
+    assert not caches.held, "caches were not released"
+    return answers
+
+
+def alone(prompt: list[int], params: SamplingParams, context: int) -> list:
+    tokens, answer = list(prompt), []
+    while True:
+        token = next_token(tokens)
+        tokens.append(token)
+        reason = None
+        if token in params.stop_token_ids or (token == END and not params.ignore_eos):
+            reason = "stop"
+        elif len(answer) + 1 == params.max_tokens or len(tokens) >= context:
+            reason = "length"
+        answer.append((token, reason))
+        if reason:
+            return answer
+
+
+REQUEST = st.tuples(
+    st.lists(st.integers(0, 96), min_size=1, max_size=30),
+    st.builds(
+        SamplingParams,
+        max_tokens=st.none() | st.integers(1, 30),
+        ignore_eos=st.booleans(),
+        stop_token_ids=st.lists(st.integers(0, 96), max_size=2).map(tuple),
+    ),
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(REQUEST, min_size=1, max_size=8),
+    st.builds(
+        Limits,
+        batch_tokens=st.integers(1, 40),
+        cache_tokens=st.integers(64, 200),
+        sequences=st.integers(1, 6),
+        context=st.just(64),
+        batches=st.integers(1, 3),
+    ),
+    st.sets(st.integers(0, 7)),
+)
+def test_every_request_gets_what_it_would_get_alone(requests: list, limits: Limits, cancel: set[int]) -> None:
+    numbered = dict(enumerate(requests))
+    answers = drive(limits, numbered, cancel)
+    for identity, (prompt, params) in numbered.items():
+        expected = alone(prompt, params, limits.context)
+        if identity in cancel:
+            assert answers[identity] == expected[: len(answers[identity])]
+        else:
+            assert answers[identity] == expected
+
+
+def test_a_long_prompt_does_not_hold_up_answers_in_progress() -> None:
+    scheduler = Scheduler(Limits(batch_tokens=8, cache_tokens=1000, sequences=4, context=500), frozenset())
+    scheduler.add(1, list(range(100)), SamplingParams())
+    scheduler.add(2, [1, 2], SamplingParams())
+    first = scheduler.next_batch()
+    assert first is not None
+    assert [(s.sequence, s.tokens) for s in first.spans] == [(1, 8)]
+    scheduler.complete(first, [])
+    for _ in range(12):  # until the first prompt is done; the second request waits its turn in the meantime
+        batch = scheduler.next_batch()
+        assert batch is not None
+        scheduler.complete(batch, [5] * sum(s.sample for s in batch.spans))
+    scheduler.add(3, list(range(100)), SamplingParams())
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert {(s.sequence, s.tokens) for s in batch.spans} >= {(1, 1)}
+    assert batch.spans[0].tokens == 1
+
+
+def test_when_the_cache_is_full_the_youngest_gives_way_and_is_computed_again() -> None:
+    limits = Limits(batch_tokens=64, cache_tokens=64, sequences=8, context=60)
+    requests = {n: ([n + 1] * 15, SamplingParams(max_tokens=30, ignore_eos=True)) for n in range(4)}
+    answers = drive(limits, requests, set())
+    for identity, (prompt, params) in requests.items():
+        assert answers[identity] == alone(prompt, params, limits.context)
+
+
+def test_two_batches_share_the_sequences_so_that_two_stages_work() -> None:
+    limits = Limits(batch_tokens=64, cache_tokens=1000, sequences=8, context=100, batches=2)
+    scheduler = Scheduler(limits, frozenset())
+    for identity in range(4):
+        scheduler.add(identity, [1], SamplingParams())
+    first, second = scheduler.next_batch(), scheduler.next_batch()
+    assert first is not None
+    assert second is not None
+    assert [s.sequence for s in first.spans] == [0, 1]
+    assert [s.sequence for s in second.spans] == [2, 3]
+    assert scheduler.next_batch() is None
