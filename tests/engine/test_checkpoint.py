@@ -26,7 +26,7 @@ def test_shapes_sizes_and_slices(sharded: Path) -> None:
         assert (checkpoint.tensors["a"].bytes, checkpoint.tensors["b"].bytes) == (48, 4)
         (whole,) = checkpoint.read("a")
         assert torch.equal(whole, torch.arange(12.0).view(3, 4))
-        parts = checkpoint.read("a", Slicing(1, ((0, 1), (3, 4))))
+        parts = checkpoint.read("a", Slicing(1, 4, ((0, 1), (3, 4))))
         assert [part.flatten().tolist() for part in parts] == [[0, 4, 8], [3, 7, 11]]
 
 

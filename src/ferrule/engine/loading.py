@@ -142,8 +142,9 @@ def _copy_parts(held: Tensor, parts: list[Tensor], cut: Slicing | None, whole: t
             raise RuntimeError(f"expected shape {tuple(held.shape)}, the file has {tuple(part.shape)}")
         held.copy_(part)
         return
-    if cut.shape(whole) != tuple(held.shape):
-        raise RuntimeError(f"expected a slice of shape {tuple(held.shape)}, the file's tensor is {whole}")
+    if len(whole) <= cut.dim or whole[cut.dim] != cut.of or cut.shape(whole) != tuple(held.shape):
+        expected = (*held.shape[: cut.dim], cut.of, *held.shape[cut.dim + 1 :])
+        raise RuntimeError(f"expected shape {tuple(expected)}, the file has {whole}")
     start = 0
     for part in parts:
         length = part.shape[cut.dim]
@@ -156,19 +157,21 @@ def _copy_parts(held: Tensor, parts: list[Tensor], cut: Slicing | None, whole: t
 def _fill_stacked(held: Tensor, recipe: Recipe, cut: Slicing | None, joined_dim: int | None, ckpt: Checkpoint) -> None:
     """Experts stacked along dim 0 of ``held``, each of one tensor per source pattern, joined along ``joined_dim``."""
     patterns = [pattern for pattern in recipe.converter.source_patterns if pattern in recipe.sources]
-    experts = len(recipe.sources[patterns[0]])
-    chosen = list(range(experts))
-    if cut is not None and cut.dim == 0:
+    by_expert = cut is not None and cut.dim == 0
+    expected = cut.of if cut is not None and by_expert else held.shape[0]
+    for pattern in patterns:
+        if len(recipe.sources[pattern]) != expected:
+            raise RuntimeError(f"expected {expected} experts, the checkpoint has {len(recipe.sources[pattern])}")
+    chosen = list(range(expected))
+    if cut is not None and by_expert:
         chosen = [expert for start, stop in cut.ranges for expert in range(start, stop)]
-    if len(chosen) != held.shape[0]:
-        raise RuntimeError(f"expected {held.shape[0]} experts, the checkpoint has {len(chosen)}")
     for row, expert in enumerate(chosen):
         written = offset = 0
         for pattern in patterns:
             key = recipe.sources[pattern][expert]
             shape = ckpt.tensors[key].shape
             if joined_dim is None:
-                inner = None if cut is None or cut.dim == 0 else Slicing(cut.dim - 1, cut.ranges)
+                inner = None if cut is None or by_expert else Slicing(cut.dim - 1, cut.of, cut.ranges)
                 _copy_parts(held[row], ckpt.read(key, inner), inner, shape)
                 continue
             along = joined_dim - 1
@@ -178,6 +181,8 @@ def _fill_stacked(held: Tensor, recipe: Recipe, cut: Slicing | None, joined_dim:
             _copy_parts(held[row].narrow(along, written, length), parts, inner, shape)
             written += length
             offset += shape[along]
+        if cut is not None and cut.dim == joined_dim and offset != cut.of:
+            raise RuntimeError(f"expected {cut.of} rows an expert, the checkpoint has {offset}")
 
 
 def _within(cut: Slicing | None, joined_dim: int, offset: int, shape: tuple[int, ...]) -> Slicing | None:
@@ -185,10 +190,11 @@ def _within(cut: Slicing | None, joined_dim: int, offset: int, shape: tuple[int,
     if cut is None or cut.dim == 0:
         return None
     if cut.dim != joined_dim:
-        return Slicing(cut.dim - 1, cut.ranges)
+        return Slicing(cut.dim - 1, cut.of, cut.ranges)
     end = offset + shape[joined_dim - 1]
     clipped = [(max(start, offset) - offset, min(stop, end) - offset) for start, stop in cut.ranges]
-    return Slicing(joined_dim - 1, tuple((start, stop) for start, stop in clipped if start < stop))
+    ranges = tuple((start, stop) for start, stop in clipped if start < stop)
+    return Slicing(joined_dim - 1, shape[joined_dim - 1], ranges)
 
 
 def _fill_converted(

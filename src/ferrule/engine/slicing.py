@@ -12,12 +12,13 @@ from ferrule.plan.split import Range
 
 @dataclass(frozen=True)
 class Slicing:
-    """One rank's part of a tensor: along ``dim``, these half-open ``ranges`` of the whole, one after the other.
+    """One rank's part of a tensor: along ``dim``, which is ``of`` long in the whole, these half-open ``ranges``.
 
     ``pad`` rows of zeros follow them, so that ranks with shorter parts still exchange equal sizes.
     """
 
     dim: int
+    of: int
     ranges: tuple[Range, ...]
     pad: int = 0
 
@@ -32,7 +33,7 @@ class Slicing:
 
 def even(size: int, dim: int, part: int, parts: int, what: str) -> Slicing:
     """An equal share of ``dim``."""
-    return Slicing(dim, (part_of(size, part, parts, what),))
+    return Slicing(dim, size, (part_of(size, part, parts, what),))
 
 
 def packed(size: int, dim: int, part: int, parts: int, what: str, pieces: int = 2) -> Slicing:
@@ -41,7 +42,7 @@ def packed(size: int, dim: int, part: int, parts: int, what: str, pieces: int = 
         raise PlanError(f"{what} {size} is said to hold {pieces} tensors end to end but does not divide by {pieces}")
     length = size // pieces
     start, stop = part_of(length, part, parts, what)
-    return Slicing(dim, tuple((piece * length + start, piece * length + stop) for piece in range(pieces)))
+    return Slicing(dim, size, tuple((piece * length + start, piece * length + stop) for piece in range(pieces)))
 
 
 def heads(size: int, dim: int, count: int, held: Range, what: str) -> Slicing:
@@ -49,7 +50,7 @@ def heads(size: int, dim: int, count: int, held: Range, what: str) -> Slicing:
     if size % count:
         raise PlanError(f"{what} has {size} rows, which do not divide by {count} heads")
     width = size // count
-    return Slicing(dim, ((held[0] * width, held[1] * width),))
+    return Slicing(dim, size, ((held[0] * width, held[1] * width),))
 
 
 def fused_qkv(size: int, dim: int, query_heads: int, key_value_heads: int, split: HeadSplit, what: str) -> Slicing:
@@ -62,6 +63,7 @@ def fused_qkv(size: int, dim: int, query_heads: int, key_value_heads: int, split
     first, last = split.key_value
     return Slicing(
         dim,
+        size,
         (
             (split.query[0] * width, split.query[1] * width),
             ((key + first) * width, (key + last) * width),
@@ -74,4 +76,4 @@ def vocabulary(size: int, part: int, parts: int) -> Slicing:
     """A share of the vocabulary's rows; the last ranks are padded where it does not divide."""
     rows = -(-size // parts)
     start, stop = min(part * rows, size), min((part + 1) * rows, size)
-    return Slicing(0, ((start, stop),), pad=rows - (stop - start))
+    return Slicing(0, size, ((start, stop),), pad=rows - (stop - start))
