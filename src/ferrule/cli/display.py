@@ -1,0 +1,112 @@
+"""What `serve` and `generate` show while a model loads, and what `serve` shows when it is ready."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
+
+from ferrule.units import format_bytes
+
+if TYPE_CHECKING:
+    from ferrule.engine import Engine, Progress, RankInfo
+    from ferrule.plan import Plan, Shard
+
+
+class Loading:
+    """Shows how far each rank is, from the engine's progress events: bars on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._phases: dict[int, str] = {}
+        self._tasks: dict[int, TaskID] = {}
+        self._bars: Bars | None = None
+        if console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+            self._bars = Bars(*columns, console=console, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        if self._bars is not None:
+            self._move(self._bars, progress)
+        elif self._phases.get(progress.rank) != progress.phase:
+            amount = f" {format_bytes(progress.total)}" if progress.total else ""
+            self._console.print(f"rank {progress.rank}: {progress.phase}{amount}", soft_wrap=True)
+        self._phases[progress.rank] = progress.phase
+
+    def _move(self, bars: Bars, progress: Progress) -> None:
+        title = f"rank {progress.rank}: {progress.phase}"
+        if progress.rank not in self._tasks:
+            self._tasks[progress.rank] = bars.add_task(title, total=None)
+        task = self._tasks[progress.rank]
+        if progress.total:
+            bars.update(task, description=title, completed=progress.done, total=progress.total)
+        else:
+            bars.update(task, description=title)
+
+
+def show_ready(console: Console, engine: Engine, host: str, port: int, *, with_key: bool) -> None:
+    """Print where the model is served, how it is split, and a command to try it that works as pasted."""
+    url = base_url(host, port)
+    title = Text.assemble((engine.name, "bold"), " is served at ", (f"{url}/v1", "bold cyan"))
+    plan = engine.plan
+    how = Text(f"{plan.strategy}: tensor {plan.tensor} × pipeline {plan.pipeline}, {plan.layers} layers; {plan.reason}")
+    console.print(Panel(Group(title, how, plan_table(plan, engine.ranks)), title="ferrule", expand=False))
+    # Outside of the panel and never wrapped, so that it can be pasted.
+    has_template = bool(getattr(engine.tokenizer, "has_chat_template", True))
+    console.print(
+        curl(url, engine.name, chat=has_template, with_key=with_key), markup=False, highlight=False, soft_wrap=True
+    )
+    console.print("Ctrl-C stops it.", style="dim")
+
+
+def base_url(host: str, port: int) -> str:
+    """How this machine itself reaches the server."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def curl(url: str, model: str, *, chat: bool, with_key: bool) -> str:
+    """A shell command that asks the server something."""
+    asked = {"messages": [{"role": "user", "content": "Hello!"}]} if chat else {"prompt": "Once upon a time"}
+    body = json.dumps({"model": model, **asked}, ensure_ascii=False)
+    path = "chat/completions" if chat else "completions"
+    key = ' -H "Authorization: Bearer $FERRULE_API_KEY"' if with_key else ""
+    return f'curl {shlex.quote(f"{url}/v1/{path}")}{key} -H "Content-Type: application/json" -d {shlex.quote(body)}'
+
+
+def plan_table(plan: Plan, ranks: tuple[RankInfo, ...]) -> Table:
+    """One row per rank: what it holds, where it runs and how it talks to the others."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("rank", "pid", "layers", "part", "weights", "transport", "device"):
+        table.add_column(column, justify="right" if column in ("rank", "pid", "weights") else "left")
+    shards = {shard.rank: shard for shard in plan.shards}
+    for info in ranks:
+        shard = shards[info.rank]
+        part = f"{shard.part + 1}/{shard.parts}"
+        weights, where = format_bytes(info.weight_bytes), info.transports or "none"
+        table.add_row(str(info.rank), str(info.pid), layers(shard), part, weights, where, info.device)
+    return table
+
+
+def layers(shard: Shard) -> str:
+    """``0–11``, with what the stage holds beside them."""
+    held = f"{shard.first_layer}–{shard.last_layer - 1}" if shard.last_layer > shard.first_layer else "none"
+    ends = [name for name, there in (("embedding", shard.has_embedding), ("head", shard.has_head)) if there]
+    return " + ".join([held, *ends])

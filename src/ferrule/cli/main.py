@@ -1,0 +1,95 @@
+"""The ``ferrule`` command itself: its subcommands, and how errors leave it."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ferrule import __version__
+from ferrule.cli import chat, generate, serve, version
+from ferrule.errors import FerruleError
+
+
+class Commands(TyperGroup):
+    """Prints Ferrule's own errors as one line and exits with their code; Ctrl-C exits with 130 and says nothing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FerruleError as error:
+            show(error, debug=bool(ctx.params.get("debug")))
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as interrupt:
+            raise typer.Exit(130) from interrupt
+
+
+app = typer.Typer(
+    name="ferrule",
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    # A traceback with local variables would show keys.
+    pretty_exceptions_show_locals=False,
+    epilog="Examples:\n\n"
+    "ferrule serve --demo\n\n"
+    "ferrule chat http://127.0.0.1:8420\n\n"
+    "Every command explains itself: ferrule serve --help",
+)
+
+
+def show(error: FerruleError, *, debug: bool) -> None:
+    """Print ``error`` for a person; the traceback only with ``debug``."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    if debug:
+        console.print_exception()
+    console.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ferrule {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", envvar="FERRULE_DEBUG", help="Show tracebacks of errors.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """A few desktop machines joined by ordinary cables, as one AI machine."""
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(levelname)s: %(message)s")
+    if debug:
+        for chatty in ("httpcore", "httpx", "asyncio"):
+            logging.getLogger(chatty).setLevel(logging.INFO)
+
+
+app.command(epilog=serve.EXAMPLES)(serve.serve)
+app.command(epilog=generate.EXAMPLES)(generate.generate)
+app.command(epilog=chat.EXAMPLES)(chat.chat)
+app.command(epilog=version.EXAMPLES)(version.version)
+if find_spec("ferrule.cli.bench") is not None:
+    app.add_typer(import_module("ferrule.cli.bench").app, name="bench")
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    # At exit Python would search all of torch's objects for garbage, which takes longer than anything else that
+    # happens between Ctrl-C and the end.
+    atexit.register(gc.freeze)
+    app(prog_name="ferrule")
+
+
+if __name__ == "__main__":
+    main()

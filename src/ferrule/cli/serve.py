@@ -1,0 +1,93 @@
+"""``ferrule serve``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ferrule.cli.extras import needs
+from ferrule.cli.model import DEMO, DEMO_RANKS, Dtype, DtypeFlag, MaxContext, Pp, Threads, Tp, engine_options
+from ferrule.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ferrule.engine import Engine
+
+EXAMPLES = (
+    "Examples:\n\n"
+    "ferrule serve --demo\n\n"
+    "ferrule serve ~/models/Qwen3-8B --tp 2\n\n"
+    "ferrule serve Qwen/Qwen3-8B --pp 2 --max-context 8192 --port 9000\n\n"
+    "FERRULE_API_KEY=secret ferrule serve ~/models/Qwen3-8B --host 0.0.0.0"
+)
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="A Hugging Face directory, a hub id (owner/name), or demo.")
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Serve the embedded model on two ranks.")] = False,
+    tp: Tp = None,
+    pp: Pp = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; beyond loopback needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option("--port", envvar="FERRULE_PORT", min=0, max=65535, help="Port to listen on; 0 for a free one."),
+    ] = 8420,
+    dtype: DtypeFlag = Dtype.auto,
+    max_context: MaxContext = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="FERRULE_API_KEY",
+            metavar="KEY",
+            help="What clients must send. Better given by the variable: flags are seen in process lists.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="What clients call the model; the default is its own.")
+    ] = None,
+    threads: Threads = None,
+) -> None:
+    """Serve a model over the OpenAI API."""
+    chosen = choose(model, demo=demo)
+    if demo and tp is None and pp is None:
+        tp = DEMO_RANKS
+    if api_key is not None and not api_key.strip():
+        raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
+    with needs("serve", "serve"):
+        from ferrule.engine import start
+        from ferrule.serve import listen
+        from ferrule.serve import serve as run_server
+    import asyncio
+
+    from rich.console import Console
+
+    from ferrule.cli.display import Loading, show_ready
+
+    options = engine_options(chosen, tp=tp, pp=pp, dtype=dtype, max_context=max_context, threads=threads, name=name)
+    listener = listen(host, port, api_key=api_key)
+    console = Console()
+
+    async def load() -> Engine:
+        with Loading(console) as loading:
+            return await start(options, on_progress=loading)
+
+    def ready(engine: Engine) -> None:
+        show_ready(console, engine, host, listener.getsockname()[1], with_key=api_key is not None)
+
+    asyncio.run(run_server(load, listener, api_key=api_key, on_ready=ready))
+
+
+def choose(model: str | None, *, demo: bool) -> str:
+    """The one model that was asked for. Raises `ConfigError` for none and for two."""
+    if demo and model not in (None, DEMO):
+        raise ConfigError(f"--demo and {model}: serve one of them")
+    if demo:
+        return DEMO
+    if model is None:
+        raise ConfigError("no model is given; name a directory or a hub id, or try the embedded one with --demo")
+    return model

@@ -1,0 +1,119 @@
+"""``ferrule version``."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ferrule import __version__
+from ferrule.units import format_bytes
+
+EXAMPLES = "Examples:\n\nferrule version\n\nferrule version --json"
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "tokenizers",
+    "huggingface_hub",
+    "numpy",
+    "fastapi",
+    "uvicorn",
+    "pydantic",
+    "typer",
+    "rich",
+    "httpx",
+    "psutil",
+)
+
+
+def version(
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Print the versions that matter in a bug report."""
+    found = report()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    width = max(map(len, found))
+    for name, value in found.items():
+        typer.echo(f"{name:<{width}}  {value if value is not None else 'not installed'}")
+
+
+def report() -> dict[str, str | int | None]:
+    """What was found on this machine; None for what is not installed. ``memory`` is for reading."""
+    memory = total_memory()
+    return {
+        "ferrule": __version__,
+        "python": f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})",
+        "system": operating_system(),
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": cpu_model(),
+        "cpus": os.cpu_count(),
+        "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory": format_bytes(memory),
+        "memory_bytes": memory,
+        "native_module": native_module(),
+        **{name: package_version(name) for name in PACKAGES},
+    }
+
+
+def package_version(name: str) -> str | None:
+    """The installed version, without importing the package: some take seconds."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def operating_system() -> str:
+    if sys.platform == "darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):  # a system that does not say
+        return platform.platform()
+
+
+def cpu_model() -> str:
+    """The processor's name as the kernel knows it, or at least its architecture."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model", "cpu model"):
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def total_memory() -> int:
+    """The machine's memory in bytes."""
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def native_module() -> str | None:
+    """Where the native module lies, and what built it where the file says so. None when it was not built."""
+    spec = find_spec("ferrule._native")
+    if spec is None or spec.origin is None:
+        return None
+    compiler = built_by(Path(spec.origin).read_bytes())
+    return f"{spec.origin} ({compiler})" if compiler else spec.origin
+
+
+def built_by(library: bytes) -> str | None:
+    """The compiler's mark in the ``.comment`` section of an ELF file, such as ``GCC: (Debian 14.2.0-19) 14.2.0``."""
+    for mark in (b"GCC: (", b"clang version "):
+        at = library.rfind(mark)
+        if at >= 0:
+            return library[at : library.find(b"\0", at)].decode("ascii", errors="replace")
+    return None

@@ -1,0 +1,31 @@
+"""The ``ferrule`` command with a scripted engine in place of the real one; run as a program.
+
+``FAKE_DELAY``: seconds per token. ``FAKE_FAIL``: fail after so many tokens. ``FAKE_SLOW_START``: seconds of loading.
+"""
+
+import asyncio
+import os
+from typing import Any
+
+from fake_engine import FakeEngine
+
+import ferrule.engine
+from ferrule.engine import Progress
+
+
+async def start(options: Any, on_progress: Any = None) -> FakeEngine:
+    on_progress(Progress(0, "load", 1 << 20, 2 << 20))
+    on_progress(Progress(0, "load", 2 << 20, 2 << 20))
+    await asyncio.sleep(float(os.environ.get("FAKE_SLOW_START", 0)))
+    on_progress(Progress(1, "warm up"))
+    fail = os.environ.get("FAKE_FAIL")
+    name = options.name or options.model
+    delay = float(os.environ.get("FAKE_DELAY", 0))
+    return FakeEngine(name=name, delay=delay, fail_after=int(fail) if fail else None)
+
+
+if __name__ == "__main__":
+    ferrule.engine.start = start  # type: ignore[assignment]
+    from ferrule.cli.main import main
+
+    main()

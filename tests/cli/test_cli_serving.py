@@ -1,0 +1,196 @@
+"""`ferrule serve`, `chat` and `generate` as processes, with a scripted engine behind them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_engine import TEXT, FakeEngine
+from running import running, until
+
+HERE = Path(__file__).parent
+PATHS = os.pathsep.join([str(HERE.parent / "serve"), str(HERE.parent.parent / "src"), os.environ.get("PYTHONPATH", "")])
+FAKE = [sys.executable, str(HERE / "fake_ferrule.py")]
+TIMEOUT = 30
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FERRULE_")}
+    return {**kept, "PYTHONPATH": PATHS, "NO_COLOR": "1", "COLUMNS": "100", **more}
+
+
+@contextmanager
+def serving(*words: str, ready: bool = True, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process and what it printed until it was ready."""
+    command = [*FAKE, "serve", "acme/fake-1b", "--port", "0", *words]
+    with subprocess.Popen(
+        command, env=environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        try:
+            told = ""
+            for line in process.stdout:
+                told += line
+                if "Ctrl-C" in line or (not ready and "load" in line):
+                    break
+            yield process, told
+        finally:
+            process.kill()
+
+
+def answer_of(command: list[str]) -> str:
+    """What ``curl`` would get, with httpx in its place where curl is not installed."""
+    url, body = command[1], command[command.index("-d") + 1]
+    headers = [command[at + 1].split(": ", 1) for at, word in enumerate(command) if word == "-H"]
+    response = httpx.post(url, content=body, headers=dict(headers), timeout=TIMEOUT)
+    response.raise_for_status()
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def test_serve_shows_what_it_does_and_stops_at_once() -> None:
+    with serving("--api-key", "sesame", FAKE_DELAY="0.02") as (process, told):
+        assert "rank 0: load 2 MiB" in told
+        assert "rank 1: warm up" in told
+        assert "acme/fake-1b is served at http://127.0.0.1:" in told
+        assert "tensor" in told
+        assert re.search(r"0 +4000 +0–7 \+ embedding \+ head +1/2 +976.6 KiB +shm +cpu", told)
+        (line,) = [line for line in told.splitlines() if line.startswith("curl ")]
+        command = shlex.split(line.replace("$FERRULE_API_KEY", "sesame"))
+        assert answer_of(command) == TEXT
+        body = {**json.loads(command[command.index("-d") + 1]), "stream": True}
+        headers = {"Authorization": "Bearer sesame"}
+        with httpx.stream("POST", command[1], json=body, headers=headers, timeout=TIMEOUT) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            process.send_signal(signal.SIGINT)
+            begin = time.monotonic()
+            rest = "".join(lines)
+        assert process.wait(TIMEOUT) == 0
+        assert time.monotonic() - begin < 1.0
+        assert "shutting down" in rest or "closed" in rest, "the stream says why it ends"
+        assert process.stderr
+        assert process.stderr.read() == ""
+
+
+def test_serve_can_be_stopped_while_it_loads() -> None:
+    with serving(ready=False, FAKE_SLOW_START="60") as (process, _):
+        begin = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT) == 0
+        assert time.monotonic() - begin < 1.0
+
+
+def test_serve_stays_when_the_engine_fails_and_says_so_once() -> None:
+    with serving(FAKE_FAIL="3") as (process, told):
+        found = re.search(r"http://127\.0\.0\.1:\d+", told)
+        assert found
+        url = found[0]
+        for _ in range(2):
+            answer = httpx.post(f"{url}/v1/completions", json={"prompt": "hi"}, timeout=TIMEOUT)
+            assert answer.status_code == 503
+        until(lambda: httpx.get(f"{url}/health").json()["status"] == "failed")
+        health = httpx.get(f"{url}/health")
+        assert health.status_code == 503
+        assert "rank 1" in health.json()["error"]
+        # The reason is logged when the engine's health is next looked at.
+        assert process.stderr
+        assert "rank 1" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT) == 0
+        assert process.stderr.read() == ""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running(FakeEngine(text="Hello there, 你好.")) as url:
+        yield url
+
+
+def chat(*words: str, said: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ferrule.cli.main", "chat", *words],
+        input=said,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+
+def test_chat_once(url: str) -> None:
+    for address in (url, f"{url}/v1/", url.removeprefix("http://")):
+        done = chat(address, "--once", "hi")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "Hello there, 你好.\n", "")
+
+
+def test_chat_reads_messages_from_a_pipe_and_remembers() -> None:
+    engine = FakeEngine(text="Yes.")
+    with running(engine) as url:
+        done = chat(url, "--system", "Be brief.", "--temperature", "0", said="one\n\ntwo\n")
+    assert (done.returncode, done.stdout) == (0, "Yes.\nYes.\n")
+    assert engine.tokenizer.decode(engine.calls[1].prompt, skip_special_tokens=False) == (
+        "<|system|>Be brief.<|end|><|user|>one<|end|><|assistant|>Yes.<|end|><|user|>two<|end|><|assistant|>"
+    )
+    assert engine.calls[0].params.temperature == 0
+
+
+def test_chat_tells_what_went_wrong(url: str) -> None:
+    done = chat(url, "--once", "hi", "--model", "other")
+    assert (done.returncode, done.stdout) == (2, "\n")
+    assert "'other' is not served here" in done.stderr
+    with running(FakeEngine(), api_key="sesame") as locked:
+        assert chat(locked, "--once", "hi").returncode == 2
+        assert "API key" in chat(locked, "--once", "hi", FERRULE_API_KEY="wrong").stderr
+        assert chat(locked, "--once", "hi", FERRULE_API_KEY="sesame").stdout == TEXT + "\n"
+    with running(FakeEngine(fail_after=4)) as failing:
+        done = chat(failing, "--once", "hi")
+        assert done.returncode == 6
+        assert "rank 1" in done.stderr
+        assert TEXT.startswith(done.stdout.strip())
+
+
+def test_chat_stops_quietly_on_ctrl_c() -> None:
+    engine = FakeEngine(delay=0.05)
+    command = [sys.executable, "-m", "ferrule.cli.main", "chat"]
+    with (
+        running(engine) as url,
+        subprocess.Popen(
+            [*command, url, "--once", "hi"],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        until(lambda: bool(engine.calls) and engine.calls[0].made > 2)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=TIMEOUT)
+        assert (process.returncode, errors) == (130, "")
+        until(lambda: engine.active == 0)
+    assert engine.calls[0].ended == "cancelled"
+
+
+def test_generate_prints_the_answer() -> None:
+    done = subprocess.run(
+        [*FAKE, "generate", "demo", "-", "--raw", "--stop", " fox"],
+        input="Say: ",
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "Say: The quick brown\n")
+    assert "rank 0: load 2 MiB" in done.stderr

@@ -1,0 +1,157 @@
+"""Helps, versions, errors and exit codes of the command line."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ferrule import __version__
+from ferrule.cli.display import base_url, curl
+from ferrule.cli.main import app
+from ferrule.cli.version import built_by
+
+PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200", "FERRULE_API_KEY": "", "FERRULE_PORT": ""}
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def run(*words: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(words), env={**PLAIN, **(env or {})})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, ANSI.sub("", result.output)
+
+
+def test_help_lists_the_commands_with_one_line_each() -> None:
+    code, told = run("--help")
+    assert code == 0
+    for line in (
+        "Serve a model over the OpenAI API.",
+        "Load a model, print its answer to one prompt, and exit.",
+        "Talk to a server of the OpenAI API.",
+        "Print the versions that matter in a bug report.",
+        "ferrule serve --demo",
+    ):
+        assert line in told
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "chat", "version"])
+def test_every_command_has_examples(command: str) -> None:
+    code, told = run(command, "--help")
+    assert code == 0
+    assert "Examples:" in told
+    assert told.count(f"ferrule {command}") >= 2
+
+
+def test_help_needs_nothing_heavy() -> None:
+    heavy = "torch transformers fastapi uvicorn httpx pydantic"
+    program = (
+        "import sys; from ferrule.cli.main import app\n"
+        "try: app(['--help'])\nexcept SystemExit: pass\n"
+        f"assert not set('{heavy}'.split()) & set(sys.modules), sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL, timeout=20)
+
+
+def test_version() -> None:
+    assert run("--version") == (0, f"ferrule {__version__}\n")
+    code, told = run("version")
+    assert code == 0
+    found = json.loads(run("version", "--json")[1])
+    for name in ("ferrule", "python", "kernel", "cpu", "memory", "torch", "transformers", "numpy", "fastapi"):
+        assert name in found
+        assert re.search(rf"^{name} ", told, re.MULTILINE)
+    assert found["ferrule"] == __version__
+    assert found["cpus"] >= 1
+    assert found["memory_bytes"] > 2**28
+
+
+def test_the_compiler_is_read_from_the_native_module() -> None:
+    assert built_by(b"\x7fELF...\0GCC: (Debian 14.2.0-19) 14.2.0\0.text") == "GCC: (Debian 14.2.0-19) 14.2.0"
+    assert built_by(b"\x7fELF") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("serve",), "no model is given"),
+        (("serve", "some/model", "--demo"), "serve one of them"),
+        (("serve", "--demo", "--api-key", " "), "API key is empty"),
+        (("serve", "--demo", "--host", "0.0.0.0"), "FERRULE_API_KEY"),
+        (("serve", "--demo", "--host", "no.such.host.invalid"), "is not known"),
+        (("serve", "--demo", "--host", "192.0.2.1", "--api-key", "k"), "is not an address of this machine"),
+        (("chat", "ftp://there"), "not an HTTP address"),
+        (("generate", "demo", ""), "prompt is empty"),
+    ],
+)
+def test_wrong_words_are_explained_and_exit_with_2(words: tuple[str, ...], told: str) -> None:
+    code, output = run(*words)
+    assert code == 2
+    assert output.startswith("error: ")
+    assert told in output
+    assert "Traceback" not in output
+
+
+def test_a_taken_port_is_noticed_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, output = run("serve", "/no/such/model", env={"FERRULE_PORT": str(port)})
+    assert code == 2
+    assert f"port {port} is in use on 127.0.0.1; choose another with --port" in output
+
+
+def test_a_missing_model_is_a_model_error() -> None:
+    code, output = run("serve", "/no/such/model", "--port", "0")
+    assert (code, output.startswith("error: ")) == (3, True)
+    assert "/no/such/model" in output
+
+
+@pytest.mark.parametrize("how", [("--debug",), ()])
+def test_debug_adds_the_traceback(how: tuple[str, ...]) -> None:
+    code, output = run(*how, "serve", env={} if how else {"FERRULE_DEBUG": "1"})
+    assert code == 2
+    assert "Traceback" in output
+    assert "error: no model is given" in output
+
+
+def test_no_server_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as once:
+        port = once.getsockname()[1]
+    code, output = run("chat", f"http://127.0.0.1:{port}", "--once", "hi")
+    assert code == 6
+    assert "is `ferrule serve` running there?" in output
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_fastapi(name: str, *rest: Any, **more: Any) -> Any:
+        if name.partition(".")[0] == "fastapi":
+            raise ModuleNotFoundError("No module named 'fastapi'", name="fastapi")
+        return real(name, *rest, **more)
+
+    for name in [name for name in sys.modules if name == "ferrule.serve" or name.startswith("ferrule.serve.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without_fastapi)
+    for words in (("serve", "--demo"), ("generate", "demo", "hi")):
+        code, output = run(*words)
+        assert code == 2
+        assert f"ferrule {words[0]} needs the serve extra" in output
+        assert "pip install 'ferrule[serve]'" in output
+
+
+def test_the_curl_line_is_for_a_shell() -> None:
+    line = curl("http://127.0.0.1:8420", "it's", chat=True, with_key=True)
+    assert line.startswith("curl http://127.0.0.1:8420/v1/chat/completions -H ")
+    assert '-H "Authorization: Bearer $FERRULE_API_KEY"' in line
+    assert "Bearer" not in curl("http://x", "m", chat=False, with_key=False)
+    assert "/v1/completions" in curl("http://x", "m", chat=False, with_key=False)
+    assert base_url("0.0.0.0", 1) == "http://127.0.0.1:1"
+    assert base_url("::1", 1) == "http://[::1]:1"
