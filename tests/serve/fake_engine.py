@@ -33,7 +33,8 @@ class TinyTokenizer:
 
     def __init__(self, backend: Backend, template: str | None = TEMPLATE) -> None:
         self.backend = backend
-        self.chat_template = template
+        self._template = template
+        self.has_chat_template = template is not None
         self.eos_token_id: int | None = backend.token_to_id(END)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -46,10 +47,13 @@ class TinyTokenizer:
         def raise_exception(message: str) -> None:
             raise TemplateError(message)
 
-        if self.chat_template is None:
-            raise ValueError("no chat template")
-        template = ImmutableSandboxedEnvironment().from_string(self.chat_template)
-        return self.encode(template.render(messages=messages, raise_exception=raise_exception, **options))
+        if self._template is None:
+            raise RequestError("no chat template", param="messages")
+        template = ImmutableSandboxedEnvironment().from_string(self._template)
+        try:
+            return self.encode(template.render(messages=messages, raise_exception=raise_exception, **options))
+        except TemplateError as error:
+            raise RequestError(f"the template refuses these messages: {error}", param="messages") from error
 
 
 def byte_level(template: str | None = TEMPLATE) -> TinyTokenizer:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import TemplateError
-
 from ferrule.engine import Engine, Tokenizer
 from ferrule.errors import RequestError
 from ferrule.serve.answer import Answer, Collected, Desk
@@ -34,26 +32,23 @@ def wants_usage(body: ChatRequest) -> bool:
 
 
 def render(engine: Engine, messages: Sequence[Message]) -> tuple[int, ...]:
-    """The prompt's tokens for ``messages``, by the model's chat template."""
+    """The prompt's tokens for ``messages``. Raises `RequestError` where the model's template refuses them."""
     if not has_template(engine.tokenizer):
         raise RequestError(
             f"messages: the model {engine.name} has no chat template; use /v1/completions with a prompt instead",
             param="messages",
             code="no_chat_template",
         )
-    turns = [{"role": message.role, "content": message.content} for message in messages]
-    try:
-        tokens = engine.tokenizer.apply_chat_template(turns)
-    except (TemplateError, TypeError, ValueError) as error:
-        raise RequestError(
-            f"messages: the model's chat template does not accept them: {error}", param="messages"
-        ) from error
-    return tuple(tokens)
+    return tuple(
+        engine.tokenizer.apply_chat_template(
+            [{"role": message.role, "content": message.content} for message in messages]
+        )
+    )
 
 
 def has_template(tokenizer: Tokenizer) -> bool:
-    """Whether ``tokenizer`` can render conversations, as far as it tells (Hugging Face tokenizers do)."""
-    return getattr(tokenizer, "chat_template", "not told") is not None
+    """Whether ``tokenizer`` can render conversations. One that does not tell is asked, and raises if it cannot."""
+    return bool(getattr(tokenizer, "has_chat_template", True))
 
 
 @dataclass(frozen=True)
