@@ -12,11 +12,22 @@ from pathlib import Path
 
 import torch
 from demo_model.corpus import build
-from demo_model.export import SAMPLES, answer, export
+from demo_model.export import export
 from demo_model.tokens import train_tokenizer
 from demo_model.training import Recipe, train
 
-QUICK = Recipe(steps=8, rows=4, row=64, context=128, vocab_size=512, hidden=64, layers=2, inner=128, warm_up=2)
+QUICK = Recipe(
+    steps=8,
+    rows=4,
+    row=64,
+    context=256,
+    vocab_size=512,
+    hidden=64,
+    layers=2,
+    inner=128,
+    warm_up=2,
+    checkpoint_every=5,
+)
 
 
 def main() -> None:
@@ -40,10 +51,9 @@ def main() -> None:
     tokens = sum(len(tokenizer.backend_tokenizer.encode(document).ids) for document in corpus.documents)
     print(f"tokenizer {len(tokenizer)} tokens; the documents are {tokens} of them", flush=True)
     model, loss = train(recipe, corpus, tokenizer, args.checkpoint)
-    export(model, tokenizer, corpus, recipe, loss, args.out)
+    samples = export(model, tokenizer, corpus, recipe, loss, args.out)
     print(f"model     {model.num_parameters()} parameters, loss {loss:.3f}, written to {args.out}")
-    for question in SAMPLES:
-        print(f"\n> {question}\n{answer(model, tokenizer, question)}")
+    print(f"\n{samples}")
 
 
 if __name__ == "__main__":

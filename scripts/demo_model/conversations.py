@@ -109,6 +109,10 @@ def third_person(verb: str) -> str:
     return verb[:-1] + "ies" if re.search(r"[^aeiou]y$", verb) else verb + "s"
 
 
+def _inflect(match: re.Match[str]) -> str:
+    return f"{match[1]} {third_person(match[2])}"
+
+
 def shorten(doc: str, limit: int) -> str:
     """The first paragraphs of a docstring up to `limit` characters, its lines joined, cut after a whole sentence."""
     kept: list[str] = []
@@ -119,7 +123,7 @@ def shorten(doc: str, limit: int) -> str:
         text = re.sub(r"\s+", " ", paragraph).strip()
         room = limit - sum(map(len, kept))
         if len(text) > room:
-            sentences = re.findall(r".+?[.!?](?=\s|$)", text)
+            sentences = re.findall(r"\S.*?[.!?](?=\s|$)", text)
             while sentences and len(" ".join(sentences)) > room:
                 sentences.pop()
             text = " ".join(sentences)
@@ -134,6 +138,8 @@ def describe(entry: Entry, limit: int = 300) -> str:
     """One to three sentences about the object that begin with its name."""
     text = shorten(entry.doc, limit)
     first, _, rest = text.partition(" ")
+    head, dot, tail = rest.partition(". ")
+    rest = re.sub(r"\b(and|or|then) (return|raise|yield|write|read|close)\b", _inflect, head) + dot + tail
     if entry.kind == "module":
         return f"The `{entry.name}` module: {text}"
     if first in VERBS:
@@ -151,12 +157,12 @@ def entry_lessons(entry: Entry, weight: float) -> Iterator[Lesson]:
     yield Lesson(tuple(q.format(name=entry.name) for q in about), describe(entry), weight)
     if entry.signature and len(entry.signature) < 160:
         answer = f"`{entry.signature}`\n\n{describe(entry, 120)}"
-        yield Lesson(tuple(q.format(name=entry.name) for q in CALLED), answer, weight / 4)
+        yield Lesson(tuple(q.format(name=entry.name) for q in CALLED), answer, weight / 5)
     first, _, rest = shorten(entry.doc, 90).partition(" ")
-    if entry.kind in ("function", "method") and first in VERBS and rest.endswith(".") and len(rest) > 12:
+    if entry.kind in ("function", "method") and first in VERBS and re.fullmatch(r".{12,}[^.]\.", rest):
         task = ("get" if first == "Return" else first.lower()) + " " + rest.removesuffix(".")
         answer = f"Use `{entry.name}`. It {third_person(first.lower())} {rest}"
-        yield Lesson(tuple(q.format(task=task) for q in HOW_TO), answer, weight / 4)
+        yield Lesson(tuple(q.format(task=task) for q in HOW_TO), answer, weight / 5)
 
 
 def module_lessons(entries: Iterable[Entry], weight: float) -> Iterator[Lesson]:
@@ -173,14 +179,24 @@ def module_lessons(entries: Iterable[Entry], weight: float) -> Iterator[Lesson]:
             yield Lesson(questions, f"The `{module}` module has {listed}{more}.", weight)
 
 
-def written_lessons(path: Path) -> tuple[list[Lesson], frozenset[str]]:
-    """Our own answers from a TOML file, and the names (`essential`) that people ask about most."""
+@dataclass(frozen=True)
+class Written:
+    """Our own answers, the modules and names they describe, and the names that people ask about most."""
+
+    lessons: tuple[Lesson, ...]
+    described: frozenset[str]
+    essential: frozenset[str]
+
+
+def read_written(path: Path) -> Written:
+    """Reads our own answers from a TOML file."""
     data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    lessons = [Lesson(tuple(talk["ask"]), talk["answer"].strip(), talk.get("weight", 1.0)) for talk in data["talk"]]
+    lessons = [Lesson(tuple(talk["ask"]), talk["answer"].strip(), talk["weight"]) for talk in data["talk"]]
     for name, answer in data["modules"].items():
-        questions = (*(q.format(name=name) for q in ABOUT_MODULE), *(q.format(name=name) for q in ABOUT[:2]))
-        lessons.append(Lesson(questions, answer, 1.5))
-    return lessons, frozenset(data["essential"])
+        lessons.append(Lesson(tuple(q.format(name=name) for q in (*ABOUT_MODULE, *ABOUT[:2])), answer, 3.0))
+    for name, answer in data["names"].items():
+        lessons.append(Lesson(tuple(q.format(name=name) for q in ABOUT), answer, 3.0))
+    return Written(tuple(lessons), frozenset({*data["modules"], *data["names"]}), frozenset(data["essential"]))
 
 
 def draw(lessons: list[Lesson], rng: random.Random) -> Iterator[list[Turn]]:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_model.conversations import Lesson, draw, entry_lessons, module_lessons, written_lessons
-from demo_model.docstrings import Entry, known_entries, source_entries, topics
+from demo_model.conversations import Lesson, draw, entry_lessons, module_lessons, read_written
+from demo_model.docstrings import Entry, read_documentation
 
 WRITTEN = Path(__file__).parent / "written.toml"
 
 #: How often one pass over the lessons asks about a name: `essential` ones, well-known ones, all the others.
-ESSENTIAL, KNOWN, OTHER = 3.0, 0.7, 0.2
+ESSENTIAL, KNOWN, OTHER = 3.0, 0.6, 0.12
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,23 @@ class Corpus:
 
 def build(limit: int | None = None) -> Corpus:
     """The corpus of the Python that runs this; `limit` keeps only that many documented objects (for smoke runs)."""
-    known = list(known_entries())[:limit]
-    source = list(source_entries())[:limit]
-    written, essential = written_lessons(WRITTEN)
-    written_about = {lesson.questions[0] for lesson in written}
-    lessons = list(written)
+    documentation = read_documentation()
+    known, source = documentation.known[:limit], documentation.source[:limit]
+    written = read_written(WRITTEN)
+    lessons = list(written.lessons)
     told = {entry.doc for entry in known}
     for entry in known:
-        if entry.kind == "module" and f"What is the {entry.name} module?" in written_about:
-            continue  # our own words serve a reader better than most modules' docstrings
-        lessons += entry_lessons(entry, ESSENTIAL if entry.name in essential else KNOWN)
+        if entry.name not in written.described:
+            lessons += entry_lessons(entry, ESSENTIAL if entry.name in written.essential else KNOWN)
     lessons += module_lessons(known, KNOWN)
     for entry in source:
-        if entry.doc not in told and not any(part.startswith("_") for part in entry.name.split(".")):
+        if (
+            entry.doc not in told
+            and entry.name not in written.described
+            and not any(part.startswith("_") for part in entry.name.split("."))
+        ):
             lessons += entry_lessons(entry, OTHER)
-    documents = [*_documents(source, known), *(topics().values() if limit is None else ())]
+    documents = [*_documents(source, known), *(documentation.topics.values() if limit is None else ())]
     return Corpus(tuple(documents), tuple(lessons))
 
 

@@ -1,13 +1,21 @@
-"""Reads the documentation that every Python installation carries: docstrings and `pydoc` topics."""
+"""Reads the documentation that every Python installation carries: docstrings and `pydoc` topics.
+
+Run as a program it writes what it found as JSON. The corpus is built from that, because a fresh interpreter knows only
+the standard library, while one with torch and transformers in it has strangers' methods in `logging` and `inspect`.
+"""
 
 import ast
+import builtins
 import importlib
 import inspect
+import json
 import pydoc_data.topics
 import re
+import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -29,7 +37,7 @@ fnmatch fractions functools gc getpass glob gzip hashlib heapq hmac html http ht
 inspect io ipaddress itertools json keyword linecache locale logging lzma math mimetypes multiprocessing numbers
 operator os os.path pathlib pickle platform pprint queue random re sched secrets shelve shlex shutil signal socket
 socketserver sqlite3 ssl statistics string struct subprocess sys sysconfig tarfile tempfile textwrap threading time
-timeit tokenize traceback types typing unicodedata unittest urllib.parse urllib.request uuid venv warnings wave
+timeit tokenize traceback typing unicodedata unittest urllib.parse urllib.request uuid venv warnings wave
 weakref webbrowser xml.etree.ElementTree zipfile zlib zoneinfo
 """
 WELL_KNOWN = _WELL_KNOWN.split()
@@ -84,8 +92,6 @@ def _walk(node: ast.AST, module: str, name: str, kind: Kind) -> Iterator[Entry]:
 
 def known_entries() -> Iterator[Entry]:
     """The public objects of `builtins` and of the well-known modules, as `help()` shows them."""
-    import builtins
-
     yield from _members(builtins, "builtins", "")
     for name in WELL_KNOWN:
         module = importlib.import_module(name)
@@ -125,7 +131,7 @@ def _entry(value: Any, module: str, name: str, kind: Kind) -> Iterator[Entry]:
     if not isinstance(doc, str) or not doc.strip():
         return
     try:
-        signature = name + str(inspect.signature(value)) if kind != "class" else None
+        signature = name + _arguments(value) if kind != "class" else None
     except (ValueError, TypeError):
         signature = None  # C code without signature text: many of its docstrings begin with one instead
     text = tidy(doc)
@@ -134,9 +140,50 @@ def _entry(value: Any, module: str, name: str, kind: Kind) -> Iterator[Entry]:
         signature = signature or name + match[1]
         text = text.partition("\n")[2].strip() or (f"Return {match[2]}" if match[2] else "")
     if text:
-        yield Entry(module, name, kind, re.sub(r" at 0x[0-9a-fA-F]+", "", signature or "") or None, text)
+        yield Entry(module, name, kind, signature, text)
+
+
+class _Elided:
+    def __repr__(self) -> str:
+        return "..."
+
+
+def _arguments(value: Any) -> str:
+    """The signature with `...` for defaults that are no literals, or that name a place on this machine."""
+    signature = inspect.signature(value)
+    parameters = [
+        one if _is_plain(one.default) else one.replace(default=_Elided()) for one in signature.parameters.values()
+    ]
+    return str(signature.replace(parameters=parameters))
+
+
+def _is_plain(default: object) -> bool:
+    if default == sys.executable:
+        return False
+    return default is inspect.Parameter.empty or isinstance(default, str | int | float | bytes | tuple | type(None))
 
 
 def topics() -> dict[str, str]:
     """The language reference as `help("for")` and its kin print it, by topic."""
     return {name: tidy(text) for name, text in sorted(pydoc_data.topics.topics.items())}
+
+
+@dataclass(frozen=True)
+class Documentation:
+    """All that one Python installation says about itself."""
+
+    known: tuple[Entry, ...]
+    source: tuple[Entry, ...]
+    topics: dict[str, str]
+
+
+def read_documentation() -> Documentation:
+    """What a fresh, isolated interpreter of this version finds."""
+    run = subprocess.run([sys.executable, "-I", "-S", __file__], capture_output=True, check=True, timeout=300)
+    known, source, by_topic = json.loads(run.stdout)
+    return Documentation(tuple(Entry(*one) for one in known), tuple(Entry(*one) for one in source), by_topic)
+
+
+if __name__ == "__main__":
+    found = ([astuple(one) for one in known_entries()], [astuple(one) for one in source_entries()], topics())
+    sys.stdout.write(json.dumps(found))

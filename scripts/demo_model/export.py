@@ -42,10 +42,10 @@ It reads and writes English only, remembers little of a long conversation, and c
 
 SHA-256 of that text: `{sha256}`
 
-Training: {steps:,} steps of {batch:,} tokens ({tokens:.1f} million tokens), AdamW with a cosine schedule, bfloat16
-autocast, seed {seed}, torch {torch}. Mean loss over the last tenth of the steps: {loss:.3f} nats per token, over
-documents and over the assistant's words only in conversations. Nothing was held out: this is a measure of memory,
-not of understanding.
+Training: {steps:,} steps of {batch:,} tokens ({tokens:.1f} million tokens), Muon and AdamW with a cosine schedule,
+bfloat16 autocast, seed {seed}, torch {torch}. Mean loss over the last tenth of the steps: {loss:.3f} nats per token,
+over documents and over the assistant's words only in conversations. Nothing was held out: this is a measure of
+memory, not of understanding.
 
 ## Make it again
 
@@ -70,12 +70,12 @@ under Ferrule's own licence, Apache-2.0, and so do the weights as far as anythin
 
 
 def answer(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, question: str, temperature: float = 0) -> str:
-    """The model's reply to one question, at most 200 tokens, with a mark where it did not end by itself."""
+    """The model's reply to one question, at most 160 tokens, with a mark where it did not end by itself."""
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     sampling = {"do_sample": True, "temperature": temperature, "top_p": 0.9, "top_k": 0} if temperature else {}
-    out = model.generate(**prompt, max_new_tokens=200, **(sampling or {"do_sample": False}))[0]
+    out = model.generate(**prompt, max_new_tokens=160, **(sampling or {"do_sample": False}))[0]
     new = out[prompt["input_ids"].shape[1] :]
     text = tokenizer.decode(new, skip_special_tokens=True)
     return text if new[-1] == tokenizer.eos_token_id else text + " […]"
@@ -83,8 +83,8 @@ def answer(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, question
 
 def export(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, recipe: Recipe, loss: float, out: Path
-) -> None:
-    """Writes everything to `out`.
+) -> str:
+    """Writes everything to `out`, and returns the sample answers that the model card shows.
 
     Raises:
         ValueError: the weights are larger than what may be shipped.
@@ -127,3 +127,4 @@ def export(
         samples=samples,
     )
     (out / "README.md").write_text(card, encoding="utf-8")
+    return samples
