@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shlex
 import signal
@@ -194,3 +195,48 @@ def test_generate_prints_the_answer() -> None:
     )
     assert (done.returncode, done.stdout) == (0, "Say: The quick brown\n")
     assert "rank 0: load 2 MiB" in done.stderr
+
+
+def test_chat_on_a_terminal() -> None:
+    engine = FakeEngine(text="Yes indeed.", delay=0.05)
+    ours, theirs = pty.openpty()
+    with running(engine) as url, os.fdopen(ours, "rb+", buffering=0) as terminal:
+        command = [sys.executable, "-m", "ferrule.cli.main", "chat", url]
+        process = subprocess.Popen(
+            command, env=environment(TERM="dumb"), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        os.close(theirs)
+        seen = b""
+
+        def expect(text: bytes) -> None:
+            nonlocal seen
+            while text not in seen:
+                seen += terminal.read(1024)
+            seen = seen.split(text, 1)[1]
+
+        try:
+            expect(b"> ")
+            terminal.write(b"one\n")
+            expect(b"indeed.")
+            expect(b"> ")
+            terminal.write(b"two\n")
+            expect(b"Yes")
+            process.send_signal(signal.SIGINT)
+            expect(b"cut short")
+            expect(b"> ")
+            terminal.write(b"/wrong\n")
+            expect(b"no such command")
+            terminal.write(b"/reset\n")
+            expect(b"forgotten")
+            engine.fail_after = 0
+            terminal.write(b"three\n")
+            expect(b"error: the server reports: rank 1")
+            terminal.write(b"/exit\n")
+            assert process.wait(TIMEOUT) == 0
+        finally:
+            process.kill()
+    until(lambda: engine.active == 0)
+    asked = [engine.tokenizer.decode(call.prompt, skip_special_tokens=False) for call in engine.calls]
+    assert "one<|end|><|assistant|>Yes indeed.<|end|><|user|>two" in asked[1]
+    assert asked[2] == "<|user|>three<|end|><|assistant|>"
+    assert engine.calls[1].ended == "cancelled"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,7 +28,7 @@ Messages = list[dict[str, str]]
 
 def chat(
     url: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="The server's address; the default is one on this machine.")
+        str | None, typer.Argument(metavar="URL", help="The server's address; the default is one on this machine.")
     ] = None,
     once: Annotated[
         str | None, typer.Option("--once", metavar="MESSAGE", help="Send one message, print the answer, exit.")
@@ -108,12 +108,14 @@ class Talk:
 
 def converse(talk: Talk, console: Console) -> None:
     """Read messages from a terminal until /exit or the end of input."""
+    with suppress(ImportError):  # not every Python has it; without it lines cannot be edited
+        import readline  # noqa: F401 - being imported is what makes input() use it
     console.print(
         f"{talk.model}. /reset forgets the conversation, /exit leaves, Ctrl-C cuts an answer short.", style="dim"
     )
     while True:
         try:
-            line = console.input("[bold cyan]> [/]").strip()
+            line = input("> ").strip()
         except EOFError:
             console.print()
             return

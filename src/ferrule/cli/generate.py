@@ -27,8 +27,12 @@ EXAMPLES = (
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A Hugging Face directory, a hub id (owner/name), or demo.")],
-    prompt: Annotated[str, typer.Argument(help="What to say to the model; - reads it from standard input.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A Hugging Face directory, a hub id (owner/name), or demo.")
+    ],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="What to say to the model; - reads it from standard input.")
+    ],
     chat: Annotated[
         bool | None,
         typer.Option("--chat/--raw", help="As a message by the model's chat template, or as text to continue."),

@@ -24,7 +24,7 @@ EXAMPLES = (
 
 def serve(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A Hugging Face directory, a hub id (owner/name), or demo.")
+        str | None, typer.Argument(metavar="MODEL", help="A Hugging Face directory, a hub id (owner/name), or demo.")
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the embedded model on two ranks.")] = False,
     tp: Tp = None,

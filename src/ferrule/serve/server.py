@@ -152,6 +152,8 @@ async def _unless(stop: asyncio.Event, starting: Awaitable[Engine]) -> Engine | 
         if not task.done():
             task.cancel()
             await asyncio.wait([task], timeout=ENGINE_CLOSE_SECONDS)
+            if task.done() and not task.cancelled() and task.exception() is None:
+                await _close(task.result())  # it was ready in the very moment
 
 
 async def _watch(engine: Engine, stop: asyncio.Event) -> None:
