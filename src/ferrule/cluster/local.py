@@ -248,9 +248,7 @@ def launch_local(
     ).start()
 
 
-_OUTER_JOB = frozenset(
-    {"FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_ADDRESS", "FERRULE_KEY", "FERRULE_LISTEN_FD"}
-)
+_OUTER_JOB = frozenset({"FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_ADDRESS", "FERRULE_KEY", "FERRULE_LISTEN_FD"})
 
 
 def _has_exited(pid: int) -> bool:

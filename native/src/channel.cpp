@@ -1,0 +1,85 @@
+#include "channel.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace ferrule {
+
+#ifdef MSG_NOSIGNAL
+constexpr int kNoSignal = MSG_NOSIGNAL;
+#else
+constexpr int kNoSignal = 0;  // macOS: SO_NOSIGPIPE is set on the socket instead
+#endif
+
+Channel::Channel(const Ends& ends) : rank_(ends.rank), peer_(ends.peer), fd_(ends.fd), epoch_(ends.epoch) {
+#ifdef SO_NOSIGPIPE
+  const int on = 1;
+  (void)::setsockopt(fd_, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
+#endif
+}
+
+Channel::~Channel() { ::close(fd_); }
+
+void Channel::shut_down() { ::shutdown(fd_, SHUT_RDWR); }
+
+void Channel::say_farewell(const Farewell& farewell) {
+  if (mid_message) return;
+  // Best effort: when the buffer is full the peer sees the socket end, which is reason enough.
+  (void)::send(fd_, &farewell, sizeof farewell, MSG_DONTWAIT | kNoSignal);
+}
+
+void Channel::socket_ended(int error) {
+  gone_ = true;
+  if (error_ == 0) error_ = error;
+}
+
+void Channel::remember(ConstBytes data) {
+  if (data.size() >= last_.size()) {
+    std::copy(data.end() - static_cast<std::ptrdiff_t>(last_.size()), data.end(), last_.begin());
+    return;
+  }
+  std::copy(last_.begin() + static_cast<std::ptrdiff_t>(data.size()), last_.end(), last_.begin());
+  std::copy(data.begin(), data.end(), last_.end() - static_cast<std::ptrdiff_t>(data.size()));
+}
+
+bool Channel::take_farewell() {
+  Farewell found;
+  std::memcpy(&found, last_.data(), sizeof found);
+  const Op op = found.header.call.op;
+  if (found.header.epoch != epoch_ || (op != Op::goodbye && op != Op::abort)) return false;
+  found.text.back() = '\0';
+  farewell_ = found;
+  return true;
+}
+
+Failure Channel::loss() {
+  drain();
+  const std::string who = "rank " + std::to_string(peer_);
+  const Call& call = farewell_.header.call;
+  if (call.op == Op::abort) {
+    const auto status = static_cast<ferrule_status>(call.reduction);
+    if (status == FERRULE_PEER_LOST) return {FERRULE_PEER_LOST, call.root, farewell_.text.data()};
+    return {FERRULE_ABORTED, peer_, who + " gave up: " + farewell_.text.data()};
+  }
+  if (call.op == Op::goodbye) return {FERRULE_PEER_LOST, peer_, who + " closed the group while it was still needed"};
+  std::string how = error_ == 0 ? "its connection ended" : std::strerror(error_);
+  return {FERRULE_PEER_LOST, peer_, who + " died or was cut off (" + how + ")"};
+}
+
+Failure Channel::loss(const MessageHeader& farewell) {
+  farewell_.header = farewell;
+  std::size_t got = 0;
+  while (got < farewell_.text.size() - 1) {
+    const Bytes rest(reinterpret_cast<std::byte*>(farewell_.text.data()) + got, farewell_.text.size() - 1 - got);
+    const std::size_t n = try_recv(rest);
+    if (n == 0) break;  // it was sent whole or not at all; without the text the header says enough
+    got += n;
+  }
+  return loss();
+}
+
+}  // namespace ferrule

@@ -1,0 +1,110 @@
+#include "exchange.h"
+
+#include <algorithm>
+
+namespace ferrule {
+
+bool Outgoing::pump() {
+  if (!can_send()) return false;
+  const ConstBytes head(reinterpret_cast<const std::byte*>(&header), sizeof header);
+  ConstBytes parts[3] = {head, first, second.first(second_ready)};
+  std::size_t skip = sent;
+  for (ConstBytes& part : parts) {
+    const std::size_t n = std::min(skip, part.size());
+    part = part.subspan(n);
+    skip -= n;
+  }
+  const std::size_t n = channel->try_send(parts);
+  sent += n;
+  channel->mid_message = sent != 0 && !done();
+  return n != 0;
+}
+
+Bytes Incoming::target() {
+  if (got < sizeof header) return Bytes(reinterpret_cast<std::byte*>(&header), sizeof header).subspan(got);
+  const std::size_t at = got - sizeof header;
+  if (at >= first_size) return second.subspan(at - first_size);
+  if (window.empty()) return {};
+  const std::size_t offset = at % window.size();
+  const std::size_t room = consumed + window.size() - at;
+  return window.subspan(offset, std::min({window.size() - offset, room, first_size - at}));
+}
+
+bool Incoming::can_receive() const {
+  if (done()) return false;
+  if (got < sizeof header) return true;
+  const std::size_t at = got - sizeof header;
+  return at >= first_size || at < consumed + window.size();
+}
+
+void Incoming::check_header() {
+  const Op op = header.call.op;
+  if (header.epoch == expected.epoch && (op == Op::goodbye || op == Op::abort)) throw channel->loss(header);
+  if (header == expected) return;
+  const std::string peer = "rank " + std::to_string(channel->peer());
+  if (header.epoch != expected.epoch) {
+    throw Failure(FERRULE_MISMATCH, channel->peer(), peer + " sent bytes that belong to no call of this group");
+  }
+  throw Failure(FERRULE_MISMATCH, channel->peer(),
+                "rank " + std::to_string(channel->rank()) + " called " + describe(expected.call) + " but " + peer + " called " + describe(header.call));
+}
+
+bool Incoming::pump() {
+  bool moved = false;
+  // A header is followed at once by what lies behind it; afterwards one read per turn, so that sending goes on.
+  for (int turn = 0; turn < 2 && can_receive(); ++turn) {
+    const std::size_t n = channel->try_recv(target());
+    if (n == 0) break;
+    moved = true;
+    const bool in_header = got < sizeof header;
+    got += n;
+    if (!in_header) break;
+    if (got == sizeof header) check_header();
+  }
+  return moved;
+}
+
+void Exchange::clear() {
+  for (Outgoing& out : outgoing_) out.channel = nullptr;
+  for (Incoming& in : incoming_) in.channel = nullptr;
+}
+
+Outgoing& Exchange::to(Channel* channel, const MessageHeader& header) {
+  Outgoing& out = outgoing_[static_cast<std::size_t>(channel->peer())];
+  out = Outgoing{};
+  out.channel = channel;
+  out.header = header;
+  return out;
+}
+
+Incoming& Exchange::from(Channel* channel, const MessageHeader& expected) {
+  Incoming& in = incoming_[static_cast<std::size_t>(channel->peer())];
+  in = Incoming{};
+  in.channel = channel;
+  in.expected = expected;
+  return in;
+}
+
+bool Exchange::pump() {
+  bool moved = false;
+  for (Outgoing& out : outgoing_) {
+    if (out.channel != nullptr && out.pump()) moved = true;
+  }
+  for (Incoming& in : incoming_) {
+    if (in.channel != nullptr && in.pump()) moved = true;
+  }
+  return moved;
+}
+
+bool Exchange::finished() const {
+  return std::ranges::all_of(outgoing_, [](const Outgoing& out) { return out.channel == nullptr || out.done(); }) &&
+         std::ranges::all_of(incoming_, [](const Incoming& in) { return in.channel == nullptr || in.done(); });
+}
+
+Wanted Exchange::wanted(int rank) const {
+  const auto i = static_cast<std::size_t>(rank);
+  return {incoming_[i].channel != nullptr && incoming_[i].can_receive(),
+          outgoing_[i].channel != nullptr && outgoing_[i].can_send()};
+}
+
+}  // namespace ferrule

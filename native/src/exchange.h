@@ -1,0 +1,85 @@
+// Sends to and receives from any number of peers at once, whatever channels they have.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "channel.h"
+#include "wait.h"
+
+namespace ferrule {
+
+// One message to a peer: header, payload, and for two-phase collectives a second part that becomes ready by and by.
+struct Outgoing {
+  Channel* channel = nullptr;
+  MessageHeader header;
+  ConstBytes first;
+  ConstBytes second;
+  std::size_t second_ready = 0;
+  std::size_t sent = 0;  // of header, first and second together
+
+  std::size_t total() const { return sizeof header + first.size() + second.size(); }
+  bool done() const { return sent == total(); }
+  bool can_send() const { return sent < sizeof header + first.size() + second_ready; }
+  bool pump();
+};
+
+// One message from a peer. The header must be the expected one before any payload is taken. The first part goes
+// to a window, a ring buffer of which `consumed` says how far it may be overwritten; the second to its place.
+struct Incoming {
+  Channel* channel = nullptr;
+  MessageHeader expected;
+  std::size_t first_size = 0;
+  Bytes window;
+  Bytes second;
+  std::size_t consumed = 0;
+  std::size_t got = 0;  // of header, first and second together
+  MessageHeader header;
+
+  std::size_t total() const { return sizeof header + first_size + second.size(); }
+  bool done() const { return got == total(); }
+  std::size_t first_got() const { return got < sizeof header ? 0 : std::min(got - sizeof header, first_size); }
+  bool can_receive() const;
+  bool pump();
+
+ private:
+  Bytes target();
+  void check_header();
+};
+
+class Exchange {
+ public:
+  explicit Exchange(Waiter& waiter, std::size_t size) : waiter_(waiter), outgoing_(size), incoming_(size) {}
+
+  // Start afresh; every rank without a channel takes no part.
+  void clear();
+  Outgoing& to(Channel* channel, const MessageHeader& header);
+  Incoming& from(Channel* channel, const MessageHeader& expected);
+
+  // Run to the end. `advance` is called after every step that moved something and may make more ready.
+  template <class Advance>
+  void run(Advance&& advance) {
+    waiter_.until(
+        [&] {
+          bool moved = pump();
+          if (moved && advance()) moved = true;
+          if (finished()) return Progress::done;
+          return moved ? Progress::moved : Progress::idle;
+        },
+        [this](int rank) { return wanted(rank); });
+  }
+  void run() {
+    run([] { return false; });
+  }
+
+ private:
+  bool pump();
+  bool finished() const;
+  Wanted wanted(int rank) const;
+
+  Waiter& waiter_;
+  std::vector<Outgoing> outgoing_;  // by rank
+  std::vector<Incoming> incoming_;
+};
+
+}  // namespace ferrule

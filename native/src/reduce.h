@@ -1,0 +1,20 @@
+// Element-wise reductions over the buffers of all ranks, compiled once per instruction set and chosen at run time.
+#pragma once
+
+#include <cstddef>
+
+#include "ferrule/ferrule.h"
+
+namespace ferrule {
+
+// destination[i] = sources[0][i] op sources[1][i] op ... in this order. destination may be one of the sources.
+using ReduceFunction = void (*)(void* destination, const void* const* sources, int count, std::size_t elements);
+
+// nullptr when the pair has no meaning (AVG of BOOL) or a value is out of range.
+ReduceFunction find_reduction(ferrule_dtype dtype, ferrule_reduction reduction);
+
+constexpr int kDtypes = 9;
+constexpr int kReductions = 5;
+using ReduceTable = ReduceFunction[kDtypes][kReductions];
+
+}  // namespace ferrule

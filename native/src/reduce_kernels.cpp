@@ -1,0 +1,256 @@
+// The reduction loops. CMake compiles this file several times, with FERRULE_ISA naming the instruction set; the
+// compiler vectorises the loops for it. Everything but the table stays inside this file, and no header with inline
+// functions comes in: the linker must never pick an AVX-512 copy of a function that other code shares.
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "reduce.h"
+
+// Destination and source may be the same buffer, element by element. That is safe to vectorise, but the compiler
+// cannot know and would take the scalar loop exactly then.
+#if defined(__clang__)
+#define FERRULE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define FERRULE_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+namespace ferrule {
+namespace {
+
+template <class To, class From>
+inline To bits(From value) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &value, sizeof to);
+  return to;
+}
+
+// A format says how elements lie in memory (Raw) and in what type they are combined (Wide).
+template <class T, class W = T>
+struct Plain {
+  using Raw = T;
+  using Wide = W;
+  static Wide load(Raw value) { return static_cast<Wide>(value); }
+  static Raw store(Wide value) { return static_cast<Raw>(value); }
+};
+
+struct Bool {
+  using Raw = std::uint8_t;
+  using Wide = std::uint8_t;
+  static Wide load(Raw value) { return value != 0; }
+  static Raw store(Wide value) { return value; }
+};
+
+struct Bf16 {
+  using Raw = std::uint16_t;
+  using Wide = float;
+  static Wide load(Raw value) { return bits<float>(static_cast<std::uint32_t>(value) << 16); }
+  static Raw store(Wide value) {
+    const auto word = bits<std::uint32_t>(value);
+    const std::uint32_t rounded = word + 0x7fffU + ((word >> 16) & 1U);  // to nearest, ties to even
+    const std::uint32_t quiet = word | 0x400000U;                        // a NaN must not round to infinity
+    return static_cast<Raw>(((word & 0x7fffffffU) > 0x7f800000U ? quiet : rounded) >> 16);
+  }
+};
+
+struct F16 {
+  using Raw = std::uint16_t;
+  using Wide = float;
+#if defined(__aarch64__)
+  static Wide load(Raw value) { return static_cast<float>(bits<_Float16>(value)); }
+  static Raw store(Wide value) { return bits<Raw>(static_cast<_Float16>(value)); }
+#else
+  static Wide load(Raw value) {
+    const std::uint32_t magnitude = (value & 0x7fffU) << 13;
+    const std::uint32_t sign = (value & 0x8000U) << 16;
+    const std::uint32_t normal = magnitude + (112U << 23);
+    const std::uint32_t special = magnitude + (224U << 23);  // infinity and NaN keep the highest exponent
+    // A subnormal half: give it the exponent of 2^-14 with a hidden one, then take the one away again.
+    const auto small = bits<std::uint32_t>(bits<float>(magnitude + (113U << 23)) - bits<float>(113U << 23));
+    const std::uint32_t finite = magnitude < (1U << 23) ? small : normal;
+    return bits<float>(sign | (magnitude >= (31U << 23) ? special : finite));
+  }
+  static Raw store(Wide value) {
+    const auto word = bits<std::uint32_t>(value);
+    const std::uint32_t magnitude = word & 0x7fffffffU;
+    const std::uint32_t special = magnitude > 0x7f800000U ? 0x7e00U : 0x7c00U;
+    // Adding 0.5 shifts a result below 2^-14 to the last bits of the sum; the addition rounds as wanted.
+    const std::uint32_t small = bits<std::uint32_t>(bits<float>(magnitude) + 0.5F) - 0x3f000000U;
+    const std::uint32_t normal = (magnitude - (112U << 23) + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
+    const std::uint32_t finite = magnitude < (113U << 23) ? small : normal;
+    return static_cast<Raw>((magnitude >= 0x47800000U ? special : finite) | ((word >> 16) & 0x8000U));
+  }
+#endif
+};
+
+template <class T>
+struct Unsigned {
+  using type = T;
+};
+template <>
+struct Unsigned<std::int8_t> {
+  using type = std::uint8_t;
+};
+template <>
+struct Unsigned<std::int32_t> {
+  using type = std::uint32_t;
+};
+template <>
+struct Unsigned<std::int64_t> {
+  using type = std::uint64_t;
+};
+
+// Signed overflow is undefined in C++; unsigned wraps around to the same bits.
+struct Sum {
+  template <class T>
+  static T combine(T a, T b) {
+    using U = typename Unsigned<T>::type;
+    return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+  }
+  template <class T>
+  static T finish(T value, int) {
+    return value;
+  }
+};
+struct Prod : Sum {
+  template <class T>
+  static T combine(T a, T b) {
+    using U = typename Unsigned<T>::type;
+    return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
+  }
+};
+struct Min : Sum {
+  template <class T>
+  static T combine(T a, T b) {
+    return (b < a) | (b != b) ? b : a;
+  }
+};
+struct Max : Sum {
+  template <class T>
+  static T combine(T a, T b) {
+    return (b > a) | (b != b) ? b : a;
+  }
+};
+struct Avg : Sum {
+  template <class T>
+  static T finish(T value, int count) {
+    return static_cast<T>(value / static_cast<T>(count));
+  }
+};
+struct Or : Sum {
+  template <class T>
+  static T combine(T a, T b) {
+    return a | b;
+  }
+};
+struct And : Sum {
+  template <class T>
+  static T combine(T a, T b) {
+    return a & b;
+  }
+};
+
+constexpr std::size_t kBlock = 1024;  // elements; the accumulators stay in the first-level cache
+
+template <class Format>
+inline void load_block(typename Format::Wide* to, const typename Format::Raw* from, std::size_t n) {
+  FERRULE_INDEPENDENT
+  for (std::size_t i = 0; i < n; ++i) to[i] = Format::load(from[i]);
+}
+template <class Format>
+inline void store_block(typename Format::Raw* to, const typename Format::Wide* from, std::size_t n) {
+  FERRULE_INDEPENDENT
+  for (std::size_t i = 0; i < n; ++i) to[i] = Format::store(from[i]);
+}
+
+#if defined(__F16C__)
+// Compilers do not find these conversions by themselves. They round to nearest even, as the portable code does.
+template <>
+inline void load_block<F16>(float* to, const std::uint16_t* from, std::size_t n) {
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+  }
+  for (; i < n; ++i) to[i] = F16::load(from[i]);
+}
+template <>
+inline void store_block<F16>(std::uint16_t* to, const float* from, std::size_t n) {
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
+                     _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  for (; i < n; ++i) to[i] = F16::store(from[i]);
+}
+#endif
+
+template <class Format, class Op>
+void reduce(void* destination, const void* const* sources, int count, std::size_t elements) {
+  using Raw = typename Format::Raw;
+  using Wide = typename Format::Wide;
+  auto* const out = static_cast<Raw*>(destination);
+  const auto* const first = static_cast<const Raw*>(sources[0]);
+  alignas(64) Wide total[kBlock];
+  alignas(64) Wide next[kBlock];
+  for (std::size_t at = 0; at < elements; at += kBlock) {
+    const std::size_t n = elements - at < kBlock ? elements - at : kBlock;
+    load_block<Format>(total, first + at, n);
+    for (int r = 1; r < count; ++r) {
+      load_block<Format>(next, static_cast<const Raw*>(sources[r]) + at, n);
+      FERRULE_INDEPENDENT
+      for (std::size_t i = 0; i < n; ++i) total[i] = Op::combine(total[i], next[i]);
+    }
+    FERRULE_INDEPENDENT
+    for (std::size_t i = 0; i < n; ++i) total[i] = Op::finish(total[i], count);
+    store_block<Format>(out + at, total, n);
+  }
+}
+
+// Types that need no conversion skip the accumulator block when there are two ranks, the common case.
+template <class Format, class Op>
+void reduce_plain(void* destination, const void* const* sources, int count, std::size_t elements) {
+  using Raw = typename Format::Raw;
+  if (count != 2) return reduce<Format, Op>(destination, sources, count, elements);
+  auto* const out = static_cast<Raw*>(destination);
+  const auto* const a = static_cast<const Raw*>(sources[0]);
+  const auto* const b = static_cast<const Raw*>(sources[1]);
+  FERRULE_INDEPENDENT
+  for (std::size_t i = 0; i < elements; ++i) out[i] = Op::finish(Op::combine(a[i], b[i]), 2);
+}
+
+template <class T>
+using P = Plain<T>;
+
+}  // namespace
+
+namespace FERRULE_ISA {
+
+#define FERRULE_FLOAT(F) \
+  { reduce_plain<F, Sum>, reduce_plain<F, Prod>, reduce_plain<F, Min>, reduce_plain<F, Max>, reduce_plain<F, Avg> }
+#define FERRULE_NARROW(F) {reduce<F, Sum>, reduce<F, Prod>, reduce<F, Min>, reduce<F, Max>, reduce<F, Avg>}
+// The sum of an average must not wrap around where a wider type is there.
+#define FERRULE_INT(T, W)                                                                        \
+  {                                                                                              \
+    reduce_plain<P<T>, Sum>, reduce_plain<P<T>, Prod>, reduce_plain<P<T>, Min>,                  \
+        reduce_plain<P<T>, Max>, reduce<Plain<T, W>, Avg>                                        \
+  }
+
+extern const ReduceTable table;
+const ReduceTable table = {
+    FERRULE_FLOAT(P<double>),
+    FERRULE_FLOAT(P<float>),
+    FERRULE_NARROW(Bf16),
+    FERRULE_NARROW(F16),
+    FERRULE_INT(std::int8_t, std::int32_t),
+    FERRULE_INT(std::uint8_t, std::int32_t),
+    FERRULE_INT(std::int32_t, std::int64_t),
+    FERRULE_INT(std::int64_t, std::int64_t),
+    {reduce<Bool, Or>, reduce<Bool, And>, reduce<Bool, And>, reduce<Bool, Or>, nullptr},
+};
+
+}  // namespace FERRULE_ISA
+}  // namespace ferrule

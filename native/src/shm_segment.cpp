@@ -1,0 +1,128 @@
+#include "shm_segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+
+namespace ferrule {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x31656c7572726566;  // "ferrule1": another layout gets another number
+
+struct SegmentHeader {
+  std::uint64_t magic;
+  std::uint64_t ranks;
+  std::uint8_t token[FERRULE_TOKEN_BYTES];
+};
+
+constexpr std::size_t kHeaderBytes = 4096;
+
+// Rings carry at least 256 KiB each; few ranks get longer ones because there the memory is cheap.
+std::size_t ring_capacity(int ranks) { return ranks <= 4 ? std::size_t{1} << 20 : std::size_t{256} << 10; }
+
+std::size_t segment_bytes(int ranks) {
+  const auto n = static_cast<std::size_t>(ranks);
+  return kHeaderBytes + n * sizeof(RankBlock) + n * (n - 1) * (sizeof(RingHeader) + ring_capacity(ranks));
+}
+
+[[noreturn]] void refuse(const std::string& what, int error) {
+  throw std::runtime_error(what + ": " + std::strerror(error));
+}
+
+struct Descriptor {
+  int fd;
+  ~Descriptor() { ::close(fd); }
+};
+
+void* map(int fd, std::size_t bytes) {
+  int flags = MAP_SHARED;
+#ifdef MAP_POPULATE
+  flags |= MAP_POPULATE;  // page faults now rather than during the first collectives
+#endif
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (base == MAP_FAILED) refuse("cannot map the shared-memory segment", errno);
+  return base;
+}
+
+void reserve(int fd, std::size_t bytes) {
+  if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) refuse("cannot size the shared-memory segment", errno);
+#ifdef __linux__
+  // Without this a full /dev/shm would end the process by SIGBUS at some later write.
+  const int error = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  if (error != 0) {
+    refuse("/dev/shm has no room for " + std::to_string(bytes >> 10) + " KiB of shared memory", error);
+  }
+#endif
+}
+
+}  // namespace
+
+std::unique_ptr<Segment> Segment::create(const std::string& name, const std::uint8_t* token, int ranks) {
+  const Descriptor file{::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600)};
+  if (file.fd < 0) refuse("cannot create shared memory " + name, errno);
+  const std::size_t bytes = segment_bytes(ranks);
+  void* base = nullptr;
+  try {
+    reserve(file.fd, bytes);
+    base = map(file.fd, bytes);
+  } catch (...) {
+    ::shm_unlink(name.c_str());
+    throw;
+  }
+  // Fresh pages are zero, which is the right start for every flag and counter.
+  auto* header = static_cast<SegmentHeader*>(base);
+  header->ranks = static_cast<std::uint64_t>(ranks);
+  std::memcpy(header->token, token, sizeof header->token);
+  header->magic = kMagic;
+  return std::unique_ptr<Segment>(new Segment(base, bytes, ranks));
+}
+
+std::unique_ptr<Segment> Segment::open(const std::string& name, const std::uint8_t* token, int ranks) {
+  const Descriptor file{::shm_open(name.c_str(), O_RDWR, 0)};
+  if (file.fd < 0) refuse("cannot open shared memory " + name, errno);
+  const std::size_t bytes = segment_bytes(ranks);
+  struct stat status {};
+  if (::fstat(file.fd, &status) != 0) refuse("cannot examine shared memory " + name, errno);
+  if (static_cast<std::size_t>(status.st_size) < bytes || status.st_uid != ::geteuid()) {
+    throw std::runtime_error("shared memory " + name + " is not ours");
+  }
+  void* base = map(file.fd, bytes);
+  auto segment = std::unique_ptr<Segment>(new Segment(base, bytes, ranks));
+  const auto* header = static_cast<const SegmentHeader*>(base);
+  if (header->magic != kMagic || header->ranks != static_cast<std::uint64_t>(ranks) ||
+      std::memcmp(header->token, token, sizeof header->token) != 0) {
+    throw std::runtime_error("shared memory " + name + " belongs to another group");
+  }
+  return segment;
+}
+
+void Segment::unlink(const std::string& name) {
+  if (::shm_unlink(name.c_str()) != 0) refuse("cannot remove shared memory " + name, errno);
+}
+
+Segment::~Segment() { ::munmap(base_, bytes_); }
+
+RankBlock& Segment::rank(int index) const {
+  return reinterpret_cast<RankBlock*>(base_ + kHeaderBytes)[index];
+}
+
+std::size_t Segment::ring_bytes() const { return ring_capacity(ranks_); }
+
+std::size_t Segment::ring_offset(int from, int to) const {
+  const auto n = static_cast<std::size_t>(ranks_);
+  const auto pair = static_cast<std::size_t>(from) * (n - 1) + static_cast<std::size_t>(to < from ? to : to - 1);
+  return kHeaderBytes + n * sizeof(RankBlock) + pair * (sizeof(RingHeader) + ring_bytes());
+}
+
+RingHeader& Segment::ring(int from, int to) const {
+  return *reinterpret_cast<RingHeader*>(base_ + ring_offset(from, to));
+}
+
+std::byte* Segment::ring_data(int from, int to) const { return base_ + ring_offset(from, to) + sizeof(RingHeader); }
+
+}  // namespace ferrule

@@ -1,0 +1,33 @@
+// A channel whose data go over its socket.
+#pragma once
+
+#include <vector>
+
+#include "channel.h"
+
+namespace ferrule {
+
+class TcpChannel final : public Channel {
+ public:
+  explicit TcpChannel(const Ends& ends);
+
+  std::size_t try_send(std::span<const ConstBytes> parts) override;
+  std::size_t try_recv(Bytes into) override;
+  short poll_events(bool receiving, bool sending) const override;
+  void on_poll(short revents) override;
+  const char* transport() const override { return "tcp"; }
+
+ protected:
+  void drain() override;
+
+ private:
+  std::size_t read_socket(Bytes into);
+  std::size_t take_inbox(Bytes into);
+
+  // Bytes read ahead: a header and a small payload cost one system call instead of two.
+  std::vector<std::byte> inbox_;
+  std::size_t inbox_begin_ = 0;
+  std::size_t inbox_end_ = 0;
+};
+
+}  // namespace ferrule

@@ -1,0 +1,132 @@
+#include "wait.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+
+namespace ferrule {
+namespace {
+
+// How often a sleeper looks up, for signals that another thread received and for the interrupt hook.
+constexpr std::chrono::milliseconds kLookUp{100};
+// Steps between two looks at the clock while spinning: a look costs as much as several steps.
+constexpr unsigned kStepsPerLook = 16;
+constexpr double kForever = 1e9;  // seconds; more would overflow the clock
+
+}  // namespace
+
+Waiter::Waiter(const Settings& settings, const std::vector<Channel*>& channels, std::atomic<std::uint32_t>* sleeping)
+    : settings_(settings), channels_(channels), sleeping_(sleeping), spin_(settings.spin), wanted_(channels.size()) {}
+
+void Waiter::begin(const Call& call, double timeout) {
+  call_ = call;
+  start_ = Clock::now();
+  const double seconds = std::isnan(timeout) ? 0 : std::clamp(timeout, 0.0, kForever);
+  deadline_ = start_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+double Waiter::seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+Waiter::Idle::~Idle() {
+  if (phase == Phase::sleep) waiter.lower_flag();
+}
+
+void Waiter::Idle::reset() {
+  if (phase == Phase::sleep) waiter.lower_flag();
+  phase = Phase::spin;
+  steps = 0;
+}
+
+void Waiter::Idle::finish() {
+  if (late) {
+    waiter.spin_ /= 2;
+  } else if (waiter.spin_ < waiter.settings_.spin) {
+    waiter.spin_ = std::min(waiter.settings_.spin, waiter.spin_ * 2 + std::chrono::microseconds(1));
+  }
+}
+
+bool Waiter::Idle::relax() {
+  if (phase == Phase::sleep) return true;
+  if (phase == Phase::spin) {
+    if (++steps % kStepsPerLook != 0 && waiter.spin_ > Clock::duration::zero()) {
+      cpu_relax();
+      return false;
+    }
+    const Clock::time_point now = Clock::now();
+    if (steps <= kStepsPerLook) since = now;
+    if (now - since < waiter.spin_) return false;
+    late = true;
+    phase = Phase::yield;
+    since = now;
+  }
+  ::sched_yield();
+  const Clock::time_point now = Clock::now();
+  waiter.check(now);
+  if (now - since < waiter.settings_.yield) return false;
+  phase = Phase::sleep;
+  if (waiter.sleeping_ != nullptr) {
+    waiter.sleeping_->store(1, std::memory_order_relaxed);
+    // The other half of the handshake in ShmChannel::notify: the step that follows sees what came before a bell
+    // that nobody rang.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+  return false;
+}
+
+void Waiter::lower_flag() {
+  if (sleeping_ != nullptr) sleeping_->store(0, std::memory_order_relaxed);
+}
+
+void Waiter::check(Clock::time_point now) {
+  if (aborted()) throw Failure(FERRULE_ABORTED, -1, "the group was aborted on this rank");
+  if (now >= deadline_) time_out();
+}
+
+void Waiter::time_out() {
+  std::string peers;
+  int first = -1;
+  for (std::size_t rank = 0; rank < wanted_.size(); ++rank) {
+    if (!wanted_[rank].receive && !wanted_[rank].send) continue;
+    if (first < 0) first = static_cast<int>(rank);
+    peers += (peers.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.3g", this->seconds());
+  std::string text = describe(call_) + " was not done after " + seconds + " s";
+  if (!peers.empty()) text += "; waiting for rank " + peers;
+  throw Failure(FERRULE_TIMEOUT, first, std::move(text));
+}
+
+void Waiter::sleep() {
+  polled_.clear();
+  polled_channels_.clear();
+  for (std::size_t rank = 0; rank < channels_.size(); ++rank) {
+    Channel* const channel = channels_[rank];
+    if (channel == nullptr) continue;
+    if (channel->gone()) {
+      if (wanted_[rank].receive || wanted_[rank].send) throw channel->loss();
+      continue;  // it said goodbye, and nothing is missing from it
+    }
+    polled_.push_back({channel->fd(), channel->poll_events(wanted_[rank].receive, wanted_[rank].send), 0});
+    polled_channels_.push_back(channel);
+  }
+  const Clock::time_point before = Clock::now();
+  check(before);
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - before);
+  const auto nap = std::min<std::chrono::milliseconds>(left, kLookUp);
+  const int ready = ::poll(polled_.data(), static_cast<nfds_t>(polled_.size()), static_cast<int>(nap.count()));
+  const int error = errno;
+  lower_flag();
+  if (ready < 0 && error != EINTR) throw Failure(FERRULE_SYSTEM, -1, std::string("poll: ") + std::strerror(error));
+  if (aborted()) throw Failure(FERRULE_ABORTED, -1, "the group was aborted on this rank");
+  if (ready > 0) {
+    for (std::size_t i = 0; i < polled_.size(); ++i) {
+      if (polled_[i].revents != 0) polled_channels_[i]->on_poll(polled_[i].revents);
+    }
+  } else if (settings_.interrupted != nullptr && settings_.interrupted(settings_.interrupted_context) != 0) {
+    throw Failure(FERRULE_INTERRUPTED, -1, "interrupted by a signal");
+  }
+}
+
+}  // namespace ferrule

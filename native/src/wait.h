@@ -1,0 +1,106 @@
+// Waiting: spin, then yield the core, then sleep in poll() on every peer's socket.
+//
+// Spinning is what makes small messages fast and what ruins everything when another process needs the core. So the
+// time to spin shrinks while it does not pay and grows back when it does; yielding costs a fraction of a
+// microsecond and lets others run; and only then the rank sleeps, which costs tens of microseconds to end.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <poll.h>
+#include <sched.h>
+#include <vector>
+
+#include "channel.h"
+
+namespace ferrule {
+
+inline void cpu_relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+enum class Progress { done, moved, idle };
+
+// What an operation waits for from one peer.
+struct Wanted {
+  bool receive = false;
+  bool send = false;
+};
+
+class Waiter {
+ public:
+  struct Settings {
+    Clock::duration spin{};
+    Clock::duration yield{};
+    int (*interrupted)(void*) = nullptr;
+    void* interrupted_context = nullptr;
+  };
+
+  // `channels[rank]` is nullptr for this rank. `sleeping` is this rank's flag in the segment, or nullptr.
+  Waiter(const Settings& settings, const std::vector<Channel*>& channels, std::atomic<std::uint32_t>* sleeping);
+
+  // Start of an operation that must end within `timeout` seconds.
+  void begin(const Call& call, double timeout);
+  double seconds() const;
+  // May be called from any thread; the sockets must be shut down after it, to wake a sleeper.
+  void abort() { aborted_.store(true, std::memory_order_release); }
+  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+
+  // Call step() until it says done. wants(rank) tells what the step is waiting for when it has long been idle.
+  template <class Step, class Wants>
+  void until(Step&& step, Wants&& wants) {
+    Idle idle{*this};
+    for (;;) {
+      const Progress progress = step();
+      if (progress == Progress::done) return idle.finish();
+      if (progress == Progress::moved) {
+        idle.reset();
+      } else if (idle.relax()) {
+        for (std::size_t rank = 0; rank < channels_.size(); ++rank) {
+          wanted_[rank] = channels_[rank] == nullptr ? Wanted{} : wants(static_cast<int>(rank));
+        }
+        sleep();
+        idle.reset();
+      }
+    }
+  }
+
+ private:
+  enum class Phase { spin, yield, sleep };
+
+  struct Idle {
+    Waiter& waiter;
+    Phase phase = Phase::spin;
+    bool late = false;  // spinning alone was not enough
+    unsigned steps = 0;
+    Clock::time_point since{};
+
+    ~Idle();
+    bool relax();  // true: the sleeping flag is up and one more step found nothing, so sleep now
+    void reset();
+    void finish();
+  };
+
+  void lower_flag();
+  void sleep();
+  void check(Clock::time_point now);
+  [[noreturn]] void time_out();
+
+  const Settings settings_;
+  const std::vector<Channel*> channels_;
+  std::atomic<std::uint32_t>* const sleeping_;
+  Clock::duration spin_;  // the adapted part of settings_.spin
+  std::atomic<bool> aborted_{false};
+  Call call_;
+  Clock::time_point start_{};
+  Clock::time_point deadline_{};
+  std::vector<Wanted> wanted_;
+  std::vector<pollfd> polled_;
+  std::vector<Channel*> polled_channels_;
+};
+
+}  // namespace ferrule

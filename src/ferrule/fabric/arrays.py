@@ -1,0 +1,106 @@
+"""Where an array's bytes lie: numpy arrays, torch tensors, and anything else on the CPU that speaks DLPack."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ferrule._native import DTYPES
+
+Location = tuple[int, int, int]
+"""Address, number of elements, code of the element type in the native core."""
+
+_SIZES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+}
+
+_torch_tensor: Any = None
+_torch_codes: dict[Any, int] = {}
+_numpy_codes: dict[Any, int] = {}
+
+
+def locate(x: Any, *, writable: bool) -> Location:
+    """Address, element count and type code of ``x``, without a copy.
+
+    Raises `TypeError` for what is no array, an element type that cannot be moved or a tensor on a device, and
+    `ValueError` for a layout with gaps or a read-only array that would have to be written.
+    """
+    if _torch_tensor is not None and isinstance(x, _torch_tensor):
+        # The hot path: five attribute reads and nothing else.
+        code = _torch_codes.get(x.dtype)
+        if code is not None and x.is_cpu and x.is_contiguous():
+            return x.data_ptr(), x.numel(), code
+        raise _refuse_torch(x)
+    if isinstance(x, np.ndarray):
+        return _locate_numpy(x, writable)
+    return _locate_other(x, writable)
+
+
+def new_like(x: Any, shape: Sequence[int]) -> Any:
+    """A fresh contiguous array of the same kind and element type."""
+    if _torch_tensor is not None and isinstance(x, _torch_tensor):
+        return x.new_empty(tuple(shape))
+    if isinstance(x, np.ndarray):
+        return np.empty(shape, dtype=x.dtype)
+    raise TypeError(f"give out=: Ferrule does not know how to make another {type(x).__name__}")
+
+
+def _locate_numpy(x: np.ndarray[Any, Any], writable: bool) -> Location:
+    code = _numpy_codes.get(x.dtype)
+    if code is None:
+        code = _numpy_code(x.dtype)
+    if not x.flags.c_contiguous:
+        raise ValueError(f"the array is not contiguous (shape {x.shape}, strides {x.strides}); pass a contiguous copy")
+    address, read_only = x.__array_interface__["data"]
+    if writable and read_only:
+        raise ValueError("the array is read-only and this operation writes to it; pass a writable copy")
+    return address, x.size, code
+
+
+def _locate_other(x: Any, writable: bool) -> Location:
+    _register_torch()
+    if _torch_tensor is not None and isinstance(x, _torch_tensor):
+        return locate(x, writable=writable)
+    if not hasattr(x, "__dlpack__"):
+        raise TypeError(f"{type(x).__name__} is no array; pass a numpy array, a torch tensor or a DLPack exporter")
+    if x.__dlpack_device__()[0] != 1:
+        raise TypeError(f"this {type(x).__name__} is not in host memory; copy it to the CPU first")
+    return _locate_numpy(np.from_dlpack(x), writable)
+
+
+def _register_torch() -> None:
+    """Learn torch's types once somebody else has imported torch; Ferrule itself never does."""
+    global _torch_tensor
+    torch = sys.modules.get("torch")
+    if _torch_tensor is None and torch is not None and hasattr(torch, "Tensor"):
+        _torch_codes.update({getattr(torch, name): code for name, code in DTYPES.items()})
+        _torch_tensor = torch.Tensor
+
+
+def _numpy_code(dtype: np.dtype[Any]) -> int:
+    # ml_dtypes registers its bfloat16 with numpy under this name. A type of foreign byte order has the same name.
+    code = DTYPES.get(dtype.name)
+    if code is None or not dtype.isnative or dtype.itemsize != _SIZES[dtype.name]:
+        raise TypeError(f"element type {dtype} cannot be moved; use one of {', '.join(DTYPES)}")
+    _numpy_codes[dtype] = code
+    return code
+
+
+def _refuse_torch(x: Any) -> Exception:
+    if not x.is_cpu:
+        return TypeError(f"the tensor is on {x.device}; Ferrule moves host memory, so pass x.cpu()")
+    if x.dtype not in _torch_codes:
+        return TypeError(f"element type {x.dtype} cannot be moved; use one of {', '.join(DTYPES)}")
+    shape, strides = tuple(x.shape), x.stride()
+    return ValueError(f"the tensor is not contiguous (shape {shape}, strides {strides}); pass x.contiguous()")
