@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from ferrule.engine.control import params_to_json
@@ -81,7 +81,7 @@ class LocalEngine:
             raise
         self._state = "ready"
 
-    async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncIterator[Token]:
+    async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
         """See `ferrule.engine.types.Engine.generate`."""
         self._check(prompt)
         number = next(self._numbers)

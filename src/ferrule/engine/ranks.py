@@ -81,7 +81,7 @@ class Ranks:
         self._failure = RankFailure()
         self._stopping = False
         self._readers: list[asyncio.Task[None]] = []
-        self._writer: asyncio.StreamWriter | None = None
+        self._writers: list[asyncio.StreamWriter] = []  # in rank order; one that is dropped closes its socket
         pairs = [socket.socketpair() for _ in range(self.size)]
         self._ours = [ours for ours, _ in pairs]
         theirs = [their for _, their in pairs]
@@ -102,16 +102,15 @@ class Ranks:
     async def connect(self) -> None:
         """Begin to relay messages."""
         for rank, ours in enumerate(self._ours):
-            ours.setblocking(False)
             reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
-            if rank == self._driver:
-                self._writer = writer
+            self._writers.append(writer)
             self._readers.append(asyncio.create_task(self._relay(rank, reader), name=f"rank {rank}"))
 
     def send(self, message: Event) -> None:
         """Send to the driver. Silent when it is gone: its loss is reported by `on_failure`."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        driver = self._writers[self._driver]
+        if not driver.is_closing():
+            driver.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
     async def stop(self) -> None:
         """End every rank and remove their logs. Returns within about a second; safe to call twice."""
@@ -120,8 +119,10 @@ class Ranks:
         for task in self._readers:
             task.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
-        if self._writer is not None:
-            self._writer.close()
+        for writer in self._writers:
+            writer.close()
+        for ours in self._ours:
+            ours.close()
         shutil.rmtree(self._logs, ignore_errors=True)
 
     async def _relay(self, rank: int, reader: asyncio.StreamReader) -> None:

@@ -28,7 +28,9 @@ class ModelTokenizer:
         return list(self._inner.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return str(self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        # Cleaned-up spaces would depend on what follows, and a stream cannot know that.
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return str(self._inner.decode(list(ids), **options))
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Token ids of the rendered conversation. Raises `RequestError` where the template refuses it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -91,6 +91,7 @@ class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that serving needs."""
 
     eos_token_id: int | None
+    has_chat_template: bool
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
@@ -111,13 +112,15 @@ class Engine(Protocol):
     max_context: int
     """The most tokens that prompt and answer may have together."""
     vocab_size: int
-    tokenizer: Tokenizer
     default_sampling: SamplingParams
     """What the model's generation_config recommends; used for fields that a request leaves out."""
     plan: Plan
     ranks: tuple[RankInfo, ...]
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncIterator[Token]:
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
         """Yield tokens as they are made. Closing the iterator early cancels the sequence on every rank.
 
         Raises `RequestError` (``code="context_length_exceeded"``) before the first token when the prompt leaves

@@ -82,8 +82,8 @@ def serve(options: RankOptions, control: Control) -> None:
 
 
 def transports(world: fabric.Group) -> str:
-    """The transports to this rank's peers, such as ``shm`` or ``shm, tcp``."""
-    return ", ".join(sorted({peer.transport for peer in world.describe().peers})) or "none"
+    """The transports to this rank's peers, such as ``shm`` or ``shm+tcp``."""
+    return world.describe().transports if world.size > 1 else "none"
 
 
 def follow(runner: Runner) -> None:

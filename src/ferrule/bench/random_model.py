@@ -1,0 +1,57 @@
+"""Models with random weights, to measure speed without a download. What they say is nonsense."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from ferrule.models import demo_path
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """The shape of a random Llama."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    vocabulary: int = 32000
+
+    @classmethod
+    def half_billion(cls) -> RandomModel:
+        """499.7 million parameters, 1.0 GB in bfloat16: beyond any cache, so decoding streams it from memory."""
+        return cls("llama-0.5b-random", 1024, 4864, 24, 16, 8)
+
+    @classmethod
+    def tiny(cls) -> RandomModel:
+        return cls("llama-tiny-random", 128, 256, 4, 8, 4, 4096)
+
+
+def save_random_llama(directory: Path, shape: RandomModel, seed: int = 0) -> Path:
+    """Save a bfloat16 Llama of ``shape`` with the embedded model's tokenizer beside it; returns ``directory``."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+        dtype="bfloat16",
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    for file in demo_path().glob("*token*"):
+        shutil.copy(file, directory)
+    return directory

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "engine")]  # the makers of servers and of tiny models
+
+from server_process import Server, start_server  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Server]:
+    server = start_server("--demo", "--dtype", "float32")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def fresh_demo() -> Iterator[Server]:
+    server = start_server("--demo")
+    yield server
+    server.stop()
