@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ferrule/ferrule.h"
+#include "raw.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -170,6 +171,9 @@ NB_MODULE(_native, module) {
       .def("abort", &PyGroup::abort)
       .def("transport", &PyGroup::transport)
       .def("failure", &PyGroup::failure);
+
+  module.def("raw_ping_pong", &ferrule::raw_ping_pong, "fd"_a, "bytes"_a, "rounds"_a, "starts"_a, "timeout"_a,
+             nb::call_guard<nb::gil_scoped_release>());
 
   nb::dict status;
   status["OK"] = static_cast<int>(FERRULE_OK);

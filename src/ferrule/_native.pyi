@@ -4,6 +4,8 @@ STATUS: dict[str, int]
 DTYPES: dict[str, int]
 REDUCTIONS: dict[str, int]
 
+def raw_ping_pong(fd: int, bytes: int, rounds: int, starts: bool, timeout: float) -> list[float]: ...  # noqa: A002
+
 class Segment:
     @staticmethod
     def create(name: str, token: bytes, ranks: int) -> Segment: ...

@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn, Self, TypeVar
 import numpy as np
 
 from ferrule._native import REDUCTIONS, STATUS
+from ferrule.config import TransportChoice, check_transport
 from ferrule.errors import FabricError, FabricTimeout, FerruleError, PeerLost
 from ferrule.fabric.arrays import locate, new_like
 from ferrule.fabric.describe import GroupInfo
@@ -166,26 +167,32 @@ class Group:
         if status:
             self._fail(status)
 
-    def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Group | None:
+    def split(
+        self,
+        color: int | None,
+        key: int = 0,
+        *,
+        transport: TransportChoice | None = None,
+        timeout: float | None = None,
+    ) -> Group | None:
         """Make groups of the ranks with equal ``color``, ordered by ``key`` and then by rank in this group.
 
         Every rank of this group must call it; one with ``color=None`` joins no group and gets None. The new group
         has its own connections, so its operations may be interleaved with this group's in any order.
+        ``transport`` (the same on all ranks of the new group) overrides this group's choice.
         """
+        if transport is not None:
+            check_transport(transport, "transport")
         deadline = Deadline(self._timeout if timeout is None else timeout)
         if color is None:
             self._exchange_split(None, key, None, deadline)
             return None
-        if self.size == 1:
-            return Group(
-                self._join_split(1, 0, self._membership.hosts, None, deadline), self._membership, self._timeout
-            )
-        address = self._membership.hosts[self.rank].address
+        address = self._membership.hosts[self.rank].address or "127.0.0.1"
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             with socket.create_server((address, 0), family=family, backlog=128) as listener:
                 members = self._exchange_split(color, key, listener, deadline)
-                hosts = tuple(host for _, host in members)
+                hosts = tuple(host if transport is None else replace(host, transport=transport) for _, host in members)
                 rank = [member for member, _ in members].index(self.rank)
                 joined = self._join_split(color, rank, hosts, listener, deadline)
         except (FerruleError, OSError) as error:
