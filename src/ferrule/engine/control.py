@@ -1,7 +1,7 @@
 """The rank's end of the socket to the process that started it: JSON, one message a line.
 
 Down: ``{"op": "add", "id", "prompt", "params"}``, ``{"op": "cancel", "id"}``, ``{"op": "stop"}`` (to the driver only).
-Up: ``{"event": "progress" | "ready" | "tokens" | "error", ...}``. `ferrule.engine.local` is the other end.
+Up: ``{"event": "progress" | "ready" | "tokens" | "load" | "error", ...}``. `ferrule.engine.local` is the other end.
 """
 
 from __future__ import annotations

@@ -131,12 +131,13 @@ class LocalEngine:
     def _heard(self, rank: int, event: Event) -> None:
         match event["event"]:
             case "tokens":
-                self._running, self._waiting = event["running"], event["waiting"]
                 for number, token, logprob, top, finish in event["tokens"]:
                     stream = self._streams.get(number)
                     if stream is not None:  # else: cancelled while this was on its way
                         alternatives = tuple((int(other), float(value)) for other, value in top)
                         stream.put_nowait(Token(token, logprob, alternatives, finish))
+            case "load":
+                self._running, self._waiting = event["running"], event["waiting"]
             case "progress":
                 if self._on_progress is not None:
                     self._on_progress(Progress(**{k: v for k, v in event.items() if k != "event"}))

@@ -111,6 +111,7 @@ class Driver:
         self.scheduler = Scheduler(limits, frozenset(options.end_tokens))
         self.samplers: dict[int, Sampler] = {}
         self.under_way: deque[Batch] = deque()
+        self.reported = (0, 0)
 
     def loop(self) -> None:
         while True:
@@ -150,6 +151,7 @@ class Driver:
             elif message["op"] == "cancel":
                 self.scheduler.cancel(identity)
         self.samplers = {i: s for i, s in self.samplers.items() if i in self.scheduler.by_identity}
+        self._report_load()
         return True
 
     def _finish(self, batch: Batch) -> None:
@@ -167,8 +169,14 @@ class Driver:
 
     def _report(self, results: list[tuple[int, Choice, FinishReason | None]]) -> None:
         tokens = [(identity, c.token, c.logprob, c.top, reason) for identity, c, reason in results]
-        running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
-        self.control.send("tokens", tokens=tokens, running=running, waiting=waiting)
+        self.control.send("tokens", tokens=tokens)
+
+    def _report_load(self) -> None:
+        """Say how many sequences run and wait, when that has changed."""
+        load = (len(self.scheduler.running), len(self.scheduler.waiting))
+        if load != self.reported:
+            self.control.send("load", running=load[0], waiting=load[1])
+            self.reported = load
 
 
 if __name__ == "__main__":
