@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ferrule.bench import DEFAULT_SIZES, FabricBench, bench_fabric
+from ferrule.cli import bench_decode
 from ferrule.config import check_transport
 from ferrule.units import format_bytes, parse_bytes
 
@@ -56,6 +57,9 @@ def fabric(
     if json_file is not None:
         json_file.write_text(json.dumps(list(result.rows), indent=1) + "\n")
         console.print(f"wrote {json_file}")
+
+
+app.command(epilog=bench_decode.EXAMPLES)(bench_decode.decode)
 
 
 def _table(result: FabricBench, transports: Sequence[str], ranks: int) -> Table:
