@@ -7,13 +7,12 @@ import itertools
 import os
 import time
 from collections.abc import AsyncGenerator, Sequence
-from pathlib import Path
 
 from ferrule.engine.control import params_to_json
 from ferrule.engine.options import EngineOptions, RankOptions
+from ferrule.engine.prepare import PreparedModel, in_background, prepare
 from ferrule.engine.ranks import Event, Ranks
-from ferrule.engine.source import DEMO, describe, read_config, resolve
-from ferrule.engine.tokenizer import ModelTokenizer, generation_defaults
+from ferrule.engine.source import DEMO
 from ferrule.engine.types import (
     Health,
     Progress,
@@ -23,8 +22,7 @@ from ferrule.engine.types import (
     State,
     Token,
 )
-from ferrule.errors import ConfigError, EngineError, FerruleError, RequestError
-from ferrule.plan import ModelSpec, Plan, make_plan
+from ferrule.errors import EngineError, FerruleError, RequestError
 
 LOAD_TIMEOUT = 3600.0
 """Seconds that loading may take in all."""
@@ -35,16 +33,14 @@ DEMO_NAME = "ferrule-demo"
 class LocalEngine:
     """`ferrule.engine.types.Engine` over rank processes of this machine. Made by `start`."""
 
-    def __init__(self, options: EngineOptions, directory: Path, spec: ModelSpec, plan: Plan) -> None:
-        self.name = options.name or (DEMO_NAME if options.model == DEMO else directory.resolve().name)
+    def __init__(self, options: EngineOptions, model: PreparedModel) -> None:
+        self.name = options.name or (DEMO_NAME if options.model == DEMO else model.directory.resolve().name)
         self.created = int(time.time())
-        self.plan = plan
-        self.vocab_size = spec.vocab_size
-        self.max_context = _context(options, spec)
-        self.tokenizer = ModelTokenizer(directory)
-        self.default_sampling, end_tokens = generation_defaults(directory)
-        if self.tokenizer.eos_token_id is not None:
-            end_tokens |= {self.tokenizer.eos_token_id}
+        self.plan = model.plan
+        self.vocab_size = model.spec.vocab_size
+        self.max_context = options.max_context or model.spec.max_context
+        self.tokenizer = model.tokenizer
+        self.default_sampling = model.default_sampling
         self.ranks: tuple[RankInfo, ...] = ()
         self._state: State = "loading"
         self._error: FerruleError | None = None
@@ -55,14 +51,14 @@ class LocalEngine:
         self._infos: dict[int, RankInfo] = {}
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         rank_options = RankOptions(
-            directory=str(directory.resolve()),
+            directory=str(model.directory.resolve()),
             dtype=options.dtype,
-            plan=plan,
-            threads=options.threads or max(1, _cores() // plan.world_size),
+            plan=self.plan,
+            threads=options.threads or max(1, _cores() // self.plan.world_size),
             context=self.max_context,
             max_sequences=options.max_sequences,
             batch_tokens=options.batch_tokens,
-            end_tokens=tuple(sorted(end_tokens)),
+            end_tokens=tuple(sorted(model.end_tokens)),
         )
         self._processes = Ranks(rank_options, self._heard, self._failed)
 
@@ -171,21 +167,9 @@ async def start(options: EngineOptions, on_progress: ProgressCallback | None = N
     ``on_progress`` is called from the event loop. Raises `ModelError`, `PlanError` or `ConfigError` before any process
     is started where the files or the split are at fault, `EngineError` where a rank fails.
     """
-    directory = await asyncio.to_thread(resolve, options.model)
-    config = read_config(directory)
-    spec = describe(directory, config)
-    plan = make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
-    engine = LocalEngine(options, directory, spec, plan)
+    engine = LocalEngine(options, await in_background(lambda: prepare(options)))
     await engine.load(on_progress)
     return engine
-
-
-def _context(options: EngineOptions, spec: ModelSpec) -> int:
-    if options.max_context is not None and options.max_context > spec.max_context:
-        raise ConfigError(
-            f"--max-context {options.max_context} is more than this model was made for: {spec.max_context}"
-        )
-    return options.max_context or spec.max_context
 
 
 def _cores() -> int:

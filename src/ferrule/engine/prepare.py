@@ -1,0 +1,73 @@
+"""What is found out and decided about a model before any rank is started."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ferrule.engine.options import EngineOptions
+from ferrule.engine.source import describe, read_config, resolve
+from ferrule.engine.tokenizer import ModelTokenizer, generation_defaults
+from ferrule.engine.types import SamplingParams
+from ferrule.errors import ConfigError
+from ferrule.plan import ModelSpec, Plan, make_plan
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """``end_tokens``: ids that end an answer, by the tokenizer and by generation_config.json."""
+
+    directory: Path
+    spec: ModelSpec
+    plan: Plan
+    tokenizer: ModelTokenizer
+    default_sampling: SamplingParams
+    end_tokens: frozenset[int]
+
+
+def prepare(options: EngineOptions) -> PreparedModel:
+    """Find (or download) the model, check its files and plan the split.
+
+    Raises `ModelError`, `PlanError` or `ConfigError`, whichever is at fault.
+    """
+    directory = resolve(options.model)
+    spec = describe(directory, read_config(directory))
+    if options.max_context is not None and options.max_context > spec.max_context:
+        raise ConfigError(
+            f"--max-context {options.max_context} is more than this model was made for: {spec.max_context}"
+        )
+    plan = make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
+    tokenizer = ModelTokenizer(directory)
+    default_sampling, end_tokens = generation_defaults(directory)
+    if tokenizer.eos_token_id is not None:
+        end_tokens |= {tokenizer.eos_token_id}
+    return PreparedModel(directory, spec, plan, tokenizer, default_sampling, end_tokens)
+
+
+async def in_background(work: Callable[[], Result]) -> Result:
+    """Run ``work`` beside the event loop, in a thread that does not hold up the program's end (a download would)."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def deliver(finish: Callable[[], None]) -> None:
+        if not done.done():  # else: cancelled
+            finish()
+
+    def run() -> None:
+        try:
+            result = work()
+            finish = lambda: done.set_result(result)  # noqa: E731
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the event loop
+            raised = error
+            finish = lambda: done.set_exception(raised)  # noqa: E731
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(deliver, finish)
+
+    threading.Thread(target=run, name="prepare model", daemon=True).start()
+    return await done
