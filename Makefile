@@ -32,7 +32,7 @@ $(VENV)/.serve $(VENV)/.test $(VENV)/.dev: $(VENV)/.%: pyproject.toml Makefile $
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing Ferrule into $(VENV) (PyTorch is the largest part; it is fetched once)"
 	@$(PIP) install -q --upgrade pip
-	@$(PIP) install -q '$(TORCH)'
+	$(PIP) install '$(TORCH)'
 	$(PIP) install -q -e '.[$*]'
 	@touch $@
 

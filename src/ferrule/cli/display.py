@@ -106,7 +106,6 @@ def plan_table(plan: Plan, ranks: tuple[RankInfo, ...]) -> Table:
 
 
 def layers(shard: Shard) -> str:
-    """``0–11``, with what the stage holds beside them."""
+    """What the rank's stage is made of, such as ``embed, 0–11, head``."""
     held = f"{shard.first_layer}–{shard.last_layer - 1}" if shard.last_layer > shard.first_layer else "none"
-    ends = [name for name, there in (("embedding", shard.has_embedding), ("head", shard.has_head)) if there]
-    return " + ".join([held, *ends])
+    return ", ".join([*(["embed"] if shard.has_embedding else []), held, *(["head"] if shard.has_head else [])])
