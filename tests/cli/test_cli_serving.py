@@ -65,7 +65,7 @@ def test_serve_shows_what_it_does_and_stops_at_once() -> None:
         assert "rank 1: warm up" in told
         assert "acme/fake-1b is served at http://127.0.0.1:" in told
         assert "tensor" in told
-        assert re.search(r"0 +4000 +0–7 \+ embedding \+ head +1/2 +976.6 KiB +shm +cpu", told)
+        assert re.search(r"0 +4000 +embed, 0–7, head +1/2 +976.6 KiB +shm +cpu", told)
         (line,) = [line for line in told.splitlines() if line.startswith("curl ")]
         command = shlex.split(line.replace("$FERRULE_API_KEY", "sesame"))
         assert answer_of(command) == TEXT
