@@ -47,6 +47,11 @@ void LocalCollectives::publish(Counter RankBlock::*counter, std::uint64_t value)
   notify_all();
 }
 
+const Call* LocalCollectives::ahead(int rank) {
+  const CallLine& line = slot(rank).line;
+  return line.round.load(std::memory_order_acquire) == round_ + 1 ? &line.call : nullptr;
+}
+
 void LocalCollectives::wait_for(Counter RankBlock::*counter, std::uint64_t value) {
   int ready = 0;
   const auto is_ready = [&](int rank) {

@@ -21,6 +21,9 @@ class LocalCollectives {
   void reduce_scatter(const Call& call, const std::byte* in, std::byte* out, ReduceFunction reduce);
   void barrier(const Call& call);
 
+  // What `rank` called if it is in a collective here that this rank has not entered: it waits for us.
+  const Call* ahead(int rank);
+
  private:
   Slot& slot(int rank) { return block(rank).slots[round_ & 1]; }
   RankBlock& block(int rank) { return *blocks_[static_cast<std::size_t>(rank)]; }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "collectives_local.h"
+
 namespace ferrule {
 
 bool Outgoing::pump() {
@@ -101,10 +103,21 @@ bool Exchange::finished() const {
          std::ranges::all_of(incoming_, [](const Incoming& in) { return in.channel == nullptr || in.done(); });
 }
 
-Wanted Exchange::wanted(int rank) const {
-  const auto i = static_cast<std::size_t>(rank);
-  return {incoming_[i].channel != nullptr && incoming_[i].can_receive(),
-          outgoing_[i].channel != nullptr && outgoing_[i].can_send()};
+Wanted Exchange::wanted(int rank) {
+  Incoming& in = incoming_[static_cast<std::size_t>(rank)];
+  Outgoing& out = outgoing_[static_cast<std::size_t>(rank)];
+  const bool receive = in.channel != nullptr && in.can_receive();
+  const bool send = out.channel != nullptr && out.can_send();
+  const Call* const theirs = local_ != nullptr && (receive || send) ? local_->ahead(rank) : nullptr;
+  // A peer inside a collective that waits for us serves no channel: unless what we want is there already, we would
+  // wait for each other until the deadline.
+  if (theirs != nullptr && !(receive && in.pump()) && !(send && out.pump())) {
+    const Call& ours = receive ? in.expected.call : out.header.call;
+    throw Failure(FERRULE_MISMATCH, rank,
+                  "rank " + std::to_string((receive ? in.channel : out.channel)->rank()) + " called " +
+                      describe(ours) + " but rank " + std::to_string(rank) + " called " + describe(*theirs));
+  }
+  return {receive, send};
 }
 
 }  // namespace ferrule

@@ -47,9 +47,13 @@ struct Incoming {
   void check_header();
 };
 
+class LocalCollectives;
+
 class Exchange {
  public:
-  explicit Exchange(Waiter& waiter, std::size_t size) : waiter_(waiter), outgoing_(size), incoming_(size) {}
+  // `local`: where collectives go past the channels, or nullptr.
+  Exchange(Waiter& waiter, std::size_t size, LocalCollectives* local)
+      : waiter_(waiter), local_(local), outgoing_(size), incoming_(size) {}
 
   // Start afresh; every rank without a channel takes no part.
   void clear();
@@ -75,9 +79,10 @@ class Exchange {
  private:
   bool pump();
   bool finished() const;
-  Wanted wanted(int rank) const;
+  Wanted wanted(int rank);
 
   Waiter& waiter_;
+  LocalCollectives* const local_;
   std::vector<Outgoing> outgoing_;  // by rank
   std::vector<Incoming> incoming_;
 };

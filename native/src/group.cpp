@@ -62,23 +62,23 @@ Group::Group(const ferrule_group_options& options)
   const Waiter::Settings settings{microseconds(options.spin_us), microseconds(options.yield_us), options.interrupted,
                                   options.interrupted_context};
   waiter_ = std::make_unique<Waiter>(settings, channels_, mine >= 0 ? &segment_->rank(mine).sleeping : nullptr);
-  exchange_ = std::make_unique<Exchange>(*waiter_, static_cast<std::size_t>(size_));
   if (size_ > 1 && on_segment == size_) {
     std::vector<int> indices(options.local_index, options.local_index + size_);
     local_ = std::make_unique<LocalCollectives>(*segment_, rank_, indices, channels_, *waiter_);
   }
+  exchange_ = std::make_unique<Exchange>(*waiter_, static_cast<std::size_t>(size_), local_.get());
 }
 
 Group::~Group() { close(); }
 
 template <class Body>
-ferrule_status Group::operate(Call& call, double timeout, Body&& body) {
+ferrule_status Group::operate(Call& call, std::uint64_t& counter, double timeout, Body&& body) {
   if (busy_.exchange(true, std::memory_order_acquire)) return FERRULE_BUSY;
   ferrule_status status = FERRULE_OK;
   if (ended_.load(std::memory_order_acquire)) {
     status = failure().status;
   } else {
-    if (call.op != Op::send) call.sequence = ++sequence_;
+    call.sequence = ++counter;
     waiter_->begin(call, timeout);
     try {
       body();
@@ -162,7 +162,7 @@ ferrule_status Group::all_reduce(void* data, std::size_t count, ferrule_dtype dt
   const ReduceFunction reduce = find_reduction(dtype, reduction);
   if (reduce == nullptr) return FERRULE_INVALID;
   Call call = make_call(Op::all_reduce, count * ferrule_dtype_size(dtype), dtype, reduction);
-  return operate(call, timeout, [&] {
+  return operate(call, sequence_, timeout, [&] {
     if (size_ == 1) return;
     if (local_) return local_->all_reduce(call, static_cast<std::byte*>(data), reduce);
     exchange_all_reduce(call, static_cast<std::byte*>(data), reduce);
@@ -173,7 +173,7 @@ ferrule_status Group::all_gather(const void* in, void* out, std::size_t count, f
   const std::size_t bytes = count * ferrule_dtype_size(dtype);
   if (ferrule_dtype_size(dtype) == 0) return FERRULE_INVALID;
   Call call = make_call(Op::all_gather, bytes, dtype);
-  return operate(call, timeout, [&] {
+  return operate(call, sequence_, timeout, [&] {
     auto* const mine = static_cast<std::byte*>(out) + static_cast<std::size_t>(rank_) * bytes;
     if (mine != in && bytes != 0) std::memmove(mine, in, bytes);
     if (size_ == 1) return;
@@ -188,7 +188,7 @@ ferrule_status Group::reduce_scatter(const void* in, void* out, std::size_t coun
   if (reduce == nullptr) return FERRULE_INVALID;
   const std::size_t bytes = count * ferrule_dtype_size(dtype);
   Call call = make_call(Op::reduce_scatter, bytes * static_cast<std::size_t>(size_), dtype, reduction);
-  return operate(call, timeout, [&] {
+  return operate(call, sequence_, timeout, [&] {
     const auto* const from = static_cast<const std::byte*>(in);
     auto* const to = static_cast<std::byte*>(out);
     if (size_ == 1) {
@@ -207,7 +207,7 @@ ferrule_status Group::broadcast(void* data, std::size_t count, ferrule_dtype dty
   if (root < 0 || root >= size_ || ferrule_dtype_size(dtype) == 0) return FERRULE_INVALID;
   Call call = make_call(Op::broadcast, count * ferrule_dtype_size(dtype), dtype);
   call.root = root;
-  return operate(call, timeout, [&] {
+  return operate(call, sequence_, timeout, [&] {
     const Bytes bytes(static_cast<std::byte*>(data), static_cast<std::size_t>(call.bytes));
     exchange_->clear();
     if (rank_ == root) {
@@ -224,8 +224,7 @@ ferrule_status Group::broadcast(void* data, std::size_t count, ferrule_dtype dty
 ferrule_status Group::send(const void* data, std::size_t count, ferrule_dtype dtype, int peer, double timeout) {
   if (!is_peer(peer) || ferrule_dtype_size(dtype) == 0) return FERRULE_INVALID;
   Call call = make_call(Op::send, count * ferrule_dtype_size(dtype), dtype);
-  return operate(call, timeout, [&] {
-    call.sequence = ++sent_[static_cast<std::size_t>(peer)];
+  return operate(call, sent_[static_cast<std::size_t>(peer)], timeout, [&] {
     exchange_->clear();
     exchange_->to(channels_[static_cast<std::size_t>(peer)], header(call)).first = {
         static_cast<const std::byte*>(data), static_cast<std::size_t>(call.bytes)};
@@ -236,8 +235,7 @@ ferrule_status Group::send(const void* data, std::size_t count, ferrule_dtype dt
 ferrule_status Group::recv(void* data, std::size_t count, ferrule_dtype dtype, int peer, double timeout) {
   if (!is_peer(peer) || ferrule_dtype_size(dtype) == 0) return FERRULE_INVALID;
   Call call = make_call(Op::send, count * ferrule_dtype_size(dtype), dtype);
-  return operate(call, timeout, [&] {
-    call.sequence = ++received_[static_cast<std::size_t>(peer)];
+  return operate(call, received_[static_cast<std::size_t>(peer)], timeout, [&] {
     exchange_->clear();
     exchange_->from(channels_[static_cast<std::size_t>(peer)], header(call)).second = {
         static_cast<std::byte*>(data), static_cast<std::size_t>(call.bytes)};
@@ -247,7 +245,7 @@ ferrule_status Group::recv(void* data, std::size_t count, ferrule_dtype dtype, i
 
 ferrule_status Group::barrier(double timeout) {
   Call call = make_call(Op::barrier, 0, FERRULE_U8);
-  return operate(call, timeout, [&] {
+  return operate(call, sequence_, timeout, [&] {
     if (size_ == 1) return;
     if (local_) return local_->barrier(call);
     exchange_empty(call);

@@ -37,9 +37,10 @@ class Group {
   const char* transport(int peer) const;
 
  private:
-  // Run one operation: one at a time, never on a closed group, and any failure in it closes the group.
+  // Run one operation: one at a time, never on a closed group, and any failure in it closes the group. The call
+  // gets its number from `counter`, which both ends of it count alike.
   template <class Body>
-  ferrule_status operate(Call& call, double timeout, Body&& body);
+  ferrule_status operate(Call& call, std::uint64_t& counter, double timeout, Body&& body);
   MessageHeader header(const Call& call) const { return {epoch_, call}; }
   bool is_peer(int rank) const { return rank >= 0 && rank < size_ && rank != rank_; }
   void end(const Failure& cause, double seconds);

@@ -293,7 +293,7 @@ class Group:
             )
         if status == _TIMEOUT:
             raise FabricTimeout(f"rank {self.rank}: {message}; the group is closed")
-        raise FabricError(f"rank {self.rank}: {message}; the group is closed")
+        raise FabricError(f"{message}; the group is closed on every rank")
 
 
 def _check_out(count: int, dtype: int, wanted: int, wanted_dtype: int) -> None:

@@ -1,0 +1,65 @@
+"""Right results, bit for bit the same whatever carries them."""
+
+from __future__ import annotations
+
+import pytest
+from ranks import run
+
+TRANSPORTS = ("shm", "tcp")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_results_equal_numpy_and_agree_over_all_transports(size: int) -> None:
+    digests = set()
+    for transport in TRANSPORTS if size > 1 else ("auto",):
+        reports = run("sweep", size, transport=transport, arguments={"seed": size, "count": 60})
+        digests |= {report["digest"] for report in reports}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (3, "tcp")])
+def test_torch_tensors_of_every_type(size: int, transport: str) -> None:
+    pytest.importorskip("torch")
+    run("torch_types", size, transport=transport)
+
+
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (2, "tcp"), (4, "shm"), (3, "tcp")])
+def test_messages_keep_their_order_and_are_buffered(size: int, transport: str) -> None:
+    run("point_to_point", size, transport=transport)
+
+
+@pytest.mark.parametrize(("size", "transport"), [(1, "auto"), (2, "shm"), (4, "auto"), (3, "tcp")])
+def test_split(size: int, transport: str) -> None:
+    reports = run("splits", size, transport=transport)
+    wanted = "self" if size == 1 else {"auto": "shm"}.get(transport, transport)
+    assert {report["transports"] for report in reports} == {wanted}
+    assert reports[0]["text"].startswith(f"rank 0 of {size}")
+
+
+def test_wrong_arguments_are_named_and_do_no_harm() -> None:
+    pytest.importorskip("torch")
+    from ranks import Ranks
+
+    wanted = [
+        ("ValueError", "not contiguous"),
+        ("ValueError", "not contiguous"),
+        ("ValueError", "read-only"),
+        ("TypeError", "list is no array"),
+        ("TypeError", "complex64"),
+        ("TypeError", "complex64"),
+        ("TypeError", "on meta"),
+        ("TypeError", ">f4"),
+        ("ValueError", "median"),
+        ("TypeError", "avg of bool"),
+        ("ValueError", "no rank 2"),
+        ("ValueError", "itself"),
+        ("ValueError", "does not divide"),
+        ("ValueError", "out has 7 elements"),
+        ("TypeError", "another element type"),
+    ]
+    with Ranks("arguments_checked", 2) as ranks:
+        for error, text in wanted:
+            for report in ranks.reports():
+                assert report["error"] == error
+                assert text in report["text"]
+        ranks.finish()

@@ -1,0 +1,48 @@
+"""Sizes and durations as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ferrule.errors import ConfigError
+from ferrule.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("64", 64), ("8KiB", 8192), ("1.5 MiB", 1572864), ("2GB", 2_000_000_000), ("9007199254740993", 2**53 + 1)],
+)
+def test_parse_bytes(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "x", "1.5", "-3", "3 parsecs", "1e9"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_bytes(text)
+
+
+@given(st.integers(0, 2**50))
+def test_formatted_sizes_parse_to_nearly_the_same(count: int) -> None:
+    assert abs(_approximately(format_bytes(count)) - count) <= count * 0.05
+
+
+def _approximately(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * parse_bytes(f"1{unit}")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30", 30.0), ("500ms", 0.5), ("2min", 120.0), ("40µs", 40e-6), ("1.5h", 5400.0)]
+)
+def test_parse_seconds(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1.23e-5, "12.3 µs"), (0.25, "250 ms"), (3.0, "3 s"), (4e-9, "4 ns"), (12345.6, "12346 s")]
+)
+def test_format_seconds(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
