@@ -234,7 +234,12 @@ def threads(group: Group, arguments: dict[str, Any]) -> None:
     group.barrier()
     if group.rank == 1:
         group.send(np.zeros(1, np.uint8), 0)
-        attempt(lambda: group.recv(np.empty(2, np.uint8), 0))
+
+        def receive_all() -> None:
+            while True:
+                group.recv(np.empty(2, np.uint8), 0)
+
+        attempt(receive_all)
         return
     done = threading.Event()
     outcome: list[str] = []
@@ -252,7 +257,7 @@ def threads(group: Group, arguments: dict[str, Any]) -> None:
     busy = None
     while busy is None and not done.is_set():
         try:
-            # Until the other thread is inside, this sends; a few bytes that nobody asks for do no harm here.
+            # Until the other thread is inside, this sends.
             group.send(np.empty(2, np.uint8), 1, timeout=5)
         except FerruleError as error:
             busy = str(error)
