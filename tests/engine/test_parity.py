@@ -172,6 +172,38 @@ def test_a_width_that_does_not_divide_is_refused_before_loading(tmp_path: Path) 
         load_only(tmp_path, 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("doge", "makes its own attention mask"),
+        ("hrm_text", "more than once per token"),
+        ("diffllama", "more than once per token"),
+    ],
+)
+def test_attention_that_the_cache_would_get_wrong_is_refused(name: str, why: str, tmp_path: Path) -> None:
+    make(name, tmp_path)
+    with pytest.raises(ModelError, match=why):
+        check_logits(name, tmp_path, 1, 1)
+
+
+def test_a_layer_that_keeps_nothing_in_the_cache_is_refused(tmp_path: Path) -> None:
+    def body(model: ShardedModel, world: ThreadGroup) -> None:
+        forward(model, world, plan, torch.tensor([[5, 6]]), 0)
+        model.check_trial(7)
+        del model.cache.sequences[7].keys[model.shard.first_layer]
+        model.check_trial(7)
+
+    plan = plan_for(make("llama", tmp_path), 1, 2)
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM computes attention in its own way in layer [02]"):
+        run_split(tmp_path, plan, body)
+
+
+def test_layers_that_are_no_plain_stack_are_not_cut_into_stages(tmp_path: Path) -> None:
+    make("hrm_text", tmp_path)
+    with pytest.raises(PlanError, match="no pipeline plan that fits HrmTextForCausalLM"):
+        check_logits("hrm_text", tmp_path, 1, 2)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bloom"])
 def test_an_architecture_without_a_plan_is_refused_by_name(name: str, tmp_path: Path) -> None:
     from transformers import AutoConfig

@@ -89,7 +89,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": {"num_key_value_heads": 8},
     "starcoder2": {"sliding_window": None},
+    "afmoe": {**EXPERTS, "num_experts": 4, "num_dense_layers": 1, "sliding_window": 8},
 }
+
+REFUSED: dict[str, dict[str, Any]] = {"doge": {}, "hrm_text": {}, "diffllama": {}}
+"""Architectures whose attention this engine would get wrong."""
 
 REQUIRED = (
     "llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma3_text", "gpt_oss", "deepseek_v3", "phi3", "glm4_moe",
@@ -101,7 +105,7 @@ def make(name: str, directory: Path, dtype: torch.dtype = torch.float32, **chang
 
     Every parameter is drawn at random, norms and biases too, so that one that is dropped or cut wrongly shows.
     """
-    config = AutoConfig.for_model(name, **{**COMMON, **CONFIGS[name], **changes})
+    config = AutoConfig.for_model(name, **{**COMMON, **(CONFIGS | REFUSED)[name], **changes})
     torch.manual_seed(hash_of(name))
     model = AutoModelForCausalLM.from_config(config).to(dtype)
     with torch.no_grad():

@@ -16,6 +16,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from ferrule.engine.kv_cache import KVCache
+from ferrule.errors import ModelError
 
 NAME = "ferrule"
 ATTRIBUTE = "ferrule_cache"
@@ -48,9 +49,12 @@ def batch_attention(
     """Attention of (1, heads, tokens, width) queries; the result is (1, tokens, heads, value width).
 
     ``sliding_window``: how many tokens back a token sees, itself included. ``s_aux``: one sink logit per query head
-    (gpt-oss). ``softcap``: Gemma 2's bound on the logits. ``attention_mask`` is never given: causality, windows and
-    the bounds of each sequence follow from the cache.
+    (gpt-oss). ``softcap``: Gemma 2's bound on the logits. ``attention_mask``: causality, windows and the bounds of
+    each sequence follow from the cache, so transformers makes none; a model that brings its own is refused with
+    `ModelError`.
     """
+    if attention_mask is not None:
+        raise ModelError(f"{type(module).__name__} makes its own attention mask, which this engine does not run")
     cache: KVCache = getattr(module, ATTRIBUTE)
     layer: int = module.layer_idx  # type: ignore[assignment]
     outputs = []
@@ -59,7 +63,7 @@ def batch_attention(
         keys, values = segment.cache.append(layer, key[0, :, span], value[0, :, span])
         outputs.append(attend(query[0, :, span], keys, values, scaling, sliding_window, softcap, s_aux))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-    return joined.transpose(0, 1).unsqueeze(0), None
+    return joined.transpose(0, 1).contiguous().unsqueeze(0), None  # some models `view` it
 
 
 def attend(

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ferrule.errors import ModelError
+
 GROW = 1024
 """At most this many tokens of room are added at once beyond what a sequence needs."""
 ROUND = 64
@@ -40,6 +42,8 @@ class SequenceCache:
 
     def _room(self, stored: dict[int, Tensor], layer: int, new: Tensor, end: int) -> Tensor:
         buffer = stored.get(layer)
+        if buffer is not None and self.length == 0:  # seen in the trial run, before any request
+            raise ModelError(f"the model runs layer {layer} more than once per token, which this engine does not do")
         if buffer is not None and buffer.shape[1] >= end:
             return buffer
         room = -(-min(max(end, 2 * self.length), end + GROW) // ROUND) * ROUND

@@ -53,6 +53,17 @@ class ShardedModel:
         out = self.model(**given, position_ids=positions, use_cache=False, logits_to_keep=logit_rows)
         return cast(Tensor, out.logits[0].float())
 
+    def check_trial(self, sequence: int) -> None:
+        """Raise `ModelError` where ``sequence`` ran without every layer of this rank having kept its keys: such a
+        layer computes attention elsewhere, and would forget the tokens of earlier batches."""
+        kept = self.cache.sequences[sequence].keys
+        forgetful = [index for index in range(self.shard.first_layer, self.shard.last_layer) if index not in kept]
+        if forgetful:
+            raise ModelError(
+                f"{type(self.model).__name__} computes attention in its own way in layer {forgetful[0]}, "
+                "which this engine does not run"
+            )
+
 
 def build(directory: Path, dtype: str, shard: Shard, group: Group, on_bytes: BytesRead) -> ShardedModel:
     """Build and load one rank's part. ``group`` is the ranks of this stage.
@@ -85,6 +96,8 @@ def _check_supported(model: Any) -> None:
     name = type(model).__name__
     if not model._supports_attention_backend:
         raise ModelError(f"{name} computes attention in its own way, which this engine does not run")
+    if getattr(model, "_is_stateful", False):
+        raise ModelError(f"{name} has layers that keep a state of their own (recurrent ones), which are not run here")
     kinds = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         raise ModelError(f"{name} has layers of a kind that this engine does not run: {', '.join(sorted(kinds))}")
@@ -131,12 +144,14 @@ def _keep_stage(model: nn.Module, base: nn.Module, config: Any, shard: Shard) ->
     names = list(config.base_model_pp_plan or {})
     if shard.has_embedding and shard.has_head:
         return
-    if "layers" not in names:
-        raise PlanError(f"transformers has no pipeline plan for {type(model).__name__}; use --pp 1")
-    layers = base.get_submodule("layers")
-    for index in range(len(cast(nn.ModuleList, layers))):
+    layers = getattr(base, "layers", None)
+    if "layers" not in names or not isinstance(layers, nn.ModuleList):
+        raise PlanError(f"transformers has no pipeline plan that fits {type(model).__name__}; use --pp 1")
+    if len(layers) != config.num_hidden_layers:
+        raise PlanError(f"{type(model).__name__} holds its layers in groups, which cannot be cut here; use --pp 1")
+    for index in range(len(layers)):
         if not shard.first_layer <= index < shard.last_layer:
-            cast(nn.ModuleList, layers)[index] = PassThrough()
+            layers[index] = PassThrough()
     at = names.index("layers")
     dropped = (names[:at] if not shard.has_embedding else []) + (names[at + 1 :] if not shard.has_head else [])
     for name in dropped:

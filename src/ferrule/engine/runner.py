@@ -60,6 +60,7 @@ class Runner:
         """Run a trial sequence on all ranks together, and return how many tokens the caches of every rank can hold."""
         self.run(Batch((Span(0, 0, WARM_UP, True),), (0,) * WARM_UP))
         self.run(Batch((Span(0, WARM_UP, 1, True),), (0,)))
+        self.model.check_trial(0)
         per_token = max(1, self.model.cache.sequences[0].bytes_per_token)
         self.run(Batch(released=(0,)))
         free = CACHE_SHARE * psutil.virtual_memory().available / self.world.size
