@@ -89,10 +89,39 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": {"num_key_value_heads": 8},
     "starcoder2": {"sliding_window": None},
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    "qwen2_moe": {
+        **EXPERTS,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 32,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "full_attention", "sliding_attention", "sliding_attention"],
+    },
+    "minicpm3": {
+        "num_key_value_heads": 8,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "scale_emb": 12,
+    },
+    "gemma3n_text": {
+        "intermediate_size": [96] * 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 8,
+        "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": None,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 131,
+        "laurel_rank": 8,
+        "altup_num_inputs": 2,
+    },
     "afmoe": {**EXPERTS, "num_experts": 4, "num_dense_layers": 1, "sliding_window": 8},
 }
 
-REFUSED: dict[str, dict[str, Any]] = {"doge": {}, "hrm_text": {}, "diffllama": {}}
+REFUSED: dict[str, dict[str, Any]] = {"doge": {}, "hrm_text": {}, "diffllama": {}, "bert": {}}
 """Architectures whose attention this engine would get wrong."""
 
 REQUIRED = (

@@ -41,6 +41,52 @@ def plan_of(config: Any) -> dict[str, str] | None:
     return plan | SUPPLEMENTS.get(config.model_type, {})
 
 
+def tensor_refusal(config: Any, name: str) -> str | None:
+    """Why architecture ``name`` cannot be cut by ``--tp``, or None."""
+    if plan_of(config) is None:
+        return f"transformers has no tensor parallel plan for {name}"
+    if any(getattr(config, "activation_sparsity_pattern", None) or ()):
+        return f"{name} keeps the largest of all activations of a layer, which a rank with a part of them cannot tell"
+    return None
+
+
+def pipeline_refusal(config: Any, name: str) -> str | None:
+    """Why architecture ``name`` cannot be cut by ``--pp``, or None."""
+    if not config.base_model_pp_plan:
+        return f"transformers has no pipeline plan for {name}"
+    if getattr(config, "altup_num_inputs", 1) > 1:
+        return f"{name} widens the hidden states before its layers and narrows them behind"
+    if getattr(config, "hidden_size_per_layer_input", None):
+        return f"every layer of {name} reads an embedding of its own, which only the first stage could look up"
+    if getattr(config, "num_kv_shared_layers", 0):
+        return f"the last layers of {name} read the keys and values of earlier ones"
+    return None
+
+
+def mask_windows(config: Any) -> dict[int, int]:
+    """Layer -> sliding window, for architectures that tell it only to the mask and not to the attention function."""
+    window = getattr(config, "sliding_window", None)
+    if window is None or config.model_type not in ("phimoe", "qwen2_moe"):
+        return {}
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return {index: window for index, kind in enumerate(kinds) if kind == "sliding_attention"}
+
+
+def longest_context(config: Any) -> int:
+    """The most tokens of one sequence.
+
+    LongRoPE (Ding et al. 2024) has other rotary frequencies for sequences beyond the length that the model was first
+    trained with. transformers chooses them for a whole forward pass; a prompt that is computed in pieces, beside
+    other sequences, would get a mixture. So sequences end where the frequencies would change.
+    """
+    longest = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if parameters.get("rope_type") == "longrope":
+            longest = min(longest, int(parameters["original_max_position_embeddings"]))
+    return longest
+
+
 def key_value_heads(config: Any) -> int:
     """Key/value heads as attention sees them: latent attention has as many as query heads."""
     if getattr(config, "kv_lora_rank", None):

@@ -8,6 +8,7 @@ shares out; caching the latents themselves would be smaller and slower.)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ferrule.errors import ModelError
 
 NAME = "ferrule"
 ATTRIBUTE = "ferrule_cache"
+WINDOW = "ferrule_window"
 
 
 def register() -> None:
@@ -27,11 +29,14 @@ def register() -> None:
     AttentionInterface.register(NAME, batch_attention)
 
 
-def attach(module: nn.Module, cache: KVCache) -> None:
-    """Let every attention module of ``module`` (those with a layer number) find the cache."""
+def attach(module: nn.Module, cache: KVCache, windows: Mapping[int, int]) -> None:
+    """Let every attention module of ``module`` (those with a layer number) find the cache, and its sliding window
+    where it will not say that itself (``windows``, by layer)."""
     for child in module.modules():
-        if isinstance(getattr(child, "layer_idx", None), int):
+        layer = getattr(child, "layer_idx", None)
+        if isinstance(layer, int):
             setattr(child, ATTRIBUTE, cache)
+            setattr(child, WINDOW, windows.get(layer))
 
 
 def batch_attention(
@@ -55,13 +60,16 @@ def batch_attention(
     """
     if attention_mask is not None:
         raise ModelError(f"{type(module).__name__} makes its own attention mask, which this engine does not run")
+    if not getattr(module, "is_causal", True):
+        raise ModelError(f"{type(module).__name__} looks at later tokens too, which this engine does not run")
     cache: KVCache = getattr(module, ATTRIBUTE)
     layer: int = module.layer_idx  # type: ignore[assignment]
+    window = getattr(module, WINDOW) if sliding_window is None else sliding_window
     outputs = []
     for segment in cache.segments:
         span = slice(segment.start, segment.stop)
         keys, values = segment.cache.append(layer, key[0, :, span], value[0, :, span])
-        outputs.append(attend(query[0, :, span], keys, values, scaling, sliding_window, softcap, s_aux))
+        outputs.append(attend(query[0, :, span], keys, values, scaling, window, softcap, s_aux))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
     return joined.transpose(0, 1).contiguous().unsqueeze(0), None  # some models `view` it
 

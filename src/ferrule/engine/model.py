@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from ferrule.engine import attention
-from ferrule.engine.architectures import plan_of
+from ferrule.engine.architectures import mask_windows, plan_of
 from ferrule.engine.checkpoint import Checkpoint
 from ferrule.engine.kv_cache import KVCache
 from ferrule.engine.layers import PassThrough
@@ -86,7 +86,7 @@ def build(directory: Path, dtype: str, shard: Shard, group: Group, on_bytes: Byt
         if group.size > 1:
             slicings = _cut(model, base, config, group, aliases)
         _keep_stage(model, base, config, shard)
-        attention.attach(base, cache)
+        attention.attach(base, cache, mask_windows(config))
         size = load(model, made_of, slicings, aliases, checkpoint, on_bytes)
     _restore_buffers(model)
     return ShardedModel(model, base, shard, cache, torch_dtype, config.hidden_size, size)
@@ -166,12 +166,20 @@ def _restore_buffers(model: Any) -> None:
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                fill = float("nan") if buffer.is_floating_point() else 0
-                module._buffers[name] = torch.full_like(buffer, fill, device="cpu")
+                module._buffers[name] = torch.full_like(buffer, _unset(buffer), device="cpu")
                 owners.append((module, name))
+    inner = model.get_submodule(model.base_model_prefix)
+    of_inner = set(inner.modules())
     for module in dict.fromkeys(module for module, _ in owners):
-        model._init_weights(module)
+        (inner if module in of_inner else model)._init_weights(module)  # as transformers asks the innermost model
     for module, name in owners:
         value = module._buffers[name]
-        if value is None or not value.is_floating_point() or value.isnan().any():
+        if value is None or value.dtype is torch.bool or (value.isnan() | (value == _unset(value))).any():
             raise ModelError(f"{type(model).__name__}: transformers does not say how to compute its buffer {name}")
+
+
+def _unset(buffer: Tensor) -> float:
+    """A value that no computed buffer of this dtype holds."""
+    if buffer.dtype is torch.bool:
+        return 0
+    return float("nan") if buffer.is_floating_point() else torch.iinfo(buffer.dtype).min

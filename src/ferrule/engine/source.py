@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from ferrule.engine.architectures import key_value_heads, plan_of
+from ferrule.engine.architectures import key_value_heads, longest_context, pipeline_refusal, tensor_refusal
 from ferrule.engine.checkpoint import Checkpoint
 from ferrule.errors import ModelError
 from ferrule.models import demo_path
@@ -73,7 +73,13 @@ def read_config(directory: Path) -> Any:
         )
     if config.get_text_config() is not config:
         raise ModelError(f"{directory} is a multimodal {config.model_type} model; only text models are run")
-    if not getattr(config, "num_attention_heads", None):
+    try:
+        heads, _ = getattr(config, "num_attention_heads", None), getattr(config, "num_key_value_heads", None)
+    except RuntimeError:  # transformers: a number that differs between layers was asked for as if it did not
+        raise ModelError(
+            f"the layers of {directory} ({config.model_type}) differ in their numbers of heads, which is not run here"
+        ) from None
+    if not heads:
         raise ModelError(f"{directory} ({config.model_type}) is not a transformer decoder with attention heads")
     return config
 
@@ -106,11 +112,11 @@ def describe(directory: Path, config: Any) -> ModelSpec:
         query_heads=config.num_attention_heads,
         key_value_heads=key_value_heads(config),
         vocab_size=config.vocab_size,
-        max_context=int(getattr(config, "max_position_embeddings", 0) or 1 << 20),
+        max_context=longest_context(config),
         layer_bytes=tuple(per_layer[index] for index in range(config.num_hidden_layers)),
         embedding_bytes=embedding,
         head_bytes=head + (embedding if tied else 0),
         tied=tied,
-        tensor_refusal=None if plan_of(config) else f"transformers has no tensor parallel plan for {name}",
-        pipeline_refusal=None if config.base_model_pp_plan else f"transformers has no pipeline plan for {name}",
+        tensor_refusal=tensor_refusal(config, name),
+        pipeline_refusal=pipeline_refusal(config, name),
     )
