@@ -95,7 +95,7 @@ def test_logits_equal_those_of_one_process_for_every_architecture(name: str, tmp
             check_logits(name, tmp_path, *split)
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "phi3", "qwen3", "mimo_v2_flash"])
 def test_key_value_heads_fewer_than_ranks_are_held_by_several(name: str, tmp_path: Path) -> None:
     check_logits(name, make(name, tmp_path, num_key_value_heads=2), 4, 1)
 

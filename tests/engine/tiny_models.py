@@ -25,6 +25,8 @@ COMMON: dict[str, Any] = {
 
 EXPERTS: dict[str, Any] = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
 
+WINDOWED = ("full_attention", "sliding_attention")
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "qwen2": {"tie_word_embeddings": True},
@@ -89,6 +91,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": {"num_key_value_heads": 8},
     "starcoder2": {"sliding_window": None},
+    "mimo_v2_flash": {
+        **EXPERTS,
+        "n_routed_experts": 4,
+        "v_head_dim": 12,
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "mlp_layer_types": ["dense", "sparse"] * 2,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in WINDOWED},
+    },
     "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
     "qwen2_moe": {
         **EXPERTS,

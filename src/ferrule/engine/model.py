@@ -119,7 +119,7 @@ def _output_name(model: Any) -> str:
 def _tied(model: Any, made_of: dict[str, Recipe]) -> dict[str, str]:
     """Where the output layer has no weights of its own in the checkpoint: its name -> the embedding's."""
     head, table = f"{_output_name(model)}.weight", f"{_input_name(model)}.weight"
-    if head not in made_of and model.config.tie_word_embeddings:
+    if head not in made_of and getattr(model.config, "tie_word_embeddings", False):
         return {head: table}
     return {}
 

@@ -104,7 +104,7 @@ def describe(directory: Path, config: Any) -> ModelSpec:
             embedding += tensor.bytes
         elif layer is None:
             head += tensor.bytes
-    tied = bool(config.tie_word_embeddings) and not any("lm_head" in key for key in tensors)
+    tied = bool(getattr(config, "tie_word_embeddings", False)) and not any("lm_head" in key for key in tensors)
     name = (config.architectures or [type(config).__name__])[0]
     return ModelSpec(
         architecture=name,

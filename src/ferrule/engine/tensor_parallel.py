@@ -109,12 +109,22 @@ class TensorParallel:
 
     def _output_slicing(self, name: str, size: int, dim: int = 0) -> Slicing:
         """How the output features of a column-wise layer are shared out: by heads in attention, else evenly."""
-        leaf = name.rpartition(".")[2]
+        parent, _, leaf = name.rpartition(".")
         if leaf in KEY_VALUE:
-            return slicing.heads(size, dim, key_value_heads(self.config), self.heads.key_value, name)
+            count, split = self._key_value_heads_of(self.model.get_submodule(parent))
+            return slicing.heads(size, dim, count, split.key_value, name)
         if leaf in QUERY:
             return slicing.heads(size, dim, self.config.num_attention_heads, self.heads.query, name)
         return slicing.even(size, dim, self.part, self.parts, f"{name}: width")
+
+    def _key_value_heads_of(self, attention: nn.Module) -> tuple[int, HeadSplit]:
+        """How many key/value heads ``attention`` has in the whole model, and this rank's part of them. Layers may
+        differ from what the configuration says (MiMo's windowed ones have twice as many)."""
+        projection, width = getattr(attention, "k_proj", None), getattr(attention, "head_dim", None)
+        count = key_value_heads(self.config)
+        if isinstance(projection, nn.Linear) and isinstance(width, int) and projection.out_features % width == 0:
+            count = projection.out_features // width
+        return count, split_heads(self.config.num_attention_heads, count, self.part, self.parts)
 
     def _columns(self, name: str, module: nn.Module) -> None:
         linear = _linear(name, module)
@@ -188,18 +198,19 @@ class TensorParallel:
         )
         if not cut:
             return
+        _, heads = self._key_value_heads_of(module)
         counts = {
-            "num_heads": self.heads.query_heads,
-            "num_attention_heads": self.heads.query_heads,
-            "num_key_value_heads": self.heads.key_value_heads,
-            "num_key_value_groups": self.heads.query_heads // self.heads.key_value_heads,
+            "num_heads": heads.query_heads,
+            "num_attention_heads": heads.query_heads,
+            "num_key_value_heads": heads.key_value_heads,
+            "num_key_value_groups": heads.query_heads // heads.key_value_heads,
         }
         for attribute, count in counts.items():
             if isinstance(getattr(module, attribute, None), int):
                 setattr(module, attribute, count)
         config = copy.copy(self.config)
-        config.num_attention_heads = self.heads.query_heads
-        config.num_key_value_heads = self.heads.key_value_heads
+        config.num_attention_heads = heads.query_heads
+        config.num_key_value_heads = heads.key_value_heads
         module.config = config
 
 
