@@ -27,6 +27,8 @@ QUICK = Recipe(
     inner=128,
     warm_up=2,
     checkpoint_every=5,
+    long_share=0.25,
+    questions=4,
 )
 
 
@@ -43,6 +45,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.use_deterministic_algorithms(True)
     recipe = QUICK if args.quick else Recipe()
+    if args.steps is not None and args.steps < 10:
+        parser.error("--steps must be 10 or more, so that there are steps on short and on long rows")
     if args.steps:
         recipe = dataclasses.replace(recipe, steps=args.steps)
     corpus = build(limit=300 if args.quick else None)
@@ -50,9 +54,9 @@ def main() -> None:
     tokenizer = train_tokenizer(corpus.texts(), recipe.vocab_size, recipe.context)
     tokens = sum(len(tokenizer.backend_tokenizer.encode(document).ids) for document in corpus.documents)
     print(f"tokenizer {len(tokenizer)} tokens; the documents are {tokens} of them", flush=True)
-    model, loss = train(recipe, corpus, tokenizer, args.checkpoint)
-    samples = export(model, tokenizer, corpus, recipe, loss, args.out)
-    print(f"model     {model.num_parameters()} parameters, loss {loss:.3f}, written to {args.out}")
+    model, losses = train(recipe, corpus, tokenizer, args.checkpoint)
+    samples = export(model, tokenizer, corpus, recipe, losses, args.out)
+    print(f"model     {model.num_parameters()} parameters, loss {losses.short:.3f}, written to {args.out}")
     print(f"\n{samples}")
 
 

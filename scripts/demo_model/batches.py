@@ -50,7 +50,11 @@ class Packer:
         self._waiting: list[Piece] = []
 
     def batch(self, plain_share: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and labels, each [rows, row] int64; about `plain_share` of the tokens are plain documents."""
+        """Ids and labels, each [rows, row] int64.
+
+        About `plain_share` of the tokens are plain documents, and at least one piece is: on rows as long as the context
+        that piece alone is a good part of the batch.
+        """
         packed: list[Piece] = [([], []) for _ in range(self._rows)]
         offered, self._waiting = self._waiting, []
         plain = total = 0
