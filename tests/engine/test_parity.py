@@ -100,6 +100,10 @@ def test_key_value_heads_fewer_than_ranks_are_held_by_several(name: str, tmp_pat
     check_logits(name, make(name, tmp_path, num_key_value_heads=2), 4, 1)
 
 
+def test_a_model_that_scales_its_embedding_does_so_on_one_stage_only(tmp_path: Path) -> None:
+    check_logits("granite", make("granite", tmp_path), 1, 2)
+
+
 def test_a_model_stored_in_several_files_loads_the_same(tmp_path: Path) -> None:
     make("qwen3_moe", tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -129,7 +129,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "laurel_rank": 8,
         "altup_num_inputs": 2,
     },
-    "afmoe": {**EXPERTS, "num_experts": 4, "num_dense_layers": 1, "sliding_window": 8},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.4,
+        "logits_scaling": 2,
+    },
+    "afmoe": {**EXPERTS, "num_experts": 4, "num_dense_layers": 1, "sliding_window": 8, "mup_enabled": True},
 }
 
 REFUSED: dict[str, dict[str, Any]] = {"doge": {}, "hrm_text": {}, "diffllama": {}, "bert": {}}

@@ -127,6 +127,16 @@ class PassThrough(nn.Module):
         return hidden
 
 
+class StageInput(nn.Module):
+    """Stands where the first layer was on later pipeline stages: gives what the stage before sent, whatever the
+    model did on the way here to what it takes for embeddings (Granite and others scale them)."""
+
+    hidden: Tensor
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        return self.hidden
+
+
 def shrink(parameter: nn.Parameter, shape: tuple[int, ...]) -> nn.Parameter:
     """A parameter without memory (on the meta device) that has ``shape`` and else is like ``parameter``."""
     return nn.Parameter(torch.empty(shape, dtype=parameter.dtype, device="meta"), requires_grad=False)

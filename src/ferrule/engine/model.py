@@ -14,7 +14,7 @@ from ferrule.engine import attention
 from ferrule.engine.architectures import mask_windows, plan_of
 from ferrule.engine.checkpoint import Checkpoint
 from ferrule.engine.kv_cache import KVCache
-from ferrule.engine.layers import PassThrough
+from ferrule.engine.layers import PassThrough, StageInput
 from ferrule.engine.loading import BytesRead, Recipe, load, recipes
 from ferrule.engine.slicing import Slicing
 from ferrule.engine.source import read_config, saved_dtype
@@ -28,7 +28,7 @@ from ferrule.plan import Shard
 class ShardedModel:
     """This rank's layers of a model, ready to run.
 
-    ``stage_input`` and ``stage_output`` say whether it takes token ids and gives logits, or hidden states.
+    ``stage_input`` is where hidden states of an earlier stage enter; None where the embedding is held here.
     """
 
     model: nn.Module
@@ -38,6 +38,7 @@ class ShardedModel:
     dtype: torch.dtype
     hidden_size: int
     weight_bytes: int
+    stage_input: StageInput | None = None
 
     def forward(self, inputs: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
         """Run this stage over the batch that the cache has begun.
@@ -46,7 +47,10 @@ class ShardedModel:
         ``positions`` (1, tokens). Returns hidden states, or on the last stage the logits of tokens ``logit_rows``:
         (rows, vocabulary) in float32.
         """
-        given = {"input_ids": inputs} if self.shard.has_embedding else {"inputs_embeds": inputs}
+        given = {"input_ids": inputs}
+        if self.stage_input is not None:
+            self.stage_input.hidden = inputs
+            given = {"inputs_embeds": inputs}
         if not self.shard.has_head:
             out = self.base(**given, position_ids=positions, use_cache=False)
             return cast(Tensor, out.last_hidden_state)
@@ -85,11 +89,11 @@ def build(directory: Path, dtype: str, shard: Shard, group: Group, on_bytes: Byt
         slicings: dict[str, Slicing] = {}
         if group.size > 1:
             slicings = _cut(model, base, config, group, aliases)
-        _keep_stage(model, base, config, shard)
+        stage_input = _keep_stage(model, base, config, shard)
         attention.attach(base, cache, mask_windows(config))
         size = load(model, made_of, slicings, aliases, checkpoint, on_bytes)
     _restore_buffers(model)
-    return ShardedModel(model, base, shard, cache, torch_dtype, config.hidden_size, size)
+    return ShardedModel(model, base, shard, cache, torch_dtype, config.hidden_size, size, stage_input)
 
 
 def _check_supported(model: Any) -> None:
@@ -139,11 +143,12 @@ def _cut(model: Any, base: nn.Module, config: Any, group: Group, aliases: dict[s
     return parallel.slicings
 
 
-def _keep_stage(model: nn.Module, base: nn.Module, config: Any, shard: Shard) -> None:
-    """Drop every module that other pipeline stages hold; a place left empty hands its input on."""
+def _keep_stage(model: nn.Module, base: nn.Module, config: Any, shard: Shard) -> StageInput | None:
+    """Drop every module that other pipeline stages hold; a place left empty hands its input on. Returns the place
+    where the hidden states of the stage before enter, if there is one."""
     names = list(config.base_model_pp_plan or {})
     if shard.has_embedding and shard.has_head:
-        return
+        return None
     layers = getattr(base, "layers", None)
     if "layers" not in names or not isinstance(layers, nn.ModuleList):
         raise PlanError(f"transformers has no pipeline plan that fits {type(model).__name__}; use --pp 1")
@@ -158,6 +163,10 @@ def _keep_stage(model: nn.Module, base: nn.Module, config: Any, shard: Shard) ->
         setattr(base, name, PassThrough())
     if not shard.has_head:
         setattr(model, _output_name(model), PassThrough())
+    if shard.has_embedding:
+        return None
+    layers[0] = stage_input = StageInput()
+    return stage_input
 
 
 def _restore_buffers(model: Any) -> None:
