@@ -1,10 +1,12 @@
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from ferrule.engine.sampler import Sampler
 from ferrule.engine.types import SamplingParams
+from ferrule.errors import EngineError, RequestError
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, 0.0, -1.0])
 
@@ -78,3 +80,22 @@ def test_logprobs_are_those_of_the_model_whatever_was_cut() -> None:
     assert [token for token, _ in choice.top] == [1, 2]
     assert math.isclose(choice.top[0][1], float(expected[1]), abs_tol=1e-6)
     assert Sampler(SamplingParams(logprobs=0)).choose(LOGITS, (), 0).top == ()
+
+
+@pytest.mark.parametrize("extreme", [{"temperature": 1e-40}, {"repetition_penalty": 1e-40}, {"logit_bias": {1: 1e39}}])
+def test_extreme_numbers_give_a_token_and_no_exception(extreme: dict[str, Any]) -> None:
+    assert counts(SamplingParams(**extreme), 3, tokens=(1,)) == [0, 3, 0, 0, 0]
+
+
+def test_logits_that_are_not_numbers_are_named() -> None:
+    with pytest.raises(EngineError, match="not numbers"):
+        Sampler(SamplingParams()).choose(LOGITS * math.nan, (), 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": -1.0}, {"temperature": math.nan}, {"top_p": 1.5}, {"min_p": 2.0}, {"repetition_penalty": 0.0}],
+)
+def test_numbers_with_which_no_token_can_be_chosen_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(RequestError, match=next(iter(wrong))):
+        SamplingParams(**wrong)

@@ -18,6 +18,10 @@ from transformers import (
 )
 
 from ferrule.engine.types import SamplingParams
+from ferrule.errors import EngineError
+
+COLD = 1e-5
+"""Below this temperature only the likeliest token is left, and dividing by it would leave the range of float32."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Sampler:
             self.generator.seed()
         else:
             self.generator.manual_seed(params.seed & (2**63 - 1))
-        self.greedy = params.temperature == 0.0
+        self.greedy = params.temperature < COLD
         self.warpers = LogitsProcessorList()
         if not self.greedy:
             if params.temperature != 1.0:
@@ -62,13 +66,21 @@ class Sampler:
         else:
             if self.warpers:
                 scores = self.warpers(torch.empty(1, 0, dtype=torch.long), scores.unsqueeze(0))[0]
-            token = int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator))
+            token = self._draw(scores)
         if self.params.logprobs is None:
             return Choice(token)
         logprobs = logits.log_softmax(dim=-1)
         values, ids = logprobs.topk(min(self.params.logprobs, len(logprobs)))
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
         return Choice(token, float(logprobs[token]), top)
+
+    def _draw(self, scores: Tensor) -> int:
+        try:
+            return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator))
+        except RuntimeError:  # penalties as extreme as 1e-40 make scores infinite; one request must not end the others
+            if scores.isnan().all():
+                raise EngineError("the model's logits are not numbers; try --dtype bfloat16 or float32") from None
+            return int(scores.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf")).argmax())
 
     def _penalised(self, logits: Tensor, tokens: Tokens[int], prompt: int) -> Tensor:
         """Apply the repetition penalty (prompt and answer) and OpenAI's (answer only), then the biases.

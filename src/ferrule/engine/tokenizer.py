@@ -61,4 +61,7 @@ def generation_defaults(directory: Path) -> tuple[SamplingParams, frozenset[int]
         for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         if (value := getattr(given, name, None)) is not None
     }
-    return SamplingParams(**recommended), end_tokens
+    try:
+        return SamplingParams(**recommended), end_tokens
+    except RequestError as error:
+        raise ModelError(f"{directory / 'generation_config.json'}: {error}") from None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from ferrule.errors import RequestError
 from ferrule.plan import Plan
 
 FinishReason = Literal["stop", "length"]
@@ -20,7 +22,8 @@ class SamplingParams:
     ``min_p`` 0 mean off. ``logprobs``: how many alternatives to report beside the chosen token's own
     log-probability; None means no log-probabilities at all, 0 the chosen token's only. They are those of the
     model's own distribution, before temperature and cuts. ``stop_token_ids`` are added to the model's own end
-    tokens; ``ignore_eos`` disables the model's end tokens (but not ``stop_token_ids``).
+    tokens; ``ignore_eos`` disables the model's end tokens (but not ``stop_token_ids``). Raises `RequestError` for
+    numbers with which no token can be chosen.
     """
 
     max_tokens: int | None = None
@@ -36,6 +39,18 @@ class SamplingParams:
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("temperature", 0.0, math.inf),
+            ("top_p", 0.0, 1.0),
+            ("top_k", 0, math.inf),
+            ("min_p", 0.0, 1.0),
+            ("repetition_penalty", 0.0, math.inf),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high or (name == "repetition_penalty" and value == 0):
+                raise RequestError(f"{name} cannot be {value}", param=name)
 
 
 @dataclass(frozen=True)
