@@ -75,7 +75,6 @@ class LocalEngine:
         except BaseException:
             await self.close()
             raise
-        self._state = "ready"
 
     async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
         """See `ferrule.engine.types.Engine.generate`."""
@@ -143,6 +142,7 @@ class LocalEngine:
                 if len(self._infos) == self.plan.world_size:
                     self.ranks = tuple(self._infos[index] for index in range(self.plan.world_size))
                     if not self._ready.done():
+                        self._state = "ready"  # here, so that a failure that follows at once is not overwritten
                         self._ready.set_result(None)
 
     def _failed(self, error: FerruleError) -> None:

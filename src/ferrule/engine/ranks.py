@@ -133,8 +133,10 @@ class Ranks:
                     self._failure.report(rank, event["type"], event["message"])
                 else:
                     self._on_event(rank, event)
-        except ConnectionResetError:
+        except ConnectionError:
             pass  # the same as the end of the stream: the rank is gone
+        except Exception as error:  # noqa: BLE001 - a message that cannot be taken must not leave the model hanging
+            self._failure.report(rank, "EngineError", f"its message could not be taken: {error!r}")
         if not self._stopping:
             self._stopping = True
             await asyncio.sleep(SETTLE)
