@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kAtOncePair = 128 << 10;
 constexpr std::size_t kAtOnce = 16 << 10;
 // Contributions are reduced by chunks that are still in the cache from receiving them.
-constexpr std::size_t kChunk = 64 << 10;
+constexpr std::size_t kChunk = 256 << 10;
 constexpr std::size_t kWindow = 4 * kChunk;
 
 std::vector<std::size_t> cut(std::size_t bytes, std::size_t element, int size) {

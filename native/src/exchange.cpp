@@ -87,6 +87,13 @@ Incoming& Exchange::from(Channel* channel, const MessageHeader& expected) {
   return in;
 }
 
+std::size_t Exchange::bytes() const {
+  std::size_t total = 0;
+  for (const Outgoing& out : outgoing_) total += out.channel == nullptr ? 0 : out.total();
+  for (const Incoming& in : incoming_) total += in.channel == nullptr ? 0 : in.total();
+  return total;
+}
+
 bool Exchange::pump() {
   bool moved = false;
   for (Outgoing& out : outgoing_) {

@@ -49,6 +49,8 @@ struct Incoming {
 
 class LocalCollectives;
 
+constexpr std::size_t kBulkBytes = 1 << 20;
+
 class Exchange {
  public:
   // `local`: where collectives go past the channels, or nullptr.
@@ -63,6 +65,7 @@ class Exchange {
   // Run to the end. `advance` is called after every step that moved something and may make more ready.
   template <class Advance>
   void run(Advance&& advance) {
+    const Haste haste = bytes() < kBulkBytes ? Haste::latency : Haste::bulk;
     waiter_.until(
         [&] {
           bool moved = pump();
@@ -70,13 +73,14 @@ class Exchange {
           if (finished()) return Progress::done;
           return moved ? Progress::moved : Progress::idle;
         },
-        [this](int rank) { return wanted(rank); });
+        [this](int rank) { return wanted(rank); }, haste);
   }
   void run() {
     run([] { return false; });
   }
 
  private:
+  std::size_t bytes() const;
   bool pump();
   bool finished() const;
   Wanted wanted(int rank);

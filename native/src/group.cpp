@@ -14,17 +14,6 @@ Clock::duration microseconds(double value) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double, std::micro>(value));
 }
 
-Farewell farewell(std::uint64_t epoch, Op op, const Failure& cause) {
-  Farewell words;
-  words.header.epoch = epoch;
-  words.header.call.op = op;
-  words.header.call.reduction = static_cast<std::uint8_t>(cause.status);
-  words.header.call.root = cause.rank;
-  words.header.call.bytes = words.text.size();
-  cause.message.copy(words.text.data(), words.text.size() - 1);
-  return words;
-}
-
 Call make_call(Op op, std::size_t bytes, ferrule_dtype dtype, ferrule_reduction reduction = FERRULE_SUM) {
   Call call;
   call.op = op;
@@ -69,8 +58,6 @@ Group::Group(const ferrule_group_options& options)
   exchange_ = std::make_unique<Exchange>(*waiter_, static_cast<std::size_t>(size_), local_.get());
 }
 
-Group::~Group() { close(); }
-
 template <class Body>
 ferrule_status Group::operate(Call& call, std::uint64_t& counter, double timeout, Body&& body) {
   if (busy_.exchange(true, std::memory_order_acquire)) return FERRULE_BUSY;
@@ -92,69 +79,6 @@ ferrule_status Group::operate(Call& call, std::uint64_t& counter, double timeout
   }
   busy_.store(false, std::memory_order_release);
   return status;
-}
-
-void Group::end(const Failure& cause, double seconds) {
-  const std::scoped_lock lock(end_mutex_);
-  if (cause_.status == FERRULE_OK) {
-    cause_ = cause;
-    cause_seconds_ = seconds;
-  }
-  ended_.store(true, std::memory_order_release);
-  // The peers learn the cause and see the sockets end; the descriptors stay ours until close.
-  const Farewell words = farewell(epoch_, Op::abort, cause_);
-  for (const auto& channel : owned_) {
-    channel->say_farewell(words);
-    channel->shut_down();
-  }
-}
-
-void Group::abort(const char* reason) {
-  const std::scoped_lock lock(end_mutex_);
-  if (cause_.status != FERRULE_OK || closed_) return;
-  cause_ = Failure(FERRULE_ABORTED, -1, reason);
-  ended_.store(true, std::memory_order_release);
-  waiter_->abort();
-  // An operation of another thread may be in the middle of a message: then words would be taken for payload.
-  const bool quiet = busy_.load(std::memory_order_acquire);
-  const Farewell words = farewell(epoch_, Op::abort, Failure(FERRULE_ABORTED, rank_, reason));
-  for (const auto& channel : owned_) {
-    if (!quiet) channel->say_farewell(words);
-    channel->shut_down();
-  }
-}
-
-ferrule_status Group::close() {
-  if (busy_.exchange(true, std::memory_order_acquire)) return FERRULE_BUSY;
-  {
-    const std::scoped_lock lock(end_mutex_);
-    if (!closed_) {
-      closed_ = true;
-      if (cause_.status == FERRULE_OK) {
-        cause_ = Failure(FERRULE_ABORTED, -1, "the group is closed");
-        const Farewell words = farewell(epoch_, Op::goodbye, cause_);
-        for (const auto& channel : owned_) channel->say_farewell(words);
-      }
-      ended_.store(true, std::memory_order_release);
-      std::ranges::fill(channels_, nullptr);
-      local_.reset();
-      owned_.clear();
-    }
-  }
-  busy_.store(false, std::memory_order_release);
-  return FERRULE_OK;
-}
-
-ferrule_failure Group::failure() const {
-  const std::scoped_lock lock(end_mutex_);
-  return {cause_.status, cause_.rank, cause_seconds_, cause_.message.c_str()};
-}
-
-const char* Group::transport(int peer) const {
-  if (peer == rank_) return "self";
-  const std::scoped_lock lock(end_mutex_);
-  const Channel* channel = peer >= 0 && peer < size_ ? channels_[static_cast<std::size_t>(peer)] : nullptr;
-  return channel == nullptr ? "closed" : channel->transport();
 }
 
 ferrule_status Group::all_reduce(void* data, std::size_t count, ferrule_dtype dtype, ferrule_reduction reduction,

@@ -16,7 +16,7 @@ constexpr std::size_t kInbox = 64 << 10;
 // From this size on a read goes straight to its place; below, one read for header and payload is cheaper.
 constexpr std::size_t kDirectRead = 16 << 10;
 // One call moves at most this much, so that the other direction gets its turn while both are busy.
-constexpr std::size_t kTurn = 256 << 10;
+constexpr std::size_t kTurn = 1 << 20;
 constexpr std::size_t kMaxParts = 4;
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
 namespace ferrule {
@@ -12,6 +13,7 @@ namespace {
 constexpr std::chrono::milliseconds kLookUp{100};
 // Steps between two looks at the clock while spinning: a look costs as much as several steps.
 constexpr unsigned kStepsPerLook = 16;
+constexpr Clock::duration kBulkSpin = std::chrono::microseconds(10);
 constexpr double kForever = 1e9;  // seconds; more would overflow the clock
 
 }  // namespace
@@ -39,6 +41,7 @@ void Waiter::Idle::reset() {
 }
 
 void Waiter::Idle::finish() {
+  if (haste == Haste::bulk) return;  // how long these waits take says nothing about small messages
   if (late) {
     waiter.spin_ /= 2;
   } else if (waiter.spin_ < waiter.settings_.spin) {
@@ -55,15 +58,15 @@ bool Waiter::Idle::relax() {
     }
     const Clock::time_point now = Clock::now();
     if (steps <= kStepsPerLook) since = now;
-    if (now - since < waiter.spin_) return false;
+    if (now - since < (haste == Haste::bulk ? std::min(waiter.spin_, kBulkSpin) : waiter.spin_)) return false;
     late = true;
     phase = Phase::yield;
     since = now;
   }
-  ::sched_yield();
+  if (haste == Haste::latency) ::sched_yield();
   const Clock::time_point now = Clock::now();
   waiter.check(now);
-  if (now - since < waiter.settings_.yield) return false;
+  if (haste == Haste::latency && now - since < waiter.settings_.yield) return false;
   phase = Phase::sleep;
   if (waiter.sleeping_ != nullptr) {
     waiter.sleeping_->store(1, std::memory_order_relaxed);

@@ -25,6 +25,10 @@ inline void cpu_relax() {
 
 enum class Progress { done, moved, idle };
 
+// How to wait. For a small message every microsecond counts. In the middle of a long one the next bytes are worth
+// no more than the core's time: sleep soon, and find more of them at once.
+enum class Haste { latency, bulk };
+
 // What an operation waits for from one peer.
 struct Wanted {
   bool receive = false;
@@ -52,8 +56,8 @@ class Waiter {
 
   // Call step() until it says done. wants(rank) tells what the step is waiting for when it has long been idle.
   template <class Step, class Wants>
-  void until(Step&& step, Wants&& wants) {
-    Idle idle{*this};
+  void until(Step&& step, Wants&& wants, Haste haste = Haste::latency) {
+    Idle idle{*this, haste};
     for (;;) {
       const Progress progress = step();
       if (progress == Progress::done) return idle.finish();
@@ -74,6 +78,7 @@ class Waiter {
 
   struct Idle {
     Waiter& waiter;
+    Haste haste;
     Phase phase = Phase::spin;
     bool late = false;  // spinning alone was not enough
     unsigned steps = 0;

@@ -17,7 +17,7 @@ from expected import cases_of, make_input, reduced
 
 import ferrule.fabric as fabric
 from ferrule.errors import FerruleError
-from ferrule.fabric import Group
+from ferrule.fabric import Group, hosts, segment
 
 MISMATCH_CALLS: dict[str, Callable[[Group], Any]] = {
     "all_reduce 64": lambda group: group.all_reduce(np.zeros(16, np.float32)),
@@ -303,8 +303,24 @@ def joins(arguments: dict[str, Any]) -> None:
     attempt(lambda: fabric.init().close())
 
 
+def _pretend(arguments: dict[str, Any]) -> None:
+    """Make one machine look like several, or like one without room for shared memory."""
+    if "memory_ids" in arguments:
+        own = arguments["memory_ids"][int(os.environ["FERRULE_RANK"])]
+        hosts._memory_id = lambda: own  # type: ignore[assignment]
+    if "no_room" in arguments:
+
+        class NoSegment:
+            @staticmethod
+            def create(name: str, token: bytes, ranks: int) -> None:
+                raise OSError("/dev/shm has no room")
+
+        segment.Segment = NoSegment  # type: ignore[assignment,misc]
+
+
 def main() -> None:
     name, arguments = sys.argv[1], json.loads(sys.argv[2])
+    _pretend(arguments)
     if name == "joins":
         joins(arguments)
     else:

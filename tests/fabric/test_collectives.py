@@ -36,6 +36,23 @@ def test_split(size: int, transport: str) -> None:
     assert reports[0]["text"].startswith(f"rank 0 of {size}")
 
 
+def test_ranks_on_several_hosts_use_both_transports_at_once() -> None:
+    """Two and two ranks share memory (so they are told), and TCP joins the pairs."""
+    two_hosts = {"memory_ids": ["a", "b", "a", "b"]}
+    reports = run("sweep", 4, arguments={"seed": 4, "count": 60, **two_hosts})
+    everywhere_tcp = run("sweep", 4, transport="tcp", arguments={"seed": 4, "count": 60})
+    assert {report["digest"] for report in reports} == {report["digest"] for report in everywhere_tcp}
+    reports = run("splits", 4, arguments=two_hosts)
+    assert {report["transports"] for report in reports} == {"shm+tcp"}
+    run("point_to_point", 4, arguments=two_hosts)
+
+
+def test_no_room_for_shared_memory_falls_back_to_tcp_and_says_so() -> None:
+    for report in run("splits", 2, arguments={"no_room": True}):
+        assert report["transports"] == "tcp"
+        assert "note: no shared memory: /dev/shm has no room" in report["text"]
+
+
 def test_wrong_arguments_are_named_and_do_no_harm() -> None:
     pytest.importorskip("torch")
     from ranks import Ranks

@@ -183,6 +183,15 @@ def test_different_transports_are_named() -> None:
         assert "rank 1 was started with FERRULE_TRANSPORT=tcp" in report["text"]
 
 
+def test_shared_memory_that_is_asked_for_but_not_to_be_had_is_an_error_with_its_cure() -> None:
+    for arguments, why in (({"no_room": True}, "no room"), ({"memory_ids": ["a", "b"]}, "cannot be shared")):
+        with Ranks("joins", 2, transport="shm", arguments=arguments) as ranks:
+            for report in ranks.reports():
+                assert report["error"] == "RendezvousError"
+                assert why in report["text"]
+                assert "FERRULE_TRANSPORT=auto" in report["text"]
+
+
 def test_strangers_neither_block_nor_break_the_rendezvous() -> None:
     """Rank 1 comes last, when a hundred strangers of all sorts are with rank 0."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -98,7 +98,7 @@ def bench_fabric(
 
 
 def _rounds(size: int, quick: bool) -> int:
-    rounds = 40 if size <= 1 << 16 else 20 if size <= 1 << 22 else 10
+    rounds = 40 if size <= 1 << 16 else 20
     return rounds if quick else rounds * 3
 
 

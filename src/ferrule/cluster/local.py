@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import IO, Literal, Self
 
 from ferrule.cluster.output import PrefixedOutput
+from ferrule.cluster.process import exit_fds, has_exited, signal_group, sleep_until_readable
 from ferrule.errors import ConfigError
 
 _CHILD = str(Path(__file__).with_name("_child.py"))
@@ -165,9 +165,9 @@ class LocalLauncher:
         """The exit status of every rank so far (None: still running). Never waits."""
         self._prefixed.pump()
         for rank, process in enumerate(self._processes):
-            if self._codes[rank] is None and _has_exited(process.pid):
+            if self._codes[rank] is None and has_exited(process):
                 # Before the process is reaped its id cannot be reused, so this can only hit its own descendants.
-                _signal_group(process.pid, signal.SIGKILL)
+                signal_group(process.pid, signal.SIGKILL)
                 code = self._codes[rank] = process.wait()
                 if code != 0 and self._first_failed is None:
                     self._first_failed = rank
@@ -179,7 +179,7 @@ class LocalLauncher:
         ``timeout`` in seconds; raises `TimeoutError` when it passes, with the ranks still running.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        exits = _exit_fds(self.pids)
+        exits = exit_fds(self.pids)
         try:
             while None in self.poll():
                 if self._first_failed is not None:
@@ -191,7 +191,7 @@ class LocalLauncher:
                 running = [fd for fd, code in zip(exits, self._codes, strict=True) if fd is not None and code is None]
                 if len(running) != self._codes.count(None):
                     left = _POLL_SECONDS if left is None else min(left, _POLL_SECONDS)
-                _sleep_until_readable([*running, *self._prefixed.fds()], left)
+                sleep_until_readable([*running, *self._prefixed.fds()], left)
         finally:
             for fd in exits:
                 if fd is not None:
@@ -206,13 +206,13 @@ class LocalLauncher:
             failed = self._first_failed
         running = [process for rank, process in enumerate(self._processes) if self._codes[rank] is None]
         for process in running:
-            _signal_group(process.pid, signal.SIGTERM)
+            signal_group(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + grace
         while None in self.poll()[: len(self._processes)] and time.monotonic() < deadline:
             time.sleep(0.005)
         for process in running:
             if process.returncode is None:
-                _signal_group(process.pid, signal.SIGKILL)
+                signal_group(process.pid, signal.SIGKILL)
         for rank, process in enumerate(self._processes):
             self._codes[rank] = process.wait()
         # What ended because of this stop is no failure of its own.
@@ -249,34 +249,3 @@ def launch_local(
 
 
 _OUTER_JOB = frozenset({"FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_ADDRESS", "FERRULE_KEY", "FERRULE_LISTEN_FD"})
-
-
-def _has_exited(pid: int) -> bool:
-    """Whether our child has ended, without reaping it."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return  # the group is empty (macOS reports EPERM when only a zombie is left)
-
-
-def _exit_fds(pids: Sequence[int]) -> list[int | None]:
-    """Per process a descriptor that becomes readable when it ends, where the system has such a thing (Linux)."""
-    fds: list[int | None] = [None] * len(pids)
-    if sys.platform == "linux":
-        for index, pid in enumerate(pids):
-            try:
-                fds[index] = os.pidfd_open(pid)
-            except ProcessLookupError:
-                continue  # already reaped: `poll` knows its status
-    return fds
-
-
-def _sleep_until_readable(fds: Sequence[int], seconds: float | None) -> None:
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, select.POLLIN)
-    poller.poll(None if seconds is None else seconds * 1000)
