@@ -25,6 +25,8 @@ class Control:
         self.socket = socket.socket(fileno=fd)
         self.socket.setblocking(True)
         self._received = b""
+        self._poll = select.poll()  # unlike select it takes descriptors of any number
+        self._poll.register(self.socket, select.POLLIN)
 
     def send(self, event: str, **fields: Any) -> None:
         line = json.dumps({"event": event, **fields}, separators=(",", ":"))
@@ -41,7 +43,7 @@ class Control:
 
     def messages(self, wait: float) -> list[dict[str, Any]]:
         """What has come down, after at most ``wait`` seconds. Raises `EngineError` when the other end is gone."""
-        if not select.select([self.socket], [], [], wait)[0]:
+        if not self._poll.poll(wait * 1000):
             return []
         chunk = self.socket.recv(CHUNK)
         if not chunk:

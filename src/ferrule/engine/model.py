@@ -79,8 +79,7 @@ def build(directory: Path, dtype: str, shard: Shard, group: Group, on_bytes: Byt
     attention.register()
     cache = KVCache()
     with Checkpoint(directory) as checkpoint:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype, attn_implementation=attention.NAME)
+        model = _empty(config, torch_dtype)
         _check_supported(model)
         model.eval()
         made_of = recipes(model, list(checkpoint.tensors))
@@ -94,6 +93,17 @@ def build(directory: Path, dtype: str, shard: Shard, group: Group, on_bytes: Byt
         size = load(model, made_of, slicings, aliases, checkpoint, on_bytes)
     _restore_buffers(model)
     return ShardedModel(model, base, shard, cache, torch_dtype, config.hidden_size, size, stage_input)
+
+
+def _empty(config: Any, dtype: torch.dtype) -> Any:
+    """The architecture as transformers builds it, without memory."""
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention.NAME, trust_remote_code=False
+            )
+    except (KeyError, ValueError) as error:  # not a causal language model, or one with attention of its own
+        raise ModelError(f"{type(config).__name__} cannot be built to run here: {error}") from None
 
 
 def _check_supported(model: Any) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 from ferrule.errors import ConfigError
 from ferrule.plan import Plan, Shard
 
+STEP_TIMEOUT = 600.0
+"""Seconds that a rank waits for another within a step, or for the driver's next word; longer than any step takes."""
+
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 
 

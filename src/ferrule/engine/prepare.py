@@ -37,14 +37,15 @@ def prepare(options: EngineOptions) -> PreparedModel:
     Raises `ModelError`, `PlanError` or `ConfigError`, whichever is at fault.
     """
     directory = resolve(options.model)
-    spec = describe(directory, read_config(directory))
+    config = read_config(directory)
+    spec = describe(directory, config)
     if options.max_context is not None and options.max_context > spec.max_context:
         raise ConfigError(
-            f"--max-context {options.max_context} is more than this model was made for: {spec.max_context}"
+            f"--max-context {options.max_context} is more than the {spec.max_context} tokens that this model runs with"
         )
     plan = make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
     tokenizer = ModelTokenizer(directory)
-    default_sampling, end_tokens = generation_defaults(directory)
+    default_sampling, end_tokens = generation_defaults(directory, config)
     if tokenizer.eos_token_id is not None:
         end_tokens |= {tokenizer.eos_token_id}
     return PreparedModel(directory, spec, plan, tokenizer, default_sampling, end_tokens)

@@ -95,6 +95,11 @@ class Ranks:
         )
         try:
             self._launcher.start()
+        except BaseException:
+            for ours in self._ours:
+                ours.close()
+            shutil.rmtree(self._logs, ignore_errors=True)
+            raise
         finally:
             for their in theirs:
                 their.close()
@@ -120,8 +125,8 @@ class Ranks:
             task.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
         for writer in self._writers:
-            writer.close()
-        for ours in self._ours:
+            writer.transport.abort()  # nobody is left to read what was not sent
+        for ours in self._ours[len(self._writers) :]:
             ours.close()
         shutil.rmtree(self._logs, ignore_errors=True)
 

@@ -11,13 +11,18 @@ import torch
 from torch import Tensor
 
 from ferrule.engine.batch import Batch, Span
+from ferrule.engine.kv_cache import GROW
 from ferrule.engine.model import ShardedModel, build
 from ferrule.engine.options import RankOptions
 from ferrule.engine.types import Progress
+from ferrule.errors import EngineError
 from ferrule.fabric import Group
 
 CACHE_SHARE = 0.5
 """Of the memory that is free after loading, how much the caches of all this host's ranks may fill."""
+
+LEAST_ROOM = 64
+"""Tokens of cache below which serving makes no sense."""
 
 WARM_UP = 4
 """Tokens of the trial run; enough to touch both the prompt and the one-token kernels."""
@@ -63,9 +68,15 @@ class Runner:
         self.model.check_trial(0)
         per_token = max(1, self.model.cache.sequences[0].bytes_per_token)
         self.run(Batch(released=(0,)))
-        free = CACHE_SHARE * psutil.virtual_memory().available / self.world.size
-        room = np.array([int(free / per_token)], dtype=np.int64)
+        free = int(CACHE_SHARE * psutil.virtual_memory().available / self.world.size) // per_token
+        # Caches grow ahead of their sequences: by GROW tokens each, or by as much again as they hold.
+        room = np.array([max(free - self.options.max_sequences * GROW, free // 2)], dtype=np.int64)
         self.world.all_reduce(room, op="min")
+        if room[0] < LEAST_ROOM:
+            raise EngineError(
+                f"after loading, memory is left for {room[0]} tokens of cache ({per_token:,} bytes each on this rank); "
+                "free some memory or use more ranks"
+            )
         return int(room[0])
 
     def _inputs(self, batch: Batch) -> Tensor:

@@ -62,7 +62,7 @@ def read_config(directory: Path) -> Any:
     if not file.exists():
         raise ModelError(f"{directory} holds no config.json; is it a model directory?")
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ModelError(f"{file} cannot be read as a model configuration: {reason}") from None

@@ -17,7 +17,7 @@ class ModelTokenizer:
 
     def __init__(self, directory: Path) -> None:
         try:
-            self._inner: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            self._inner: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise ModelError(f"{directory} has no tokenizer that can be read: {reason}") from None
@@ -46,22 +46,25 @@ class ModelTokenizer:
         return list(ids)
 
 
-def generation_defaults(directory: Path) -> tuple[SamplingParams, frozenset[int]]:
-    """What generation_config.json recommends, and the token ids that end an answer."""
+def generation_defaults(directory: Path, config: Any) -> tuple[SamplingParams, frozenset[int]]:
+    """What generation_config.json recommends, and the token ids that end an answer; where there is none, those of
+    the model's own ``config``."""
     if not (directory / "generation_config.json").exists():
-        return SamplingParams(), frozenset()
+        return SamplingParams(), _ids(getattr(config, "eos_token_id", None))
     try:
         given = GenerationConfig.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError, TypeError) as error:
         raise ModelError(f"{directory / 'generation_config.json'} cannot be read: {error}") from None
-    ends = given.eos_token_id
-    end_tokens = frozenset([ends] if isinstance(ends, int) else ends or [])
     recommended = {
         name: value
         for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         if (value := getattr(given, name, None)) is not None
     }
     try:
-        return SamplingParams(**recommended), end_tokens
+        return SamplingParams(**recommended), _ids(given.eos_token_id)
     except RequestError as error:
         raise ModelError(f"{directory / 'generation_config.json'}: {error}") from None
+
+
+def _ids(given: int | list[int] | None) -> frozenset[int]:
+    return frozenset([given] if isinstance(given, int) else given or [])

@@ -18,7 +18,7 @@ from ferrule import fabric
 from ferrule.engine.batch import Batch, Kind, announce, receive
 from ferrule.engine.control import Control, params_from_json
 from ferrule.engine.memory import PeakMemory
-from ferrule.engine.options import RankOptions
+from ferrule.engine.options import STEP_TIMEOUT, RankOptions
 from ferrule.engine.runner import Runner
 from ferrule.engine.sampler import Choice, Sampler
 from ferrule.engine.scheduler import Limits, Scheduler
@@ -29,8 +29,6 @@ LOAD_TIMEOUT = 3600.0
 """Seconds that ranks wait for the slowest one to load."""
 IDLE_PERIOD = 1.0
 """Seconds after which an idle driver tells the others that it is alive."""
-STEP_TIMEOUT = 600.0
-"""Seconds that a rank waits for the driver's next word; longer than any single step takes."""
 
 
 def main(arguments: list[str]) -> int:
@@ -51,7 +49,7 @@ def serve(options: RankOptions, control: Control) -> None:
     """Load, report, and run until told to stop."""
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(options.threads)
-    with fabric.init(strict=True) as world:
+    with fabric.init(strict=True, timeout=STEP_TIMEOUT) as world:
         memory = PeakMemory()
         control.progress(Progress(world.rank, "start"))
 
