@@ -63,10 +63,13 @@ app.command(epilog=bench_decode.EXAMPLES)(bench_decode.decode)
 
 
 def _table(result: FabricBench, transports: Sequence[str], ranks: int) -> Table:
-    """A line per size and implementation. "x Gloo": how many times faster than Gloo, by minimum and by median."""
+    """A line per size and implementation."""
     table = Table(title=f"all_reduce of float32, {ranks} ranks, µs per call")
-    for heading in ("bytes", "implementation", "min", "median", "p99", "× Gloo min", "× Gloo median", "raw limit"):
-        table.add_column(heading, justify="left" if heading in ("bytes", "implementation") else "right")
+    table.caption = (
+        "× Gloo: how many times faster, by minimum and by median. Limit: memcpy, or a raw TCP socket one way"
+    )
+    for heading in ("size", "impl", "min", "median", "p99", "× Gloo", "limit"):
+        table.add_column(heading, justify="left" if heading in ("size", "impl") else "right", no_wrap=True)
     implementations = [("ferrule", transport) for transport in transports] + [("gloo", "tcp")]
     for size in sorted({row["bytes"] for row in result.rows}):
         gloo = result.find("gloo", "tcp", size)
@@ -74,17 +77,16 @@ def _table(result: FabricBench, transports: Sequence[str], ranks: int) -> Table:
             row = result.find(impl, transport, size)
             if row is None:
                 continue
-            ratios = ("", "")
+            ratios = ""
             if gloo is not None and impl != "gloo":
-                ratios = (f"{gloo['min_us'] / row['min_us']:.1f}", f"{gloo['median_us'] / row['median_us']:.1f}")
+                ratios = f"{gloo['min_us'] / row['min_us']:.1f}, {gloo['median_us'] / row['median_us']:.1f}"
             limit = result.raw.get(size, {}).get("memcpy" if transport == "shm" else "tcp")
-            name = "memcpy" if transport == "shm" else "TCP one way"
             table.add_row(
                 format_bytes(size),
                 f"{impl} {transport}",
                 *(f"{row[key]:.1f}" for key in ("min_us", "median_us", "p99_us")),
-                *ratios,
-                "" if limit is None or impl == "gloo" else f"{name} {limit:.1f}",
+                ratios,
+                "" if limit is None or impl == "gloo" else f"{limit:.1f}",
             )
         table.add_section()
     return table
