@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 import statistics
 import sys
@@ -85,6 +86,7 @@ class Transformers:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         module = [sys.executable, "-m", "ferrule.bench.transformers_rank", str(directory), str(PROMPT)]
+        self.logs = Path(tempfile.mkdtemp(prefix="ferrule-bench-"))
         self.launcher = LocalLauncher(
             lambda rank: [*module, str(theirs[rank].fileno())],
             ranks,
@@ -99,20 +101,25 @@ class Transformers:
             },
             rank_env=[{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)],
             pass_fds=[[their.fileno()] for their in theirs],
-            output=Path(tempfile.mkdtemp(prefix="ferrule-bench-")),
+            output=self.logs,
         )
         self.launcher.start()
         for their in theirs:
             their.close()
 
     async def __aenter__(self) -> Transformers:
-        await self._answers()
+        try:
+            await self._answers()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.launcher.stop()
         for ours in self.ours:
             ours.close()
+        shutil.rmtree(self.logs, ignore_errors=True)
 
     async def turn(self, tokens: int) -> list[float]:
         for ours in self.ours:
@@ -126,7 +133,8 @@ class Transformers:
             ours.settimeout(WAIT)
             line = ours.makefile().readline()
             if not line:
-                raise EngineError("a transformers process of the benchmark ended; run it again with --debug")
+                said = [log.read_text(errors="replace").splitlines()[-1:] for log in sorted(self.logs.iterdir())]
+                raise EngineError(f"a transformers process of the benchmark ended; the last words of each: {said}")
             times: list[float] = json.loads(line)
             return times
 

@@ -34,8 +34,10 @@ class RandomModel:
 def save_random_llama(directory: Path, shape: RandomModel, seed: int = 0) -> Path:
     """Save a bfloat16 Llama of ``shape`` with the embedded model's tokenizer beside it; returns ``directory``."""
     import torch
+    import transformers
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=shape.vocabulary,

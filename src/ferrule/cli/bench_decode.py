@@ -35,7 +35,9 @@ def decode(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
 ) -> None:
     """Tokens per second at batch 1: one rank, several, and transformers alone and over Gloo, taking turns."""
-    with needs("serve", "bench decode"):
+    with needs("bench", "bench decode"):
+        import accelerate  # noqa: F401 - transformers' tensor parallelism needs it
+
         from ferrule.bench.decode import bench_decode, cores, to_json
 
     console = Console()
