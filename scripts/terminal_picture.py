@@ -2,7 +2,8 @@
 
     .venv/bin/python scripts/terminal_picture.py docs/serve.svg
 
-Everything in the picture is what the programs really printed in this run.
+Everything in the picture is what the programs really printed in this run; left out are the lines of progress, which on
+a terminal are bars that vanish.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def printed_by_serve(server: subprocess.Popen[str]) -> list[str]:
     lines = []
     assert server.stdout is not None
     for line in server.stdout:
-        lines.append(line.rstrip("\n"))
+        if not re.match(r"rank \d+: ", line):
+            lines.append(line.rstrip("\n"))
         if line.startswith("Ctrl-C"):
             return lines
     raise SystemExit("ferrule serve ended early:\n" + "\n".join(lines))
@@ -54,7 +56,7 @@ def main() -> None:
     console.print(Text("$ make run", style="bold green"))
     console.print(Text("\n".join(lines)))
     console.print()
-    console.print(Text(f'$ ferrule chat {found[0]} --once "{QUESTION}"', style="bold green"))
+    console.print(Text(f'$ .venv/bin/ferrule chat {found[0]} --once "{QUESTION}"', style="bold green"))
     console.print(Text(answer))
     picture = console.export_svg(title="ferrule")
     # The reader's own monospaced font will do: a picture should load nothing from elsewhere.

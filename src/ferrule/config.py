@@ -54,7 +54,9 @@ def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> Fabr
     for name in ("FERRULE_RANK", "FERRULE_WORLD_SIZE"):
         if name not in present:
             found = f"{', '.join(present)} is set but {name} is not" if present else f"{name} is not set"
-            raise ConfigError(f"{found}; start ranks with `ferrule launch` or set FERRULE_RANK and FERRULE_WORLD_SIZE")
+            raise ConfigError(
+                f"{found}; start ranks with ferrule.cluster.launch_local, or set FERRULE_RANK and FERRULE_WORLD_SIZE"
+            )
     world_size = int(_number(environ, "FERRULE_WORLD_SIZE", 1, 1 << 16, whole=True))
     rank = int(_number(environ, "FERRULE_RANK", 0, world_size - 1, whole=True))
     listen_fd = None

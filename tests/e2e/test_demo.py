@@ -32,7 +32,7 @@ def alone(messages: list[dict[str, str]], count: int) -> str:
 
 def test_what_it_prints_when_ready(demo: Server) -> None:
     assert f"{demo.url}/v1" in demo.output
-    assert "tensor 2 × pipeline 1" in demo.output
+    assert "--tp 2 --pp 1" in demo.output
     assert demo.output.count("shm") == 2
     command = next(line for line in demo.lines if line.startswith("curl "))
     answer = subprocess.run(["sh", "-c", command.strip() + " -s"], capture_output=True, text=True, timeout=60)

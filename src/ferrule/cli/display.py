@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group
 from rich.panel import Panel
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn
+from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
@@ -30,7 +30,7 @@ class Loading:
         self._tasks: dict[int, TaskID] = {}
         self._bars: Bars | None = None
         if console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
             self._bars = Bars(*columns, console=console, transient=True)
 
     def __enter__(self) -> Self:
@@ -53,12 +53,13 @@ class Loading:
     def _move(self, bars: Bars, progress: Progress) -> None:
         title = f"rank {progress.rank}: {progress.phase}"
         if progress.rank not in self._tasks:
-            self._tasks[progress.rank] = bars.add_task(title, total=None)
+            self._tasks[progress.rank] = bars.add_task(title, total=None, amount="")
         task = self._tasks[progress.rank]
         if progress.total:
-            bars.update(task, description=title, completed=progress.done, total=progress.total)
+            amount = f"{format_bytes(progress.done)} of {format_bytes(progress.total)}"
+            bars.update(task, description=title, completed=progress.done, total=progress.total, amount=amount)
         else:
-            bars.update(task, description=title)
+            bars.update(task, description=title, amount="")
 
 
 def show_ready(console: Console, engine: Engine, host: str, port: int, *, with_key: bool) -> None:
@@ -66,7 +67,7 @@ def show_ready(console: Console, engine: Engine, host: str, port: int, *, with_k
     url = base_url(host, port)
     title = Text.assemble((engine.name, "bold"), " is served at ", (f"{url}/v1", "bold cyan"))
     plan = engine.plan
-    how = Text(f"{plan.strategy}: tensor {plan.tensor} × pipeline {plan.pipeline}, {plan.layers} layers; {plan.reason}")
+    how = Text(f"{plan.strategy}: --tp {plan.tensor} --pp {plan.pipeline}, {plan.layers} layers; {plan.reason}")
     console.print(Panel(Group(title, how, plan_table(plan, engine.ranks)), title="ferrule", expand=False))
     # Outside of the panel and never wrapped, so that it can be pasted.
     has_template = bool(getattr(engine.tokenizer, "has_chat_template", True))

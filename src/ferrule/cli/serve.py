@@ -58,19 +58,20 @@ def serve(
         tp = DEMO_RANKS
     if api_key is not None and not api_key.strip():
         raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
+    from rich.console import Console
+
+    console = Console()
+    console.print(f"Starting {chosen} …", style="dim", highlight=False)  # the imports below take seconds
     with needs("serve", "serve"):
         from ferrule.engine import start
         from ferrule.serve import listen
         from ferrule.serve import serve as run_server
     import asyncio
 
-    from rich.console import Console
-
     from ferrule.cli.display import Loading, show_ready
 
     options = engine_options(chosen, tp=tp, pp=pp, dtype=dtype, max_context=max_context, threads=threads, name=name)
     listener = listen(host, port, api_key=api_key)
-    console = Console()
 
     async def load() -> Engine:
         with Loading(console) as loading:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import socket
@@ -64,6 +65,18 @@ def _tail(logs: Path, rank: int) -> str:
     return "; its last words: " + " | ".join(lines) if lines else ""
 
 
+def rank_environment(threads: int) -> dict[str, str]:
+    """What a rank's libraries are told."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Weights in huge pages: decoding streams all of them for each token, and the misses of a small page's
+        # translation cost several percent (torch reads this where the system offers huge pages on request).
+        "THP_MEM_ALLOC_ENABLE": os.environ.get("THP_MEM_ALLOC_ENABLE", "1"),
+    }
+
+
 class Ranks:
     """Starts one process per rank and relays their messages.
 
@@ -89,7 +102,7 @@ class Ranks:
         self._launcher = LocalLauncher(
             lambda rank: [*module, str(theirs[rank].fileno())],
             self.size,
-            env={"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+            env=rank_environment(options.threads),
             pass_fds=[[their.fileno()] for their in theirs],
             output=self._logs,
         )

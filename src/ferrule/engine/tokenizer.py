@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ class ModelTokenizer:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise ModelError(f"{directory} has no tokenizer that can be read: {reason}") from None
+        self._inner.model_max_length = sys.maxsize  # the engine itself refuses what is too long, in better words
         self.eos_token_id: int | None = self._inner.eos_token_id
         self.has_chat_template = bool(self._inner.chat_template)
 

@@ -68,4 +68,4 @@ def _reason(tensor: int, pipeline: int) -> str:
         parts.append(f"{pipeline} pipeline stages balanced by weight bytes")
     if tensor > 1:
         parts.append(f"every layer cut in {tensor} equal parts")
-    return "as asked: " + ", ".join(parts)
+    return ", ".join(parts)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from ferrule import __version__
@@ -19,6 +20,9 @@ from ferrule.serve.completions import answer_completion
 from ferrule.serve.errors import ApiError, install
 from ferrule.serve.identity import new_identity, system_fingerprint
 from ferrule.serve.schemas import ChatRequest, CompletionRequest
+
+SMALL_BODY = 1 << 16
+"""Bytes of a request up to which it is tokenized at once, beside the event loop beyond."""
 
 
 def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_SEQUENCES) -> FastAPI:
@@ -45,14 +49,16 @@ def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_
     install(app)
 
     @app.post("/v1/chat/completions", response_class=Response)
-    async def chat_completions(body: ChatRequest) -> Response:
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
         check_model(engine, body.model)
-        return answer_chat(desk, body, new_identity(engine, "chatcmpl", fingerprint))
+        identity = new_identity(engine, "chatcmpl", fingerprint)
+        return await prepared(request, lambda: answer_chat(desk, body, identity))
 
     @app.post("/v1/completions", response_class=Response)
-    async def completions(body: CompletionRequest) -> Response:
+    async def completions(body: CompletionRequest, request: Request) -> Response:
         check_model(engine, body.model)
-        return answer_completion(desk, body, new_identity(engine, "cmpl", fingerprint))
+        identity = new_identity(engine, "cmpl", fingerprint)
+        return await prepared(request, lambda: answer_completion(desk, body, identity))
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -68,6 +74,14 @@ def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_
         return health_response(engine)
 
     return app
+
+
+async def prepared(request: Request, answer: Callable[[], Response]) -> Response:
+    """What ``answer`` makes of a request. Tokenizing a large one takes seconds, in which others must be served."""
+    size = request.headers.get("content-length", "")
+    if size.isdigit() and int(size) <= SMALL_BODY:
+        return answer()
+    return await asyncio.to_thread(answer)
 
 
 def names_of(engine: Engine) -> tuple[str, ...]:

@@ -49,12 +49,16 @@ def sampling_params(
     return replace(defaults, **given)
 
 
+MOST_DIGITS = 9
+"""Digits of a token id; no vocabulary is larger, and Python refuses to read endless numbers."""
+
+
 def logit_bias(given: Mapping[str, float], vocab_size: int) -> dict[int, float]:
     """``given`` with its keys as token ids. Biases lie between -100 and 100."""
     biases = {}
     for key, bias in given.items():
-        if not key.isascii() or not key.isdigit():
-            raise RequestError(f"logit_bias: keys must be token ids, not {key!r}", param="logit_bias")
+        if not key.isascii() or not key.isdigit() or len(key) > MOST_DIGITS:
+            raise RequestError(f"logit_bias: keys must be token ids, not {key[:40]!r}", param="logit_bias")
         check_token(int(key), vocab_size, "logit_bias")
         if not -100 <= bias <= 100:
             raise RequestError(f"logit_bias: {bias} is not between -100 and 100", param="logit_bias")
