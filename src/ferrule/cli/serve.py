@@ -61,7 +61,8 @@ def serve(
     from rich.console import Console
 
     console = Console()
-    console.print(f"Starting {chosen} …", style="dim", highlight=False)  # the imports below take seconds
+    if console.is_terminal:  # the imports below take seconds, in which a blank screen looks like a hang
+        console.print(f"Starting {chosen} …", style="dim", highlight=False)
     with needs("serve", "serve"):
         from ferrule.engine import start
         from ferrule.serve import listen

@@ -24,6 +24,11 @@ LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 COMPUTED = ("float32", "bfloat16", "float16")
 
 
+def first_line(error: BaseException) -> str:
+    """What a library's error says, without the paragraphs of advice that often follow."""
+    return next(iter(str(error).strip().splitlines()), repr(error))
+
+
 def resolve(model: str) -> Path:
     """The directory of ``model``: a local directory, ``demo``, or a hub id (downloaded, or found in the hub's cache).
 
@@ -50,9 +55,9 @@ def _download(hub_id: str) -> Path:
     except RepositoryNotFoundError:
         raise ModelError(f"{hub_id}: no such directory, and the hub knows no such model (or it is private)") from None
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise ModelError(
-            f"{hub_id}: no such directory here, and it could not be downloaded from the hub: {reason}"
+            f"{hub_id}: no such directory here, and it could not be downloaded from the hub ({first_line(error)}); "
+            "download it elsewhere and give its directory"
         ) from None
 
 
@@ -64,8 +69,7 @@ def read_config(directory: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise ModelError(f"{file} cannot be read as a model configuration: {reason}") from None
+        raise ModelError(f"{file} cannot be read as a model configuration: {first_line(error)}") from None
     if getattr(config, "quantization_config", None):
         method = config.quantization_config.get("quant_method", "an unnamed method")
         raise ModelError(

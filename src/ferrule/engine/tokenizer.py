@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
 
+from ferrule.engine.source import first_line
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import ModelError, RequestError
 
@@ -20,8 +21,7 @@ class ModelTokenizer:
         try:
             self._inner: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-            raise ModelError(f"{directory} has no tokenizer that can be read: {reason}") from None
+            raise ModelError(f"{directory} has no tokenizer that can be read: {first_line(error)}") from None
         self._inner.model_max_length = sys.maxsize  # the engine itself refuses what is too long, in better words
         self.eos_token_id: int | None = self._inner.eos_token_id
         self.has_chat_template = bool(self._inner.chat_template)
