@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import socket
 import statistics
@@ -201,7 +200,3 @@ def bench_decode(
 
 def to_json(rows: list[DecodeRow]) -> str:
     return json.dumps([asdict(row) for row in rows], indent=1)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -38,7 +38,8 @@ def decode(
     with needs("bench", "bench decode"):
         import accelerate  # noqa: F401 - transformers' tensor parallelism needs it
 
-        from ferrule.bench.decode import bench_decode, cores, to_json
+        from ferrule.bench.decode import bench_decode, to_json
+        from ferrule.engine.options import usable_cores
 
     console = Console()
     with console.status("Measuring decode (nothing else should run now)") as status:
@@ -51,7 +52,7 @@ def decode(
             tokens=tokens,
             say=status.update,
         )
-    console.print(_table(rows, cores()))
+    console.print(_table(rows, usable_cores()))
     if json_file is not None:
         json_file.write_text(to_json(rows) + "\n")
         console.print(f"wrote {json_file}")

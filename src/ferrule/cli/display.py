@@ -70,7 +70,7 @@ def show_ready(console: Console, engine: Engine, host: str, port: int, *, with_k
     how = Text(f"{plan.strategy}: --tp {plan.tensor} --pp {plan.pipeline}, {plan.layers} layers; {plan.reason}")
     console.print(Panel(Group(title, how, plan_table(plan, engine.ranks)), title="ferrule", expand=False))
     # Outside of the panel and never wrapped, so that it can be pasted.
-    has_template = bool(getattr(engine.tokenizer, "has_chat_template", True))
+    has_template = engine.tokenizer.has_chat_template
     console.print(
         curl(url, engine.name, chat=has_template, with_key=with_key), markup=False, highlight=False, soft_wrap=True
     )

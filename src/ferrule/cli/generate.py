@@ -110,7 +110,7 @@ async def print_answer(
     from ferrule.serve.sequences import Job, run_job
     from ferrule.serve.text import Vocabulary
 
-    as_chat = bool(getattr(engine.tokenizer, "has_chat_template", True)) if chat is None else chat
+    as_chat = engine.tokenizer.has_chat_template if chat is None else chat
     if as_chat:
         tokens = engine.tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
     else:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from ferrule import __version__
-from ferrule.cli import chat, generate, serve, version
+from ferrule.cli import bench, chat, generate, serve, version
 from ferrule.errors import FerruleError
 
 
@@ -79,8 +77,7 @@ app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=generate.EXAMPLES)(generate.generate)
 app.command(epilog=chat.EXAMPLES)(chat.chat)
 app.command(epilog=version.EXAMPLES)(version.version)
-if find_spec("ferrule.cli.bench") is not None:
-    app.add_typer(import_module("ferrule.cli.bench").app, name="bench")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

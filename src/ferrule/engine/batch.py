@@ -28,7 +28,6 @@ class Kind(IntEnum):
     RUN = 1
     IDLE = 2
     """Nothing to do; says that the driver is alive."""
-    STOP = 3
 
 
 @dataclass(frozen=True)

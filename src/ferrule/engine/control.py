@@ -1,6 +1,6 @@
 """The rank's end of the socket to the process that started it: JSON, one message a line.
 
-Down: ``{"op": "add", "id", "prompt", "params"}``, ``{"op": "cancel", "id"}``, ``{"op": "stop"}`` (to the driver only).
+Down: ``{"op": "add", "id", "prompt", "params"}``, ``{"op": "cancel", "id"}`` (to the driver only).
 Up: ``{"event": "progress" | "ready" | "tokens" | "load" | "error", ...}``. `ferrule.engine.local` is the other end.
 """
 

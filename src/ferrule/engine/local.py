@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import time
 from collections.abc import AsyncGenerator, Sequence
 
 from ferrule.engine.control import params_to_json
-from ferrule.engine.options import EngineOptions, RankOptions
+from ferrule.engine.options import EngineOptions, RankOptions, usable_cores
 from ferrule.engine.prepare import PreparedModel, in_background, prepare
 from ferrule.engine.ranks import Event, Ranks
 from ferrule.engine.source import DEMO
@@ -54,7 +53,7 @@ class LocalEngine:
             directory=str(model.directory.resolve()),
             dtype=options.dtype,
             plan=self.plan,
-            threads=options.threads or max(1, _cores() // self.plan.world_size),
+            threads=options.threads or max(1, usable_cores() // self.plan.world_size),
             context=self.max_context,
             max_sequences=options.max_sequences,
             batch_tokens=options.batch_tokens,
@@ -170,7 +169,3 @@ async def start(options: EngineOptions, on_progress: ProgressCallback | None = N
     engine = LocalEngine(options, await in_background(lambda: prepare(options)))
     await engine.load(on_progress)
     return engine
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

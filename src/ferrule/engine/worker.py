@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(options: RankOptions, control: Control) -> None:
-    """Load, report, and run until told to stop."""
+    """Load, report, and run until the process is ended: by its parent's signal, or by the loss of a peer."""
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(options.threads)
     with fabric.init(strict=True, timeout=STEP_TIMEOUT) as world:
@@ -87,10 +87,7 @@ def transports(world: fabric.Group) -> str:
 def follow(runner: Runner) -> None:
     """Run what the driver announces."""
     while True:
-        batch = receive(runner.world, runner.plan.driver, STEP_TIMEOUT)
-        if batch.kind is Kind.STOP:
-            return
-        runner.run(batch)
+        runner.run(receive(runner.world, runner.plan.driver, STEP_TIMEOUT))
 
 
 class Driver:
@@ -114,9 +111,7 @@ class Driver:
     def loop(self) -> None:
         while True:
             busy = bool(self.under_way or self.scheduler.by_identity)
-            if not self._take_requests(0.0 if busy else IDLE_PERIOD):
-                self._announce(Batch(kind=Kind.STOP))
-                return
+            self._take_requests(0.0 if busy else IDLE_PERIOD)
             while len(self.under_way) < self.depth:
                 batch = self.scheduler.next_batch()
                 if batch is None:
@@ -136,11 +131,9 @@ class Driver:
         self._announce(batch)
         self.runner.run(batch)
 
-    def _take_requests(self, wait: float) -> bool:
-        """Take in what has come from the parent; False when it is to stop."""
+    def _take_requests(self, wait: float) -> None:
+        """Take in what has come from the parent within ``wait`` seconds."""
         for message in self.control.messages(wait):
-            if message["op"] == "stop":
-                return False
             identity = message["id"]
             if message["op"] == "add":
                 params = params_from_json(message["params"])
@@ -150,7 +143,6 @@ class Driver:
                 self.scheduler.cancel(identity)
         self.samplers = {i: s for i, s in self.samplers.items() if i in self.scheduler.by_identity}
         self._report_load()
-        return True
 
     def _finish(self, batch: Batch) -> None:
         logits = self.runner.run(batch)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferrule.engine import Engine, Tokenizer
+from ferrule.engine import Engine
 from ferrule.errors import RequestError
 from ferrule.serve.answer import Answer, Collected, Desk
 from ferrule.serve.identity import Identity
@@ -33,7 +33,7 @@ def wants_usage(body: ChatRequest) -> bool:
 
 def render(engine: Engine, messages: Sequence[Message]) -> tuple[int, ...]:
     """The prompt's tokens for ``messages``. Raises `RequestError` where the model's template refuses them."""
-    if not has_template(engine.tokenizer):
+    if not engine.tokenizer.has_chat_template:
         raise RequestError(
             f"messages: the model {engine.name} has no chat template; use /v1/completions with a prompt instead",
             param="messages",
@@ -44,11 +44,6 @@ def render(engine: Engine, messages: Sequence[Message]) -> tuple[int, ...]:
             [{"role": message.role, "content": message.content} for message in messages]
         )
     )
-
-
-def has_template(tokenizer: Tokenizer) -> bool:
-    """Whether ``tokenizer`` can render conversations. One that does not tell is asked, and raises if it cannot."""
-    return bool(getattr(tokenizer, "has_chat_template", True))
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,8 @@ async def run_job(engine: Engine, vocabulary: Vocabulary, job: Job) -> AsyncGene
     """The pieces of one answer. The engine's sequence ends with this generator, for whatever reason that ends."""
     context = job.prompt if job.continues else ()
     transcript = Transcript(vocabulary, job.stops, index=job.index, context=context)
-    tokens = engine.generate(job.prompt, job.params)
     finished = False
-    try:
+    async with aclosing(engine.generate(job.prompt, job.params)) as tokens:
         async for token in tokens:
             piece = transcript.push(token)
             if piece is not None:
@@ -48,10 +47,6 @@ async def run_job(engine: Engine, vocabulary: Vocabulary, job: Job) -> AsyncGene
                 finished = piece.finish is not None
             if finished and token.finish is None:
                 break  # a stop string, of which the engine knows nothing
-    finally:
-        close = getattr(tokens, "aclose", None)
-        if close is not None:
-            await close()
     if not finished:
         raise EngineError("the engine ended a sequence without saying why; please report this with the server's log")
 
