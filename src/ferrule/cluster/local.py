@@ -7,7 +7,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from typing import IO, Literal, Self
 from ferrule.cluster.output import PrefixedOutput
 from ferrule.cluster.process import exit_fds, has_exited, signal_group, sleep_until_readable
 from ferrule.errors import ConfigError
+from ferrule.tied import tied
 
-_CHILD = str(Path(__file__).with_name("_child.py"))
 _POLL_SECONDS = 0.02
 """How often exits are looked for where the system has no pidfd to wait on."""
 
@@ -132,13 +131,10 @@ class LocalLauncher:
             fds.append(listener.fileno())
         env |= self._env
         env |= self._rank_env[rank]
-        cpus = self._cpus[rank]
-        prologue = [sys.executable, "-I", "-S", _CHILD, str(os.getpid())]
-        prologue.append("-" if cpus is None else ",".join(str(cpu) for cpu in cpus))
         stdout, stderr = self._streams(rank)
         try:
             process = subprocess.Popen(
-                [*prologue, *command],
+                tied(command, self._cpus[rank]),
                 env=env,
                 cwd=self._cwd,
                 stdin=subprocess.DEVNULL,

@@ -1,0 +1,189 @@
+"""What a guest is made of, and what it gives back."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import tarfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ferrule.errors import GuestError, LabError
+from ferrule.lab.vm import python
+from ferrule.lab.vm.image import Image
+from ferrule.lab.vm.kernel import Kernel
+from ferrule.lab.vm.process import TAIL_LINES, Machine
+from ferrule.lab.vm.tree import Tree
+
+_INIT = Path(__file__).with_name("init.sh")
+_NEEDED_MODULES = ("virtio_pci", "virtio_console")
+_AT_HAND = (
+    "dummy",
+    "veth",
+    "bridge",
+    "tun",
+    "sch_netem",
+    "sch_tbf",
+    "crc32c_generic",
+    "crc32c_intel",
+    "crc32_generic",
+    "crc32_pclmul",
+)
+"""Modules that `ip`, `tc` and others load by themselves when they are asked for what these do."""
+
+_ETC = {
+    "hosts": "127.0.0.1 localhost guest\n::1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "passwd": "root:x:0:0:root:/root:/bin/bash\n",
+    "group": "root:x:0:\n",
+}
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A virtual machine that runs one script and powers off.
+
+    ``script``: bash, or any program's text behind a ``#!`` line; it runs as root in /root, its output goes to the
+    console, and what it leaves in /results comes back. ``modules``: loaded before it, in this order; a name is one of
+    the kernel's or of `ferrule.lab.vm.module.FROM_SOURCE`, a path a module built for this kernel. ``python``: import
+    names of packages that the guest's Python has; none: no Python. ``files``: text, bytes or a host file or directory
+    by guest path; programs bring their shared libraries. ``env``: for the script. ``cpus``, ``memory_mb``: its size.
+    """
+
+    script: str
+    modules: Sequence[str | Path] = ()
+    python: Sequence[str] = ()
+    files: Mapping[str, str | bytes | Path] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    cpus: int = 2
+    memory_mb: int = 2048
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a guest ended. ``exit_code``: its script's; ``files``: what was in /results, by relative path; ``seconds``
+    from power-on to power-off."""
+
+    exit_code: int
+    console: str
+    files: Mapping[str, bytes]
+    seconds: float
+
+    def check(self) -> Self:
+        """This result, or a `GuestError` with the console's last lines if the script failed."""
+        if self.exit_code != 0:
+            tail = "\n".join(self.console.splitlines()[-TAIL_LINES:])
+            raise GuestError(
+                f"the guest's script ended with status {self.exit_code}; the last lines of its console:\n{tail}",
+                console=self.console,
+            )
+        return self
+
+
+class RunningGuest:
+    """A guest that was booted; `wait` for it, or leave the context to kill it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._started = time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        """QEMU's process id."""
+        return self._machine.pid
+
+    def console(self) -> str:
+        """What it has said so far."""
+        return self._machine.console()
+
+    def wait(self, timeout: float) -> Result:
+        """Its result, at most ``timeout`` seconds from now.
+
+        Raises `GuestError`, with the end of the console, if it does not finish in time (it is killed then), crashes,
+        or powers off before its script ended.
+        """
+        self._machine.wait(timeout)
+        seconds = time.monotonic() - self._started
+        try:
+            files = _unpack(self._machine.results())
+            exit_code = int(files.pop("lab/status"))
+        except (tarfile.TarError, KeyError, ValueError):
+            panic = re.search(r"Kernel panic - not syncing: (.*)", self._machine.console())
+            what = f"the guest crashed: {panic[1]}" if panic else "the guest went down before its script ended"
+            raise self._machine.error(what) from None
+        results = {name.removeprefix("results/"): data for name, data in files.items()}
+        return Result(exit_code, self._machine.console(), results, seconds)
+
+    def close(self) -> None:
+        self._machine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_image(guest: Guest, machine: Machine, tree: Tree, kernel: Kernel, own: Mapping[str, Path]) -> None:
+    """Fill the machine's image with what ``guest`` asks for; ``own``: files of modules that are not the kernel's."""
+    image = Image(machine.image, tree)
+    image.add_bytes("/init", _INIT.read_bytes(), 0o755)
+    script = guest.script if guest.script.startswith("#!") else f"#!/bin/bash\n{guest.script}"
+    image.add_bytes("/lab/script", script.encode(), 0o755)
+    image.add_bytes("/lab/modules", "".join(f"{name}\n" for name in _load_order(guest)).encode())
+    environment = dict(guest.env)
+    if guest.python:
+        environment.setdefault("PYTHONPATH", python.PACKAGES)
+    lines = (f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+    image.add_bytes("/lab/environment", "".join(lines).encode())
+    for name, text in _ETC.items():
+        image.add_bytes(f"/etc/{name}", text.encode())
+    for path, content in guest.files.items():
+        _add(image, path, content)
+    image.add_tree()
+    if guest.python:
+        image.add_files(python.standard_library())
+        for name in ("python3", "python"):
+            image.add_link(f"/usr/local/bin/{name}", str(python.interpreter()))
+        image.add_files(python.packages(guest.python))
+    at_hand = [name for name in _AT_HAND if kernel.has_module(name)]
+    named = [name for name in guest.modules if isinstance(name, str)]
+    image.add_modules(kernel, [*_NEEDED_MODULES, *at_hand, *named], own)
+    image.close()
+
+
+def _load_order(guest: Guest) -> list[str]:
+    return [*_NEEDED_MODULES, *(name.stem if isinstance(name, Path) else name for name in guest.modules)]
+
+
+def _add(image: Image, path: str, content: str | bytes | Path) -> None:
+    if isinstance(content, Path):
+        if not content.exists():
+            raise LabError(f"the guest's file {path} should come from {content}, which does not exist")
+        if content.is_dir():
+            image.add_files((f"{path}/{file.relative_to(content)}", file) for file in _files_below(content))
+        else:
+            image.add_files([(path, content)])
+    else:
+        image.add_bytes(path, content.encode() if isinstance(content, str) else content)
+
+
+def _files_below(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def _unpack(data: bytes) -> dict[str, bytes]:
+    files = {}
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for member in archive:
+            content = archive.extractfile(member)
+            if content is not None:
+                files[member.name] = content.read()
+    return files

@@ -1,0 +1,117 @@
+"""The lab itself: puts kernel, packages, emulator and guests together."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from ferrule.errors import LabError
+from ferrule.lab.vm.accel import choose_accelerator
+from ferrule.lab.vm.cache import default_cache
+from ferrule.lab.vm.commands import missing
+from ferrule.lab.vm.guest import Guest, Result, RunningGuest, write_image
+from ferrule.lab.vm.kernel import Kernel, fetch_kernel
+from ferrule.lab.vm.module import FROM_SOURCE, build_from_source
+from ferrule.lab.vm.packages import Archive
+from ferrule.lab.vm.process import Machine
+from ferrule.lab.vm.qemu import Accelerator, Qemu, find_qemu
+from ferrule.lab.vm.sources import host_release, host_sources, suite_sources
+from ferrule.lab.vm.tree import Tree, fetch_tree
+
+_BASE = ("bash", "busybox-static", "iproute2", "kmod")
+
+RDMA = ("ibverbs-providers", "ibverbs-utils", "librdmacm1", "perftest", "rdmacm-utils")
+"""What a guest needs to use and look at RDMA devices; ``ip`` and ``rdma`` are always there."""
+
+
+class VmLab:
+    """Boots guests. Everything that they need is fetched by package name on first use and kept in ``cache``
+    (default: `default_cache`); nothing is installed and no rights are needed.
+
+    ``packages``: whose programs and libraries guests have, beside bash, busybox, iproute2 and kmod. ``suite``: the
+    release that the kernel is taken from, such as ``trixie-backports``; default: the host's own.
+    Raises `LabError` where this host cannot run guests.
+    """
+
+    def __init__(self, cache: Path | None = None, *, packages: Sequence[str] = RDMA, suite: str | None = None) -> None:
+        reason = obstacle()
+        if reason is not None:
+            raise LabError(reason)
+        self._cache = (cache or default_cache()).resolve()
+        self._cache.mkdir(parents=True, exist_ok=True)
+        self._packages = (*_BASE, *packages)
+        self._release = host_release()
+        self._suite = suite or self._release
+
+    def prepare(self) -> None:
+        """Fetch all that is needed to boot, so that later calls need no network. Seconds to a minute the first time."""
+        self.kernel, self.tree, self.qemu, self.accelerator  # noqa: B018 (each is made when first looked at)
+
+    def boot(self, guest: Guest) -> RunningGuest:
+        """Start ``guest``; several may run at a time. It is killed when the calling thread ends."""
+        own = self._own_modules(guest)
+        machine = Machine(self.qemu, self.accelerator, self.kernel.image, cpus=guest.cpus, memory_mb=guest.memory_mb)
+        try:
+            write_image(guest, machine, self.tree, self.kernel, own)
+            machine.start()
+        except BaseException:
+            machine.close()
+            raise
+        return RunningGuest(machine)
+
+    def run(self, guest: Guest, timeout: float) -> Result:
+        """Boot ``guest`` and wait at most ``timeout`` seconds for its result; see `RunningGuest.wait`."""
+        with self.boot(guest) as running:
+            return running.wait(timeout)
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        return fetch_kernel(
+            self._archive(self._suite),
+            self._cache / self._suite / "kernel",
+            lambda arguments: self.tree.run("depmod", *arguments, timeout=120),
+        )
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The packages that guests have."""
+        return fetch_tree(self._archive(self._release), self._packages, self._cache / self._release)
+
+    @cached_property
+    def qemu(self) -> Qemu:
+        return find_qemu(self._archive(self._release), self._cache / self._release)
+
+    @cached_property
+    def accelerator(self) -> Accelerator:
+        return choose_accelerator(self.qemu, self.kernel.image, self.tree, self._cache)
+
+    def _own_modules(self, guest: Guest) -> dict[str, Path]:
+        own = {}
+        for module in guest.modules:
+            if isinstance(module, Path):
+                own[module.stem] = module
+            elif module in FROM_SOURCE and not self.kernel.has_module(module):
+                directory = self._cache / self._suite
+                own[module] = build_from_source(module, self._archive(self._suite), self.kernel, directory)
+        return own
+
+    def _archive(self, suite: str) -> Archive:
+        sources = suite_sources(suite, host_sources(), self._release)
+        return Archive(self._cache / suite / "apt", suite, sources)
+
+
+def obstacle() -> str | None:
+    """Why no guest can run on this host; None if nothing is known to be in the way."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"the VM lab needs Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
+    try:
+        host_release()
+    except LabError as error:
+        return str(error)
+    lacking = missing(["apt-get", "apt-cache", "apt-config", "dpkg-deb", "tar", "bash"])
+    if lacking:
+        return f"the VM lab needs {', '.join(lacking)}, as Debian has them"
+    return None

@@ -1,0 +1,127 @@
+"""Which package archive this host uses: read from its own apt configuration, so that no address stands in our code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ferrule.errors import LabError
+
+SOURCES = Path("/etc/apt")
+OS_RELEASE = Path("/etc/os-release")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One suite of an archive. ``signed_by``: the keyring's path, or empty for apt's own trusted keys."""
+
+    uri: str
+    suite: str
+    components: tuple[str, ...]
+    signed_by: str = ""
+
+    def stanza(self) -> str:
+        """The source in apt's deb822 format."""
+        lines = ["Types: deb", f"URIs: {self.uri}", f"Suites: {self.suite}", f"Components: {' '.join(self.components)}"]
+        if self.signed_by:
+            lines.append(f"Signed-By: {self.signed_by}")
+        return "\n".join(lines) + "\n"
+
+
+def parse_deb822(text: str) -> list[Source]:
+    """Sources of a ``*.sources`` file that give binary packages and are not disabled."""
+    found = []
+    for stanza in re.split(r"\n\s*\n", text):
+        fields: dict[str, str] = {}
+        key = ""
+        for line in stanza.splitlines():
+            if line.startswith("#"):
+                continue
+            if line[:1].isspace():
+                fields[key] = f"{fields.get(key, '')}\n{line.strip()}"
+                continue
+            key, _, value = line.partition(":")
+            key = key.strip().lower()
+            fields[key] = value.strip()
+        if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() in ("no", "false"):
+            continue
+        signed_by = fields.get("signed-by", "")
+        found += [
+            Source(uri, suite, tuple(fields.get("components", "").split()), signed_by if "\n" not in signed_by else "")
+            for uri in fields.get("uris", "").split()
+            for suite in fields.get("suites", "").split()
+        ]
+    return found
+
+
+def parse_list(text: str) -> list[Source]:
+    """Sources of a one-line-style ``*.list`` file that give binary packages."""
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s*([^#]*)", line.strip())
+        if match:
+            options, uri, suite, components = match.groups()
+            signed = re.search(r"signed-by=(\S+)", options or "")
+            found.append(Source(uri, suite, tuple(components.split()), signed.group(1) if signed else ""))
+    return found
+
+
+def host_sources(directory: Path = SOURCES) -> list[Source]:
+    """All package sources that this host's apt is configured with."""
+    found: list[Source] = []
+    lists = [directory / "sources.list", *sorted((directory / "sources.list.d").glob("*"))]
+    for path in lists:
+        if not path.is_file():
+            continue
+        if path.suffix == ".sources":
+            found += parse_deb822(path.read_text())
+        elif path.suffix == ".list":
+            found += parse_list(path.read_text())
+    return found
+
+
+def host_release(os_release: Path = OS_RELEASE) -> str:
+    """The code name of the host's Debian release, such as ``bookworm``. Raises `LabError` on other systems."""
+    fields = dict(line.split("=", 1) for line in _lines(os_release) if "=" in line)
+    name = fields.get("VERSION_CODENAME", "").strip('"')
+    if fields.get("ID", "").strip('"') != "debian" or not name:
+        what = fields.get("PRETTY_NAME", "an unknown system").strip('"')
+        raise LabError(f"the VM lab takes kernels from Debian's archive, and this host runs {what}; run it on Debian")
+    return name
+
+
+def suite_sources(suite: str, sources: Iterable[Source], release: str) -> list[Source]:
+    """The sources for ``suite`` and its security and point updates, at the mirror that the host itself uses.
+
+    ``suite``: a release's code name, or one with ``-backports``. ``release``: the host's own. Raises `LabError`
+    if the host has no source of its own release.
+    """
+    names = (release, f"{release}-updates", f"{release}-security")
+    own = [source for source in sources if source.suite in names and "main" in source.components]
+    archive = next((source for source in own if not source.suite.endswith("-security")), None)
+    if archive is None:
+        raise LabError(
+            f"the host's apt configuration ({SOURCES}/sources.list.d) names no archive for {release}; "
+            "add the distribution's own sources"
+        )
+    security = next((source for source in own if source.suite.endswith("-security")), None)
+    base = _base(suite)
+    if base == release:
+        chosen = own
+    else:
+        chosen = [Source(archive.uri, name, ("main",), archive.signed_by) for name in (base, f"{base}-updates")]
+        if security is not None:
+            chosen.append(Source(security.uri, f"{base}-security", ("main",), security.signed_by))
+    if suite != base:
+        chosen.append(Source(archive.uri, suite, ("main",), archive.signed_by))
+    return chosen
+
+
+def _base(suite: str) -> str:
+    return re.split(r"[-/]", suite, maxsplit=1)[0]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []

@@ -1,0 +1,41 @@
+"""Fixtures for all rooms."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ferrule import lab
+from ferrule.errors import LabError
+from ferrule.lab import vm
+
+
+@pytest.fixture(scope="session")
+def vm_lab() -> vm.VmLab:
+    """A VM lab whose parts are all fetched.
+
+    Tests that ask for it are skipped on systems that it does not support, and where the parts cannot be fetched; but
+    the latter is a failure in CI.
+    """
+    reason = vm.obstacle()
+    if reason is not None:
+        pytest.skip(reason)
+    try:
+        machines = vm.VmLab()
+        machines.prepare()
+    except LabError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"the VM lab's parts cannot be had: {error}")
+    return machines
+
+
+@pytest.fixture(scope="session")
+def emulated_hosts() -> None:
+    """For tests with a `ferrule.lab.Lab`: skipped, with the reason, where none can be; as root in CI they fail."""
+    reason = lab.obstacle()
+    if reason is not None:
+        if os.environ.get("CI") and os.geteuid() == 0:
+            pytest.fail(reason)
+        pytest.skip(reason)

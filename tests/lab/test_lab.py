@@ -1,0 +1,269 @@
+"""Hosts and cables that exist, fail on demand, and are gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ferrule.errors import LabError
+from ferrule.lab import Lab, chain, edges, mesh, pair, switch
+from ferrule.lab.netns import Namespace
+
+SECONDS = 10.0
+pytestmark = pytest.mark.usefixtures("emulated_hosts")
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {SECONDS:g} s: {what}"
+        time.sleep(0.005)
+
+
+def interfaces() -> list[str]:
+    """Those of the namespace in which this thread is."""
+    lines = Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]
+    return sorted(line.split(":")[0].strip() for line in lines)
+
+
+class Post:
+    """Datagrams from one host to another, by the address of their first cable or a given one."""
+
+    def __init__(self, lab: Lab, source: int, target: int, address: str | None = None) -> None:
+        self.address = address or lab.address(target, source)
+        with lab.inside(target):
+            self.receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            self.receiver.bind(("0.0.0.0", 0))
+        with lab.inside(source):
+            self.sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+    def arrives(self, seconds: float) -> bool:
+        """Send until one arrives, for at most ``seconds``."""
+        end = time.monotonic() + seconds
+        words = os.urandom(8)  # what an earlier call sent may still be on its way
+        self.receiver.settimeout(0.02)
+        while time.monotonic() < end:
+            try:
+                self.sender.sendto(words, (self.address, self.receiver.getsockname()[1]))
+                if self.receiver.recv(8) == words:
+                    return True
+            except TimeoutError:
+                continue
+            except OSError:  # no route
+                return False
+        return False
+
+
+def carrier(lab: Lab, host: int, interface: str) -> bool:
+    process = lab.popen(host, ["cat", f"/sys/class/net/{interface}/carrier"], stdout=subprocess.PIPE, text=True)
+    return bool(process.communicate(timeout=SECONDS)[0].strip() == "1")
+
+
+def test_cables_join_their_ends_and_nobody_else() -> None:
+    before = interfaces()
+    with Lab(chain(3)) as lab, Lab(chain(3)) as other:
+        for each in (lab, other):
+            for source, target in ((0, 1), (1, 0), (1, 2), (2, 1)):
+                assert Post(each, source, target).arrives(SECONDS)
+            assert not Post(each, 0, 2, each.address(2, 1)).arrives(0.2)
+        # The labs use the same addresses and never meet.
+        with lab.inside(1):
+            assert interfaces() == ["cable0", "cable1", "lo"]
+            lonely = socket.create_server((lab.address(1, 0), 4000))
+        with other.inside(0), pytest.raises(ConnectionRefusedError):
+            socket.create_connection((lab.address(1, 0), 4000), timeout=SECONDS)
+        lonely.close()
+        assert interfaces() == before
+        with pytest.raises(LabError, match="share no cable"):
+            lab.address(0, 2)
+    assert interfaces() == before
+    with pytest.raises(LabError, match="not up"):
+        lab.processes(0)
+
+
+def test_switch_joins_all() -> None:
+    with Lab(switch(4)) as lab:
+        assert all(
+            Post(lab, source, target).arrives(SECONDS) for source in range(4) for target in range(4) if source != target
+        )
+
+
+def test_one_host_drops_out_of_a_switch() -> None:
+    with Lab(switch(3)) as lab:
+        (network,) = lab.cables
+        for fault in (network.cut, network.blackhole):
+            fault(2)
+            assert (network.state(2), network.state(1)) == ("cut" if fault == network.cut else "dark", "up")
+            assert carrier(lab, 2, network.interface) is (fault == network.blackhole)
+            assert Post(lab, 0, 1).arrives(SECONDS)
+            assert not Post(lab, 0, 2).arrives(0.2)
+            assert not Post(lab, 2, 1).arrives(0.2)
+        network.restore()
+        assert Post(lab, 2, 1).arrives(SECONDS)
+
+
+def test_pulled_cable_takes_the_carrier_from_both_ends_and_no_other() -> None:
+    with Lab(pair(2)) as lab:
+        first, second = lab.between(0, 1)
+        first.cut()
+        assert first.state(0) == first.state(1) == "cut"
+        for host in (0, 1):
+            until(lambda host=host: not carrier(lab, host, first.interface), "carrier lost")  # type: ignore[misc]
+            assert carrier(lab, host, second.interface)
+        assert not Post(lab, 0, 1).arrives(0.2)
+        assert Post(lab, 0, 1, second.address(1)).arrives(SECONDS)
+        first.restore()
+        until(lambda: carrier(lab, 0, first.interface), "carrier back")
+        assert Post(lab, 0, 1).arrives(SECONDS)
+
+
+def test_dark_cable_keeps_its_carrier_and_carries_nothing() -> None:
+    with Lab(pair()) as lab:
+        cable = lab.cables[0]
+        post = Post(lab, 0, 1)
+        assert post.arrives(SECONDS)
+        cable.blackhole()
+        assert not post.arrives(0.2)
+        assert carrier(lab, 0, cable.interface)
+        cable.cut()
+        assert not carrier(lab, 0, cable.interface)
+        cable.blackhole()
+        assert carrier(lab, 0, cable.interface)
+        cable.restore()
+        assert post.arrives(SECONDS)
+
+
+def seconds_to_send(lab: Lab, source: int, target: int, count: int) -> float:
+    """One TCP stream of ``count`` bytes."""
+    with lab.inside(target):
+        listener = socket.create_server((lab.address(target, source), 0))
+
+    def send() -> None:
+        with lab.inside(source), socket.create_connection(listener.getsockname()) as connection:
+            connection.sendall(bytes(count))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with listener, listener.accept()[0] as connection:
+        buffer = bytearray(1 << 20)
+        begin, left = time.monotonic(), count
+        while left:
+            left -= connection.recv_into(buffer)
+        took = time.monotonic() - begin
+    sender.join()
+    return took
+
+
+def test_rates_hold_and_change_while_in_use() -> None:
+    with Lab(pair(rates=[200e6])) as lab:
+        count = 5_000_000
+        at_200 = count * 8 / 200e6
+        # Never faster, but for the bucket; slower when the machine is busy.
+        assert 0.9 * at_200 < seconds_to_send(lab, 0, 1, count) < 10 * at_200
+        lab.cables[0].limit(50e6, sender=1)
+        assert seconds_to_send(lab, 1, 0, count) > 0.9 * 4 * at_200
+        assert (lab.cables[0].rate(0), lab.cables[0].rate(1)) == (200e6, 50e6)
+        lab.cables[0].limit(None)
+        lab.cables[0].limit(None)
+        assert seconds_to_send(lab, 1, 0, count) < 0.9 * at_200
+        with pytest.raises(LabError, match="blackhole"):
+            lab.cables[0].limit(0)
+
+
+def test_programs_see_their_host_only() -> None:
+    script = "echo $FERRULE_HOST_ID $MORE; ls /sys/class/net; cat /sys/class/net/cable1/mtu"
+    with Lab(mesh(3), mtu=9000) as lab:
+        process = lab.popen(2, ["sh", "-c", script], env={"MORE": "more"}, stdout=subprocess.PIPE, text=True)
+        assert process.communicate(timeout=SECONDS)[0].split() == ["host2", "more", "cable1", "cable2", "lo", "9000"]
+        missing = lab.popen(0, ["no-such-program"], stderr=subprocess.PIPE, text=True)
+        assert "cannot run no-such-program" in missing.communicate(timeout=SECONDS)[1]
+        assert missing.returncode == 127
+
+
+def test_ipv6_link_local_addresses_on_request() -> None:
+    with Lab(pair()) as plain, Lab(pair(), ipv6=True) as lab:
+        for each, wanted in ((plain, 0), (lab, 1)):
+            process = each.popen(0, ["grep", "-c", "cable0", "/proc/net/if_inet6"], stdout=subprocess.PIPE, text=True)
+            assert int(process.communicate(timeout=SECONDS)[0] or 0) == wanted
+
+
+def test_closing_kills_whoever_is_left() -> None:
+    with Lab(pair()) as lab:
+        # The shell ends, its child stays.
+        lab.popen(0, ["sh", "-c", "sleep 1000 & sleep 1000 & exit 0"]).wait(SECONDS)
+        until(lambda: len(lab.processes(0)) == 2, "two sleep")
+        left = lab.processes(0)
+        assert lab.processes(1) == []
+    assert not [pid for pid in left if Path(f"/proc/{pid}").exists() and not zombie(pid)]
+
+
+def zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_failed_construction_leaves_nothing() -> None:
+    fds = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(LabError, match="mtu"), Lab(pair(), mtu=1_000_000_000):
+        pass
+    assert len(list(Path("/proc/self/fd").iterdir())) == fds
+
+
+def test_kill_9_of_the_lab_ends_its_hosts_cables_and_programs() -> None:
+    """An interface of ours ends when its other end, in a host of the lab, does."""
+    witness = Namespace()
+    program = (
+        "import sys, time\n"
+        "from ferrule.lab import Lab, pair\n"
+        "from ferrule.lab.iproute import batch\n"
+        "with Lab(pair()) as lab:\n"
+        "    line = f'link add name thread type veth peer name thread netns {sys.argv[1]}'\n"
+        "    batch(lab._hosts[0], 'ip', [line])\n"
+        "    process = lab.popen(1, ['sleep', '1000'])\n"
+        "    print(process.pid, flush=True)\n"
+        "    process.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, witness.path], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        inside = int(owner.stdout.readline())
+        with witness.entered():
+            assert interfaces() == ["lo", "thread"]
+        owner.kill()
+    until(lambda: not Path(f"/proc/{inside}").exists() or zombie(inside), "the program in the host died")
+
+    def gone() -> bool:
+        with witness.entered():
+            return interfaces() == ["lo"]
+
+    until(gone, "the host is gone")
+    witness.close()
+
+
+def test_without_rights_it_says_what_it_needs() -> None:
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        pytest.skip("there is no setpriv to take rights away with")
+    program = "from ferrule.lab import obstacle; print(obstacle())"
+    command = [setpriv, "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS)
+    assert "the lab needs root" in done.stdout
+
+
+def test_signals_reach_the_program_itself() -> None:
+    with Lab(edges(1, [])) as lab:
+        process = lab.popen(
+            0, ["sh", "-c", "trap 'exit 5' USR1; echo; while :; do sleep 0.01; done"], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        process.stdout.read(1)
+        os.kill(process.pid, signal.SIGUSR1)
+        assert process.wait(SECONDS) == 5
