@@ -1,0 +1,123 @@
+#include "relay.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "message.h"
+#include "socket.h"
+#include "thread.h"
+
+namespace ferrule {
+namespace {
+
+// One pair's turn: after so many steps the others get theirs.
+constexpr int kSteps = 16;
+// How long a rank that leaves goes on for those who still talk through it.
+constexpr std::chrono::seconds kLinger{2};
+
+void prepare(int fd) {
+  const int on = 1;
+  (void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // a Unix socket has none, and needs none
+  refuse_signals(fd);
+  (void)::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+}
+
+void hang_up(const int (&sides)[2]) {
+  for (const int fd : sides) ::close(fd);
+}
+
+}  // namespace
+
+void Relay::Pair::pump(int source) {
+  Stream& stream = streams[source];
+  const int from = sides[source];
+  const int to = sides[1 - source];
+  for (int step = 0; step < kSteps && !stream.done; ++step) {
+    const bool giving = !stream.held->empty();
+    const Conduit::Flow flow = giving ? stream.held->drain(to) : stream.held->fill(from);
+    if (flow == Conduit::Flow::blocked) return;
+    if (flow != Conduit::Flow::ended) continue;
+    // The source has given all; or the other side takes nothing more, but may have said something before it ended,
+    // which its own stream still brings.
+    stream.done = true;
+    if (!giving) ::shutdown(to, SHUT_WR);
+  }
+}
+
+short Relay::Pair::events(int side) const {
+  const Stream& out = streams[side];
+  const Stream& in = streams[1 - side];
+  const bool reads = !out.done && out.held->empty();
+  const bool writes = !in.done && !in.held->empty();
+  return static_cast<short>((reads ? POLLIN : 0) | (writes ? POLLOUT : 0));
+}
+
+void Relay::add(int a, int b) {
+  for (const int fd : {a, b}) prepare(fd);
+  const std::scoped_lock lock(mutex_);
+  Pair& pair = arriving_.emplace_back(Pair{{a, b}, {}});
+  if (closing_) {
+    hang_up(pair.sides);
+    arriving_.pop_back();
+    return;
+  }
+  if (!thread_.joinable()) thread_ = start_thread("ferrule-relay", [this] { run(); });
+  wake_.ring();
+}
+
+void Relay::run() {
+  Clock::time_point until = Clock::time_point::max();
+  for (;;) {
+    {
+      const std::scoped_lock lock(mutex_);
+      talking_.splice(talking_.end(), arriving_);
+      if (closing_ && until == Clock::time_point::max()) until = Clock::now() + kLinger;
+    }
+    for (Pair& pair : talking_) {
+      for (const int source : {0, 1}) pair.pump(source);
+      if (pair.over()) hang_up(pair.sides);
+    }
+    std::erase_if(talking_, [](const Pair& pair) { return pair.over(); });
+    const bool closing = until != Clock::time_point::max();
+    if (closing && (talking_.empty() || Clock::now() >= until)) break;
+    sleep(until);
+  }
+  for (Pair& pair : talking_) hang_up(pair.sides);
+  talking_.clear();
+}
+
+void Relay::sleep(Clock::time_point until) {
+  polled_.assign(1, wake_.poll_for());
+  for (const Pair& pair : talking_) {
+    for (const int side : {0, 1}) {
+      // A side from which nothing is wanted is not looked at, not even for its end: that would end no sleep in time,
+      // and every later one at once.
+      const short events = pair.events(side);
+      if (events != 0) polled_.push_back({pair.sides[side], events, 0});
+    }
+  }
+  int patience = -1;
+  if (until != Clock::time_point::max()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    patience = static_cast<int>(std::max<long long>(left, 0));
+  }
+  (void)::poll(polled_.data(), static_cast<nfds_t>(polled_.size()), patience);
+  wake_.clear();
+}
+
+void Relay::close() {
+  {
+    const std::scoped_lock lock(mutex_);
+    closing_ = true;
+  }
+  wake_.ring();
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace ferrule

@@ -1,0 +1,62 @@
+// Bytes for others: ranks that share no link talk through one between them.
+//
+// One thread per process forwards between pairs of connected sockets, both ways, and understands nothing of it. A
+// side that is slow makes the other one wait; memory is bounded.
+#pragma once
+
+#include <poll.h>
+
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "conduit.h"
+#include "message.h"
+#include "wake_pipe.h"
+
+namespace ferrule {
+
+class Relay {
+ public:
+  Relay() = default;
+  ~Relay() { close(); }
+  Relay(const Relay&) = delete;
+  Relay& operator=(const Relay&) = delete;
+
+  // Forward until neither side has anything more to say. What a side said before it ended, or broke, still arrives
+  // before its end does. Takes the descriptors over.
+  void add(int a, int b);
+  // Give those that are still talking a little time to end, then cut them off.
+  void close();
+
+ private:
+  // From side `source` to the other one.
+  struct Stream {
+    std::unique_ptr<Conduit> held = Conduit::make();
+    bool done = false;  // no more will come, or no more can be given
+  };
+  struct Pair {
+    int sides[2];
+    Stream streams[2];  // by source
+
+    bool over() const { return streams[0].done && streams[1].done; }
+    void pump(int source);
+    short events(int side) const;
+  };
+
+  void run();
+  void sleep(Clock::time_point until);
+
+  std::mutex mutex_;  // guards the three below
+  std::list<Pair> arriving_;
+  bool closing_ = false;
+  std::thread thread_;
+
+  std::list<Pair> talking_;
+  std::vector<pollfd> polled_;
+  WakePipe wake_;
+};
+
+}  // namespace ferrule
