@@ -1,3 +1,4 @@
+// What the hardware itself can do, for benchmarks: the limits that no library passes.
 #pragma once
 
 #include <cstddef>
@@ -5,8 +6,20 @@
 
 namespace ferrule {
 
-// Half round trips in microseconds of `rounds` messages to and fro over a connected stream socket. One end starts,
-// the other answers. Throws std::runtime_error when the peer is gone or silent for `timeout` seconds.
-std::vector<double> raw_ping_pong(int fd, std::size_t bytes, int rounds, bool starts, double timeout);
+// Half round trips in microseconds of `rounds` messages to and fro between two processes, from private memory at
+// `data` to private memory. One end starts, the other answers; both poll without pause. Throw std::runtime_error when
+// the peer is gone or silent for `timeout` seconds.
+
+// Over a connected stream socket.
+std::vector<double> raw_tcp_ping_pong(int fd, void* data, std::size_t bytes, int rounds, bool starts, double timeout);
+
+// Through shared memory: raw_shm_bytes() bytes at `memory`, mapped by both, zero before the first use and used by
+// nothing else.
+std::vector<double> raw_shm_ping_pong(void* memory, void* data, std::size_t bytes, int rounds, bool starts,
+                                      double timeout);
+std::size_t raw_shm_bytes();
+
+// Microseconds of `rounds` copies.
+std::vector<double> raw_memcpy(void* target, const void* source, std::size_t bytes, int rounds);
 
 }  // namespace ferrule

@@ -1,31 +1,28 @@
 // The C ABI: arguments in, status out; no exception passes.
-#include <cstring>
+#include <algorithm>
 #include <memory>
-#include <new>
 
 #include "group.h"
+#include "guarded.h"
+#include "rail_channel.h"
+#include "shm_channel.h"
+#include "tcp_channel.h"
 
 namespace {
 
+using ferrule::Channel;
+using ferrule::Ends;
 using ferrule::Group;
 using ferrule::Segment;
+using ferrule::guarded;
+using WorkHandle = std::shared_ptr<ferrule::Work>;
+
+Ends ends_of(const ferrule_ends* ends) { return {ends->rank, ends->peer, ends->fd, ends->epoch}; }
+ferrule_channel* wrap(Channel* channel) { return reinterpret_cast<ferrule_channel*>(channel); }
+WorkHandle& unwrap(ferrule_work* work) { return *reinterpret_cast<WorkHandle*>(work); }
 
 Group* unwrap(ferrule_group* group) { return reinterpret_cast<Group*>(group); }
 const Group* unwrap(const ferrule_group* group) { return reinterpret_cast<const Group*>(group); }
-
-template <class Body>
-ferrule_status guarded(char* error, std::size_t error_size, Body&& body) {
-  try {
-    body();
-    return FERRULE_OK;
-  } catch (const std::exception& cause) {
-    if (error != nullptr && error_size != 0) {
-      std::strncpy(error, cause.what(), error_size - 1);
-      error[error_size - 1] = '\0';
-    }
-    return FERRULE_SYSTEM;
-  }
-}
 
 }  // namespace
 
@@ -54,12 +51,10 @@ void ferrule_segment_destroy(ferrule_segment* segment) { delete reinterpret_cast
 ferrule_status ferrule_group_create(const ferrule_group_options* options, ferrule_group** out, char* error,
                                     size_t error_size) {
   const bool valid = options->abi_version == FERRULE_ABI_VERSION && options->size >= 1 && options->rank >= 0 &&
-                     options->rank < options->size && (options->size == 1 || options->fds != nullptr);
+                     options->rank < options->size && (options->size == 1 || (options->collectives != nullptr && options->messages != nullptr)) &&
+                     (options->heartbeat == nullptr || options->heartbeat_ranks != nullptr);
   if (!valid) {
-    if (error != nullptr && error_size != 0) {
-      std::strncpy(error, "the group's options are not valid for this version", error_size - 1);
-      error[error_size - 1] = '\0';
-    }
+    ferrule::put_text("the group's options are not valid for this version", error, error_size);
     return FERRULE_INVALID;
   }
   return guarded(error, error_size, [&] { *out = reinterpret_cast<ferrule_group*>(new Group(*options)); });
@@ -71,40 +66,61 @@ void ferrule_group_abort(ferrule_group* group, const char* reason) { unwrap(grou
 
 void ferrule_group_failure(const ferrule_group* group, ferrule_failure* out) { *out = unwrap(group)->failure(); }
 
-const char* ferrule_group_transport(const ferrule_group* group, int peer) { return unwrap(group)->transport(peer); }
-
 void ferrule_group_destroy(ferrule_group* group) { delete unwrap(group); }
 
-ferrule_status ferrule_all_reduce(ferrule_group* group, void* data, size_t count, ferrule_dtype dtype,
-                                  ferrule_reduction reduction, double timeout) {
-  return unwrap(group)->all_reduce(data, count, dtype, reduction, timeout);
+ferrule_channel* ferrule_channel_tcp(const ferrule_ends* ends) { return wrap(new ferrule::TcpChannel(ends_of(ends))); }
+
+ferrule_channel* ferrule_channel_shm(const ferrule_ends* ends, ferrule_segment* segment, ferrule_lane lane,
+                                     int my_index, int peer_index) {
+  return wrap(new ferrule::ShmChannel(ends_of(ends), *reinterpret_cast<Segment*>(segment),
+                                      static_cast<ferrule::Lane>(lane), my_index, peer_index));
 }
 
-ferrule_status ferrule_all_gather(ferrule_group* group, const void* in, void* out, size_t count, ferrule_dtype dtype,
-                                  double timeout) {
-  return unwrap(group)->all_gather(in, out, count, dtype, timeout);
+ferrule_channel* ferrule_channel_rails(const ferrule_ends* ends, const int* fds, size_t count, int best,
+                                       double stall_seconds) {
+  if (count == 0 || best < 0 || static_cast<size_t>(best) >= count || !(stall_seconds > 0)) return nullptr;
+  Ends peers = ends_of(ends);
+  peers.fd = -1;
+  const auto stall = std::chrono::duration_cast<ferrule::Clock::duration>(std::chrono::duration<double>(stall_seconds));
+  return wrap(new ferrule::RailChannel(peers, {fds, count}, best, stall));
 }
 
-ferrule_status ferrule_reduce_scatter(ferrule_group* group, const void* in, void* out, size_t count,
-                                      ferrule_dtype dtype, ferrule_reduction reduction, double timeout) {
-  return unwrap(group)->reduce_scatter(in, out, count, dtype, reduction, timeout);
+const char* ferrule_channel_transport(const ferrule_channel* channel) {
+  return reinterpret_cast<const Channel*>(channel)->transport();
 }
 
-ferrule_status ferrule_broadcast(ferrule_group* group, void* data, size_t count, ferrule_dtype dtype, int root,
-                                 double timeout) {
-  return unwrap(group)->broadcast(data, count, dtype, root, timeout);
+void ferrule_channel_destroy(ferrule_channel* channel) { delete reinterpret_cast<Channel*>(channel); }
+
+ferrule_status ferrule_group_add_rail(ferrule_group* group, ferrule_lane lane, int peer, int rail, int fd) {
+  return unwrap(group)->add_rail(lane, peer, rail, fd);
 }
 
-ferrule_status ferrule_send(ferrule_group* group, const void* data, size_t count, ferrule_dtype dtype, int peer,
-                            double timeout) {
-  return unwrap(group)->send(data, count, dtype, peer, timeout);
+size_t ferrule_group_rails(const ferrule_group* group, ferrule_lane lane, int peer, ferrule_rail* out, size_t size) {
+  const std::vector<ferrule::RailState> rails = unwrap(group)->rails(lane, peer);
+  for (size_t i = 0; i < std::min(size, rails.size()); ++i) {
+    out[i] = {rails[i].alive ? 1 : 0, rails[i].bytes_sent, rails[i].bytes_received, rails[i].deaths};
+  }
+  return rails.size();
 }
 
-ferrule_status ferrule_recv(ferrule_group* group, void* data, size_t count, ferrule_dtype dtype, int peer,
-                            double timeout) {
-  return unwrap(group)->recv(data, count, dtype, peer, timeout);
+ferrule_status ferrule_run(ferrule_group* group, const ferrule_operation* operations, size_t count, double timeout) {
+  return unwrap(group)->run(operations, count, timeout);
 }
 
-ferrule_status ferrule_barrier(ferrule_group* group, double timeout) { return unwrap(group)->barrier(timeout); }
+ferrule_status ferrule_start(ferrule_group* group, const ferrule_operation* operations, size_t count, double timeout,
+                             ferrule_work** work) {
+  WorkHandle started;
+  const ferrule_status status = unwrap(group)->start(operations, count, timeout, started);
+  if (status == FERRULE_OK) *work = reinterpret_cast<ferrule_work*>(new WorkHandle(std::move(started)));
+  return status;
+}
+
+ferrule_status ferrule_work_wait(ferrule_work* work, double timeout) { return unwrap(work)->wait(timeout); }
+
+void ferrule_work_then(ferrule_work* work, void (*done)(void* context), void* context) {
+  unwrap(work)->then([done, context] { done(context); });
+}
+
+void ferrule_work_destroy(ferrule_work* work) { delete reinterpret_cast<WorkHandle*>(work); }
 
 }  // extern "C"

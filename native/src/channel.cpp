@@ -7,29 +7,44 @@
 #include <cerrno>
 #include <cstring>
 
+#include "socket.h"
+
 namespace ferrule {
 
-#ifdef MSG_NOSIGNAL
-constexpr int kNoSignal = MSG_NOSIGNAL;
-#else
-constexpr int kNoSignal = 0;  // macOS: SO_NOSIGPIPE is set on the socket instead
-#endif
-
 Channel::Channel(const Ends& ends) : rank_(ends.rank), peer_(ends.peer), fd_(ends.fd), epoch_(ends.epoch) {
-#ifdef SO_NOSIGPIPE
-  const int on = 1;
-  (void)::setsockopt(fd_, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
-#endif
+  refuse_signals(fd_);
 }
 
-Channel::~Channel() { ::close(fd_); }
+Channel::~Channel() {
+  if (fd_ >= 0) ::close(fd_);
+}
 
 void Channel::shut_down() { ::shutdown(fd_, SHUT_RDWR); }
 
 void Channel::say_farewell(const Farewell& farewell) {
-  if (mid_message) return;
+  if (!mid_message) send_words(farewell);
+}
+
+void Channel::send_words(const Farewell& farewell) {
   // Best effort: when the buffer is full the peer sees the socket end, which is reason enough.
   (void)::send(fd_, &farewell, sizeof farewell, MSG_DONTWAIT | kNoSignal);
+}
+
+void Channel::drain_words() {
+  std::byte words[sizeof(Farewell) * 2];
+  while (!gone_) {
+    const ssize_t got = ::recv(fd_, words, sizeof words, MSG_DONTWAIT);
+    if (got > 0) {
+      remember(ConstBytes(words, static_cast<std::size_t>(got)));
+    } else if (got == 0) {
+      socket_ended(0);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      break;
+    } else if (errno != EINTR) {
+      socket_ended(errno);
+    }
+  }
+  take_farewell();
 }
 
 void Channel::socket_ended(int error) {
@@ -61,13 +76,13 @@ Failure Channel::loss() {
   const std::string who = "rank " + std::to_string(peer_);
   const Call& call = farewell_.header.call;
   if (call.op == Op::abort) {
-    const auto status = static_cast<ferrule_status>(call.reduction);
-    if (status == FERRULE_PEER_LOST) return {FERRULE_PEER_LOST, call.root, farewell_.text.data()};
-    return {FERRULE_ABORTED, peer_, who + " gave up: " + farewell_.text.data()};
+    return heard_by(rank_, {static_cast<ferrule_status>(call.reduction), call.root, farewell_.text.data()});
   }
   if (call.op == Op::goodbye) return {FERRULE_PEER_LOST, peer_, who + " closed the group while it was still needed"};
   std::string how = error_ == 0 ? "its connection ended" : std::strerror(error_);
-  return {FERRULE_PEER_LOST, peer_, who + " died or was cut off (" + how + ")"};
+  Failure failure(FERRULE_PEER_LOST, peer_, who + " died or was cut off (" + how + ")");
+  failure.unexplained = true;
+  return failure;
 }
 
 Failure Channel::loss(const MessageHeader& farewell) {

@@ -1,11 +1,11 @@
 // An ordered pipe of bytes to one peer, in both directions, which never blocks.
 //
-// This is the seam for what comes later. Another transport (RDMA verbs) is another subclass. Several rails to one
-// peer are a subclass that stripes over the channels it owns; a route through other ranks is a subclass that wraps
-// the first hop. The collectives above see only this interface, and poll what `pollfds` says.
+// This is the seam between collectives and transports: a subclass per transport (shm, tcp, verbs), and one that
+// stripes over several rails. The collectives above see only this interface, and sleep on what add_polls says.
 //
-// Every channel owns the stream socket to its peer whatever carries its data: the kernel closes it when the peer
-// dies, so whoever sleeps on it knows at once.
+// A channel belongs to one lane of a group and is driven by one thread at a time. Only shut_down, add_rail and rails
+// may come from another thread. Where a channel owns a stream socket to its peer, whatever carries its data, the
+// kernel closes that when the peer dies, so whoever sleeps on it knows at once.
 #pragma once
 
 #include <poll.h>
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "message.h"
 
@@ -29,12 +30,25 @@ constexpr short kHangup = POLLRDHUP;
 constexpr short kHangup = POLLHUP;
 #endif
 
-// Whom a channel joins. The socket belongs to the channel from here on.
+// Whom a channel joins. The socket belongs to the channel from here on; -1 for a channel that has none.
 struct Ends {
   int rank;
   int peer;
   int fd;
   std::uint64_t epoch;
+};
+
+// What an operation waits for from one peer.
+struct Wanted {
+  bool receive = false;
+  bool send = false;
+};
+
+struct RailState {
+  bool alive;
+  std::uint64_t bytes_sent;
+  std::uint64_t bytes_received;
+  std::uint32_t deaths;
 };
 
 class Channel {
@@ -45,18 +59,33 @@ class Channel {
   Channel& operator=(const Channel&) = delete;
 
   // Take some bytes from the front of `parts` (in order), or give some; 0 when there is no room or nothing to read.
+  // Offers follow each other without a gap, but the next one may begin at other parts of memory. What was offered for
+  // receiving stands until it is filled: the rest of it is offered again at the same place, and bytes may come to it
+  // at any time, in any order.
   virtual std::size_t try_send(std::span<const ConstBytes> parts) = 0;
   virtual std::size_t try_recv(Bytes into) = 0;
+  // Bytes that try_send took and that still have to be read from the caller's memory, should a rail fail, or that no
+  // socket has taken yet: an operation that sent is over only when this is false. Asking makes progress.
+  virtual bool holds_callers_memory() { return false; }
 
-  // What to poll the socket for while this rank wants to receive or send, and what to do when it became ready.
-  virtual short poll_events(bool receiving, bool sending) const = 0;
-  virtual void on_poll(short revents) = 0;
+  // The descriptors to poll while this rank sleeps and wants that, and what to do when one of them became ready.
+  virtual void add_polls(Wanted wanted, std::vector<pollfd>& into) const = 0;
+  virtual void on_poll(const pollfd& ready) = 0;
+  // The longest that a sleeper may leave this channel alone, for one that has timers of its own.
+  virtual Clock::duration patience() const { return Clock::duration::max(); }
+  // What has to be done even while nobody wants anything from this channel: by a sleeper whose patience has ended,
+  // and now and then by the group when no operation runs.
+  virtual void tend() {}
   virtual const char* transport() const = 0;
+
+  // For a channel that stripes over rails, from any thread: hand it a fresh socket in the place of a rail that ended
+  // (false: there is no such rail, and the socket stays the caller's), and how its rails are.
+  virtual bool add_rail(int /*rail*/, int /*fd*/) { return false; }
+  virtual std::vector<RailState> rails() const { return {}; }
 
   int rank() const { return rank_; }  // this one
   int peer() const { return peer_; }
-  int fd() const { return fd_; }
-  // The socket has ended. Bytes that arrived before may still be there for try_recv.
+  // The peer's end is closed. Bytes that arrived before may still be there for try_recv.
   bool gone() const { return gone_; }
   // The peer closed its group on purpose and owes us nothing.
   bool departed() const { return farewell_.header.call.op == Op::goodbye; }
@@ -67,8 +96,8 @@ class Channel {
 
   // A message was begun and not ended: a farewell now would be taken for payload.
   bool mid_message = false;
-  void say_farewell(const Farewell& farewell);
-  void shut_down();
+  virtual void say_farewell(const Farewell& farewell);
+  virtual void shut_down();
 
  protected:
   // Read the socket to its end, if that is there, and look for a farewell in the last bytes.
@@ -77,6 +106,9 @@ class Channel {
   void remember(ConstBytes data);
   void socket_ended(int error);
   bool take_farewell();
+  // drain() and say_farewell() for a socket that carries no payload.
+  void drain_words();
+  void send_words(const Farewell& farewell);
 
   const int rank_;
   const int peer_;

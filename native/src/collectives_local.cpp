@@ -91,6 +91,11 @@ void LocalCollectives::pipeline(std::uint64_t count, Fill&& fill, Combine&& comb
   chunks_ = base + count;
 }
 
+std::size_t LocalCollectives::part(std::size_t bytes, std::size_t element, std::size_t index, std::size_t count) {
+  const std::size_t elements = bytes / element;
+  return (elements / count * index + std::min(index, elements % count)) * element;
+}
+
 void LocalCollectives::all_reduce(const Call& call, std::byte* data, ReduceFunction reduce) {
   const auto bytes = static_cast<std::size_t>(call.bytes);
   const std::size_t element = ferrule_dtype_size(static_cast<ferrule_dtype>(call.dtype));
@@ -101,15 +106,14 @@ void LocalCollectives::all_reduce(const Call& call, std::byte* data, ReduceFunct
     meet(call);
     for (int rank = 0; rank < size_; ++rank) sources_[static_cast<std::size_t>(rank)] = slot(rank).data;
     sources_[me] = data;
-    if (bytes != 0) reduce(data, sources_.data(), size_, bytes / element);
+    if (bytes != 0) reduce(data, sources_.data(), size_, bytes / element, size_);
     ++round_;
     return;
   }
   meet(call);
   // Rank r reduces the r-th part of every chunk. Nobody reads that part of r's own buffer, so the result goes there.
   const auto part = [&](std::size_t chunk_bytes, std::size_t rank) {
-    const std::size_t elements = chunk_bytes / element;
-    return (elements / n * rank + std::min(rank, elements % n)) * element;
+    return LocalCollectives::part(chunk_bytes, element, rank, n);
   };
   const auto size_of = [&](std::uint64_t index) {
     return std::min(kChunkBytes, bytes - static_cast<std::size_t>(index) * kChunkBytes);
@@ -131,7 +135,7 @@ void LocalCollectives::all_reduce(const Call& call, std::byte* data, ReduceFunct
         std::byte* const own = data + index * kChunkBytes + begin;
         for (int rank = 0; rank < size_; ++rank) sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + begin;
         sources_[me] = own;
-        reduce(own, sources_.data(), size_, mine / element);
+        reduce(own, sources_.data(), size_, mine / element, size_);
         std::memcpy(chunk(rank_, buffer) + begin, own, mine);
       },
       [&](std::uint64_t index, std::uint64_t buffer) {
@@ -199,9 +203,68 @@ void LocalCollectives::reduce_scatter(const Call& call, const std::byte* in, std
           sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + me * piece;
         }
         sources_[me] = in + me * block_bytes + index * piece;
-        reduce(out + index * piece, sources_.data(), size_, size_of(index) / element);
+        reduce(out + index * piece, sources_.data(), size_, size_of(index) / element, size_);
       },
       [](std::uint64_t, std::uint64_t) {});
+  ++round_;
+}
+
+void LocalCollectives::reduce(const Call& call, const std::byte* in, std::byte* out, ReduceFunction reduce) {
+  const auto bytes = static_cast<std::size_t>(call.bytes);
+  const std::size_t element = ferrule_dtype_size(static_cast<ferrule_dtype>(call.dtype));
+  const bool root = rank_ == call.root;
+  if (bytes <= kSlotBytes) {
+    if (bytes != 0 && !root) std::memcpy(slot(rank_).data, in, bytes);
+    meet(call);
+    if (root && bytes != 0) {
+      for (int rank = 0; rank < size_; ++rank) sources_[static_cast<std::size_t>(rank)] = slot(rank).data;
+      sources_[static_cast<std::size_t>(rank_)] = in;
+      reduce(out, sources_.data(), size_, bytes / element, size_);
+    }
+    ++round_;
+    return;
+  }
+  meet(call);
+  const auto size_of = [&](std::uint64_t index) {
+    return std::min(kChunkBytes, bytes - static_cast<std::size_t>(index) * kChunkBytes);
+  };
+  const auto begin_of = [&](std::uint64_t index, int rank) {
+    return part(size_of(index), element, static_cast<std::size_t>(rank), static_cast<std::size_t>(size_));
+  };
+  pipeline(
+      (bytes + kChunkBytes - 1) / kChunkBytes,
+      [&](std::uint64_t index, std::byte* buffer) { std::memcpy(buffer, in + index * kChunkBytes, size_of(index)); },
+      [&](std::uint64_t index, std::uint64_t buffer) {
+        // Nobody else reads this part of our own buffer, so the result goes there.
+        const std::size_t begin = begin_of(index, rank_);
+        for (int rank = 0; rank < size_; ++rank) sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + begin;
+        reduce(chunk(rank_, buffer) + begin, sources_.data(), size_, (begin_of(index, rank_ + 1) - begin) / element, size_);
+      },
+      [&](std::uint64_t index, std::uint64_t buffer) {
+        for (int rank = 0; rank < size_ && root; ++rank) {
+          const std::size_t begin = begin_of(index, rank);
+          std::memcpy(out + index * kChunkBytes + begin, chunk(rank, buffer) + begin, begin_of(index, rank + 1) - begin);
+        }
+      });
+  ++round_;
+}
+
+void LocalCollectives::broadcast(const Call& call, std::byte* data) {
+  const auto bytes = static_cast<std::size_t>(call.bytes);
+  const bool root = rank_ == call.root;
+  const auto size_of = [&](std::uint64_t index) {
+    return std::min(kChunkBytes, bytes - static_cast<std::size_t>(index) * kChunkBytes);
+  };
+  meet(call);
+  pipeline(
+      (bytes + kChunkBytes - 1) / kChunkBytes,
+      [&](std::uint64_t index, std::byte* buffer) {
+        if (root) std::memcpy(buffer, data + index * kChunkBytes, size_of(index));
+      },
+      [](std::uint64_t, std::uint64_t) {},
+      [&](std::uint64_t index, std::uint64_t buffer) {
+        if (!root) std::memcpy(data + index * kChunkBytes, chunk(call.root, buffer), size_of(index));
+      });
   ++round_;
 }
 

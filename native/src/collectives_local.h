@@ -19,6 +19,10 @@ class LocalCollectives {
   // `mine` is this rank's place in `out` and already holds its part.
   void all_gather(const Call& call, const std::byte* mine, std::byte* out);
   void reduce_scatter(const Call& call, const std::byte* in, std::byte* out, ReduceFunction reduce);
+  // `out` matters at the root only.
+  void reduce(const Call& call, const std::byte* in, std::byte* out, ReduceFunction reduce);
+  // For what does not fit into the rings between the root and the others: it writes once, and all read.
+  void broadcast(const Call& call, std::byte* data);
   void barrier(const Call& call);
 
   // What `rank` called if it is in a collective here that this rank has not entered: it waits for us.
@@ -29,6 +33,8 @@ class LocalCollectives {
   RankBlock& block(int rank) { return *blocks_[static_cast<std::size_t>(rank)]; }
   std::byte* chunk(int rank, std::uint64_t index) { return block(rank).chunks[index % kChunks]; }
 
+  // Where part `index` of `count` nearly equal ones begins in an array of `bytes`.
+  static std::size_t part(std::size_t bytes, std::size_t element, std::size_t index, std::size_t count);
   // Publish what we called (and what lies in our slot), wait until everybody has, and compare.
   void meet(const Call& call);
   void publish(Counter RankBlock::*counter, std::uint64_t value);

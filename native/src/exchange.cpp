@@ -6,6 +6,19 @@
 
 namespace ferrule {
 
+void check_header(Channel& channel, const MessageHeader& expected, const MessageHeader& got) {
+  const Op op = got.call.op;
+  if (got.epoch == expected.epoch && (op == Op::goodbye || op == Op::abort)) throw channel.loss(got);
+  if (got == expected) return;
+  const std::string peer = "rank " + std::to_string(channel.peer());
+  if (got.epoch != expected.epoch) {
+    throw Failure(FERRULE_MISMATCH, channel.peer(), peer + " sent bytes that belong to no call of this group");
+  }
+  throw Failure(FERRULE_MISMATCH, channel.peer(),
+                "rank " + std::to_string(channel.rank()) + " called " + describe(expected.call) + " but " + peer +
+                    " called " + describe(got.call));
+}
+
 bool Outgoing::pump() {
   if (!can_send()) return false;
   const ConstBytes head(reinterpret_cast<const std::byte*>(&header), sizeof header);
@@ -39,18 +52,6 @@ bool Incoming::can_receive() const {
   return at >= first_size || at < consumed + window.size();
 }
 
-void Incoming::check_header() {
-  const Op op = header.call.op;
-  if (header.epoch == expected.epoch && (op == Op::goodbye || op == Op::abort)) throw channel->loss(header);
-  if (header == expected) return;
-  const std::string peer = "rank " + std::to_string(channel->peer());
-  if (header.epoch != expected.epoch) {
-    throw Failure(FERRULE_MISMATCH, channel->peer(), peer + " sent bytes that belong to no call of this group");
-  }
-  throw Failure(FERRULE_MISMATCH, channel->peer(),
-                "rank " + std::to_string(channel->rank()) + " called " + describe(expected.call) + " but " + peer + " called " + describe(header.call));
-}
-
 bool Incoming::pump() {
   bool moved = false;
   // A header is followed at once by what lies behind it; afterwards one read per turn, so that sending goes on.
@@ -61,7 +62,7 @@ bool Incoming::pump() {
     const bool in_header = got < sizeof header;
     got += n;
     if (!in_header) break;
-    if (got == sizeof header) check_header();
+    if (got == sizeof header) check_header(*channel, expected, header);
   }
   return moved;
 }
@@ -106,15 +107,15 @@ bool Exchange::pump() {
 }
 
 bool Exchange::finished() const {
-  return std::ranges::all_of(outgoing_, [](const Outgoing& out) { return out.channel == nullptr || out.done(); }) &&
+  return std::ranges::all_of(outgoing_, [](const Outgoing& out) { return out.channel == nullptr || out.settled(); }) &&
          std::ranges::all_of(incoming_, [](const Incoming& in) { return in.channel == nullptr || in.done(); });
 }
 
 Wanted Exchange::wanted(int rank) {
   Incoming& in = incoming_[static_cast<std::size_t>(rank)];
   Outgoing& out = outgoing_[static_cast<std::size_t>(rank)];
+  const bool send = out.channel != nullptr && !out.settled() && (out.can_send() || out.done());
   const bool receive = in.channel != nullptr && in.can_receive();
-  const bool send = out.channel != nullptr && out.can_send();
   const Call* const theirs = local_ != nullptr && (receive || send) ? local_->ahead(rank) : nullptr;
   // A peer inside a collective that waits for us serves no channel: unless what we want is there already, we would
   // wait for each other until the deadline.

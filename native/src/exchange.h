@@ -9,6 +9,9 @@
 
 namespace ferrule {
 
+// Throws the Failure that follows when what a peer sent is not what this rank expects.
+void check_header(Channel& channel, const MessageHeader& expected, const MessageHeader& got);
+
 // One message to a peer: header, payload, and for two-phase collectives a second part that becomes ready by and by.
 struct Outgoing {
   Channel* channel = nullptr;
@@ -20,6 +23,8 @@ struct Outgoing {
 
   std::size_t total() const { return sizeof header + first.size() + second.size(); }
   bool done() const { return sent == total(); }
+  // Done, and the payload may change: no rail can need it any more.
+  bool settled() const { return done() && !channel->holds_callers_memory(); }
   bool can_send() const { return sent < sizeof header + first.size() + second_ready; }
   bool pump();
 };
@@ -44,7 +49,6 @@ struct Incoming {
 
  private:
   Bytes target();
-  void check_header();
 };
 
 class LocalCollectives;

@@ -1,179 +1,220 @@
 #include "group.h"
 
 #include <algorithm>
-#include <cstring>
+#include <limits>
 
 #include "collectives_local.h"
 #include "shm_channel.h"
-#include "tcp_channel.h"
 
 namespace ferrule {
 namespace {
+
+// How often idle channels with rails are looked after: well within the time after which a rail is given up.
+constexpr std::chrono::milliseconds kTend{25};
 
 Clock::duration microseconds(double value) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double, std::micro>(value));
 }
 
-Call make_call(Op op, std::size_t bytes, ferrule_dtype dtype, ferrule_reduction reduction = FERRULE_SUM) {
-  Call call;
-  call.op = op;
-  call.dtype = static_cast<std::uint8_t>(dtype);
-  call.reduction = static_cast<std::uint8_t>(reduction);
-  call.bytes = bytes;
-  return call;
+bool can_quantize(const ferrule_operation& operation) {
+  const bool floats = operation.dtype == FERRULE_F32 || operation.dtype == FERRULE_BF16 || operation.dtype == FERRULE_F16;
+  return floats && (operation.reduction == FERRULE_SUM || operation.reduction == FERRULE_AVG);
+}
+
+std::vector<Channel*> channels_of(ferrule_channel* const* channels, int size) {
+  std::vector<Channel*> all(static_cast<std::size_t>(size), nullptr);
+  for (std::size_t rank = 0; rank < all.size() && size > 1; ++rank) all[rank] = reinterpret_cast<Channel*>(channels[rank]);
+  return all;
+}
+
+std::shared_ptr<Heartbeat> heartbeat_of(const ferrule_group_options& options) {
+  return options.heartbeat == nullptr ? nullptr : *reinterpret_cast<std::shared_ptr<Heartbeat>*>(options.heartbeat);
 }
 
 }  // namespace
+
+Group::Track::Track(std::vector<Channel*> all, const Waiter::Settings& settings, std::atomic<std::uint32_t>* sleeping,
+                    LocalCollectives* const& local, std::function<void()> serve)
+    : channels(std::move(all)),
+      waiter(settings, channels, sleeping),
+      exchange(waiter, channels.size(), local),
+      queue(std::move(serve)) {}
 
 Group::Group(const ferrule_group_options& options)
     : rank_(options.rank),
       size_(options.size),
       epoch_(options.epoch),
       segment_(reinterpret_cast<Segment*>(options.segment)),
-      channels_(static_cast<std::size_t>(size_), nullptr),
-      sent_(static_cast<std::size_t>(size_)),
-      received_(static_cast<std::size_t>(size_)) {
+      heartbeat_(heartbeat_of(options)) {
   const auto local = [&](int rank) { return segment_ && options.local_index ? options.local_index[rank] : -1; };
   const int mine = local(rank_);
-  int on_segment = 0;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (local(rank) >= 0) ++on_segment;
-    if (rank == rank_) continue;
-    const Ends ends{rank_, rank, options.fds[rank], epoch_};
-    if (mine >= 0 && local(rank) >= 0) {
-      owned_.push_back(
-          std::make_unique<ShmChannel>(ends, *segment_, mine, local(rank)));
-    } else {
-      owned_.push_back(std::make_unique<TcpChannel>(ends));
-    }
-    channels_[static_cast<std::size_t>(rank)] = owned_.back().get();
-  }
   const Waiter::Settings settings{microseconds(options.spin_us), microseconds(options.yield_us), options.interrupted,
                                   options.interrupted_context};
-  waiter_ = std::make_unique<Waiter>(settings, channels_, mine >= 0 ? &segment_->rank(mine).sleeping : nullptr);
-  if (size_ > 1 && on_segment == size_) {
-    std::vector<int> indices(options.local_index, options.local_index + size_);
-    local_ = std::make_unique<LocalCollectives>(*segment_, rank_, indices, channels_, *waiter_);
+  const auto make = [&](Lane lane, ferrule_channel* const* channels, std::function<void()> serve) {
+    std::atomic<std::uint32_t>* const sleeping = mine >= 0 ? &segment_->sleeping(mine, lane) : nullptr;
+    tracks_[static_cast<std::size_t>(lane)] = std::make_unique<Track>(
+        channels_of(channels, size_), settings, sleeping, local_view_, std::move(serve));
+  };
+  make(Lane::collectives, options.collectives, [this] { serve_collectives(); });
+  make(Lane::messages, options.messages, [this] { serve_messages(); });
+  Track& collectives = track(Lane::collectives);
+  const auto is_local = [&](int rank) { return local(rank) >= 0; };
+  std::vector<int> ranks(static_cast<std::size_t>(size_));
+  for (int rank = 0; rank < size_; ++rank) ranks[static_cast<std::size_t>(rank)] = rank;
+  if (size_ > 1 && std::ranges::all_of(ranks, is_local)) {
+    const std::vector<int> indices(options.local_index, options.local_index + size_);
+    local_ = std::make_unique<LocalCollectives>(*segment_, rank_, indices, collectives.channels, collectives.waiter);
+    local_view_ = local_.get();
   }
-  exchange_ = std::make_unique<Exchange>(*waiter_, static_cast<std::size_t>(size_), local_.get());
+  Strategy strategy;
+  strategy.decisions.assign(options.decisions, options.decisions + options.decision_count);
+  if (options.tree != nullptr) strategy.tree.assign(options.tree, options.tree + size_);
+  if (options.ring != nullptr) strategy.ring.assign(options.ring, options.ring + size_);
+  net_ = std::make_unique<NetCollectives>(rank_, epoch_, collectives.channels, collectives.exchange,
+                                          collectives.waiter, std::move(strategy));
+  Track& messages = track(Lane::messages);
+  board_ = std::make_unique<MessageBoard>(epoch_, messages.channels, messages.waiter, messages.queue);
+  // Nothing can fail any more: the channels are ours from here on.
+  for (const auto& one : tracks_) {
+    for (Channel* channel : one->channels) {
+      if (channel != nullptr) one->owned.emplace_back(channel);
+    }
+  }
+  const auto has_rails = [](const auto& channel) { return !channel->rails().empty(); };
+  const auto tended = [&](const auto& one) { return std::ranges::any_of(one->owned, has_rails); };
+  if (std::ranges::any_of(tracks_, tended)) tender_ = std::make_unique<Tender>([this] { return tend(); }, kTend);
+  if (heartbeat_ == nullptr) return;
+  seat_ = std::make_shared<Heartbeat::Seat>(
+      epoch_, std::vector<int>(options.heartbeat_ranks, options.heartbeat_ranks + size_),
+      [this](const Failure& cause) { fail(cause); });
+  heartbeat_->join(seat_);
+}
+
+Lane Group::lane_of(const ferrule_operation& operation) {
+  return operation.op == FERRULE_SEND || operation.op == FERRULE_RECV ? Lane::messages : Lane::collectives;
+}
+
+bool Group::valid(const ferrule_operation* operations, std::size_t count) const {
+  for (const ferrule_operation* operation = operations; operation != operations + count; ++operation) {
+    if (lane_of(*operation) != lane_of(*operations) || ferrule_dtype_size(operation->dtype) == 0) return false;
+    switch (operation->op) {
+      case FERRULE_SEND:
+      case FERRULE_RECV:
+        if (operation->root == rank_) return false;
+        [[fallthrough]];
+      case FERRULE_BROADCAST:
+      case FERRULE_GATHER:
+      case FERRULE_SCATTER:
+        if (operation->root < 0 || operation->root >= size_) return false;
+        break;
+      case FERRULE_REDUCE:
+        if (operation->root < 0 || operation->root >= size_) return false;
+        [[fallthrough]];
+      case FERRULE_ALL_REDUCE:
+      case FERRULE_REDUCE_SCATTER:
+        if (find_reduction(operation->dtype, operation->reduction) == nullptr) return false;
+        if (operation->quantized && !can_quantize(*operation)) return false;
+        break;
+      case FERRULE_ALL_TO_ALL:
+        if ((operation->send_counts == nullptr) != (operation->recv_counts == nullptr)) return false;
+        break;
+      case FERRULE_ALL_GATHER:
+      case FERRULE_BARRIER:
+        break;
+      default:
+        return false;
+    }
+  }
+  return count != 0;
+}
+
+ferrule_status Group::run(const ferrule_operation* operations, std::size_t count, double timeout) {
+  if (!valid(operations, count)) return FERRULE_INVALID;
+  const Batch batch(operations, count, timeout);
+  const Lane lane = lane_of(*operations);
+  Queue& queue = track(lane).queue;
+  // Once more after a look at what is pending: the lane's own thread may just have left.
+  for (int attempt = 0; attempt < 2 && !queue.pending(); ++attempt) {
+    if (!queue.try_enter()) continue;
+    const ferrule_status status = lane == Lane::collectives ? execute(batch) : execute_messages(batch);
+    queue.leave();
+    return status;
+  }
+  if (!queue.pending()) return ended_.load(std::memory_order_acquire) ? failure().status : FERRULE_BUSY;
+  std::shared_ptr<Work> work;
+  const ferrule_status status = start(operations, count, timeout, work);
+  return status == FERRULE_OK ? work->wait(std::numeric_limits<double>::max()) : status;
+}
+
+ferrule_status Group::start(const ferrule_operation* operations, std::size_t count, double timeout,
+                            std::shared_ptr<Work>& work) {
+  if (!valid(operations, count)) return FERRULE_INVALID;
+  if (ended_.load(std::memory_order_acquire)) return failure().status;
+  Job job(Batch(operations, count, timeout), static_cast<std::size_t>(size_));
+  work = job.work = std::make_shared<Work>();
+  Track& one = track(lane_of(*operations));
+  one.queue.push(std::move(job));
+  if (lane_of(*operations) == Lane::messages) one.waiter.wake();  // whoever drives the board takes it in
+  return FERRULE_OK;
 }
 
 template <class Body>
-ferrule_status Group::operate(Call& call, std::uint64_t& counter, double timeout, Body&& body) {
-  if (busy_.exchange(true, std::memory_order_acquire)) return FERRULE_BUSY;
-  ferrule_status status = FERRULE_OK;
-  if (ended_.load(std::memory_order_acquire)) {
-    status = failure().status;
-  } else {
-    call.sequence = ++counter;
-    waiter_->begin(call, timeout);
-    try {
-      body();
-    } catch (const Failure& cause) {
-      end(cause, waiter_->seconds());
-      status = failure().status;
-    } catch (const std::exception& error) {  // no memory for scratch space
-      end(Failure(FERRULE_SYSTEM, -1, error.what()), waiter_->seconds());
-      status = failure().status;
-    }
+ferrule_status Group::guard(Lane lane, Body&& body) {
+  if (ended_.load(std::memory_order_acquire)) return failure().status;
+  try {
+    body();
+    return FERRULE_OK;
+  } catch (const Failure& cause) {
+    if (cause.unexplained) await_words();
+    end(cause, track(lane).waiter.seconds(), static_cast<int>(lane));
+  } catch (const std::exception& error) {  // no memory for scratch space
+    end(Failure(FERRULE_SYSTEM, -1, error.what()), track(lane).waiter.seconds(), static_cast<int>(lane));
   }
-  busy_.store(false, std::memory_order_release);
+  return failure().status;
+}
+
+ferrule_status Group::execute(const Batch& batch) {
+  return guard(Lane::collectives, [&] {
+    const ferrule_operation* operation = batch.operations;
+    std::size_t left = batch.count;
+    while (left != 0) {
+      const std::size_t n = packable(operation, left);
+      if (n > 1) {
+        packed(operation, n, batch);
+      } else {
+        collective(*operation, batch);
+      }
+      operation += n;
+      left -= n;
+    }
+  });
+}
+
+ferrule_status Group::execute_messages(const Batch& batch) {
+  const ferrule_status status = guard(Lane::messages, [&] {
+    board_->add(Job(batch, 0));
+    const std::uint64_t ticket = board_->tickets();
+    board_->run([&] { return board_->done(ticket); });
+  });
+  if (status != FERRULE_OK) board_->fail(status);
   return status;
 }
 
-ferrule_status Group::all_reduce(void* data, std::size_t count, ferrule_dtype dtype, ferrule_reduction reduction,
-                                 double timeout) {
-  const ReduceFunction reduce = find_reduction(dtype, reduction);
-  if (reduce == nullptr) return FERRULE_INVALID;
-  Call call = make_call(Op::all_reduce, count * ferrule_dtype_size(dtype), dtype, reduction);
-  return operate(call, sequence_, timeout, [&] {
-    if (size_ == 1) return;
-    if (local_) return local_->all_reduce(call, static_cast<std::byte*>(data), reduce);
-    exchange_all_reduce(call, static_cast<std::byte*>(data), reduce);
-  });
+void Group::serve_collectives() {
+  Queue& queue = track(Lane::collectives).queue;
+  Job job;
+  while (queue.pop(job)) {
+    const ferrule_status status = execute(job.batch());
+    job.work->finish(status);
+    queue.ended();
+  }
 }
 
-ferrule_status Group::all_gather(const void* in, void* out, std::size_t count, ferrule_dtype dtype, double timeout) {
-  const std::size_t bytes = count * ferrule_dtype_size(dtype);
-  if (ferrule_dtype_size(dtype) == 0) return FERRULE_INVALID;
-  Call call = make_call(Op::all_gather, bytes, dtype);
-  return operate(call, sequence_, timeout, [&] {
-    auto* const mine = static_cast<std::byte*>(out) + static_cast<std::size_t>(rank_) * bytes;
-    if (mine != in && bytes != 0) std::memmove(mine, in, bytes);
-    if (size_ == 1) return;
-    if (local_) return local_->all_gather(call, mine, static_cast<std::byte*>(out));
-    exchange_all_gather(call, mine, static_cast<std::byte*>(out));
-  });
-}
-
-ferrule_status Group::reduce_scatter(const void* in, void* out, std::size_t count, ferrule_dtype dtype,
-                                     ferrule_reduction reduction, double timeout) {
-  const ReduceFunction reduce = find_reduction(dtype, reduction);
-  if (reduce == nullptr) return FERRULE_INVALID;
-  const std::size_t bytes = count * ferrule_dtype_size(dtype);
-  Call call = make_call(Op::reduce_scatter, bytes * static_cast<std::size_t>(size_), dtype, reduction);
-  return operate(call, sequence_, timeout, [&] {
-    const auto* const from = static_cast<const std::byte*>(in);
-    auto* const to = static_cast<std::byte*>(out);
-    if (size_ == 1) {
-      if (bytes != 0) std::memmove(to, from, bytes);
-    } else if (local_) {
-      local_->reduce_scatter(call, from, to, reduce);
-    } else {
-      std::vector<std::size_t> bounds;
-      for (int rank = 0; rank <= size_; ++rank) bounds.push_back(static_cast<std::size_t>(rank) * bytes);
-      exchange_pieces(call, from, to, nullptr, bounds, reduce);
-    }
-  });
-}
-
-ferrule_status Group::broadcast(void* data, std::size_t count, ferrule_dtype dtype, int root, double timeout) {
-  if (root < 0 || root >= size_ || ferrule_dtype_size(dtype) == 0) return FERRULE_INVALID;
-  Call call = make_call(Op::broadcast, count * ferrule_dtype_size(dtype), dtype);
-  call.root = root;
-  return operate(call, sequence_, timeout, [&] {
-    const Bytes bytes(static_cast<std::byte*>(data), static_cast<std::size_t>(call.bytes));
-    exchange_->clear();
-    if (rank_ == root) {
-      for (Channel* channel : channels_) {
-        if (channel != nullptr) exchange_->to(channel, header(call)).first = bytes;
-      }
-    } else {
-      exchange_->from(channels_[static_cast<std::size_t>(root)], header(call)).second = bytes;
-    }
-    exchange_->run();
-  });
-}
-
-ferrule_status Group::send(const void* data, std::size_t count, ferrule_dtype dtype, int peer, double timeout) {
-  if (!is_peer(peer) || ferrule_dtype_size(dtype) == 0) return FERRULE_INVALID;
-  Call call = make_call(Op::send, count * ferrule_dtype_size(dtype), dtype);
-  return operate(call, sent_[static_cast<std::size_t>(peer)], timeout, [&] {
-    exchange_->clear();
-    exchange_->to(channels_[static_cast<std::size_t>(peer)], header(call)).first = {
-        static_cast<const std::byte*>(data), static_cast<std::size_t>(call.bytes)};
-    exchange_->run();
-  });
-}
-
-ferrule_status Group::recv(void* data, std::size_t count, ferrule_dtype dtype, int peer, double timeout) {
-  if (!is_peer(peer) || ferrule_dtype_size(dtype) == 0) return FERRULE_INVALID;
-  Call call = make_call(Op::send, count * ferrule_dtype_size(dtype), dtype);
-  return operate(call, received_[static_cast<std::size_t>(peer)], timeout, [&] {
-    exchange_->clear();
-    exchange_->from(channels_[static_cast<std::size_t>(peer)], header(call)).second = {
-        static_cast<std::byte*>(data), static_cast<std::size_t>(call.bytes)};
-    exchange_->run();
-  });
-}
-
-ferrule_status Group::barrier(double timeout) {
-  Call call = make_call(Op::barrier, 0, FERRULE_U8);
-  return operate(call, sequence_, timeout, [&] {
-    if (size_ == 1) return;
-    if (local_) return local_->barrier(call);
-    exchange_empty(call);
-  });
+void Group::serve_messages() {
+  Queue& queue = track(Lane::messages).queue;
+  const ferrule_status status =
+      guard(Lane::messages, [&] { board_->run([&] { return board_->empty() && !queue.has_next(); }); });
+  if (status != FERRULE_OK) board_->fail(status);
 }
 
 }  // namespace ferrule

@@ -1,14 +1,19 @@
-// A group of ranks: its channels, its deadline and its end.
+// A group of ranks: its lanes, its operations and its end.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "exchange.h"
-#include "reduce.h"
+#include "collectives_net.h"
+#include "heartbeat.h"
+#include "message_board.h"
+#include "queue.h"
 #include "shm_segment.h"
+#include "tender.h"
 
 namespace ferrule {
 
@@ -21,60 +26,78 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  ferrule_status all_reduce(void* data, std::size_t count, ferrule_dtype dtype, ferrule_reduction reduction,
-                            double timeout);
-  ferrule_status all_gather(const void* in, void* out, std::size_t count, ferrule_dtype dtype, double timeout);
-  ferrule_status reduce_scatter(const void* in, void* out, std::size_t count, ferrule_dtype dtype,
-                                ferrule_reduction reduction, double timeout);
-  ferrule_status broadcast(void* data, std::size_t count, ferrule_dtype dtype, int root, double timeout);
-  ferrule_status send(const void* data, std::size_t count, ferrule_dtype dtype, int peer, double timeout);
-  ferrule_status recv(void* data, std::size_t count, ferrule_dtype dtype, int peer, double timeout);
-  ferrule_status barrier(double timeout);
+  // All operations of one call are of one lane.
+  ferrule_status run(const ferrule_operation* operations, std::size_t count, double timeout);
+  ferrule_status start(const ferrule_operation* operations, std::size_t count, double timeout,
+                       std::shared_ptr<Work>& work);
 
   ferrule_status close();
   void abort(const char* reason);
+  // Somebody else (the heartbeat) knows that this group cannot go on. From any thread.
+  void fail(const Failure& cause);
   ferrule_failure failure() const;
-  const char* transport(int peer) const;
+
+  // From any thread; see ferrule_group_add_rail and ferrule_group_rails.
+  ferrule_status add_rail(int lane, int peer, int rail, int fd);
+  std::vector<RailState> rails(int lane, int peer) const;
 
  private:
-  // Run one operation: one at a time, never on a closed group, and any failure in it closes the group. The call
-  // gets its number from `counter`, which both ends of it count alike.
-  template <class Body>
-  ferrule_status operate(Call& call, std::uint64_t& counter, double timeout, Body&& body);
-  MessageHeader header(const Call& call) const { return {epoch_, call}; }
-  bool is_peer(int rank) const { return rank >= 0 && rank < size_ && rank != rank_; }
-  void end(const Failure& cause, double seconds);
+  struct Track {
+    Track(std::vector<Channel*> channels, const Waiter::Settings& settings, std::atomic<std::uint32_t>* sleeping,
+          LocalCollectives* const& local, std::function<void()> serve);
+    std::vector<std::unique_ptr<Channel>> owned;
+    std::vector<Channel*> channels;  // by rank; nullptr for this one
+    Waiter waiter;
+    Exchange exchange;
+    Queue queue;
+  };
 
-  // Over channels (collectives_net.cpp).
-  void exchange_all_reduce(const Call& call, std::byte* data, ReduceFunction reduce);
-  void exchange_at_once(const Call& call, std::byte* data, ReduceFunction reduce);
-  void exchange_pieces(const Call& call, const std::byte* data, std::byte* out, std::byte* gathered,
-                       const std::vector<std::size_t>& bounds, ReduceFunction reduce);
-  void exchange_all_gather(const Call& call, const std::byte* in, std::byte* out);
-  void exchange_empty(const Call& call);
-  Bytes scratch(std::size_t bytes);
+  Track& track(Lane lane) { return *tracks_[static_cast<std::size_t>(lane)]; }
+  static Lane lane_of(const ferrule_operation& operation);
+  bool valid(const ferrule_operation* operations, std::size_t count) const;
+
+  // What the thread that holds a lane does: run one caller's operations, or all that is queued.
+  ferrule_status execute(const Batch& batch);
+  ferrule_status execute_messages(const Batch& batch);
+  void serve_collectives();
+  void serve_messages();
+  template <class Body>
+  ferrule_status guard(Lane lane, Body&& body);
+
+  void collective(const ferrule_operation& operation, const Batch& batch);
+  void packed(const ferrule_operation* operations, std::size_t count, const Batch& batch);
+  std::size_t packable(const ferrule_operation* operations, std::size_t count) const;
+  void dispatch(const Call& call, const ferrule_operation& operation);
+
+  void end(const Failure& cause, double seconds, int lane);
+  // Let the channels of idle lanes do their housekeeping; false when there will be none any more.
+  bool tend();
+  Channel* channel(int lane, int peer) const;  // with end_mutex_ held; nullptr if there is none
+  // A connection ended without a word. The heartbeat soon says why, if anybody knows.
+  void await_words();
 
   const int rank_;
   const int size_;
   const std::uint64_t epoch_;
   const std::unique_ptr<Segment> segment_;
-  std::vector<std::unique_ptr<Channel>> owned_;
-  std::vector<Channel*> channels_;  // by rank; nullptr for this one
-  std::unique_ptr<Waiter> waiter_;
-  std::unique_ptr<Exchange> exchange_;
   std::unique_ptr<LocalCollectives> local_;  // where every rank has mapped the segment
-  std::uint64_t sequence_ = 0;               // collectives so far
-  std::vector<std::uint64_t> sent_;          // messages to, and from, every rank
-  std::vector<std::uint64_t> received_;
-  std::unique_ptr<std::byte[]> scratch_;
-  std::size_t scratch_bytes_ = 0;
+  LocalCollectives* local_view_ = nullptr;
+  std::array<std::unique_ptr<Track>, kLanes> tracks_;
+  std::unique_ptr<NetCollectives> net_;
+  std::unique_ptr<MessageBoard> board_;
+  std::uint64_t sequence_ = 0;  // collectives so far
+  std::vector<std::byte> pack_;
 
-  std::atomic<bool> busy_{false};
   std::atomic<bool> ended_{false};
   mutable std::mutex end_mutex_;  // guards the three below, and the sockets against close() during abort()
+  std::condition_variable told_;
   Failure cause_{FERRULE_OK, -1, {}};
   double cause_seconds_ = 0;
   bool closed_ = false;
+  std::unique_ptr<Tender> tender_;  // where a channel has rails
+
+  const std::shared_ptr<Heartbeat> heartbeat_;  // or nullptr
+  Heartbeat::SeatPointer seat_;
 };
 
 }  // namespace ferrule

@@ -14,6 +14,10 @@ namespace ferrule {
 
 using Clock = std::chrono::steady_clock;
 
+// A group has two lanes, each with connections of its own: what happens on one never waits for the other.
+enum class Lane : std::uint8_t { collectives, messages };
+constexpr int kLanes = 2;
+
 enum class Op : std::uint8_t {
   none,
   all_reduce,
@@ -22,6 +26,10 @@ enum class Op : std::uint8_t {
   broadcast,
   send,
   barrier,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
   goodbye = 0x80,  // not an operation: the peer closed its group in an orderly way
   abort = 0x81,    // the peer gave up; root names the rank at fault
 };
@@ -31,7 +39,7 @@ struct Call {
   Op op = Op::none;
   std::uint8_t dtype = 0;
   std::uint8_t reduction = 0;
-  std::uint8_t unused = 0;
+  std::uint8_t variant = 0;  // 0, or which kind and phase of it: both ends must mean the same
   std::int32_t root = -1;
   std::uint64_t sequence = 0;
   std::uint64_t bytes = 0;
@@ -68,6 +76,12 @@ struct Failure : std::exception {
   ferrule_status status;
   int rank;
   std::string message;
+  // A connection ended and nothing said why: somebody else may know better.
+  bool unexplained = false;
 };
+
+// What `rank` tells the others of its group about the failure that ended it there, and what that means to one of them.
+Failure told_by(int rank, const Failure& cause);
+Failure heard_by(int rank, const Failure& told);
 
 }  // namespace ferrule

@@ -61,19 +61,19 @@ struct Prod : Sum {
 struct Min : Sum {
   template <class T>
   static T combine(T a, T b) {
-    return (b < a) | (b != b) ? b : a;
+    return ((b < a) | (b != b)) ? b : a;
   }
 };
 struct Max : Sum {
   template <class T>
   static T combine(T a, T b) {
-    return (b > a) | (b != b) ? b : a;
+    return ((b > a) | (b != b)) ? b : a;
   }
 };
 struct Avg : Sum {
   template <class T>
-  static T finish(T value, int count) {
-    return static_cast<T>(value / static_cast<T>(count));
+  static T finish(T value, int ranks) {
+    return static_cast<T>(value / static_cast<T>(ranks));
   }
 };
 struct Or : Sum {
@@ -124,7 +124,7 @@ inline void store_block<F16>(std::uint16_t* to, const float* from, std::size_t n
 #endif
 
 template <class Format, class Op>
-void reduce(void* destination, const void* const* sources, int count, std::size_t elements) {
+void reduce(void* destination, const void* const* sources, int count, std::size_t elements, int ranks) {
   using Raw = typename Format::Raw;
   using Wide = typename Format::Wide;
   auto* const out = static_cast<Raw*>(destination);
@@ -140,21 +140,21 @@ void reduce(void* destination, const void* const* sources, int count, std::size_
       for (std::size_t i = 0; i < n; ++i) total[i] = Op::combine(total[i], next[i]);
     }
     FERRULE_INDEPENDENT
-    for (std::size_t i = 0; i < n; ++i) total[i] = Op::finish(total[i], count);
+    for (std::size_t i = 0; i < n; ++i) total[i] = Op::finish(total[i], ranks);
     store_block<Format>(out + at, total, n);
   }
 }
 
 // Types that need no conversion skip the accumulator block when there are two ranks, the common case.
 template <class Format, class Op>
-void reduce_plain(void* destination, const void* const* sources, int count, std::size_t elements) {
+void reduce_plain(void* destination, const void* const* sources, int count, std::size_t elements, int ranks) {
   using Raw = typename Format::Raw;
-  if (count != 2) return reduce<Format, Op>(destination, sources, count, elements);
+  if (count != 2) return reduce<Format, Op>(destination, sources, count, elements, ranks);
   auto* const out = static_cast<Raw*>(destination);
   const auto* const a = static_cast<const Raw*>(sources[0]);
   const auto* const b = static_cast<const Raw*>(sources[1]);
   FERRULE_INDEPENDENT
-  for (std::size_t i = 0; i < elements; ++i) out[i] = Op::finish(Op::combine(a[i], b[i]), 2);
+  for (std::size_t i = 0; i < elements; ++i) out[i] = Op::finish(Op::combine(a[i], b[i]), ranks);
 }
 
 template <class T>

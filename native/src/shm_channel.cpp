@@ -20,14 +20,14 @@ constexpr int kRingFlags = MSG_DONTWAIT;
 
 }  // namespace
 
-ShmChannel::ShmChannel(const Ends& ends, const Segment& segment, int mine, int theirs)
+ShmChannel::ShmChannel(const Ends& ends, const Segment& segment, Lane lane, int mine, int theirs)
     : Channel(ends),
-      peer_sleeping_(segment.rank(theirs).sleeping),
-      out_(segment.ring(mine, theirs)),
-      out_data_(segment.ring_data(mine, theirs)),
-      in_(segment.ring(theirs, mine)),
-      in_data_(segment.ring_data(theirs, mine)),
-      capacity_(segment.ring_bytes()) {}
+      peer_sleeping_(segment.sleeping(theirs, lane)),
+      out_(segment.ring(lane, mine, theirs)),
+      out_data_(segment.ring_data(lane, mine, theirs)),
+      in_(segment.ring(lane, theirs, mine)),
+      in_data_(segment.ring_data(lane, theirs, mine)),
+      capacity_(segment.ring_bytes(lane)) {}
 
 void ShmChannel::notify() {
   // Half of a handshake whose other half is in Waiter::arm: we store data, then look whether the peer sleeps; it
@@ -87,28 +87,13 @@ std::size_t ShmChannel::try_recv(Bytes into) {
   return size;
 }
 
-short ShmChannel::poll_events(bool, bool) const { return POLLIN | kHangup; }
-
-void ShmChannel::on_poll(short) {
-  drain();
-  if (gone_ && !departed()) throw loss();
+void ShmChannel::add_polls(Wanted, std::vector<pollfd>& into) const {
+  into.push_back({fd_, static_cast<short>(POLLIN | kHangup), 0});
 }
 
-void ShmChannel::drain() {
-  std::byte bells[sizeof(Farewell) * 2];
-  while (!gone_) {
-    const ssize_t got = ::recv(fd_, bells, sizeof bells, MSG_DONTWAIT);
-    if (got > 0) {
-      remember(ConstBytes(bells, static_cast<std::size_t>(got)));
-    } else if (got == 0) {
-      socket_ended(0);
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      return;
-    } else if (errno != EINTR) {
-      socket_ended(errno);
-    }
-  }
-  take_farewell();
+void ShmChannel::on_poll(const pollfd&) {
+  drain();
+  if (gone_ && !departed()) throw loss();
 }
 
 }  // namespace ferrule

@@ -9,19 +9,19 @@ namespace ferrule {
 class ShmChannel final : public Channel {
  public:
   // `mine` and `theirs`: indices of both ranks in the segment, which outlives the channel.
-  ShmChannel(const Ends& ends, const Segment& segment, int mine, int theirs);
+  ShmChannel(const Ends& ends, const Segment& segment, Lane lane, int mine, int theirs);
 
   std::size_t try_send(std::span<const ConstBytes> parts) override;
   std::size_t try_recv(Bytes into) override;
-  short poll_events(bool receiving, bool sending) const override;
-  void on_poll(short revents) override;
+  void add_polls(Wanted wanted, std::vector<pollfd>& into) const override;
+  void on_poll(const pollfd& ready) override;
   const char* transport() const override { return "shm"; }
 
   // Wake the peer if it sleeps. Call it after every store that the peer may wait for.
   void notify();
 
  protected:
-  void drain() override;
+  void drain() override { drain_words(); }
 
  private:
   std::size_t write(ConstBytes from);

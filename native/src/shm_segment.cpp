@@ -12,7 +12,7 @@
 namespace ferrule {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x31656c7572726566;  // "ferrule1": another layout gets another number
+constexpr std::uint64_t kMagic = 0x32656c7572726566;  // "ferrule2": another layout gets another number
 
 struct SegmentHeader {
   std::uint64_t magic;
@@ -22,12 +22,20 @@ struct SegmentHeader {
 
 constexpr std::size_t kHeaderBytes = 4096;
 
-// Rings carry at least 256 KiB each; few ranks get longer ones because there the memory is cheap.
-std::size_t ring_capacity(int ranks) { return ranks <= 4 ? std::size_t{1} << 20 : std::size_t{256} << 10; }
+// Messages may be sent at least 256 KiB ahead; few ranks get longer rings because there the memory is cheap.
+std::size_t ring_capacity(int ranks, Lane lane) {
+  if (ranks <= 4) return std::size_t{1} << 20;
+  return std::size_t{lane == Lane::messages ? 256u : 128u} << 10;
+}
+
+std::size_t lane_bytes(int ranks, Lane lane) {
+  const auto n = static_cast<std::size_t>(ranks);
+  return n * (n - 1) * (sizeof(RingHeader) + ring_capacity(ranks, lane));
+}
 
 std::size_t segment_bytes(int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
-  return kHeaderBytes + n * sizeof(RankBlock) + n * (n - 1) * (sizeof(RingHeader) + ring_capacity(ranks));
+  return kHeaderBytes + n * sizeof(RankBlock) + lane_bytes(ranks, Lane::collectives) + lane_bytes(ranks, Lane::messages);
 }
 
 [[noreturn]] void refuse(const std::string& what, int error) {
@@ -111,18 +119,25 @@ RankBlock& Segment::rank(int index) const {
   return reinterpret_cast<RankBlock*>(base_ + kHeaderBytes)[index];
 }
 
-std::size_t Segment::ring_bytes() const { return ring_capacity(ranks_); }
+std::atomic<std::uint32_t>& Segment::sleeping(int index, Lane lane) const {
+  return rank(index).sleeping[static_cast<std::size_t>(lane)].value;
+}
 
-std::size_t Segment::ring_offset(int from, int to) const {
+std::size_t Segment::ring_bytes(Lane lane) const { return ring_capacity(ranks_, lane); }
+
+std::size_t Segment::ring_offset(Lane lane, int from, int to) const {
   const auto n = static_cast<std::size_t>(ranks_);
   const auto pair = static_cast<std::size_t>(from) * (n - 1) + static_cast<std::size_t>(to < from ? to : to - 1);
-  return kHeaderBytes + n * sizeof(RankBlock) + pair * (sizeof(RingHeader) + ring_bytes());
+  const std::size_t start = lane == Lane::collectives ? 0 : lane_bytes(ranks_, Lane::collectives);
+  return kHeaderBytes + n * sizeof(RankBlock) + start + pair * (sizeof(RingHeader) + ring_bytes(lane));
 }
 
-RingHeader& Segment::ring(int from, int to) const {
-  return *reinterpret_cast<RingHeader*>(base_ + ring_offset(from, to));
+RingHeader& Segment::ring(Lane lane, int from, int to) const {
+  return *reinterpret_cast<RingHeader*>(base_ + ring_offset(lane, from, to));
 }
 
-std::byte* Segment::ring_data(int from, int to) const { return base_ + ring_offset(from, to) + sizeof(RingHeader); }
+std::byte* Segment::ring_data(Lane lane, int from, int to) const {
+  return base_ + ring_offset(lane, from, to) + sizeof(RingHeader);
+}
 
 }  // namespace ferrule

@@ -1,4 +1,5 @@
-// The memory that the ranks of one host share: per rank its flags and slots, per ordered pair of ranks a ring.
+// The memory that the ranks of one host share: per rank its flags and slots, per lane and ordered
+// pair of ranks a ring.
 #pragma once
 
 #include <atomic>
@@ -34,8 +35,13 @@ struct Slot {
   std::byte data[kSlotBytes];
 };
 
+// This rank is, or is about to be, asleep in poll() on behalf of one lane.
+struct alignas(kLine) Sleeping {
+  std::atomic<std::uint32_t> value;
+};
+
 struct RankBlock {
-  alignas(kLine) std::atomic<std::uint32_t> sleeping;  // this rank is, or is about to be, asleep in poll()
+  Sleeping sleeping[kLanes];
   Counter filled;    // chunks that peers may read
   Counter reduced;   // chunks whose result peers may take
   Counter consumed;  // chunks of its peers that this rank needs no more
@@ -60,13 +66,14 @@ class Segment {
 
   int ranks() const { return ranks_; }
   RankBlock& rank(int index) const;
-  RingHeader& ring(int from, int to) const;
-  std::byte* ring_data(int from, int to) const;
-  std::size_t ring_bytes() const;
+  std::atomic<std::uint32_t>& sleeping(int index, Lane lane) const;
+  RingHeader& ring(Lane lane, int from, int to) const;
+  std::byte* ring_data(Lane lane, int from, int to) const;
+  std::size_t ring_bytes(Lane lane) const;
 
  private:
   Segment(void* base, std::size_t bytes, int ranks) : base_(static_cast<std::byte*>(base)), bytes_(bytes), ranks_(ranks) {}
-  std::size_t ring_offset(int from, int to) const;
+  std::size_t ring_offset(Lane lane, int from, int to) const;
 
   std::byte* const base_;
   const std::size_t bytes_;

@@ -50,7 +50,9 @@ std::size_t TcpChannel::try_send(std::span<const ConstBytes> parts) {
 #endif
   if (sent >= 0) return static_cast<std::size_t>(sent);
   if (would_block(errno)) return 0;
-  socket_ended(errno);
+  const int error = errno;
+  drain();  // the peer may have said why before it closed its end
+  socket_ended(error);
   throw loss();
 }
 
@@ -82,12 +84,13 @@ std::size_t TcpChannel::try_recv(Bytes into) {
   return inbox_end_ == 0 ? 0 : take_inbox(into);
 }
 
-short TcpChannel::poll_events(bool receiving, bool sending) const {
-  return static_cast<short>((receiving ? POLLIN : 0) | (sending ? POLLOUT : 0) | kHangup);
+void TcpChannel::add_polls(Wanted wanted, std::vector<pollfd>& into) const {
+  const int events = (wanted.receive ? POLLIN : 0) | (wanted.send ? POLLOUT : 0) | kHangup;
+  into.push_back({fd_, static_cast<short>(events), 0});
 }
 
-void TcpChannel::on_poll(short revents) {
-  if ((revents & (POLLHUP | POLLERR | POLLNVAL | kHangup)) == 0) return;
+void TcpChannel::on_poll(const pollfd& ready) {
+  if ((ready.revents & (POLLHUP | POLLERR | POLLNVAL | kHangup)) == 0) return;
   drain();
   // A peer that said goodbye may be needed no more; whoever still needs it finds out by itself.
   if (gone_ && !departed()) throw loss();

@@ -13,8 +13,8 @@ class TcpChannel final : public Channel {
 
   std::size_t try_send(std::span<const ConstBytes> parts) override;
   std::size_t try_recv(Bytes into) override;
-  short poll_events(bool receiving, bool sending) const override;
-  void on_poll(short revents) override;
+  void add_polls(Wanted wanted, std::vector<pollfd>& into) const override;
+  void on_poll(const pollfd& ready) override;
   const char* transport() const override { return "tcp"; }
 
  protected:

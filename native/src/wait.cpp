@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 
@@ -14,18 +13,21 @@ constexpr std::chrono::milliseconds kLookUp{100};
 // Steps between two looks at the clock while spinning: a look costs as much as several steps.
 constexpr unsigned kStepsPerLook = 16;
 constexpr Clock::duration kBulkSpin = std::chrono::microseconds(10);
-constexpr double kForever = 1e9;  // seconds; more would overflow the clock
 
 }  // namespace
 
 Waiter::Waiter(const Settings& settings, const std::vector<Channel*>& channels, std::atomic<std::uint32_t>* sleeping)
     : settings_(settings), channels_(channels), sleeping_(sleeping), spin_(settings.spin), wanted_(channels.size()) {}
 
-void Waiter::begin(const Call& call, double timeout) {
+void Waiter::begin(const Call& call, Clock::time_point start, Clock::time_point deadline) {
   call_ = call;
-  start_ = Clock::now();
-  const double seconds = std::isnan(timeout) ? 0 : std::clamp(timeout, 0.0, kForever);
-  deadline_ = start_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  start_ = start;
+  deadline_ = deadline;
+}
+
+void Waiter::abort() {
+  aborted_.store(true, std::memory_order_release);
+  wake();
 }
 
 double Waiter::seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
@@ -104,6 +106,7 @@ void Waiter::time_out() {
 void Waiter::sleep() {
   polled_.clear();
   polled_channels_.clear();
+  Clock::duration patience = kLookUp;
   for (std::size_t rank = 0; rank < channels_.size(); ++rank) {
     Channel* const channel = channels_[rank];
     if (channel == nullptr) continue;
@@ -111,13 +114,15 @@ void Waiter::sleep() {
       if (wanted_[rank].receive || wanted_[rank].send) throw channel->loss();
       continue;  // it said goodbye, and nothing is missing from it
     }
-    polled_.push_back({channel->fd(), channel->poll_events(wanted_[rank].receive, wanted_[rank].send), 0});
-    polled_channels_.push_back(channel);
+    channel->add_polls(wanted_[rank], polled_);
+    polled_channels_.resize(polled_.size(), channel);
+    patience = std::min(patience, channel->patience());
   }
+  polled_channels_.push_back(nullptr);
+  polled_.push_back(wake_.poll_for());
   const Clock::time_point before = Clock::now();
   check(before);
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - before);
-  const auto nap = std::min<std::chrono::milliseconds>(left, kLookUp);
+  const auto nap = std::chrono::ceil<std::chrono::milliseconds>(std::min(deadline_ - before, patience));
   const int ready = ::poll(polled_.data(), static_cast<nfds_t>(polled_.size()), static_cast<int>(nap.count()));
   const int error = errno;
   lower_flag();
@@ -125,9 +130,20 @@ void Waiter::sleep() {
   if (aborted()) throw Failure(FERRULE_ABORTED, -1, "the group was aborted on this rank");
   if (ready > 0) {
     for (std::size_t i = 0; i < polled_.size(); ++i) {
-      if (polled_[i].revents != 0) polled_channels_[i]->on_poll(polled_[i].revents);
+      if (polled_[i].revents == 0) continue;
+      if (polled_channels_[i] != nullptr) {
+        polled_channels_[i]->on_poll(polled_[i]);
+      } else {
+        wake_.clear();
+      }
     }
-  } else if (settings_.interrupted != nullptr && settings_.interrupted(settings_.interrupted_context) != 0) {
+  }
+  for (Channel* const channel : channels_) {
+    if (channel == nullptr || channel->patience() == Clock::duration::max()) continue;
+    channel->tend();
+    if (channel->gone() && !channel->departed()) throw channel->loss();
+  }
+  if (ready == 0 && settings_.interrupted != nullptr && settings_.interrupted(settings_.interrupted_context) != 0) {
     throw Failure(FERRULE_INTERRUPTED, -1, "interrupted by a signal");
   }
 }

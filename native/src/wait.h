@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "channel.h"
+#include "wake_pipe.h"
 
 namespace ferrule {
 
@@ -29,12 +30,6 @@ enum class Progress { done, moved, idle };
 // no more than the core's time: sleep soon, and find more of them at once.
 enum class Haste { latency, bulk };
 
-// What an operation waits for from one peer.
-struct Wanted {
-  bool receive = false;
-  bool send = false;
-};
-
 class Waiter {
  public:
   struct Settings {
@@ -46,12 +41,15 @@ class Waiter {
 
   // `channels[rank]` is nullptr for this rank. `sleeping` is this rank's flag in the segment, or nullptr.
   Waiter(const Settings& settings, const std::vector<Channel*>& channels, std::atomic<std::uint32_t>* sleeping);
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
 
-  // Start of an operation that must end within `timeout` seconds.
-  void begin(const Call& call, double timeout);
+  // An operation that began at `start` must end by `deadline`; `call` is for the words when it does not.
+  void begin(const Call& call, Clock::time_point start, Clock::time_point deadline);
   double seconds() const;
-  // May be called from any thread; the sockets must be shut down after it, to wake a sleeper.
-  void abort() { aborted_.store(true, std::memory_order_release); }
+  // Both may be called from any thread. A sleeper takes another step, or gives up.
+  void wake() { wake_.ring(); }
+  void abort();
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
 
   // Call step() until it says done. wants(rank) tells what the step is waiting for when it has long been idle.
@@ -104,6 +102,7 @@ class Waiter {
   Clock::time_point start_{};
   Clock::time_point deadline_{};
   std::vector<Wanted> wanted_;
+  WakePipe wake_;
   std::vector<pollfd> polled_;
   std::vector<Channel*> polled_channels_;
 };

@@ -1,11 +1,14 @@
 /* Ferrule's native data plane: the only C ABI.
  *
- * Whoever uses it has already found the peers and proved who they are: it hands over one connected stream socket
- * per peer and, for ranks of one host, a mapped segment. Everything here only moves and reduces bytes.
+ * Whoever uses it has already found the peers and proved who they are: it makes a channel per peer and lane from
+ * connected sockets (and, for ranks of one host, a mapped segment), and a group from the channels. Everything here
+ * only moves and reduces bytes.
  *
- * Calls on one group must come from one thread at a time (a second one gets FERRULE_BUSY); only
- * ferrule_group_abort may be called from any thread at any time. All pointers are host memory. Sizes are in bytes
- * unless they are called count (elements). Timeouts are in seconds.
+ * A group has two lanes, each with channels of its own: collectives, and messages (send and recv). On each lane one
+ * thread at a time may run operations (a second one gets FERRULE_BUSY); operations that were started go on by
+ * themselves, the collectives in the order of their start. ferrule_group_abort may be called from any thread at any
+ * time. All pointers are host memory. Sizes are in bytes unless they are called count (elements). Timeouts are in
+ * seconds.
  */
 #ifndef FERRULE_FERRULE_H
 #define FERRULE_FERRULE_H
@@ -17,7 +20,7 @@
 extern "C" {
 #endif
 
-#define FERRULE_ABI_VERSION 1
+#define FERRULE_ABI_VERSION 3
 #define FERRULE_TOKEN_BYTES 16
 
 typedef enum ferrule_status {
@@ -29,7 +32,8 @@ typedef enum ferrule_status {
   FERRULE_ABORTED = 5,     /* the group was aborted or closed on this rank, or given up by another */
   FERRULE_INTERRUPTED = 6, /* the interrupt hook asked to stop */
   FERRULE_BUSY = 7,        /* another thread is inside an operation of this group; the group lives on */
-  FERRULE_SYSTEM = 8       /* the operating system refused something */
+  FERRULE_SYSTEM = 8,      /* the operating system refused something */
+  FERRULE_PENDING = 9      /* the work is not done yet; it goes on */
 } ferrule_status;
 
 typedef enum ferrule_dtype {
@@ -55,8 +59,23 @@ typedef enum ferrule_reduction {
   FERRULE_AVG = 4
 } ferrule_reduction;
 
+typedef enum ferrule_lane { FERRULE_COLLECTIVES = 0, FERRULE_MESSAGES = 1 } ferrule_lane;
+
+/* How a collective moves data over channels. Ranks that all share one segment have their own ways. */
+typedef enum ferrule_algorithm {
+  FERRULE_ONCE = 0,     /* everybody sends all to everybody */
+  FERRULE_PIECES = 1,   /* everybody reduces one piece and sends the result to everybody */
+  FERRULE_DOUBLING = 2, /* log2(size) rounds, what is known doubles in each */
+  FERRULE_TREE = 3,     /* along a spanning tree, pipelined */
+  FERRULE_RING = 4      /* around a ring, both ways at once */
+} ferrule_algorithm;
+
 typedef struct ferrule_group ferrule_group;
 typedef struct ferrule_segment ferrule_segment;
+typedef struct ferrule_channel ferrule_channel;
+typedef struct ferrule_work ferrule_work;
+typedef struct ferrule_verbs_endpoint ferrule_verbs_endpoint;
+typedef struct ferrule_heartbeat ferrule_heartbeat;
 
 /* Why a group is closed: the first cause, kept for good. */
 typedef struct ferrule_failure {
@@ -66,19 +85,128 @@ typedef struct ferrule_failure {
   const char *message; /* valid until the group is destroyed */
 } ferrule_failure;
 
+/* Whom a channel joins. The socket is the channel's as soon as it is made. */
+typedef struct ferrule_ends {
+  int rank;
+  int peer;
+  int fd; /* a connected stream socket */
+  uint64_t epoch;
+} ferrule_ends;
+
+/* Up to this many bytes (of the whole array), this operation uses this algorithm. */
+typedef struct ferrule_decision {
+  int op; /* ferrule_op */
+  uint64_t up_to;
+  ferrule_algorithm algorithm;
+} ferrule_decision;
+
 typedef struct ferrule_group_options {
   uint32_t abi_version; /* FERRULE_ABI_VERSION */
   int rank;
   int size;
-  uint64_t epoch;         /* the same on all ranks, different for every group ever made */
-  const int *fds;         /* size connected stream sockets, -1 for this rank; owned by the group from here on */
-  const int *local_index; /* size indices into the segment, -1 for ranks that have not mapped it; or NULL */
+  uint64_t epoch; /* the same on all ranks, different for every group ever made */
+  /* Per lane size channels, NULL for this rank; owned by the group from here on. */
+  ferrule_channel *const *collectives;
+  ferrule_channel *const *messages;
+  const int *local_index;   /* size indices into the segment, -1 for ranks that have not mapped it; or NULL */
   ferrule_segment *segment; /* owned by the group from here on; or NULL */
   double spin_us;           /* busy-wait this long before yielding */
   double yield_us;          /* then yield the core this long before sleeping in the kernel */
   int (*interrupted)(void *context); /* asked now and then while waiting; not 0 stops the operation; or NULL */
   void *interrupted_context;
+  /* The same on all ranks. Without decisions every rank talks to every other directly. Rows of one op stand in the
+   * order of up_to, the last one with UINT64_MAX. */
+  const ferrule_decision *decisions;
+  size_t decision_count;
+  const int *tree; /* size parents of a spanning tree, -1 for its root; or NULL */
+  const int *ring; /* size ranks in the order of the ring; or NULL */
+  ferrule_heartbeat *heartbeat; /* shared: the group keeps it alive as long as it needs it; or NULL */
+  const int *heartbeat_ranks;   /* the heartbeat's ranks of the group's size ranks */
 } ferrule_group_options;
+
+/* The values stand in message headers. */
+typedef enum ferrule_op {
+  FERRULE_ALL_REDUCE = 1,
+  FERRULE_ALL_GATHER = 2,
+  FERRULE_REDUCE_SCATTER = 3,
+  FERRULE_BROADCAST = 4,
+  FERRULE_SEND = 5,
+  FERRULE_BARRIER = 6,
+  FERRULE_REDUCE = 7,
+  FERRULE_GATHER = 8,
+  FERRULE_SCATTER = 9,
+  FERRULE_ALL_TO_ALL = 10,
+  FERRULE_RECV = 11
+} ferrule_op;
+
+/* One operation. count is what one rank gives (or gets, for reduce_scatter and scatter), in elements.
+ *
+ *   all_reduce      count of in -> count of out; in may be out, or NULL for the same
+ *   all_gather      count of in -> size * count of out; in may be this rank's place in out
+ *   reduce_scatter  size * count of in (unchanged) -> count of out, which must not overlap
+ *   broadcast       count of out, from root to all
+ *   reduce          count of in -> count of out at the root (in may be out); elsewhere in is unchanged, out unused
+ *   gather          count of in -> size * count of out at the root
+ *   scatter         size * count of in at the root -> count of out
+ *   all_to_all      size parts of in -> size parts of out, in the order of ranks, not overlapping; count elements
+ *                   each, or send_counts[rank] and recv_counts[rank] of them
+ *   send            count of in to the peer; returns when the data are buffered, and at least 256 KiB per peer fit
+ *                   before the receiver takes them
+ *   recv            count of out from the peer
+ *   barrier         nothing */
+typedef struct ferrule_operation {
+  ferrule_op op;
+  ferrule_dtype dtype;
+  ferrule_reduction reduction;
+  int root; /* or the peer of send and recv */
+  const void *in;
+  void *out;
+  size_t count;
+  const size_t *send_counts; /* size of them; or NULL */
+  const size_t *recv_counts;
+  int quantized; /* all_reduce of f32, bf16, f16 by sum or avg: send 8-bit blocks instead of numbers */
+} ferrule_operation;
+
+typedef enum ferrule_presence {
+  FERRULE_SELF = 0,
+  FERRULE_ABSENT = 1, /* not connected yet */
+  FERRULE_ALIVE = 2,
+  FERRULE_LEFT = 3, /* said goodbye */
+  FERRULE_LOST = 4  /* died, or silent for longer than the limit */
+} ferrule_presence;
+
+#define FERRULE_MAX_RAILS 64
+
+/* What a heartbeat knows of one peer. */
+typedef struct ferrule_peer_health {
+  ferrule_presence presence;
+  double silent;        /* seconds since it was last heard; infinite when it never was */
+  int rails;            /* how many there ever were */
+  uint64_t rails_alive; /* a bit for each */
+  char words[256];      /* of one that is lost: why, such as "died: connection reset on thunderbolt0" */
+} ferrule_peer_health;
+
+/* Watches the ranks of a job (all that met at one rendezvous) over connections of its own, from a thread of its own;
+ * no thread here takes signals. Silence for `limit` seconds ends every group that the silent rank is in, with
+ * FERRULE_PEER_LOST, on all ranks; so does the end of all connections to it, at once. With limit 0 only the latter
+ * does. A group that ends on one rank, for whatever reason, is ended with that reason on all of them.
+ *
+ * Time that this process spent without a processor (a busy machine, SIGSTOP) counts for nobody's silence. The last
+ * group that is closed, and close, tell the peers that this rank may go. */
+ferrule_status ferrule_heartbeat_create(int rank, int size, uint64_t epoch, double interval, double limit,
+                                        ferrule_heartbeat **out, char *error, size_t error_size);
+/* A connected, authenticated stream socket to a peer becomes its rail (below FERRULE_MAX_RAILS), at any time, also in
+ * the place of an earlier one. `via`: the rank that relays it, or -1. The socket is the heartbeat's from here on. */
+ferrule_status ferrule_heartbeat_add(ferrule_heartbeat *heartbeat, int peer, int rail, int fd, const char *link,
+                                     int via);
+/* Forward bytes between two connected stream sockets, both ways, until both have ended. They are the heartbeat's from
+ * here on. */
+ferrule_status ferrule_heartbeat_relay(ferrule_heartbeat *heartbeat, int fd_a, int fd_b);
+ferrule_status ferrule_heartbeat_peer(const ferrule_heartbeat *heartbeat, int peer, ferrule_peer_health *out);
+/* Gives what is relayed up to two seconds to end, says goodbye, and stops watching. */
+void ferrule_heartbeat_close(ferrule_heartbeat *heartbeat);
+/* Closes it as soon as no group uses it any more. */
+void ferrule_heartbeat_destroy(ferrule_heartbeat *heartbeat);
 
 /* A shared-memory segment for the ranks of one host. create makes it (mode 0600, must not exist), open maps one
  * whose token matches. On failure they write a reason to error and return FERRULE_SYSTEM. The name should be
@@ -90,37 +218,117 @@ ferrule_status ferrule_segment_open(const char *name, const uint8_t *token, int 
 ferrule_status ferrule_segment_unlink(const char *name);
 void ferrule_segment_destroy(ferrule_segment *segment);
 
-/* On failure the descriptors and the segment stay the caller's. */
+/* Data go over the socket. */
+ferrule_channel *ferrule_channel_tcp(const ferrule_ends *ends);
+/* Data go through the segment, which must outlive the channel; the socket wakes the peer and tells of its death. */
+ferrule_channel *ferrule_channel_shm(const ferrule_ends *ends, ferrule_segment *segment, ferrule_lane lane,
+                                     int my_index, int peer_index);
+/* Data go through a queue pair that both ends have proved; the socket tells of the peer's death. The endpoint is the
+ * channel's from here on. */
+ferrule_channel *ferrule_channel_verbs(const ferrule_ends *ends, ferrule_verbs_endpoint *endpoint);
+/* Data go over several sockets, each on a path of its own, and over the others when one ends. Both ends number the
+ * rails alike. fds: a connected socket per rail, -1 for one that is missing yet; they are the channel's, ends->fd is
+ * not used. best: the rail with the lowest latency. A rail on whose wire nothing moves for stall_seconds, while
+ * another one moves, is given up. NULL when an argument is out of range. */
+ferrule_channel *ferrule_channel_rails(const ferrule_ends *ends, const int *fds, size_t count, int best,
+                                       double stall_seconds);
+/* "shm", "tcp", "verbs" ... */
+const char *ferrule_channel_transport(const ferrule_channel *channel);
+/* Closes the socket. Only for channels that no group owns. */
+void ferrule_channel_destroy(ferrule_channel *channel);
+
+/* RDMA. Each end opens an endpoint, tells the other its description over a connection that both trust, joins it to the
+ * other's, and when both have done that, proves that it works. Each step needs the other end's former one. On failure
+ * they write a reason to error and return FERRULE_SYSTEM; an endpoint is of no use then. */
+#define FERRULE_VERBS_DESCRIPTION_BYTES 48
+
+typedef enum ferrule_verbs_type { FERRULE_VERBS_RC = 0, FERRULE_VERBS_UC = 1 } ferrule_verbs_type;
+
+typedef struct ferrule_verbs_gid {
+  int index;
+  uint8_t raw[16];
+} ferrule_verbs_gid;
+
+/* A port of an RDMA device. If there is a problem, only that and the name are set. */
+typedef struct ferrule_verbs_port {
+  const char *device;
+  const char *problem; /* or NULL */
+  int port;
+  int active;
+  int infiniband; /* the link layer; otherwise Ethernet */
+  int iwarp;
+  int mtu;
+  int lid;
+  uint32_t vendor;
+  int max_qp;
+  int max_mr;
+  int max_qp_wr;
+  const ferrule_verbs_gid *gids; /* those that are set */
+  size_t gid_count;
+} ferrule_verbs_port;
+
+typedef struct ferrule_verbs_options {
+  const char *device;
+  int port;
+  int gid_index; /* unused with an address */
+  ferrule_verbs_type type;
+  ferrule_lane lane;
+  const char *address; /* iWARP: the IP address of this end; else NULL */
+  int listens;         /* iWARP: of the two ends, exactly one does */
+} ferrule_verbs_options;
+
+ferrule_status ferrule_verbs_ports(void (*visit)(void *context, const ferrule_verbs_port *port), void *context,
+                                   char *error, size_t error_size);
+ferrule_status ferrule_verbs_open(const ferrule_verbs_options *options, ferrule_verbs_endpoint **out, char *error,
+                                  size_t error_size);
+/* FERRULE_VERBS_DESCRIPTION_BYTES of them. */
+void ferrule_verbs_describe(const ferrule_verbs_endpoint *endpoint, uint8_t *out);
+ferrule_status ferrule_verbs_join(ferrule_verbs_endpoint *endpoint, const uint8_t *other, double timeout, char *error,
+                                  size_t error_size);
+ferrule_status ferrule_verbs_prove(ferrule_verbs_endpoint *endpoint, double timeout, char *error, size_t error_size);
+void ferrule_verbs_close(ferrule_verbs_endpoint *endpoint);
+
+/* On failure the channels and the segment stay the caller's. */
 ferrule_status ferrule_group_create(const ferrule_group_options *options, ferrule_group **out, char *error,
                                     size_t error_size);
-/* Says goodbye to the peers and closes the sockets. FERRULE_BUSY while an operation runs. */
+/* Finishes what was started, says goodbye to the peers and closes the sockets. FERRULE_BUSY while another thread
+ * runs an operation. */
 ferrule_status ferrule_group_close(ferrule_group *group);
 /* Ends whatever the group does, here and on every peer. */
 void ferrule_group_abort(ferrule_group *group, const char *reason);
 void ferrule_group_failure(const ferrule_group *group, ferrule_failure *out);
-/* "self", "shm" or "tcp". */
-const char *ferrule_group_transport(const ferrule_group *group, int peer);
+
+/* One rail of a channel; the counts are those of all its sockets so far, with the headers of frames. */
+typedef struct ferrule_rail {
+  int alive;
+  uint64_t bytes_sent;
+  uint64_t bytes_received;
+  uint32_t deaths;
+} ferrule_rail;
+/* Give a channel a fresh socket for one of its rails, in the place of the old one; the peer must get the other end.
+ * From any thread, also while operations run. FERRULE_INVALID: the group is closed or has no such rail, and the
+ * socket stays the caller's. */
+ferrule_status ferrule_group_add_rail(ferrule_group *group, ferrule_lane lane, int peer, int rail, int fd);
+/* How many rails the channel to that peer has (0: it is of another kind); the first `size` of them go to out. */
+size_t ferrule_group_rails(const ferrule_group *group, ferrule_lane lane, int peer, ferrule_rail *out, size_t size);
+
 /* Closes and frees. The caller makes sure that no operation runs. */
 void ferrule_group_destroy(ferrule_group *group);
 
 size_t ferrule_dtype_size(ferrule_dtype dtype); /* 0 when there is no such dtype */
 
-ferrule_status ferrule_all_reduce(ferrule_group *group, void *data, size_t count, ferrule_dtype dtype,
-                                  ferrule_reduction reduction, double timeout);
-/* out holds size times count elements; in may be this rank's place in it. */
-ferrule_status ferrule_all_gather(ferrule_group *group, const void *in, void *out, size_t count,
-                                  ferrule_dtype dtype, double timeout);
-/* in holds size times count elements and is not changed; out must not overlap it. */
-ferrule_status ferrule_reduce_scatter(ferrule_group *group, const void *in, void *out, size_t count,
-                                      ferrule_dtype dtype, ferrule_reduction reduction, double timeout);
-ferrule_status ferrule_broadcast(ferrule_group *group, void *data, size_t count, ferrule_dtype dtype, int root,
-                                 double timeout);
-/* Returns when the data are buffered; at least 256 KiB per peer fit before the receiver takes them. */
-ferrule_status ferrule_send(ferrule_group *group, const void *data, size_t count, ferrule_dtype dtype, int peer,
-                            double timeout);
-ferrule_status ferrule_recv(ferrule_group *group, void *data, size_t count, ferrule_dtype dtype, int peer,
-                            double timeout);
-ferrule_status ferrule_barrier(ferrule_group *group, double timeout);
+/* Run one operation, or several of one lane that all ranks run together (sends and receives at once, reductions of
+ * one kind as one message). */
+ferrule_status ferrule_run(ferrule_group *group, const ferrule_operation *operations, size_t count, double timeout);
+/* The same without waiting: the arrays must stay until the work is done. */
+ferrule_status ferrule_start(ferrule_group *group, const ferrule_operation *operations, size_t count, double timeout,
+                             ferrule_work **work);
+/* How it ended, or FERRULE_PENDING. */
+ferrule_status ferrule_work_wait(ferrule_work *work, double timeout);
+/* Have done(context) called when it is done, by the thread that ends it, or at once. */
+void ferrule_work_then(ferrule_work *work, void (*done)(void *context), void *context);
+/* The work itself goes on. */
+void ferrule_work_destroy(ferrule_work *work);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,94 @@
+#include "tensors.h"
+
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+
+#include "ferrule/ferrule.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+// DLPack 1.3's table of C functions of an array library, as far as it is needed here.
+struct ExchangeApi {
+  std::uint32_t major;
+  std::uint32_t minor;
+  const ExchangeApi* previous;
+  void* make_tensor;
+  void* tensor_from_object;
+  void* object_from_tensor;
+  // Fills in what the object knows of itself; nothing is kept alive. Not 0: a Python error is set.
+  int (*view_of_object)(PyObject* object, nb::dlpack::dltensor* view);
+};
+
+PyTypeObject* tensor_type = nullptr;
+const ExchangeApi* tensor_api = nullptr;
+
+// Believe that objects of `type` and its subclasses are as `api` says.
+bool know_tensors(const nb::handle& type, const nb::handle& api) {
+  const auto* table = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(api.ptr(), "dlpack_exchange_api"));
+  if (table == nullptr) throw nb::python_error();
+  if (table->major != 1 || table->view_of_object == nullptr) return false;
+  tensor_type = reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());  // a library's types live to the end
+  tensor_api = table;
+  return true;
+}
+
+int dtype_of(const nb::dlpack::dtype& type) {
+  using Code = nb::dlpack::dtype_code;
+  if (type.lanes != 1) return -1;
+  switch (static_cast<Code>(type.code)) {
+    case Code::Float:
+      return type.bits == 32 ? FERRULE_F32 : type.bits == 64 ? FERRULE_F64 : type.bits == 16 ? FERRULE_F16 : -1;
+    case Code::Bfloat:
+      return type.bits == 16 ? FERRULE_BF16 : -1;
+    case Code::Int:
+      return type.bits == 32 ? FERRULE_I32 : type.bits == 64 ? FERRULE_I64 : type.bits == 8 ? FERRULE_I8 : -1;
+    case Code::UInt:
+      return type.bits == 8 ? FERRULE_U8 : -1;
+    case Code::Bool:
+      return type.bits == 8 ? FERRULE_BOOL : -1;
+    default:
+      return -1;
+  }
+}
+
+// Number of elements if they lie one after the other, or -1.
+std::int64_t elements_without_gaps(const nb::dlpack::dltensor& view) {
+  std::int64_t count = 1;
+  bool gaps = false;
+  for (int axis = view.ndim - 1; axis >= 0; --axis) {
+    gaps |= view.shape[axis] != 1 && view.strides != nullptr && view.strides[axis] != count;
+    count *= view.shape[axis];
+  }
+  return gaps && count != 0 ? -1 : count;
+}
+
+bool is_tensor(const nb::handle& x) {
+  return tensor_type != nullptr && (Py_TYPE(x.ptr()) == tensor_type || PyType_IsSubtype(Py_TYPE(x.ptr()), tensor_type));
+}
+
+// Address, number of elements and type code of a tensor in host memory, without gaps and of a type that the fabric
+// moves; None for everything else, whatever the reason.
+nb::object locate_tensor(const nb::handle& x) {
+  nb::dlpack::dltensor view;
+  if (!is_tensor(x)) return nb::none();
+  if (tensor_api->view_of_object(x.ptr(), &view) != 0) {
+    PyErr_Clear();
+    return nb::none();
+  }
+  const int dtype = dtype_of(view.dtype);
+  const std::int64_t count = elements_without_gaps(view);
+  const bool on_host = view.device.device_type == nb::device::cpu::value;
+  if (dtype < 0 || count < 0 || !on_host || (view.data == nullptr && count != 0)) return nb::none();
+  return nb::make_tuple(reinterpret_cast<std::uintptr_t>(view.data) + view.byte_offset, count, dtype);
+}
+
+}  // namespace
+
+void bind_tensors(nb::module_& module) {
+  module.def("know_tensors", &know_tensors, "type"_a, "api"_a);
+  module.def("locate_tensor", &locate_tensor);
+}
