@@ -1,10 +1,24 @@
 """Types of the native module; see native/python/binding.cpp. Every operation returns a status, 0 for success."""
 
+from collections.abc import Callable
+from typing import Any
+
 STATUS: dict[str, int]
+OPS: dict[str, int]
+ALGORITHMS: dict[str, int]
+LANES: dict[str, int]
 DTYPES: dict[str, int]
 REDUCTIONS: dict[str, int]
 
-def raw_ping_pong(fd: int, bytes: int, rounds: int, starts: bool, timeout: float) -> list[float]: ...  # noqa: A002
+def raw_tcp_ping_pong(fd: int, data: int, size: int, rounds: int, starts: bool, timeout: float, /) -> list[float]: ...
+def raw_shm_ping_pong(
+    memory: int, data: int, size: int, rounds: int, starts: bool, timeout: float, /
+) -> list[float]: ...
+def raw_shm_bytes() -> int: ...
+def raw_memcpy(target: int, source: int, size: int, rounds: int, /) -> list[float]: ...
+def verbs_ports() -> list[dict[str, Any]]: ...
+def know_tensors(type: type, api: object) -> bool: ...  # noqa: A002
+def locate_tensor(x: object, /) -> tuple[int, int, int] | None: ...
 
 class Segment:
     @staticmethod
@@ -15,27 +29,119 @@ class Segment:
     def unlink(name: str) -> bool: ...
     def close(self) -> None: ...
 
+class Channel:
+    """One peer's pipe. A group takes it over."""
+
+    @staticmethod
+    def tcp(rank: int, peer: int, fd: int, epoch: int) -> Channel: ...
+    @staticmethod
+    def shm(
+        rank: int, peer: int, fd: int, epoch: int, segment: Segment, lane: int, mine: int, theirs: int
+    ) -> Channel: ...
+    @staticmethod
+    def verbs(rank: int, peer: int, fd: int, epoch: int, endpoint: VerbsEndpoint) -> Channel: ...
+    @staticmethod
+    def rails(rank: int, peer: int, epoch: int, fds: list[int], best: int, stall_seconds: float) -> Channel:
+        """``fds``: a connected socket per rail, -1 for one that is missing yet; both ends number them alike."""
+    @property
+    def transport(self) -> str: ...
+
+class VerbsEndpoint:
+    """One end of a queue pair; see ferrule_verbs_open. Everything raises OSError with a reason."""
+
+    def __init__(
+        self,
+        device: str,
+        port: int,
+        gid_index: int,
+        type: str,  # noqa: A002
+        lane: int,
+        address: str = "",
+        listens: bool = False,
+    ) -> None: ...
+    @property
+    def local(self) -> bytes: ...
+    def join(self, other: bytes, timeout: float) -> None: ...
+    def prove(self, timeout: float) -> None: ...
+    def close(self) -> None: ...
+
+class Operation:
+    """See ferrule_operation in native/include/ferrule/ferrule.h."""
+
+    def __init__(
+        self,
+        op: int,
+        dtype: int,
+        reduction: int = 0,
+        root: int = -1,
+        source: int = 0,
+        target: int = 0,
+        count: int = 0,
+        send_counts: list[int] = ...,
+        recv_counts: list[int] = ...,
+        quantized: bool = False,
+    ) -> None: ...
+    @property
+    def op(self) -> int: ...
+
+class Work:
+    def wait(self, timeout: float) -> int: ...
+    def then(self, done: Callable[[], object]) -> None: ...
+
+class Heartbeat:
+    """Watches the ranks of a job over connections of its own; see ferrule_heartbeat_create in ferrule.h.
+
+    ``interval`` and ``limit`` in seconds; limit 0: only the end of all connections to a rank makes it lost.
+    """
+
+    def __init__(self, rank: int, size: int, epoch: int, interval: float, limit: float) -> None: ...
+    def add(self, peer: int, rail: int, fd: int, link: str, via: int = -1) -> None:
+        """Take over a connected socket to ``peer``; ``via``: the rank that relays it, if one does."""
+
+    def relay(self, fd_a: int, fd_b: int) -> None:
+        """Forward bytes between two connected sockets, which it takes over."""
+
+    def peers(self) -> list[tuple[str, float]]:
+        """Per rank: self, absent, alive, left or lost; and the seconds since it was last heard."""
+
+    def rails(self, peer: int) -> list[bool]:
+        """Whether each rail is connected and brings beats."""
+
+    def lost(self) -> dict[int, str]:
+        """The ranks that are lost, and why."""
+
+    def close(self) -> None: ...
+
 class Group:
     def __init__(
         self,
         rank: int,
-        fds: list[int],
         epoch: int,
+        collectives: list[Channel | None],
+        messages: list[Channel | None],
         segment: Segment | None,
         local_index: list[int],
         spin_us: float,
         yield_us: float,
+        decisions: list[tuple[int, int, int]] = ...,
+        tree: list[int] = ...,
+        ring: list[int] = ...,
+        heartbeat: Heartbeat | None = None,
+        heartbeat_ranks: list[int] = ...,
     ) -> None: ...
     def all_reduce(self, data: int, count: int, dtype: int, reduction: int, timeout: float, /) -> int: ...
-    def all_gather(self, source: int, out: int, count: int, dtype: int, timeout: float, /) -> int: ...
-    def reduce_scatter(
-        self, source: int, out: int, count: int, dtype: int, reduction: int, timeout: float, /
-    ) -> int: ...
-    def broadcast(self, data: int, count: int, dtype: int, root: int, timeout: float, /) -> int: ...
     def send(self, data: int, count: int, dtype: int, peer: int, timeout: float, /) -> int: ...
     def recv(self, data: int, count: int, dtype: int, peer: int, timeout: float, /) -> int: ...
     def barrier(self, timeout: float, /) -> int: ...
+    def add_rail(self, lane: int, peer: int, rail: int, fd: int) -> int:
+        """Put a fresh socket in the place of a rail. INVALID: the group is closed, and ``fd`` stays the caller's."""
+    def rails(self, lane: int, peer: int) -> list[tuple[bool, int, int, int]]:
+        """Per rail: whether it lives, bytes sent, bytes received, how often it died. Empty: no channel of rails."""
+    def time(
+        self, name: str, source: int, out: int, count: int, dtype: int, samples: int, timeout: float, /
+    ) -> list[float]: ...
+    def run(self, operations: list[Operation], timeout: float, /) -> int: ...
+    def start(self, operations: list[Operation], timeout: float, /) -> Work | int: ...
     def close(self) -> int: ...
     def abort(self, reason: str, /) -> None: ...
-    def transport(self, peer: int, /) -> str: ...
     def failure(self) -> tuple[int, int, float, str]: ...

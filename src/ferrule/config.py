@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from ferrule.errors import ConfigError
 from ferrule.units import parse_seconds
 
-TransportChoice = Literal["auto", "shm", "tcp"]
-TRANSPORT_CHOICES: tuple[TransportChoice, ...] = ("auto", "shm", "tcp")
+TransportChoice = Literal["auto", "shm", "verbs", "tcp"]
+TRANSPORT_CHOICES: tuple[TransportChoice, ...] = ("auto", "shm", "verbs", "tcp")
+VerbsType = Literal["auto", "RC", "UC"]
 
 DEFAULT_TIMEOUT = 300.0
 """Seconds an operation may wait: long enough for a peer that loads a model, short enough not to look hung forever."""
 
+DEFAULT_HEARTBEAT = 0.8
+"""Seconds of silence after which a peer is lost."""
+
+_MIN_HEARTBEAT = 0.05
+_MAX_RAILS = 16
 _MIN_KEY_BYTES = 16
+_MAX_HOST_ID = 64
 _GROUP_VARIABLES = ("FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_ADDRESS", "FERRULE_KEY", "FERRULE_LISTEN_FD")
 
 
@@ -23,19 +30,70 @@ _GROUP_VARIABLES = ("FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_ADDRESS", "FE
 class FabricSettings:
     """Who this rank is and how it finds the others.
 
-    ``address``: where rank 0 listens. ``key``: the cluster key; empty only for a group of one. ``listen_fd``:
-    rank 0's already listening socket, inherited from its launcher. ``timeout`` in seconds. ``spin_us``: how long
-    to busy-wait before yielding, in microseconds; None lets the fabric decide from the number of cores.
+    ``addresses``: where rank 0 listens, or a rank that relays to it. ``key``: the cluster key; empty only for a group
+    of one. ``listen_fd``: rank 0's already listening socket, inherited from its launcher. ``listen``: where this rank
+    listens from the beginning, so that others may be relayed through it; without a host, everywhere. ``interfaces``:
+    the names of those to use, or with a ``^`` before it not to use. ``rails``: how many sockets at most per interface
+    and lane. ``heartbeat``: seconds of silence after which a peer is lost; 0: never. ``calibrate``: measure the links.
+    ``timeout`` in seconds. ``spin_us``: how long to busy-wait before yielding, in microseconds; None lets the fabric
+    decide from the number of cores.
     """
 
     rank: int = 0
     world_size: int = 1
-    address: tuple[str, int] = ("127.0.0.1", 0)
+    addresses: tuple[tuple[str, int], ...] = (("127.0.0.1", 0),)
     key: bytes = b""
     transport: TransportChoice = "auto"
     timeout: float = DEFAULT_TIMEOUT
     listen_fd: int | None = None
+    listen: tuple[str, int] | None = None
+    interfaces: tuple[str, ...] = ()
+    rails: int = 1
+    heartbeat: float = DEFAULT_HEARTBEAT
+    calibrate: bool = True
     spin_us: float | None = None
+
+
+@dataclass(frozen=True)
+class VerbsSettings:
+    """Which RDMA devices to use and how.
+
+    ``devices``: their exact names; empty for all. ``exclude``: all but those. ``type`` of the queue pairs: RC is
+    reliable in the adapter, UC is not; auto takes RC where both ends have it.
+    """
+
+    devices: tuple[str, ...] = ()
+    exclude: bool = False
+    type: VerbsType = "auto"
+
+    def allows(self, device: str) -> bool:
+        return not self.devices or (device in self.devices) != self.exclude
+
+    def names(self, device: str) -> bool:
+        """Whether somebody asked for this very device."""
+        return not self.exclude and device in self.devices
+
+    def missing(self, there: Collection[str]) -> list[str]:
+        """Those that were asked for and are not ``there``."""
+        return [] if self.exclude else [device for device in self.devices if device not in there]
+
+
+def verbs_settings(environ: Mapping[str, str]) -> VerbsSettings:
+    """``FERRULE_VERBS_DEVICES`` (``a,b`` or ``^a,b`` for all but those) and ``FERRULE_VERBS_TYPE`` (auto, RC, UC).
+
+    Raises `ConfigError`.
+    """
+    text = environ.get("FERRULE_VERBS_DEVICES", "").strip()
+    devices = tuple(name.strip() for name in text.removeprefix("^").split(",")) if text else ()
+    if not all(name and name.isprintable() and "^" not in name for name in devices):
+        raise ConfigError(
+            f"FERRULE_VERBS_DEVICES={text!r} is no list of device names; give a,b or ^a,b for all but those"
+        )
+    kind = environ.get("FERRULE_VERBS_TYPE") or "auto"
+    for known in get_args(VerbsType):
+        if kind.lower() == known.lower():
+            return VerbsSettings(devices, text.startswith("^"), known)
+    raise ConfigError(f"FERRULE_VERBS_TYPE={kind!r} is no type of queue pair; choose one of auto, RC, UC")
 
 
 def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> FabricSettings:
@@ -43,14 +101,23 @@ def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> Fabr
 
     Without any variable that describes a group the answer is a group of one, or an error with ``strict``.
     """
-    transport = _transport(environ)
-    timeout = _timeout(environ)
-    spin_us = _number(environ, "FERRULE_SPIN_US", 0.0, 1e6) if environ.get("FERRULE_SPIN_US") else None
+    settings = FabricSettings(
+        addresses=_addresses(environ),
+        key=_key(environ),
+        transport=_transport(environ),
+        timeout=_timeout(environ),
+        listen=_listen(environ),
+        interfaces=tuple(name.strip() for name in environ.get("FERRULE_INTERFACES", "").split(",") if name.strip()),
+        rails=int(_optional(environ, "FERRULE_RAILS", 1, 1, _MAX_RAILS, whole=True)),
+        heartbeat=_heartbeat(environ),
+        calibrate=bool(_optional(environ, "FERRULE_CALIBRATE", 1, 0, 1, whole=True)),
+        spin_us=_number(environ, "FERRULE_SPIN_US", 0.0, 1e6) if environ.get("FERRULE_SPIN_US") else None,
+    )
     present = [name for name in _GROUP_VARIABLES if environ.get(name)]
     described = [name for name in present if name in ("FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_LISTEN_FD")]
     # A cluster key or address may stand in a profile for good; alone they do not ask for a group.
     if not described and not strict:
-        return FabricSettings(transport=transport, timeout=timeout, spin_us=spin_us)
+        return settings
     for name in ("FERRULE_RANK", "FERRULE_WORLD_SIZE"):
         if name not in present:
             found = f"{', '.join(present)} is set but {name} is not" if present else f"{name} is not set"
@@ -71,16 +138,15 @@ def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> Fabr
         )
     if world_size > 1 and "FERRULE_ADDRESS" not in present and listen_fd is None:
         raise ConfigError("FERRULE_ADDRESS is not set; give host:port where rank 0 listens, the same for every rank")
-    return FabricSettings(
-        rank=rank,
-        world_size=world_size,
-        address=_address(environ),
-        key=_key(environ),
-        transport=transport,
-        timeout=timeout,
-        listen_fd=listen_fd,
-        spin_us=spin_us,
-    )
+    return replace(settings, rank=rank, world_size=world_size, listen_fd=listen_fd)
+
+
+def host_id(environ: Mapping[str, str]) -> str:
+    """``FERRULE_HOST_ID``: makes the rank's host another one than the machine it runs on; empty when not set."""
+    text = environ.get("FERRULE_HOST_ID", "")
+    if not text.isprintable() or len(text) > _MAX_HOST_ID:
+        raise ConfigError(f"FERRULE_HOST_ID={text!r} is not a name of at most {_MAX_HOST_ID} printable characters")
+    return text
 
 
 def parse_address(text: str, name: str) -> tuple[str, int]:
@@ -114,9 +180,33 @@ def _timeout(environ: Mapping[str, str]) -> float:
     return seconds
 
 
-def _address(environ: Mapping[str, str]) -> tuple[str, int]:
-    text = environ.get("FERRULE_ADDRESS")
-    return parse_address(text, "FERRULE_ADDRESS") if text else ("127.0.0.1", 0)
+def _addresses(environ: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+    texts = [text.strip() for text in environ.get("FERRULE_ADDRESS", "").split(",") if text.strip()]
+    return tuple(parse_address(text, "FERRULE_ADDRESS") for text in texts) or (("127.0.0.1", 0),)
+
+
+def _listen(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """``host:port``, ``:port`` or ``port``."""
+    text = environ.get("FERRULE_LISTEN")
+    if not text:
+        return None
+    port = text.removeprefix(":")
+    if port.isdigit() and 0 < int(port) < 65536:
+        return "", int(port)
+    return parse_address(text, "FERRULE_LISTEN")
+
+
+def _heartbeat(environ: Mapping[str, str]) -> float:
+    text = environ.get("FERRULE_HEARTBEAT")
+    if not text:
+        return DEFAULT_HEARTBEAT
+    try:
+        seconds = parse_seconds(text)
+    except ConfigError as error:
+        raise ConfigError(f"FERRULE_HEARTBEAT: {error}") from None
+    if seconds != 0 and seconds < _MIN_HEARTBEAT:
+        raise ConfigError(f"FERRULE_HEARTBEAT={text!r} must be 0 (off) or at least {_MIN_HEARTBEAT:g} s")
+    return seconds
 
 
 def _key(environ: Mapping[str, str]) -> bytes:
@@ -128,6 +218,12 @@ def _key(environ: Mapping[str, str]) -> bytes:
     if key and len(key) < _MIN_KEY_BYTES:
         raise ConfigError(f"FERRULE_KEY has only {len(key)} bytes; at least {_MIN_KEY_BYTES} keep strangers out")
     return key
+
+
+def _optional(
+    environ: Mapping[str, str], name: str, default: float, low: float, high: float, *, whole: bool = False
+) -> float:
+    return _number(environ, name, low, high, whole=whole) if environ.get(name) else default
 
 
 def _number(environ: Mapping[str, str], name: str, low: float, high: float, *, whole: bool = False) -> float:

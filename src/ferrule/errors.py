@@ -89,6 +89,23 @@ class EngineError(FerruleError):
     code = "engine_error"
 
 
+class LabError(FerruleError):
+    """The lab lacks something of this machine, or what it emulates did not start or end as it should."""
+
+    exit_code = 7
+    code = "lab_error"
+
+
+class GuestError(LabError):
+    """A guest of the VM lab did not do its work: it crashed, hung, or its script failed. ``console``: all it said."""
+
+    code = "guest_error"
+
+    def __init__(self, message: str, *, console: str = "") -> None:
+        super().__init__(message)
+        self.console = console
+
+
 class RequestError(FerruleError):
     """A request asks for something that cannot be done. ``param`` names the field at fault, where there is one."""
 

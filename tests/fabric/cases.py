@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from exact_calls import CALLS, DTYPES, OPS, all_bfloat16, exact_inputs
 from expected import cases_of, make_input, reduced
 
 import ferrule.fabric as fabric
@@ -75,6 +79,23 @@ def sweep(group: Group, arguments: dict[str, Any]) -> None:
         group.broadcast(y, root)
         assert y.tobytes() == inputs[root].tobytes(), f"broadcast {case}"
     report(digest=digest.hexdigest())
+
+
+def every_collective(group: Group, arguments: dict[str, Any]) -> None:
+    """All operations, types (bfloat16 by torch) and reductions; reports the bits of a sum that is rounded, too."""
+    number = 0
+    for dtype in DTYPES:
+        for size in arguments["sizes"]:
+            inputs = exact_inputs(size, dtype, size, group.size)
+            for call in CALLS:
+                number += 1
+                call(group, inputs, number % group.size, list(OPS)[number % len(OPS)])
+    for size in arguments["sizes"]:
+        for op in OPS:
+            all_bfloat16(group, exact_inputs(size, "float32", size, group.size), size % group.size, op)
+    rounded = np.random.default_rng(group.rank).standard_normal(100_003).astype(np.float32)
+    group.all_reduce(rounded)
+    report(digest=hashlib.sha256(rounded.tobytes()).hexdigest(), text=str(group.describe()))
 
 
 def torch_types(group: Group, arguments: dict[str, Any]) -> None:
@@ -300,6 +321,40 @@ def arguments_checked(group: Group, arguments: dict[str, Any]) -> None:
     out = np.zeros((2 * group.size, 3), np.float16)
     assert group.all_gather(np.full((2, 3), group.rank, np.float16), out=out) is out
     report(done=True)
+
+
+def rails(group: Group, arguments: dict[str, Any]) -> None:
+    """Rank 0 cuts one of its sockets: results stay right, and the rail comes back, also in a group made meanwhile."""
+
+    def alive(one: Group) -> list[bool]:
+        return [state[0] for lane in (0,) for state in one._native.rails(lane, 1 - one.rank)]
+
+    def total() -> None:
+        x = np.ones(500_000, np.float32)
+        assert (group.all_reduce(x) == group.size).all()
+
+    total()
+    if group.rank == 0 and alive(group):
+        # The last of the sockets that lead to rank 1: on the lane of collectives, the last rail.
+        remote = group.describe().peers[1].rails[-1].remote
+        for fd in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(fd.name))) as sock:
+                if sock.family == socket.AF_INET and "{}:{}".format(*sock.getpeername()) == remote:
+                    sock.shutdown(socket.SHUT_RDWR)
+    total()
+    split = group.split(0)
+    assert split is not None
+    deadline = time.monotonic() + 20
+    whole = False
+    while not whole and time.monotonic() < deadline:
+        total()
+        whole = bool(group.all_reduce(np.array(all(alive(group)) and all(alive(split))), "min"))
+    assert whole, "the rail is not back"
+    total()
+    deaths = sum(state[3] for lane in (0, 1) for state in group._native.rails(lane, 1 - group.rank))
+    info = group.describe().peers[1 - group.rank]
+    report(numbers=[rail.number for rail in info.rails], text=str(group.describe()), deaths=deaths, split=alive(split))
+    group.barrier()
 
 
 def joins(arguments: dict[str, Any]) -> None:

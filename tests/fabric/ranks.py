@@ -13,13 +13,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from ferrule.cluster import LocalLauncher
+from ferrule.lab import Lab
 
 CASES = Path(__file__).with_name("cases.py")
 SECONDS = 60.0
 
 
 class Ranks:
-    """A running case. Every rank reports through its own pipe: one JSON object per line."""
+    """A running case. Every rank reports through its own pipe: one JSON object per line.
+
+    With a ``lab`` rank r runs on its host r (modulo the number of hosts).
+    """
 
     def __init__(
         self,
@@ -31,19 +35,23 @@ class Ranks:
         env: Mapping[str, str] | None = None,
         rank_env: Sequence[Mapping[str, str]] | None = None,
         timeout: float = 20.0,
+        lab: Lab | None = None,
     ) -> None:
         self.size = size
         pipes = [os.pipe() for _ in range(size)]
         self._readers = [os.fdopen(reader) for reader, _ in pipes]
         writers = [writer for _, writer in pipes]
+        argv = [sys.executable, str(CASES), case, json.dumps(dict(arguments or {}))]
         self.launcher = LocalLauncher(
-            [sys.executable, str(CASES), case, json.dumps(dict(arguments or {}))],
+            argv if lab is None else lambda rank: lab.command(rank % lab.size, argv),
             size,
             env={"FERRULE_TRANSPORT": transport, "FERRULE_TIMEOUT": str(timeout), "OMP_NUM_THREADS": "1"}
             | dict(env or {}),
             rank_env=[
-                {"REPORT_FD": str(writer), **(rank_env[rank] if rank_env else {})}
-                for rank, writer in enumerate(writers)
+                {"REPORT_FD": str(writer), **hosted, **own}
+                for writer, hosted, own in zip(
+                    writers, lab.rank_env(size) if lab else [{}] * size, rank_env or [{}] * size, strict=True
+                )
             ],
             pass_fds=[[writer] for writer in writers],
         )

@@ -23,7 +23,6 @@ NOTICED_SECONDS = 0.5
         ("all_reduce 64", "all_gather"),
         ("broadcast from 0", "all_reduce 64"),
         ("send 4", "recv 8"),
-        ("recv 8", "barrier"),
     ],
     ids=" with ".join,
 )

@@ -17,23 +17,37 @@ from ranks import Ranks
 
 from ferrule.errors import AuthError, RendezvousError
 from ferrule.fabric import handshake
-from ferrule.fabric.handshake import Identity, Role, Session, Steps, Stranger, accept_steps, connect_steps
+from ferrule.fabric.handshake import (
+    Elsewhere,
+    Identity,
+    Refusal,
+    Role,
+    Session,
+    Steps,
+    Stranger,
+    accept_steps,
+    connect_steps,
+)
+from ferrule.fabric.lobby import NO_EPOCH, Lobby
 
 KEY = secrets.token_bytes(32)
-CLIENT = Identity(Role.PEER, 1, 0, 2, bytes(range(16)))
-SERVER = Identity(Role.PEER, -1, 0, 2, bytes(range(16)))
+CLIENT = Identity(Role.COLLECTIVES, 1, 0, 2, bytes(range(16)))
 
 
 def converse(
-    client: Steps, server: Steps, tamper: Callable[[bytes], bytes] = lambda message: message
+    client: Steps,
+    server: Steps,
+    tamper: Callable[[bytes], bytes] = lambda message: message,
+    judge: Callable[[Identity], Refusal | None] = lambda who: None,
 ) -> tuple[Session | Exception, Session | Exception]:
-    """Run both ends against each other; what each came to. ``tamper`` sees what the client sends."""
+    """Run both ends against each other; what each came to. ``tamper`` sees what the client sends, ``judge`` decides
+    at the server."""
     ends = {"client": client, "server": server}
     inbox = {"client": b"", "server": b""}
     wants: dict[str, int] = {}
     results: dict[str, Session | Exception] = {}
 
-    def advance(name: str, answer: bytes | None) -> None:
+    def advance(name: str, answer: bytes | Refusal | None) -> None:
         other = "server" if name == "client" else "client"
         try:
             while True:
@@ -41,6 +55,9 @@ def converse(
                 if isinstance(want, int):
                     wants[name] = want
                     return
+                if isinstance(want, Identity):
+                    answer = judge(want) or b""
+                    continue
                 inbox[other] += tamper(want) if name == "client" else want
                 answer = b""
         except StopIteration as end:
@@ -59,7 +76,7 @@ def converse(
 
 
 def test_both_ends_come_to_the_same_key() -> None:
-    client, server = converse(connect_steps(KEY, CLIENT), accept_steps(KEY, SERVER))
+    client, server = converse(connect_steps(KEY, CLIENT), accept_steps(KEY, 0))
     assert isinstance(client, Session)
     assert isinstance(server, Session)
     assert client.key == server.key
@@ -67,13 +84,13 @@ def test_both_ends_come_to_the_same_key() -> None:
 
 
 def test_wrong_key_fails_on_both_ends() -> None:
-    client, server = converse(connect_steps(secrets.token_bytes(32), CLIENT), accept_steps(KEY, SERVER))
+    client, server = converse(connect_steps(secrets.token_bytes(32), CLIENT), accept_steps(KEY, 0))
     assert isinstance(client, AuthError)
     assert isinstance(server, AuthError)
 
 
 def test_server_without_the_key_is_found_out() -> None:
-    impostor = accept_steps(KEY, SERVER)
+    impostor = accept_steps(KEY, 0)
     steps = connect_steps(KEY, CLIENT)
     hello = next(steps)
     assert isinstance(hello, bytes)
@@ -95,9 +112,9 @@ def test_recorded_proof_is_worth_nothing() -> None:
         said.append(message)
         return message
 
-    converse(connect_steps(KEY, CLIENT), accept_steps(KEY, SERVER), record)
+    converse(connect_steps(KEY, CLIENT), accept_steps(KEY, 0), record)
     replayed = iter(said)
-    _, server = converse(connect_steps(KEY, CLIENT), accept_steps(KEY, SERVER), lambda _: next(replayed))
+    _, server = converse(connect_steps(KEY, CLIENT), accept_steps(KEY, 0), lambda _: next(replayed))
     assert isinstance(server, AuthError)
 
 
@@ -111,18 +128,26 @@ def test_proof_of_the_server_is_not_one_of_the_client() -> None:
 @pytest.mark.parametrize(
     ("client", "text"),
     [
-        (Identity(Role.PEER, 1, 0, 3, bytes(range(16))), "rank 0 of 3"),
-        (Identity(Role.PEER, 1, 5, 2, bytes(range(16))), "rank 5 of 2"),
-        (Identity(Role.PEER, 0, 0, 2, bytes(range(16))), "calls itself rank 0"),
-        (Identity(Role.PEER, 7, 0, 2, bytes(range(16))), "calls itself rank 7"),
-        (Identity(Role.PEER, 1, 0, 2, bytes(16)), "another group"),
+        (Identity(Role.COLLECTIVES, 1, 0, 3, bytes(range(16))), "rank 0 of 3"),
+        (Identity(Role.COLLECTIVES, 1, 5, 2, bytes(range(16))), "rank 5 of 2"),
+        (Identity(Role.COLLECTIVES, 0, 0, 2, bytes(range(16))), "calls itself rank 0"),
+        (Identity(Role.COLLECTIVES, 7, 0, 2, bytes(range(16))), "calls itself rank 7"),
         (Identity(Role.RENDEZVOUS, 1, 0, 2, bytes(range(16))), "another group"),
     ],
 )
 def test_peers_that_do_not_belong_are_refused_on_both_ends(client: Identity, text: str) -> None:
-    for result in converse(connect_steps(KEY, client), accept_steps(KEY, SERVER)):
+    lobby = Lobby(bytes(range(16)), 0, 2, [Role.COLLECTIVES])
+    for result in converse(connect_steps(KEY, client), accept_steps(KEY, 0), judge=lobby.judge):
         assert isinstance(result, RendezvousError)
         assert text in str(result)
+
+
+def test_who_looks_for_rank_0_at_another_rank_is_told_to_ask_for_a_relay() -> None:
+    lobby = Lobby(NO_EPOCH, 3, 5, [])
+    looking = connect_steps(KEY, Identity(Role.RENDEZVOUS, 4, 0, 5))
+    client, server = converse(looking, accept_steps(KEY, 3), judge=lobby.judge)
+    assert isinstance(client, Elsewhere)
+    assert isinstance(server, Stranger)
 
 
 def test_other_version_is_named_on_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,15 +162,15 @@ def test_other_version_is_named_on_both_ends(monkeypatch: pytest.MonkeyPatch) ->
         handshake._check_reply(reply, "rank 0")
         raise AssertionError("it was let in")
 
-    for result in converse(rest(), accept_steps(KEY, SERVER)):
+    for result in converse(rest(), accept_steps(KEY, 0)):
         assert isinstance(result, RendezvousError)
         assert "protocol 99" in str(result)
         assert "same version" in str(result)
 
 
-@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10, secrets.token_bytes(500), bytes(96)])
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10, secrets.token_bytes(500), bytes(500)])
 def test_what_is_not_our_protocol_is_a_stranger(garbage: bytes) -> None:
-    steps = accept_steps(KEY, SERVER)
+    steps = accept_steps(KEY, 0)
     count = next(steps)
     assert isinstance(count, int)
     with pytest.raises(Stranger):
@@ -162,11 +187,11 @@ def test_wrong_key_is_told_on_all_ranks_within_a_second_or_so() -> None:
 
 
 def test_missing_ranks_are_named() -> None:
-    with Ranks("joins", 2, env={"FERRULE_WORLD_SIZE": "4"}, timeout=1) as ranks:
+    with Ranks("joins", 2, env={"FERRULE_WORLD_SIZE": "4"}, timeout=3) as ranks:
         reports = ranks.reports()
     assert reports[0]["error"] == "RendezvousError"
-    assert "rank 2, 3 are missing after 1 s" in reports[0]["text"]
-    assert reports[1]["error"] in ("RendezvousError", "FabricTimeout")
+    assert "rank 2, 3 are missing after 3 s" in reports[0]["text"]
+    assert "rank 0 gave up: rank 2, 3 are missing" in reports[1]["text"], "both have the same deadline"
 
 
 def test_rank_claimed_twice_is_named() -> None:

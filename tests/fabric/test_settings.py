@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrule.config import DEFAULT_TIMEOUT, fabric_settings
 from ferrule.errors import ConfigError
+from ferrule.fabric.addresses import Interface
 from ferrule.fabric.hosts import RankHost, oversubscribed, this_host
 
 GOOD = {
@@ -28,9 +32,26 @@ def test_nothing_set_is_a_group_of_one_unless_strict() -> None:
 
 def test_complete_environment() -> None:
     settings = fabric_settings(GOOD | {"FERRULE_TRANSPORT": "tcp", "FERRULE_SPIN_US": "3.5"}, strict=True)
-    assert (settings.rank, settings.world_size, settings.address) == (1, 2, ("10.0.0.1", 5000))
+    assert (settings.rank, settings.world_size, settings.addresses) == (1, 2, (("10.0.0.1", 5000),))
     assert (settings.transport, settings.spin_us, settings.timeout) == ("tcp", 3.5, DEFAULT_TIMEOUT)
-    assert fabric_settings(GOOD | {"FERRULE_ADDRESS": "[::1]:80"}).address == ("::1", 80)
+    assert fabric_settings(GOOD | {"FERRULE_ADDRESS": "[::1]:80, a:1"}).addresses == (("::1", 80), ("a", 1))
+
+
+def test_settings_of_rails_and_neighbours() -> None:
+    environment = {
+        "FERRULE_LISTEN": ":7700",
+        "FERRULE_INTERFACES": "eth0, ^wlan0",
+        "FERRULE_RAILS": "2",
+        "FERRULE_HEARTBEAT": "300ms",
+        "FERRULE_CALIBRATE": "0",
+    }
+    settings = fabric_settings(GOOD | environment)
+    assert settings.listen == ("", 7700)
+    assert fabric_settings(GOOD | {"FERRULE_LISTEN": "7700"}).listen == ("", 7700)
+    assert fabric_settings(GOOD | {"FERRULE_LISTEN": "10.0.0.2:7700"}).listen == ("10.0.0.2", 7700)
+    assert settings.interfaces == ("eth0", "^wlan0")
+    assert (settings.rails, settings.heartbeat, settings.calibrate) == (2, 0.3, False)
+    assert fabric_settings(GOOD | {"FERRULE_HEARTBEAT": "0"}).heartbeat == 0
 
 
 @pytest.mark.parametrize(
@@ -50,6 +71,12 @@ def test_complete_environment() -> None:
         ("FERRULE_TIMEOUT", "0"),
         ("FERRULE_SPIN_US", "-1"),
         ("FERRULE_LISTEN_FD", "3"),
+        ("FERRULE_LISTEN", "there"),
+        ("FERRULE_LISTEN", "0"),
+        ("FERRULE_RAILS", "0"),
+        ("FERRULE_HEARTBEAT", "1us"),
+        ("FERRULE_HEARTBEAT", "often"),
+        ("FERRULE_CALIBRATE", "maybe"),
     ],
 )
 def test_bad_values_name_their_variable(name: str, value: str) -> None:
@@ -58,9 +85,23 @@ def test_bad_values_name_their_variable(name: str, value: str) -> None:
 
 
 def test_host_survives_its_way_over_the_wire() -> None:
-    host = this_host("auto", "127.0.0.1", 80)
-    assert RankHost.from_json({**host.to_json(), "cpus": list(host.cpus)}) == host
+    host = replace(this_host("auto"), address="127.0.0.1", port=80, interfaces=(Interface("eth0", "10.0.0.1", 24),))
+    assert RankHost.from_json(json.loads(json.dumps(host.to_json()))) == host
     assert host.memory_id == this_host("tcp").memory_id
+
+
+def test_host_id_makes_hosts_of_one_machine_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = this_host("auto")
+    monkeypatch.setenv("FERRULE_HOST_ID", "left")
+    left, again = this_host("auto"), this_host("tcp")
+    monkeypatch.setenv("FERRULE_HOST_ID", "right")
+    right = this_host("auto")
+    assert (left.host, right.host) == ("left", "right")
+    assert left.memory_id == again.memory_id
+    assert len({machine.memory_id, left.memory_id, right.memory_id}) == 3
+    monkeypatch.setenv("FERRULE_HOST_ID", "two\nlines")
+    with pytest.raises(ConfigError, match="FERRULE_HOST_ID"):
+        this_host("auto")
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ferrule import _native
 from ferrule._native import DTYPES
 
 Location = tuple[int, int, int]
@@ -37,14 +38,22 @@ def locate(x: Any, *, writable: bool) -> Location:
     `ValueError` for a layout with gaps or a read-only array that would have to be written.
     """
     if _torch_tensor is not None and isinstance(x, _torch_tensor):
-        # The hot path: five attribute reads and nothing else.
-        code = _torch_codes.get(x.dtype)
-        if code is not None and x.is_cpu and x.is_contiguous():
-            return x.data_ptr(), x.numel(), code
+        place = _find_tensor(x)
+        if place is not None:
+            return place
         raise _refuse_torch(x)
     if isinstance(x, np.ndarray):
         return _locate_numpy(x, writable)
     return _locate_other(x, writable)
+
+
+def tensor_finder() -> Callable[[Any], Location | None]:
+    """The quickest function from a torch tensor to where it is, for the torch that is imported.
+
+    It gives None for a tensor on a device, with gaps, or of an element type that cannot be moved.
+    """
+    _register_torch()
+    return _find_tensor
 
 
 def new_like(x: Any, shape: Sequence[int]) -> Any:
@@ -81,11 +90,27 @@ def _locate_other(x: Any, writable: bool) -> Location:
 
 def _register_torch() -> None:
     """Learn torch's types once somebody else has imported torch; Ferrule itself never does."""
-    global _torch_tensor
+    global _torch_tensor, _find_tensor
     torch = sys.modules.get("torch")
     if _torch_tensor is None and torch is not None and hasattr(torch, "Tensor"):
         _torch_codes.update({getattr(torch, name): code for name, code in DTYPES.items()})
         _torch_tensor = torch.Tensor
+        # From torch 2.10 on tensors can be asked in C.
+        api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+        if api is not None and _native.know_tensors(torch.Tensor, api):
+            _find_tensor = _native.locate_tensor
+
+
+def _find_by_attributes(x: Any) -> Location | None:
+    code = _torch_codes.get(x.dtype)
+    if code is None or not x.is_cpu or not x.is_contiguous():
+        return None
+    address, count = x.data_ptr(), x.numel()
+    # A wrapper, such as a DTensor, has elements but no memory.
+    return (address, count, code) if address or not count else None
+
+
+_find_tensor: Callable[[Any], Location | None] = _find_by_attributes
 
 
 def _numpy_code(dtype: np.dtype[Any]) -> int:
@@ -102,5 +127,7 @@ def _refuse_torch(x: Any) -> Exception:
         return TypeError(f"the tensor is on {x.device}; Ferrule moves host memory, so pass x.cpu()")
     if x.dtype not in _torch_codes:
         return TypeError(f"element type {x.dtype} cannot be moved; use one of {', '.join(DTYPES)}")
+    if x.is_contiguous():
+        return TypeError(f"this {type(x).__name__} has no memory of its own; pass the tensor that has, as x.to_local()")
     shape, strides = tuple(x.shape), x.stride()
     return ValueError(f"the tensor is not contiguous (shape {shape}, strides {strides}); pass x.contiguous()")

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ferrule.fabric.algorithms import Strategy
+from ferrule.units import format_seconds
+
+
+@dataclass(frozen=True)
+class RailInfo:
+    """One path to a peer. ``local``, ``remote``: host:port of its ends. ``interface``: empty where the system chose."""
+
+    number: int
+    interface: str
+    local: str
+    remote: str
+    latency: float | None = None
+    """Seconds that a small message takes one way, where this rank measured it."""
+    bandwidth: float | None = None
+    """Bytes per second that this rank can send, where it measured that."""
+
+    def __str__(self) -> str:
+        return f"{self.remote} ({self.interface})" if self.interface else self.remote
+
+    @property
+    def measured(self) -> str:
+        """For people; empty where nothing was measured."""
+        if self.latency is None or self.bandwidth is None:
+            return ""
+        return f"{format_seconds(self.latency)}, {self.bandwidth * 8 / 1e9:.3g} Gb/s"
 
 
 @dataclass(frozen=True)
 class PeerInfo:
-    """One rank as seen from this one. ``transport``: self, shm or tcp; ``link``: the path data take to it."""
+    """One rank as seen from this one. ``transport``: self, shm, verbs or tcp; ``link``: the path data take to it.
+
+    ``rails``: what the path consists of, none over shared memory. ``via``: the ranks between, the nearest first, where
+    the two share no link. ``notes``: which other paths there might have been, and why they are not used.
+    """
 
     rank: int
     host: str
     pid: int
     transport: str
     link: str
+    rails: tuple[RailInfo, ...] = ()
+    via: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -23,6 +57,8 @@ class GroupInfo:
     peers: tuple[PeerInfo, ...]
     notes: tuple[str, ...] = ()
     """What came out differently than one might expect, and why."""
+    strategy: Strategy = field(default_factory=Strategy)
+    """Which algorithm is used for how many bytes, decided from what the links cost; print it."""
 
     @property
     def transports(self) -> str:
@@ -35,4 +71,8 @@ class GroupInfo:
         for peer in self.peers:
             if peer.rank != self.rank:
                 lines.append(f"  rank {peer.rank} on {peer.host} (pid {peer.pid}): {peer.link}")
+                lines += [f"    {rail}: {measured}" for rail in peer.rails if (measured := rail.measured)]
+                lines += [f"    note: {note}" for note in peer.notes]
+        if self.strategy.decisions:
+            lines += [f"  {line}" for line in str(self.strategy).splitlines()]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
-import hmac
-import socket
-import struct
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, TypeVar
+from typing import Any, Literal, NoReturn, Self, TypeVar, overload
 
-import numpy as np
-
-from ferrule._native import REDUCTIONS, STATUS
-from ferrule.config import TransportChoice, check_transport
-from ferrule.errors import FabricError, FabricTimeout, FerruleError, PeerLost
-from ferrule.fabric.arrays import locate, new_like
+from ferrule._native import OPS, REDUCTIONS, STATUS, Operation
+from ferrule.config import TransportChoice
+from ferrule.errors import FabricError, FabricTimeout, PeerLost
+from ferrule.fabric.arrays import Location, locate, new_like
+from ferrule.fabric.build import Joined
+from ferrule.fabric.coalesce import Coalesced
 from ferrule.fabric.describe import GroupInfo
-from ferrule.fabric.hosts import RankHost
-from ferrule.fabric.link import Deadline
-from ferrule.fabric.mesh import Joined, join
+from ferrule.fabric.membership import Membership, split_group
+from ferrule.fabric.work import Work
 
 Reduction = Literal["sum", "prod", "min", "max", "avg"]
 Array = TypeVar("Array")
@@ -32,18 +26,7 @@ _TIMEOUT: int = STATUS["TIMEOUT"]
 _INVALID: int = STATUS["INVALID"]
 _BUSY: int = STATUS["BUSY"]
 
-_SPLIT = struct.Struct("<? q q H 46s")  # takes part, color, key, port, address
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
-
-
-@dataclass(frozen=True)
-class _Membership:
-    """What a group must remember to make smaller ones."""
-
-    hosts: tuple[RankHost, ...]
-    epoch_key: bytes
-    key: bytes
-    spin_us: float | None
 
 
 class Group:
@@ -51,44 +34,77 @@ class Group:
 
     Arrays are numpy arrays or torch tensors (or, as inputs with ``out`` given, anything with DLPack) in host memory,
     contiguous; they are used in place, never copied first. Element types: float64, float32, bfloat16, float16,
-    int8, uint8, int32, int64, bool. All ranks must call the same operations in the same order with the same sizes;
+    int8, uint8, int32, int64, bool. All ranks must call the same collectives in the same order with the same sizes;
     where they do not, the group fails with an error that says what each called. Results are bitwise equal on all
-    ranks and from run to run: ranks are combined in the order 0, 1, 2...; bfloat16 and float16 accumulate in
-    float32 and round once.
+    ranks, and from run to run on the same links (docs/fabric.md, "Algorithms", has the order of summation).
 
-    Every operation takes ``timeout`` in seconds (default: the group's). On any failure (`PeerLost`,
-    `FabricTimeout`, `FabricError`) the whole group is closed on every rank, and every later call raises the first
-    cause again. Arrays that an operation was writing then hold nothing useful.
+    Every operation takes ``timeout`` in seconds (default: the group's) and ``blocking``: with False it returns a
+    `Work` at once and goes on by itself. Collectives run in the order in which they were called; messages (`send`
+    and `recv`) wait neither for them nor for messages of other peers or the other direction.
+
+    On any failure (`PeerLost`, `FabricTimeout`, `FabricError`) the whole group is closed on every rank, and every
+    later call raises the first cause again. Arrays that an operation was writing then hold nothing useful.
 
     One thread at a time: a second one gets a `FabricError` at once and disturbs nothing. Only `abort` may be
     called from anywhere, to end an operation that waits.
     """
 
-    def __init__(self, joined: Joined, membership: _Membership, timeout: float) -> None:
-        self._native = joined.native
+    def __init__(self, joined: Joined, membership: Membership, timeout: float) -> None:
+        self._native = joined.live.native
         self._info = joined.info
         self._membership = membership
         self._timeout = timeout
         self._splits = 0
+        self._coalesced: Coalesced | None = None
         self.rank: int = joined.info.rank
         self.size: int = joined.info.size
+        membership.mesh.enter(joined.live)
+        self._leave = weakref.finalize(self, membership.mesh.leave, joined.live.lobby.epoch)
+        self._leave.atexit = False  # `_close_open_groups` does it in order
         _open_groups.add(self)
 
-    def all_reduce(self, x: Array, op: Reduction = "sum", *, timeout: float | None = None) -> Array:
+    @overload
+    def all_reduce(
+        self, x: Array, op: Reduction = ..., *, timeout: float | None = ..., blocking: Literal[True] = ...,
+        quantized: bool = ...,
+    ) -> Array: ...  # fmt: skip
+
+    @overload
+    def all_reduce(
+        self, x: Array, op: Reduction = ..., *, timeout: float | None = ..., blocking: Literal[False],
+        quantized: bool = ...,
+    ) -> Work[Array]: ...  # fmt: skip
+
+    def all_reduce(
+        self,
+        x: Array,
+        op: Reduction = "sum",
+        *,
+        timeout: float | None = None,
+        blocking: bool = True,
+        quantized: bool = False,
+    ) -> Array | Work[Array]:
         """Combine ``x`` of all ranks element by element, in place on every rank. Returns ``x``.
 
         bool: sum and max are "or", prod and min are "and", avg is refused. Integers wrap around; their avg is
-        cut towards zero.
+        cut towards zero. ``quantized`` (float32, bfloat16 and float16; sum and avg) sends 8-bit numbers with a scale
+        per block: a quarter of the bytes of float32, at the error that docs/fabric.md states; for slow links.
         """
         address, count, dtype = locate(x, writable=True)
-        status = self._native.all_reduce(
-            address, count, dtype, REDUCTIONS.get(op, -1), self._timeout if timeout is None else timeout
+        if blocking and not quantized and self._coalesced is None:
+            status = self._native.all_reduce(
+                address, count, dtype, REDUCTIONS.get(op, -1), self._timeout if timeout is None else timeout
+            )
+            if status:
+                self._fail(status, op)
+            return x
+        operation = Operation(
+            OPS["all_reduce"], dtype, _reduction(op), target=address, count=count, quantized=quantized
         )
-        if status:
-            self._fail(status, op)
-        return x
+        result: Array | Work[Array] = self._run(operation, x, (x,), timeout, blocking, op)
+        return result
 
-    def all_gather(self, x: Any, out: Any = None, *, timeout: float | None = None) -> Any:
+    def all_gather(self, x: Any, out: Any = None, *, timeout: float | None = None, blocking: bool = True) -> Any:
         """The arrays of all ranks joined along the first axis, in rank order; scalars become shape ``(size,)``.
 
         ``x`` has the same shape on every rank. ``out`` (optional) is written and returned.
@@ -97,75 +113,160 @@ class Group:
         if out is None:
             shape = (self.size * x.shape[0], *x.shape[1:]) if x.ndim else (self.size,)
             out = new_like(x, shape)
-        target, target_count, target_dtype = locate(out, writable=True)
-        _check_out(target_count, target_dtype, self.size * count, dtype)
-        status = self._native.all_gather(address, target, count, dtype, self._timeout if timeout is None else timeout)
-        if status:
-            self._fail(status)
-        return out
+        target = _check_out(out, self.size * count, dtype)
+        operation = Operation(OPS["all_gather"], dtype, source=address, target=target, count=count)
+        return self._run(operation, out, (x, out), timeout, blocking)
 
-    def reduce_scatter(self, x: Any, op: Reduction = "sum", out: Any = None, *, timeout: float | None = None) -> Any:
+    def reduce_scatter(
+        self, x: Any, op: Reduction = "sum", out: Any = None, *, timeout: float | None = None, blocking: bool = True
+    ) -> Any:
         """Combine ``x`` of all ranks and keep the ``rank``-th of ``size`` equal parts along the first axis.
 
         ``x`` is not changed. ``out`` (optional, not overlapping ``x``) is written and returned.
         """
         address, count, dtype = locate(x, writable=False)
-        shape = tuple(x.shape)
-        if not shape or shape[0] % self.size:
-            raise ValueError(f"the first axis of shape {shape} does not divide into {self.size} equal parts")
+        shape = self._divided(x)
         if out is None:
-            out = new_like(x, (shape[0] // self.size, *shape[1:]))
-        target, target_count, target_dtype = locate(out, writable=True)
-        _check_out(target_count, target_dtype, count // self.size, dtype)
-        status = self._native.reduce_scatter(
-            address,
-            target,
-            target_count,
-            dtype,
-            REDUCTIONS.get(op, -1),
-            self._timeout if timeout is None else timeout,
+            out = new_like(x, shape)
+        target = _check_out(out, count // self.size, dtype)
+        operation = Operation(
+            OPS["reduce_scatter"], dtype, _reduction(op), source=address, target=target, count=count // self.size
         )
-        if status:
-            self._fail(status, op)
-        return out
+        return self._run(operation, out, (x, out), timeout, blocking, op)
 
-    def broadcast(self, x: Array, root: int = 0, *, timeout: float | None = None) -> Array:
+    def broadcast(self, x: Array, root: int = 0, *, timeout: float | None = None, blocking: bool = True) -> Any:
         """Copy ``x`` of rank ``root`` into ``x`` of every other rank. Returns ``x``.
 
-        The root does not wait for the others as long as the data fit into the buffers between them (at least 256 KiB).
+        The root does not wait for the others as long as the data fit into the buffers between them (at least 128 KiB).
         """
         self._check_rank(root)
         address, count, dtype = locate(x, writable=root != self.rank)
-        status = self._native.broadcast(address, count, dtype, root, self._timeout if timeout is None else timeout)
-        if status:
-            self._fail(status)
-        return x
+        operation = Operation(OPS["broadcast"], dtype, root=root, target=address, count=count)
+        return self._run(operation, x, (x,), timeout, blocking)
 
-    def send(self, x: Any, dst: int, *, timeout: float | None = None) -> None:
+    def reduce(
+        self, x: Array, root: int = 0, op: Reduction = "sum", *, timeout: float | None = None, blocking: bool = True
+    ) -> Any:
+        """Combine ``x`` of all ranks into ``x`` of rank ``root``; elsewhere it stays as it is. Returns ``x``."""
+        self._check_rank(root)
+        address, count, dtype = locate(x, writable=root == self.rank)
+        operation = Operation(
+            OPS["reduce"], dtype, _reduction(op), root=root, source=address, target=address, count=count
+        )
+        return self._run(operation, x, (x,), timeout, blocking, op)
+
+    def gather(
+        self, x: Any, root: int = 0, out: Any = None, *, timeout: float | None = None, blocking: bool = True
+    ) -> Any:
+        """Like `all_gather`, but only rank ``root`` gets the result; the others get None."""
+        self._check_rank(root)
+        address, count, dtype = locate(x, writable=False)
+        target = 0
+        if root == self.rank:
+            if out is None:
+                out = new_like(x, (self.size * x.shape[0], *x.shape[1:]) if x.ndim else (self.size,))
+            target = _check_out(out, self.size * count, dtype)
+        operation = Operation(OPS["gather"], dtype, root=root, source=address, target=target, count=count)
+        return self._run(operation, out if root == self.rank else None, (x, out), timeout, blocking)
+
+    def scatter(
+        self, x: Any, root: int = 0, out: Any = None, *, timeout: float | None = None, blocking: bool = True
+    ) -> Any:
+        """Give every rank its equal part along the first axis of ``x`` of rank ``root``, in rank order.
+
+        ``x`` matters at the root only (elsewhere None); there ``out`` may be left out, elsewhere it says what comes.
+        """
+        self._check_rank(root)
+        address = 0
+        if root == self.rank:
+            address, total, dtype = locate(x, writable=False)
+            shape = self._divided(x)
+            count = total // self.size
+            if out is None:
+                out = new_like(x, shape)
+            target = _check_out(out, count, dtype)
+        else:
+            if out is None:
+                raise ValueError(f"rank {self.rank} receives from rank {root}: give out=, the array to receive into")
+            target, count, dtype = locate(out, writable=True)
+        operation = Operation(OPS["scatter"], dtype, root=root, source=address, target=target, count=count)
+        return self._run(operation, out, (x, out), timeout, blocking)
+
+    def all_to_all(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        timeout: float | None = None,
+        blocking: bool = True,
+    ) -> Any:
+        """Part r of ``x`` goes to rank r; what comes is joined in rank order in ``out``, which must not overlap.
+
+        Parts are equal along the first axis, or ``send_counts[r]`` and ``recv_counts[r]`` rows of it; give both.
+        """
+        address, total, dtype = locate(x, writable=False)
+        if (send_counts is None) != (recv_counts is None):
+            raise ValueError("give both send_counts and recv_counts, or neither")
+        if send_counts is None or recv_counts is None:
+            self._divided(x)
+            if out is None:
+                out = new_like(x, x.shape)
+            target = _check_out(out, total, dtype)
+            operation = Operation(OPS["all_to_all"], dtype, source=address, target=target, count=total // self.size)
+            return self._run(operation, out, (x, out), timeout, blocking)
+        row = 1
+        for extent in x.shape[1:]:
+            row *= extent
+        for name, counts in (("send_counts", send_counts), ("recv_counts", recv_counts)):
+            if len(counts) != self.size or min(counts) < 0:
+                raise ValueError(f"{name} needs a number of rows, 0 or more, for each of {self.size} ranks: {counts}")
+        if sum(send_counts) * row != total:
+            raise ValueError(f"send_counts add up to {sum(send_counts)} rows, but x has shape {tuple(x.shape)}")
+        if out is None:
+            out = new_like(x, (sum(recv_counts), *x.shape[1:]))
+        target = _check_out(out, sum(recv_counts) * row, dtype)
+        sends, receives = ([count * row for count in counts] for counts in (send_counts, recv_counts))
+        operation = Operation(
+            OPS["all_to_all"], dtype, source=address, target=target, send_counts=sends, recv_counts=receives
+        )
+        return self._run(operation, out, (x, out), timeout, blocking)
+
+    def send(self, x: Any, dst: int, *, timeout: float | None = None, blocking: bool = True) -> Any:
         """Send ``x`` to rank ``dst``, which must `recv` the same size and type. Messages of a pair keep their order.
 
         Returns as soon as the data are buffered (at least 256 KiB fit), before ``dst`` has asked for them.
         """
         self._check_peer(dst)
         address, count, dtype = locate(x, writable=False)
-        status = self._native.send(address, count, dtype, dst, self._timeout if timeout is None else timeout)
-        if status:
-            self._fail(status)
+        if blocking and self._coalesced is None:
+            status = self._native.send(address, count, dtype, dst, self._timeout if timeout is None else timeout)
+            return self._fail(status) if status else None
+        operation = Operation(OPS["send"], dtype, root=dst, source=address, count=count)
+        return self._run(operation, None, (x,), timeout, blocking)
 
-    def recv(self, x: Array, src: int, *, timeout: float | None = None) -> Array:
+    def recv(self, x: Array, src: int, *, timeout: float | None = None, blocking: bool = True) -> Any:
         """Receive into ``x`` what rank ``src`` sent. Returns ``x``."""
         self._check_peer(src)
         address, count, dtype = locate(x, writable=True)
-        status = self._native.recv(address, count, dtype, src, self._timeout if timeout is None else timeout)
-        if status:
-            self._fail(status)
-        return x
+        if blocking and self._coalesced is None:
+            status = self._native.recv(address, count, dtype, src, self._timeout if timeout is None else timeout)
+            return self._fail(status) if status else x
+        operation = Operation(OPS["recv"], dtype, root=src, target=address, count=count)
+        return self._run(operation, x, (x,), timeout, blocking)
 
-    def barrier(self, *, timeout: float | None = None) -> None:
+    def barrier(self, *, timeout: float | None = None, blocking: bool = True) -> Any:
         """Wait until every rank has called it."""
-        status = self._native.barrier(self._timeout if timeout is None else timeout)
-        if status:
-            self._fail(status)
+        return self._run(Operation(OPS["barrier"], 0), None, (), timeout, blocking)
+
+    def coalesce(self, *, timeout: float | None = None, blocking: bool = True) -> Coalesced:
+        """``with group.coalesce():`` what is called inside runs together when the block ends.
+
+        Sends and receives run at once, in whatever order they stand; all_reduces of one type become one message.
+        Results are there after the block; with ``blocking=False`` after ``wait()`` of what ``as`` gives.
+        """
+        return Coalesced(self, timeout, blocking)
 
     def split(
         self,
@@ -181,61 +282,9 @@ class Group:
         has its own connections, so its operations may be interleaved with this group's in any order.
         ``transport`` (the same on all ranks of the new group) overrides this group's choice.
         """
-        if transport is not None:
-            check_transport(transport, "transport")
-        deadline = Deadline(self._timeout if timeout is None else timeout)
-        if color is None:
-            self._exchange_split(None, key, None, deadline)
-            return None
-        address = self._membership.hosts[self.rank].address or "127.0.0.1"
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        try:
-            with socket.create_server((address, 0), family=family, backlog=128) as listener:
-                members = self._exchange_split(color, key, listener, deadline)
-                hosts = tuple(host if transport is None else replace(host, transport=transport) for _, host in members)
-                rank = [member for member, _ in members].index(self.rank)
-                joined = self._join_split(color, rank, hosts, listener, deadline)
-        except (FerruleError, OSError) as error:
-            self.abort(f"split failed on rank {self.rank}: {error}")
-            if isinstance(error, OSError):
-                raise FabricError(f"split failed on rank {self.rank}: {error}") from error
-            raise
-        membership = replace(self._membership, hosts=hosts, epoch_key=self._split_epoch(color))
-        return Group(joined, membership, self._timeout)
-
-    def _exchange_split(
-        self, color: int | None, key: int, listener: socket.socket | None, deadline: Deadline
-    ) -> list[tuple[int, RankHost]]:
-        """Tell all ranks what we chose and where we listen; the members of our new group, in its order."""
         self._splits += 1
-        address, port = listener.getsockname()[:2] if listener else ("", 0)
-        mine = _SPLIT.pack(color is not None, color or 0, key, port, address.encode())
-        rows = self.all_gather(np.frombuffer(mine, dtype=np.uint8), timeout=deadline.left).tobytes()
-        members = []
-        for rank, host in enumerate(self._membership.hosts):
-            taking_part, its_color, its_key, its_port, its_address = _SPLIT.unpack_from(rows, rank * _SPLIT.size)
-            if taking_part and its_color == color:
-                where = its_address.rstrip(b"\0").decode()
-                members.append((its_key, rank, replace(host, address=where, port=its_port)))
-        return [(rank, host) for _, rank, host in sorted(members, key=lambda member: member[:2])]
-
-    def _split_epoch(self, color: int) -> bytes:
-        """Every member can work it out alone, and no two groups have the same."""
-        text = struct.pack("<Q q", self._splits, color)
-        return hmac.new(self._membership.epoch_key, b"ferrule split\0" + text, hashlib.sha256).digest()
-
-    def _join_split(
-        self, color: int, rank: int, hosts: Sequence[RankHost], listener: socket.socket | None, deadline: Deadline
-    ) -> Joined:
-        return join(
-            rank,
-            hosts,
-            self._split_epoch(color)[:16],
-            self._membership.key,
-            listener,
-            deadline,
-            spin_us=self._membership.spin_us,
-        )
+        made = split_group(self, self._membership, self._splits, color, key, transport, timeout)
+        return None if made is None else Group(*made, self._timeout)
 
     def describe(self) -> GroupInfo:
         """How each peer is reached; print it."""
@@ -246,9 +295,13 @@ class Group:
         self._native.abort(reason)
 
     def close(self) -> None:
-        """Leave the group in an orderly way. What was sent still arrives. Safe to call twice."""
+        """Finish what was started and leave the group in an orderly way. What was sent still arrives.
+
+        Safe to call twice.
+        """
         if self._native.close() == _BUSY:
             raise FabricError("an operation of this group is still running in another thread; abort() ends it")
+        self._leave()
         _open_groups.discard(self)
 
     def __enter__(self) -> Self:
@@ -264,6 +317,34 @@ class Group:
     def __repr__(self) -> str:
         return f"<Group rank {self.rank} of {self.size}, {self._info.transports}>"
 
+    def _run(
+        self,
+        operation: Operation,
+        result: Any,
+        arrays: tuple[object, ...],
+        timeout: float | None,
+        blocking: bool,
+        op: str = "sum",
+    ) -> Any:
+        if self._coalesced is not None:
+            self._coalesced.add(operation, arrays)
+            return result
+        seconds = self._timeout if timeout is None else timeout
+        if blocking:
+            status = self._native.run([operation], seconds)
+            return self._fail(status, op) if status else result
+        started = self._native.start([operation], seconds)
+        if isinstance(started, int):
+            self._fail(started, op)
+        return Work(self, started, result, arrays)
+
+    def _divided(self, x: Any) -> tuple[int, ...]:
+        """The shape of one of ``size`` equal parts of ``x`` along its first axis."""
+        shape = tuple(x.shape)
+        if not shape or shape[0] % self.size:
+            raise ValueError(f"the first axis of shape {shape} does not divide into {self.size} equal parts")
+        return (shape[0] // self.size, *shape[1:])
+
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
             raise ValueError(f"there is no rank {rank} in a group of {self.size}")
@@ -277,9 +358,11 @@ class Group:
         if status == _BUSY:
             raise FabricError("another thread is using this group; a group serves one thread at a time")
         if status == _INVALID:
-            if op not in REDUCTIONS:
-                raise ValueError(f"there is no reduction {op!r}; use one of {', '.join(REDUCTIONS)}")
-            raise TypeError(f"{op} of bool has no meaning; convert to float32 first")
+            _reduction(op)
+            raise TypeError(
+                f"{op} cannot be done with this element type: avg of bool has no meaning, and quantized=True is for "
+                "sum and avg of float32, bfloat16 and float16"
+            )
         status, rank, seconds, message = self._native.failure()
         if status == _PEER_LOST:
             peer = self._info.peers[rank]
@@ -296,11 +379,21 @@ class Group:
         raise FabricError(f"{message}; the group is closed on every rank")
 
 
-def _check_out(count: int, dtype: int, wanted: int, wanted_dtype: int) -> None:
+def _reduction(op: str) -> int:
+    if op not in REDUCTIONS:
+        raise ValueError(f"there is no reduction {op!r}; use one of {', '.join(REDUCTIONS)}")
+    return REDUCTIONS[op]
+
+
+def _check_out(out: Any, wanted: int, wanted_dtype: int) -> int:
+    """The address of ``out``, which must have that many elements of that type."""
+    where: Location = locate(out, writable=True)
+    address, count, dtype = where
     if count != wanted:
         raise ValueError(f"out has {count} elements, but the result has {wanted}")
     if dtype != wanted_dtype:
         raise TypeError("out has another element type than the input")
+    return address
 
 
 @atexit.register

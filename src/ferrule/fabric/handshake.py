@@ -11,7 +11,11 @@ Both random numbers and the roles are under both MACs, so a recorded or reflecte
 message has a fixed size: nothing a stranger sends makes us wait for, or keep, more than some hundred bytes.
 What follows on the connection is not encrypted; whoever can alter packets between the hosts can alter data.
 
-The exchanges are generators that yield what they wait for, so that one server can hold many of them at once.
+The exchanges are generators that yield what they wait for, so that one thread can hold many of them at once.
+
+Where two ranks share no link, the client first proves itself in the same way to a rank between them (as a
+`Role.RELAY`), which opens the way to the target and from then on only copies bytes; then both ends shake hands through
+it as above, so that the rank between cannot pass for either.
 """
 
 from __future__ import annotations
@@ -27,45 +31,77 @@ from enum import IntEnum
 from ferrule import __version__
 from ferrule.errors import AuthError, RendezvousError
 
-PROTOCOL = 1
+PROTOCOL = 3
 """Raised whenever the wire, the handshake or the layout of shared memory changes."""
 
 _MAGIC = b"FERRULE\0"
 # The first three fields must never move: they are how two versions recognise each other.
-_HELLO = struct.Struct("<8s H 24s B x i i i 16s 32s")
+_HELLO = struct.Struct("<8s H 24s B x i i i i 16s 32s")
 _REPLY = struct.Struct("<8s H 24s B x 32s 192s")
 MAC_BYTES = 32
-
-Steps = Generator[int | bytes, bytes, "Session"]
-"""Yields a number of bytes to read (and is sent them) or bytes to write (and is sent ``b""``)."""
 
 
 class Role(IntEnum):
     """What a connection is for."""
 
     RENDEZVOUS = 1
-    PEER = 2
+    """To rank 0 of a group that is being made: how its ranks agree."""
+    COLLECTIVES = 2
+    MESSAGES = 3
+    CONTROL = 4
+    """Of the heartbeat."""
+    RELAY = 5
+    """Asks to be passed on to the target."""
+    REFORM = 6
+    """Of survivors that make a new group."""
 
 
-class _Status(IntEnum):
+_ROLES = frozenset(int(role) for role in Role)
+
+
+class Status(IntEnum):
     WELCOME = 0
     WRONG_KEY = 1
     REFUSED = 2
+    ELSEWHERE = 3
+    """The target is another rank: ask for a relay."""
+    ALREADY = 4
+    """The same process is let in by another way at this moment."""
 
 
 class Stranger(Exception):
-    """Whoever connected does not speak our protocol; nothing it sent is of interest."""
+    """Whoever connected is of no interest: it does not speak our protocol, or is better served elsewhere."""
+
+
+class Refused(RendezvousError):
+    """Whoever answers does not let us in, and will not."""
+
+
+class Elsewhere(RendezvousError):
+    """Whoever answers is not the target, but would relay to it."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who connects to whom. ``epoch``: 16 random bytes that name the group; zeros before there is one."""
+    """Who connects to whom. ``epoch``: 16 random bytes that name the group; zeros before there is one.
+
+    ``rail``: the number of the rail, where the pair of ranks has several.
+    """
 
     role: Role
     rank: int
     target: int
     world_size: int
     epoch: bytes = bytes(16)
+    rail: int = 0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why somebody who proved to know the key is not let in."""
+
+    text: str
+    status: Status = Status.REFUSED
 
 
 @dataclass(frozen=True)
@@ -76,8 +112,13 @@ class Session:
     key: bytes
 
 
+Steps = Generator[int | bytes | Identity, bytes | Refusal, Session]
+"""Yields a number of bytes to read (and is sent them), bytes to write (and is sent ``b""``), or, at the server, who it
+is that proved to know the key (and is sent ``b""`` for welcome, or a `Refusal`)."""
+
+
 def connect_steps(key: bytes, identity: Identity) -> Steps:
-    """The client's side. Raises `AuthError` or `RendezvousError`."""
+    """The client's side. Raises `AuthError` or `RendezvousError` (`Elsewhere` where somebody else answers)."""
     where = f"rank {identity.target}"
     hello = _HELLO.pack(
         _MAGIC,
@@ -87,57 +128,71 @@ def connect_steps(key: bytes, identity: Identity) -> Steps:
         identity.rank,
         identity.target,
         identity.world_size,
+        identity.rail,
         identity.epoch,
         secrets.token_bytes(32),
     )
     yield hello
-    challenge = yield _REPLY.size
+    challenge = _bytes((yield _REPLY.size))
     _check_reply(challenge, where)
     yield _mac(key, b"client", hello, challenge)
-    verdict = yield _REPLY.size
+    verdict = _bytes((yield _REPLY.size))
     _check_reply(verdict, where)
     if not hmac.compare_digest(_REPLY.unpack(verdict)[4], _mac(key, b"server", hello, challenge)):
         raise AuthError(f"{where} has another cluster key; give every rank the same FERRULE_KEY")
     return Session(identity, _mac(key, b"session", hello, challenge))
 
 
-def accept_steps(key: bytes, expected: Identity) -> Steps:
-    """The server's side; ``expected.rank`` is not looked at, the rest must fit.
+def relayed_steps(key: bytes, request: Identity, identity: Identity) -> Steps:
+    """The client's side where another rank answers: ask it to relay (``request``), then go on with the target."""
+    session = yield from connect_steps(key, request)
+    word = _bytes((yield _REPLY.size))
+    _check_reply(word, "the rank between")
+    if not hmac.compare_digest(_REPLY.unpack(word)[4], _mac(session.key, b"opened", b"", b"")):
+        raise AuthError("a message of the rank between was altered on its way")
+    return (yield from connect_steps(key, identity))
 
-    Raises `Stranger`, `AuthError` (a peer with another key) or `RendezvousError` (another version or group).
+
+def opened(session: Session) -> bytes:
+    """A relay's word to its client that the way is open: what follows comes from the target."""
+    return _reply(Status.WELCOME, _mac(session.key, b"opened", b"", b""))
+
+
+def not_opened(text: str) -> bytes:
+    """A relay's word that there is no way."""
+    return _reply(Status.REFUSED, text=text)
+
+
+def accept_steps(key: bytes, rank: int) -> Steps:
+    """The side of the server, which is ``rank`` (for the words of an error; whom to let in is decided outside).
+
+    Raises `Stranger`, `AuthError` (a peer with another key) or `RendezvousError` (another version, or refused).
     """
-    hello = yield _HELLO.size
-    magic, protocol, version, role, rank, target, world_size, epoch, _ = _HELLO.unpack(hello)
+    hello = _bytes((yield _HELLO.size))
+    magic, protocol, version, role, peer, target, world_size, rail, epoch, _ = _HELLO.unpack(hello)
     if magic != _MAGIC:
         raise Stranger
     if protocol != PROTOCOL:
         text = (
-            f"rank {rank} runs ferrule {_text(version)} (protocol {protocol}), rank {expected.target} runs "
+            f"rank {peer} runs ferrule {_text(version)} (protocol {protocol}), rank {rank} runs "
             f"ferrule {__version__} (protocol {PROTOCOL}); install the same version everywhere"
         )
-        yield _reply(_Status.REFUSED, text=text)
-        raise RendezvousError(text)
-    challenge = _reply(_Status.WELCOME, secrets.token_bytes(32))
+        yield _reply(Status.REFUSED, text=text)
+        raise Refused(text)
+    challenge = _reply(Status.WELCOME, secrets.token_bytes(32))
     yield challenge
-    proof = yield MAC_BYTES
+    proof = _bytes((yield MAC_BYTES))
     if not hmac.compare_digest(proof, _mac(key, b"client", hello, challenge)):
-        yield _reply(_Status.WRONG_KEY)
-        raise AuthError(f"rank {rank} has another cluster key; give every rank the same FERRULE_KEY")
-    problem = None
-    if (target, world_size) != (expected.target, expected.world_size):
-        problem = (
-            f"rank {rank} looked for rank {target} of {world_size} but found rank {expected.target} of "
-            f"{expected.world_size}; check FERRULE_WORLD_SIZE and FERRULE_ADDRESS"
-        )
-    elif not 0 <= rank < world_size or rank == target:
-        problem = f"a peer calls itself rank {rank} of {world_size}"
-    elif role != expected.role or epoch != expected.epoch:
-        problem = f"rank {rank} belongs to another group"
-    if problem is not None:
-        yield _reply(_Status.REFUSED, text=problem)
-        raise RendezvousError(problem)
-    yield _reply(_Status.WELCOME, _mac(key, b"server", hello, challenge))
-    identity = Identity(Role(role), rank, target, world_size, epoch)
+        yield _reply(Status.WRONG_KEY)
+        raise AuthError(f"rank {peer} has another cluster key; give every rank the same FERRULE_KEY")
+    if role not in _ROLES:
+        raise Stranger
+    identity = Identity(Role(role), peer, target, world_size, epoch, rail)
+    refusal = yield identity
+    if isinstance(refusal, Refusal):
+        yield _reply(refusal.status, text=refusal.text)
+        raise Refused(refusal.text) if refusal.status == Status.REFUSED else Stranger
+    yield _reply(Status.WELCOME, _mac(key, b"server", hello, challenge))
     return Session(identity, _mac(key, b"session", hello, challenge))
 
 
@@ -145,9 +200,13 @@ def _check_reply(reply: bytes, where: str) -> None:
     magic, protocol, version, status, _, text = _REPLY.unpack(reply)
     if magic != _MAGIC:
         raise RendezvousError(f"what answers at the address of {where} is not Ferrule; check FERRULE_ADDRESS")
-    if status == _Status.WRONG_KEY:
+    if status == Status.WRONG_KEY:
         raise AuthError(f"{where} refused our cluster key; give every rank the same FERRULE_KEY")
-    if status != _Status.WELCOME:
+    if status == Status.ELSEWHERE:
+        raise Elsewhere(_text(text))
+    if status == Status.REFUSED:
+        raise Refused(_text(text))
+    if status != Status.WELCOME:
         raise RendezvousError(_text(text))
     if protocol != PROTOCOL:
         raise RendezvousError(
@@ -156,12 +215,17 @@ def _check_reply(reply: bytes, where: str) -> None:
         )
 
 
-def _reply(status: _Status, value: bytes = bytes(32), text: str = "") -> bytes:
+def _reply(status: Status, value: bytes = bytes(32), text: str = "") -> bytes:
     return _REPLY.pack(_MAGIC, PROTOCOL, _version_bytes(), status, value, text.encode()[:192])
 
 
 def _mac(key: bytes, label: bytes, hello: bytes, challenge: bytes) -> bytes:
     return hmac.new(key, b"ferrule " + label + b"\0" + hello + challenge, hashlib.sha256).digest()
+
+
+def _bytes(answer: bytes | Refusal) -> bytes:
+    assert isinstance(answer, bytes)
+    return answer
 
 
 def _version_bytes() -> bytes:

@@ -11,6 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
+from ferrule.config import host_id
+from ferrule.fabric.addresses import Interface
+
 
 @dataclass(frozen=True)
 class RankHost:
@@ -18,7 +21,8 @@ class RankHost:
 
     ``host``: a name for people. ``memory_id``: equal for ranks that should be able to share memory: same boot of
     the same kernel, same /dev/shm (two containers have two), same user; a probe must still prove it. ``cpus``: the
-    CPUs it may run on. ``address`` and ``port``: where it listens for other ranks.
+    CPUs it may run on. ``address`` and ``port``: where it was met, and listens for other ranks; ``interfaces``: where
+    it does so too, empty on a host of its own. ``sockets``: how many rails per interface it is ready for.
     """
 
     host: str
@@ -28,21 +32,28 @@ class RankHost:
     transport: str
     address: str = ""
     port: int = 0
+    interfaces: tuple[Interface, ...] = ()
+    sockets: int = 1
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        return cls(**{**fields, "cpus": tuple(fields["cpus"])})
+        faces = tuple(Interface.from_json(face) for face in fields["interfaces"])
+        return cls(**{**fields, "cpus": tuple(fields["cpus"]), "interfaces": faces})
 
 
-def this_host(transport: str, address: str = "", port: int = 0) -> RankHost:
+def this_host(transport: str) -> RankHost:
+    """This process's host; where it listens is not known here."""
     if hasattr(os, "sched_getaffinity"):
         cpus = tuple(sorted(os.sched_getaffinity(0)))
     else:
         cpus = tuple(range(os.cpu_count() or 1))
-    return RankHost(socket.gethostname(), _memory_id(), os.getpid(), cpus, transport, address, port)
+    own = host_id(os.environ)
+    # An emulated host shares this machine's memory but must not show it.
+    memory_id = f"{own}/{_memory_id()}" if own else _memory_id()
+    return RankHost(own or socket.gethostname(), memory_id, os.getpid(), cpus, transport)
 
 
 def oversubscribed(cpu_sets: Sequence[Sequence[int]]) -> bool:

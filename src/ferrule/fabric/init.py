@@ -5,34 +5,39 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ferrule.config import TransportChoice, check_transport, fabric_settings
+from ferrule.config import FabricSettings, TransportChoice, check_transport, fabric_settings
 from ferrule.errors import ConfigError
-from ferrule.fabric.group import Group, _Membership
+from ferrule.fabric.group import Group
 from ferrule.fabric.link import Deadline
 from ferrule.fabric.rendezvous import rendezvous
 
 
-def init(*, strict: bool = False, timeout: float | None = None, transport: TransportChoice | None = None) -> Group:
+def init(
+    *,
+    strict: bool = False,
+    timeout: float | None = None,
+    transport: TransportChoice | None = None,
+    settings: FabricSettings | None = None,
+) -> Group:
     """Meet the other ranks and return the group of all of them.
 
     Read from the environment: ``FERRULE_RANK``, ``FERRULE_WORLD_SIZE``, ``FERRULE_ADDRESS`` (host:port where rank 0
-    listens), ``FERRULE_KEY`` (the cluster key, hexadecimal), ``FERRULE_TRANSPORT`` (auto, shm or tcp),
+    listens), ``FERRULE_KEY`` (the cluster key, hexadecimal), ``FERRULE_TRANSPORT`` (auto, shm, verbs or tcp),
     ``FERRULE_TIMEOUT`` (seconds), ``FERRULE_LISTEN_FD`` (rank 0 only: an inherited listening socket) and
     ``FERRULE_SPIN_US``. With nothing set the answer is a group of one; with ``strict`` that is an error too.
 
     ``timeout``: seconds for the rendezvous and, unless given per call, for each operation. ``transport`` overrides
-    the environment and must be the same on all ranks.
+    the environment and must be the same on all ranks. ``settings`` takes the place of the whole environment.
 
     Raises `ConfigError` (a variable is missing or wrong), `RendezvousError` (ranks missing, claimed twice, of
     another version), `AuthError` (another key).
     """
-    settings = fabric_settings(os.environ, strict=strict)
+    if settings is None:
+        settings = fabric_settings(os.environ, strict=strict)
     if timeout is not None:
         if timeout <= 0:
             raise ConfigError(f"timeout={timeout} must be more than 0")
         settings = replace(settings, timeout=timeout)
     if transport is not None:
         settings = replace(settings, transport=check_transport(transport, "transport"))
-    joined, hosts = rendezvous(settings, Deadline(settings.timeout))
-    membership = _Membership(tuple(hosts), joined.epoch + settings.key, settings.key, settings.spin_us)
-    return Group(joined, membership, settings.timeout)
+    return Group(*rendezvous(settings, Deadline(settings.timeout)), settings.timeout)

@@ -1,4 +1,4 @@
-"""Connections during the rendezvous: authenticated, exact reads, every wait with a deadline."""
+"""Authenticated connections while a group is being made: exact reads, every wait with a deadline."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import time
 from typing import Any
 
 from ferrule.errors import AuthError, FabricTimeout, RendezvousError
-from ferrule.fabric.handshake import MAC_BYTES, Identity, Session, Steps, connect_steps
+from ferrule.fabric.handshake import MAC_BYTES, Session
 
 _LENGTH = struct.Struct("<I")
-_MAX_MESSAGE = 1 << 20
-_RETRY_SECONDS = 0.05
+_MAX_MESSAGE = 1 << 22
 
 
 class Deadline:
@@ -42,6 +41,8 @@ class Link:
 
     def __init__(self, sock: socket.socket, session: Session, *, server: bool) -> None:
         self.socket = sock
+        self.session = session
+        self.identity = session.identity
         self.peer = session.identity.rank if server else session.identity.target
         self._key = session.key
         self._send_label, self._receive_label = (b"server", b"client") if server else (b"client", b"server")
@@ -73,8 +74,30 @@ class Link:
             raise RendezvousError(f"{where} gave up: {message['abort']}")
         return message
 
+    @property
+    def spoke(self) -> bool:
+        """Whether there is something to receive, or the other end is gone."""
+        return _peek(self.socket) is not None
+
     def _mac(self, label: bytes, number: int, payload: bytes) -> bytes:
         return hmac.new(self._key, label + number.to_bytes(8, "little") + payload, hashlib.sha256).digest()
+
+
+def left(sock: socket.socket) -> bool:
+    """Whether the other end is gone and has left nothing to receive."""
+    return _peek(sock) == b""
+
+
+def _peek(sock: socket.socket) -> bytes | None:
+    """What comes next, without taking it; None: nothing yet, empty: the other end is gone."""
+    # With a timeout Python would wait that long before it asks the kernel not to wait.
+    sock.setblocking(False)
+    try:
+        return sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
 
 
 def read_exactly(sock: socket.socket, count: int, deadline: Deadline, where: str) -> bytes:
@@ -95,51 +118,7 @@ def read_exactly(sock: socket.socket, count: int, deadline: Deadline, where: str
     return bytes(data)
 
 
-def connect(address: tuple[str, int], key: bytes, identity: Identity, deadline: Deadline) -> Link:
-    """Connect to a rank that listens, or soon will, and shake hands with it."""
-    where = f"rank {identity.target} at {address[0]}:{address[1]}"
-    sock = _connect_socket(address, where, deadline)
-    try:
-        session = _drive(sock, connect_steps(key, identity), deadline, where)
-    except BaseException:
-        sock.close()
-        raise
-    return Link(sock, session, server=False)
-
-
-def _connect_socket(address: tuple[str, int], where: str, deadline: Deadline) -> socket.socket:
-    problem = "no answer"
-    while not deadline.passed:
-        try:
-            sock = socket.create_connection(address, timeout=max(deadline.left, 1e-3))
-        except OSError as error:
-            # Not there yet, or its host is still starting: a name or a route may appear, too.
-            problem = error.strerror or str(error)
-            time.sleep(min(_RETRY_SECONDS, deadline.left))
-            continue
-        if sock.getsockname() == sock.getpeername():
-            # TCP lets a socket connect to itself when it drew the very port that nobody listens on yet.
-            sock.close()
-            continue
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
-    raise RendezvousError(f"cannot reach {where} within {deadline.seconds:g} s: {problem}; is it started?")
-
-
-def _drive(sock: socket.socket, steps: Steps, deadline: Deadline, where: str) -> Session:
-    answer: bytes | None = None
-    while True:
-        try:
-            want = next(steps) if answer is None else steps.send(answer)
-        except StopIteration as end:
-            session: Session = end.value
-            return session
-        if isinstance(want, int):
-            answer = read_exactly(sock, want, deadline, where)
-        else:
-            sock.settimeout(max(deadline.left, 1e-3))
-            try:
-                sock.sendall(want)
-            except OSError as error:
-                raise RendezvousError(f"{where} left during the rendezvous ({error})") from error
-            answer = b""
+def endpoint(address: tuple[str, int]) -> str:
+    """``host:port`` for people, with brackets where the host is an IPv6 address."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,118 +1,117 @@
-"""Join ranks that know each other's addresses: a connection per pair, shared memory where it is, a native group."""
+"""What all groups of one job share on this rank: the door, the ways to the other ranks, and who they are."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from ferrule import _native
-from ferrule.fabric.acceptor import Acceptor
-from ferrule.fabric.describe import GroupInfo, PeerInfo
+from ferrule.errors import RendezvousError
+from ferrule.fabric.costs import LinkCosts
+from ferrule.fabric.dial import Call
+from ferrule.fabric.door import Door
 from ferrule.fabric.handshake import Identity, Role
-from ferrule.fabric.hosts import RankHost, oversubscribed
-from ferrule.fabric.link import Deadline, Link, connect
-from ferrule.fabric.segment import SharedMemory, share_memory
+from ferrule.fabric.hosts import RankHost
+from ferrule.fabric.link import Link
+from ferrule.fabric.lobby import Lobby
+from ferrule.fabric.ways import Rail, Way
 
-_SPIN_US = 40.0
-_YIELD_US = 1000.0
-_YIELD_OVERSUBSCRIBED_US = 50.0
+LANES = (Role.COLLECTIVES, Role.MESSAGES)
+"""The lanes of a group in the order of the native core's numbers."""
 
 
 @dataclass(frozen=True)
-class Joined:
-    """A native group and what can be told about it."""
+class Live:
+    """A group of this mesh that is not closed. ``members``: the mesh's rank of each of its ranks."""
 
     native: _native.Group
-    info: GroupInfo
-    epoch: bytes
+    members: tuple[int, ...]
+    rank: int
+    lobby: Lobby
 
 
-def join(
-    rank: int,
-    hosts: Sequence[RankHost],
-    epoch: bytes,
-    key: bytes,
-    listener: socket.socket | None,
-    deadline: Deadline,
-    *,
-    links: Mapping[int, Link] | None = None,
-    spin_us: float | None = None,
-    watch: Mapping[socket.socket, Callable[[], None]] | None = None,
-) -> Joined:
-    """Every rank of the new group calls this with the same hosts and epoch.
+@dataclass
+class Mesh:
+    """Made by the rendezvous (or by `Group.reform`); numbers ranks as the group did that it made.
 
-    Each rank connects to those below it and takes connections from those above, except where ``links`` already
-    has one. Nobody waits in a circle: rank 0 connects to nobody, and the kernel holds a connection until it is taken.
+    ``epoch`` names that group, ``key`` is the cluster's. ``calibrate``: whether to measure the links; ``costs``: what
+    came of it. ``ways``: how this rank gets to each other one. ``routes``: for two ranks that share no link, the ranks
+    that a message passes from the higher one to the lower one. ``closers``: what else to do when the last group is
+    closed.
     """
-    size = len(hosts)
-    all_links = dict(links or {})
-    try:
-        for other in range(rank):
-            if other not in all_links:
-                identity = Identity(Role.PEER, rank, other, size, epoch)
-                all_links[other] = connect((hosts[other].address, hosts[other].port), key, identity, deadline)
-        missing = [other for other in range(rank + 1, size) if other not in all_links]
-        if missing:
-            assert listener is not None, "a rank that others connect to listens"
-            expected = Identity(Role.PEER, -1, rank, size, epoch)
-            all_links |= Acceptor(listener, key, expected, missing, dict(watch or {})).run(deadline)
-        _assemble(rank, all_links, deadline)
-        memory = share_memory(rank, hosts, all_links, deadline)
-    except BaseException:
-        # Those that the caller brought stay open: it may have a last word for them.
-        for other, link in all_links.items():
-            if links is None or other not in links:
-                link.socket.close()
-        raise
-    return _make(rank, hosts, epoch, all_links, memory, spin_us)
 
+    rank: int
+    hosts: tuple[RankHost, ...]
+    epoch: bytes
+    key: bytes
+    door: Door
+    spin_us: float | None
+    calibrate: bool = False
+    costs: LinkCosts | None = None
+    ways: dict[int, Way] = field(default_factory=dict)
+    routes: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    closers: list[Callable[[], None]] = field(default_factory=list)
+    _live: dict[bytes, Live] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-def _assemble(rank: int, links: Mapping[int, Link], deadline: Deadline) -> None:
-    """Nobody goes on before everybody is connected: until then a word from rank 0 means that it gave up."""
-    if rank == 0:
-        for link in links.values():
-            link.receive(deadline)
-        for link in links.values():
-            link.send({"go": True}, deadline)
-    else:
-        links[0].send({"connected": True}, deadline)
-        links[0].receive(deadline)
+    @property
+    def size(self) -> int:
+        return len(self.hosts)
 
+    def call(self, rail: Rail, identity: Identity) -> Call:
+        """How to make a connection over a direct rail."""
+        return Call(rail.address, identity, rail.source, rail.interface)
 
-def _make(
-    rank: int,
-    hosts: Sequence[RankHost],
-    epoch: bytes,
-    links: Mapping[int, Link],
-    memory: SharedMemory,
-    spin_us: float | None,
-) -> Joined:
-    names = {other: _name(link.socket) for other, link in links.items()}
-    crowded = oversubscribed([host.cpus for host in hosts if host.memory_id == hosts[rank].memory_id])
-    if spin_us is None:
-        spin_us = 0.0 if crowded else _SPIN_US
-    fds = [links[other].socket.detach() if other != rank else -1 for other in range(len(hosts))]
-    native = _native.Group(
-        rank,
-        fds,
-        int.from_bytes(epoch[:8], "little"),
-        memory.segment,
-        list(memory.local_index),
-        spin_us,
-        _YIELD_OVERSUBSCRIBED_US if crowded else _YIELD_US,
-    )
-    peers = []
-    for other, host in enumerate(hosts):
-        transport = native.transport(other)
-        link = {"self": "-", "shm": "shared memory"}.get(transport) or f"tcp {names[other]}"
-        peers.append(PeerInfo(other, host.host, host.pid, transport, link))
-    notes = [f"no shared memory: {memory.reason}"] if memory.reason else []
-    if crowded:
-        notes.append("more ranks than cores on this host: waiting yields at once")
-    return Joined(native, GroupInfo(rank, len(hosts), tuple(peers), tuple(notes)), epoch)
+    def calls(self, peer: int, identities: Sequence[Identity]) -> list[Call]:
+        """How to make these connections to ``peer`` (a rank of the mesh) the way that is known to work.
 
+        An identity's rail picks the rail; where there is none of that number, the first.
+        """
+        way = self.ways[peer]
+        if way.rails:
+            by_number = {rail.number: rail for rail in way.rails}
+            return [self.call(by_number.get(who.rail, way.rails[0]), who) for who in identities]
+        next_hop = self.ways[way.via[0]].rails
+        if not next_hop:
+            raise RendezvousError(f"rank {way.via[0]}, by which rank {peer} would be reached, is no neighbour")
+        request = Identity(Role.RELAY, self.rank, peer, self.size, self.epoch)
+        rail = next_hop[0]
+        return [Call(rail.address, who, rail.source, rail.interface, request) for who in identities]
 
-def _name(sock: socket.socket) -> str:
-    host, port = sock.getpeername()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    def enter(self, live: Live) -> None:
+        """One more group uses this. From now on rails that return are its."""
+        with self._lock:
+            self._live[live.lobby.epoch] = live
+        for role in LANES:
+            live.lobby.handle(role, self.take_back)
+
+    def leave(self, epoch: bytes) -> None:
+        """A group is closed; with the last one nobody listens any more."""
+        with self._lock:
+            live = self._live.pop(epoch, None)
+            last = not self._live
+        if live is not None:
+            self.door.shut(live.lobby, "this group is closed")
+        if last:
+            self.door.close()
+            for close in self.closers:
+                close()
+
+    def live(self) -> list[Live]:
+        with self._lock:
+            return list(self._live.values())
+
+    def take_back(self, link: Link) -> None:
+        """A lane's connection in the place of a rail that was lost, made by either end."""
+        with self._lock:
+            live = self._live.get(link.identity.epoch)
+        who = link.identity
+        numbers = [rail.number for rail in self.ways[live.members[link.peer]].rails] if live else []
+        if live is None or who.rail not in numbers:
+            link.socket.close()
+            return
+        fd = link.socket.detach()
+        if live.native.add_rail(LANES.index(who.role), link.peer, numbers.index(who.rail), fd) != 0:
+            os.close(fd)  # the group has just been closed

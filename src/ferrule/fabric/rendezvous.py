@@ -2,114 +2,129 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ferrule.config import FabricSettings
-from ferrule.errors import ConfigError, FerruleError, RendezvousError
-from ferrule.fabric.acceptor import Acceptor
+from ferrule.errors import FerruleError, RendezvousError
+from ferrule.fabric.addresses import own_interfaces
+from ferrule.fabric.build import Joined
+from ferrule.fabric.dial import reach
+from ferrule.fabric.door import Door
 from ferrule.fabric.handshake import Identity, Role
 from ferrule.fabric.hosts import RankHost, this_host
-from ferrule.fabric.link import Deadline, Link, connect
-from ferrule.fabric.mesh import Joined, join
+from ferrule.fabric.join import Joining
+from ferrule.fabric.keeper import Keeper
+from ferrule.fabric.link import Deadline
+from ferrule.fabric.listen import first_listeners, is_loopback, listen_everywhere, listen_on
+from ferrule.fabric.lobby import NO_EPOCH, Lobby, Place
+from ferrule.fabric.membership import Membership
+from ferrule.fabric.mesh import LANES, Mesh
+from ferrule.fabric.star import Star
 
 
-def rendezvous(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, list[RankHost]]:
+def rendezvous(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, Membership]:
     """Meet the other ranks of the job that ``settings`` describe, and join them.
 
     Raises `RendezvousError` (who is missing, who came twice, whose version differs) and `AuthError`.
     """
-    if settings.world_size == 1:
-        hosts = [this_host(settings.transport)]
-        return join(0, hosts, secrets.token_bytes(16), b"", None, deadline, spin_us=settings.spin_us), hosts
-    if settings.rank == 0:
-        return _lead(settings, deadline)
-    return _follow(settings, deadline)
-
-
-def _lead(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, list[RankHost]]:
-    expected = Identity(Role.RENDEZVOUS, -1, 0, settings.world_size)
-    with _listener(settings) as listener:
-        links = Acceptor(listener, settings.key, expected, range(1, settings.world_size)).run(deadline)
+    listeners = first_listeners(settings) if settings.world_size > 1 else []
+    door = Door(settings.key, settings.rank, listeners)
+    star = Star({}, settings.rank, deadline, door.loop)
     try:
-        hosts = [this_host(settings.transport, settings.address[0])]
-        for rank in range(1, settings.world_size):
-            hosts.append(RankHost.from_json(links[rank].receive(deadline)))
-        for rank, host in enumerate(hosts):
-            if host.transport != settings.transport:
-                raise RendezvousError(
-                    f"rank {rank} was started with FERRULE_TRANSPORT={host.transport}, "
-                    f"rank 0 with {settings.transport}; give all the same"
-                )
-        epoch = secrets.token_bytes(16)
-        roster = {"epoch": epoch.hex(), "hosts": [host.to_json() for host in hosts]}
-        for link in links.values():
-            link.send(roster, deadline)
-        joined = join(0, hosts, epoch, settings.key, None, deadline, links=links, spin_us=settings.spin_us)
-    except FerruleError as error:
-        _tell_all(links, str(error))
+        if settings.rank == 0:
+            mesh, lobby = _lead(settings, door, listeners, star)
+        else:
+            mesh, lobby = _follow(settings, door, listeners, star)
+        joined = Joining(mesh, range(mesh.size), star, lobby).discover()
+    except BaseException as error:
+        star.give_up(error)
+        door.close()
         raise
-    return joined, hosts
+    star.close()
+    if mesh.size > 1:
+        door.start()
+    if any(len(way.rails) > 1 for peer, way in mesh.ways.items() if peer < mesh.rank):
+        mesh.closers.append(Keeper(mesh).close)
+    return joined, Membership(mesh, tuple(range(mesh.size)), mesh.hosts, mesh.epoch + settings.key)
 
 
-def _follow(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, list[RankHost]]:
-    identity = Identity(Role.RENDEZVOUS, settings.rank, 0, settings.world_size)
-    leader = connect(settings.address, settings.key, identity, deadline)
+def _lead(settings: FabricSettings, door: Door, listeners: Sequence[socket.socket], star: Star) -> tuple[Mesh, Lobby]:
+    lobby = Lobby(NO_EPOCH, 0, settings.world_size, [Role.RENDEZVOUS], strict=True)
+    door.open(lobby)
+    own = replace(this_host(settings.transport), sockets=settings.rails)
+    if not all(is_loopback(sock) for sock in listeners):
+        own = _listen_everywhere(own, settings, door, listeners)
+    if listeners:
+        own = replace(own, address=listeners[0].getsockname()[0], port=listeners[0].getsockname()[1])
+    places = [Place(Role.RENDEZVOUS, rank) for rank in range(1, settings.world_size)]
     try:
-        # Listen where rank 0 was reached: the other ranks can most likely get there, and nobody else needs to.
-        address = leader.socket.getsockname()[0]
-        with socket.create_server((address, 0), family=leader.socket.family, backlog=128) as listener:
-            own = this_host(settings.transport, address, listener.getsockname()[1])
-            leader.send(own.to_json(), deadline)
-            roster = leader.receive(deadline)
-            hosts = [RankHost.from_json(fields) for fields in roster["hosts"]]
-            joined = join(
-                settings.rank,
-                hosts,
-                bytes.fromhex(roster["epoch"]),
-                settings.key,
-                listener,
-                deadline,
-                links={0: leader},
-                spin_us=settings.spin_us,
-                watch={leader.socket: lambda: _check_leader(leader, deadline)},
+        star.links = {place.rank: link for place, link in lobby.take(places, star.deadline).items()}
+    except FerruleError:
+        star.links = lobby.arrived(Role.RENDEZVOUS)  # they must hear the reason
+        raise
+    door.shut(lobby, "this job is complete; give every process its own FERRULE_RANK")
+    hosts = [own]
+    for rank, fields in sorted(star.hear().items()):
+        hosts.append(RankHost.from_json(fields))
+        if hosts[rank].transport != settings.transport:
+            raise RendezvousError(
+                f"rank {rank} was started with FERRULE_TRANSPORT={hosts[rank].transport}, "
+                f"rank 0 with {settings.transport}; give all the same"
             )
-    except BaseException:
-        leader.socket.close()
-        raise
-    return joined, hosts
+    epoch = secrets.token_bytes(16)
+    made = _mesh(settings, hosts, epoch, door)
+    star.tell({"epoch": epoch.hex(), "hosts": [host.to_json() for host in hosts]})
+    return made
 
 
-def _check_leader(leader: Link, deadline: Deadline) -> None:
-    """Rank 0 spoke although it was not its turn: it gave up, or it died."""
-    leader.receive(deadline)
-    raise RendezvousError("rank 0 spoke out of turn during the rendezvous")
+def _follow(settings: FabricSettings, door: Door, listeners: Sequence[socket.socket], star: Star) -> tuple[Mesh, Lobby]:
+    lobby = Lobby(NO_EPOCH, settings.rank, settings.world_size, [])
+    door.open(lobby)
+    identity = Identity(Role.RENDEZVOUS, settings.rank, 0, settings.world_size)
+    leader, call = reach(settings.addresses, settings.key, identity, star.deadline, door.loop)
+    star.links = {0: leader}
+    # Listen where rank 0 was reached: the other ranks can most likely get there.
+    address = leader.socket.getsockname()[0].partition("%")[0]
+    own = replace(this_host(settings.transport), sockets=settings.rails)
+    if not is_loopback(leader.socket):
+        own = _listen_everywhere(own, settings, door, listeners)
+    own = replace(own, address=address, port=_port_at(address, own, door, listeners))
+    leader.send(own.to_json(), star.deadline)
+    roster = star.hear()[0]
+    door.shut(lobby, "this job is complete")
+    hosts = [RankHost.from_json(fields) for fields in roster["hosts"]]
+    # Rank 0 may not know by which of its addresses others reach it.
+    there = ("", 0) if call.request else leader.socket.getpeername()[:2]
+    hosts[0] = replace(hosts[0], address=there[0], port=there[1])
+    return _mesh(settings, hosts, bytes.fromhex(roster["epoch"]), door)
 
 
-def _listener(settings: FabricSettings) -> socket.socket:
-    if settings.listen_fd is not None:
-        try:
-            return socket.socket(fileno=settings.listen_fd)
-        except OSError as error:
-            raise ConfigError(
-                f"FERRULE_LISTEN_FD={settings.listen_fd} is no socket ({error.strerror}); "
-                "the launcher must pass the descriptor on"
-            ) from error
-    host, port = settings.address
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        raise RendezvousError(
-            f"rank 0 cannot listen on {host}:{port} (FERRULE_ADDRESS): {error.strerror or error}"
-        ) from error
+def _mesh(settings: FabricSettings, hosts: Sequence[RankHost], epoch: bytes, door: Door) -> tuple[Mesh, Lobby]:
+    lobby = Lobby(epoch, settings.rank, settings.world_size, LANES)
+    door.open(lobby)
+    return Mesh(settings.rank, tuple(hosts), epoch, settings.key, door, settings.spin_us, settings.calibrate), lobby
 
 
-def _tell_all(links: Mapping[int, Link], text: str) -> None:
-    """Let the others know at once what went wrong; those that are gone need not know."""
-    for link in links.values():
-        with contextlib.suppress(RendezvousError, OSError):
-            link.send({"abort": text}, Deadline(1.0))
-        link.socket.close()
+def _listen_everywhere(
+    own: RankHost, settings: FabricSettings, door: Door, listeners: Sequence[socket.socket]
+) -> RankHost:
+    faces, made = listen_everywhere(own_interfaces(settings.interfaces), listeners)
+    door.listen(made, {face.address: face.name for face in faces})
+    return replace(own, interfaces=faces)
+
+
+def _port_at(address: str, own: RankHost, door: Door, listeners: Sequence[socket.socket]) -> int:
+    """The port on which this rank listens at ``address``; from now on, if it did not."""
+    for face in own.interfaces:
+        if face.address == address:
+            return face.port
+    for sock in listeners:
+        here, port = sock.getsockname()[:2]
+        if here in (address, "::" if ":" in address else "0.0.0.0"):
+            return int(port)
+    made = listen_on(address, 0)
+    door.listen([made])
+    return int(made.getsockname()[1])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ferrule._native import Segment
 from ferrule.errors import RendezvousError
 from ferrule.fabric.hosts import RankHost
-from ferrule.fabric.link import Deadline, Link
 
 
 @dataclass(frozen=True)
@@ -21,75 +21,86 @@ class SharedMemory:
     reason: str = ""
 
 
-def share_memory(rank: int, hosts: Sequence[RankHost], links: Mapping[int, Link], deadline: Deadline) -> SharedMemory:
-    """All ranks that look as if they could share memory with this one call this together.
+class Sharing:
+    """The ranks that look as if they could share memory try it: `offer`, `accept`, and `settle` when all have.
 
     The lowest of them creates the segment, the others open it, which proves that it really is the same memory, and
     its name is removed before anybody uses it: whatever dies from then on leaves nothing behind. It is all or
-    none; a partial success is given up. With transport "shm" anything but success is a `RendezvousError`.
+    none; a partial success is given up.
     """
-    choice = hosts[rank].transport
-    members = [other for other, host in enumerate(hosts) if host.memory_id == hosts[rank].memory_id]
-    outcome = SharedMemory(None, ())
-    if len(hosts) > 1 and choice != "tcp":
-        if len(members) > 1 and rank == members[0]:
-            outcome = _create(members, len(hosts), links, deadline)
-        elif len(members) > 1:
-            outcome = _open(rank, members, len(hosts), links[members[0]], deadline)
-        strangers = [other for other in range(len(hosts)) if other not in members]
-        if choice == "shm" and (outcome.segment is None or strangers):
-            why = outcome.reason or f"rank {', '.join(map(str, strangers))} runs where memory cannot be shared"
+
+    def __init__(self, rank: int, hosts: Sequence[RankHost]) -> None:
+        self._rank = rank
+        self._hosts = hosts
+        self._choice = hosts[rank].transport
+        self._members = [other for other, host in enumerate(hosts) if host.memory_id == hosts[rank].memory_id]
+        self._wanted = len(self._members) > 1 and self._choice in ("auto", "shm")
+        self._segment: Segment | None = None
+        self._name = ""
+
+    @property
+    def partners(self) -> list[int]:
+        """The ranks that try it, this one included; empty where nobody does."""
+        return self._members if self._wanted else []
+
+    def offer(self) -> dict[str, Any]:
+        """What all others should know: of the rank that creates the segment, where it is or why there is none."""
+        if not self._wanted or self._rank != self._members[0]:
+            return {}
+        name, token = f"/ferrule-{secrets.token_hex(10)}", secrets.token_bytes(16)
+        try:
+            self._segment = Segment.create(name, token, len(self._members))
+        except OSError as error:
+            return {"reason": str(error)}
+        self._name = name
+        return {"name": name, "token": token.hex(), "reason": ""}
+
+    def accept(self, offers: Sequence[Mapping[str, Any]]) -> str:
+        """Open the segment that was offered to this rank, of all ranks' offers; why that did not work, or ""."""
+        if not self._wanted:
+            return ""
+        offer = offers[self._members[0]]
+        if offer["reason"] or self._segment is not None:
+            return str(offer["reason"])
+        try:
+            self._segment = Segment.open(offer["name"], bytes.fromhex(offer["token"]), len(self._members))
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def settle(self, reasons: Sequence[str]) -> SharedMemory:
+        """What came out when each rank's `accept` said that.
+
+        Raises `RendezvousError` when the transport "shm" was asked for and there are ranks that it does not join.
+        """
+        self._unlink()
+        if not self._wanted and self._choice != "shm":
+            return SharedMemory(None, ())
+        reason = reasons[self._members[0]]
+        for rank in self._members[1:]:
+            reason = reason or (f"rank {rank}: {reasons[rank]}" if reasons[rank] else "")
+        if reason:
+            self.drop()
+        strangers = [str(rank) for rank in range(len(self._hosts)) if rank not in self._members]
+        if self._choice == "shm" and (reason or strangers):
+            why = reason or f"rank {', '.join(strangers)} runs where memory cannot be shared"
             raise RendezvousError(
                 f"shared memory was asked for but is not to be had: {why}; "
                 "give /dev/shm more room (docker: --shm-size or --ipc=host), or set FERRULE_TRANSPORT=auto"
             )
-    return outcome
+        if self._segment is None:
+            return SharedMemory(None, (), reason)
+        index = {member: place for place, member in enumerate(self._members)}
+        return SharedMemory(self._segment, tuple(index.get(rank, -1) for rank in range(len(self._hosts))))
 
+    def drop(self) -> None:
+        """Leave nothing behind."""
+        self._unlink()
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
 
-def _create(members: Sequence[int], world_size: int, links: Mapping[int, Link], deadline: Deadline) -> SharedMemory:
-    name = f"/ferrule-{secrets.token_hex(10)}"
-    token = secrets.token_bytes(16)
-    segment = None
-    reason = ""
-    try:
-        segment = Segment.create(name, token, len(members))
-    except OSError as error:
-        reason = str(error)
-    try:
-        for member in members[1:]:
-            links[member].send({"segment": name if segment else None, "token": token.hex(), "reason": reason}, deadline)
-        if segment:
-            for member in members[1:]:
-                answer = links[member].receive(deadline)
-                if answer["reason"]:
-                    reason = f"rank {member}: {answer['reason']}"
-    finally:
-        if segment:
-            Segment.unlink(name)
-    if segment:
-        for member in members[1:]:
-            links[member].send({"reason": reason}, deadline)
-    return _outcome(segment, members, world_size, reason)
-
-
-def _open(rank: int, members: Sequence[int], world_size: int, leader: Link, deadline: Deadline) -> SharedMemory:
-    offer = leader.receive(deadline)
-    if offer["segment"] is None:
-        return SharedMemory(None, (), offer["reason"])
-    segment = None
-    reason = ""
-    try:
-        segment = Segment.open(offer["segment"], bytes.fromhex(offer["token"]), len(members))
-    except OSError as error:
-        reason = str(error)
-    leader.send({"reason": reason}, deadline)
-    return _outcome(segment, members, world_size, leader.receive(deadline)["reason"])
-
-
-def _outcome(segment: Segment | None, members: Sequence[int], world_size: int, reason: str) -> SharedMemory:
-    if segment is None or reason:
-        if segment is not None:
-            segment.close()
-        return SharedMemory(None, (), reason)
-    index = {member: place for place, member in enumerate(members)}
-    return SharedMemory(segment, tuple(index.get(rank, -1) for rank in range(world_size)))
+    def _unlink(self) -> None:
+        if self._name:
+            Segment.unlink(self._name)
+            self._name = ""

@@ -1,0 +1,133 @@
+"""Which interfaces a host has for other ranks, and which of two hosts' interfaces a cable may join."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from ferrule.errors import ConfigError
+
+_VIRTUAL = re.compile(
+    r"(docker|veth|virbr|vnet|cni|flannel|cali|lxc|lxd|podman|kube|dummy|ifb|tun|tap|wg|tailscale|zt|vmnet|vboxnet"
+    r"|awdl|llw|anpi|utun|gif|stf)\S*|ap\d+|br-[0-9a-f]{12}"
+)
+"""Bridges to this host's own containers and machines, and tunnels through other interfaces: no cables of their own.
+Where a tunnel is the only way, the address by which the ranks met still leads through it."""
+
+_MAX_GUESSES = 16
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True)
+class Interface:
+    """An interface with one of its addresses, and the port on which its rank listens there.
+
+    ``prefix``: the length of the subnet's part of the address; ``mtu`` in bytes; ``speed`` in Mbit/s, 0 when unknown.
+    """
+
+    name: str
+    address: str
+    prefix: int
+    mtu: int = 0
+    speed: int = 0
+    port: int = 0
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        return cls(**fields)
+
+    @property
+    def ip(self) -> IPAddress:
+        return ipaddress.ip_address(self.address)
+
+    def shares_subnet(self, other: Interface) -> bool:
+        """Whether each believes that the other is on its own subnet."""
+        return (
+            self.ip.version == other.ip.version
+            and self.ip in ipaddress.ip_network((other.address, other.prefix), strict=False)
+            and other.ip in ipaddress.ip_network((self.address, self.prefix), strict=False)
+        )
+
+
+def own_interfaces(names: Sequence[str] = ()) -> tuple[Interface, ...]:
+    """The usable interfaces of this host; see `usable`."""
+    import psutil  # a few milliseconds, which a job on one host need not spend
+
+    stats = psutil.net_if_stats()
+    found = []
+    for name, entries in psutil.net_if_addrs().items():
+        if name in stats and stats[name].isup:
+            for entry in entries:
+                if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
+                    address = entry.address.partition("%")[0]
+                    prefix = ipaddress.ip_network(f"{address}/{_prefix(entry.netmask)}", strict=False).prefixlen
+                    found.append(Interface(name, address, prefix, stats[name].mtu, stats[name].speed))
+    return usable(found, names)
+
+
+def _prefix(netmask: str) -> str:
+    """IPv6 netmasks are written as addresses, which `ipaddress` does not read."""
+    if ":" not in netmask:
+        return netmask
+    return str(int(ipaddress.IPv6Address(netmask)).bit_count())
+
+
+def usable(found: Iterable[Interface], names: Sequence[str] = ()) -> tuple[Interface, ...]:
+    """Those among the interfaces (that are up) by which other hosts may be reached, in the order of their names.
+
+    ``names``: only these; and not those that are written ``^name``. Without names, loopback, tunnels and bridges to
+    this host's own containers are left out. Raises `ConfigError` for a name that is not there.
+    """
+    found = sorted(found, key=lambda one: (_natural(one.name), one.ip.version, one.ip.is_link_local, int(one.ip)))
+    wanted = {name for name in names if not name.startswith("^")}
+    unwanted = {name[1:] for name in names if name.startswith("^")}
+    if missing := wanted - {one.name for one in found}:
+        there = ", ".join(dict.fromkeys(one.name for one in found))
+        raise ConfigError(
+            f"FERRULE_INTERFACES names {', '.join(sorted(missing))}, which is not up or has no address here; "
+            f"there are {there or 'none'}"
+        )
+    if wanted:
+        return tuple(one for one in found if one.name in wanted - unwanted)
+    return tuple(
+        one for one in found if one.name not in unwanted and not one.ip.is_loopback and not _VIRTUAL.fullmatch(one.name)
+    )
+
+
+def pairings(one: Sequence[Interface], other: Sequence[Interface]) -> tuple[tuple[Interface, Interface], ...]:
+    """Which interfaces of two hosts may be joined by a cable, in an order on which both hosts agree.
+
+    An interface goes with the first one of the other host on the same subnet that is still free. Where only
+    link-local addresses are left, nothing but trying tells which belong together: then there is a guess for each
+    pair. ``one`` is the host of the lower rank.
+    """
+    pairs: list[tuple[Interface, Interface]] = []
+    taken: tuple[set[str], set[str]] = (set(), set())
+    for version in (4, 6):
+        for mine, theirs in itertools.product(_routable(one, version), _routable(other, version)):
+            free = mine.name not in taken[0] and theirs.name not in taken[1]
+            if free and mine.address != theirs.address and mine.shares_subnet(theirs):
+                pairs.append((mine, theirs))
+                taken[0].add(mine.name)
+                taken[1].add(theirs.name)
+    left = [[face for face in faces if face.name not in taken[end]] for end, faces in enumerate((one, other))]
+    for version in (4, 6):
+        local = [[face for face in faces if face.ip.is_link_local and face.ip.version == version] for faces in left]
+        guesses = [pair for pair in itertools.product(*local) if pair[0].address != pair[1].address]
+        pairs += [(mine, theirs) for mine, theirs in guesses[:_MAX_GUESSES]]
+    return tuple(pairs)
+
+
+def _routable(faces: Sequence[Interface], version: int) -> list[Interface]:
+    return [face for face in faces if face.ip.version == version and not face.ip.is_link_local]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """eth2 before eth10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,228 @@
+"""Measure what messages cost over the links of a group, each pair of ranks by itself."""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ferrule import _native
+from ferrule.errors import FabricTimeout, RendezvousError
+from ferrule.fabric.costs import LinkCosts
+from ferrule.fabric.hosts import RankHost
+from ferrule.fabric.link import Deadline, Link, read_exactly
+
+_SLEEPING_ROUNDS = 10
+_ROUNDS = 4
+_MAX_SETS = 6
+_SETS_SECONDS = 5e-3
+_SMALL_BYTES = 8
+_FIRST_BURST = 64 << 10
+_LAST_BURST = 8 << 20
+_BURST_SECONDS = 6e-3
+"""A burst that takes so long says what a link carries; a shorter one may sit in a buffer on its way."""
+_TRIES = 2
+"""Of each burst; the quicker one counts, since a busy host makes a burst slower but never quicker than its link."""
+_COUNT = struct.Struct("<Q")
+_RESULT = struct.Struct("<d")
+
+_SHARED_ALPHA, _SHARED_BETA = 1e-6, 1e-10
+"""Ranks that share memory, and RDMA below: typical, not measured, which would take the group that is being made."""
+_VERBS_ALPHA, _VERBS_BETA = 4e-6, 3e-10
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one rail or pair: ``alpha`` in seconds, one way; seconds per byte ``up`` (to the higher rank) and ``down``."""
+
+    alpha: float
+    up: float
+    down: float
+
+
+def together(rails: Sequence[Measured]) -> Measured:
+    """Several rails as one: the latency of the best, the bandwidths added up."""
+    up = 1 / sum(1 / rail.up for rail in rails)
+    down = 1 / sum(1 / rail.down for rail in rails)
+    return Measured(min(rail.alpha for rail in rails), up, down)
+
+
+def representatives(hosts: Sequence[RankHost], pairs: Iterable[Pair]) -> dict[Pair, Pair]:
+    """For each of ``pairs`` (lower, higher) the first one between the same two hosts: their links are the same."""
+    first: dict[frozenset[str], Pair] = {}
+    chosen = {}
+    for low, high in sorted(pairs):
+        between = frozenset((hosts[low].memory_id, hosts[high].memory_id))
+        chosen[low, high] = first.setdefault(between, (low, high))
+    return chosen
+
+
+def schedule(pairs: Iterable[Pair]) -> list[list[Pair]]:
+    """Rounds in which no rank has more than one partner. The same on every rank."""
+    rounds: list[list[Pair]] = []
+    for pair in sorted(set(pairs)):
+        for one in rounds:
+            if not any(set(pair) & set(other) for other in one):
+                one.append(pair)
+                break
+        else:
+            rounds.append([pair])
+    return rounds
+
+
+def measure(link: Link, *, higher: bool, deadline: Deadline) -> Measured:
+    """Both ranks of a pair call this for the same rail; takes some 20 ms. Raises `RendezvousError`, `FabricTimeout`."""
+    sock = link.socket
+    alpha = _latency(sock, link, higher, deadline)
+    if higher:
+        down = _send_bursts(sock, link, deadline)
+        up = _receive_bursts(sock, link, deadline)
+    else:
+        down = _receive_bursts(sock, link, deadline)
+        up = _send_bursts(sock, link, deadline)
+    return Measured(alpha, up, down)
+
+
+def _latency(sock: socket.socket, link: Link, higher: bool, deadline: Deadline) -> float:
+    """Seconds that a small message takes at best: whatever else the hosts are doing now is not the link's fault.
+
+    Both ways of waiting are tried: to spin is quicker while there is a core for that, to sleep where there is none.
+    """
+    small = np.zeros(_SMALL_BYTES, np.uint8)
+    word = bytes(_SMALL_BYTES)
+    where = f"rank {link.peer}"
+    _exchange(sock, word, link, deadline)
+    best = float("inf")
+    for _ in range(_SLEEPING_ROUNDS):
+        begin = time.perf_counter()
+        if higher:
+            _send(sock, word, link, deadline)
+        read_exactly(sock, len(word), deadline, where)
+        if higher:
+            best = min(best, (time.perf_counter() - begin) / 2)
+        else:
+            _send(sock, word, link, deadline)
+    begin = time.perf_counter()
+    for number in range(_MAX_SETS):
+        try:
+            times = _native.raw_tcp_ping_pong(
+                sock.fileno(), small.ctypes.data, _SMALL_BYTES, _ROUNDS, higher, max(deadline.left, 1e-3)
+            )
+        except RuntimeError as error:
+            raise RendezvousError(f"{where} left while the link to it was measured ({error})") from error
+        if higher:
+            best = min(best, *(microseconds * 1e-6 for microseconds in times))
+            # On a busy machine a set may take long.
+            enough = number + 1 == _MAX_SETS or time.perf_counter() - begin > _SETS_SECONDS
+            _send(sock, _RESULT.pack(best if enough else math.nan), link, deadline)
+        else:
+            (best,) = _RESULT.unpack(read_exactly(sock, _RESULT.size, deadline, where))
+            enough = not math.isnan(best)
+        if enough:
+            break
+    return best
+
+
+def _send_bursts(sock: socket.socket, link: Link, deadline: Deadline) -> float:
+    """Larger and larger ones until one takes long enough; seconds per byte."""
+    size = _FIRST_BURST
+    while True:
+        seconds = min(_send_burst(sock, bytes(size), link, deadline) for _ in range(_TRIES))
+        if seconds >= _BURST_SECONDS or size >= _LAST_BURST:
+            break
+        size *= 4 if seconds < _BURST_SECONDS / 8 else 2
+    # The way there and back of the answer is in it, too: little beside a burst, and never in favour of the link.
+    beta = seconds / size
+    _send(sock, _COUNT.pack(0) + _RESULT.pack(beta), link, deadline)
+    return beta
+
+
+def _send_burst(sock: socket.socket, data: bytes, link: Link, deadline: Deadline) -> float:
+    """Seconds until the other end has it all."""
+    begin = time.perf_counter()
+    _send(sock, _COUNT.pack(len(data)), link, deadline)
+    _send(sock, data, link, deadline)
+    read_exactly(sock, 1, deadline, f"rank {link.peer}")
+    return time.perf_counter() - begin
+
+
+def _receive_bursts(sock: socket.socket, link: Link, deadline: Deadline) -> float:
+    where = f"rank {link.peer}"
+    buffer = memoryview(bytearray(1 << 20))
+    while True:
+        (left,) = _COUNT.unpack(read_exactly(sock, _COUNT.size, deadline, where))
+        if left == 0:
+            (beta,) = _RESULT.unpack(read_exactly(sock, _RESULT.size, deadline, where))
+            return float(beta)
+        if left > _LAST_BURST * 2:
+            raise RendezvousError(f"{where} announced a burst of {left} bytes, which none of ours has")
+        while left:
+            sock.settimeout(max(deadline.left, 1e-3))
+            try:
+                got = sock.recv_into(buffer, min(left, len(buffer)))
+            except OSError as error:
+                raise _lost(link, error) from error
+            if got == 0:
+                raise RendezvousError(f"{where} left while the link to it was measured")
+            left -= got
+        _send(sock, b"\1", link, deadline)
+
+
+def _exchange(sock: socket.socket, word: bytes, link: Link, deadline: Deadline) -> None:
+    _send(sock, word, link, deadline)
+    read_exactly(sock, len(word), deadline, f"rank {link.peer}")
+
+
+def _send(sock: socket.socket, data: bytes | memoryview, link: Link, deadline: Deadline) -> None:
+    sock.settimeout(max(deadline.left, 1e-3))
+    try:
+        sock.sendall(data)
+    except OSError as error:
+        raise _lost(link, error) from error
+
+
+def _lost(link: Link, error: OSError) -> RendezvousError | FabricTimeout:
+    if isinstance(error, TimeoutError):
+        return FabricTimeout(f"rank {link.peer} took too long while the link to it was measured")
+    return RendezvousError(f"rank {link.peer} left while the link to it was measured ({error})")
+
+
+def matrix(
+    hosts: Sequence[RankHost], transports: Mapping[Pair, str], measured: Mapping[Pair, Measured]
+) -> LinkCosts | None:
+    """The costs between all ranks. ``transports``: of each pair (lower, higher) with a direct link; ``measured``: of
+    those by TCP, or of the pair that stands for them. None when one of these is not measured."""
+    size = len(hosts)
+    alpha: list[list[float | None]] = [[None] * size for _ in range(size)]
+    beta: list[list[float | None]] = [[None] * size for _ in range(size)]
+    stands_for = representatives(hosts, (pair for pair, transport in transports.items() if transport == "tcp"))
+    for (low, high), transport in transports.items():
+        if transport == "tcp":
+            one = measured.get(stands_for[low, high])
+            if one is None:
+                return None
+        elif transport == "shm":
+            one = Measured(_SHARED_ALPHA, _SHARED_BETA, _SHARED_BETA)
+        else:
+            one = Measured(_VERBS_ALPHA, _VERBS_BETA, _VERBS_BETA)
+        alpha[low][high] = alpha[high][low] = one.alpha
+        # To the same host both ways alike, whichever rank is the higher one there.
+        swapped = transport == "tcp" and hosts[stands_for[low, high][0]].memory_id != hosts[low].memory_id
+        beta[low][high], beta[high][low] = (one.down, one.up) if swapped else (one.up, one.down)
+    return LinkCosts(tuple(map(tuple, alpha)), tuple(map(tuple, beta)), _crowding(hosts))
+
+
+def _crowding(hosts: Sequence[RankHost]) -> float:
+    """How many ranks share a core on the fullest host."""
+    fullest = 1.0
+    for memory_id in {host.memory_id for host in hosts}:
+        here = [host.cpus for host in hosts if host.memory_id == memory_id]
+        fullest = max(fullest, len(here) / max(1, len(set().union(*here))))
+    return fullest

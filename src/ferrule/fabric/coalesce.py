@@ -1,0 +1,79 @@
+"""Several operations that run together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ferrule import _native
+from ferrule._native import OPS, Operation
+from ferrule.errors import FabricError
+from ferrule.fabric.work import Work
+
+if TYPE_CHECKING:
+    from ferrule.fabric.group import Group
+
+_MESSAGES = (OPS["send"], OPS["recv"])
+
+
+class Coalesced:
+    """What was called inside ``with group.coalesce():``. Started when the block ends, unless it ends by an error."""
+
+    def __init__(self, group: Group, timeout: float | None, blocking: bool) -> None:
+        self._group = group
+        self._timeout = timeout
+        self._blocking = blocking
+        self._lanes: tuple[list[Operation], list[Operation]] = ([], [])
+        self._arrays: list[object] = []
+        self._works: list[Work[None]] = []
+
+    def add(self, operation: Operation, arrays: tuple[object, ...]) -> None:
+        self._lanes[operation.op in _MESSAGES].append(operation)
+        self._arrays += arrays
+
+    def __enter__(self) -> Self:
+        if self._group._coalesced is not None:
+            raise FabricError("this group is already inside a coalesce() block")
+        self._group._coalesced = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._group._coalesced = None
+        if error is not None:
+            return
+        native: _native.Group = self._group._native
+        seconds = self._group._timeout if self._timeout is None else self._timeout
+        lanes = [operations for operations in self._lanes if operations]
+        if self._blocking and len(lanes) == 1:
+            status = native.run(lanes[0], seconds)
+            if status:
+                self._group._fail(status)
+            return
+        for operations in lanes:
+            started = native.start(operations, seconds)
+            if isinstance(started, int):
+                self._group._fail(started)
+            self._works.append(Work(self._group, started, None, tuple(self._arrays)))
+        if self._blocking:
+            self.wait()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until all of them are done. Raises what they raise; ``timeout`` in seconds as in `Work.wait`."""
+        for work in self._works:
+            work.wait(timeout)
+
+    def then(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` when all of them are done, as `Work.then` does."""
+        self._after(0, callback)
+
+    def _after(self, done: int, callback: Callable[[], object]) -> None:
+        if done == len(self._works):
+            callback()
+        else:
+            self._works[done].then(lambda: self._after(done + 1, callback))
+
+    def done(self) -> bool:
+        return all(work.done() for work in self._works)

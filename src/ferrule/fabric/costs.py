@@ -1,0 +1,48 @@
+"""What a message costs between ranks: the numbers by which algorithms are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+Matrix = tuple[tuple[float | None, ...], ...]
+
+
+@dataclass(frozen=True)
+class LinkCosts:
+    """For every pair of ranks with a direct link; None where there is none, and for a rank with itself.
+
+    A message of n bytes from rank i to rank j takes about ``alpha[i][j] + n * beta[i][j]`` seconds one way, over all
+    rails of the pair together. ``crowding``: how many ranks share a core on the fullest host, at least 1. The same on
+    every rank of a group.
+    """
+
+    alpha: Matrix
+    beta: Matrix
+    crowding: float = 1.0
+
+    def among(self, ranks: Sequence[int]) -> LinkCosts:
+        """The costs of a group of some of the ranks, in its order."""
+        return LinkCosts(
+            tuple(tuple(self.alpha[a][b] for b in ranks) for a in ranks),
+            tuple(tuple(self.beta[a][b] for b in ranks) for a in ranks),
+            self.crowding,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        return cls(tuple(map(tuple, fields["alpha"])), tuple(map(tuple, fields["beta"])), fields["crowding"])
+
+    @property
+    def size(self) -> int:
+        return len(self.alpha)
+
+    def linked(self, a: int, b: int) -> bool:
+        return self.alpha[a][b] is not None and self.alpha[b][a] is not None
+
+    def neighbours(self, rank: int) -> list[int]:
+        return [other for other in range(self.size) if other != rank and self.linked(rank, other)]

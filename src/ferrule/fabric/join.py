@@ -1,0 +1,260 @@
+"""Make a group: every rank connects to those below it, and all agree on what came of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ferrule.errors import FerruleError, RendezvousError
+from ferrule.fabric.algorithms import Strategy, choose_algorithms
+from ferrule.fabric.build import Joined, Parts
+from ferrule.fabric.calibration import Measured, Pair, matrix, measure, representatives, schedule, together
+from ferrule.fabric.costs import LinkCosts
+from ferrule.fabric.dial import Call, dial
+from ferrule.fabric.handshake import Identity, Role
+from ferrule.fabric.link import Link
+from ferrule.fabric.lobby import Lobby, Place
+from ferrule.fabric.mesh import LANES, Mesh
+from ferrule.fabric.segment import SharedMemory, Sharing
+from ferrule.fabric.star import Star
+from ferrule.fabric.topology import best_tree
+from ferrule.fabric.verbs import Verbs, connect_verbs
+from ferrule.fabric.ways import Rail, Way, candidates, keep
+
+
+class Joining:
+    """One rank's part in making a group of ``members``, ranks of the mesh in the order of the new group.
+
+    Connections are made by the higher rank of a pair. Nobody waits in a circle: that needs no answer but the door's.
+    ``lobby``: where those above arrive. ``transport``: overrides the hosts' choice.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        members: Sequence[int],
+        star: Star,
+        lobby: Lobby,
+        transport: str | None = None,
+    ) -> None:
+        self._mesh = mesh
+        self._members = tuple(members)
+        self._rank = self._members.index(mesh.rank)
+        self._star = star
+        self._lobby = lobby
+        hosts = [mesh.hosts[member] for member in self._members]
+        self.hosts = tuple(host if transport is None else replace(host, transport=transport) for host in hosts)
+        self._links: dict[Place, Link] = {}
+        self._sharing = Sharing(self._rank, self.hosts)
+        self._notes: dict[int, list[str]] = {}
+        self._discovers = False
+        self._table: dict[str, Any] = {}
+        self._measured: dict[int, dict[int, Measured]] = {}
+
+    def discover(self) -> Joined:
+        """The first group of a mesh: try all ways there may be, and remember in the mesh which work."""
+        mesh = self._mesh
+        self._discovers = True
+        sockets = min(host.sockets for host in self.hosts)
+        plan = {}
+        for other in range(self._rank):
+            possible = candidates(self._rank, self.hosts[self._rank], other, self.hosts[other], sockets)
+            hosts = {rail.address[0] for rail in possible if rail.interface}
+            # The address by which the ranks met is an interface's, as a rule.
+            plan[other] = [rail for rail in possible if rail.interface or rail.address[0] not in {*hosts, ""}]
+        calls = {
+            (other, rail): [mesh.call(rail, self._identity(role, other, rail.number)) for role in LANES]
+            for other, rails in plan.items()
+            for rail in rails
+        }
+        return self._join(calls)
+
+    def repeat(self) -> Joined:
+        """A later group: the ways are known."""
+        calls = {}
+        for other in range(self._rank):
+            way = self._mesh.ways[self._members[other]]
+            for rail in way.rails or (Rail(0, ("", 0)),):
+                identities = [self._identity(role, other, rail.number) for role in LANES]
+                calls[other, rail] = self._mesh.calls(self._members[other], identities)
+        return self._join(calls)
+
+    def _identity(self, role: Role, target: int, rail: int) -> Identity:
+        return Identity(role, self._rank, target, len(self._members), self._lobby.epoch, rail)
+
+    def _join(self, calls: Mapping[tuple[int, Rail], Sequence[Call]]) -> Joined:
+        verbs = Verbs()
+        try:
+            reached = self._connect(calls)
+            table = self._star.agree(
+                {"reached": reached, "notes": self._notes, "segment": self._sharing.offer()}, self._first_decision
+            )
+            self._learn(table)
+            reason = self._sharing.accept(table["segments"])
+            self._take_those_above(table["rails"])
+            verbs = self._connect_verbs()
+            measured = self._measure(table, verbs) if table["measure"] else {}
+            verdict = self._star.agree(
+                {"reason": reason, "verbs": list(verbs.endpoints), "costs": measured}, self._second_decision
+            )
+            memory = self._sharing.settle(verdict["reasons"])
+            if verdict["costs"] is not None:
+                self._mesh.costs = LinkCosts.from_json(verdict["costs"])
+        except BaseException:
+            for link in self._links.values():
+                link.socket.close()
+            self._sharing.drop()
+            verbs.close()
+            raise
+        parts = Parts(
+            self._rank,
+            self._members,
+            self.hosts,
+            self._lobby,
+            self._links,
+            self._ways(),
+            memory,
+            verbs,
+            self._notes,
+            self._mesh.spin_us,
+            self._measured,
+            self._strategy(memory),
+        )
+        self._lobby.settle()
+        return parts.build()
+
+    def _connect(self, calls: Mapping[tuple[int, Rail], Sequence[Call]]) -> dict[str, list[int]]:
+        """Make the calls; the numbers of the rails to use to each rank below."""
+        flat = [call for group in calls.values() for call in group]
+        results = iter(dial(flat, self._mesh.key, self._star.deadline, self._mesh.door.loop))
+        made: dict[tuple[int, Rail], list[Link]] = {}
+        failed: dict[int, list[FerruleError]] = {}
+        for (other, rail), group in calls.items():
+            outcome = [next(results) for _ in group]
+            links = [result for result in outcome if isinstance(result, Link)]
+            errors = [result for result in outcome if not isinstance(result, Link)]
+            if errors:
+                failed.setdefault(other, []).append(errors[0])
+                for link in links:
+                    link.socket.close()
+            else:
+                made[other, rail] = links
+        reached = {}
+        for other in range(self._rank):
+            tried = [rail for peer, rail in calls if peer == other]
+            kept = keep(tried, {rail.number for peer, rail in made if peer == other})
+            reached[str(other)] = [rail.number for rail in kept]
+            self._notes[other] = [str(error) for error in failed.get(other, [])]
+            for rail in tried:
+                for link in made.get((other, rail), []):
+                    if rail in kept:
+                        self._links[Place(link.identity.role, other, rail.number)] = link
+                    else:
+                        link.socket.close()
+        return reached
+
+    def _learn(self, table: Mapping[str, Any]) -> None:
+        """What rank 0 tells of who is joined how."""
+        sockets = min(host.sockets for host in self.hosts)
+        for other, member in enumerate(self._members):
+            if other == self._rank:
+                continue
+            pair = _pair(self._rank, other)
+            self._notes[other] = table["notes"].get(pair, [])
+            if member not in self._mesh.ways:
+                possible = candidates(self._rank, self.hosts[self._rank], other, self.hosts[other], sockets)
+                numbers = table["rails"][pair]
+                self._mesh.ways[member] = Way(tuple(rail for rail in possible if rail.number in numbers))
+
+    def _take_those_above(self, rails: Mapping[str, Sequence[int]]) -> None:
+        places = [
+            Place(role, other, number)
+            for other in range(self._rank + 1, len(self._members))
+            for number in rails[_pair(self._rank, other)]
+            for role in LANES
+        ]
+        watched = [] if self._rank == 0 else list(self._star.links.values())
+        self._links |= self._lobby.take(places, self._star.deadline, watched)
+
+    def _connect_verbs(self) -> Verbs:
+        """RDMA to those that share a link and no memory with this rank."""
+        first: dict[int, Link] = {}
+        for place, link in sorted(self._links.items(), reverse=True):
+            if place.role == LANES[0] and self._ways()[place.rank].rails:
+                first[place.rank] = link
+        return connect_verbs(self._rank, self.hosts, first, self._sharing.partners, self._star.deadline)
+
+    def _measure(self, table: Mapping[str, Any], verbs: Verbs) -> dict[int, list[float]]:
+        """What the links to lower ranks cost, as far as this rank measures them."""
+        for low, high in itertools.chain(*schedule(representatives(self.hosts, self._tcp_pairs(table)).values())):
+            other = high if self._rank == low else low
+            if self._rank not in (low, high) or other in verbs.endpoints:
+                continue
+            self._measured[other] = {
+                place.rail: measure(link, higher=self._rank == high, deadline=self._star.deadline)
+                for place, link in sorted(self._links.items())
+                if place[:2] == (LANES[0], other)
+            }
+        costs = {other: together(list(rails.values())) for other, rails in self._measured.items() if other < self._rank}
+        return {other: [one.alpha, one.up, one.down] for other, one in costs.items()}
+
+    def _tcp_pairs(self, table: Mapping[str, Any]) -> list[Pair]:
+        """The pairs (lower, higher) with a direct link and no memory in common. The same on all ranks."""
+        pairs = itertools.combinations(range(len(self.hosts)), 2)
+        return [pair for pair in pairs if table["rails"][_pair(*pair)] and not self._may_share(*pair)]
+
+    def _may_share(self, one: int, other: int) -> bool:
+        hosts = self.hosts[one], self.hosts[other]
+        return hosts[0].memory_id == hosts[1].memory_id and hosts[0].transport in ("auto", "shm")
+
+    def _strategy(self, memory: SharedMemory) -> Strategy:
+        """How this group's collectives go; ranks that all share memory have their own ways."""
+        if self._mesh.costs is None or (memory.segment is not None and min(memory.local_index) >= 0):
+            return Strategy()
+        costs = self._mesh.costs.among(self._members)
+        # Members without links among them have nothing to choose from.
+        return choose_algorithms(costs, len(self._members)) if best_tree(costs) is not None else Strategy()
+
+    def _first_decision(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Who is joined to whom over which rails; what each rank offers to share; whether to measure links."""
+        rails, notes = {}, {}
+        for rank, report in enumerate(reports):
+            for other, numbers in report["reached"].items():
+                pair = _pair(rank, int(other))
+                rails[pair], notes[pair] = numbers, report["notes"][other]
+                if not numbers:
+                    raise RendezvousError(f"rank {rank} cannot reach rank {other}: {'; '.join(notes[pair])}")
+        table: dict[str, Any] = {"rails": rails, "notes": notes}
+        table["segments"] = [report["segment"] for report in reports]
+        table["measure"] = self._discovers and self._mesh.calibrate and bool(self._tcp_pairs(table))
+        self._table = table
+        return table
+
+    def _second_decision(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Who could share memory, and what all links cost."""
+        decision: dict[str, Any] = {"reasons": [report["reason"] for report in reports], "costs": None}
+        if self._table["measure"]:
+            transports = {}
+            for low, high in itertools.combinations(range(len(self.hosts)), 2):
+                if self._may_share(low, high):
+                    transports[low, high] = "shm"
+                elif self._table["rails"][_pair(low, high)]:
+                    transports[low, high] = "verbs" if low in reports[high]["verbs"] else "tcp"
+            measured = {
+                (int(low), high): Measured(*numbers)
+                for high, report in enumerate(reports)
+                for low, numbers in report["costs"].items()
+            }
+            costs = matrix(self.hosts, transports, measured)
+            decision["costs"] = None if costs is None else costs.to_json()
+        return decision
+
+    def _ways(self) -> dict[int, Way]:
+        """By the new group's ranks."""
+        return {other: self._mesh.ways[member] for other, member in enumerate(self._members) if other != self._rank}
+
+
+def _pair(one: int, other: int) -> str:
+    return f"{max(one, other)}-{min(one, other)}"

@@ -1,0 +1,55 @@
+"""Bring back rails that were lost: a cable that was out is in again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+
+from ferrule.fabric.dial import Call, dial
+from ferrule.fabric.handshake import Identity
+from ferrule.fabric.link import Deadline, Link
+from ferrule.fabric.mesh import LANES, Mesh
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 0.5
+_ANSWER_SECONDS = 2.0
+
+
+class Keeper:
+    """A thread that makes the connections of lost rails anew, towards those ranks to which this one made them first."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ferrule rails", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """It ends by itself, soon: calls that are under way go on for a moment."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_PAUSE_SECONDS):
+            calls = self._lost()
+            for call, result in zip(calls, dial(calls, self._mesh.key, Deadline(_ANSWER_SECONDS)), strict=True):
+                if isinstance(result, Link):
+                    _log.info("the rail to %s is back", call)
+                    self._mesh.take_back(result)
+
+    def _lost(self) -> list[Call]:
+        """The connections that are missing."""
+        calls = []
+        for live in self._mesh.live():
+            for peer in range(live.rank):
+                member = live.members[peer]
+                rails = self._mesh.ways[member].rails
+                if len(rails) < 2:
+                    continue
+                for lane, role in enumerate(LANES):
+                    states = live.native.rails(lane, peer)
+                    identity = Identity(role, live.rank, peer, len(live.members), live.lobby.epoch)
+                    missing = [rail.number for rail, (alive, *_) in zip(rails, states, strict=False) if not alive]
+                    calls += self._mesh.calls(member, [replace(identity, rail=number) for number in missing])
+        return calls

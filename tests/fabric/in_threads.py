@@ -1,0 +1,81 @@
+"""A group whose ranks are threads of the test's own process, joined by socket pairs: quick to make, for any shape."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ferrule import _native
+from ferrule.fabric.algorithms import Strategy
+from ferrule.fabric.build import Joined
+from ferrule.fabric.describe import GroupInfo, PeerInfo
+from ferrule.fabric.door import Door
+from ferrule.fabric.group import Group
+from ferrule.fabric.lobby import Lobby
+from ferrule.fabric.membership import Membership
+from ferrule.fabric.mesh import Live, Mesh
+
+Result = TypeVar("Result")
+_SPIN_US = 0.0
+_YIELD_US = 50.0
+
+
+def thread_groups(size: int, strategy: Strategy | None = None, *, timeout: float = 30.0) -> list[Group]:
+    """The groups of all ranks. They talk over sockets; close every one."""
+    epoch = int.from_bytes(secrets.token_bytes(7), "little")
+    strategy = strategy or Strategy()
+    channels: list[list[list[_native.Channel | None]]] = [[[None] * size for _ in range(size)] for _ in range(2)]
+    for lane in channels:
+        for a in range(size):
+            for b in range(a + 1, size):
+                for rank, peer, sock in zip((a, b), (b, a), socket.socketpair(), strict=True):
+                    lane[rank][peer] = _native.Channel.tcp(rank, peer, sock.detach(), epoch)
+    groups = []
+    for rank in range(size):
+        native = _native.Group(
+            rank,
+            epoch,
+            channels[0][rank],
+            channels[1][rank],
+            None,
+            [],
+            _SPIN_US,
+            _YIELD_US,
+            strategy.native_decisions(),
+            list(strategy.tree),
+            list(strategy.ring),
+        )
+        peers = tuple(
+            PeerInfo(peer, "here", 0, "self" if peer == rank else "tcp", "socket pair") for peer in range(size)
+        )
+        lobby = Lobby(epoch.to_bytes(16, "little"), rank, size, ())
+        members = tuple(range(size))
+        joined = Joined(Live(native, members, rank, lobby), GroupInfo(rank, size, peers))
+        mesh = Mesh(rank, (), lobby.epoch, b"", Door(b"", rank, ()), None)
+        groups.append(Group(joined, Membership(mesh, members, (), b""), timeout))
+    return groups
+
+
+def on_all(groups: Sequence[Group], body: Callable[[Group], Result]) -> list[Result]:
+    """Run ``body`` on every rank at once; what each returned. The first error is raised once all have ended."""
+    results: list[Any] = [None] * len(groups)
+    errors: list[tuple[int, BaseException]] = []
+
+    def run(group: Group) -> None:
+        try:
+            results[group.rank] = body(group)
+        except BaseException as error:  # noqa: BLE001 - it is raised again below
+            group.abort(f"rank {group.rank}: {error}")
+            errors.append((group.rank, error))
+
+    threads = [threading.Thread(target=run, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0][1]
+    return results

@@ -1,0 +1,103 @@
+"""What links cost: who measures when, what comes of it for all pairs, and a measurement over a real socket."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ferrule.errors import FerruleError, RendezvousError
+from ferrule.fabric.calibration import Measured, matrix, measure, representatives, schedule, together
+from ferrule.fabric.handshake import Identity, Role, Session
+from ferrule.fabric.hosts import RankHost
+from ferrule.fabric.link import Deadline, Link
+
+
+def host(memory_id: str, cpus: tuple[int, ...] = (0, 1)) -> RankHost:
+    return RankHost(memory_id, memory_id, 1, cpus, "auto")
+
+
+@given(st.integers(1, 9), st.data())
+def test_no_rank_has_two_partners_at_a_time(size: int, data: st.DataObject) -> None:
+    every = list(itertools.combinations(range(size), 2))
+    pairs = data.draw(st.lists(st.sampled_from(every), unique=True)) if every else []
+    rounds = schedule(pairs)
+    assert sorted(pair for one in rounds for pair in one) == sorted(pairs)
+    for one in rounds:
+        ranks = [rank for pair in one for rank in pair]
+        assert len(set(ranks)) == len(ranks)
+    assert schedule(reversed(pairs)) == rounds
+
+
+def test_the_links_of_two_hosts_are_measured_once() -> None:
+    hosts = [host("a"), host("b"), host("a"), host("b")]
+    pairs = [(0, 1), (0, 3), (1, 2), (2, 3)]
+    assert set(representatives(hosts, pairs).values()) == {(0, 1)}
+
+
+def test_rails_add_up() -> None:
+    assert together([Measured(1.0, 2.0, 4.0), Measured(0.5, 2.0, 4.0)]) == Measured(0.5, 1.0, 2.0)
+
+
+def test_costs_of_all_pairs_follow_from_those_that_were_measured() -> None:
+    hosts = [host("a"), host("b"), host("a")]
+    transports = {(0, 1): "tcp", (1, 2): "tcp", (0, 2): "shm"}
+    costs = matrix(hosts, transports, {(0, 1): Measured(5.0, up=1.0, down=2.0)})
+    assert costs is not None
+    assert costs.alpha[0][1] == costs.alpha[1][0] == costs.alpha[2][1] == 5.0
+    # From host a to host b it is 1, whichever rank is the higher one.
+    assert (costs.beta[0][1], costs.beta[2][1]) == (1.0, 1.0)
+    assert (costs.beta[1][0], costs.beta[1][2]) == (2.0, 2.0)
+    assert costs.beta[0][0] is None
+    assert (costs.alpha[0][2] or 1) < 1e-3
+
+
+def test_without_a_link_there_is_no_cost_and_without_a_measurement_no_matrix() -> None:
+    hosts = [host("a", (0,)), host("b"), host("c")]
+    costs = matrix(hosts, {(0, 1): "tcp"}, {(0, 1): Measured(1.0, 1.0, 1.0)})
+    assert costs is not None
+    assert not costs.linked(0, 2)
+    assert matrix(hosts, {(0, 1): "tcp"}, {}) is None
+
+
+def test_crowding_is_that_of_the_fullest_host() -> None:
+    costs = matrix([host("a", (0,)), host("a", (0,)), host("b")], {}, {})
+    assert costs is not None
+    assert costs.crowding == 2.0
+
+
+def links() -> tuple[Link, Link]:
+    session = Session(Identity(Role.COLLECTIVES, 1, 0, 2), b"key")
+    low, high = socket.socketpair()
+    return Link(low, session, server=True), Link(high, session, server=False)
+
+
+def test_both_ends_come_to_the_same_numbers() -> None:
+    low, high = links()
+    results: dict[str, Measured] = {}
+    other = threading.Thread(target=lambda: results.update(low=measure(low, higher=False, deadline=Deadline(30))))
+    other.start()
+    results["high"] = measure(high, higher=True, deadline=Deadline(30))
+    other.join(30)
+    assert results["low"] == results["high"]
+    for result in results.values():
+        assert 0 < result.alpha < 1
+        assert 0 < result.up < 1e-3
+    assert not low.spoke, "nothing is left on the wire"
+    assert not high.spoke, "nothing is left on the wire"
+    low.socket.close()
+    high.socket.close()
+
+
+def test_a_peer_that_leaves_or_says_nothing_is_named() -> None:
+    low, high = links()
+    with pytest.raises(FerruleError, match="rank 1"):
+        measure(low, higher=False, deadline=Deadline(0.1))
+    high.socket.close()
+    with pytest.raises(RendezvousError, match="rank 1 left"):
+        measure(low, higher=False, deadline=Deadline(5))
+    low.socket.close()

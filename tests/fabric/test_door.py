@@ -1,0 +1,160 @@
+"""The door of a rank whose groups live: who gets in, who waits, and that nobody gets in the way."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ferrule.errors import FerruleError, RendezvousError
+from ferrule.fabric.dial import Call, dial, reach
+from ferrule.fabric.door import Door
+from ferrule.fabric.handshake import Identity, Role, Session
+from ferrule.fabric.link import Deadline, Link, left
+from ferrule.fabric.listen import listen_on
+from ferrule.fabric.lobby import Lobby, Place
+
+KEY = secrets.token_bytes(32)
+EPOCH = secrets.token_bytes(16)
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    one = Door(KEY, 0, ())
+    one.start()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def address(door: Door) -> tuple[str, int]:
+    listener = listen_on("127.0.0.1", 0)
+    door.listen([listener])
+    host, port = listener.getsockname()
+    return host, port
+
+
+def knock(address: tuple[str, int], *, rail: int = 0, epoch: bytes = EPOCH, key: bytes = KEY) -> Link | FerruleError:
+    (result,) = dial([Call(address, Identity(Role.MESSAGES, 1, 0, 2, epoch, rail))], key, Deadline(10))
+    return result
+
+
+def test_ranks_are_let_in_among_strangers(door: Door, address: tuple[str, int]) -> None:
+    lobby = Lobby(EPOCH, 0, 2, [Role.MESSAGES])
+    door.open(lobby)
+    strangers = [socket.create_connection(address, 5) for _ in range(150)]
+    for stranger in strangers[:20]:
+        stranger.sendall(secrets.token_bytes(64))
+    links = [knock(address, rail=rail) for rail in range(3)]
+    assert all(isinstance(link, Link) for link in links)
+    taken = lobby.take([Place(Role.MESSAGES, 1, rail) for rail in range(3)], Deadline(10))
+    assert [link.identity.rail for link in taken.values()] == [0, 1, 2]
+    taken[Place(Role.MESSAGES, 1, 2)].send({"a": 1}, Deadline(5))
+    assert isinstance(links[2], Link)
+    assert links[2].receive(Deadline(5)) == {"a": 1}
+    for one in [*strangers, *(link.socket for link in [*links, *taken.values()] if isinstance(link, Link))]:
+        one.close()
+
+
+def test_a_rank_that_is_ahead_waits_until_this_one_has_heard_of_the_group(door: Door, address: tuple[str, int]) -> None:
+    given_up = dial([Call(address, Identity(Role.MESSAGES, 1, 0, 2, EPOCH))], KEY, Deadline(0.2))
+    assert isinstance(given_up[0], RendezvousError)
+    results: list[Link | FerruleError] = []
+    ahead = threading.Thread(target=lambda: results.append(knock(address)))
+    ahead.start()
+    deadline = time.monotonic() + 10
+    while not door._undecided:
+        assert time.monotonic() < deadline
+    lobby = Lobby(EPOCH, 0, 2, [Role.MESSAGES])
+    door.open(lobby)
+    ahead.join(10)
+    assert isinstance(results[0], Link)
+    results[0].socket.close()
+
+
+def test_leftovers_of_a_group_that_ended_are_refused(door: Door, address: tuple[str, int]) -> None:
+    lobby = Lobby(EPOCH, 0, 2, [Role.MESSAGES])
+    door.open(lobby)
+    door.shut(lobby, "this group has ended")
+    assert "this group has ended" in str(knock(address))
+    assert "another cluster key" in str(
+        knock(address, key=secrets.token_bytes(32))
+    ) or "refused our cluster key" in str(knock(address, key=secrets.token_bytes(32)))
+
+
+def test_who_comes_by_several_addresses_at_once_is_one_process(door: Door, address: tuple[str, int]) -> None:
+    lobby = Lobby(EPOCH, 0, 2, [Role.RENDEZVOUS])
+    door.open(lobby)
+    second = listen_on("127.0.0.1", 0)
+    door.listen([second])
+    addresses = [address, (second.getsockname()[0], second.getsockname()[1]), ("127.0.0.1", 1)]
+    link, call = reach(addresses, KEY, Identity(Role.RENDEZVOUS, 1, 0, 2, EPOCH), Deadline(10))
+    assert call.address in addresses[:2]
+    lobby.take([Place(Role.RENDEZVOUS, 1)], Deadline(5))[Place(Role.RENDEZVOUS, 1)].socket.close()
+    link.socket.close()
+    with pytest.raises(RendezvousError, match="two processes claim to be rank 1"):
+        reach(addresses, KEY, Identity(Role.RENDEZVOUS, 1, 0, 2, EPOCH), Deadline(10))
+
+
+def test_nobody_listens_after_the_door_is_closed(address: tuple[str, int], door: Door) -> None:
+    door.close()
+    door.close()
+    begin = time.monotonic()
+    result = knock(address)
+    assert "refused" in str(result)
+    assert time.monotonic() - begin < 5
+
+
+def test_calls_that_nobody_answers_are_given_up_soon_and_do_not_delay_others(
+    door: Door, address: tuple[str, int]
+) -> None:
+    lobby = Lobby(EPOCH, 0, 2, [Role.MESSAGES])
+    door.open(lobby)
+    with socket.socket() as full:
+        # A queue that is full: to the caller, a host that does not answer.
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.socket() for _ in range(8)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        identity = Identity(Role.MESSAGES, 1, 0, 2, EPOCH)
+        begin = time.monotonic()
+        good, bad = dial([Call(address, identity), Call(full.getsockname(), identity)], KEY, Deadline(30))
+        assert time.monotonic() - begin < 10
+        assert isinstance(good, Link)
+        assert "no answer" in str(bad)
+        for one in [*waiting, good.socket]:
+            one.close()
+
+
+def test_a_door_that_has_ended_can_still_be_spoken_to(door: Door) -> None:
+    """Its thread may end, and put its bell away, just before another thread rings it."""
+    door.close()
+    door.open(Lobby(EPOCH, 0, 2, [Role.MESSAGES]))
+    door.listen(())
+    door.close()
+
+
+def test_looking_whether_a_rank_spoke_never_waits() -> None:
+    session = Session(Identity(Role.RENDEZVOUS, 1, 0, 2), b"key")
+    here, there = socket.socketpair()
+    link = Link(here, session, server=True)
+    here.settimeout(30)
+    begin = time.monotonic()
+    assert not link.spoke
+    assert not left(here)
+    there.send(b"x")
+    assert link.spoke
+    assert not left(here)
+    here.settimeout(30)
+    here.recv(1)
+    there.close()
+    assert link.spoke
+    assert left(here)
+    assert time.monotonic() - begin < 10
+    here.close()
