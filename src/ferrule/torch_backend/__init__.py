@@ -1,0 +1,5 @@
+"""The fabric as a backend of torch.distributed. Importing this does not import torch."""
+
+from ferrule.torch_backend.registration import register
+
+__all__ = ["register"]

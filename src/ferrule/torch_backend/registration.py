@@ -1,0 +1,45 @@
+"""Tell torch.distributed about the backend, without importing more than that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import ProcessGroup, Store
+
+BACKEND = "ferrule"
+
+
+def register() -> None:
+    """Make ``init_process_group("ferrule")`` and ``init_method="ferrule://"`` known. Harmless to call twice.
+
+    Also torch's entry point of the group ``torch.backends``: ``import torch`` calls this at its end wherever Ferrule
+    is installed. So it must cost nothing and may not fail: the fabric is imported when a group is made, and a torch
+    that was built without torch.distributed is left alone.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available() or BACKEND in dist.Backend.backend_list:
+        return
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    # A string instead of a list would be taken letter by letter.
+    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+    register_rendezvous_handler(BACKEND, _rendezvous)  # type: ignore[no-untyped-call]
+
+
+def _create(options: Any, _backend_options: object) -> ProcessGroup:
+    from ferrule.torch_backend.meeting import meet
+    from ferrule.torch_backend.process_group import FabricProcessGroup
+
+    timeout = options.timeout.total_seconds()
+    group = meet(options.store, options.group_rank, options.group_size, timeout)
+    return FabricProcessGroup(options.store, group, options.group_id)
+
+
+def _rendezvous(_url: str, timeout: timedelta, **_options: object) -> Iterator[tuple[Store, int, int]]:
+    from ferrule.torch_backend.meeting import store_from_environment
+
+    yield store_from_environment(timeout)

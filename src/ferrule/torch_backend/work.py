@@ -1,0 +1,129 @@
+"""What torch gets for an operation: already done, or under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+
+from ferrule.errors import FerruleError
+from ferrule.fabric.coalesce import Coalesced
+from ferrule.fabric.work import Work as FabricWork
+from ferrule.torch_backend.tensors import Finish
+
+Future = torch.futures.Future
+
+
+class Done(Work):
+    """An operation that ended before its call returned, and whose result nobody asks for here."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[Tensor]:
+        return []
+
+    def synchronize(self) -> None:
+        pass
+
+    def get_future(self) -> Future[list[Tensor]]:
+        future: Future[list[Tensor]] = Future()
+        future.set_result([])
+        return future
+
+
+class Part:
+    """What is under way in the fabric, and what brings its results home."""
+
+    def __init__(self, operation: FabricWork[Any] | Coalesced, finishes: Sequence[Finish]) -> None:
+        self.operation = operation
+        self._finishes = finishes
+        self._lock = threading.Lock()
+
+    def wait(self, seconds: float | None) -> None:
+        self.operation.wait(seconds)
+        with self._lock:  # several threads may wait; the results come home once
+            finishes, self._finishes = self._finishes, ()
+            for finish in finishes:
+                finish()
+
+
+class Pending(Work):
+    """Parts that are under way. ``result``: the tensors that hold what came out. ``source``: from whom, if received."""
+
+    def __init__(self, parts: Sequence[Part], result: list[Tensor], source: int = -1) -> None:
+        super().__init__()
+        self.parts = parts
+        self._result = result
+        self._source = source
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Raises what the operation raised, or `FabricTimeout` when ``timeout`` passes first."""
+        seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+        for part in self.parts:
+            part.wait(seconds)
+        return True
+
+    def is_completed(self) -> bool:
+        return all(part.operation.done() for part in self.parts)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        if self.is_completed():
+            try:
+                self.wait()
+            except (FerruleError, TypeError, ValueError) as error:
+                return error
+        return None
+
+    def result(self) -> list[Tensor]:
+        self.wait()
+        return self._result
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def _source_rank(self) -> int:
+        return self._source
+
+    def get_future(self) -> Future[list[Tensor]]:
+        """A future of the result. Unless it is there already, it comes from a thread of its own: what is chained to
+        the future with ``then`` may take its time, and may use the group."""
+        future: Future[list[Tensor]] = Future()
+        if self.is_completed():
+            self._fulfil(future)
+        else:
+            fulfil = threading.Thread(target=self._fulfil, args=(future,), name="ferrule future")
+            self._after(0, fulfil.start)
+        return future
+
+    def _after(self, done: int, action: Callable[[], object]) -> None:
+        """Do it when all parts are done, of which the first ``done`` are already."""
+        if done == len(self.parts):
+            action()
+        else:
+            self.parts[done].operation.then(lambda: self._after(done + 1, action))
+
+    def _fulfil(self, future: Future[list[Tensor]]) -> None:
+        try:
+            self.wait()
+        except Exception as error:  # noqa: BLE001 (whoever asks the future gets it)
+            future.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is wrong
+        else:
+            future.set_result(self._result)

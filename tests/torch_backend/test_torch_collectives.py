@@ -1,0 +1,32 @@
+"""The collectives of torch.distributed on the backend ferrule, and what torch builds on them."""
+
+from __future__ import annotations
+
+import collective_checks
+import framework_checks
+import group_checks
+import pytest
+from torch_ranks import checks_of, run_checks
+
+CHECKS = checks_of(collective_checks, group_checks, framework_checks)
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> dict[str, str]:
+    return run_checks(CHECKS, 2)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_two_ranks(two_ranks: dict[str, str], check: str) -> None:
+    assert not two_ranks[check], two_ranks[check]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "transport", "compiler"), [(2, "tcp", "inductor"), (3, "auto", "aot_eager"), (4, "shm", "aot_eager")]
+)
+def test_other_worlds(ranks: int, transport: str, compiler: str) -> None:
+    failures = run_checks(CHECKS, ranks, {"FERRULE_TRANSPORT": transport, "COMPILE_BACKEND": compiler})
+    assert not any(failures.values()), "\n".join(
+        f"{check}: {failure}" for check, failure in failures.items() if failure
+    )

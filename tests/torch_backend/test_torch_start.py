@@ -1,0 +1,159 @@
+"""How torch finds the backend, and the ranks each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch_ranks import SECONDS
+
+from ferrule import fabric
+from ferrule.errors import ConfigError, RendezvousError
+from ferrule.torch_backend.meeting import meet
+
+HERE = Path(__file__).parent
+PROJECT = HERE.parents[1]
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the entry points that pyproject.toml declares are installed."""
+    declared = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["entry-points"]["torch.backends"]
+    folder = tmp_path / "installed" / "entry_points_of_ferrule-0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: entry-points-of-ferrule\nVersion: 0\n")
+    lines = [f"{name} = {value}" for name, value in declared.items()]
+    (folder / "entry_points.txt").write_text("\n".join(["[torch.backends]", *lines, ""]))
+    path = [str(folder.parent), str(PROJECT / "src"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+
+
+def test_torchrun_of_a_script_that_does_not_import_ferrule(installed: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(HERE / "torchrun_script.py"), str(tmp_path)]
+    done = subprocess.run(command, env=installed, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        seen = (tmp_path / f"rank-{rank}").read_text().splitlines()
+        assert seen == ["FabricProcessGroup [3.0, 3.0, 3.0]"] * 2
+
+
+def test_importing_it_first_where_torch_also_loads_it(installed: dict[str, str]) -> None:
+    """torch calls the entry point while ``import ferrule.torch`` is still importing torch."""
+    code = (
+        "import sys, ferrule.torch; assert 'ferrule.fabric' not in sys.modules; "
+        "import torch.distributed as dist; assert dist.is_backend_available('ferrule')"
+    )
+    subprocess.run([sys.executable, "-c", code], env=installed, timeout=SECONDS, check=True)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in os.environ:
+        if name.startswith("FERRULE_") or name == "MASTER_ADDR":
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def both(store: dist.Store, timeout: float = 20.0) -> Iterator[Any]:
+    """Two ranks that meet in two threads of this process: what each of them got, a group or an error."""
+    found: list[Any] = [None, None]
+
+    def join(rank: int) -> None:
+        try:
+            found[rank] = meet(store, rank, 2, timeout)
+        except Exception as error:  # noqa: BLE001 (the test looks at it)
+            found[rank] = error
+
+    threads = [Thread(target=join, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    return iter(found)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", f"{os.uname().nodename}:1"])
+def test_groups_over_one_store(environment: pytest.MonkeyPatch, address: str) -> None:
+    environment.setenv("FERRULE_ADDRESS", address)
+    store = dist.HashStore()
+    for _ in range(2):
+        first, second = both(store)
+        assert isinstance(first, fabric.Group), first
+        assert isinstance(second, fabric.Group), second
+        assert (first.rank, second.rank, first.size) == (0, 1, 2)
+        assert first._timeout == 20.0
+        first.abort()
+        second.abort()
+    assert not any("key" in str(store.get(name)) for name in ("ferrule/1", "ferrule/2") if store.check([name]))
+
+
+def test_address_of_another_machine(environment: pytest.MonkeyPatch) -> None:
+    """Rank 0 of the group is not where the job's rank 0 is: it listens on its own address on the way there."""
+    environment.setenv("MASTER_ADDR", "192.0.2.1")
+    first, second = both(dist.HashStore())
+    assert isinstance(first, fabric.Group | RendezvousError), first
+    if isinstance(first, RendezvousError):  # a machine without a route to anywhere
+        assert "no way from here to 192.0.2.1" in str(first)
+        assert "no way from here to 192.0.2.1" in str(second)
+    else:
+        first.abort()
+
+
+def test_own_key_is_not_told(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("FERRULE_KEY", "12" * 32)
+    told = []
+
+    class Spy(dist.Store):
+        """Sees what is written."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = dist.HashStore()
+
+        def set(self, name: str, value: str) -> None:
+            told.append(value)
+            self.inner.set(name, value)
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("add", "get", "wait", "delete_key"):
+                return getattr(super().__getattribute__("inner"), name)
+            return super().__getattribute__(name)
+
+    first, second = both(Spy())
+    assert isinstance(first, fabric.Group), first
+    assert isinstance(second, fabric.Group), second
+    first.abort()
+    assert [json.loads(word)["key"] for word in told] == [""]
+
+
+@pytest.mark.parametrize(("own", "told"), [("34" * 32, "12" * 32), ("", "")])
+def test_key_of_some_ranks_only(environment: pytest.MonkeyPatch, own: str, told: str) -> None:
+    environment.setenv("FERRULE_KEY", own)
+    store = dist.HashStore()
+    store.set("ferrule/1", json.dumps({"host": "127.0.0.1", "port": 1, "key": told}))
+    with pytest.raises(ConfigError, match="FERRULE_KEY is set for"):
+        meet(store, 1, 2, 5.0)
+
+
+def test_rank_0_that_does_not_come(environment: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RendezvousError, match=r"rank 0 of the group has not told .* within 0\.2 s"):
+        meet(dist.HashStore(), 1, 2, 0.2)
+
+
+def test_rank_0_that_cannot_listen(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("FERRULE_ADDRESS", "no-such-host.invalid:1")
+    first, second = both(dist.HashStore())
+    assert isinstance(first, RendezvousError)
+    assert "no-such-host.invalid" in str(first)
+    assert isinstance(second, RendezvousError)
+    assert "rank 0 of the group could not start" in str(second)

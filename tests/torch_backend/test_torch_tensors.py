@@ -1,0 +1,50 @@
+"""Where torch tensors lie, asked in C and by their attributes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ferrule import _native
+from ferrule.fabric import arrays
+
+TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int32, torch.int64]
+OTHERS = [torch.int16, torch.uint16, torch.complex64, torch.float8_e4m3fn]
+BASE = torch.arange(24.0).view(2, 3, 4)
+
+TENSORS: dict[str, Tensor] = {
+    **{str(dtype): torch.zeros(3).to(dtype) for dtype in [*TYPES, *OTHERS, torch.bool]},
+    "scalar": torch.tensor(1.0),
+    "empty": torch.zeros(0),
+    "empty, turned": torch.zeros(3, 0, 2).transpose(0, 2),
+    "three axes": BASE,
+    "from the middle": BASE[1],
+    "turned": BASE.transpose(0, 1),
+    "turned, but of one row": BASE[:1].transpose(0, 1),
+    "every second": BASE.view(-1)[::2],
+    "spread": torch.ones(1).expand(3),
+    "parameter": torch.nn.Parameter(torch.ones(3)),
+    "other device": torch.ones(3, device="meta"),
+    "sparse": torch.ones(3).to_sparse(),
+}
+
+
+@pytest.mark.skipif(not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch before 2.10")
+@pytest.mark.parametrize("name", TENSORS)
+def test_both_ways_find_the_same(name: str) -> None:
+    assert arrays.tensor_finder() is _native.locate_tensor
+    sparse = TENSORS[name].layout is not torch.strided
+    expected = None if sparse else arrays._find_by_attributes(TENSORS[name])
+    assert _native.locate_tensor(TENSORS[name]) == expected
+
+
+def test_what_is_no_tensor() -> None:
+    arrays.tensor_finder()
+    assert _native.locate_tensor(3) is None
+    assert _native.locate_tensor([torch.ones(1)]) is None
+
+
+def test_a_foreign_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="PyCapsule"):
+        _native.know_tensors(Tensor, 3)
