@@ -1,5 +1,6 @@
 """Measure Ferrule beside what else there is."""
 
-from ferrule.bench.fabric import DEFAULT_SIZES, FabricBench, Row, bench_fabric
+from ferrule.bench.fabric import FabricBench, Row, Sweep, bench_fabric
+from ferrule.bench.rails import Moment, RailsBench, bench_rails
 
-__all__ = ["DEFAULT_SIZES", "FabricBench", "Row", "bench_fabric"]
+__all__ = ["FabricBench", "Moment", "RailsBench", "Row", "Sweep", "bench_fabric", "bench_rails"]

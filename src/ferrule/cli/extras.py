@@ -9,7 +9,7 @@ from ferrule.errors import ConfigError
 
 OPTIONAL = frozenset(
     {"torch", "transformers", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "fastapi", "uvicorn"}
-    | {"pydantic", "starlette", "accelerate"}
+    | {"pydantic", "starlette", "accelerate", "matplotlib"}
 )
 """Packages that only extras install."""
 

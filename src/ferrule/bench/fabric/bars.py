@@ -1,0 +1,118 @@
+"""What Ferrule holds itself to on one machine, and whether it does: a report from measured rows. Pure but for the run.
+
+The numbers are the project's own: a collective between two ranks of one machine should cost little more than the
+machine's limit, and less than the best peer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ferrule.bench.fabric.rows import Row, find_row
+from ferrule.bench.fabric.run import FabricBench, bench_fabric
+from ferrule.bench.fabric.sweep import PEERS, Sweep
+from ferrule.units import format_bytes
+
+SMALL = (64, 512, 4 << 10, 8 << 10, 32 << 10)
+LARGE = 64 << 20
+TINY = 8
+
+PAIR = Sweep(sizes=(*SMALL, LARGE))
+CROWD = Sweep(sizes=(TINY,), ranks=(4, 8))
+BUSY = Sweep(sizes=(TINY,), impls=("ferrule-native",), busy=True)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """``median`` and ``minimum``: what was measured, by the medians and by the minima of both sides; None if not.
+
+    ``limit`` in ``unit`` ("×" or "µs") is an upper one, or a lower one with ``at_least``.
+    """
+
+    what: str
+    limit: float
+    unit: str
+    median: float | None
+    minimum: float | None
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool | None:
+        """By the medians: a minimum may be luck, since a rank that comes late finds the others' data waiting."""
+        if self.median is None:
+            return None
+        return self.median >= self.limit if self.at_least else self.median <= self.limit
+
+
+def measure_bars(*, quick: bool, say: Callable[[str], None] = lambda line: None) -> tuple[list[Bar], FabricBench]:
+    """Measure everything that the bars need. The result's rows leave out those of the busy machine."""
+    pair, crowd, busy = (bench_fabric(replace(sweep, quick=quick), say) for sweep in (PAIR, CROWD, BUSY))
+    notes = dict.fromkeys((*pair.notes, *crowd.notes, *busy.notes))
+    bars = [*pair_bars(pair.rows), *crowd_bars(crowd.rows), *busy_bars(busy.rows)]
+    return bars, FabricBench((*pair.rows, *crowd.rows), tuple(notes))
+
+
+def pair_bars(rows: Sequence[Row]) -> list[Bar]:
+    """Two ranks."""
+    bars = []
+    for transport, factor in (("shm", 2.0), ("tcp", 1.5)):
+        for size in SMALL:
+            ours = find_row(rows, op="all_reduce", impl="ferrule-native", transport=transport, bytes=size)
+            raw = find_row(rows, impl="raw", transport=transport, bytes=size)
+            mpi = find_row(rows, op="all_reduce", impl="openmpi", transport=transport, bytes=size)
+            where = f"{transport} {format_bytes(size)}"
+            bars.append(_ratio(f"{where}: native / raw one way", factor, ours, raw))
+            bars.append(_ratio(f"{where}: native / Open MPI", 1.0, ours, mpi))
+    for transport, factor in (("shm", 1.5), ("tcp", 1.0)):
+        large = [row for row in rows if row["op"] == "all_reduce" and row["bytes"] == LARGE]
+        ours = find_row(large, impl="ferrule-native", transport=transport)
+        peers = [row for row in large if row["impl"] in ("gloo", "openmpi")]
+        if transport == "tcp":
+            peers = [row for row in large if row["impl"] in PEERS and row["transport"] == "tcp"]
+        best = min(peers, key=lambda row: row["median_us"], default=None)
+        name = "the best peer" if best is None else f"{best['impl']} {best['transport']}"
+        what = f"{transport} {format_bytes(LARGE)}: bandwidth / {name}"
+        bars.append(replace(_ratio(what, factor, best, ours), at_least=True))
+    native = find_row(rows, op="all_reduce", impl="ferrule-native", transport="shm", bytes=SMALL[0])
+    for impl, limit, name in (("ferrule", 1.0, "Python"), ("ferrule-torch", 3.5, "torch.distributed")):
+        row = find_row(rows, op="all_reduce", impl=impl, transport="shm", bytes=SMALL[0])
+        bars.append(_difference(f"shm {SMALL[0]} B: {name} − native", limit, row, native))
+    return bars
+
+
+def crowd_bars(rows: Sequence[Row]) -> list[Bar]:
+    """More ranks, as a rule than cores."""
+    bars = []
+    for ranks in CROWD.ranks:
+        mpi = find_row(rows, impl="openmpi", transport="tcp", ranks=ranks)
+        for transport in CROWD.transports:
+            ours = find_row(rows, impl="ferrule-native", transport=transport, ranks=ranks)
+            where = f"{ranks} ranks, {transport} {TINY} B"
+            bars.append(_ratio(f"{where}: native / Open MPI tcp", 1.0, ours, mpi))
+            p99 = None if ours is None else ours["p99_us"]
+            bars.append(Bar(f"{where}: 99 % of native", 2000.0, "µs", p99, p99))
+    return bars
+
+
+def busy_bars(rows: Sequence[Row]) -> list[Bar]:
+    """Two ranks with another busy process on every core."""
+    bars = []
+    for transport in BUSY.transports:
+        row = find_row(rows, impl="ferrule-native", transport=transport)
+        median, minimum = (None, None) if row is None else (row["median_us"], row["min_us"])
+        bars.append(Bar(f"busy cores, {transport} {TINY} B: native", 100.0, "µs", median, minimum))
+    return bars
+
+
+def _ratio(what: str, limit: float, row: Row | None, reference: Row | None) -> Bar:
+    if row is None or reference is None:
+        return Bar(what, limit, "×", None, None)
+    median = row["median_us"] / reference["median_us"]
+    return Bar(what, limit, "×", median, row["min_us"] / reference["min_us"])
+
+
+def _difference(what: str, limit: float, row: Row | None, reference: Row | None) -> Bar:
+    if row is None or reference is None:
+        return Bar(what, limit, "µs", None, None)
+    return Bar(what, limit, "µs", row["median_us"] - reference["median_us"], row["min_us"] - reference["min_us"])

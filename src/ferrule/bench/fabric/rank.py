@@ -1,0 +1,85 @@
+"""One rank of a contestant: does what the benchmark asks for over a socket, and sleeps while others have their turn.
+
+``python -m ferrule.bench.fabric.rank PLAYER SOCKET OPTIONS``: connects to the Unix socket SOCKET and says ``rank N``,
+and behind that ``TRANSPORT=RAILS`` as far as it knows. Each line that comes is a task, ``OP COUNT DTYPE SAMPLES IMPL
+TRANSPORT``; the answer is one line: ``ok`` with microseconds per sample (on rank 0), or ``error`` and a reason. The end
+of the socket ends the rank. mpi_rank.c speaks the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Task:
+    op: str
+    count: int
+    dtype: str
+    samples: int
+    impl: str
+    transport: str
+
+    @classmethod
+    def parse(cls, line: str) -> Task:
+        op, count, dtype, samples, impl, transport = line.split()
+        return cls(op, int(count), dtype, int(samples), impl, transport)
+
+
+class Player(Protocol):
+    """A rank of some library. `open_player` of a module makes one from the rank's number and options."""
+
+    def play(self, task: Task) -> list[float]:
+        """Microseconds of each sample, as this rank saw them."""
+        ...
+
+    def rails(self) -> dict[str, int]:
+        """By transport, over how many rails this rank reaches another; empty where nobody can tell."""
+        ...
+
+
+def time_calls(calls: Sequence[Callable[[], Any]], samples: int) -> list[float]:
+    """Microseconds per call of ``samples`` rounds of ``calls``: the loop of native/python/timing.cpp, in Python."""
+    clock = time.perf_counter_ns
+    times = []
+    for _ in range(samples):
+        begin = clock()
+        for call in calls:
+            call()
+        times.append((clock() - begin) / 1e3 / max(len(calls), 1))
+    return times
+
+
+def main(module: str, path: str, options: str) -> None:
+    rank = int(os.environ["FERRULE_RANK"])
+    open_player: Callable[..., AbstractContextManager[Player]] = import_module(
+        f"ferrule.bench.fabric.{module}"
+    ).open_player
+    with open_player(rank, **json.loads(options)) as player, socket.socket(socket.AF_UNIX) as control:
+        control.connect(path)
+        lines = control.makefile("rw")
+        found = " ".join(f"{transport}={count}" for transport, count in player.rails().items())
+        print(f"rank {rank} {found}", file=lines, flush=True)
+        for line in lines:
+            try:
+                samples = player.play(Task.parse(line))
+            except Exception as error:  # noqa: BLE001 - whatever a library raises is its answer
+                answer = f"error {type(error).__name__}: {error}".replace("\n", " ")
+            else:
+                answer = " ".join(["ok", *(f"{sample:.3f}" for sample in samples if rank == 0)])
+            print(answer, file=lines, flush=True)
+    # All is closed and said; a library such as torch would take seconds to unload.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,74 @@
+"""The result as rows, and rows as CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import TypedDict
+
+import numpy as np
+
+from ferrule.bench.fabric.operations import bus_gb_s
+from ferrule.bench.fabric.sweep import Cell, Contestant
+
+
+class Row(TypedDict):
+    """What one contestant did in one cell. Times in microseconds, as rank 0 saw them.
+
+    ``bytes``: the whole array on one rank (0 for a barrier); ``rails``: rails per peer; ``bus_gb_s``: by the median.
+    """
+
+    op: str
+    bytes: int
+    dtype: str
+    transport: str
+    ranks: int
+    rails: int
+    impl: str
+    min_us: float
+    median_us: float
+    p99_us: float
+    bus_gb_s: float
+
+
+def make_row(cell: Cell, contestant: Contestant, samples: Sequence[float], rails: int = 1) -> Row:
+    """``samples``: microseconds, at least one. ``rails``: how many there are indeed."""
+    op, ranks = cell.op, cell.ranks
+    if contestant.impl == "raw":
+        op, ranks = ("memcpy", 1) if contestant.transport == "memory" else ("send_recv", 2)
+    median = float(np.median(samples))
+    return {
+        "op": op,
+        "bytes": cell.bytes,
+        "dtype": cell.dtype,
+        "transport": contestant.transport,
+        "ranks": ranks,
+        "rails": rails,
+        "impl": contestant.impl,
+        "min_us": round(min(samples), 3),
+        "median_us": round(median, 3),
+        "p99_us": round(float(np.percentile(samples, 99)), 3),
+        "bus_gb_s": float(f"{bus_gb_s(op, cell.bytes, ranks, median):.4g}"),
+    }
+
+
+def find_row(rows: Sequence[Row], **wanted: object) -> Row | None:
+    """The first row whose columns have the ``wanted`` values."""
+    for row in rows:
+        if all(row[column] == value for column, value in wanted.items()):  # type: ignore[literal-required]
+            return row
+    return None
+
+
+def to_json(rows: Sequence[Row]) -> str:
+    return json.dumps(list(rows), indent=1) + "\n"
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(Row.__annotations__), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
