@@ -24,6 +24,8 @@ HERE = Path(__file__).parent
 PATHS = os.pathsep.join([str(HERE.parent / "serve"), str(HERE.parent.parent / "src"), os.environ.get("PYTHONPATH", "")])
 FAKE = [sys.executable, str(HERE / "fake_ferrule.py")]
 TIMEOUT = 30
+SOON = 5.0
+"""Seconds; a quiet machine needs a fraction of one."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -78,7 +80,7 @@ def test_serve_shows_what_it_does_and_stops_at_once() -> None:
             begin = time.monotonic()
             rest = "".join(lines)
         assert process.wait(TIMEOUT) == 0
-        assert time.monotonic() - begin < 1.0
+        assert time.monotonic() - begin < SOON
         assert "shutting down" in rest or "closed" in rest, "the stream says why it ends"
         assert process.stderr
         assert process.stderr.read() == ""
@@ -89,7 +91,7 @@ def test_serve_can_be_stopped_while_it_loads() -> None:
         begin = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 0
-        assert time.monotonic() - begin < 1.0
+        assert time.monotonic() - begin < SOON
 
 
 def test_serve_stays_when_the_engine_fails_and_says_so_once() -> None:

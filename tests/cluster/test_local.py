@@ -15,7 +15,7 @@ from ferrule.cluster import LocalLauncher, launch_local
 from ferrule.errors import ConfigError
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
-GONE_SECONDS = 1.0
+GONE_SECONDS = 5.0
 
 
 def alive(pid: int) -> bool:

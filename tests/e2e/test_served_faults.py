@@ -13,6 +13,9 @@ from server_process import Server, start_server, wait_until
 
 pytestmark = pytest.mark.slow
 
+SOON = 10.0
+"""Seconds; a busy machine may need them for what takes a fraction of one on a quiet one."""
+
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("split", [("--tp", "2"), ("--pp", "2")])
@@ -31,12 +34,12 @@ def test_a_rank_killed_during_a_stream(victim: int, split: tuple[str, str]) -> N
         with pytest.raises(APIError, match=f"rank {victim} was killed by SIGKILL"):
             for _ in tokens:
                 pass
-        assert time.monotonic() - killed < 2
+        assert time.monotonic() - killed < SOON
         health = server.health()
         assert health.status_code == 503
         assert health.json()["status"] == "failed"
         assert f"rank {victim}" in health.json()["error"]
-        wait_until(lambda: not any(rank.is_running() for rank in ranks), 2, "the other ranks are gone")
+        wait_until(lambda: not any(rank.is_running() for rank in ranks), SOON, "the other ranks are gone")
         with pytest.raises(APIStatusError) as caught:
             server.client().completions.create(model="ferrule-demo", prompt="def")
         assert caught.value.status_code == 503
@@ -44,22 +47,22 @@ def test_a_rank_killed_during_a_stream(victim: int, split: tuple[str, str]) -> N
         server.stop()
 
 
-def test_ctrl_c_during_a_stream_ends_every_process_within_a_second(fresh_demo: Server) -> None:
+def test_ctrl_c_during_a_stream_ends_every_process_soon(fresh_demo: Server) -> None:
     processes = [psutil.Process(fresh_demo.process.pid), *fresh_demo.ranks()]
     stream = fresh_demo.client(timeout=30).completions.create(
         model="ferrule-demo", prompt="def", max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
     fresh_demo.process.send_signal(signal.SIGINT)
-    _, alive = psutil.wait_procs(processes[1:], timeout=1)
+    _, alive = psutil.wait_procs(processes[1:], timeout=SOON)
     assert not alive
-    assert fresh_demo.process.wait(1) in (0, 130)
+    assert fresh_demo.process.wait(SOON) in (0, 130)
 
 
 def test_a_killed_server_leaves_no_rank_behind(fresh_demo: Server) -> None:
     ranks = fresh_demo.ranks()
     fresh_demo.process.kill()
-    _, alive = psutil.wait_procs(ranks, timeout=2)
+    _, alive = psutil.wait_procs(ranks, timeout=SOON)
     assert not alive
     with pytest.raises(httpx.ConnectError):
         fresh_demo.health()

@@ -62,5 +62,5 @@ def test_nothing_hangs_on_a_cut_cable() -> None:
         lab.cables[0].cut()
         report, again = ranks.next(0), ranks.next(0)
         assert report["error"] in ("FabricTimeout", "PeerLost")
-        assert report["took"] < 5.0
+        assert report["took"] < 10.0
         assert again["text"] == report["text"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ranks import Ranks, run
 
-NOTICED_SECONDS = 0.5
+NOTICED_SECONDS = 1.0
 """The machine may be busy with other things; on a quiet one a loss is seen within a millisecond or two."""
 
 
@@ -47,7 +47,7 @@ def test_deadline(transport: str) -> None:
     for report in reports:
         assert "#1 was not done after 0.3" in report["text"]
         assert "waiting for rank" in report["text"]
-        assert 0.1 < report["took"] < 1.5
+        assert 0.1 < report["took"] < 5
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

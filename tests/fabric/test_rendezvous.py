@@ -177,13 +177,13 @@ def test_what_is_not_our_protocol_is_a_stranger(garbage: bytes) -> None:
         steps.send(garbage[:count])
 
 
-def test_wrong_key_is_told_on_all_ranks_within_a_second_or_so() -> None:
+def test_wrong_key_is_told_on_all_ranks_long_before_the_deadline() -> None:
     with Ranks("joins", 2, rank_env=[{}, {"FERRULE_KEY": secrets.token_hex(32)}]) as ranks:
         reports = ranks.reports()
     for report in reports:
         assert report["error"] == "AuthError"
         assert "same FERRULE_KEY" in report["text"]
-        assert report["took"] < 3
+        assert report["took"] < 10
 
 
 def test_missing_ranks_are_named() -> None:
@@ -198,7 +198,7 @@ def test_rank_claimed_twice_is_named() -> None:
     with Ranks("joins", 3, rank_env=[{}, {}, {"FERRULE_RANK": "1"}]) as ranks:
         report = ranks.next(0)
     assert "two processes claim to be rank 1" in report["text"]
-    assert report["took"] < 5
+    assert report["took"] < 10
 
 
 def test_different_transports_are_named() -> None:

@@ -92,13 +92,14 @@ def test_rdma_devices_come_up(vm_lab: VmLab) -> None:
             server=$1; shift
             until "$@" > /dev/null; do kill -0 "$server"; sleep 0.1; done
         }
+        port_open() { cat /proc/net/tcp* | grep -q ':4853 .* 0A '; } # 18515, LISTEN
+        listener() { rdma resource show cm_id | grep -q 'state LISTEN'; }
         pingpong() {
             timeout 60 "$@" &
-            wait_until $! grep -q ':4855 .* 0A ' /proc/net/tcp /proc/net/tcp6 # listens on port 18515
+            wait_until $! port_open
             timeout 60 "$@" localhost
             wait $!
         }
-        listener() { rdma resource show cm_id | grep -q 'state LISTEN'; }
         pingpong ibv_rc_pingpong -d rxe0 -g 1 -n 20
         pingpong ibv_uc_pingpong -d rxe0 -g 1 -n 20
         timeout 60 rping -s -a 10.0.1.1 -C 3 &
