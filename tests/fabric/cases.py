@@ -227,6 +227,32 @@ def lost(group: Group, arguments: dict[str, Any]) -> None:
     attempt(lambda: group.barrier())
 
 
+def idle(group: Group, arguments: dict[str, Any]) -> None:
+    """Nobody does anything; everybody looks what becomes of the group."""
+    group.barrier()
+    report(ready=True)
+    begin = time.monotonic()
+    while time.monotonic() < begin + arguments.get("seconds", 20.0):
+        try:
+            group.check()
+        except FerruleError:
+            break
+        time.sleep(0.005)
+    attempt(group.check)
+    attempt(lambda: group.barrier(timeout=5))
+
+
+def busy(group: Group, arguments: dict[str, Any]) -> None:
+    """Rank 1 holds the interpreter's lock in one long call."""
+    group.barrier()
+    if group.rank == 1:
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            sum(range(2_000_000))
+    group.barrier()
+    report(done=True)
+
+
 def interrupted(group: Group, arguments: dict[str, Any]) -> None:
     group.barrier()
 

@@ -11,6 +11,9 @@ from ranks import Ranks, run
 NOTICED_SECONDS = 1.0
 """The machine may be busy with other things; on a quiet one a loss is seen within a millisecond or two."""
 
+SILENCE_SECONDS = 2.0
+"""0.8 s by default, and what a busy machine adds."""
+
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize(
@@ -77,6 +80,39 @@ def test_peer_killed_in_the_middle_of_a_large_message(transport: str) -> None:
         assert report["at"] - killed < NOTICED_SECONDS
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(("size", "culprit"), [(2, 0), (3, 1)])
+def test_stopped_peer_is_noticed_by_idle_ranks_and_named(transport: str, size: int, culprit: int) -> None:
+    with Ranks("idle", size, transport=transport) as ranks:
+        ranks.reports()
+        stopped = ranks.signal(culprit, signal.SIGSTOP)
+        for rank in {*range(size)} - {culprit}:
+            report, again = ranks.next(rank), ranks.next(rank)
+            assert (report["error"], report["rank"]) == ("PeerLost", culprit), report
+            assert "no heartbeat for" in report["text"]
+            assert report["at"] - stopped < SILENCE_SECONDS
+            assert again["text"] == report["text"]
+        ranks.signal(culprit, signal.SIGCONT)
+        report = ranks.next(culprit)
+        assert report["text"].startswith("the other ranks gave this one up"), report
+        assert "this process was stopped" in report["text"]
+
+
+def test_killed_peer_is_noticed_by_idle_ranks_although_silence_is_no_fault() -> None:
+    with Ranks("idle", 3, transport="tcp", env={"FERRULE_HEARTBEAT": "0"}) as ranks:
+        ranks.reports()
+        ranks.signal(1, signal.SIGSTOP)
+        killed = ranks.signal(2, signal.SIGKILL)
+        report = ranks.next(0)
+        assert (report["error"], report["rank"]) == ("PeerLost", 2), report
+        assert report["at"] - killed < NOTICED_SECONDS
+
+
+def test_busy_peer_is_not_lost() -> None:
+    """It neither answers nor reads for longer than any silence lasts, but its heart beats."""
+    run("busy", 2, env={"FERRULE_HEARTBEAT": "300ms"})
+
+
 def test_nothing_is_left_behind_when_all_are_killed() -> None:
     with Ranks("lost", 2, transport="shm", arguments={"op": "all_reduce"}) as ranks:
         ranks.reports()
@@ -103,7 +139,8 @@ def test_ctrl_c_ends_a_wait_and_the_peer_learns_why(transport: str) -> None:
 def test_what_was_sent_before_an_orderly_close_still_arrives(transport: str) -> None:
     reports = run("departs", 2, transport=transport)
     assert reports[0]["error"] == "PeerLost"
-    assert "rank 1 closed the group" in reports[0]["text"]
+    assert reports[0]["text"].startswith("rank 1 on ")
+    assert "closed the group" in reports[0]["text"]
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

@@ -20,7 +20,8 @@ TIMEOUT = 60.0
 
 
 def of(case: str, size: int, kind: str, device: str, /, **arguments: Any) -> ranks.Ranks:
-    env = {"FERRULE_VERBS_DEVICES": device, "FERRULE_VERBS_TYPE": kind}
+    # A busy host may keep the whole guest waiting, but not for so long.
+    env = {"FERRULE_VERBS_DEVICES": device, "FERRULE_VERBS_TYPE": kind, "FERRULE_HEARTBEAT": "10s"}
     return ranks.Ranks(case, size, transport="verbs", arguments=arguments, env=env, timeout=TIMEOUT)
 
 

@@ -14,7 +14,7 @@ from ferrule.fabric.handshake import Role
 from ferrule.fabric.hosts import RankHost, oversubscribed
 from ferrule.fabric.link import Link, endpoint
 from ferrule.fabric.lobby import Lobby, Place
-from ferrule.fabric.mesh import LANES, Live
+from ferrule.fabric.mesh import LANES, Live, epoch_number
 from ferrule.fabric.segment import SharedMemory
 from ferrule.fabric.verbs import Verbs
 from ferrule.fabric.ways import Way
@@ -55,6 +55,7 @@ class Parts:
     spin_us: float | None = None
     measured: Mapping[int, Mapping[int, Measured]] = field(default_factory=dict)
     strategy: Strategy = field(default_factory=Strategy)
+    heartbeat: _native.Heartbeat | None = None
 
     def build(self) -> Joined:
         here = [host.cpus for host in self.hosts if host.memory_id == self.hosts[self.rank].memory_id]
@@ -68,9 +69,10 @@ class Parts:
             remarks.append("more ranks than cores on this host: waiting yields at once")
         peers = tuple(self._peer(other) for other in range(len(self.hosts)))
         lanes = [[self._channel(lane, other) for other in range(len(self.hosts))] for lane in range(len(LANES))]
+        number = epoch_number(self.lobby.epoch)
         native = _native.Group(
             self.rank,
-            self._number,
+            number,
             lanes[0],
             lanes[1],
             self.memory.segment,
@@ -80,14 +82,11 @@ class Parts:
             self.strategy.native_decisions(),
             list(self.strategy.tree),
             list(self.strategy.ring),
+            self.heartbeat,
+            list(self.members) if self.heartbeat is not None else [],
         )
         info = GroupInfo(self.rank, len(self.hosts), peers, tuple(remarks), self.strategy)
         return Joined(Live(native, self.members, self.rank, self.lobby), info)
-
-    @property
-    def _number(self) -> int:
-        """The epoch as the native core knows it."""
-        return int.from_bytes(self.lobby.epoch[:8], "little")
 
     def _transport(self, other: int) -> str:
         if other == self.rank:
@@ -106,12 +105,12 @@ class Parts:
         transport = self._transport(other)
         if transport == "self":
             return None
-        ends = (self.rank, other)
+        ends, number = (self.rank, other), epoch_number(self.lobby.epoch)
         links = self._links(LANES[lane], other)
         rails = self.ways[other].rails
         if transport == "tcp" and len(rails) > 1:
             fds = [links[rail.number].socket.detach() if rail.number in links else -1 for rail in rails]
-            return _native.Channel.rails(*ends, self._number, fds, self._best(other), _STALL_SECONDS)
+            return _native.Channel.rails(*ends, number, fds, self._best(other), _STALL_SECONDS)
         first, *others = links.values()
         for link in others:
             link.socket.close()
@@ -119,10 +118,10 @@ class Parts:
         if transport == "shm":
             assert self.memory.segment is not None
             places = (self.memory.local_index[one] for one in ends)
-            return _native.Channel.shm(*ends, fd, self._number, self.memory.segment, lane, *places)
+            return _native.Channel.shm(*ends, fd, number, self.memory.segment, lane, *places)
         if transport == "verbs":
-            return _native.Channel.verbs(*ends, fd, self._number, self.verbs.endpoints[other][lane])
-        return _native.Channel.tcp(*ends, fd, self._number)
+            return _native.Channel.verbs(*ends, fd, number, self.verbs.endpoints[other][lane])
+        return _native.Channel.tcp(*ends, fd, number)
 
     def _best(self, other: int) -> int:
         """The place of the rail for small messages among the rails to a rank."""

@@ -53,8 +53,13 @@ def dial(calls: Sequence[Call], key: bytes, deadline: Deadline, loop: Loop | Non
         attempts = [_Attempt(call, key, using) for call in calls]
         for attempt in attempts:
             attempt.start()
-        while any(attempt.result is None for attempt in attempts):
-            _turn(using, attempts, deadline)
+        try:
+            while any(attempt.result is None for attempt in attempts):
+                _turn(using, attempts, deadline)
+        except BaseException:
+            for attempt in attempts:
+                attempt.drop()
+            raise
     return [attempt.result for attempt in attempts if attempt.result is not None]
 
 
@@ -112,6 +117,7 @@ def _try_again(attempts: Sequence[_Attempt]) -> None:
 
 
 def _turn(loop: Loop, attempts: Sequence[_Attempt], deadline: Deadline) -> None:
+    deadline.check()
     now = time.monotonic()
     waiting = [attempt for attempt in attempts if attempt.result is None]
     for attempt in waiting:
@@ -119,7 +125,7 @@ def _turn(loop: Loop, attempts: Sequence[_Attempt], deadline: Deadline) -> None:
             attempt.fail(f"no answer within {deadline.seconds:g} s")
         elif attempt.connecting and now > attempt.connect_until:
             attempt.fail("no answer")
-    pause = min([deadline.left, *(attempt.connect_until - now for attempt in waiting if attempt.connecting)])
+    pause = min([deadline.pause, *(attempt.connect_until - now for attempt in waiting if attempt.connecting)])
     if len(waiting) < len(attempts):
         pause = min(pause, _RETRY_SECONDS)
     loop.turn(pause)

@@ -60,7 +60,7 @@ class Group:
         self.size: int = joined.info.size
         membership.mesh.enter(joined.live)
         self._leave = weakref.finalize(self, membership.mesh.leave, joined.live.lobby.epoch)
-        self._leave.atexit = False  # `_close_open_groups` does it in order
+        self._leave.atexit = False  # `_close_open_groups` does it, after all of them have said goodbye
         _open_groups.add(self)
 
     @overload
@@ -290,6 +290,12 @@ class Group:
         """How each peer is reached; print it."""
         return self._info
 
+    def check(self) -> None:
+        """Raise why this group is closed, if it is; sends nothing, so it costs next to nothing. From any thread."""
+        status = self._native.failure()[0]
+        if status:
+            self._fail(status)
+
     def abort(self, reason: str = "aborted") -> None:
         """End the group now, here and on every rank, and whatever operation is under way. Safe from any thread."""
         self._native.abort(reason)
@@ -366,8 +372,11 @@ class Group:
         status, rank, seconds, message = self._native.failure()
         if status == _PEER_LOST:
             peer = self._info.peers[rank]
+            name = f"rank {rank} "
+            happened = message.removeprefix(name) if message.startswith(name) else f"was lost: {message}"
+            when = f" ({seconds:.3g} s into an operation)" if seconds else ""
             raise PeerLost(
-                f"rank {rank} on {peer.host} (pid {peer.pid}, {peer.link}) was lost after {seconds:.3g} s: {message}; "
+                f"rank {rank} on {peer.host} (pid {peer.pid}, {peer.link}) {happened}{when}; "
                 "the group is closed, restart the job",
                 rank=rank,
                 host=peer.host,
@@ -399,5 +408,8 @@ def _check_out(out: Any, wanted: int, wanted_dtype: int) -> int:
 @atexit.register
 def _close_open_groups() -> None:
     """A rank whose program ends says goodbye; only one that dies must look lost to its peers."""
-    for group in list(_open_groups):
+    groups = list(_open_groups)
+    for group in groups:
         group._native.close()
+    for group in groups:
+        group._leave()

@@ -23,8 +23,9 @@ def init(
 
     Read from the environment: ``FERRULE_RANK``, ``FERRULE_WORLD_SIZE``, ``FERRULE_ADDRESS`` (host:port where rank 0
     listens), ``FERRULE_KEY`` (the cluster key, hexadecimal), ``FERRULE_TRANSPORT`` (auto, shm, verbs or tcp),
-    ``FERRULE_TIMEOUT`` (seconds), ``FERRULE_LISTEN_FD`` (rank 0 only: an inherited listening socket) and
-    ``FERRULE_SPIN_US``. With nothing set the answer is a group of one; with ``strict`` that is an error too.
+    ``FERRULE_TIMEOUT`` (seconds), ``FERRULE_HEARTBEAT`` (seconds of silence after which a rank is lost),
+    ``FERRULE_LISTEN_FD`` (rank 0 only: an inherited listening socket) and ``FERRULE_SPIN_US``. With nothing set the
+    answer is a group of one; with ``strict`` that is an error too.
 
     ``timeout``: seconds for the rendezvous and, unless given per call, for each operation. ``transport`` overrides
     the environment and must be the same on all ranks. ``settings`` takes the place of the whole environment.

@@ -49,6 +49,7 @@ class Joining:
         self._links: dict[Place, Link] = {}
         self._sharing = Sharing(self._rank, self.hosts)
         self._notes: dict[int, list[str]] = {}
+        self._roles: tuple[Role, ...] = LANES
         self._discovers = False
         self._table: dict[str, Any] = {}
         self._measured: dict[int, dict[int, Measured]] = {}
@@ -57,6 +58,7 @@ class Joining:
         """The first group of a mesh: try all ways there may be, and remember in the mesh which work."""
         mesh = self._mesh
         self._discovers = True
+        self._roles = (*LANES, Role.CONTROL)
         sockets = min(host.sockets for host in self.hosts)
         plan = {}
         for other in range(self._rank):
@@ -65,7 +67,7 @@ class Joining:
             # The address by which the ranks met is an interface's, as a rule.
             plan[other] = [rail for rail in possible if rail.interface or rail.address[0] not in {*hosts, ""}]
         calls = {
-            (other, rail): [mesh.call(rail, self._identity(role, other, rail.number)) for role in LANES]
+            (other, rail): [mesh.call(rail, self._identity(role, other, rail.number)) for role in self._roles]
             for other, rails in plan.items()
             for rail in rails
         }
@@ -77,7 +79,7 @@ class Joining:
         for other in range(self._rank):
             way = self._mesh.ways[self._members[other]]
             for rail in way.rails or (Rail(0, ("", 0)),):
-                identities = [self._identity(role, other, rail.number) for role in LANES]
+                identities = [self._identity(role, other, rail.number) for role in self._roles]
                 calls[other, rail] = self._mesh.calls(self._members[other], identities)
         return self._join(calls)
 
@@ -100,6 +102,8 @@ class Joining:
                 {"reason": reason, "verbs": list(verbs.endpoints), "costs": measured}, self._second_decision
             )
             memory = self._sharing.settle(verdict["reasons"])
+            if self._discovers and len(self._members) > 1:
+                self._start_heartbeat()
             if verdict["costs"] is not None:
                 self._mesh.costs = LinkCosts.from_json(verdict["costs"])
         except BaseException:
@@ -107,6 +111,8 @@ class Joining:
                 link.socket.close()
             self._sharing.drop()
             verbs.close()
+            if self._discovers and self._mesh.heartbeat is not None:
+                self._mesh.heartbeat.close()
             raise
         parts = Parts(
             self._rank,
@@ -121,6 +127,7 @@ class Joining:
             self._mesh.spin_us,
             self._measured,
             self._strategy(memory),
+            self._mesh.heartbeat,
         )
         self._lobby.settle()
         return parts.build()
@@ -173,10 +180,15 @@ class Joining:
             Place(role, other, number)
             for other in range(self._rank + 1, len(self._members))
             for number in rails[_pair(self._rank, other)]
-            for role in LANES
+            for role in self._roles
         ]
         watched = [] if self._rank == 0 else list(self._star.links.values())
         self._links |= self._lobby.take(places, self._star.deadline, watched)
+
+    def _start_heartbeat(self) -> None:
+        self._mesh.start_heartbeat()
+        for place in [place for place in self._links if place.role == Role.CONTROL]:
+            self._mesh.watch(self._links.pop(place))
 
     def _connect_verbs(self) -> Verbs:
         """RDMA to those that share a link and no memory with this rank."""

@@ -7,9 +7,9 @@ import threading
 from dataclasses import replace
 
 from ferrule.fabric.dial import Call, dial
-from ferrule.fabric.handshake import Identity
+from ferrule.fabric.handshake import Identity, Role
 from ferrule.fabric.link import Deadline, Link
-from ferrule.fabric.mesh import LANES, Mesh
+from ferrule.fabric.mesh import LANES, MAX_WATCHED_RAILS, Mesh
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Keeper:
 
     def _lost(self) -> list[Call]:
         """The connections that are missing."""
-        calls = []
+        calls = self._lost_beats()
         for live in self._mesh.live():
             for peer in range(live.rank):
                 member = live.members[peer]
@@ -52,4 +52,18 @@ class Keeper:
                     identity = Identity(role, live.rank, peer, len(live.members), live.lobby.epoch)
                     missing = [rail.number for rail, (alive, *_) in zip(rails, states, strict=False) if not alive]
                     calls += self._mesh.calls(member, [replace(identity, rail=number) for number in missing])
+        return calls
+
+    def _lost_beats(self) -> list[Call]:
+        mesh, calls = self._mesh, []
+        presences = mesh.heartbeat.peers() if mesh.heartbeat is not None else []
+        for peer, (presence, _) in enumerate(presences[: mesh.rank]):
+            rails = mesh.ways[peer].rails[:MAX_WATCHED_RAILS]
+            if len(rails) < 2 or presence != "alive":
+                continue
+            assert mesh.heartbeat is not None
+            states = mesh.heartbeat.rails(peer)
+            identity = Identity(Role.CONTROL, mesh.rank, peer, mesh.size, mesh.epoch)
+            missing = [rail.number for rail, alive in zip(rails, states, strict=False) if not alive]
+            calls += mesh.calls(peer, [replace(identity, rail=number) for number in missing])
         return calls

@@ -8,6 +8,7 @@ import json
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ferrule.errors import AuthError, FabricTimeout, RendezvousError
@@ -15,14 +16,16 @@ from ferrule.fabric.handshake import MAC_BYTES, Session
 
 _LENGTH = struct.Struct("<I")
 _MAX_MESSAGE = 1 << 22
+_ALARM_SECONDS = 0.1
 
 
 class Deadline:
-    """A point in time that everything of one rendezvous shares."""
+    """A point in time that everything of one rendezvous shares. ``alarm`` raises what ends all waiting before it."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, alarm: Callable[[], None] | None = None) -> None:
         self.seconds = seconds
         self._end = time.monotonic() + seconds
+        self._alarm = alarm
 
     @property
     def left(self) -> float:
@@ -31,6 +34,24 @@ class Deadline:
     @property
     def passed(self) -> bool:
         return self.left == 0.0
+
+    @property
+    def pause(self) -> float:
+        """How long to sleep before the next `check`."""
+        return self.left if self._alarm is None else min(self.left, _ALARM_SECONDS)
+
+    def watched(self, alarm: Callable[[], None]) -> Deadline:
+        """The same one with an alarm."""
+        return Deadline(self.left, alarm)
+
+    def extended(self, seconds: float) -> Deadline:
+        """One that is so much later."""
+        return Deadline(self.left + seconds, self._alarm)
+
+    def check(self) -> None:
+        """Raise what has happened meanwhile that ends all waiting."""
+        if self._alarm is not None:
+            self._alarm()
 
 
 class Link:
@@ -103,9 +124,10 @@ def _peek(sock: socket.socket) -> bytes | None:
 def read_exactly(sock: socket.socket, count: int, deadline: Deadline, where: str) -> bytes:
     data = bytearray()
     while len(data) < count:
+        deadline.check()
         if deadline.passed:
             raise FabricTimeout(f"{where} did not answer within {deadline.seconds:g} s of the rendezvous")
-        sock.settimeout(deadline.left)
+        sock.settimeout(max(deadline.pause, 1e-3))
         try:
             piece = sock.recv(count - len(data))
         except TimeoutError:

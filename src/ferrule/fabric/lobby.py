@@ -105,6 +105,12 @@ class Lobby:
         if handler is not None:
             handler(link)
 
+    def stop(self, roles: Collection[Role]) -> None:
+        """From now on connections of these roles are not welcome."""
+        with self._changed:
+            for role in roles:
+                self._handlers.pop(role, None)
+
     def refused(self, error: FerruleError) -> None:
         """Somebody was not let in, who may have wanted this group."""
         with self._changed:
@@ -129,7 +135,7 @@ class Lobby:
                 if time.monotonic() > remind:
                     _log.warning("still waiting for rank %s", self._missing(places))
                     remind += _REMIND_SECONDS
-                self._wait(min(_LOOK_SECONDS, deadline.left))
+                self._wait(min(_LOOK_SECONDS, deadline.pause))
             return {place: self._here.pop(place) for place in places}
 
     def arrived(self, role: Role) -> dict[int, Link]:
@@ -144,6 +150,7 @@ class Lobby:
             self._changed.wait(seconds)
 
     def _check(self, places: Collection[Place], deadline: Deadline, watched: Sequence[Link]) -> None:
+        deadline.check()
         if self._refused is not None and time.monotonic() > self._refused[0] + _GRACE_SECONDS:
             raise self._refused[1]
         if deadline.passed:

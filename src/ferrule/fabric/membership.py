@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ferrule.config import TransportChoice, check_transport
-from ferrule.errors import FabricError, FerruleError
+from ferrule.errors import FabricError, FerruleError, PeerLost
 from ferrule.fabric.build import Joined
 from ferrule.fabric.dial import dial
 from ferrule.fabric.handshake import Identity, Role
@@ -59,6 +60,7 @@ def split_group(
         return None
     members = tuple(membership.members[rank] for rank in chosen)
     epoch_key = _epoch(membership, number, color)
+    deadline = deadline.watched(lambda: _check_alive(membership.mesh, members))
     try:
         return _join(membership.mesh, members, epoch_key, transport, deadline)
     except (FerruleError, OSError) as error:
@@ -105,6 +107,16 @@ def _join(
         raise
     star.close()
     return joined, Membership(mesh, members, joining.hosts, epoch_key)
+
+
+def _check_alive(mesh: Mesh, members: Sequence[int]) -> None:
+    """Nobody waits for a rank that is lost."""
+    lost = mesh.lost(members)
+    if lost is not None:
+        rank, words = lost
+        host = mesh.hosts[members[rank]]
+        text = f"rank {rank} on {host.host} (pid {host.pid}) {words}"
+        raise PeerLost(text, rank=rank, host=host.host, link="", seconds=0.0)
 
 
 def _epoch(membership: Membership, number: int, color: int) -> bytes:

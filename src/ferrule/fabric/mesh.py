@@ -14,12 +14,19 @@ from ferrule.fabric.dial import Call
 from ferrule.fabric.door import Door
 from ferrule.fabric.handshake import Identity, Role
 from ferrule.fabric.hosts import RankHost
-from ferrule.fabric.link import Link
+from ferrule.fabric.link import Link, endpoint
 from ferrule.fabric.lobby import Lobby
 from ferrule.fabric.ways import Rail, Way
 
 LANES = (Role.COLLECTIVES, Role.MESSAGES)
 """The lanes of a group in the order of the native core's numbers."""
+
+MAX_WATCHED_RAILS = 64
+"""How many connections to one peer the native heartbeat takes."""
+_BEATS = 8
+"""Beats that must be missed before a rank is lost: the network may drop a few."""
+_RELAXED_SECONDS = 1.0
+"""Between beats when silence is no fault."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +44,10 @@ class Mesh:
     """Made by the rendezvous (or by `Group.reform`); numbers ranks as the group did that it made.
 
     ``epoch`` names that group, ``key`` is the cluster's. ``calibrate``: whether to measure the links; ``costs``: what
-    came of it. ``ways``: how this rank gets to each other one. ``routes``: for two ranks that share no link, the ranks
-    that a message passes from the higher one to the lower one. ``closers``: what else to do when the last group is
-    closed.
+    came of it. ``silence``: seconds after which a silent rank is lost (0: never); ``heartbeat``: knows which ranks are
+    there (None in a job of one), and ends the groups of those that are not. ``ways``: how this rank gets to each other
+    one. ``routes``: for two ranks that share no link, the ranks that a message passes from the higher one to the lower
+    one. ``closers``: what else to do when the last group is closed.
     """
 
     rank: int
@@ -49,7 +57,9 @@ class Mesh:
     door: Door
     spin_us: float | None
     calibrate: bool = False
+    silence: float = 0.0
     costs: LinkCosts | None = None
+    heartbeat: _native.Heartbeat | None = None
     ways: dict[int, Way] = field(default_factory=dict)
     routes: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     closers: list[Callable[[], None]] = field(default_factory=list)
@@ -84,7 +94,7 @@ class Mesh:
         """One more group uses this. From now on rails that return are its."""
         with self._lock:
             self._live[live.lobby.epoch] = live
-        for role in LANES:
+        for role in (*LANES, Role.CONTROL) if live.lobby.epoch == self.epoch else LANES:
             live.lobby.handle(role, self.take_back)
 
     def leave(self, epoch: bytes) -> None:
@@ -92,8 +102,10 @@ class Mesh:
         with self._lock:
             live = self._live.pop(epoch, None)
             last = not self._live
-        if live is not None:
+        if live is not None and epoch != self.epoch:
             self.door.shut(live.lobby, "this group is closed")
+        elif live is not None:
+            live.lobby.stop(LANES)  # the heartbeat of the groups that are left needs its rails as before
         if last:
             self.door.close()
             for close in self.closers:
@@ -104,7 +116,10 @@ class Mesh:
             return list(self._live.values())
 
     def take_back(self, link: Link) -> None:
-        """A lane's connection in the place of a rail that was lost, made by either end."""
+        """A connection in the place of a rail that was lost, made by either end."""
+        if link.identity.role == Role.CONTROL:
+            self.watch(link)
+            return
         with self._lock:
             live = self._live.get(link.identity.epoch)
         who = link.identity
@@ -115,3 +130,32 @@ class Mesh:
         fd = link.socket.detach()
         if live.native.add_rail(LANES.index(who.role), link.peer, numbers.index(who.rail), fd) != 0:
             os.close(fd)  # the group has just been closed
+
+    def start_heartbeat(self) -> None:
+        """From now on it is noticed which ranks are lost, over the connections that are left to `watch`."""
+        limit = self.silence
+        interval = limit / _BEATS if limit else _RELAXED_SECONDS
+        self.heartbeat = _native.Heartbeat(self.rank, self.size, epoch_number(self.epoch), interval, limit)
+        self.closers.append(self.heartbeat.close)
+
+    def watch(self, link: Link) -> None:
+        """Leave a connection of `Role.CONTROL` to the heartbeat, instead of the one that its rail had before."""
+        way = self.ways[link.peer]
+        places = {rail.number: place for place, rail in enumerate(way.rails)} or {0: 0}
+        place = places.get(link.identity.rail, MAX_WATCHED_RAILS)
+        if self.heartbeat is None or place >= MAX_WATCHED_RAILS:
+            link.socket.close()
+            return
+        name = next((rail.interface for rail in way.rails if rail.number == link.identity.rail), "")
+        name = name or endpoint(link.socket.getpeername()[:2])
+        self.heartbeat.add(link.peer, place, link.socket.detach(), name, way.via[0] if way.via else -1)
+
+    def lost(self, members: Sequence[int]) -> tuple[int, str] | None:
+        """The first of ``members`` that is lost: its place among them, and why."""
+        known = self.heartbeat.lost() if self.heartbeat is not None else {}
+        return next(((place, known[member]) for place, member in enumerate(members) if member in known), None)
+
+
+def epoch_number(epoch: bytes) -> int:
+    """An epoch as the native core knows it."""
+    return int.from_bytes(epoch[:8], "little")

@@ -76,7 +76,7 @@ def _lead(settings: FabricSettings, door: Door, listeners: Sequence[socket.socke
             )
     epoch = secrets.token_bytes(16)
     made = _mesh(settings, hosts, epoch, door)
-    star.tell({"epoch": epoch.hex(), "hosts": [host.to_json() for host in hosts]})
+    star.tell({"epoch": epoch.hex(), "silence": settings.heartbeat, "hosts": [host.to_json() for host in hosts]})
     return made
 
 
@@ -99,13 +99,24 @@ def _follow(settings: FabricSettings, door: Door, listeners: Sequence[socket.soc
     # Rank 0 may not know by which of its addresses others reach it.
     there = ("", 0) if call.request else leader.socket.getpeername()[:2]
     hosts[0] = replace(hosts[0], address=there[0], port=there[1])
+    settings = replace(settings, heartbeat=roster["silence"])
     return _mesh(settings, hosts, bytes.fromhex(roster["epoch"]), door)
 
 
 def _mesh(settings: FabricSettings, hosts: Sequence[RankHost], epoch: bytes, door: Door) -> tuple[Mesh, Lobby]:
-    lobby = Lobby(epoch, settings.rank, settings.world_size, LANES)
+    lobby = Lobby(epoch, settings.rank, settings.world_size, (*LANES, Role.CONTROL))
     door.open(lobby)
-    return Mesh(settings.rank, tuple(hosts), epoch, settings.key, door, settings.spin_us, settings.calibrate), lobby
+    mesh = Mesh(
+        settings.rank,
+        tuple(hosts),
+        epoch,
+        settings.key,
+        door,
+        settings.spin_us,
+        settings.calibrate,
+        settings.heartbeat,
+    )
+    return mesh, lobby
 
 
 def _listen_everywhere(

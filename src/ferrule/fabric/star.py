@@ -50,14 +50,15 @@ class Star:
         said: dict[int, Message] = {}
         ready: list[int] = []
         # Rank 0 gives up at its deadline, which is ours too, and then says why.
-        deadline = self.deadline if self._rank == 0 else Deadline(self.deadline.left + _LAST_WORDS_SECONDS)
+        deadline = self.deadline if self._rank == 0 else self.deadline.extended(_LAST_WORDS_SECONDS)
         with contextlib.ExitStack() as stack:
             loop = self.loop or stack.enter_context(Loop())
             for rank, link in self.links.items():
                 loop.watch(link.socket, READ, partial(ready.append, rank))
                 stack.callback(loop.forget, link.socket)
             while len(said) < len(self.links):
-                loop.turn(deadline.left)
+                loop.turn(deadline.pause)
+                deadline.check()
                 while ready:
                     rank = ready.pop()
                     said[rank] = self.links[rank].receive(deadline)
