@@ -6,14 +6,12 @@
 
 #include <stdexcept>
 
+#include "text.h"
+
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace ferrule {
-
-nb::object text_of(const char* text) {
-  return nb::steal(PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::char_traits<char>::length(text)), "replace"));
-}
 
 PyHeartbeat::PyHeartbeat(int rank, int size, std::uint64_t epoch, double interval, double limit) : size_(size) {
   ErrorText error{};

@@ -3,7 +3,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -12,11 +11,6 @@
 #include "ferrule/ferrule.h"
 
 namespace ferrule {
-
-using ErrorText = std::array<char, 256>;
-
-// What other ranks said may be cut in the middle of a character.
-nanobind::object text_of(const char* text);
 
 class PyHeartbeat {
  public:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, TypeVar, overload
 
-from ferrule._native import OPS, REDUCTIONS, STATUS, Operation
+from ferrule._native import OPS, REDUCTIONS, Operation
 from ferrule.config import TransportChoice
-from ferrule.errors import FabricError, FabricTimeout, PeerLost
-from ferrule.fabric.arrays import Location, locate, new_like
+from ferrule.errors import FabricError
+from ferrule.fabric.arrays import locate, new_like
 from ferrule.fabric.build import Joined
 from ferrule.fabric.coalesce import Coalesced
 from ferrule.fabric.describe import GroupInfo
+from ferrule.fabric.failure import BUSY, raise_failure
 from ferrule.fabric.membership import Membership, split_group
+from ferrule.fabric.open_groups import open_groups
+from ferrule.fabric.operands import check_out, divided_shape, elements_of_rows, joined_shape, reduction_number
 from ferrule.fabric.work import Work
 
 Reduction = Literal["sum", "prod", "min", "max", "avg"]
 Array = TypeVar("Array")
-
-_PEER_LOST: int = STATUS["PEER_LOST"]
-_TIMEOUT: int = STATUS["TIMEOUT"]
-_INVALID: int = STATUS["INVALID"]
-_BUSY: int = STATUS["BUSY"]
-
-_open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
 class Group:
@@ -60,8 +55,8 @@ class Group:
         self.size: int = joined.info.size
         membership.mesh.enter(joined.live)
         self._leave = weakref.finalize(self, membership.mesh.leave, joined.live.lobby.epoch)
-        self._leave.atexit = False  # `_close_open_groups` does it, after all of them have said goodbye
-        _open_groups.add(self)
+        self._leave.atexit = False  # `open_groups` does it, after all of them have said goodbye
+        open_groups.add(self)
 
     @overload
     def all_reduce(
@@ -99,7 +94,7 @@ class Group:
                 self._fail(status, op)
             return x
         operation = Operation(
-            OPS["all_reduce"], dtype, _reduction(op), target=address, count=count, quantized=quantized
+            OPS["all_reduce"], dtype, reduction_number(op), target=address, count=count, quantized=quantized
         )
         result: Array | Work[Array] = self._run(operation, x, (x,), timeout, blocking, op)
         return result
@@ -111,9 +106,8 @@ class Group:
         """
         address, count, dtype = locate(x, writable=False)
         if out is None:
-            shape = (self.size * x.shape[0], *x.shape[1:]) if x.ndim else (self.size,)
-            out = new_like(x, shape)
-        target = _check_out(out, self.size * count, dtype)
+            out = new_like(x, joined_shape(x, self.size))
+        target = check_out(out, self.size * count, dtype)
         operation = Operation(OPS["all_gather"], dtype, source=address, target=target, count=count)
         return self._run(operation, out, (x, out), timeout, blocking)
 
@@ -125,12 +119,12 @@ class Group:
         ``x`` is not changed. ``out`` (optional, not overlapping ``x``) is written and returned.
         """
         address, count, dtype = locate(x, writable=False)
-        shape = self._divided(x)
+        shape = divided_shape(x, self.size)
         if out is None:
             out = new_like(x, shape)
-        target = _check_out(out, count // self.size, dtype)
+        target = check_out(out, count // self.size, dtype)
         operation = Operation(
-            OPS["reduce_scatter"], dtype, _reduction(op), source=address, target=target, count=count // self.size
+            OPS["reduce_scatter"], dtype, reduction_number(op), source=address, target=target, count=count // self.size
         )
         return self._run(operation, out, (x, out), timeout, blocking, op)
 
@@ -151,7 +145,7 @@ class Group:
         self._check_rank(root)
         address, count, dtype = locate(x, writable=root == self.rank)
         operation = Operation(
-            OPS["reduce"], dtype, _reduction(op), root=root, source=address, target=address, count=count
+            OPS["reduce"], dtype, reduction_number(op), root=root, source=address, target=address, count=count
         )
         return self._run(operation, x, (x,), timeout, blocking, op)
 
@@ -164,8 +158,8 @@ class Group:
         target = 0
         if root == self.rank:
             if out is None:
-                out = new_like(x, (self.size * x.shape[0], *x.shape[1:]) if x.ndim else (self.size,))
-            target = _check_out(out, self.size * count, dtype)
+                out = new_like(x, joined_shape(x, self.size))
+            target = check_out(out, self.size * count, dtype)
         operation = Operation(OPS["gather"], dtype, root=root, source=address, target=target, count=count)
         return self._run(operation, out if root == self.rank else None, (x, out), timeout, blocking)
 
@@ -180,11 +174,11 @@ class Group:
         address = 0
         if root == self.rank:
             address, total, dtype = locate(x, writable=False)
-            shape = self._divided(x)
+            shape = divided_shape(x, self.size)
             count = total // self.size
             if out is None:
                 out = new_like(x, shape)
-            target = _check_out(out, count, dtype)
+            target = check_out(out, count, dtype)
         else:
             if out is None:
                 raise ValueError(f"rank {self.rank} receives from rank {root}: give out=, the array to receive into")
@@ -210,24 +204,16 @@ class Group:
         if (send_counts is None) != (recv_counts is None):
             raise ValueError("give both send_counts and recv_counts, or neither")
         if send_counts is None or recv_counts is None:
-            self._divided(x)
+            divided_shape(x, self.size)
             if out is None:
                 out = new_like(x, x.shape)
-            target = _check_out(out, total, dtype)
+            target = check_out(out, total, dtype)
             operation = Operation(OPS["all_to_all"], dtype, source=address, target=target, count=total // self.size)
             return self._run(operation, out, (x, out), timeout, blocking)
-        row = 1
-        for extent in x.shape[1:]:
-            row *= extent
-        for name, counts in (("send_counts", send_counts), ("recv_counts", recv_counts)):
-            if len(counts) != self.size or min(counts) < 0:
-                raise ValueError(f"{name} needs a number of rows, 0 or more, for each of {self.size} ranks: {counts}")
-        if sum(send_counts) * row != total:
-            raise ValueError(f"send_counts add up to {sum(send_counts)} rows, but x has shape {tuple(x.shape)}")
+        sends, receives = elements_of_rows(x, send_counts, recv_counts, self.size)
         if out is None:
             out = new_like(x, (sum(recv_counts), *x.shape[1:]))
-        target = _check_out(out, sum(recv_counts) * row, dtype)
-        sends, receives = ([count * row for count in counts] for counts in (send_counts, recv_counts))
+        target = check_out(out, sum(receives), dtype)
         operation = Operation(
             OPS["all_to_all"], dtype, source=address, target=target, send_counts=sends, recv_counts=receives
         )
@@ -305,10 +291,10 @@ class Group:
 
         Safe to call twice.
         """
-        if self._native.close() == _BUSY:
+        if self._native.close() == BUSY:
             raise FabricError("an operation of this group is still running in another thread; abort() ends it")
         self._leave()
-        _open_groups.discard(self)
+        open_groups.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -344,13 +330,6 @@ class Group:
             self._fail(started, op)
         return Work(self, started, result, arrays)
 
-    def _divided(self, x: Any) -> tuple[int, ...]:
-        """The shape of one of ``size`` equal parts of ``x`` along its first axis."""
-        shape = tuple(x.shape)
-        if not shape or shape[0] % self.size:
-            raise ValueError(f"the first axis of shape {shape} does not divide into {self.size} equal parts")
-        return (shape[0] // self.size, *shape[1:])
-
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
             raise ValueError(f"there is no rank {rank} in a group of {self.size}")
@@ -361,55 +340,4 @@ class Group:
             raise ValueError(f"rank {rank} cannot send to or receive from itself")
 
     def _fail(self, status: int, op: str = "sum") -> NoReturn:
-        if status == _BUSY:
-            raise FabricError("another thread is using this group; a group serves one thread at a time")
-        if status == _INVALID:
-            _reduction(op)
-            raise TypeError(
-                f"{op} cannot be done with this element type: avg of bool has no meaning, and quantized=True is for "
-                "sum and avg of float32, bfloat16 and float16"
-            )
-        status, rank, seconds, message = self._native.failure()
-        if status == _PEER_LOST:
-            peer = self._info.peers[rank]
-            name = f"rank {rank} "
-            happened = message.removeprefix(name) if message.startswith(name) else f"was lost: {message}"
-            when = f" ({seconds:.3g} s into an operation)" if seconds else ""
-            raise PeerLost(
-                f"rank {rank} on {peer.host} (pid {peer.pid}, {peer.link}) {happened}{when}; "
-                "the group is closed, restart the job",
-                rank=rank,
-                host=peer.host,
-                link=peer.link,
-                seconds=seconds,
-            )
-        if status == _TIMEOUT:
-            raise FabricTimeout(f"rank {self.rank}: {message}; the group is closed")
-        raise FabricError(f"{message}; the group is closed on every rank")
-
-
-def _reduction(op: str) -> int:
-    if op not in REDUCTIONS:
-        raise ValueError(f"there is no reduction {op!r}; use one of {', '.join(REDUCTIONS)}")
-    return REDUCTIONS[op]
-
-
-def _check_out(out: Any, wanted: int, wanted_dtype: int) -> int:
-    """The address of ``out``, which must have that many elements of that type."""
-    where: Location = locate(out, writable=True)
-    address, count, dtype = where
-    if count != wanted:
-        raise ValueError(f"out has {count} elements, but the result has {wanted}")
-    if dtype != wanted_dtype:
-        raise TypeError("out has another element type than the input")
-    return address
-
-
-@atexit.register
-def _close_open_groups() -> None:
-    """A rank whose program ends says goodbye; only one that dies must look lost to its peers."""
-    groups = list(_open_groups)
-    for group in groups:
-        group._native.close()
-    for group in groups:
-        group._leave()
+        raise_failure(self._native, self._info, status, op)
