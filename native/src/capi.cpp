@@ -53,10 +53,7 @@ ferrule_status ferrule_group_create(const ferrule_group_options* options, ferrul
   const bool valid = options->abi_version == FERRULE_ABI_VERSION && options->size >= 1 && options->rank >= 0 &&
                      options->rank < options->size && (options->size == 1 || (options->collectives != nullptr && options->messages != nullptr)) &&
                      (options->heartbeat == nullptr || options->heartbeat_ranks != nullptr);
-  if (!valid) {
-    ferrule::put_text("the group's options are not valid for this version", error, error_size);
-    return FERRULE_INVALID;
-  }
+  if (!valid) return ferrule::invalid("the group's options are not valid for this version", error, error_size);
   return guarded(error, error_size, [&] { *out = reinterpret_cast<ferrule_group*>(new Group(*options)); });
 }
 

@@ -10,15 +10,11 @@
 namespace {
 
 using ferrule::Heartbeat;
+using ferrule::invalid;
 using Handle = std::shared_ptr<Heartbeat>;
 
 Heartbeat& unwrap(ferrule_heartbeat* heartbeat) { return **reinterpret_cast<Handle*>(heartbeat); }
 const Heartbeat& unwrap(const ferrule_heartbeat* heartbeat) { return **reinterpret_cast<const Handle*>(heartbeat); }
-
-ferrule_status invalid(const char* text, char* error, std::size_t error_size) {
-  ferrule::put_text(text, error, error_size);
-  return FERRULE_INVALID;
-}
 
 ferrule::Clock::duration seconds(double value) {
   return std::chrono::duration_cast<ferrule::Clock::duration>(std::chrono::duration<double>(value));

@@ -14,6 +14,11 @@ inline void put_text(const char* text, char* error, std::size_t error_size) {
   error[error_size - 1] = '\0';
 }
 
+inline ferrule_status invalid(const char* text, char* error, std::size_t error_size) {
+  put_text(text, error, error_size);
+  return FERRULE_INVALID;
+}
+
 template <class Body>
 ferrule_status guarded(char* error, std::size_t error_size, Body&& body) {
   try {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ferrule/ferrule.h"
+#include "fuzz_input.h"
 #include "message.h"
 
 namespace {
@@ -19,17 +20,6 @@ namespace {
 constexpr std::uint64_t kEpoch = 4711;
 constexpr double kTimeout = 1;
 constexpr std::size_t kElements = 20;
-
-struct Input {
-  const std::uint8_t* data;
-  std::size_t size;
-
-  std::uint8_t byte() {
-    if (size == 0) return 0;
-    --size;
-    return *data++;
-  }
-};
 
 // A header as a peer would send it for this operation, with some of its bytes changed.
 void plausible_header(Input& input, const ferrule_operation& operation, std::vector<std::uint8_t>& into) {
@@ -49,7 +39,7 @@ void plausible_header(Input& input, const ferrule_operation& operation, std::vec
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  Input input{data, size};
+  Input input(data, size);
   constexpr ferrule_op kOps[] = {FERRULE_ALL_REDUCE, FERRULE_ALL_GATHER, FERRULE_REDUCE_SCATTER, FERRULE_BROADCAST,
                                  FERRULE_REDUCE,     FERRULE_GATHER,     FERRULE_SCATTER,        FERRULE_ALL_TO_ALL,
                                  FERRULE_RECV,       FERRULE_BARRIER};

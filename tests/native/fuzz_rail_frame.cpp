@@ -13,34 +13,12 @@
 #include <cstring>
 #include <vector>
 
+#include "fuzz_input.h"
 #include "rail_channel.h"
 
 namespace {
 
 using namespace ferrule;
-
-class Input {
- public:
-  Input(const std::uint8_t* data, std::size_t size) : rest_(data, size) {}
-  bool empty() const { return rest_.empty(); }
-  std::uint8_t byte() { return take<std::uint8_t>(); }
-  template <class Value>
-  Value take() {
-    Value value{};
-    const std::size_t n = std::min(sizeof value, rest_.size());
-    std::memcpy(&value, rest_.data(), n);
-    rest_ = rest_.subspan(n);
-    return value;
-  }
-  std::span<const std::uint8_t> some(std::size_t size) {
-    const auto front = rest_.first(std::min(size, rest_.size()));
-    rest_ = rest_.subspan(front.size());
-    return front;
-  }
-
- private:
-  std::span<const std::uint8_t> rest_;
-};
 
 void put(int fd, const void* data, std::size_t size) { (void)::send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL); }
 

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "fake_queue_pair.h"
+#include "fuzz_input.h"
 
 namespace {
 
@@ -13,17 +14,6 @@ using namespace ferrule;
 constexpr std::size_t kDepth = 12;
 constexpr PipeShape kShape{4, 64};
 constexpr std::uint32_t kToken = 7;
-
-struct Input {
-  const std::uint8_t* data;
-  std::size_t size;
-
-  std::uint8_t byte() {
-    if (size == 0) return 0;
-    --size;
-    return *data++;
-  }
-};
 
 // A frame of the right connection, mostly, and of any size that the hardware would deliver.
 void post_frame(Input& input, FakeWire& wire) {
@@ -43,7 +33,7 @@ void post_frame(Input& input, FakeWire& wire) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  Input input{data, size};
+  Input input(data, size);
   FakeWire out;
   FakeWire in;
   const bool reliable = input.byte() % 2 == 0;
@@ -52,7 +42,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   pipe.meet({kShape, kToken + 1});
   std::byte bytes[100] = {};
   try {
-    while (input.size != 0) {
+    while (!input.empty()) {
       switch (input.byte() % 5) {
         case 0:
           if (!in.receives.empty()) post_frame(input, in);
