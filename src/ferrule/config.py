@@ -168,15 +168,9 @@ def _transport(environ: Mapping[str, str]) -> TransportChoice:
 
 
 def _timeout(environ: Mapping[str, str]) -> float:
-    text = environ.get("FERRULE_TIMEOUT")
-    if not text:
-        return DEFAULT_TIMEOUT
-    try:
-        seconds = parse_seconds(text)
-    except ConfigError as error:
-        raise ConfigError(f"FERRULE_TIMEOUT: {error}") from None
+    seconds = _seconds(environ, "FERRULE_TIMEOUT", DEFAULT_TIMEOUT)
     if seconds <= 0:
-        raise ConfigError(f"FERRULE_TIMEOUT={text!r} must be more than 0")
+        raise ConfigError(f"FERRULE_TIMEOUT={environ['FERRULE_TIMEOUT']!r} must be more than 0")
     return seconds
 
 
@@ -197,16 +191,21 @@ def _listen(environ: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def _heartbeat(environ: Mapping[str, str]) -> float:
-    text = environ.get("FERRULE_HEARTBEAT")
-    if not text:
-        return DEFAULT_HEARTBEAT
-    try:
-        seconds = parse_seconds(text)
-    except ConfigError as error:
-        raise ConfigError(f"FERRULE_HEARTBEAT: {error}") from None
+    seconds = _seconds(environ, "FERRULE_HEARTBEAT", DEFAULT_HEARTBEAT)
     if seconds != 0 and seconds < _MIN_HEARTBEAT:
+        text = environ["FERRULE_HEARTBEAT"]
         raise ConfigError(f"FERRULE_HEARTBEAT={text!r} must be 0 (off) or at least {_MIN_HEARTBEAT:g} s")
     return seconds
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name)
+    if not text:
+        return default
+    try:
+        return parse_seconds(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def _key(environ: Mapping[str, str]) -> bytes:

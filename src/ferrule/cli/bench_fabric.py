@@ -13,12 +13,13 @@ from rich.table import Table
 
 from ferrule.bench.fabric import Row, Sweep, bench_fabric
 from ferrule.bench.fabric.bars import Bar, measure_bars
-from ferrule.bench.fabric.operations import DTYPE_BYTES, OPERATIONS
+from ferrule.bench.fabric.operations import OPERATIONS
 from ferrule.bench.fabric.rows import find_row, to_csv, to_json
 from ferrule.bench.fabric.sweep import DEFAULT_SIZES, IMPLS
 from ferrule.cli.extras import needs
 from ferrule.config import TRANSPORT_CHOICES
 from ferrule.errors import ConfigError
+from ferrule.fabric import DTYPE_BYTES
 from ferrule.units import format_bytes, parse_bytes
 
 SIZES = ",".join(format_bytes(size).replace(" ", "") for size in DEFAULT_SIZES)

@@ -14,7 +14,7 @@ from ferrule._native import DTYPES
 Location = tuple[int, int, int]
 """Address, number of elements, code of the element type in the native core."""
 
-_SIZES = {
+DTYPE_BYTES = {
     "float64": 8,
     "float32": 4,
     "bfloat16": 2,
@@ -25,6 +25,7 @@ _SIZES = {
     "int64": 8,
     "bool": 1,
 }
+"""Of an element, by the names of the types that can be moved."""
 
 _torch_tensor: Any = None
 _torch_codes: dict[Any, int] = {}
@@ -116,7 +117,7 @@ _find_tensor: Callable[[Any], Location | None] = _find_by_attributes
 def _numpy_code(dtype: np.dtype[Any]) -> int:
     # ml_dtypes registers its bfloat16 with numpy under this name. A type of foreign byte order has the same name.
     code = DTYPES.get(dtype.name)
-    if code is None or not dtype.isnative or dtype.itemsize != _SIZES[dtype.name]:
+    if code is None or not dtype.isnative or dtype.itemsize != DTYPE_BYTES[dtype.name]:
         raise TypeError(f"element type {dtype} cannot be moved; use one of {', '.join(DTYPES)}")
     _numpy_codes[dtype] = code
     return code

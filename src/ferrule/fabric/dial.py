@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,7 +97,7 @@ def _loop_or_new(loop: Loop | None) -> Iterator[Loop]:
     if loop is not None:
         yield loop
     else:
-        with Loop() as own:
+        with closing(Loop()) as own:
             yield own
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import selectors
 import socket
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -53,11 +51,3 @@ class Loop:
 
     def close(self) -> None:
         self._selector.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -52,7 +52,7 @@ class Star:
         # Rank 0 gives up at its deadline, which is ours too, and then says why.
         deadline = self.deadline if self._rank == 0 else self.deadline.extended(_LAST_WORDS_SECONDS)
         with contextlib.ExitStack() as stack:
-            loop = self.loop or stack.enter_context(Loop())
+            loop = self.loop or stack.enter_context(contextlib.closing(Loop()))
             for rank, link in self.links.items():
                 loop.watch(link.socket, READ, partial(ready.append, rank))
                 stack.callback(loop.forget, link.socket)

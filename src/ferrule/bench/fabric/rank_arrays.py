@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ferrule.bench.fabric.operations import DTYPE_BYTES, OPERATIONS
+from ferrule.bench.fabric.operations import OPERATIONS
 from ferrule.bench.fabric.rank import Task
+from ferrule.fabric import DTYPE_BYTES
 
 
 class Arrays:

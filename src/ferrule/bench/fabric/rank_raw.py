@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from ferrule import _native
-from ferrule.bench.fabric.operations import DTYPE_BYTES
 from ferrule.bench.fabric.rank import Task
+from ferrule.fabric import DTYPE_BYTES
 
 
 @contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from ferrule.bench.fabric.operations import DTYPE_BYTES, OPERATIONS
+from ferrule.bench.fabric.operations import OPERATIONS
 from ferrule.config import check_transport
 from ferrule.errors import ConfigError
+from ferrule.fabric import DTYPE_BYTES
 
 DEFAULT_SIZES = (64, 8 << 10, 32 << 10, 2 << 20, 64 << 20)
 OURS = ("ferrule-native", "ferrule", "ferrule-torch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from contextlib import closing
 from pathlib import Path
 
 from ferrule.errors import GuestError
@@ -45,7 +46,7 @@ def _boots(accelerator: Accelerator, qemu: Qemu, kernel: Path, tree: Tree) -> bo
     cpio.file("/bin/busybox", tree.find("busybox").read_bytes(), mode=0o755)
     cpio.file("/init", _INIT.encode(), mode=0o755)
     cpio.close()
-    with Machine(qemu, accelerator, kernel, cpus=1, memory_mb=512) as machine:
+    with closing(Machine(qemu, accelerator, kernel, cpus=1, memory_mb=512)) as machine:
         machine.image.write(image.getvalue())
         machine.start()
         try:

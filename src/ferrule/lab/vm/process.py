@@ -10,8 +10,7 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from ferrule.errors import GuestError, LabError
 from ferrule.lab.vm.qemu import Accelerator, Qemu
@@ -21,7 +20,7 @@ TAIL_LINES = 30
 
 
 class Machine:
-    """A guest's process. Fill `image`, then `start` and `wait`; a context manager that ends it.
+    """A guest's process. Fill `image`, then `start`, `wait` and `close`.
 
     The kernel ends it when the *thread* that called `start` ends, so start from one that lives on.
     """
@@ -101,14 +100,6 @@ class Machine:
         self.kill()
         for file in (self.image, self._console, self._results, self._errors):
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _said(self) -> str:
         self._errors.seek(0)
