@@ -161,6 +161,7 @@ void Heartbeat::given_up(const std::string& words) {
                   std::chrono::duration<double>(late_).count());
     ours += text;
   }
+  attendance_.lose(rank_, ours);
   for (const SeatPointer& seat : seats_) {
     const int rank = seat->group_rank(rank_);
     const Failure told(FERRULE_PEER_LOST, rank, "rank " + std::to_string(rank) + " " + ours);

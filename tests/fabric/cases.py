@@ -242,6 +242,57 @@ def idle(group: Group, arguments: dict[str, Any]) -> None:
     attempt(lambda: group.barrier(timeout=5))
 
 
+def reform(group: Group, arguments: dict[str, Any]) -> None:
+    """Reductions go on for ever; whenever somebody is lost, those that are left make a new group and go on."""
+    report(ready=True)
+    first = list(range(group.size))  # who the group's ranks were in the beginning
+    while group.size > arguments["least"]:
+        try:
+            while True:
+                x = group.all_reduce(np.ones(arguments.get("size", 100), np.float32))
+                assert (x == group.size).all()
+        except FerruleError as error:
+            cause = str(error)
+        try:
+            group = group.reform(timeout=arguments.get("timeout", 20.0))
+        except FerruleError as error:
+            report(error=type(error).__name__, text=str(error), cause=cause)
+            return
+        first = [first[rank] for rank in group.origin]
+        assert first[group.rank] == int(os.environ["FERRULE_RANK"])
+        total = group.all_reduce(np.array([1 << one for one in first])[group.rank :][:1])
+        report(error=None, first=first, total=int(total[0]), cause=cause, transports=group.describe().transports)
+    half = group.split(group.rank % 2)
+    assert half is not None
+    group.barrier()
+
+
+def one_stays_away(group: Group, arguments: dict[str, Any]) -> None:
+    if group.rank == 2:
+        while True:
+            try:
+                group.check()
+            except FerruleError:
+                break
+            time.sleep(0.01)
+        time.sleep(1.5)
+        report(done=True)
+        return
+    attempt(lambda: group.reform(timeout=0.5))
+
+
+def fail_and_reform(group: Group, arguments: dict[str, Any]) -> None:
+    with contextlib.suppress(FerruleError):
+        group.all_reduce(np.zeros(10 + group.rank))
+    again = group.reform()
+    assert again.all_reduce(np.array([1]))[0] == group.size
+    try:
+        group.reform()
+    except FerruleError as error:
+        report(origin=list(again.origin), text=str(error))
+    again.barrier()
+
+
 def busy(group: Group, arguments: dict[str, Any]) -> None:
     """Rank 1 holds the interpreter's lock in one long call."""
     group.barrier()

@@ -34,7 +34,7 @@ def raise_failure(native: _native.Group, info: GroupInfo, status: int, op: str) 
         when = f" ({seconds:.3g} s into an operation)" if seconds else ""
         raise PeerLost(
             f"rank {rank} on {peer.host} (pid {peer.pid}, {peer.link}) {happened}{when}; "
-            "the group is closed, restart the job",
+            "the group is closed; reform() makes one of the others, or restart the job",
             rank=rank,
             host=peer.host,
             link=peer.link,

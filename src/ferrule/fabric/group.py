@@ -15,9 +15,11 @@ from ferrule.fabric.build import Joined
 from ferrule.fabric.coalesce import Coalesced
 from ferrule.fabric.describe import GroupInfo
 from ferrule.fabric.failure import BUSY, raise_failure
+from ferrule.fabric.link import Deadline
 from ferrule.fabric.membership import Membership, split_group
 from ferrule.fabric.open_groups import open_groups
 from ferrule.fabric.operands import check_out, divided_shape, elements_of_rows, joined_shape, reduction_number
+from ferrule.fabric.reform import reform_group
 from ferrule.fabric.work import Work
 
 Reduction = Literal["sum", "prod", "min", "max", "avg"]
@@ -38,13 +40,16 @@ class Group:
     and `recv`) wait neither for them nor for messages of other peers or the other direction.
 
     On any failure (`PeerLost`, `FabricTimeout`, `FabricError`) the whole group is closed on every rank, and every
-    later call raises the first cause again. Arrays that an operation was writing then hold nothing useful.
+    later call raises the first cause again. Arrays that an operation was writing then hold nothing useful. `reform`
+    makes a new group of the ranks that are left; ``origin`` is the rank that each had in the group before.
 
     One thread at a time: a second one gets a `FabricError` at once and disturbs nothing. Only `abort` may be
     called from anywhere, to end an operation that waits.
     """
 
-    def __init__(self, joined: Joined, membership: Membership, timeout: float) -> None:
+    def __init__(
+        self, joined: Joined, membership: Membership, timeout: float, origin: tuple[int, ...] | None = None
+    ) -> None:
         self._native = joined.live.native
         self._info = joined.info
         self._membership = membership
@@ -53,6 +58,7 @@ class Group:
         self._coalesced: Coalesced | None = None
         self.rank: int = joined.info.rank
         self.size: int = joined.info.size
+        self.origin: tuple[int, ...] = tuple(range(self.size)) if origin is None else origin
         membership.mesh.enter(joined.live)
         self._leave = weakref.finalize(self, membership.mesh.leave, joined.live.lobby.epoch)
         self._leave.atexit = False  # `open_groups` does it, after all of them have said goodbye
@@ -271,6 +277,28 @@ class Group:
         self._splits += 1
         made = split_group(self, self._membership, self._splits, color, key, transport, timeout)
         return None if made is None else Group(*made, self._timeout)
+
+    def reform(self, *, timeout: float | None = None) -> Group:
+        """Make a group of the ranks that are left, in the same processes, after this one has failed.
+
+        All of them must call it, and may at different times: it waits for those that are there (``timeout``: seconds;
+        the group's unless given). They keep their order; ``origin`` of the new group says which rank each one was.
+        This group is over then, and had better have failed before: if not, it fails now, on all ranks.
+
+        Raises `FabricTimeout` (a rank that is not lost does not take part), `FabricError` (the others gave this rank
+        up, or this group is closed). Each side of a network that fell in two makes a group of its own: look at
+        ``size``.
+        """
+        if not self._leave.alive:
+            raise FabricError("this group is closed: reform() comes before close()")
+        self.abort(f"rank {self.rank} called reform()")
+        made = reform_group(self._membership, Deadline(self._timeout if timeout is None else timeout))
+        origin = tuple(self._membership.members.index(member) for member in made[1].members)
+        group = Group(*made, self._timeout, origin)
+        self._native.close()  # a thread that is still inside finds it ended, and leaves
+        self._leave()
+        open_groups.discard(self)
+        return group
 
     def describe(self) -> GroupInfo:
         """How each peer is reached; print it."""

@@ -30,16 +30,33 @@ _CHOICE = struct.Struct("<? q q")  # takes part, color, key
 
 
 @dataclass(frozen=True)
+class Lineage:
+    """Who made the first of a line of groups that were made anew, each from survivors of the one before.
+
+    ``members``: the mesh's ranks. ``key``: the secret from which the epochs of the line follow.
+    """
+
+    members: tuple[int, ...]
+    key: bytes
+
+
+@dataclass(frozen=True)
 class Membership:
     """``mesh``: what the groups of the job share. ``members``: the mesh's rank of each rank of this group.
 
-    ``epoch_key``: the secret from which the epochs of smaller groups follow.
+    ``epoch_key``: the secret from which the epochs of smaller groups follow. ``lineage``: of a group that is not the
+    first of its line.
     """
 
     mesh: Mesh
     members: tuple[int, ...]
     hosts: tuple[RankHost, ...]
     epoch_key: bytes
+    lineage: Lineage | None = None
+
+    @property
+    def root(self) -> Lineage:
+        return self.lineage or Lineage(self.members, self.epoch_key)
 
 
 def split_group(
@@ -60,7 +77,7 @@ def split_group(
         return None
     members = tuple(membership.members[rank] for rank in chosen)
     epoch_key = _epoch(membership, number, color)
-    deadline = deadline.watched(lambda: _check_alive(membership.mesh, members))
+    deadline = deadline.watched(lambda: check_alive(membership.mesh, members))
     try:
         return _join(membership.mesh, members, epoch_key, transport, deadline)
     except (FerruleError, OSError) as error:
@@ -109,7 +126,7 @@ def _join(
     return joined, Membership(mesh, members, joining.hosts, epoch_key)
 
 
-def _check_alive(mesh: Mesh, members: Sequence[int]) -> None:
+def check_alive(mesh: Mesh, members: Sequence[int]) -> None:
     """Nobody waits for a rank that is lost."""
     lost = mesh.lost(members)
     if lost is not None:
