@@ -133,7 +133,7 @@ ferrule_status Group::run(const ferrule_operation* operations, std::size_t count
   const Batch batch(operations, count, timeout);
   const Lane lane = lane_of(*operations);
   Queue& queue = track(lane).queue;
-  // Once more after a look at what is pending: the lane's own thread may just have left.
+  // Once more after a look at what is pending: the lane's own thread may just have been given something.
   for (int attempt = 0; attempt < 2 && !queue.pending(); ++attempt) {
     if (!queue.try_enter()) continue;
     const ferrule_status status = lane == Lane::collectives ? execute(batch) : execute_messages(batch);

@@ -69,12 +69,14 @@ void Work::finish(ferrule_status status) {
   for (const auto& done : then) done();
 }
 
-bool Queue::try_enter() {
+bool Queue::try_enter() { return try_enter_as(Holder::operation); }
+
+bool Queue::try_enter_as(Holder wanted) {
   for (;;) {
     Holder holder = Holder::nobody;
-    if (holder_.compare_exchange_strong(holder, Holder::operation, std::memory_order_acq_rel)) return true;
-    if (holder == Holder::operation) return false;
-    std::this_thread::yield();
+    if (holder_.compare_exchange_strong(holder, wanted, std::memory_order_acq_rel)) return true;
+    if (holder == Holder::operation || (holder == Holder::thread && pending())) return false;
+    std::this_thread::yield();  // the tender, or a thread that is done, leaves in a moment
   }
 }
 
@@ -111,7 +113,7 @@ bool Queue::pop(Job& into) {
 void Queue::run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    if (!pending() || !try_enter()) {
+    if (!pending() || !try_enter_as(Holder::thread)) {
       // Looking up now and then covers a notification between the test and the wait.
       changed_.wait_for(lock, pending() ? kLookUp : 20 * kLookUp);
       continue;

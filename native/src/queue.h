@@ -62,7 +62,7 @@ class Queue {
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
-  // The lane belongs to one thread at a time.
+  // The lane belongs to one thread at a time. False: another caller is inside, or its thread has work to do.
   bool try_enter();
   void leave();
   // For a moment of housekeeping between operations: whoever wants to enter waits that long.
@@ -83,7 +83,8 @@ class Queue {
  private:
   void run();
 
-  enum class Holder { nobody, operation, tender };
+  enum class Holder { nobody, operation, thread, tender };
+  bool try_enter_as(Holder wanted);
 
   const std::function<void()> serve_;
   std::atomic<Holder> holder_{Holder::nobody};

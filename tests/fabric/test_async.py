@@ -46,6 +46,19 @@ def test_collectives_run_in_their_order() -> None:
     run(3, body)
 
 
+def test_call_right_after_the_end_of_one_that_was_started() -> None:
+    """The thread that ran it may be about to leave; that is nobody who is in the way."""
+
+    def body(group: Group) -> None:
+        for _ in range(1000):
+            work = group.all_reduce(np.ones(10), blocking=False)
+            while not work.done():
+                pass
+            group.all_reduce(np.ones(10))
+
+    run(2, body)
+
+
 def test_every_operation_can_be_started() -> None:
     def body(group: Group) -> None:
         me = group.rank
