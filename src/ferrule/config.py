@@ -12,6 +12,9 @@ from ferrule.units import parse_seconds
 TransportChoice = Literal["auto", "shm", "verbs", "tcp"]
 TRANSPORT_CHOICES: tuple[TransportChoice, ...] = ("auto", "shm", "verbs", "tcp")
 VerbsType = Literal["auto", "RC", "UC"]
+Calibration = Literal["cached", "fresh", "never"]
+AlgorithmChoice = Literal["auto", "once", "pieces", "doubling", "tree", "ring"]
+ALGORITHM_CHOICES: tuple[AlgorithmChoice, ...] = ("auto", "once", "pieces", "doubling", "tree", "ring")
 
 DEFAULT_TIMEOUT = 300.0
 """Seconds an operation may wait: long enough for a peer that loads a model, short enough not to look hung forever."""
@@ -34,7 +37,9 @@ class FabricSettings:
     of one. ``listen_fd``: rank 0's already listening socket, inherited from its launcher. ``listen``: where this rank
     listens from the beginning, so that others may be relayed through it; without a host, everywhere. ``interfaces``:
     the names of those to use, or with a ``^`` before it not to use. ``rails``: how many sockets at most per interface
-    and lane. ``heartbeat``: seconds of silence after which a peer is lost; 0: never. ``calibrate``: measure the links.
+    and lane. ``heartbeat``: seconds of silence after which a peer is lost; 0: never. ``calibrate``: measure
+    the links that no earlier start has measured, all, or none. ``algorithm``: the one to use wherever a collective has
+    it.
     ``timeout`` in seconds. ``spin_us``: how long to busy-wait before yielding, in microseconds; None lets the fabric
     decide from the number of cores.
     """
@@ -50,7 +55,8 @@ class FabricSettings:
     interfaces: tuple[str, ...] = ()
     rails: int = 1
     heartbeat: float = DEFAULT_HEARTBEAT
-    calibrate: bool = True
+    calibrate: Calibration = "cached"
+    algorithm: AlgorithmChoice = "auto"
     spin_us: float | None = None
 
 
@@ -110,7 +116,8 @@ def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> Fabr
         interfaces=tuple(name.strip() for name in environ.get("FERRULE_INTERFACES", "").split(",") if name.strip()),
         rails=int(_optional(environ, "FERRULE_RAILS", 1, 1, _MAX_RAILS, whole=True)),
         heartbeat=_heartbeat(environ),
-        calibrate=bool(_optional(environ, "FERRULE_CALIBRATE", 1, 0, 1, whole=True)),
+        calibrate=_calibration(environ),
+        algorithm=_algorithm(environ),
         spin_us=_number(environ, "FERRULE_SPIN_US", 0.0, 1e6) if environ.get("FERRULE_SPIN_US") else None,
     )
     present = [name for name in _GROUP_VARIABLES if environ.get(name)]
@@ -165,6 +172,24 @@ def check_transport(text: str, name: str) -> TransportChoice:
 
 def _transport(environ: Mapping[str, str]) -> TransportChoice:
     return check_transport(environ.get("FERRULE_TRANSPORT") or "auto", "FERRULE_TRANSPORT")
+
+
+def _calibration(environ: Mapping[str, str]) -> Calibration:
+    choices: dict[str, Calibration] = {"1": "cached", "0": "never", "fresh": "fresh"}
+    text = environ.get("FERRULE_CALIBRATE") or "1"
+    if text not in choices:
+        raise ConfigError(
+            f"FERRULE_CALIBRATE={text!r} is none of 1 (measure links that are not known), fresh (measure all), 0 (none)"
+        )
+    return choices[text]
+
+
+def _algorithm(environ: Mapping[str, str]) -> AlgorithmChoice:
+    text = environ.get("FERRULE_ALGORITHM") or "auto"
+    if text not in ALGORITHM_CHOICES:
+        choices = ", ".join(ALGORITHM_CHOICES)
+        raise ConfigError(f"FERRULE_ALGORITHM={text!r} is no algorithm; choose one of {choices}")
+    return text
 
 
 def _timeout(environ: Mapping[str, str]) -> float:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from ferrule.lab import Lab
 
 CASES = Path(__file__).with_name("cases.py")
 SECONDS = 60.0
+_CACHE = tempfile.TemporaryDirectory(prefix="ferrule-tests-")
+"""What ranks find out about links is none of the user's business."""
 
 
 class Ranks:
@@ -45,8 +48,13 @@ class Ranks:
         self.launcher = LocalLauncher(
             argv if lab is None else lambda rank: lab.command(rank % lab.size, argv),
             size,
-            env={"FERRULE_TRANSPORT": transport, "FERRULE_TIMEOUT": str(timeout), "OMP_NUM_THREADS": "1"}
-            | dict(env or {}),
+            env={
+                "FERRULE_TRANSPORT": transport,
+                "FERRULE_TIMEOUT": str(timeout),
+                "OMP_NUM_THREADS": "1",
+                "XDG_CACHE_HOME": _CACHE.name,
+                **(env or {}),
+            },
             rank_env=[
                 {"REPORT_FD": str(writer), **hosted, **own}
                 for writer, hosted, own in zip(

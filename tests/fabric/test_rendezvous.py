@@ -201,11 +201,12 @@ def test_rank_claimed_twice_is_named() -> None:
     assert report["took"] < 10
 
 
-def test_different_transports_are_named() -> None:
-    with Ranks("joins", 2, rank_env=[{}, {"FERRULE_TRANSPORT": "tcp"}]) as ranks:
+@pytest.mark.parametrize(("name", "value"), [("FERRULE_TRANSPORT", "tcp"), ("FERRULE_ALGORITHM", "ring")])
+def test_what_must_be_the_same_on_all_ranks_is_named(name: str, value: str) -> None:
+    with Ranks("joins", 2, rank_env=[{}, {name: value}]) as ranks:
         reports = ranks.reports()
     for report in reports:
-        assert "rank 1 was started with FERRULE_TRANSPORT=tcp" in report["text"]
+        assert f"rank 1 was started with {name}={value}, rank 0 with auto" in report["text"]
 
 
 def test_shared_memory_that_is_asked_for_but_not_to_be_had_is_an_error_with_its_cure() -> None:

@@ -50,7 +50,10 @@ def test_settings_of_rails_and_neighbours() -> None:
     assert fabric_settings(GOOD | {"FERRULE_LISTEN": "7700"}).listen == ("", 7700)
     assert fabric_settings(GOOD | {"FERRULE_LISTEN": "10.0.0.2:7700"}).listen == ("10.0.0.2", 7700)
     assert settings.interfaces == ("eth0", "^wlan0")
-    assert (settings.rails, settings.heartbeat, settings.calibrate) == (2, 0.3, False)
+    assert (settings.rails, settings.heartbeat, settings.calibrate) == (2, 0.3, "never")
+    assert (fabric_settings(GOOD).calibrate, fabric_settings(GOOD).algorithm) == ("cached", "auto")
+    chosen = fabric_settings(GOOD | {"FERRULE_CALIBRATE": "fresh", "FERRULE_ALGORITHM": "ring"})
+    assert (chosen.calibrate, chosen.algorithm) == ("fresh", "ring")
     assert fabric_settings(GOOD | {"FERRULE_HEARTBEAT": "0"}).heartbeat == 0
 
 
@@ -77,6 +80,7 @@ def test_settings_of_rails_and_neighbours() -> None:
         ("FERRULE_HEARTBEAT", "1us"),
         ("FERRULE_HEARTBEAT", "often"),
         ("FERRULE_CALIBRATE", "maybe"),
+        ("FERRULE_ALGORITHM", "quantum"),
     ],
 )
 def test_bad_values_name_their_variable(name: str, value: str) -> None:

@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from ferrule.errors import ConfigError
@@ -20,6 +21,8 @@ _VIRTUAL = re.compile(
 Where a tunnel is the only way, the address by which the ranks met still leads through it."""
 
 _MAX_GUESSES = 16
+_RANDOM = "1"
+"""In addr_assign_type: the kernel made the hardware address up, for an interface that is new at every start."""
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -29,6 +32,7 @@ class Interface:
     """An interface with one of its addresses, and the port on which its rank listens there.
 
     ``prefix``: the length of the subnet's part of the address; ``mtu`` in bytes; ``speed`` in Mbit/s, 0 when unknown.
+    ``identity``: tells it from others of its host, also after a restart; empty where nothing does.
     """
 
     name: str
@@ -37,6 +41,7 @@ class Interface:
     mtu: int = 0
     speed: int = 0
     port: int = 0
+    identity: str = ""
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
@@ -63,12 +68,28 @@ def own_interfaces(names: Sequence[str] = ()) -> tuple[Interface, ...]:
     found = []
     for name, entries in psutil.net_if_addrs().items():
         if name in stats and stats[name].isup:
+            mtu, speed = stats[name].mtu, stats[name].speed
+            mac = next((entry.address for entry in entries if entry.family == psutil.AF_LINK), "")
+            identity = _identity(name, mac, speed)
             for entry in entries:
                 if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
                     address = entry.address.partition("%")[0]
                     prefix = ipaddress.ip_network(f"{address}/{_prefix(entry.netmask)}", strict=False).prefixlen
-                    found.append(Interface(name, address, prefix, stats[name].mtu, stats[name].speed))
+                    found.append(Interface(name, address, prefix, mtu, speed, identity=identity))
     return usable(found, names)
+
+
+def _identity(name: str, mac: str, speed: int) -> str:
+    """The hardware's address, its driver, and the speed that it runs at now."""
+    device = Path("/sys/class/net") / name
+    try:
+        random = (device / "addr_assign_type").read_text().strip() == _RANDOM
+    except OSError:
+        random = False
+    if not mac or random:
+        return ""
+    driver = device / "device" / "driver"
+    return f"{mac} {driver.resolve().name if driver.exists() else '-'} {speed}"
 
 
 def _prefix(netmask: str) -> str:

@@ -155,4 +155,5 @@ def _rail_info(number: int, link: Link, way: Way, measured: Measured | None, *, 
     info = RailInfo(number, interface, endpoint(here[:2]), endpoint(there[:2]))
     if measured is None:
         return info
-    return replace(info, latency=measured.alpha, bandwidth=1 / (measured.up if up else measured.down))
+    bandwidth = 1 / (measured.up if up else measured.down)
+    return replace(info, latency=measured.alpha, bandwidth=bandwidth, measured_at=measured.at)

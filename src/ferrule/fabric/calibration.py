@@ -40,11 +40,15 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one rail or pair: ``alpha`` in seconds, one way; seconds per byte ``up`` (to the higher rank) and ``down``."""
+    """Of one rail or pair: ``alpha`` in seconds, one way; seconds per byte ``up`` (to the higher rank) and ``down``.
+
+    ``at``: when, in seconds since 1970, if at an earlier start.
+    """
 
     alpha: float
     up: float
     down: float
+    at: float | None = None
 
 
 def together(rails: Sequence[Measured]) -> Measured:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from ferrule.fabric.algorithms import Strategy
 from ferrule.units import format_seconds
@@ -20,6 +21,8 @@ class RailInfo:
     """Seconds that a small message takes one way, where this rank measured it."""
     bandwidth: float | None = None
     """Bytes per second that this rank can send, where it measured that."""
+    measured_at: float | None = None
+    """When that was, in seconds since 1970; None: at this start."""
 
     def __str__(self) -> str:
         return f"{self.remote} ({self.interface})" if self.interface else self.remote
@@ -29,7 +32,9 @@ class RailInfo:
         """For people; empty where nothing was measured."""
         if self.latency is None or self.bandwidth is None:
             return ""
-        return f"{format_seconds(self.latency)}, {self.bandwidth * 8 / 1e9:.3g} Gb/s"
+        earlier = self.measured_at
+        when = "at this start" if earlier is None else f"{datetime.fromtimestamp(earlier):%Y-%m-%d %H:%M}"
+        return f"{format_seconds(self.latency)}, {self.bandwidth * 8 / 1e9:.3g} Gb/s (measured {when})"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import subprocess
@@ -23,6 +24,8 @@ class RankHost:
     the same kernel, same /dev/shm (two containers have two), same user; a probe must still prove it. ``cpus``: the
     CPUs it may run on. ``address`` and ``port``: where it was met, and listens for other ranks; ``interfaces``: where
     it does so too, empty on a host of its own. ``sockets``: how many rails per interface it is ready for.
+    ``algorithm``: what FERRULE_ALGORITHM says there. ``identity``: tells the host and its kernel from others, also
+    after a restart; empty where nothing does.
     """
 
     host: str
@@ -34,6 +37,8 @@ class RankHost:
     port: int = 0
     interfaces: tuple[Interface, ...] = ()
     sockets: int = 1
+    algorithm: str = "auto"
+    identity: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,7 +58,8 @@ def this_host(transport: str) -> RankHost:
     own = host_id(os.environ)
     # An emulated host shares this machine's memory but must not show it.
     memory_id = f"{own}/{_memory_id()}" if own else _memory_id()
-    return RankHost(own or socket.gethostname(), memory_id, os.getpid(), cpus, transport)
+    name = own or socket.gethostname()
+    return RankHost(name, memory_id, os.getpid(), cpus, transport, identity=_identity(own))
 
 
 def oversubscribed(cpu_sets: Sequence[Sequence[int]]) -> bool:
@@ -66,6 +72,17 @@ def oversubscribed(cpu_sets: Sequence[Sequence[int]]) -> bool:
         if sum(1 for cpus in sets if cpus <= candidate) > len(candidate):
             return True
     return False
+
+
+def _identity(own: str) -> str:
+    machine_id = Path("/etc/machine-id")
+    try:
+        words = machine_id.read_text().strip()
+    except OSError:
+        return ""
+    # As its manual asks for, the machine's id itself is not shown.
+    digest = hashlib.sha256(f"ferrule {words} {own}".encode()).hexdigest()[:16]
+    return f"{digest} {os.uname().release}" if words else ""
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 from ferrule.errors import FerruleError, RendezvousError
@@ -14,6 +14,7 @@ from ferrule.fabric.calibration import Measured, Pair, matrix, measure, represen
 from ferrule.fabric.costs import LinkCosts
 from ferrule.fabric.dial import Call, dial
 from ferrule.fabric.handshake import Identity, Role
+from ferrule.fabric.known_links import Ends, KnownLinks, known_to_both, link_ends
 from ferrule.fabric.link import Link
 from ferrule.fabric.lobby import Lobby, Place
 from ferrule.fabric.mesh import LANES, Mesh
@@ -59,10 +60,9 @@ class Joining:
         mesh = self._mesh
         self._discovers = True
         self._roles = (*LANES, Role.CONTROL)
-        sockets = min(host.sockets for host in self.hosts)
         plan = {}
         for other in range(self._rank):
-            possible = candidates(self._rank, self.hosts[self._rank], other, self.hosts[other], sockets)
+            possible = self._candidates(other)
             hosts = {rail.address[0] for rail in possible if rail.interface}
             # The address by which the ranks met is an interface's, as a rule.
             plan[other] = [rail for rail in possible if rail.interface or rail.address[0] not in {*hosts, ""}]
@@ -83,6 +83,10 @@ class Joining:
                 calls[other, rail] = self._mesh.calls(self._members[other], identities)
         return self._join(calls)
 
+    def _candidates(self, other: int) -> tuple[Rail, ...]:
+        sockets = min(host.sockets for host in self.hosts)
+        return candidates(self._rank, self.hosts[self._rank], other, self.hosts[other], sockets)
+
     def _identity(self, role: Role, target: int, rail: int) -> Identity:
         return Identity(role, self._rank, target, len(self._members), self._lobby.epoch, rail)
 
@@ -90,8 +94,10 @@ class Joining:
         verbs = Verbs()
         try:
             reached = self._connect(calls)
+            known = self._known_links()
             table = self._star.agree(
-                {"reached": reached, "notes": self._notes, "segment": self._sharing.offer()}, self._first_decision
+                {"reached": reached, "notes": self._notes, "segment": self._sharing.offer(), "known": known},
+                self._first_decision,
             )
             self._learn(table)
             reason = self._sharing.accept(table["segments"])
@@ -164,14 +170,13 @@ class Joining:
 
     def _learn(self, table: Mapping[str, Any]) -> None:
         """What rank 0 tells of who is joined how."""
-        sockets = min(host.sockets for host in self.hosts)
         for other, member in enumerate(self._members):
             if other == self._rank:
                 continue
             pair = _pair(self._rank, other)
             self._notes[other] = table["notes"].get(pair, [])
             if member not in self._mesh.ways:
-                possible = candidates(self._rank, self.hosts[self._rank], other, self.hosts[other], sockets)
+                possible = self._candidates(other)
                 numbers = table["rails"][pair]
                 self._mesh.ways[member] = Way(tuple(rail for rail in possible if rail.number in numbers))
 
@@ -199,18 +204,48 @@ class Joining:
         return connect_verbs(self._rank, self.hosts, first, self._sharing.partners, self._star.deadline)
 
     def _measure(self, table: Mapping[str, Any], verbs: Verbs) -> dict[int, list[float]]:
-        """What the links to lower ranks cost, as far as this rank measures them."""
-        for low, high in itertools.chain(*schedule(representatives(self.hosts, self._tcp_pairs(table)).values())):
+        """What the links to lower ranks cost, as far as this rank measures them, or knows since an earlier start."""
+        pairs = set(representatives(self.hosts, self._tcp_pairs(table)).values())
+        known = {pair for pair in pairs if _pair(*pair) in table["known"]}
+        for low, high in itertools.chain(known, *schedule(pairs - known)):
             other = high if self._rank == low else low
             if self._rank not in (low, high) or other in verbs.endpoints:
                 continue
+            numbers = table["known"].get(_pair(low, high), {})
             self._measured[other] = {
-                place.rail: measure(link, higher=self._rank == high, deadline=self._star.deadline)
+                place.rail: Measured(*numbers[str(place.rail)])
+                if numbers
+                else measure(link, higher=self._rank == high, deadline=self._star.deadline)
                 for place, link in sorted(self._links.items())
                 if place[:2] == (LANES[0], other)
             }
+        self._remember_links()
         costs = {other: together(list(rails.values())) for other, rails in self._measured.items() if other < self._rank}
         return {other: [one.alpha, one.up, one.down] for other, one in costs.items()}
+
+    def _known_links(self) -> dict[str, dict[str, list[float | None]]]:
+        """By rank and rail, what this rank knows since an earlier start of the links that there may be."""
+        if not self._discovers or self._mesh.calibrate != "cached":
+            return {}
+        links = KnownLinks()
+        known: dict[str, dict[str, list[float | None]]] = {}
+        for other in range(len(self.hosts)):
+            if other != self._rank and not self._may_share(other, self._rank):
+                found = {rail.number: links.find(self._ends(other, rail)) for rail in self._candidates(other)}
+                known[str(other)] = {str(number): list(astuple(one)) for number, one in found.items() if one}
+        return known
+
+    def _remember_links(self) -> None:
+        measured = {
+            self._ends(other, rail): self._measured[other][rail.number]
+            for other in self._measured
+            for rail in self._ways()[other].rails
+            if rail.number in self._measured[other]
+        }
+        KnownLinks().store({ends: one for ends, one in measured.items() if ends is not None and one.at is None})
+
+    def _ends(self, other: int, rail: Rail) -> Ends | None:
+        return link_ends(self.hosts[self._rank], self.hosts[other], rail, higher=self._rank > other)
 
     def _tcp_pairs(self, table: Mapping[str, Any]) -> list[Pair]:
         """The pairs (lower, higher) with a direct link and no memory in common. The same on all ranks."""
@@ -223,11 +258,13 @@ class Joining:
 
     def _strategy(self, memory: SharedMemory) -> Strategy:
         """How this group's collectives go; ranks that all share memory have their own ways."""
-        if self._mesh.costs is None or (memory.segment is not None and min(memory.local_index) >= 0):
+        if memory.segment is not None and min(memory.local_index) >= 0:
             return Strategy()
-        costs = self._mesh.costs.among(self._members)
+        force = None if self.hosts[0].algorithm == "auto" else self.hosts[0].algorithm
+        costs = None if self._mesh.costs is None else self._mesh.costs.among(self._members)
         # Members without links among them have nothing to choose from.
-        return choose_algorithms(costs, len(self._members)) if best_tree(costs) is not None else Strategy()
+        linked = costs is None or best_tree(costs) is not None
+        return choose_algorithms(costs, len(self._members), force=force) if linked else Strategy()
 
     def _first_decision(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Who is joined to whom over which rails; what each rank offers to share; whether to measure links."""
@@ -240,7 +277,10 @@ class Joining:
                     raise RendezvousError(f"rank {rank} cannot reach rank {other}: {'; '.join(notes[pair])}")
         table: dict[str, Any] = {"rails": rails, "notes": notes}
         table["segments"] = [report["segment"] for report in reports]
-        table["measure"] = self._discovers and self._mesh.calibrate and bool(self._tcp_pairs(table))
+        calibrates = self._discovers and self._mesh.calibrate != "never"
+        table["measure"] = calibrates and bool(self._tcp_pairs(table))
+        use_known = self._mesh.calibrate == "cached"
+        table["known"] = known_to_both([report["known"] for report in reports], rails) if use_known else {}
         self._table = table
         return table
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ferrule import _native
+from ferrule.config import Calibration
 from ferrule.errors import RendezvousError
 from ferrule.fabric.costs import LinkCosts
 from ferrule.fabric.dial import Call
@@ -43,7 +44,7 @@ class Live:
 class Mesh:
     """Made by the rendezvous (or by `Group.reform`); numbers ranks as the group did that it made.
 
-    ``epoch`` names that group, ``key`` is the cluster's. ``calibrate``: whether to measure the links; ``costs``: what
+    ``epoch`` names that group, ``key`` is the cluster's. ``calibrate``: which links to measure; ``costs``: what
     came of it. ``silence``: seconds after which a silent rank is lost (0: never); ``heartbeat``: knows which ranks are
     there (None in a job of one), and ends the groups of those that are not. ``ways``: how this rank gets to each other
     one. ``routes``: for two ranks that share no link, the ranks that a message passes from the higher one to the lower
@@ -56,7 +57,7 @@ class Mesh:
     key: bytes
     door: Door
     spin_us: float | None
-    calibrate: bool = False
+    calibrate: Calibration = "never"
     silence: float = 0.0
     costs: LinkCosts | None = None
     heartbeat: _native.Heartbeat | None = None

@@ -54,7 +54,7 @@ def rendezvous(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, Me
 def _lead(settings: FabricSettings, door: Door, listeners: Sequence[socket.socket], star: Star) -> tuple[Mesh, Lobby]:
     lobby = Lobby(NO_EPOCH, 0, settings.world_size, [Role.RENDEZVOUS], strict=True)
     door.open(lobby)
-    own = replace(this_host(settings.transport), sockets=settings.rails)
+    own = _own_host(settings)
     if not all(is_loopback(sock) for sock in listeners):
         own = _listen_everywhere(own, settings, door, listeners)
     if listeners:
@@ -69,11 +69,8 @@ def _lead(settings: FabricSettings, door: Door, listeners: Sequence[socket.socke
     hosts = [own]
     for rank, fields in sorted(star.hear().items()):
         hosts.append(RankHost.from_json(fields))
-        if hosts[rank].transport != settings.transport:
-            raise RendezvousError(
-                f"rank {rank} was started with FERRULE_TRANSPORT={hosts[rank].transport}, "
-                f"rank 0 with {settings.transport}; give all the same"
-            )
+        _check_same("FERRULE_TRANSPORT", rank, hosts[rank].transport, settings.transport)
+        _check_same("FERRULE_ALGORITHM", rank, hosts[rank].algorithm, settings.algorithm)
     epoch = secrets.token_bytes(16)
     made = _mesh(settings, hosts, epoch, door)
     star.tell({"epoch": epoch.hex(), "silence": settings.heartbeat, "hosts": [host.to_json() for host in hosts]})
@@ -88,7 +85,7 @@ def _follow(settings: FabricSettings, door: Door, listeners: Sequence[socket.soc
     star.links = {0: leader}
     # Listen where rank 0 was reached: the other ranks can most likely get there.
     address = leader.socket.getsockname()[0].partition("%")[0]
-    own = replace(this_host(settings.transport), sockets=settings.rails)
+    own = _own_host(settings)
     if not is_loopback(leader.socket):
         own = _listen_everywhere(own, settings, door, listeners)
     own = replace(own, address=address, port=_port_at(address, own, door, listeners))
@@ -101,6 +98,17 @@ def _follow(settings: FabricSettings, door: Door, listeners: Sequence[socket.soc
     hosts[0] = replace(hosts[0], address=there[0], port=there[1])
     settings = replace(settings, heartbeat=roster["silence"])
     return _mesh(settings, hosts, bytes.fromhex(roster["epoch"]), door)
+
+
+def _own_host(settings: FabricSettings) -> RankHost:
+    return replace(this_host(settings.transport), sockets=settings.rails, algorithm=settings.algorithm)
+
+
+def _check_same(variable: str, rank: int, theirs: str, ours: str) -> None:
+    if theirs != ours:
+        raise RendezvousError(
+            f"rank {rank} was started with {variable}={theirs}, rank 0 with {ours}; give all the same"
+        )
 
 
 def _mesh(settings: FabricSettings, hosts: Sequence[RankHost], epoch: bytes, door: Door) -> tuple[Mesh, Lobby]:
