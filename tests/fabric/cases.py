@@ -304,6 +304,31 @@ def busy(group: Group, arguments: dict[str, Any]) -> None:
     report(done=True)
 
 
+def huge(group: Group, arguments: dict[str, Any]) -> None:
+    """One array of more bytes than 32 bits can count, through every way that data take."""
+    size, step = arguments["size"], 1 << 26
+
+    def check(wanted: int) -> None:
+        for begin in range(0, size, step):
+            assert (x[begin : begin + step] == wanted).all(), f"wrong after element {begin}"
+
+    x = np.full(size, group.rank + 1, np.uint8)
+    group.all_reduce(x)
+    check(3)
+    if group.rank == 0:
+        x[:] = 7
+    group.broadcast(x, 0)
+    check(7)
+    if group.rank == 1:
+        x[:] = 9
+        group.send(x, 0)
+    else:
+        group.recv(x, 1)
+        check(9)
+    group.barrier()
+    report(done=True)
+
+
 def interrupted(group: Group, arguments: dict[str, Any]) -> None:
     group.barrier()
 

@@ -80,3 +80,10 @@ def test_wrong_arguments_are_named_and_do_no_harm() -> None:
                 assert report["error"] == error
                 assert text in report["text"]
         ranks.finish()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_more_bytes_than_32_bits_can_count(transport: str) -> None:
+    """Needs about 10 GiB of memory."""
+    run("huge", 2, transport=transport, arguments={"size": (4 << 30) + 12_345}, timeout=200)

@@ -60,7 +60,7 @@ def departs(kind: str, device: str) -> list[dict[str, Any]]:
     with of("departs", 2, kind, device) as running:
         reports = running.reports()
     assert reports[0]["error"] == "PeerLost", reports
-    assert "rank 1 closed the group" in reports[0]["text"], reports
+    assert "closed the group" in reports[0]["text"], reports
     return reports
 
 
@@ -76,18 +76,18 @@ CASES: dict[str, Callable[[str, str], list[dict[str, Any]]]] = {
 
 
 def main() -> None:
-    kind, device = sys.argv[1:]
+    kind, device, *chosen = sys.argv[1:]
     outcome = {}
-    for name, check in CASES.items():
+    for name in chosen or CASES:
         begin = time.monotonic()
         try:
-            check(kind, device)
+            CASES[name](kind, device)
             outcome[name] = ""
         except AssertionError as error:
             outcome[name] = str(error) or "it failed"
         sys.stdout.write(f"{kind} {device} {name}: {outcome[name] or 'ok'} ({time.monotonic() - begin:.1f} s)\n")
         sys.stdout.flush()
-    Path("/results/outcome.json").write_text(json.dumps(outcome))
+    Path(f"/results/{kind}-{device}.json").write_text(json.dumps(outcome))
 
 
 if __name__ == "__main__":
