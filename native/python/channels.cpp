@@ -11,14 +11,16 @@ using namespace nb::literals;
 namespace ferrule {
 namespace {
 
-using MakeSegment = decltype(&ferrule_segment_create);
-
-PySegment make_segment(MakeSegment make, const std::string& name, const nb::bytes& token, int ranks) {
+const std::uint8_t* checked_token(const nb::bytes& token) {
   if (token.size() != FERRULE_TOKEN_BYTES) throw nb::value_error("a segment's token has 16 bytes");
-  const auto* const words = reinterpret_cast<const std::uint8_t*>(token.c_str());
+  return reinterpret_cast<const std::uint8_t*>(token.c_str());
+}
+
+template <class Make>
+PySegment made_by(Make&& make) {
   ferrule_segment* segment = nullptr;
   ErrorText error{};
-  if (make(name.c_str(), words, ranks, &segment, error.data(), error.size()) != FERRULE_OK) {
+  if (make(&segment, error.data(), error.size()) != FERRULE_OK) {
     PyErr_SetString(PyExc_OSError, error.data());
     throw nb::python_error();
   }
@@ -27,12 +29,18 @@ PySegment make_segment(MakeSegment make, const std::string& name, const nb::byte
 
 }  // namespace
 
-PySegment PySegment::create(const std::string& name, const nb::bytes& token, int ranks) {
-  return make_segment(ferrule_segment_create, name, token, ranks);
+PySegment PySegment::create(const nb::bytes& token, int ranks) {
+  const std::uint8_t* const words = checked_token(token);
+  return made_by([&](ferrule_segment** out, char* error, std::size_t size) {
+    return ferrule_segment_create(words, ranks, out, error, size);
+  });
 }
 
-PySegment PySegment::open(const std::string& name, const nb::bytes& token, int ranks) {
-  return make_segment(ferrule_segment_open, name, token, ranks);
+PySegment PySegment::open(const std::string& place, const nb::bytes& token, int ranks) {
+  const std::uint8_t* const words = checked_token(token);
+  return made_by([&](ferrule_segment** out, char* error, std::size_t size) {
+    return ferrule_segment_open(place.c_str(), words, ranks, out, error, size);
+  });
 }
 
 PyChannel PyChannel::tcp(int rank, int peer, int fd, std::uint64_t epoch) {
@@ -61,9 +69,10 @@ PyChannel PyChannel::rails(int rank, int peer, std::uint64_t epoch, const std::v
 
 void bind_channels(nb::module_& module) {
   nb::class_<PySegment>(module, "Segment")
-      .def_static("create", &PySegment::create, "name"_a, "token"_a, "ranks"_a)
-      .def_static("open", &PySegment::open, "name"_a, "token"_a, "ranks"_a)
-      .def_static("unlink", [](const std::string& name) { return ferrule_segment_unlink(name.c_str()) == FERRULE_OK; })
+      .def_static("create", &PySegment::create, "token"_a, "ranks"_a)
+      .def_static("open", &PySegment::open, "place"_a, "token"_a, "ranks"_a)
+      .def_prop_ro("place", &PySegment::place)
+      .def("hide", &PySegment::hide)
       .def("close", &PySegment::close);
 
   nb::class_<PyChannel>(module, "Channel")

@@ -16,13 +16,17 @@ namespace ferrule {
 // Owns a segment until a group takes it over.
 class PySegment {
  public:
-  static PySegment create(const std::string& name, const nanobind::bytes& token, int ranks);
-  static PySegment open(const std::string& name, const nanobind::bytes& token, int ranks);
+  static PySegment create(const nanobind::bytes& token, int ranks);
+  static PySegment open(const std::string& place, const nanobind::bytes& token, int ranks);
   explicit PySegment(ferrule_segment* segment) : segment_(segment) {}
   PySegment(PySegment&& other) noexcept : segment_(other.release()) {}
   PySegment& operator=(PySegment&&) = delete;
   ~PySegment() { close(); }
 
+  std::string place() const { return segment_ == nullptr ? "" : ferrule_segment_place(segment_); }
+  void hide() {
+    if (segment_ != nullptr) ferrule_segment_hide(segment_);
+  }
   void close() { ferrule_segment_destroy(release()); }
   ferrule_segment* get() const { return segment_; }
   ferrule_segment* release() { return std::exchange(segment_, nullptr); }

@@ -28,23 +28,25 @@ const Group* unwrap(const ferrule_group* group) { return reinterpret_cast<const 
 
 extern "C" {
 
-ferrule_status ferrule_segment_create(const char* name, const uint8_t* token, int ranks, ferrule_segment** out,
-                                      char* error, size_t error_size) {
+ferrule_status ferrule_segment_create(const uint8_t* token, int ranks, ferrule_segment** out, char* error,
+                                      size_t error_size) {
   return guarded(error, error_size, [&] {
-    *out = reinterpret_cast<ferrule_segment*>(Segment::create(name, token, ranks).release());
+    *out = reinterpret_cast<ferrule_segment*>(Segment::create(token, ranks).release());
   });
 }
 
-ferrule_status ferrule_segment_open(const char* name, const uint8_t* token, int ranks, ferrule_segment** out,
+ferrule_status ferrule_segment_open(const char* place, const uint8_t* token, int ranks, ferrule_segment** out,
                                     char* error, size_t error_size) {
   return guarded(error, error_size, [&] {
-    *out = reinterpret_cast<ferrule_segment*>(Segment::open(name, token, ranks).release());
+    *out = reinterpret_cast<ferrule_segment*>(Segment::open(place, token, ranks).release());
   });
 }
 
-ferrule_status ferrule_segment_unlink(const char* name) {
-  return guarded(nullptr, 0, [&] { Segment::unlink(name); });
+const char* ferrule_segment_place(const ferrule_segment* segment) {
+  return reinterpret_cast<const Segment*>(segment)->place().c_str();
 }
+
+void ferrule_segment_hide(ferrule_segment* segment) { reinterpret_cast<Segment*>(segment)->hide(); }
 
 void ferrule_segment_destroy(ferrule_segment* segment) { delete reinterpret_cast<Segment*>(segment); }
 

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <random>
 #include <stdexcept>
 
 namespace ferrule {
@@ -44,8 +45,18 @@ std::size_t segment_bytes(int ranks) {
 
 struct Descriptor {
   int fd;
-  ~Descriptor() { ::close(fd); }
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
 };
+
+int open_place(const std::string& place) {
+#ifdef __linux__
+  return ::open(place.c_str(), O_RDWR | O_CLOEXEC);
+#else
+  return ::shm_open(place.c_str(), O_RDWR, 0);
+#endif
+}
 
 void* map(int fd, std::size_t bytes) {
   int flags = MAP_SHARED;
@@ -60,57 +71,78 @@ void* map(int fd, std::size_t bytes) {
 void reserve(int fd, std::size_t bytes) {
   if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) refuse("cannot size the shared-memory segment", errno);
 #ifdef __linux__
-  // Without this a full /dev/shm would end the process by SIGBUS at some later write.
+  // Without this a want of memory would end the process by SIGBUS at some later write.
   const int error = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
-  if (error != 0) {
-    refuse("/dev/shm has no room for " + std::to_string(bytes >> 10) + " KiB of shared memory", error);
-  }
+  if (error != 0) refuse("there is no room for " + std::to_string(bytes >> 10) + " KiB of shared memory", error);
 #endif
 }
 
 }  // namespace
 
-std::unique_ptr<Segment> Segment::create(const std::string& name, const std::uint8_t* token, int ranks) {
-  const Descriptor file{::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600)};
-  if (file.fd < 0) refuse("cannot create shared memory " + name, errno);
-  const std::size_t bytes = segment_bytes(ranks);
-  void* base = nullptr;
-  try {
-    reserve(file.fd, bytes);
-    base = map(file.fd, bytes);
-  } catch (...) {
-    ::shm_unlink(name.c_str());
-    throw;
+#ifdef __linux__
+Segment::Shelter Segment::Shelter::make() {
+  Shelter made;
+  made.fd = ::memfd_create("ferrule", MFD_CLOEXEC);
+  if (made.fd < 0) refuse("cannot create shared memory", errno);
+  made.place = "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(made.fd);
+  return made;
+}
+
+void Segment::Shelter::hide() {
+  if (fd >= 0) ::close(std::exchange(fd, -1));
+  place.clear();
+}
+#else
+Segment::Shelter Segment::Shelter::make() {
+  std::random_device random;
+  Shelter made;
+  made.place = "/ferrule-" + std::to_string(random()) + "-" + std::to_string(random());
+  made.fd = ::shm_open(made.place.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
+  if (made.fd < 0) {
+    const int error = errno;
+    const std::string name = std::exchange(made.place, "");
+    refuse("cannot create shared memory " + name, error);
   }
+  return made;
+}
+
+void Segment::Shelter::hide() {
+  if (fd >= 0) ::close(std::exchange(fd, -1));
+  if (!place.empty()) ::shm_unlink(place.c_str());
+  place.clear();
+}
+#endif
+
+std::unique_ptr<Segment> Segment::create(const std::uint8_t* token, int ranks) {
+  Shelter shelter = Shelter::make();
+  const std::size_t bytes = segment_bytes(ranks);
+  reserve(shelter.fd, bytes);
+  void* const base = map(shelter.fd, bytes);
   // Fresh pages are zero, which is the right start for every flag and counter.
   auto* header = static_cast<SegmentHeader*>(base);
   header->ranks = static_cast<std::uint64_t>(ranks);
   std::memcpy(header->token, token, sizeof header->token);
   header->magic = kMagic;
-  return std::unique_ptr<Segment>(new Segment(base, bytes, ranks));
+  return std::unique_ptr<Segment>(new Segment(base, bytes, ranks, std::move(shelter)));
 }
 
-std::unique_ptr<Segment> Segment::open(const std::string& name, const std::uint8_t* token, int ranks) {
-  const Descriptor file{::shm_open(name.c_str(), O_RDWR, 0)};
-  if (file.fd < 0) refuse("cannot open shared memory " + name, errno);
+std::unique_ptr<Segment> Segment::open(const std::string& place, const std::uint8_t* token, int ranks) {
+  const Descriptor file{open_place(place)};
+  if (file.fd < 0) refuse("cannot open shared memory " + place, errno);
   const std::size_t bytes = segment_bytes(ranks);
   struct stat status {};
-  if (::fstat(file.fd, &status) != 0) refuse("cannot examine shared memory " + name, errno);
+  if (::fstat(file.fd, &status) != 0) refuse("cannot examine shared memory " + place, errno);
   if (static_cast<std::size_t>(status.st_size) < bytes || status.st_uid != ::geteuid()) {
-    throw std::runtime_error("shared memory " + name + " is not ours");
+    throw std::runtime_error("shared memory " + place + " is not ours");
   }
   void* base = map(file.fd, bytes);
-  auto segment = std::unique_ptr<Segment>(new Segment(base, bytes, ranks));
+  auto segment = std::unique_ptr<Segment>(new Segment(base, bytes, ranks, {}));
   const auto* header = static_cast<const SegmentHeader*>(base);
   if (header->magic != kMagic || header->ranks != static_cast<std::uint64_t>(ranks) ||
       std::memcmp(header->token, token, sizeof header->token) != 0) {
-    throw std::runtime_error("shared memory " + name + " belongs to another group");
+    throw std::runtime_error("shared memory " + place + " belongs to another group");
   }
   return segment;
-}
-
-void Segment::unlink(const std::string& name) {
-  if (::shm_unlink(name.c_str()) != 0) refuse("cannot remove shared memory " + name, errno);
 }
 
 Segment::~Segment() { ::munmap(base_, bytes_); }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "message.h"
 
@@ -55,15 +56,32 @@ struct RingHeader {
 };
 
 class Segment {
+  // Memory that other processes find at `place`.
+  struct Shelter {
+    std::string place;
+    int fd = -1;
+
+    Shelter() = default;
+    Shelter(Shelter&& other) noexcept : place(std::move(other.place)), fd(std::exchange(other.fd, -1)) {
+      other.place.clear();
+    }
+    Shelter& operator=(Shelter&&) = delete;
+    ~Shelter() { hide(); }
+    static Shelter make();
+    void hide();
+  };
+
  public:
   // Throws std::runtime_error with a reason for people.
-  static std::unique_ptr<Segment> create(const std::string& name, const std::uint8_t* token, int ranks);
-  static std::unique_ptr<Segment> open(const std::string& name, const std::uint8_t* token, int ranks);
-  static void unlink(const std::string& name);
+  static std::unique_ptr<Segment> create(const std::uint8_t* token, int ranks);
+  static std::unique_ptr<Segment> open(const std::string& place, const std::uint8_t* token, int ranks);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
+  // Where other processes open it, until `hide`; empty for who did not create it.
+  const std::string& place() const { return shelter_.place; }
+  void hide() { shelter_.hide(); }
   int ranks() const { return ranks_; }
   RankBlock& rank(int index) const;
   std::atomic<std::uint32_t>& sleeping(int index, Lane lane) const;
@@ -72,12 +90,14 @@ class Segment {
   std::size_t ring_bytes(Lane lane) const;
 
  private:
-  Segment(void* base, std::size_t bytes, int ranks) : base_(static_cast<std::byte*>(base)), bytes_(bytes), ranks_(ranks) {}
+  Segment(void* base, std::size_t bytes, int ranks, Shelter shelter)
+      : base_(static_cast<std::byte*>(base)), bytes_(bytes), ranks_(ranks), shelter_(std::move(shelter)) {}
   std::size_t ring_offset(Lane lane, int from, int to) const;
 
   std::byte* const base_;
   const std::size_t bytes_;
   const int ranks_;
+  Shelter shelter_;
 };
 
 }  // namespace ferrule

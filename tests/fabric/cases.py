@@ -473,8 +473,8 @@ def _pretend(arguments: dict[str, Any]) -> None:
 
         class NoSegment:
             @staticmethod
-            def create(name: str, token: bytes, ranks: int) -> None:
-                raise OSError("/dev/shm has no room")
+            def create(token: bytes, ranks: int) -> None:
+                raise OSError("there is no room")
 
         segment.Segment = NoSegment  # type: ignore[assignment,misc]
 

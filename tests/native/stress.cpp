@@ -190,16 +190,17 @@ ferrule_group* make_group(int rank, const std::vector<int> (&fds)[2], ferrule_se
 void groups(int size, bool shared_memory, int operations, int algorithm = -1) {
   const Ways ways(algorithm, size, static_cast<unsigned>(size));
   const std::vector<std::vector<int>> lanes[2] = {connect_all(size), connect_all(size)};
-  const std::string name = "/ferrule-stress-" + std::to_string(::getpid());
   const std::uint8_t token[FERRULE_TOKEN_BYTES] = {1, 2, 3};
   std::vector<ferrule_segment*> segments(static_cast<std::size_t>(size), nullptr);
   if (shared_memory) {
     char error[256] = "";
     for (std::size_t i = 0; i < segments.size(); ++i) {
-      const auto make = i == 0 ? ferrule_segment_create : ferrule_segment_open;
-      require(make(name.c_str(), token, size, &segments[i], error, sizeof error) == FERRULE_OK, error, 0);
+      const ferrule_status status =
+          i == 0 ? ferrule_segment_create(token, size, &segments[i], error, sizeof error)
+                 : ferrule_segment_open(ferrule_segment_place(segments[0]), token, size, &segments[i], error, sizeof error);
+      require(status == FERRULE_OK, error, 0);
     }
-    ferrule_segment_unlink(name.c_str());
+    ferrule_segment_hide(segments[0]);
   }
   std::vector<ferrule_group*> made(static_cast<std::size_t>(size));
   run_all(size, [&](int rank) {
@@ -227,9 +228,7 @@ void groups(int size, bool shared_memory, int operations, int algorithm = -1) {
 void shared(int size, int operations) {
   const std::vector<std::vector<int>> fds = connect_all(size);
   const std::uint8_t token[FERRULE_TOKEN_BYTES] = {4, 5, 6};
-  const std::string name = "/ferrule-stress-" + std::to_string(::getpid());
-  const auto segment = ferrule::Segment::create(name, token, size);
-  ferrule::Segment::unlink(name);
+  const auto segment = ferrule::Segment::create(token, size);
   std::vector<int> indices(static_cast<std::size_t>(size));
   for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<int>(i);
   const ferrule::ReduceFunction add = ferrule::find_reduction(FERRULE_I32, FERRULE_SUM);

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define FERRULE_ABI_VERSION 3
+#define FERRULE_ABI_VERSION 4
 #define FERRULE_TOKEN_BYTES 16
 
 typedef enum ferrule_status {
@@ -208,14 +208,16 @@ void ferrule_heartbeat_close(ferrule_heartbeat *heartbeat);
 /* Closes it as soon as no group uses it any more. */
 void ferrule_heartbeat_destroy(ferrule_heartbeat *heartbeat);
 
-/* A shared-memory segment for the ranks of one host. create makes it (mode 0600, must not exist), open maps one
- * whose token matches. On failure they write a reason to error and return FERRULE_SYSTEM. The name should be
- * unlinked as soon as all have mapped it. */
-ferrule_status ferrule_segment_create(const char *name, const uint8_t *token, int ranks, ferrule_segment **out,
-                                      char *error, size_t error_size);
-ferrule_status ferrule_segment_open(const char *name, const uint8_t *token, int ranks, ferrule_segment **out,
+/* A shared-memory segment for the ranks of one host. create makes it, for this user alone; open maps the one at
+ * `place` if it has the token. On failure they write a reason to error and return FERRULE_SYSTEM. */
+ferrule_status ferrule_segment_create(const uint8_t *token, int ranks, ferrule_segment **out, char *error,
+                                      size_t error_size);
+ferrule_status ferrule_segment_open(const char *place, const uint8_t *token, int ranks, ferrule_segment **out,
                                     char *error, size_t error_size);
-ferrule_status ferrule_segment_unlink(const char *name);
+/* Where the others open it, until its maker hides it, as soon as all have. On Linux that is a descriptor of the maker,
+ * so that nothing is left behind whoever dies when; elsewhere a name, until then. */
+const char *ferrule_segment_place(const ferrule_segment *segment);
+void ferrule_segment_hide(ferrule_segment *segment);
 void ferrule_segment_destroy(ferrule_segment *segment);
 
 /* Data go over the socket. */

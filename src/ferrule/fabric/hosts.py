@@ -21,11 +21,11 @@ class RankHost:
     """Where a rank runs.
 
     ``host``: a name for people. ``memory_id``: equal for ranks that should be able to share memory: same boot of
-    the same kernel, same /dev/shm (two containers have two), same user; a probe must still prove it. ``cpus``: the
-    CPUs it may run on. ``address`` and ``port``: where it was met, and listens for other ranks; ``interfaces``: where
-    it does so too, empty on a host of its own. ``sockets``: how many rails per interface it is ready for.
-    ``algorithm``: what FERRULE_ALGORITHM says there. ``identity``: tells the host and its kernel from others, also
-    after a restart; empty where nothing does.
+    the same kernel, same process namespace (two containers have two), same user; a probe must still prove it.
+    ``cpus``: the CPUs it may run on. ``address`` and ``port``: where it was met, and listens for other ranks;
+    ``interfaces``: where it does so too, empty on a host of its own. ``sockets``: how many rails per interface it is
+    ready for. ``algorithm``: what FERRULE_ALGORITHM says there. ``identity``: tells the host and its kernel from
+    others, also after a restart; empty where nothing does.
     """
 
     host: str
@@ -89,9 +89,9 @@ def _identity(own: str) -> str:
 def _memory_id() -> str:
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     if boot_id.exists():
-        shm = Path("/dev/shm")
-        device = shm.stat().st_dev if shm.exists() else 0
-        return f"{boot_id.read_text().strip()}/{device}/{os.geteuid()}"
+        processes = Path("/proc/self/ns/pid")
+        namespace = processes.stat().st_ino if processes.exists() else 0
+        return f"{boot_id.read_text().strip()}/{namespace}/{os.geteuid()}"
     # macOS
     command = ["sysctl", "-n", "kern.bootsessionuuid"]
     session = subprocess.run(command, capture_output=True, text=True, check=False, timeout=5).stdout.strip()

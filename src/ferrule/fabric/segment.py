@@ -24,9 +24,9 @@ class SharedMemory:
 class Sharing:
     """The ranks that look as if they could share memory try it: `offer`, `accept`, and `settle` when all have.
 
-    The lowest of them creates the segment, the others open it, which proves that it really is the same memory, and
-    its name is removed before anybody uses it: whatever dies from then on leaves nothing behind. It is all or
-    none; a partial success is given up.
+    The lowest of them creates the segment, the others open it, which proves that it really is the same memory. On
+    Linux it never has a name: whoever dies, and whenever, leaves nothing behind. It is all or none; a partial success
+    is given up.
     """
 
     def __init__(self, rank: int, hosts: Sequence[RankHost]) -> None:
@@ -36,7 +36,6 @@ class Sharing:
         self._members = [other for other, host in enumerate(hosts) if host.memory_id == hosts[rank].memory_id]
         self._wanted = len(self._members) > 1 and self._choice in ("auto", "shm")
         self._segment: Segment | None = None
-        self._name = ""
 
     @property
     def partners(self) -> list[int]:
@@ -47,13 +46,12 @@ class Sharing:
         """What all others should know: of the rank that creates the segment, where it is or why there is none."""
         if not self._wanted or self._rank != self._members[0]:
             return {}
-        name, token = f"/ferrule-{secrets.token_hex(10)}", secrets.token_bytes(16)
+        token = secrets.token_bytes(16)
         try:
-            self._segment = Segment.create(name, token, len(self._members))
+            self._segment = Segment.create(token, len(self._members))
         except OSError as error:
             return {"reason": str(error)}
-        self._name = name
-        return {"name": name, "token": token.hex(), "reason": ""}
+        return {"place": self._segment.place, "token": token.hex(), "reason": ""}
 
     def accept(self, offers: Sequence[Mapping[str, Any]]) -> str:
         """Open the segment that was offered to this rank, of all ranks' offers; why that did not work, or ""."""
@@ -63,7 +61,7 @@ class Sharing:
         if offer["reason"] or self._segment is not None:
             return str(offer["reason"])
         try:
-            self._segment = Segment.open(offer["name"], bytes.fromhex(offer["token"]), len(self._members))
+            self._segment = Segment.open(offer["place"], bytes.fromhex(offer["token"]), len(self._members))
         except OSError as error:
             return str(error)
         return ""
@@ -73,7 +71,8 @@ class Sharing:
 
         Raises `RendezvousError` when the transport "shm" was asked for and there are ranks that it does not join.
         """
-        self._unlink()
+        if self._segment is not None:
+            self._segment.hide()
         if not self._wanted and self._choice != "shm":
             return SharedMemory(None, ())
         reason = reasons[self._members[0]]
@@ -86,7 +85,7 @@ class Sharing:
             why = reason or f"rank {', '.join(strangers)} runs where memory cannot be shared"
             raise RendezvousError(
                 f"shared memory was asked for but is not to be had: {why}; "
-                "give /dev/shm more room (docker: --shm-size or --ipc=host), or set FERRULE_TRANSPORT=auto"
+                "let the ranks see each other's processes (docker: --pid=host), or set FERRULE_TRANSPORT=auto"
             )
         if self._segment is None:
             return SharedMemory(None, (), reason)
@@ -95,12 +94,6 @@ class Sharing:
 
     def drop(self) -> None:
         """Leave nothing behind."""
-        self._unlink()
         if self._segment is not None:
             self._segment.close()
             self._segment = None
-
-    def _unlink(self) -> None:
-        if self._name:
-            Segment.unlink(self._name)
-            self._name = ""
