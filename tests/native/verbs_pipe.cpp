@@ -169,6 +169,8 @@ void wrong_frames() {
   // Where frames may be lost, a gap is no fault, and an old frame is one that came twice.
   refused("", false, [](FrameHeader& header, std::size_t&) { header.sequence = 1; });
   refused("", false, [](FrameHeader& header, std::size_t&) { header.sequence = 0xffffffff; });
+  // Nor is one of which a part was lost.
+  refused("", false, [](FrameHeader&, std::size_t& size) { size = 17; });
 }
 
 void counts_wrap_around() {

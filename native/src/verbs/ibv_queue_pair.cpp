@@ -19,6 +19,8 @@ constexpr std::uint64_t kReportEvery = 16;
 constexpr std::uint32_t kInlineBytes = 220;
 constexpr std::uint32_t kFewestSlots = 8;
 constexpr std::uint32_t kMostSlotBytes = 32 << 10;
+constexpr std::uint32_t kSoftRoce = 0xffffff;  // its vendor
+constexpr std::uint32_t kOnePacket = 1024;  // goes into one on any Ethernet
 constexpr std::size_t kPostAtOnce = 16;
 constexpr int kMostCompletions = 16;
 
@@ -34,6 +36,11 @@ IbvQueuePair::IbvQueuePair(std::shared_ptr<VerbsConnector> connector, const std:
   const int error = library_.query_device(connector_->context(), &limits);
   if (error != 0) throw_errno(device + " does not tell its limits", error);
   claim_ = std::make_unique<VerbsClaim>(device, limits);
+  // Where a packet of a longer message is lost, it hands on the rest of that message with the next one.
+  if (!reliable_ && limits.vendor_id == kSoftRoce) {
+    shape_.slots *= shape_.slot_bytes / kOnePacket;
+    shape_.slot_bytes = kOnePacket;
+  }
   const auto fits = [&](std::uint32_t slots) {
     const auto sends = static_cast<int>(send_depth(slots));
     const auto receives = static_cast<int>(PipeShape{slots, 0}.receives());

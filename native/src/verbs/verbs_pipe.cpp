@@ -119,7 +119,11 @@ void VerbsPipe::take(const Arrival& arrival) {
   if (arrival.bytes < sizeof(FrameHeader)) throw FrameError("sent a frame that is too short");
   const FrameHeader frame = header_of(receive_slot(arrival.slot));
   if (frame.token != mine_.token) throw FrameError("sent a frame of another connection");
-  if (frame.bytes != arrival.bytes - sizeof(FrameHeader)) throw FrameError("sent a frame that was cut short");
+  if (frame.bytes != arrival.bytes - sizeof(FrameHeader)) {
+    if (reliable()) throw FrameError("sent a frame that was cut short");
+    recycle(arrival.slot, false);  // one of its packets was lost: then it was lost
+    return tell_gap();
+  }
   if (!out_.acknowledge(frame.consumed)) throw FrameError("claims to have read what was never sent");
   heard_ = true;
   if (frame.kind != FrameKind::data) {
@@ -133,10 +137,13 @@ void VerbsPipe::take(const Arrival& arrival) {
   }
   if (reliable()) throw FrameError("sent frames out of order over a reliable queue pair");
   recycle(arrival.slot, false);
-  if (order == ReceiveWindow::Order::gap && gap_told_ != in_.expected() + 1) {
-    gap_told_ = in_.expected() + 1;
-    tell(FrameKind::gap);
-  }
+  if (order == ReceiveWindow::Order::gap) tell_gap();
+}
+
+void VerbsPipe::tell_gap() {
+  if (gap_told_ == in_.expected() + 1) return;
+  gap_told_ = in_.expected() + 1;
+  tell(FrameKind::gap);
 }
 
 void VerbsPipe::heed(const FrameHeader& frame) {

@@ -78,6 +78,7 @@ class VerbsPipe {
   std::byte* send_slot(std::uint32_t slot) const { return receive_slot(mine_.shape.receives() + slot); }
   void take(const Arrival& arrival);
   void heed(const FrameHeader& frame);
+  void tell_gap();
   void recycle(std::uint32_t slot, bool data);
   void repost();
   void post(std::uint64_t frame);
