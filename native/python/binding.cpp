@@ -12,6 +12,7 @@
 #include "group.h"
 #include "heartbeat.h"
 #include "raw.h"
+#include "relay.h"
 #include "tensors.h"
 #include "verbs.h"
 
@@ -99,6 +100,7 @@ NB_MODULE(_native, module) {
   bind_verbs(module);
   ferrule::bind_channels(module);
   ferrule::bind_heartbeat(module);
+  ferrule::bind_relay(module);
   ferrule::bind_group(module);
   bind_raw(module);
   name_numbers(module);

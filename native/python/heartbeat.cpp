@@ -32,10 +32,6 @@ void PyHeartbeat::add(int peer, int rail, int fd, const std::string& link, int v
   if (status != FERRULE_OK) throw std::bad_alloc();
 }
 
-void PyHeartbeat::relay(int a, int b) {
-  if (ferrule_heartbeat_relay(heartbeat_, a, b) != FERRULE_OK) throw std::runtime_error("cannot start a relay");
-}
-
 std::vector<std::pair<std::string, double>> PyHeartbeat::peers() const {
   static constexpr const char* kNames[] = {"self", "absent", "alive", "left", "lost"};
   std::vector<std::pair<std::string, double>> all;
@@ -77,7 +73,6 @@ void bind_heartbeat(nb::module_& module) {
   nb::class_<PyHeartbeat>(module, "Heartbeat")
       .def(nb::init<int, int, std::uint64_t, double, double>(), "rank"_a, "size"_a, "epoch"_a, "interval"_a, "limit"_a)
       .def("add", &PyHeartbeat::add, "peer"_a, "rail"_a, "fd"_a, "link"_a, "via"_a = -1)
-      .def("relay", &PyHeartbeat::relay, "fd_a"_a, "fd_b"_a)
       .def("peers", &PyHeartbeat::peers)
       .def("rails", &PyHeartbeat::rails, "peer"_a)
       .def("lost", &PyHeartbeat::lost)

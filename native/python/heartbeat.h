@@ -20,7 +20,6 @@ class PyHeartbeat {
   ~PyHeartbeat();
 
   void add(int peer, int rail, int fd, const std::string& link, int via);
-  void relay(int a, int b);
   std::vector<std::pair<std::string, double>> peers() const;
   std::vector<bool> rails(int peer) const;
   nanobind::dict lost() const;

@@ -49,10 +49,6 @@ ferrule_status ferrule_heartbeat_add(ferrule_heartbeat* heartbeat, int peer, int
   return ferrule::guarded(nullptr, 0, [&] { all.add(peer, static_cast<std::size_t>(rail), fd, link, via); });
 }
 
-ferrule_status ferrule_heartbeat_relay(ferrule_heartbeat* heartbeat, int fd_a, int fd_b) {
-  return ferrule::guarded(nullptr, 0, [&] { unwrap(heartbeat).relay(fd_a, fd_b); });
-}
-
 ferrule_status ferrule_heartbeat_peer(const ferrule_heartbeat* heartbeat, int peer, ferrule_peer_health* out) {
   const Heartbeat& all = unwrap(heartbeat);
   if (peer < 0 || peer >= all.size()) return FERRULE_INVALID;

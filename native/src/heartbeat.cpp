@@ -118,7 +118,6 @@ bool Heartbeat::closed() const {
 
 void Heartbeat::close() {
   std::call_once(close_once_, [this] {
-    relay_.close();
     {
       const std::scoped_lock lock(mutex_);
       part();

@@ -18,7 +18,6 @@
 
 #include "attendance.h"
 #include "pulse.h"
-#include "relay.h"
 #include "wake_pipe.h"
 
 namespace ferrule {
@@ -68,8 +67,6 @@ class Heartbeat {
   // One more connection to a peer, or a new one for a rail of it. `via`: the rank that relays it, or -1. The
   // descriptor is the heartbeat's from here on.
   void add(int peer, std::size_t rail, int fd, std::string link, int via);
-  // Forward bytes between two other ranks. Takes the descriptors over.
-  void relay(int a, int b) { relay_.add(a, b); }
 
   void join(const SeatPointer& seat);
   // The group is closed. With the last one the peers learn that this rank may go.
@@ -81,7 +78,7 @@ class Heartbeat {
   int size() const { return attendance_.size(); }
   Health health(int peer) const;
   bool closed() const;
-  // Say goodbye, let what is relayed come to its end, and stop.
+  // Say goodbye and stop.
   void close();
 
  private:
@@ -145,7 +142,6 @@ class Heartbeat {
   std::vector<Place> places_;  // of those that are polled
   WakePipe wake_;
   std::once_flag close_once_;
-  Relay relay_;
   std::thread thread_;
 };
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "message.h"
 #include "socket.h"
@@ -36,8 +37,14 @@ void hang_up(const int (&sides)[2]) {
 
 void Relay::Pair::pump(int source) {
   Stream& stream = streams[source];
+  if (!std::exchange(stream.ready, false)) return;
   const int from = sides[source];
   const int to = sides[1 - source];
+  if (stream.held == nullptr) {
+    char next;
+    if (::recv(from, &next, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && would_block(errno)) return;
+    stream.held = Conduit::make();
+  }
   for (int step = 0; step < kSteps && !stream.done; ++step) {
     const bool giving = !stream.held->empty();
     const Conduit::Flow flow = giving ? stream.held->drain(to) : stream.held->fill(from);
@@ -50,25 +57,21 @@ void Relay::Pair::pump(int source) {
   }
 }
 
-short Relay::Pair::events(int side) const {
-  const Stream& out = streams[side];
-  const Stream& in = streams[1 - side];
-  const bool reads = !out.done && out.held->empty();
-  const bool writes = !in.done && !in.held->empty();
-  return static_cast<short>((reads ? POLLIN : 0) | (writes ? POLLOUT : 0));
-}
-
 void Relay::add(int a, int b) {
   for (const int fd : {a, b}) prepare(fd);
   const std::scoped_lock lock(mutex_);
-  Pair& pair = arriving_.emplace_back(Pair{{a, b}, {}});
-  if (closing_) {
-    hang_up(pair.sides);
-    arriving_.pop_back();
-    return;
+  try {
+    if (!closing_) {
+      if (!thread_.joinable()) thread_ = start_thread("ferrule-relay", [this] { run(); });
+      arriving_.push_back(Pair{{a, b}, {}});
+      wake_.ring();
+      return;
+    }
+  } catch (...) {
+    hang_up({a, b});
+    throw;
   }
-  if (!thread_.joinable()) thread_ = start_thread("ferrule-relay", [this] { run(); });
-  wake_.ring();
+  hang_up({a, b});
 }
 
 void Relay::run() {
@@ -94,12 +97,16 @@ void Relay::run() {
 
 void Relay::sleep(Clock::time_point until) {
   polled_.assign(1, wake_.poll_for());
-  for (const Pair& pair : talking_) {
-    for (const int side : {0, 1}) {
+  waiting_.clear();
+  for (Pair& pair : talking_) {
+    for (const int source : {0, 1}) {
       // A side from which nothing is wanted is not looked at, not even for its end: that would end no sleep in time,
       // and every later one at once.
-      const short events = pair.events(side);
-      if (events != 0) polled_.push_back({pair.sides[side], events, 0});
+      Stream& stream = pair.streams[source];
+      if (stream.done) continue;
+      polled_.push_back(stream.empty() ? pollfd{pair.sides[source], POLLIN, 0}
+                                       : pollfd{pair.sides[1 - source], POLLOUT, 0});
+      waiting_.push_back(&stream);
     }
   }
   int patience = -1;
@@ -107,8 +114,9 @@ void Relay::sleep(Clock::time_point until) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     patience = static_cast<int>(std::max<long long>(left, 0));
   }
-  (void)::poll(polled_.data(), static_cast<nfds_t>(polled_.size()), patience);
-  wake_.clear();
+  if (::poll(polled_.data(), static_cast<nfds_t>(polled_.size()), patience) < 0) return;
+  for (std::size_t i = 0; i < waiting_.size(); ++i) waiting_[i]->ready = polled_[i + 1].revents != 0;
+  if (polled_[0].revents != 0) wake_.clear();
 }
 
 void Relay::close() {

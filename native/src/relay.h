@@ -26,7 +26,7 @@ class Relay {
   Relay& operator=(const Relay&) = delete;
 
   // Forward until neither side has anything more to say. What a side said before it ended, or broke, still arrives
-  // before its end does. Takes the descriptors over.
+  // before its end does. Takes the descriptors over, also when it throws.
   void add(int a, int b);
   // Give those that are still talking a little time to end, then cut them off.
   void close();
@@ -34,8 +34,11 @@ class Relay {
  private:
   // From side `source` to the other one.
   struct Stream {
-    std::unique_ptr<Conduit> held = Conduit::make();
-    bool done = false;  // no more will come, or no more can be given
+    std::unique_ptr<Conduit> held;  // from the first bytes on: most lanes between ranks that share no link stay idle
+    bool ready = true;              // there may be something to move
+    bool done = false;              // no more will come, or no more can be given
+
+    bool empty() const { return held == nullptr || held->empty(); }
   };
   struct Pair {
     int sides[2];
@@ -43,7 +46,6 @@ class Relay {
 
     bool over() const { return streams[0].done && streams[1].done; }
     void pump(int source);
-    short events(int side) const;
   };
 
   void run();
@@ -56,6 +58,7 @@ class Relay {
 
   std::list<Pair> talking_;
   std::vector<pollfd> polled_;
+  std::vector<Stream*> waiting_;  // for the place in polled_ with the same number, less one
   WakePipe wake_;
 };
 

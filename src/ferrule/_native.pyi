@@ -99,9 +99,6 @@ class Heartbeat:
     def add(self, peer: int, rail: int, fd: int, link: str, via: int = -1) -> None:
         """Take over a connected socket to ``peer``; ``via``: the rank that relays it, if one does."""
 
-    def relay(self, fd_a: int, fd_b: int) -> None:
-        """Forward bytes between two connected sockets, which it takes over."""
-
     def peers(self) -> list[tuple[str, float]]:
         """Per rank: self, absent, alive, left or lost; and the seconds since it was last heard."""
 
@@ -112,6 +109,15 @@ class Heartbeat:
         """The ranks that are lost, and why."""
 
     def close(self) -> None: ...
+
+class Relay:
+    """Carries bytes for ranks that share no link, on a thread of its own."""
+
+    def add(self, fd_a: int, fd_b: int) -> None:
+        """Forward between two connected sockets, both ways; they are the relay's from here on, also on failure."""
+
+    def close(self) -> None:
+        """Give those who still talk up to two seconds to end, and cut them off."""
 
 class Group:
     def __init__(

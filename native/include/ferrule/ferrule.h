@@ -76,6 +76,7 @@ typedef struct ferrule_channel ferrule_channel;
 typedef struct ferrule_work ferrule_work;
 typedef struct ferrule_verbs_endpoint ferrule_verbs_endpoint;
 typedef struct ferrule_heartbeat ferrule_heartbeat;
+typedef struct ferrule_relay ferrule_relay;
 
 /* Why a group is closed: the first cause, kept for good. */
 typedef struct ferrule_failure {
@@ -199,14 +200,21 @@ ferrule_status ferrule_heartbeat_create(int rank, int size, uint64_t epoch, doub
  * the place of an earlier one. `via`: the rank that relays it, or -1. The socket is the heartbeat's from here on. */
 ferrule_status ferrule_heartbeat_add(ferrule_heartbeat *heartbeat, int peer, int rail, int fd, const char *link,
                                      int via);
-/* Forward bytes between two connected stream sockets, both ways, until both have ended. They are the heartbeat's from
- * here on. */
-ferrule_status ferrule_heartbeat_relay(ferrule_heartbeat *heartbeat, int fd_a, int fd_b);
 ferrule_status ferrule_heartbeat_peer(const ferrule_heartbeat *heartbeat, int peer, ferrule_peer_health *out);
-/* Gives what is relayed up to two seconds to end, says goodbye, and stops watching. */
+/* Says goodbye, and stops watching. */
 void ferrule_heartbeat_close(ferrule_heartbeat *heartbeat);
 /* Closes it as soon as no group uses it any more. */
 void ferrule_heartbeat_destroy(ferrule_heartbeat *heartbeat);
+
+/* Carries bytes for ranks that share no link, on a thread of its own, and understands nothing of them. */
+ferrule_status ferrule_relay_create(ferrule_relay **out, char *error, size_t error_size);
+/* Forward between two connected stream sockets, both ways, until both have ended. They are the relay's from here on,
+ * also on failure. */
+ferrule_status ferrule_relay_add(ferrule_relay *relay, int fd_a, int fd_b, char *error, size_t error_size);
+/* Gives those who still talk up to two seconds to end, and cuts them off. */
+void ferrule_relay_close(ferrule_relay *relay);
+/* Closes it too. */
+void ferrule_relay_destroy(ferrule_relay *relay);
 
 /* A shared-memory segment for the ranks of one host. create makes it, for this user alone; open maps the one at
  * `place` if it has the token. On failure they write a reason to error and return FERRULE_SYSTEM. */
