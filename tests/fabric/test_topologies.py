@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
-from ranks import run
+from ranks import Ranks, run
 
 from ferrule.lab import Lab, Topology, chain, edges, mesh, ring, star
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_hosts")]
+NOTICED_SECONDS = 2.0
+"""The machine may be busy with other things."""
 
-RELAYED = pytest.mark.xfail(reason="ranks that share no cable cannot reach each other yet", run=False)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_hosts")]
 
 TOPOLOGIES = [
     pytest.param(mesh(5), id="mesh"),
-    pytest.param(chain(5), id="chain", marks=RELAYED),
-    pytest.param(ring(5), id="ring", marks=RELAYED),
-    pytest.param(star(5), id="star", marks=RELAYED),
-    pytest.param(edges(5, [(0, 1), (1, 2), (2, 0), (2, 3), (3, 4)]), id="partial mesh", marks=RELAYED),
+    pytest.param(chain(5), id="chain"),
+    pytest.param(ring(5), id="ring"),
+    pytest.param(star(5), id="star"),
+    pytest.param(edges(5, [(0, 1), (1, 2), (2, 0), (2, 3), (3, 4)]), id="partial mesh"),
 ]
 
 
@@ -27,3 +30,37 @@ def test_every_collective(topology: Topology) -> None:
         assert len({report["digest"] for report in reports}) == 1
         run("point_to_point", 5, lab=lab, timeout=60)
         run("splits", 5, lab=lab, timeout=60)
+
+
+def test_seven_hosts_in_a_chain() -> None:
+    with Lab(chain(7)) as lab:
+        reports = run("every_collective", 7, lab=lab, arguments={"sizes": [1, 4096]}, timeout=60)
+        assert "tcp via rank 1, rank 2, rank 3, rank 4, rank 5" in reports[0]["text"]
+        run("splits", 7, lab=lab, timeout=60)
+
+
+def test_two_ranks_on_each_host_of_a_chain() -> None:
+    with Lab(chain(3)) as lab:
+        reports = run("every_collective", 6, lab=lab, arguments={"sizes": [1, 4096]}, timeout=60)
+        # Ranks 0 and 3 are on the first host, 2 and 5 on the last.
+        lines = [line for line in reports[0]["text"].splitlines() if line.startswith("  rank ")]
+        assert ["via rank 1" in line for line in lines] == [False, True, False, False, True]
+        assert ["shared memory" in line for line in lines] == [False, False, True, False, False]
+        run("splits", 6, lab=lab, timeout=60)
+
+
+def test_a_rank_between_that_is_killed_is_named_by_all() -> None:
+    with Lab(chain(4)) as lab:
+        with Ranks("idle", 4, lab=lab, timeout=20.0) as ranks:
+            ranks.reports()
+            killed = ranks.signal(1, signal.SIGKILL)
+            reports = [ranks.next(rank) for rank in (0, 2, 3)]
+        # The last one does nothing, the others wait for it.
+        with Ranks("lost", 4, lab=lab, arguments={"op": "all_reduce"}, timeout=20.0) as ranks:
+            ranks.reports()
+            ranks.until_asleep(0)
+            killed_busy = ranks.signal(1, signal.SIGKILL)
+            busy = [ranks.next(rank) for rank in (0, 2)]
+    for moment, report in [*((killed, report) for report in reports), *((killed_busy, report) for report in busy)]:
+        assert (report["error"], report["rank"]) == ("PeerLost", 1), report
+        assert report["at"] - moment < NOTICED_SECONDS

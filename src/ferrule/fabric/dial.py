@@ -7,13 +7,14 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ferrule.errors import AuthError, FerruleError, RendezvousError
-from ferrule.fabric.handshake import Elsewhere, Identity, Refused, Role, connect_steps, relayed_steps
+from ferrule.fabric.handshake import Elsewhere, Identity, Refused, Role, Steps, connect_steps, relayed_steps
 from ferrule.fabric.link import Deadline, Link, endpoint
 from ferrule.fabric.listen import resolve
 from ferrule.fabric.loop import READ, WRITE, Loop
@@ -21,6 +22,8 @@ from ferrule.fabric.loop import READ, WRITE, Loop
 CONNECT_SECONDS = 1.5
 """How long a host may take to answer at all: what has not by then is behind a cable that is out, or a firewall."""
 _RETRY_SECONDS = 0.05
+_AT_ONCE = 16
+"""Of the calls to one address: where many ranks pass through one, all their calls arrive there."""
 _IN_PROGRESS = (errno.EINPROGRESS, errno.EAGAIN, errno.EINTR)
 
 
@@ -29,7 +32,8 @@ class Call:
     """Whom to connect to and how.
 
     ``source``: the address of this host from which; ``interface``: where it has it. ``request``: who answers at
-    ``address`` is not the target of ``identity``, and is asked to relay to it.
+    ``address`` is not the target of ``identity``, and is asked to relay to it. ``via``: the ranks between, the nearest
+    first, as far as they are known.
     """
 
     address: tuple[str, int]
@@ -37,10 +41,18 @@ class Call:
     source: str = ""
     interface: str = ""
     request: Identity | None = None
+    via: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         over = f" over {self.interface}" if self.interface else ""
-        return f"rank {self.identity.target} at {endpoint(self.address)}{over}"
+        via = " via " + ", ".join(f"rank {rank}" for rank in self.via) if self.via else ""
+        return f"rank {self.identity.target}{via} at {endpoint(self.address)}{over}"
+
+    def steps(self, key: bytes) -> Steps:
+        """How to shake hands."""
+        if self.request is None:
+            return connect_steps(key, self.identity)
+        return relayed_steps(key, self.request, self.identity)
 
 
 def dial(calls: Sequence[Call], key: bytes, deadline: Deadline, loop: Loop | None = None) -> list[Link | FerruleError]:
@@ -50,17 +62,29 @@ def dial(calls: Sequence[Call], key: bytes, deadline: Deadline, loop: Loop | Non
     what has to be served meanwhile.
     """
     with _loop_or_new(loop) as using:
-        attempts = [_Attempt(call, key, using) for call in calls]
-        for attempt in attempts:
-            attempt.start()
+        attempts = [Attempt(call, key, using) for call in calls]
+        started: list[Attempt] = []
         try:
-            while any(attempt.result is None for attempt in attempts):
-                _turn(using, attempts, deadline)
+            while len(started) < len(attempts) or any(attempt.result is None for attempt in started):
+                started += _start_more(attempts[len(started) :], started)
+                _turn(using, started, deadline)
         except BaseException:
-            for attempt in attempts:
+            for attempt in started:
                 attempt.drop()
             raise
     return [attempt.result for attempt in attempts if attempt.result is not None]
+
+
+def _start_more(attempts: Iterable[Attempt], started: Sequence[Attempt]) -> list[Attempt]:
+    busy = Counter(attempt.call.address for attempt in started if attempt.result is None)
+    more = []
+    for attempt in attempts:
+        if busy[attempt.call.address] == _AT_ONCE:
+            break
+        busy[attempt.call.address] += 1
+        attempt.start()
+        more.append(attempt)
+    return more
 
 
 def reach(
@@ -73,7 +97,7 @@ def reach(
     # Several addresses may lead there at the same time: by this number the target knows that they are one process.
     identity = replace(identity, rail=secrets.randbits(31))
     with _loop_or_new(loop) as using:
-        attempts = [_Attempt(Call(address, identity), key, using) for address in addresses]
+        attempts = [Attempt(Call(address, identity), key, using) for address in addresses]
         for attempt in attempts:
             attempt.start()
         try:
@@ -89,7 +113,10 @@ def reach(
                 attempt.drop()
     where = " or ".join(str(attempt.call) for attempt in attempts)
     problem = "; ".join(dict.fromkeys(attempt.problem for attempt in attempts if attempt.problem)) or "no answer"
-    raise RendezvousError(f"cannot reach {where} within {deadline.seconds:g} s: {problem}; is it started?")
+    raise RendezvousError(
+        f"cannot reach {where} within {deadline.seconds:g} s: {problem}; is it started? "
+        "FERRULE_ADDRESS must lead to rank 0, or to a neighbour that is nearer to it and has FERRULE_LISTEN"
+    )
 
 
 @contextmanager
@@ -101,13 +128,21 @@ def _loop_or_new(loop: Loop | None) -> Iterator[Loop]:
             yield own
 
 
-def _try_again(attempts: Sequence[_Attempt]) -> None:
+def _try_again(attempts: Sequence[Attempt]) -> None:
     """What was not there may come. A refusal ends it; what is no rank at all does when no other address is left."""
     for attempt in attempts:
         if isinstance(attempt.result, Elsewhere) and attempt.call.request is None:
-            identity = attempt.call.identity
-            attempt.call = replace(attempt.call, request=replace(identity, role=Role.RELAY))
+            identity, between = attempt.call.identity, attempt.result.rank
+            if between == identity.rank:
+                attempt.result = RendezvousError(
+                    f"what answers at {endpoint(attempt.call.address)} is rank {between} itself; "
+                    "give FERRULE_ADDRESS of rank 0 or of a neighbour, and every process its own FERRULE_RANK"
+                )
+                continue
+            request = replace(identity, role=Role.RELAY)
+            attempt.call = replace(attempt.call, request=request, via=(between,))
             attempt.start()
+            attempt.problem = f"rank {between} answers, but has not found rank {identity.target} either"
         elif isinstance(attempt.result, FerruleError) and attempt.absent and time.monotonic() > attempt.again:
             attempt.start()
     final = [attempt.result for attempt in attempts if isinstance(attempt.result, FerruleError) and not attempt.absent]
@@ -116,7 +151,7 @@ def _try_again(attempts: Sequence[_Attempt]) -> None:
             raise error
 
 
-def _turn(loop: Loop, attempts: Sequence[_Attempt], deadline: Deadline) -> None:
+def _turn(loop: Loop, attempts: Sequence[Attempt], deadline: Deadline) -> None:
     deadline.check()
     now = time.monotonic()
     waiting = [attempt for attempt in attempts if attempt.result is None]
@@ -131,10 +166,10 @@ def _turn(loop: Loop, attempts: Sequence[_Attempt], deadline: Deadline) -> None:
     loop.turn(pause)
 
 
-class _Attempt:
-    """One call under way."""
+class Attempt:
+    """One call under way. ``steps``: what is said, if not what the call says."""
 
-    def __init__(self, call: Call, key: bytes, loop: Loop) -> None:
+    def __init__(self, call: Call, key: bytes, loop: Loop, steps: Callable[[], Steps] | None = None) -> None:
         self.call = call
         self.result: Link | FerruleError | None = None
         self.absent = False  # nobody was there; somebody may come
@@ -142,7 +177,7 @@ class _Attempt:
         self.problem = ""
         self.connecting = False
         self.connect_until = 0.0
-        self._key = key
+        self._begin = steps or (lambda: self.call.steps(key))
         self._loop = loop
         self._tries = 0
         self._sock: socket.socket | None = None
@@ -153,10 +188,7 @@ class _Attempt:
         self.connect_until = time.monotonic() + CONNECT_SECONDS
         self._data = bytearray()
         self._want = 0
-        if call.request is None:
-            self._steps = connect_steps(self._key, call.identity)
-        else:
-            self._steps = relayed_steps(self._key, call.request, call.identity)
+        self._steps = self._begin()
         try:
             found = resolve(*call.address, call.interface)
             family, address = found[self._tries % len(found)]

@@ -23,7 +23,8 @@ from ferrule.fabric.loop import READ, Loop
 _log = logging.getLogger(__name__)
 
 _HANDSHAKE_SECONDS = 5.0
-_MAX_PENDING = 64
+_MAX_PENDING = 256
+"""More than the ranks of one job that come at the same time."""
 _UNDECIDED_SECONDS = 10.0
 """How long a rank may be ahead of this one: it wants a group of which this rank has not heard yet."""
 _MAX_ENDED = 4096
@@ -77,6 +78,11 @@ class Door:
     def loop(self) -> Loop | None:
         """What whoever waits has to drive; None once a thread does."""
         return None if self._thread is not None else self._loop
+
+    @property
+    def handler_loop(self) -> Loop:
+        """For the handlers of lobbies, which run in the thread that drives it."""
+        return self._loop
 
     def start(self) -> None:
         """From now on a thread of its own lets ranks in."""

@@ -38,6 +38,7 @@ _MAGIC = b"FERRULE\0"
 # The first three fields must never move: they are how two versions recognise each other.
 _HELLO = struct.Struct("<8s H 24s B x i i i i 16s 32s")
 _REPLY = struct.Struct("<8s H 24s B x 32s 192s")
+_RANK = struct.Struct("<i")
 MAC_BYTES = 32
 
 
@@ -78,7 +79,11 @@ class Refused(RendezvousError):
 
 
 class Elsewhere(RendezvousError):
-    """Whoever answers is not the target, but would relay to it."""
+    """``rank`` answers, which is not the target, but would relay to it."""
+
+    def __init__(self, text: str, rank: int) -> None:
+        super().__init__(text)
+        self.rank = rank
 
 
 @dataclass(frozen=True)
@@ -98,10 +103,11 @@ class Identity:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why somebody who proved to know the key is not let in."""
+    """Why somebody who proved to know the key is not let in. ``rank``: who answers, where that is somebody else."""
 
     text: str
     status: Status = Status.REFUSED
+    rank: int = -1
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ is that proved to know the key (and is sent ``b""`` for welcome, or a `Refusal`)
 
 def connect_steps(key: bytes, identity: Identity) -> Steps:
     """The client's side. Raises `AuthError` or `RendezvousError` (`Elsewhere` where somebody else answers)."""
-    where = f"rank {identity.target}"
+    where = "the rank between" if identity.role == Role.RELAY else f"rank {identity.target}"
     hello = _HELLO.pack(
         _MAGIC,
         PROTOCOL,
@@ -145,12 +151,27 @@ def connect_steps(key: bytes, identity: Identity) -> Steps:
 
 def relayed_steps(key: bytes, request: Identity, identity: Identity) -> Steps:
     """The client's side where another rank answers: ask it to relay (``request``), then go on with the target."""
+    yield from opening_steps(key, request)
+    return (yield from connect_steps(key, identity))
+
+
+def opening_steps(key: bytes, request: Identity) -> Steps:
+    """Ask the rank that answers to relay, and wait until it has opened the way: what follows comes from the target."""
     session = yield from connect_steps(key, request)
     word = _bytes((yield _REPLY.size))
-    _check_reply(word, "the rank between")
+    try:
+        _check_reply(word, "the rank between")
+    except Refused as error:
+        raise RendezvousError(str(error)) from None  # another rank may know a way
     if not hmac.compare_digest(_REPLY.unpack(word)[4], _mac(session.key, b"opened", b"", b"")):
         raise AuthError("a message of the rank between was altered on its way")
-    return (yield from connect_steps(key, identity))
+    return session
+
+
+def silent_steps(identity: Identity) -> Steps:
+    """Nothing is said: others will shake hands over the connection."""
+    yield from ()
+    return Session(identity, b"")
 
 
 def opened(session: Session) -> bytes:
@@ -190,20 +211,20 @@ def accept_steps(key: bytes, rank: int) -> Steps:
     identity = Identity(Role(role), peer, target, world_size, epoch, rail)
     refusal = yield identity
     if isinstance(refusal, Refusal):
-        yield _reply(refusal.status, text=refusal.text)
+        yield _reply(refusal.status, _RANK.pack(refusal.rank).ljust(32, b"\0"), refusal.text)
         raise Refused(refusal.text) if refusal.status == Status.REFUSED else Stranger
     yield _reply(Status.WELCOME, _mac(key, b"server", hello, challenge))
     return Session(identity, _mac(key, b"session", hello, challenge))
 
 
 def _check_reply(reply: bytes, where: str) -> None:
-    magic, protocol, version, status, _, text = _REPLY.unpack(reply)
+    magic, protocol, version, status, value, text = _REPLY.unpack(reply)
     if magic != _MAGIC:
         raise RendezvousError(f"what answers at the address of {where} is not Ferrule; check FERRULE_ADDRESS")
     if status == Status.WRONG_KEY:
         raise AuthError(f"{where} refused our cluster key; give every rank the same FERRULE_KEY")
     if status == Status.ELSEWHERE:
-        raise Elsewhere(_text(text))
+        raise Elsewhere(_text(text), *_RANK.unpack_from(value))
     if status == Status.REFUSED:
         raise Refused(_text(text))
     if status != Status.WELCOME:

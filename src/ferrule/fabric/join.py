@@ -18,6 +18,7 @@ from ferrule.fabric.known_links import Ends, KnownLinks, known_to_both, link_end
 from ferrule.fabric.link import Link
 from ferrule.fabric.lobby import Lobby, Place
 from ferrule.fabric.mesh import LANES, Mesh
+from ferrule.fabric.routes import find_routes
 from ferrule.fabric.segment import SharedMemory, Sharing
 from ferrule.fabric.star import Star
 from ferrule.fabric.topology import best_tree
@@ -108,6 +109,8 @@ class Joining:
                 {"reason": reason, "verbs": list(verbs.endpoints), "costs": measured}, self._second_decision
             )
             memory = self._sharing.settle(verdict["reasons"])
+            if verdict["routes"]:
+                self._connect_routed(verdict["routes"])
             if self._discovers and len(self._members) > 1:
                 self._start_heartbeat()
             if verdict["costs"] is not None:
@@ -143,13 +146,13 @@ class Joining:
         flat = [call for group in calls.values() for call in group]
         results = iter(dial(flat, self._mesh.key, self._star.deadline, self._mesh.door.loop))
         made: dict[tuple[int, Rail], list[Link]] = {}
-        failed: dict[int, list[FerruleError]] = {}
+        failed: dict[int, list[tuple[Rail, FerruleError]]] = {}
         for (other, rail), group in calls.items():
             outcome = [next(results) for _ in group]
             links = [result for result in outcome if isinstance(result, Link)]
             errors = [result for result in outcome if not isinstance(result, Link)]
             if errors:
-                failed.setdefault(other, []).append(errors[0])
+                failed.setdefault(other, []).append((rail, errors[0]))
                 for link in links:
                     link.socket.close()
             else:
@@ -159,7 +162,9 @@ class Joining:
             tried = [rail for peer, rail in calls if peer == other]
             kept = keep(tried, {rail.number for peer, rail in made if peer == other})
             reached[str(other)] = [rail.number for rail in kept]
-            self._notes[other] = [str(error) for error in failed.get(other, [])]
+            # Where a cable does, nobody asks for the address by which the ranks met.
+            missed = [error for rail, error in failed.get(other, []) if rail.interface or not kept]
+            self._notes[other] = [str(error) for error in missed]
             for rail in tried:
                 for link in made.get((other, rail), []):
                     if rail in kept:
@@ -189,6 +194,31 @@ class Joining:
         ]
         watched = [] if self._rank == 0 else list(self._star.links.values())
         self._links |= self._lobby.take(places, self._star.deadline, watched)
+
+    def _connect_routed(self, told: Mapping[str, Sequence[int]]) -> None:
+        """Connect to those that share no link with this rank, through the ranks between.
+
+        Nobody goes on before all have connected: whoever waits here also relays for others.
+        """
+        mesh, me = self._mesh, self._rank
+        mesh.routes |= {_ends(pair): tuple(between) for pair, between in told.items()}
+        routed = [other for other in range(mesh.size) if other != me and mesh.route(me, other) is not None]
+        for other in routed:
+            mesh.ways[other] = Way((), mesh.route(me, other) or ())
+        calls = [
+            call
+            for other in routed
+            if other < me
+            for call in mesh.calls(other, [self._identity(role, other, 0) for role in self._roles])
+        ]
+        failed = []
+        for result in dial(calls, mesh.key, self._star.deadline, mesh.door.loop):
+            if isinstance(result, Link):
+                self._links[Place(result.identity.role, result.peer)] = result
+            else:
+                failed.append(f"rank {me}: {result}")
+        self._star.agree({"failed": failed}, _all_connected)
+        self._take_those_above({_pair(me, other): [0] if other in routed else [] for other in range(me + 1, mesh.size)})
 
     def _start_heartbeat(self) -> None:
         self._mesh.start_heartbeat()
@@ -273,7 +303,7 @@ class Joining:
             for other, numbers in report["reached"].items():
                 pair = _pair(rank, int(other))
                 rails[pair], notes[pair] = numbers, report["notes"][other]
-                if not numbers:
+                if not numbers and not self._discovers:
                     raise RendezvousError(f"rank {rank} cannot reach rank {other}: {'; '.join(notes[pair])}")
         table: dict[str, Any] = {"rails": rails, "notes": notes}
         table["segments"] = [report["segment"] for report in reports]
@@ -282,11 +312,27 @@ class Joining:
         use_known = self._mesh.calibrate == "cached"
         table["known"] = known_to_both([report["known"] for report in reports], rails) if use_known else {}
         self._table = table
+        self._find_routes(None)
         return table
+
+    def _find_routes(self, costs: LinkCosts | None) -> dict[str, Sequence[int]]:
+        """For every two ranks that share no link: the ranks between. Raises `RendezvousError` if there is no way."""
+        pairs = {_ends(pair): numbers for pair, numbers in self._table["rails"].items()}
+        linked = [(low, high) for (high, low), numbers in pairs.items() if numbers]
+        routes = find_routes(linked, [host.memory_id for host in self.hosts], costs)
+        for (high, low), numbers in pairs.items():
+            if not numbers and (high, low) not in routes:
+                tried = "; ".join(self._table["notes"][_pair(high, low)]) or "they have no interfaces on one subnet"
+                raise RendezvousError(
+                    f"rank {high} cannot reach rank {low}, not through other ranks either: {tried}; connect their "
+                    "hosts with a cable, or see that FERRULE_INTERFACES leaves out none that leads to a neighbour"
+                )
+        return {_pair(*ends): route for ends, route in routes.items()}
 
     def _second_decision(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Who could share memory, and what all links cost."""
         decision: dict[str, Any] = {"reasons": [report["reason"] for report in reports], "costs": None}
+        costs = None
         if self._table["measure"]:
             transports = {}
             for low, high in itertools.combinations(range(len(self.hosts)), 2):
@@ -301,6 +347,7 @@ class Joining:
             }
             costs = matrix(self.hosts, transports, measured)
             decision["costs"] = None if costs is None else costs.to_json()
+        decision["routes"] = self._find_routes(costs) if self._discovers else {}
         return decision
 
     def _ways(self) -> dict[int, Way]:
@@ -308,5 +355,18 @@ class Joining:
         return {other: self._mesh.ways[member] for other, member in enumerate(self._members) if other != self._rank}
 
 
+def _all_connected(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    for report in reports:
+        if report["failed"]:
+            raise RendezvousError(report["failed"][0])
+    return {}
+
+
 def _pair(one: int, other: int) -> str:
     return f"{max(one, other)}-{min(one, other)}"
+
+
+def _ends(pair: str) -> Pair:
+    """The higher one first."""
+    high, low = pair.split("-")
+    return int(high), int(low)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ferrule.errors import FerruleError, RendezvousError
@@ -50,7 +50,7 @@ class Lobby:
         rank: int,
         size: int,
         roles: Collection[Role],
-        handlers: dict[Role, Callable[[Link], None]] | None = None,
+        handlers: Mapping[Role, Callable[[Link], None]] | None = None,
         *,
         strict: bool = False,
     ) -> None:
@@ -74,7 +74,7 @@ class Lobby:
         """Whether to let somebody in who knows the key."""
         with self._changed:
             if who.role == Role.RENDEZVOUS and who.epoch == NO_EPOCH and who.target == 0 != self._rank:
-                return Refusal(f"rank {self._rank} answers here", Status.ELSEWHERE)
+                return Refusal(f"rank {self._rank} answers here", Status.ELSEWHERE, self._rank)
             relayed = who.role == Role.RELAY and who.target not in (self._rank, who.rank)
             if who.world_size != self._size or not (who.target == self._rank or relayed):
                 return Refusal(

@@ -50,4 +50,6 @@ class Loop:
                 key.data()
 
     def close(self) -> None:
+        """Afterwards sockets can still be forgotten."""
+        self._watched.clear()
         self._selector.close()

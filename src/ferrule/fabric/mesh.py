@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ferrule import _native
 from ferrule.config import Calibration
@@ -47,8 +47,8 @@ class Mesh:
     ``epoch`` names that group, ``key`` is the cluster's. ``calibrate``: which links to measure; ``costs``: what
     came of it. ``silence``: seconds after which a silent rank is lost (0: never); ``heartbeat``: knows which ranks are
     there (None in a job of one), and ends the groups of those that are not. ``ways``: how this rank gets to each other
-    one. ``routes``: for two ranks that share no link, the ranks that a message passes from the higher one to the lower
-    one. ``closers``: what else to do when the last group is closed.
+    one. ``routes``: for any two ranks that share no link, the ranks that a message passes from the higher one to the
+    lower one. ``closers``: what else to do when the last group is closed.
     """
 
     rank: int
@@ -84,12 +84,25 @@ class Mesh:
         if way.rails:
             by_number = {rail.number: rail for rail in way.rails}
             return [self.call(by_number.get(who.rail, way.rails[0]), who) for who in identities]
-        next_hop = self.ways[way.via[0]].rails
-        if not next_hop:
-            raise RendezvousError(f"rank {way.via[0]}, by which rank {peer} would be reached, is no neighbour")
         request = Identity(Role.RELAY, self.rank, peer, self.size, self.epoch)
-        rail = next_hop[0]
-        return [Call(rail.address, who, rail.source, rail.interface, request) for who in identities]
+        rail = self.ways[way.via[0]].rails[0]
+        return [replace(self.call(rail, who), request=request, via=way.via) for who in identities]
+
+    def route(self, source: int, target: int) -> tuple[int, ...] | None:
+        """The ranks between two that share no link, from ``source`` on; None for others, or before routes are known."""
+        route = self.routes.get((max(source, target), min(source, target)))
+        return route if route is None or source > target else route[::-1]
+
+    def onward(self, who: Identity) -> list[Call] | None:
+        """How to pass on a rank that asks for another one: see `ferrule.fabric.relays.Onward`."""
+        route = self.route(who.rank, who.target)
+        if route is None:
+            return None
+        if self.rank not in route:
+            raise RendezvousError(f"it is not between rank {who.rank} and rank {who.target}")
+        after = (*route, who.target)[route.index(self.rank) + 1]
+        request = None if after == who.target else who
+        return [replace(self.call(rail, who), request=request) for rail in self.ways[after].rails]
 
     def enter(self, live: Live) -> None:
         """One more group uses this. From now on rails that return are its."""

@@ -6,6 +6,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from ferrule.config import FabricSettings
 from ferrule.errors import FerruleError, RendezvousError
@@ -22,6 +23,7 @@ from ferrule.fabric.listen import first_listeners, is_loopback, listen_everywher
 from ferrule.fabric.lobby import NO_EPOCH, Lobby, Place
 from ferrule.fabric.membership import Membership
 from ferrule.fabric.mesh import LANES, Mesh
+from ferrule.fabric.relays import Relays
 from ferrule.fabric.star import Star
 
 
@@ -33,25 +35,31 @@ def rendezvous(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, Me
     listeners = first_listeners(settings) if settings.world_size > 1 else []
     door = Door(settings.key, settings.rank, listeners)
     star = Star({}, settings.rank, deadline, door.loop)
+    relays = Relays(settings.rank, settings.key, door.handler_loop)
     try:
         if settings.rank == 0:
-            mesh, lobby = _lead(settings, door, listeners, star)
+            mesh, lobby = _lead(settings, door, listeners, star, relays)
         else:
-            mesh, lobby = _follow(settings, door, listeners, star)
+            mesh, lobby = _follow(settings, door, listeners, star, relays)
         joined = Joining(mesh, range(mesh.size), star, lobby).discover()
     except BaseException as error:
         star.give_up(error)
         door.close()
+        relays.close(f"it gave up: {error}")
         raise
     star.close()
     if mesh.size > 1:
         door.start()
     if any(len(way.rails) > 1 for peer, way in mesh.ways.items() if peer < mesh.rank):
         mesh.closers.append(Keeper(mesh).close)
+    # Last: others may wait for what this rank says at the end, and it for them.
+    mesh.closers.append(relays.close)
     return joined, Membership(mesh, tuple(range(mesh.size)), mesh.hosts, mesh.epoch + settings.key)
 
 
-def _lead(settings: FabricSettings, door: Door, listeners: Sequence[socket.socket], star: Star) -> tuple[Mesh, Lobby]:
+def _lead(
+    settings: FabricSettings, door: Door, listeners: Sequence[socket.socket], star: Star, relays: Relays
+) -> tuple[Mesh, Lobby]:
     lobby = Lobby(NO_EPOCH, 0, settings.world_size, [Role.RENDEZVOUS], strict=True)
     door.open(lobby)
     own = _own_host(settings)
@@ -72,17 +80,20 @@ def _lead(settings: FabricSettings, door: Door, listeners: Sequence[socket.socke
         _check_same("FERRULE_TRANSPORT", rank, hosts[rank].transport, settings.transport)
         _check_same("FERRULE_ALGORITHM", rank, hosts[rank].algorithm, settings.algorithm)
     epoch = secrets.token_bytes(16)
-    made = _mesh(settings, hosts, epoch, door)
+    made = _mesh(settings, hosts, epoch, door, relays)
     star.tell({"epoch": epoch.hex(), "silence": settings.heartbeat, "hosts": [host.to_json() for host in hosts]})
     return made
 
 
-def _follow(settings: FabricSettings, door: Door, listeners: Sequence[socket.socket], star: Star) -> tuple[Mesh, Lobby]:
-    lobby = Lobby(NO_EPOCH, settings.rank, settings.world_size, [])
+def _follow(
+    settings: FabricSettings, door: Door, listeners: Sequence[socket.socket], star: Star, relays: Relays
+) -> tuple[Mesh, Lobby]:
+    handlers = {Role.RELAY: partial(relays.serve, relays.to_leader)}
+    lobby = Lobby(NO_EPOCH, settings.rank, settings.world_size, [], handlers)
     door.open(lobby)
     identity = Identity(Role.RENDEZVOUS, settings.rank, 0, settings.world_size)
     leader, call = reach(settings.addresses, settings.key, identity, star.deadline, door.loop)
-    star.links = {0: leader}
+    star.links, relays.leader = {0: leader}, call
     # Listen where rank 0 was reached: the other ranks can most likely get there.
     address = leader.socket.getsockname()[0].partition("%")[0]
     own = _own_host(settings)
@@ -93,11 +104,12 @@ def _follow(settings: FabricSettings, door: Door, listeners: Sequence[socket.soc
     roster = star.hear()[0]
     door.shut(lobby, "this job is complete")
     hosts = [RankHost.from_json(fields) for fields in roster["hosts"]]
-    # Rank 0 may not know by which of its addresses others reach it.
-    there = ("", 0) if call.request else leader.socket.getpeername()[:2]
-    hosts[0] = replace(hosts[0], address=there[0], port=there[1])
+    # Rank 0 may not know by which of its addresses others reach it; nor may the rank between.
+    hosts[0] = replace(hosts[0], address="", port=0)
+    met, there = call.via[0] if call.via else 0, leader.socket.getpeername()
+    hosts[met] = replace(hosts[met], address=there[0], port=there[1])
     settings = replace(settings, heartbeat=roster["silence"])
-    return _mesh(settings, hosts, bytes.fromhex(roster["epoch"]), door)
+    return _mesh(settings, hosts, bytes.fromhex(roster["epoch"]), door, relays)
 
 
 def _own_host(settings: FabricSettings) -> RankHost:
@@ -111,9 +123,9 @@ def _check_same(variable: str, rank: int, theirs: str, ours: str) -> None:
         )
 
 
-def _mesh(settings: FabricSettings, hosts: Sequence[RankHost], epoch: bytes, door: Door) -> tuple[Mesh, Lobby]:
-    lobby = Lobby(epoch, settings.rank, settings.world_size, (*LANES, Role.CONTROL))
-    door.open(lobby)
+def _mesh(
+    settings: FabricSettings, hosts: Sequence[RankHost], epoch: bytes, door: Door, relays: Relays
+) -> tuple[Mesh, Lobby]:
     mesh = Mesh(
         settings.rank,
         tuple(hosts),
@@ -124,6 +136,9 @@ def _mesh(settings: FabricSettings, hosts: Sequence[RankHost], epoch: bytes, doo
         settings.calibrate,
         settings.heartbeat,
     )
+    handlers = {Role.RELAY: partial(relays.serve, mesh.onward)}
+    lobby = Lobby(epoch, settings.rank, settings.world_size, (*LANES, Role.CONTROL), handlers)
+    door.open(lobby)
     return mesh, lobby
 
 

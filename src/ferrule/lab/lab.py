@@ -143,20 +143,21 @@ class Lab:
         for rank in range(self.size if ranks is None else ranks):
             host = rank % self.size
             # A socket of the launcher would be outside of the host.
-            env = {"FERRULE_ADDRESS": f"{self._leader(host)}:{PORT}", "FERRULE_LISTEN_FD": ""}
+            addresses = ",".join(f"{address}:{PORT}" for address in self._leaders(host))
+            env = {"FERRULE_ADDRESS": addresses, "FERRULE_LISTEN_FD": ""}
             if rank < self.size:
                 env["FERRULE_LISTEN"] = f":{PORT}"
             found.append(self.env(host) | env)
         return found
 
-    def _leader(self, host: int) -> str:
+    def _leaders(self, host: int) -> list[str]:
+        """Where ranks of ``host`` find rank 0, or somebody who relays to it."""
         if host == 0:
-            mine = [cable for cable in self.cables if 0 in cable.hosts]
-            return mine[0].address(0) if len(mine) == 1 else "0.0.0.0"
+            return [cable.address(0) for cable in self.cables if 0 in cable.hosts] or ["127.0.0.1"]
         hop = self.topology.next_hop(host, 0)
         if hop is None:
             raise LabError(f"no cables lead from {self.name(host)} to {self.name(0)}")
-        return self.address(hop, host)
+        return [self.address(hop, host)]
 
     def popen(
         self, host: int, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
