@@ -3,6 +3,10 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#ifdef __linux__
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#endif
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -72,6 +76,19 @@ void receive_pattern(int fd, std::size_t total, int salt) {
     CHECK(got > 0);
     for (ssize_t i = 0; i < got; ++i) CHECK(piece[static_cast<std::size_t>(i)] == byte_at(at + static_cast<std::size_t>(i), salt));
     at += static_cast<std::size_t>(got);
+  }
+}
+
+void until_delivered(int fd) {
+  int left = 1;
+  while (left > 0) {
+#ifdef __linux__
+    CHECK(::ioctl(fd, SIOCOUTQ, &left) == 0);
+#else
+    socklen_t size = sizeof left;
+    CHECK(::getsockopt(fd, SOL_SOCKET, SO_NWRITE, &left, &size) == 0);
+#endif
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
@@ -146,6 +163,7 @@ void what_was_said_before_a_death_arrives_before_its_end() {
   Path path(relay);
   send_pattern(path.right, 100'000, 1);  // never read: closing resets the connection
   send_pattern(path.left, 30'000, 2);
+  until_delivered(path.left);  // what is still on its way when a connection is reset is lost
   ::close(path.left);
   path.left = -1;
   receive_pattern(path.right, 30'000, 2);
