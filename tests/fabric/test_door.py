@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import select
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ from ferrule.fabric.door import Door
 from ferrule.fabric.handshake import Identity, Role, Session
 from ferrule.fabric.link import Deadline, Link, left
 from ferrule.fabric.listen import listen_on
-from ferrule.fabric.lobby import Lobby, Place
+from ferrule.fabric.lobby import NO_EPOCH, Lobby, Place
 
 KEY = secrets.token_bytes(32)
 EPOCH = secrets.token_bytes(16)
@@ -98,6 +99,23 @@ def test_who_comes_by_several_addresses_at_once_is_one_process(door: Door, addre
     link.socket.close()
     with pytest.raises(RendezvousError, match="two processes claim to be rank 1"):
         reach(addresses, KEY, Identity(Role.RENDEZVOUS, 1, 0, 2, EPOCH), Deadline(10))
+
+
+def test_who_is_just_coming_when_a_rank_gives_up_is_told_why() -> None:
+    one = Door(KEY, 0, ())
+    one.open(Lobby(NO_EPOCH, 0, 2, [Role.RENDEZVOUS]))
+    listener = listen_on("127.0.0.1", 0)
+    one.listen([listener])
+    host, port = listener.getsockname()
+    results: list[Link | FerruleError] = []
+    call = Call((host, port), Identity(Role.RENDEZVOUS, 1, 0, 2))
+    coming = threading.Thread(target=lambda: results.extend(dial([call], KEY, Deadline(10))))
+    coming.start()
+    assert select.select([listener], [], [], 10)[0]
+    one.turn_away("rank 0 gave up: because")
+    one.close()
+    coming.join(20)
+    assert "rank 0 gave up: because" in str(results[0])
 
 
 def test_nobody_listens_after_the_door_is_closed(address: tuple[str, int], door: Door) -> None:

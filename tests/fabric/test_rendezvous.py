@@ -17,6 +17,7 @@ from ranks import Ranks
 
 from ferrule.errors import AuthError, RendezvousError
 from ferrule.fabric import handshake
+from ferrule.fabric import lobby as lobby_module
 from ferrule.fabric.handshake import (
     Elsewhere,
     Identity,
@@ -28,7 +29,8 @@ from ferrule.fabric.handshake import (
     accept_steps,
     connect_steps,
 )
-from ferrule.fabric.lobby import NO_EPOCH, Lobby
+from ferrule.fabric.link import Deadline
+from ferrule.fabric.lobby import NO_EPOCH, Lobby, Place
 
 KEY = secrets.token_bytes(32)
 CLIENT = Identity(Role.COLLECTIVES, 1, 0, 2, bytes(range(16)))
@@ -177,13 +179,27 @@ def test_what_is_not_our_protocol_is_a_stranger(garbage: bytes) -> None:
         steps.send(garbage[:count])
 
 
-def test_wrong_key_is_told_on_all_ranks_long_before_the_deadline() -> None:
-    with Ranks("joins", 2, rank_env=[{}, {"FERRULE_KEY": secrets.token_hex(32)}]) as ranks:
+def test_wrong_key_is_told_at_once_to_who_has_it_and_in_the_end_to_who_waits() -> None:
+    """Whoever has another key may have another's name, too: rank 0 goes on waiting for the right one."""
+    with Ranks("joins", 2, rank_env=[{}, {"FERRULE_KEY": secrets.token_hex(32)}], timeout=3) as ranks:
         reports = ranks.reports()
     for report in reports:
         assert report["error"] == "AuthError"
         assert "same FERRULE_KEY" in report["text"]
-        assert report["took"] < 10
+    assert "rank 1 is missing after 3 s" in reports[0]["text"]
+    assert "rank 0 refused our cluster key" in reports[1]["text"]
+
+
+def test_only_who_knows_the_key_can_end_a_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lobby_module, "_GRACE_SECONDS", -1.0)
+    refusal = RendezvousError("a refusal")
+    lobby = Lobby(NO_EPOCH, 0, 2, [Role.RENDEZVOUS], strict=True)
+    lobby.refused(AuthError("another key"), proved=False)
+    with pytest.raises(AuthError, match=r"rank 1 is missing after 0\.1 s.*another key"):
+        lobby.take([Place(Role.RENDEZVOUS, 1)], Deadline(0.1))
+    lobby.refused(refusal, proved=True)
+    with pytest.raises(RendezvousError, match="a refusal"):
+        lobby.take([Place(Role.RENDEZVOUS, 1)], Deadline(10))
 
 
 def test_missing_ranks_are_named() -> None:

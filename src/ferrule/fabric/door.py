@@ -28,13 +28,14 @@ _MAX_PENDING = 256
 _UNDECIDED_SECONDS = 10.0
 """How long a rank may be ahead of this one: it wants a group of which this rank has not heard yet."""
 _MAX_ENDED = 4096
+_FAREWELL_SECONDS, _FAREWELL_PAUSE_SECONDS = 0.3, 0.02
 _NO_FILES_SECONDS = 0.05
 """A process that may open no more files cannot take the next connection, which goes on waiting."""
 
 
 @dataclass
 class _Visitor:
-    """A connection whose handshake is under way. ``who``: set when it proved itself and waits for a decision."""
+    """A connection whose handshake is under way. ``who``: set when it proved itself."""
 
     sock: socket.socket
     name: str
@@ -65,6 +66,7 @@ class Door:
         self._undecided: list[_Visitor] = []
         self._orders: deque[Callable[[], None]] = deque()
         self._closing = False
+        self._farewell: str | None = None
         self._loop = Loop()
         self._loop.add_chore(self._look_around)
         self._wake, self._waker = socket.socketpair()
@@ -112,6 +114,19 @@ class Door:
             while len(self._ended) > _MAX_ENDED:
                 del self._ended[next(iter(self._ended))]
         lobby.settle()
+
+    def turn_away(self, why: str) -> None:
+        """Shut all lobbies, and stay for a moment to tell why to ranks that are just coming. Only before `start`."""
+        self._farewell = why
+        with self._lock:
+            lobbies = list(self._lobbies.values())
+        for lobby in lobbies:
+            self.shut(lobby, why)
+        end = time.monotonic() + _FAREWELL_SECONDS
+        while time.monotonic() < end:
+            busy = self._visitors or self._undecided
+            if not self._loop.turn(_FAREWELL_PAUSE_SECONDS if busy else 0) and not (self._visitors or self._undecided):
+                return
 
     def close(self) -> None:
         """Stop listening. Safe to call twice."""
@@ -235,10 +250,11 @@ class Door:
                     visitor.want = want
                     return
                 if isinstance(want, Identity):
+                    visitor.who = want
                     self._release(visitor)
                     answer = self._judge(want)
                     if answer is None:
-                        visitor.who, visitor.until = want, time.monotonic() + _UNDECIDED_SECONDS
+                        visitor.until = time.monotonic() + _UNDECIDED_SECONDS
                         self._undecided.append(visitor)
                         return
                     continue
@@ -271,14 +287,15 @@ class Door:
             lobby, ended = self._lobbies.get(who.epoch), self._ended.get(who.epoch)
         if lobby is not None:
             return lobby.judge(who) or b""
-        return Refusal(ended) if ended is not None else None
+        reason = ended if ended is not None else self._farewell
+        return Refusal(reason) if reason is not None else None
 
     def _refuse(self, visitor: _Visitor, error: AuthError | RendezvousError) -> None:
         _log.warning("%s", error)
         with self._lock:
             lobbies = list(self._lobbies.values())
         for lobby in lobbies:
-            lobby.refused(error)
+            lobby.refused(error, proved=visitor.who is not None)
         self._dismiss(visitor)
 
     def _release(self, visitor: _Visitor) -> None:

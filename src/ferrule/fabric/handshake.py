@@ -191,7 +191,7 @@ def accept_steps(key: bytes, rank: int) -> Steps:
     """
     hello = _bytes((yield _HELLO.size))
     magic, protocol, version, role, peer, target, world_size, rail, epoch, _ = _HELLO.unpack(hello)
-    if magic != _MAGIC:
+    if magic != _MAGIC or peer < 0 or not version.rstrip(b"\0").isascii():
         raise Stranger
     if protocol != PROTOCOL:
         text = (

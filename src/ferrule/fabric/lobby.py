@@ -19,8 +19,8 @@ NO_EPOCH = bytes(16)
 """The epoch of the rendezvous, when the group has none yet."""
 
 _GRACE_SECONDS = 0.8
-"""How long a rank that was refused may still turn up properly before the refusal becomes an error: somebody else
-may have used its name."""
+"""How long a rank that knows the key, and was refused, may still turn up properly before that becomes an error: it may
+have been started with another address or size by mistake, and again without."""
 _LOOK_SECONDS = 0.2
 _REMIND_SECONDS = 10.0
 
@@ -63,6 +63,7 @@ class Lobby:
         self._here: dict[Place, Link] = {}
         self._seen: dict[Place, int] = {}
         self._refused: tuple[float, FerruleError] | None = None
+        self._suspicion: FerruleError | None = None
         self._changed = threading.Condition()
 
     def handle(self, role: Role, handler: Callable[[Link], None]) -> None:
@@ -111,10 +112,15 @@ class Lobby:
             for role in roles:
                 self._handlers.pop(role, None)
 
-    def refused(self, error: FerruleError) -> None:
-        """Somebody was not let in, who may have wanted this group."""
+    def refused(self, error: FerruleError, *, proved: bool) -> None:
+        """Somebody was not let in, who may have wanted this group. ``proved``: who knows the key.
+
+        Anybody else may use any rank's name, so that ends nothing: it is only told should a rank be missing at last.
+        """
         with self._changed:
-            if self._strict and self._refused is None:
+            if not proved:
+                self._suspicion = error
+            elif self._strict and self._refused is None:
                 self._refused = (time.monotonic(), error)
 
     def _claimed_twice(self, who: Identity) -> Refusal:
@@ -133,7 +139,7 @@ class Lobby:
             while not all(place in self._here for place in places):
                 self._check(places, deadline, watched)
                 if time.monotonic() > remind:
-                    _log.warning("still waiting for rank %s", self._missing(places))
+                    _log.warning("still waiting for rank %s%s", self._missing(places), self._hint())
                     remind += _REMIND_SECONDS
                 self._wait(min(_LOOK_SECONDS, deadline.pause))
             return {place: self._here.pop(place) for place in places}
@@ -156,7 +162,8 @@ class Lobby:
         if deadline.passed:
             text = self._missing(places)
             verb = "are" if "," in text else "is"
-            raise RendezvousError(f"rank {text} {verb} missing after {deadline.seconds:g} s; start every rank")
+            kind = RendezvousError if self._suspicion is None else type(self._suspicion)
+            raise kind(f"rank {text} {verb} missing after {deadline.seconds:g} s; start every rank{self._hint()}")
         for place in places:
             if place in self._here and left(self._here[place].socket):
                 raise RendezvousError(f"rank {place.rank} left during the rendezvous")
@@ -164,6 +171,9 @@ class Lobby:
             if link.spoke:
                 link.receive(deadline)
                 raise RendezvousError(f"rank {link.peer} spoke out of turn during the rendezvous")
+
+    def _hint(self) -> str:
+        return "" if self._suspicion is None else f"; somebody was turned away: {self._suspicion}"
 
     def _missing(self, places: Collection[Place]) -> str:
         return ", ".join(str(rank) for rank in sorted({place.rank for place in places if place not in self._here}))

@@ -39,15 +39,17 @@ class Loop:
             self._selector.unregister(sock)
             self._watched.remove(sock.fileno())
 
-    def turn(self, pause: float | None = None) -> None:
-        """Sleep until something is ready, at most ``pause`` seconds, and do what is to be done."""
+    def turn(self, pause: float | None = None) -> bool:
+        """Sleep until something is ready, at most ``pause`` seconds, and do what is to be done; whether there was."""
         for limit in [chore() for chore in self._chores]:
             if limit is not None:
                 pause = limit if pause is None else min(limit, pause)
-        for key, _ in self._selector.select(None if pause is None else max(pause, 0.0)):
+        ready = self._selector.select(None if pause is None else max(pause, 0.0))
+        for key, _ in ready:
             # One of those before may have closed it.
             if key.fd in self._watched:
                 key.data()
+        return bool(ready)
 
     def close(self) -> None:
         """Afterwards sockets can still be forgotten."""

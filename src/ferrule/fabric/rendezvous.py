@@ -44,6 +44,9 @@ def rendezvous(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, Me
         joined = Joining(mesh, range(mesh.size), star, lobby).discover()
     except BaseException as error:
         star.give_up(error)
+        if isinstance(error, FerruleError):
+            text = str(error)
+            door.turn_away(text if " gave up: " in text else f"rank {settings.rank} gave up: {text}")
         door.close()
         relays.close(f"it gave up: {error}")
         raise
