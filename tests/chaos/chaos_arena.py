@@ -1,9 +1,10 @@
-"""Hosts on a switch, and the players on them."""
+"""Hosts on two switches, and the players on them."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -16,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from chaos_plan import HOSTS
+from chaos_plan import CABLES, HOSTS
 
-from ferrule.lab import Lab, switch
+from ferrule.lab import Lab, Topology, switch
 from ferrule.tied import tied
 
 PLAYER = Path(__file__).with_name("chaos_player.py")
@@ -92,6 +93,10 @@ class Player:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process, number)
 
+    def gone(self, seconds: float) -> bool:
+        """Whether the process is gone within ``seconds``; one that was killed needs a moment for that."""
+        return bool(select.select([self._process], [], [], seconds)[0])
+
     def trace(self) -> str:
         """Where its threads are, and what it had logged."""
         size = self.log.stat().st_size
@@ -110,7 +115,7 @@ class Arena:
     """A lab, the process from which players are forked, and players that wait for their next part."""
 
     def __init__(self, folder: Path) -> None:
-        self.lab = Lab(switch(HOSTS))
+        self.lab = Lab(Topology(HOSTS, switch(HOSTS).cables * CABLES))
         self._folder = folder
         self._players: list[Player] = []
 

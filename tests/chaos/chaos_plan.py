@@ -10,8 +10,10 @@ Fault = Literal[
     "none",
     "kill",
     "pause",
+    "stop",
     "cut",
     "dark",
+    "rail",
     "slow",
     "garbage",
     "replay",
@@ -23,14 +25,19 @@ Moment = Literal["join", "busy", "idle"]
 
 HOSTS = 5
 
-# How often each comes up, and when it may strike. A rank that never turns up, or a cable that lies dead, is only
-# noticed at a deadline, so that these rounds take long.
+CABLES = 2
+"""Switches, to each of which every host has a cable."""
+
+# How often each comes up, and when it may strike. A rank that never turns up is only noticed at a deadline, so that
+# these rounds take long.
 _FAULTS: dict[Fault, tuple[int, tuple[Moment, ...]]] = {
     "none": (4, ("busy",)),
     "kill": (30, ("join", "busy", "busy", "idle", "idle")),
     "pause": (8, ("join", "busy", "idle")),
-    "cut": (3, ("busy", "idle")),
-    "dark": (3, ("busy", "idle")),
+    "stop": (6, ("busy", "idle")),
+    "cut": (4, ("busy", "idle")),
+    "dark": (4, ("busy", "idle")),
+    "rail": (6, ("busy", "idle")),
     "slow": (8, ("join", "busy")),
     "garbage": (14, ("join", "busy", "idle")),
     "replay": (10, ("join",)),
@@ -46,6 +53,7 @@ class Plan:
 
     ``late``: the rank that comes last to the rendezvous, by ``late_by`` seconds, so that strangers find it open.
     ``delay``: seconds from the beginning of ``moment`` to the fault. ``work``: the seed of what the group does.
+    ``cable``: the one that a "rail" loses, and whether it is dark then or cut. ``reform``: those that are left go on.
     """
 
     number: int
@@ -58,6 +66,9 @@ class Plan:
     late_by: float
     work: int
     rate: float
+    cable: int
+    dark: bool
+    reform: bool
 
     @property
     def size(self) -> int:
@@ -73,7 +84,7 @@ def plan_round(seed: int, number: int) -> Plan:
     size = chooser.randint(2, 5)
     fault = chooser.choices(list(_FAULTS), [weight for weight, _ in _FAULTS.values()])[0]
     moment = chooser.choice(_FAULTS[fault][1])
-    if fault in ("cut", "dark", "slow"):
+    if fault in ("cut", "dark", "slow", "rail"):
         hosts = chooser.sample(range(HOSTS), size)  # a cable that matters
     else:
         hosts = chooser.choice(
@@ -98,4 +109,7 @@ def plan_round(seed: int, number: int) -> Plan:
         late_by=chooser.uniform(0.05, 0.2) if open_door else 0.0,
         work=chooser.randrange(1 << 32),
         rate=10 ** chooser.uniform(7.3, 8.5),
+        cable=chooser.randrange(CABLES),
+        dark=chooser.random() < 0.5,
+        reform=fault in ("kill", "stop") and moment != "join" and chooser.random() < 0.5,
     )

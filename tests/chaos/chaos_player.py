@@ -29,6 +29,7 @@ PR_SET_PDEATHSIG = 1
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MS_REC, MS_SLAVE = 16384, 1 << 19
 SETTLE_SECONDS = 2.0
+REFORM_SECONDS = 10.0
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -108,19 +109,30 @@ class Player:
         """Join, work until rank 0 is told to finish, and tell how it ended."""
         os.environ.update(order["env"])
         begin = time.monotonic()
-        phase = "join"
+        report: dict[str, Any] = {"error": None, "phase": "join"}
         try:
             group = fabric.init(strict=True)
             try:
-                phase = "work"
+                report["phase"] = "work"
                 self.say("joined", text=str(group.describe()))
-                batches = self.work(group, order)
+                report["batches"] = self.work(group, order)
+            except FerruleError as error:
+                report |= outcome(error)
+                if order["reform"]:
+                    report["reformed"] = self.go_on(group, order)
             finally:
                 group.close()
         except (FerruleError, WrongResult) as error:
-            name, rank = type(error).__name__, getattr(error, "rank", None)
-            return {"error": name, "text": str(error), "rank": rank, "phase": phase, "took": time.monotonic() - begin}
-        return {"error": None, "batches": batches, "took": time.monotonic() - begin}
+            report |= outcome(error)
+        return report | {"took": time.monotonic() - begin}
+
+    def go_on(self, group: fabric.Group, order: dict[str, Any]) -> int:
+        """Work on with those that are left; how many they are."""
+        with group.reform(timeout=REFORM_SECONDS) as smaller:
+            for number in range(3 if smaller.size > 1 else 0):
+                batch(smaller, order["work"] + 1, number, order["largest"])
+            smaller.barrier()
+            return smaller.size
 
     def work(self, group: fabric.Group, order: dict[str, Any]) -> int:
         flag = np.zeros(1, np.int64)
@@ -136,6 +148,11 @@ class Player:
                 return number
             batch(group, order["work"], number, order["largest"])
         raise AssertionError("nobody ever told rank 0 to finish")
+
+
+def outcome(error: Exception) -> dict[str, Any]:
+    name, rank = type(error).__name__, getattr(error, "rank", None)
+    return {"error": name, "text": str(error), "rank": rank, "noticed": time.monotonic()}
 
 
 def resources() -> dict[str, int]:

@@ -23,13 +23,15 @@ NOTICE_SECONDS = 3.0
 WORK_SECONDS = 20.0
 """By then a group that nothing hurt, or whose cable became slow, must have come to its end."""
 CLEAN_SECONDS = 5.0
+LOSSES = ("kill", "stop", "cut", "dark")
 
 TIMEOUT = 10.0
 JOIN_TIMEOUT = 2.5
-CUT_TIMEOUT = 1.5
+TWIN_TIMEOUT = 5.0
 """FERRULE_TIMEOUT of a round: short where only a deadline can end it."""
 
 PAUSE_SECONDS = 0.15
+REFORM_SECONDS = 12.0
 BREATH_SECONDS = 0.02
 PORT = 7700
 
@@ -52,7 +54,7 @@ class Chaos:
     def play(self, arena: Arena, number: int) -> None:
         plan = plan_round(self.seed, number)
         self.faults[plan.fault] = self.faults.get(plan.fault, 0) + 1
-        replay = f"FERRULE_CHAOS_SEED={self.seed} FERRULE_CHAOS_ROUND={number} pytest -m slow tests/chaos"
+        replay = f"FERRULE_CHAOS_SEED={self.seed} FERRULE_CHAOS_ROUND={number} pytest -m soak tests/chaos"
         self.violations += [f"{plan}\n  {problem}\n  again: {replay}" for problem in Round(self, arena, plan).play()]
 
     def __str__(self) -> str:
@@ -83,17 +85,18 @@ class Round:
                 stranger = self._stranger()
                 if stranger is not None:
                     stack.enter_context(stranger)
-                self._go_through()
+                self._judge(*self._go_through())
             if stranger is not None:
                 self.chaos.visits += stranger.visits
             self._look_for_leaks()
         finally:
+            self.ranks[self.plan.victim].signal(signal.SIGCONT)
             for cable in self.arena.lab.cables:
                 cable.restore()
                 cable.limit(None)
         return self.problems
 
-    def _go_through(self) -> None:
+    def _go_through(self) -> tuple[list[Outcome], Outcome | None]:
         plan = self.plan
         early = [rank for rank in range(plan.size) if rank != plan.late]
         timeline: list[Event] = [(0.0, lambda: self._tell(early)), (plan.late_by, lambda: self._tell([plan.late]))]
@@ -105,12 +108,11 @@ class Round:
         else:
             self._run(timeline)
             reached = "joined" if plan.moment == "busy" else "idle"
-            if any(
-                self._hear(rank, [reached, "outcome"], JOIN_SECONDS)["event"] != reached for rank in range(plan.size)
-            ):
-                self.problems.append(f"not all ranks were {reached} before anything had happened to them")
+            events = [self._look(rank, reached) for rank in range(plan.size)]
+            if any(event != reached for event in events):
+                self.problems.append(f"not all ranks were {reached} before anything had happened to them: {events}")
             self._run(self._strike())
-        self._judge(*self._outcomes())
+        return self._outcomes()
 
     def _run(self, timeline: list[Event]) -> None:
         begin = time.monotonic()
@@ -127,7 +129,9 @@ class Round:
 
     def _order(self, rank: int, changed: dict[str, str]) -> dict[str, Any]:
         plan = self.plan
-        timeout = CUT_TIMEOUT if plan.fault in ("cut", "dark") else JOIN_TIMEOUT if plan.moment == "join" else TIMEOUT
+        timeout = TIMEOUT
+        if plan.moment == "join":
+            timeout = {"kill": JOIN_TIMEOUT, "wrong key": JOIN_TIMEOUT, "twin": TWIN_TIMEOUT}.get(plan.fault, TIMEOUT)
         env = {
             "FERRULE_RANK": str(rank),
             "FERRULE_WORLD_SIZE": str(plan.size),
@@ -141,6 +145,7 @@ class Round:
             "work": plan.work,
             "largest": 20_000 if plan.fault == "slow" else 150_000,
             "idle_after": 2 if plan.moment == "idle" else -1,
+            "reform": plan.reform and rank != plan.victim,
         }
 
     def _stranger(self) -> Stranger | None:
@@ -153,13 +158,16 @@ class Round:
     def _strike(self) -> list[Event]:
         """What the fault does, and when."""
         plan, victim = self.plan, self.ranks[self.plan.victim]
-        cable = self.arena.lab.cables[0]
-        acts: dict[str, Callable[[], None]] = {
+        cables = self.arena.lab.cables
+        rail = cables[plan.cable]
+        acts: dict[str, Callable[[], object]] = {
             "kill": victim.kill,
             "pause": lambda: victim.signal(signal.SIGSTOP),
-            "cut": lambda: cable.cut(victim.host),
-            "dark": lambda: cable.blackhole(victim.host),
-            "slow": lambda: cable.limit(plan.rate, sender=victim.host),
+            "stop": lambda: victim.signal(signal.SIGSTOP),
+            "cut": lambda: [cable.cut(victim.host) for cable in cables],
+            "dark": lambda: [cable.blackhole(victim.host) for cable in cables],
+            "slow": lambda: [cable.limit(plan.rate, sender=victim.host) for cable in cables],
+            "rail": lambda: rail.blackhole(victim.host) if plan.dark else rail.cut(victim.host),
         }
 
         def strike() -> None:
@@ -180,14 +188,18 @@ class Round:
             self.struck = max(self.struck, time.monotonic())
             for rank in self.ranks:
                 rank.tell("resume")
-        lost = plan.fault in ("kill", "cut", "dark")
         limit = WORK_SECONDS
-        if lost:
-            limit = NOTICE_SECONDS + {"cut": CUT_TIMEOUT, "dark": CUT_TIMEOUT}.get(plan.fault, 0.0)
-            limit += JOIN_TIMEOUT if plan.moment == "join" else 0.0
+        if plan.fault in LOSSES:
+            limit = NOTICE_SECONDS
+            limit += JOIN_TIMEOUT if plan.moment == "join" else REFORM_SECONDS if plan.reform else 0.0
         elif plan.moment != "join" or self._first_joined():
             self.ranks[0].tell("finish")
-        outcomes = [self._hear(rank, ["outcome"], limit) for rank in range(plan.size)]
+        outcomes: list[Outcome] = [{}] * plan.size
+        # One that was stopped goes on when the others have given it up.
+        for rank in sorted(range(plan.size), key=lambda rank: plan.fault == "stop" and rank == plan.victim):
+            if plan.fault == "stop" and rank == plan.victim:
+                self.ranks[rank].signal(signal.SIGCONT)
+            outcomes[rank] = self._hear(rank, ["outcome"], limit)
         double = None
         if plan.fault in ("impostor", "twin"):
             double = self._ask(self.double, "the double", ["outcome"], limit)
@@ -195,10 +207,14 @@ class Round:
 
     def _first_joined(self) -> bool:
         """Whether rank 0 came out of the rendezvous well."""
-        report = self._hear(0, ["joined", "outcome"], JOIN_SECONDS)
-        if report["event"] == "outcome":
-            self.ranks[0].unhear(report)
-        return bool(report["event"] == "joined")
+        return self._look(0, "joined") == "joined"
+
+    def _look(self, rank: int, reached: str) -> str:
+        """That, or "outcome" when it came to its end before."""
+        report = self._hear(rank, [reached, "outcome"], JOIN_SECONDS)
+        if report["event"] == "outcome" and self.ranks[rank].alive:
+            self.ranks[rank].unhear(report)
+        return str(report["event"])
 
     def _hear(self, rank: int, events: list[str], seconds: float) -> Outcome:
         if not self.ranks[rank].alive:
@@ -216,14 +232,14 @@ class Round:
     def _judge(self, outcomes: list[Outcome], double: Outcome | None) -> None:
         plan = self.plan
         others = [rank for rank in range(plan.size) if rank != plan.victim]
-        if plan.fault == "kill":
+        if plan.fault in LOSSES:
             for rank in others:
                 self._must_blame(rank, outcomes[rank])
-                if plan.moment != "join":
-                    self.chaos.noticed.append(outcomes[rank].get("at", 0.0) - self.struck)
-        elif plan.fault in ("cut", "dark"):
-            for rank in range(plan.size):
-                self._must_fail(rank, outcomes[rank])
+                if plan.reform and outcomes[rank].get("reformed") != len(others):
+                    self.problems.append(f"rank {rank} found no new group of {len(others)}: {outcomes[rank]}")
+                if plan.moment != "join" and "noticed" in outcomes[rank]:
+                    self.chaos.noticed.append(outcomes[rank]["noticed"] - self.struck)
+            self._must_fail(plan.victim, outcomes[plan.victim])
         elif plan.fault == "wrong key" or (plan.fault == "twin" and outcomes[0]["error"] is not None):
             for rank in others:
                 self._must_blame(rank, outcomes[rank])
@@ -262,6 +278,8 @@ class Round:
 
     def _look_for_leaks(self) -> None:
         for rank, player in enumerate([*self.ranks, self.double]):
+            if not player.alive and not player.gone(CLEAN_SECONDS):
+                self.problems.append(f"rank {rank} was killed and is still there")
             if player.alive and (rank < self.plan.size or self.plan.fault in ("impostor", "twin")):
                 leaks = self._ask(player, f"rank {rank}", ["clean"], CLEAN_SECONDS).get("leaks")
                 if leaks:
