@@ -135,7 +135,8 @@ class Heartbeat {
   std::vector<Delivery> deliveries_;
   std::uint64_t sequence_ = 0;
   Clock::time_point next_beat_ = Clock::now();
-  Clock::duration late_{};  // how much too late the thread came to its last look
+  Clock::time_point looked_ = Clock::now();  // when the thread last looked around
+  Clock::duration late_{};                   // how much too late that was
   bool closing_ = false;
 
   std::vector<pollfd> polled_;

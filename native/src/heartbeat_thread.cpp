@@ -37,6 +37,7 @@ void Heartbeat::run() {
     lock.lock();
     const Clock::time_point now = Clock::now();
     // A machine that is too busy for this thread, or a process that was stopped, accuses nobody for what it missed.
+    looked_ = now;
     late_ = std::max(now - planned, Clock::duration::zero());
     attendance_.excuse(late_, now);
     for (std::size_t i = 0; i < places_.size(); ++i) {
@@ -155,10 +156,12 @@ void Heartbeat::mourn(const SeatPointer& seat, int lost) {
 
 void Heartbeat::given_up(const std::string& words) {
   std::string ours = words;
-  if (late_ > interval_) {
+  // It may also have been stopped right here, before it read what we are just told.
+  const Clock::duration late = std::max(late_, Clock::now() - looked_);
+  if (late > interval_) {
     char text[96];
     std::snprintf(text, sizeof text, "; this process was stopped, or got no processor, for %.2f s",
-                  std::chrono::duration<double>(late_).count());
+                  std::chrono::duration<double>(late).count());
     ours += text;
   }
   attendance_.lose(rank_, ours);
