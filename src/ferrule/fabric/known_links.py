@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -125,14 +124,10 @@ class KnownLinks:
     def _write(self) -> None:
         newest = sorted(self._links.items(), key=lambda item: -item[1]["at"])[:_MAX_LINKS]
         text = json.dumps({"version": _VERSION, "links": dict(newest)}, indent=1)
-        with tempfile.NamedTemporaryFile("w", dir=self._path.parent, prefix=".links.", delete=False) as file:
-            try:
-                file.write(text)
-                file.close()
-                Path(file.name).replace(self._path)
-            except BaseException:
-                Path(file.name).unlink()
-                raise
+        # One name is enough: we hold the lock, and what a killed process left is written over.
+        fresh = self._path.with_name(".links.json.new")
+        fresh.write_text(text)
+        fresh.replace(self._path)
 
 
 def _key(ends: Ends) -> str:
