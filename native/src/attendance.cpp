@@ -8,7 +8,8 @@
 namespace ferrule {
 namespace {
 
-// A peer behind another rank gets that much longer: should the one between be at fault, it is found out first.
+// A peer behind another rank gets as long again, but this many beats at least: should the one between be at fault, it is
+// found out first, and another way can be tried. Had the peer itself died, its neighbours would say so.
 constexpr int kBeatsForRelays = 2;
 // An arbiter may take this part of the limit.
 constexpr int kAnswer = 8;
@@ -87,13 +88,16 @@ Attendance::Time Attendance::due(const Peer& peer) const {
   const Rail* const heard = last_heard(peer);
   if (heard == nullptr) {
     const Rail* const ended = last_ended(peer);
-    return ended->via < 0 ? ended->ended : ended->ended + kBeatsForRelays * interval_;
+    if (ended->via < 0) return ended->ended;
+    return ended->ended + allowance();
   }
   if (peer.asked != Time{}) return peer.asked + limit_ / kAnswer;
   if (limit_ == Clock::duration::zero()) return Time::max();
   const bool relayed = std::ranges::none_of(peer.rails, [](const Rail& rail) { return rail.connected && rail.via < 0; });
-  return heard->heard + limit_ + (relayed ? kBeatsForRelays * interval_ : Clock::duration::zero());
+  return heard->heard + limit_ + (relayed ? allowance() : Clock::duration::zero());
 }
+
+Clock::duration Attendance::allowance() const { return std::max(limit_, kBeatsForRelays * interval_); }
 
 std::string Attendance::why(const Peer& peer, Time now) const {
   if (const Rail* const heard = last_heard(peer)) {

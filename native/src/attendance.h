@@ -82,6 +82,8 @@ class Attendance {
   const Rail* last_ended(const Peer& peer) const;
   // When the peer has to be given up, if nothing is heard from it until then.
   Time due(const Peer& peer) const;
+  // What a peer that is reached through another rank gets on top.
+  Clock::duration allowance() const;
   std::string why(const Peer& peer, Time now) const;
   // The lowest rank that is well and neither this one nor the suspect: both, and everybody else, would choose it.
   int arbiter(int suspect, Time now) const;

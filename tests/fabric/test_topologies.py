@@ -64,3 +64,27 @@ def test_a_rank_between_that_is_killed_is_named_by_all() -> None:
     for moment, report in [*((killed, report) for report in reports), *((killed_busy, report) for report in busy)]:
         assert (report["error"], report["rank"]) == ("PeerLost", 1), report
         assert report["at"] - moment < NOTICED_SECONDS
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_survivors_of_a_ring_find_another_way(fault: signal.Signals) -> None:
+    """Three pairs of six talked through rank 1 or behind it; nobody but rank 1 is lost."""
+    with Lab(ring(6)) as lab, Ranks("reform", 6, lab=lab, arguments={"least": 5, "size": 20_000}) as ranks:
+        ranks.reports()
+        ranks.signal(1, fault)
+        for rank in (0, 2, 3, 4, 5):
+            report = ranks.next(rank)
+            assert report["error"] is None, report
+            assert report["first"] == [0, 2, 3, 4, 5]
+            assert report["total"] == 0b111101
+        ranks.signal(1, signal.SIGKILL)
+
+
+def test_a_chain_that_breaks_leaves_two_groups() -> None:
+    with Lab(chain(5)) as lab, Ranks("reform", 5, lab=lab, arguments={"least": 3}) as ranks:
+        ranks.reports()
+        ranks.signal(2, signal.SIGKILL)
+        for rank, left in ((0, [0, 1]), (1, [0, 1]), (3, [3, 4]), (4, [3, 4])):
+            report = ranks.next(rank)
+            assert report["error"] is None, report
+            assert report["first"] == left

@@ -101,8 +101,8 @@ void the_one_between_is_suspected_first() {
   const auto dead = all.suspect(kStart + 950ms);
   CHECK(dead && dead->peer == 2);
   all.lose(2, dead->words);
-  CHECK(!all.suspect(kStart + 1s));
-  const auto behind = all.suspect(kStart + 950ms + 2 * kInterval);
+  CHECK(!all.suspect(kStart + 949ms + kLimit));
+  const auto behind = all.suspect(kStart + 950ms + kLimit);
   CHECK(behind && behind->peer == 1 && contains(behind->words, "is cut off: rank 2 of the job, which was between"));
 }
 

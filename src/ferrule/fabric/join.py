@@ -204,7 +204,7 @@ class Joining:
         mesh.routes |= {_ends(pair): tuple(between) for pair, between in told.items()}
         routed = [other for other in range(mesh.size) if other != me and mesh.route(me, other) is not None]
         for other in routed:
-            mesh.ways[other] = Way((), mesh.route(me, other) or ())
+            mesh.ways[other] = Way()
         calls = [
             call
             for other in routed
@@ -352,7 +352,7 @@ class Joining:
 
     def _ways(self) -> dict[int, Way]:
         """By the new group's ranks."""
-        return {other: self._mesh.ways[member] for other, member in enumerate(self._members) if other != self._rank}
+        return {other: self._mesh.way(member) for other, member in enumerate(self._members) if other != self._rank}
 
 
 def _all_connected(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ferrule.fabric.mesh import LANES, MAX_WATCHED_RAILS, Mesh
 _log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.5
+_ROUTED_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
 
 
@@ -36,7 +37,9 @@ class Keeper:
         self._stop.set()
 
     def _run(self) -> None:
-        while not self._stop.wait(_PAUSE_SECONDS):
+        # Where a rank between is lost, the next route has to be found before those behind it count as lost, too.
+        pause = _ROUTED_SECONDS if self._mesh.routes else _PAUSE_SECONDS
+        while not self._stop.wait(pause):
             calls = self._lost()
             with contextlib.suppress(_Closed):
                 results = dial(calls, self._mesh.key, Deadline(_ANSWER_SECONDS, self._check))
@@ -69,12 +72,15 @@ class Keeper:
         mesh, calls = self._mesh, []
         presences = mesh.heartbeat.peers() if mesh.heartbeat is not None else []
         for peer, (presence, _) in enumerate(presences[: mesh.rank]):
-            rails = mesh.ways[peer].rails[:MAX_WATCHED_RAILS]
-            if len(rails) < 2 or presence != "alive":
+            way = mesh.way(peer)
+            rails = way.rails[:MAX_WATCHED_RAILS]
+            if presence != "alive" or len(rails) == 1 or not (rails or way.via):
                 continue
             assert mesh.heartbeat is not None
             states = mesh.heartbeat.rails(peer)
             identity = Identity(Role.CONTROL, mesh.rank, peer, mesh.size, mesh.epoch)
+            if way.via and not any(states):
+                calls += mesh.calls(peer, [identity])
             missing = [rail.number for rail, alive in zip(rails, states, strict=False) if not alive]
             calls += mesh.calls(peer, [replace(identity, rail=number) for number in missing])
         return calls

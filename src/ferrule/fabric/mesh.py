@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ferrule import _native
@@ -17,6 +18,7 @@ from ferrule.fabric.handshake import Identity, Role
 from ferrule.fabric.hosts import RankHost
 from ferrule.fabric.link import Link, endpoint
 from ferrule.fabric.lobby import Lobby
+from ferrule.fabric.routes import Pair, find_routes
 from ferrule.fabric.ways import Rail, Way
 
 LANES = (Role.COLLECTIVES, Role.MESSAGES)
@@ -62,8 +64,9 @@ class Mesh:
     costs: LinkCosts | None = None
     heartbeat: _native.Heartbeat | None = None
     ways: dict[int, Way] = field(default_factory=dict)
-    routes: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    routes: dict[Pair, tuple[int, ...]] = field(default_factory=dict)
     closers: list[Callable[[], None]] = field(default_factory=list)
+    _detours: tuple[frozenset[int], Mapping[Pair, tuple[int, ...]]] = field(default=(frozenset(), {}))
     _live: dict[bytes, Live] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -80,18 +83,46 @@ class Mesh:
 
         An identity's rail picks the rail; where there is none of that number, the first.
         """
-        way = self.ways[peer]
+        way = self.way(peer)
         if way.rails:
             by_number = {rail.number: rail for rail in way.rails}
             return [self.call(by_number.get(who.rail, way.rails[0]), who) for who in identities]
+        if not way.via:
+            raise RendezvousError(f"no links lead to rank {peer} any more")
         request = Identity(Role.RELAY, self.rank, peer, self.size, self.epoch)
         rail = self.ways[way.via[0]].rails[0]
         return [replace(self.call(rail, who), request=request, via=way.via) for who in identities]
 
+    def way(self, peer: int) -> Way:
+        """How to get to ``peer`` now; with neither rails nor ranks between, not at all."""
+        way = self.ways[peer]
+        return way if way.rails else Way((), self.route(self.rank, peer) or ())
+
     def route(self, source: int, target: int) -> tuple[int, ...] | None:
-        """The ranks between two that share no link, from ``source`` on; None for others, or before routes are known."""
-        route = self.routes.get((max(source, target), min(source, target)))
+        """The ranks between two that share no link, from ``source`` on, past those that are gone.
+
+        None for others, before routes are known, and where nothing is left.
+        """
+        route = self._routes_now().get((max(source, target), min(source, target)))
         return route if route is None or source > target else route[::-1]
+
+    def _routes_now(self) -> Mapping[Pair, tuple[int, ...]]:
+        """Every rank works it out alone: they all know the same links and costs, and soon who is gone."""
+        gone = self.gone()
+        if not any(gone.intersection(route) for route in self.routes.values()):
+            return self.routes
+        known, routes = self._detours
+        if known != gone:
+            left = sorted(set(range(self.size)) - gone)
+            linked = [pair for pair in itertools.combinations(left, 2) if pair[::-1] not in self.routes]
+            routes = find_routes(linked, [host.memory_id for host in self.hosts], self.costs)
+            self._detours = gone, routes
+        return routes
+
+    def gone(self) -> frozenset[int]:
+        """The ranks that are lost, or have left."""
+        presences = self.heartbeat.peers() if self.heartbeat is not None else []
+        return frozenset(rank for rank, (presence, _) in enumerate(presences) if presence in ("lost", "left"))
 
     def onward(self, who: Identity) -> list[Call] | None:
         """How to pass on a rank that asks for another one: see `ferrule.fabric.relays.Onward`."""
@@ -154,7 +185,7 @@ class Mesh:
 
     def watch(self, link: Link) -> None:
         """Leave a connection of `Role.CONTROL` to the heartbeat, instead of the one that its rail had before."""
-        way = self.ways[link.peer]
+        way = self.way(link.peer)
         places = {rail.number: place for place, rail in enumerate(way.rails)} or {0: 0}
         place = places.get(link.identity.rail, MAX_WATCHED_RAILS)
         if self.heartbeat is None or place >= MAX_WATCHED_RAILS:

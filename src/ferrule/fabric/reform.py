@@ -30,6 +30,7 @@ from ferrule.fabric.mesh import LANES, Mesh
 from ferrule.fabric.star import Star
 
 _PAUSE_SECONDS = 0.05
+_MOST_IN_VAIN = 3
 _VERDICT_SECONDS = 2.0
 """How long the heartbeat may take to say which rank was lost, when all that is known is that a connection ended."""
 
@@ -62,6 +63,7 @@ class _Gathering:
         self._changed = threading.Condition()
         self._here: dict[int, Link] = {}
         self._problem = ""
+        self._in_vain = 0
         epoch = hmac.new(self._lineage.key, b"ferrule reform\0", hashlib.sha256).digest()[:16]
         self._lobby = Lobby(epoch, self._rank, len(self._lineage.members), ())
         self._lobby.handle(Role.REFORM, self._welcome)
@@ -186,10 +188,13 @@ class _Gathering:
         return joined, Membership(mesh, new_members, joining.hosts, key, self._lineage)
 
     def _await_verdict(self, members: Sequence[int], error: FerruleError | OSError) -> None:
-        """Somebody was lost, most likely; if nobody was, trying again is of no use."""
+        """Somebody was lost, most likely. If nobody was, a rank between may not have known yet that it is."""
         self._problem = str(error)
         end = time.monotonic() + _VERDICT_SECONDS
         while set(members) <= set(self._survivors()):
             if time.monotonic() > end:
-                raise error
+                self._in_vain += 1
+                if self._in_vain == _MOST_IN_VAIN:
+                    raise error
+                return
             time.sleep(_PAUSE_SECONDS)

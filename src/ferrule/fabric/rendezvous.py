@@ -53,7 +53,7 @@ def rendezvous(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, Me
     star.close()
     if mesh.size > 1:
         door.start()
-    if any(len(way.rails) > 1 for peer, way in mesh.ways.items() if peer < mesh.rank):
+    if mesh.routes or any(len(way.rails) > 1 for peer, way in mesh.ways.items() if peer < mesh.rank):
         mesh.closers.append(Keeper(mesh).close)
     # Last: others may wait for what this rank says at the end, and it for them.
     mesh.closers.append(relays.close)
