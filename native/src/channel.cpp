@@ -85,9 +85,10 @@ Failure Channel::loss() {
   return failure;
 }
 
-Failure Channel::loss(const MessageHeader& farewell) {
+Failure Channel::loss(const MessageHeader& farewell, ConstBytes behind) {
   farewell_.header = farewell;
-  std::size_t got = 0;
+  std::size_t got = std::min(behind.size(), farewell_.text.size() - 1);
+  std::ranges::copy(behind.first(got), reinterpret_cast<std::byte*>(farewell_.text.data()));
   while (got < farewell_.text.size() - 1) {
     const Bytes rest(reinterpret_cast<std::byte*>(farewell_.text.data()) + got, farewell_.text.size() - 1 - got);
     const std::size_t n = try_recv(rest);

@@ -91,8 +91,9 @@ class Channel {
   bool departed() const { return farewell_.header.call.op == Op::goodbye; }
   // Why nothing more will come from this peer. Reads what is left on the socket to find the peer's own words.
   Failure loss();
-  // The same when the farewell was met where a message was expected: its header is already read.
-  Failure loss(const MessageHeader& farewell);
+  // The same when the farewell was met where a message was expected: its header is already read, and perhaps bytes
+  // behind it.
+  Failure loss(const MessageHeader& farewell, ConstBytes behind);
 
   // A message was begun and not ended: a farewell now would be taken for payload.
   bool mid_message = false;

@@ -16,6 +16,7 @@ constexpr std::size_t kAtOnce = 16 << 10;
 // Contributions are reduced by chunks that are still in the cache from receiving them.
 constexpr std::size_t kChunk = 256 << 10;
 constexpr std::size_t kWindow = 4 * kChunk;
+constexpr std::size_t kLine = 64;
 
 std::vector<std::size_t> cut(std::size_t bytes, std::size_t element, int size) {
   const auto n = static_cast<std::size_t>(size);
@@ -62,10 +63,11 @@ NetCollectives::NetCollectives(int rank, std::uint64_t epoch, const std::vector<
 Bytes NetCollectives::scratch(std::size_t bytes) {
   if (scratch_bytes_ < bytes) {
     scratch_.reset();
-    scratch_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    scratch_ = std::make_unique_for_overwrite<std::byte[]>(bytes + kLine);
     scratch_bytes_ = bytes;
   }
-  return {scratch_.get(), bytes};
+  const auto past = reinterpret_cast<std::uintptr_t>(scratch_.get()) % kLine;
+  return {scratch_.get() + (kLine - past), bytes};
 }
 
 void NetCollectives::all_reduce(const Call& call, std::byte* data, ReduceFunction reduce) {
@@ -88,8 +90,10 @@ void NetCollectives::reduce_scatter(const Call& call, const std::byte* in, std::
 
 void NetCollectives::once(const Call& call, std::byte* data, ReduceFunction reduce) {
   const auto bytes = static_cast<std::size_t>(call.bytes);
-  const Bytes space = scratch(bytes * static_cast<std::size_t>(size_));
-  std::vector<const void*> sources(static_cast<std::size_t>(size_), data);
+  // Each message lies whole in its slot, and its payload begins on a cache line.
+  const std::size_t slot = (kLine + bytes + kLine - 1) / kLine * kLine;
+  const Bytes space = scratch(slot * static_cast<std::size_t>(size_));
+  sources_.assign(static_cast<std::size_t>(size_), data);
   exchange_.clear();
   for (Channel* channel : channels_) {
     if (channel == nullptr) continue;
@@ -97,12 +101,12 @@ void NetCollectives::once(const Call& call, std::byte* data, ReduceFunction redu
     exchange_.to(channel, header(call)).first = {data, bytes};
     Incoming& in = exchange_.from(channel, header(call));
     in.first_size = bytes;
-    in.window = space.subspan(peer * bytes, bytes);
-    sources[peer] = in.window.data();
+    in.whole = space.subspan(peer * slot + kLine - sizeof(MessageHeader), sizeof(MessageHeader) + bytes);
+    sources_[peer] = in.whole.data() + sizeof(MessageHeader);
   }
   exchange_.run();
   const std::size_t element = ferrule_dtype_size(static_cast<ferrule_dtype>(call.dtype));
-  if (bytes != 0) reduce(data, sources.data(), size_, bytes / element, size_);
+  if (bytes != 0) reduce(data, sources_.data(), size_, bytes / element, size_);
 }
 
 void NetCollectives::pieces(const Call& call, const std::byte* data, std::byte* out, std::byte* gathered,

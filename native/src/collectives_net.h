@@ -42,7 +42,7 @@ class NetCollectives {
 
  private:
   MessageHeader header(const Call& call) const { return {epoch_, call}; }
-  Bytes scratch(std::size_t bytes);
+  Bytes scratch(std::size_t bytes);  // from a cache line on
   Channel* channel(int rank) const { return channels_[static_cast<std::size_t>(rank)]; }
 
   // By programs: the hop by hop ways (collectives_hops.cpp).
@@ -72,6 +72,7 @@ class NetCollectives {
   Tree tree_;
   Ring ring_;
   Program program_;
+  std::vector<const void*> sources_;
   std::unique_ptr<std::byte[]> scratch_;
   std::size_t scratch_bytes_ = 0;
 };

@@ -1,15 +1,16 @@
 #include "exchange.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "collectives_local.h"
 
 namespace ferrule {
 
-void check_header(Channel& channel, const MessageHeader& expected, const MessageHeader& got) {
-  const Op op = got.call.op;
-  if (got.epoch == expected.epoch && (op == Op::goodbye || op == Op::abort)) throw channel.loss(got);
+void check_header(Channel& channel, const MessageHeader& expected, const MessageHeader& got, ConstBytes behind) {
   if (got == expected) return;
+  const Op op = got.call.op;
+  if (got.epoch == expected.epoch && (op == Op::goodbye || op == Op::abort)) throw channel.loss(got, behind);
   const std::string peer = "rank " + std::to_string(channel.peer());
   if (got.epoch != expected.epoch) {
     throw Failure(FERRULE_MISMATCH, channel.peer(), peer + " sent bytes that belong to no call of this group");
@@ -52,7 +53,20 @@ bool Incoming::can_receive() const {
   return at >= first_size || at < consumed + window.size();
 }
 
+bool Incoming::pump_whole() {
+  const std::size_t n = channel->try_recv(whole.subspan(got));
+  if (n == 0) return false;
+  const bool in_header = got < sizeof header;
+  got += n;
+  if (in_header && got >= sizeof header) {
+    std::memcpy(&header, whole.data(), sizeof header);
+    check_header(*channel, expected, header, whole.first(got).subspan(sizeof header));
+  }
+  return true;
+}
+
 bool Incoming::pump() {
+  if (!whole.empty()) return !done() && pump_whole();
   bool moved = false;
   // A header is followed at once by what lies behind it; afterwards one read per turn, so that sending goes on.
   for (int turn = 0; turn < 2 && can_receive(); ++turn) {

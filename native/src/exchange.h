@@ -9,8 +9,9 @@
 
 namespace ferrule {
 
-// Throws the Failure that follows when what a peer sent is not what this rank expects.
-void check_header(Channel& channel, const MessageHeader& expected, const MessageHeader& got);
+// Throws the Failure that follows when what a peer sent is not what this rank expects. `behind`: bytes that were read
+// together with the header.
+void check_header(Channel& channel, const MessageHeader& expected, const MessageHeader& got, ConstBytes behind = {});
 
 // One message to a peer: header, payload, and for two-phase collectives a second part that becomes ready by and by.
 struct Outgoing {
@@ -36,6 +37,9 @@ struct Incoming {
   MessageHeader expected;
   std::size_t first_size = 0;
   Bytes window;
+  // Where the whole message is small: room for header and first part in one piece, of which the window is the rest.
+  // One read brings both, without a copy.
+  Bytes whole;
   Bytes second;
   std::size_t consumed = 0;
   std::size_t got = 0;  // of header, first and second together
@@ -48,6 +52,7 @@ struct Incoming {
   bool pump();
 
  private:
+  bool pump_whole();
   Bytes target();
 };
 

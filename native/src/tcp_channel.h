@@ -1,6 +1,8 @@
 // A channel whose data go over its socket.
 #pragma once
 
+#include <sys/types.h>
+
 #include <vector>
 
 #include "channel.h"
@@ -21,6 +23,8 @@ class TcpChannel final : public Channel {
   void drain() override;
 
  private:
+  ssize_t send_joined(std::span<const ConstBytes> parts);
+  ssize_t send_parts(std::span<const ConstBytes> parts);
   std::size_t read_socket(Bytes into);
   std::size_t take_inbox(Bytes into);
 
