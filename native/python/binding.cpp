@@ -59,7 +59,8 @@ void name_numbers(nb::module_& module) {
                                     {"INTERRUPTED", FERRULE_INTERRUPTED},
                                     {"BUSY", FERRULE_BUSY},
                                     {"SYSTEM", FERRULE_SYSTEM},
-                                    {"PENDING", FERRULE_PENDING}});
+                                    {"PENDING", FERRULE_PENDING},
+                                    {"NOT_HERE", ferrule::kNotHere}});
   module.attr("OPS") = numbered({{"all_reduce", FERRULE_ALL_REDUCE},
                                  {"all_gather", FERRULE_ALL_GATHER},
                                  {"reduce_scatter", FERRULE_REDUCE_SCATTER},

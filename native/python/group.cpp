@@ -15,6 +15,7 @@
 #include "channels.h"
 #include "ferrule/ferrule.h"
 #include "heartbeat.h"
+#include "tensors.h"
 #include "text.h"
 #include "timing.h"
 
@@ -172,6 +173,23 @@ class PyGroup {
     operation.count = count;
     return run_one(operation, timeout);
   }
+  // The same for a torch tensor, without the way over Python; kNotHere for what locate_tensor does not find.
+  int all_reduce_tensor(const nb::handle& x, int reduction, double timeout) {
+    TensorPlace place{};
+    if (!find_tensor(x, place)) return kNotHere;
+    return all_reduce(place.address, static_cast<std::size_t>(place.count), place.dtype, reduction, timeout);
+  }
+  // torch's allreduce of one tensor that is waited for. `reductions` has our numbers by the hashes of torch's. Every
+  // step is one that Python would do; kNotHere wherever there is more to do.
+  int all_reduce_torch(const nb::list& tensors, const nb::handle& options, const nb::dict& reductions, double timeout) {
+    static PyObject* const in_background = PyUnicode_InternFromString("asyncOp");
+    static PyObject* const kind = PyUnicode_InternFromString("reduceOp");
+    if (nb::len(tensors) != 1 || nb::getattr(options, in_background).is(Py_True)) return kNotHere;
+    const Py_hash_t hash = PyObject_Hash(nb::getattr(options, kind).ptr());
+    if (hash == -1) throw nb::python_error();
+    const nb::handle reduction = PyDict_GetItemWithError(reductions.ptr(), nb::int_(hash).ptr());
+    return reduction.is_valid() ? all_reduce_tensor(tensors[0], nb::cast<int>(reduction), timeout) : kNotHere;
+  }
   int send(std::uintptr_t data, std::size_t count, int dtype, int peer, double timeout) {
     ferrule_operation operation{};
     operation.op = FERRULE_SEND;
@@ -294,6 +312,8 @@ void bind_group(nb::module_& module) {
            "yield_us"_a, "decisions"_a = Decisions(), "tree"_a = std::vector<int>(), "ring"_a = std::vector<int>(),
            "heartbeat"_a.none() = nb::none(), "heartbeat_ranks"_a = std::vector<int>())
       .def("all_reduce", &PyGroup::all_reduce)
+      .def("all_reduce_tensor", &PyGroup::all_reduce_tensor)
+      .def("all_reduce_torch", &PyGroup::all_reduce_torch)
       .def("send", &PyGroup::send)
       .def("recv", &PyGroup::recv)
       .def("barrier", &PyGroup::barrier)

@@ -70,23 +70,28 @@ bool is_tensor(const nb::handle& x) {
   return tensor_type != nullptr && (Py_TYPE(x.ptr()) == tensor_type || PyType_IsSubtype(Py_TYPE(x.ptr()), tensor_type));
 }
 
-// Address, number of elements and type code of a tensor in host memory, without gaps and of a type that the fabric
-// moves; None for everything else, whatever the reason.
+// Address, number of elements and type code of what find_tensor finds; None for everything else, whatever the reason.
 nb::object locate_tensor(const nb::handle& x) {
-  nb::dlpack::dltensor view;
-  if (!is_tensor(x)) return nb::none();
-  if (tensor_api->view_of_object(x.ptr(), &view) != 0) {
-    PyErr_Clear();
-    return nb::none();
-  }
-  const int dtype = dtype_of(view.dtype);
-  const std::int64_t count = elements_without_gaps(view);
-  const bool on_host = view.device.device_type == nb::device::cpu::value;
-  if (dtype < 0 || count < 0 || !on_host || (view.data == nullptr && count != 0)) return nb::none();
-  return nb::make_tuple(reinterpret_cast<std::uintptr_t>(view.data) + view.byte_offset, count, dtype);
+  TensorPlace place{};
+  if (!find_tensor(x, place)) return nb::none();
+  return nb::make_tuple(place.address, place.count, place.dtype);
 }
 
 }  // namespace
+
+bool find_tensor(const nb::handle& x, TensorPlace& place) {
+  nb::dlpack::dltensor view;
+  if (!is_tensor(x)) return false;
+  if (tensor_api->view_of_object(x.ptr(), &view) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  place.dtype = dtype_of(view.dtype);
+  place.count = elements_without_gaps(view);
+  place.address = reinterpret_cast<std::uintptr_t>(view.data) + view.byte_offset;
+  const bool on_host = view.device.device_type == nb::device::cpu::value;
+  return place.dtype >= 0 && place.count >= 0 && on_host && (view.data != nullptr || place.count == 0);
+}
 
 void bind_tensors(nb::module_& module) {
   module.def("know_tensors", &know_tensors, "type"_a, "api"_a);

@@ -11,6 +11,8 @@ from ferrule.fabric.describe import GroupInfo
 from ferrule.fabric.operands import reduction_number
 
 BUSY: int = STATUS["BUSY"]
+NOT_HERE: int = STATUS["NOT_HERE"]
+"""From native calls that only do the usual case: nothing happened, go another way."""
 _INVALID: int = STATUS["INVALID"]
 _PEER_LOST: int = STATUS["PEER_LOST"]
 _TIMEOUT: int = STATUS["TIMEOUT"]

@@ -14,7 +14,7 @@ from ferrule.fabric.arrays import locate, new_like
 from ferrule.fabric.build import Joined
 from ferrule.fabric.coalesce import Coalesced
 from ferrule.fabric.describe import GroupInfo
-from ferrule.fabric.failure import BUSY, raise_failure
+from ferrule.fabric.failure import BUSY, NOT_HERE, raise_failure
 from ferrule.fabric.link import Deadline
 from ferrule.fabric.membership import Membership, split_group
 from ferrule.fabric.open_groups import open_groups
@@ -91,14 +91,16 @@ class Group:
         cut towards zero. ``quantized`` (float32, bfloat16 and float16; sum and avg) sends 8-bit numbers with a scale
         per block: a quarter of the bytes of float32, at the error that docs/fabric.md states; for slow links.
         """
-        address, count, dtype = locate(x, writable=True)
         if blocking and not quantized and self._coalesced is None:
-            status = self._native.all_reduce(
-                address, count, dtype, REDUCTIONS.get(op, -1), self._timeout if timeout is None else timeout
-            )
+            number = REDUCTIONS.get(op, -1)
+            seconds = self._timeout if timeout is None else timeout
+            status = self._native.all_reduce_tensor(x, number, seconds)
+            if status == NOT_HERE:
+                status = self._native.all_reduce(*locate(x, writable=True), number, seconds)
             if status:
                 self._fail(status, op)
             return x
+        address, count, dtype = locate(x, writable=True)
         operation = Operation(
             OPS["all_reduce"], dtype, reduction_number(op), target=address, count=count, quantized=quantized
         )

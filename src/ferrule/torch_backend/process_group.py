@@ -12,11 +12,11 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, Store, Wo
 
 from ferrule.errors import FabricError
 from ferrule.fabric import Group
+from ferrule.fabric.failure import NOT_HERE
 from ferrule.torch_backend import steps
 from ferrule.torch_backend.reductions import FABRIC_REDUCTIONS
 from ferrule.torch_backend.registration import BACKEND
 from ferrule.torch_backend.steps import Step
-from ferrule.torch_backend.tensors import place_of
 from ferrule.torch_backend.work import Done, Part, Pending
 
 _DONE = Done()
@@ -39,7 +39,7 @@ class FabricProcessGroup(ProcessGroup):
         self._name = name
         self._description = "undefined"
         self._coalesced: list[Pending] | None = None
-        self._all_reduce = group._native.all_reduce
+        self._all_reduce = group._native.all_reduce_torch
         self._timeout = group._timeout
 
     def getBackendName(self) -> str:
@@ -95,14 +95,9 @@ class FabricProcessGroup(ProcessGroup):
 
     def allreduce(self, tensors: list[Tensor], opts: Any = _DEFAULTS) -> Work:
         # The hot path: what can be reduced where it lies goes straight to the native core.
-        reduction = FABRIC_REDUCTIONS.get(hash(opts.reduceOp))
-        if reduction is None or opts.asyncOp or len(tensors) > 1:
+        status = self._all_reduce(tensors, opts, FABRIC_REDUCTIONS, self._timeout)
+        if status == NOT_HERE:
             return self.allreduce_coalesced(tensors, opts)
-        place = place_of(tensors[0])
-        if place is None:
-            return self.allreduce_coalesced(tensors, opts)
-        address, count, code = place
-        status = self._all_reduce(address, count, code, reduction, self._timeout)
         if status:
             self.fabric._fail(status)
         return _DONE
