@@ -3,6 +3,12 @@
 #include <algorithm>
 
 namespace ferrule {
+namespace {
+
+// One in so many looks goes also to peers whose turn has not come: their header tells when they call something else.
+constexpr unsigned kLookAhead = 8;
+
+}  // namespace
 
 void Program::clear(const MessageHeader& header) {
   header_ = header;
@@ -104,10 +110,10 @@ bool Program::pump_out(Channel& channel, Flow& flow) {
   return moved;
 }
 
-bool Program::pump_in(Channel& channel, Flow& flow) {
+bool Program::pump_in(Channel& channel, Flow& flow, bool early) {
   bool moved = false;
-  // The header is read before the first step may begin: it tells of a peer that calls something else.
   while (!flow.done()) {
+    if (!early && !ready(flow.steps[flow.at])) break;
     if (flow.header < sizeof header_) {
       const std::size_t got = channel.try_recv(Bytes(reinterpret_cast<std::byte*>(&flow.received), sizeof header_).subspan(flow.header));
       if (got == 0) break;
@@ -154,13 +160,15 @@ bool Program::finished() const {
 
 void Program::run(Waiter& waiter) {
   const Haste haste = bytes_ < kBulkBytes ? Haste::latency : Haste::bulk;
+  unsigned looks = 0;
   waiter.until(
       [&] {
         bool moved = pump_combines();
+        const bool early = ++looks % kLookAhead == 0;
         for (std::size_t rank = 0; rank < lanes_.size(); ++rank) {
           if (channels_[rank] == nullptr) continue;
           if (pump_out(*channels_[rank], lanes_[rank].out)) moved = true;
-          if (pump_in(*channels_[rank], lanes_[rank].in)) moved = true;
+          if (pump_in(*channels_[rank], lanes_[rank].in, early)) moved = true;
         }
         if (finished()) return Progress::done;
         return moved ? Progress::moved : Progress::idle;

@@ -64,7 +64,8 @@ class Program {
   Step add(Task task, const Step* after, std::size_t count);
   bool ready(Step step) const;
   bool pump_out(Channel& channel, Flow& flow);
-  bool pump_in(Channel& channel, Flow& flow);
+  // `early`: read the header even if the first step may not begin yet.
+  bool pump_in(Channel& channel, Flow& flow, bool early);
   bool pump_combines();
   bool finished() const;
   bool settle(Flow& flow, bool held);

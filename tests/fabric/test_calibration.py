@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrule.errors import FerruleError, RendezvousError
+from ferrule.fabric.algorithms import choose_algorithms
 from ferrule.fabric.calibration import Measured, matrix, measure, representatives, schedule, together
 from ferrule.fabric.handshake import Identity, Role, Session
 from ferrule.fabric.hosts import RankHost
@@ -54,6 +55,15 @@ def test_costs_of_all_pairs_follow_from_those_that_were_measured() -> None:
     assert (costs.beta[1][0], costs.beta[1][2]) == (2.0, 2.0)
     assert costs.beta[0][0] is None
     assert (costs.alpha[0][2] or 1) < 1e-3
+
+
+def test_waiting_for_a_core_is_not_taken_for_a_slow_link() -> None:
+    hosts = [host("a", (0, 1))] * 8
+    pairs = itertools.combinations(range(8), 2)
+    costs = matrix(hosts, dict.fromkeys(pairs, "tcp"), {(0, 1): Measured(3e-3, up=6e-8, down=6e-8)})
+    assert costs is not None
+    (small, *_) = choose_algorithms(costs, 8).decisions
+    assert (small.op, small.algorithm) == ("all_reduce", "doubling")
 
 
 def test_without_a_link_there_is_no_cost_and_without_a_measurement_no_matrix() -> None:

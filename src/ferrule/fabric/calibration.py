@@ -34,6 +34,8 @@ _RESULT = struct.Struct("<d")
 _SHARED_ALPHA, _SHARED_BETA = 1e-6, 1e-10
 """Ranks that share memory, and RDMA below: typical, not measured, which would take the group that is being made."""
 _VERBS_ALPHA, _VERBS_BETA = 4e-6, 3e-10
+_LOOPBACK_ALPHA, _LOOPBACK_BETA = 5e-6, 4e-10
+"""TCP within a host, at most: more than that is no link but the wait for a core, which `LinkCosts.crowding` has."""
 
 Pair = tuple[int, int]
 
@@ -212,6 +214,10 @@ def matrix(
             one = measured.get(stands_for[low, high])
             if one is None:
                 return None
+            if hosts[low].memory_id == hosts[high].memory_id:
+                one = Measured(
+                    min(one.alpha, _LOOPBACK_ALPHA), min(one.up, _LOOPBACK_BETA), min(one.down, _LOOPBACK_BETA)
+                )
         elif transport == "shm":
             one = Measured(_SHARED_ALPHA, _SHARED_BETA, _SHARED_BETA)
         else:
