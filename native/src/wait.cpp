@@ -12,7 +12,8 @@ namespace {
 constexpr std::chrono::milliseconds kLookUp{100};
 // Steps between two looks at the clock while spinning: a look costs as much as several steps.
 constexpr unsigned kStepsPerLook = 16;
-constexpr Clock::duration kBulkSpin = std::chrono::microseconds(10);
+// Longer than a peer takes to reduce a chunk and answer: where others want the core too, each sleep costs milliseconds.
+constexpr Clock::duration kBulkSpin = std::chrono::microseconds(50);
 
 }  // namespace
 
