@@ -91,6 +91,13 @@ def test_cables_join_their_ends_and_nobody_else() -> None:
         lab.processes(0)
 
 
+def test_hosts_that_forward_are_reached_by_one_more_address() -> None:
+    with Lab(chain(4), forwarding=True) as lab:
+        for source, target in ((0, 3), (3, 0), (1, 3), (0, 1)):
+            assert Post(lab, source, target, f"10.78.{target}.1").arrives(SECONDS)
+        assert not Post(lab, 0, 2, lab.address(2, 1)).arrives(0.2)
+
+
 def test_switch_joins_all() -> None:
     with Lab(switch(4)) as lab:
         assert all(

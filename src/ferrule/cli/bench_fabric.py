@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ferrule.bench.fabric import Row, Sweep, bench_fabric
 from ferrule.bench.fabric.bars import Bar, measure_bars
+from ferrule.bench.fabric.in_lab import SHAPES, bench_shape
 from ferrule.bench.fabric.operations import OPERATIONS
 from ferrule.bench.fabric.rows import find_row, to_csv, to_json
 from ferrule.bench.fabric.sweep import DEFAULT_SIZES, IMPLS
@@ -27,6 +28,7 @@ EXAMPLES = (
     "Examples:\n\nferrule bench fabric --quick\n\n"
     "ferrule bench fabric --ops all --sizes 8KiB,1MiB --dtypes float32,bfloat16 --csv rows.csv --plot rows.png\n\n"
     "ferrule bench fabric --impls ferrule-native,openmpi --ranks 2,4,8 --transports tcp\n\n"
+    "ferrule bench fabric --lab chain --ranks 5 --transports tcp\n\n"
     "ferrule bench fabric --bars"
 )
 
@@ -40,6 +42,9 @@ def fabric(
     ranks: Annotated[str, typer.Option(help="How many processes take part, such as 2 or 2,4.")] = "2",
     rails: Annotated[str, typer.Option(help="Sockets per interface of Ferrule's tcp, such as 1 or 1,2,4.")] = "1",
     impls: Annotated[str, typer.Option(help=f"Who takes part, of {', '.join(IMPLS)}; default: all installed.")] = "",
+    lab: Annotated[
+        str, typer.Option(help=f"On emulated hosts, one per rank, wired as {', '.join(SHAPES)}; needs root.")
+    ] = "",
     busy: Annotated[bool, typer.Option("--busy", help="Keep another process busy on every core meanwhile.")] = False,
     bars: Annotated[
         bool, typer.Option("--bars", help="Measure what the project holds itself to, whatever else is asked for.")
@@ -74,7 +79,7 @@ def fabric(
                 quick=quick,
                 busy=busy,
             )
-            result = bench_fabric(sweep, status.update)
+            result = bench_shape(sweep, lab, status.update) if lab else bench_fabric(sweep, status.update)
     for table in [_bars_table(measured)] if bars else _tables(result.rows):
         console.print(table)
     for note in result.notes:

@@ -4,10 +4,11 @@ Hosts and cables are here; virtual machines with kernels of their own in `ferrul
 """
 
 from ferrule.lab.cable import Cable, CableState
-from ferrule.lab.lab import Lab, obstacle
+from ferrule.lab.lab import ROUTED, Lab, obstacle
 from ferrule.lab.topology import CableSpec, Topology, chain, edges, mesh, pair, ring, star, switch
 
 __all__ = [
+    "ROUTED",
     "Cable",
     "CableSpec",
     "CableState",

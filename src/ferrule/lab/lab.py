@@ -23,6 +23,9 @@ from ferrule.tied import tied
 PORT = 7700
 """Where rank 0 of a job listens, and any rank that others must pass: all ports of a new host are free."""
 
+ROUTED = "routed0"
+"""The interface by which a host of a forwarding lab is reached from all others."""
+
 _ENTER = str(Path(__file__).with_name("_enter.py"))
 _MAX_CABLES = 255
 _KILL_SECONDS = 5.0
@@ -51,17 +54,20 @@ class Lab:
     is gone when the process that holds the lab is, also after ``kill -9`` (the programs that it started in hosts die
     with it; only what those started in turn can live on).
 
-    ``mtu`` in bytes, for all cables. ``ipv6``: link-local addresses too. Raises `LabError` without the right to make
+    ``mtu`` in bytes, for all cables. ``ipv6``: link-local addresses too. ``forwarding``: every host is a router as
+    well, and has one more address, 10.78.HOST.1 on an interface of its own, which all others reach by a shortest way;
+    what needs a full mesh can use that. Raises `LabError` without the right to make
     network namespaces, or without iproute2 or the kernel's bridge. Not thread-safe.
     """
 
-    def __init__(self, topology: Topology, *, mtu: int = 1500, ipv6: bool = False) -> None:
+    def __init__(self, topology: Topology, *, mtu: int = 1500, ipv6: bool = False, forwarding: bool = False) -> None:
         if len(topology.cables) > _MAX_CABLES:
             raise ConfigError(f"a lab has at most {_MAX_CABLES} cables, not {len(topology.cables)}")
         self.topology = topology
         self.cables: tuple[Cable, ...] = ()
         self._mtu = mtu
         self._ipv6 = ipv6
+        self.forwarding = forwarding
         self._panel: Namespace | None = None
         self._hosts: list[Namespace] = []
         self._processes: list[subprocess.Popen[Any]] = []
@@ -89,10 +95,27 @@ class Lab:
         for host, namespace in enumerate(self._hosts):
             mine = [cable for cable in self.cables if host in cable.hosts]
             lines = [line for cable in mine for line in cable.host_lines(host)]
-            batch(namespace, "ip", ["link set dev lo up", *lines])
+            batch(namespace, "ip", ["link set dev lo up", *lines, *(self._routes(host) if self.forwarding else [])])
+            if self.forwarding:
+                with namespace.entered():
+                    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
             shaped = [(cable.interface, rate) for cable in mine if (rate := cable.rate(host)) is not None]
             if shaped:
                 batch(namespace, "tc", [shape(interface, rate, self._mtu) for interface, rate in shaped])
+
+    def _routes(self, host: int) -> list[str]:
+        lines = [
+            f"link add name {ROUTED} type bridge",
+            f"address add 10.78.{host}.1/32 dev {ROUTED}",
+            f"link set dev {ROUTED} up",
+        ]
+        for other in range(self.size):
+            hop = self.topology.next_hop(host, other)
+            if hop is not None and other != host:
+                cable = self.between(host, hop)[0]
+                way = f"via {cable.address(hop)} dev {cable.interface} src 10.78.{host}.1"
+                lines.append(f"route add 10.78.{other}.1/32 {way}")
+        return lines
 
     @property
     def size(self) -> int:

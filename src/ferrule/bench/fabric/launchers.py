@@ -18,7 +18,7 @@ from typing import Any
 from ferrule import _native
 from ferrule.bench.fabric.job import JobError
 from ferrule.cluster import LocalLauncher
-from ferrule.lab import Lab
+from ferrule.lab import ROUTED, Lab
 
 OPERATION_SECONDS = 60.0
 """The deadline of a single operation inside the ranks."""
@@ -64,7 +64,8 @@ def launch_torch(
     }
     interfaces = [_LOOPBACK] * setting.ranks
     if setting.lab is not None:
-        interfaces = [setting.lab.interfaces(rank % setting.lab.size)[0] for rank in range(setting.ranks)]
+        lab = setting.lab
+        interfaces = [ROUTED if lab.forwarding else lab.interfaces(rank % lab.size)[0] for rank in range(setting.ranks)]
     return _python(
         setting,
         "rank_torch",
