@@ -18,6 +18,7 @@ from ferrule.fabric.handshake import Identity, Role, Session
 from ferrule.fabric.link import Deadline, Link, left
 from ferrule.fabric.listen import listen_on
 from ferrule.fabric.lobby import NO_EPOCH, Lobby, Place
+from ferrule.fabric.star import Star
 
 KEY = secrets.token_bytes(32)
 EPOCH = secrets.token_bytes(16)
@@ -158,21 +159,39 @@ def test_a_door_that_has_ended_can_still_be_spoken_to(door: Door) -> None:
     door.close()
 
 
-def test_looking_whether_a_rank_spoke_never_waits() -> None:
+def test_looking_whether_a_rank_gave_up_never_waits() -> None:
     session = Session(Identity(Role.RENDEZVOUS, 1, 0, 2), b"key")
     here, there = socket.socketpair()
-    link = Link(here, session, server=True)
+    link, other = Link(here, session, server=True), Link(there, session, server=False)
     here.settimeout(30)
     begin = time.monotonic()
-    assert not link.spoke
+    assert not link.over
     assert not left(here)
-    there.send(b"x")
-    assert link.spoke
+    other.send({"reached": {}}, Deadline(5))
+    assert not link.over
+    assert link.receive(Deadline(5)) == {"reached": {}}
+    other.send({"abort": "because"}, Deadline(5))
+    assert link.over
     assert not left(here)
-    here.settimeout(30)
-    here.recv(1)
+    with pytest.raises(RendezvousError, match="rank 1 gave up: because"):
+        link.receive(Deadline(5))
     there.close()
-    assert link.spoke
+    assert link.over
     assert left(here)
     assert time.monotonic() - begin < 10
     here.close()
+
+
+def test_rank_0_is_believed_when_it_says_why_it_gave_up() -> None:
+    session = Session(Identity(Role.RENDEZVOUS, 1, 0, 3), b"key")
+    here, there = socket.socketpair()
+    star = Star({0: Link(here, session, server=False)}, 1, Deadline(10))
+    mine = RendezvousError("rank 2 left")
+    assert star.explain(mine) is mine
+    leader = Star({1: Link(there, session, server=True)}, 0, Deadline(10))
+    assert leader.explain(mine) is mine
+    leader.give_up(RendezvousError("rank 2 is missing"))
+    assert "rank 0 gave up: rank 2 is missing" in str(star.explain(mine))
+    assert star.explain(mine) is mine, "the other end is gone now"
+    star.close()
+    assert star.explain(mine) is mine

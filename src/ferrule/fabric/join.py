@@ -115,13 +115,16 @@ class Joining:
                 self._start_heartbeat()
             if verdict["costs"] is not None:
                 self._mesh.costs = LinkCosts.from_json(verdict["costs"])
-        except BaseException:
+        except BaseException as error:
+            cause = self._star.explain(error) if isinstance(error, FerruleError) else error
             for link in self._links.values():
                 link.socket.close()
             self._sharing.drop()
             verbs.close()
             if self._discovers and self._mesh.heartbeat is not None:
                 self._mesh.heartbeat.close()
+            if cause is not error:
+                raise cause from error
             raise
         parts = Parts(
             self._rank,
@@ -192,8 +195,7 @@ class Joining:
             for number in rails[_pair(self._rank, other)]
             for role in self._roles
         ]
-        watched = [] if self._rank == 0 else list(self._star.links.values())
-        self._links |= self._lobby.take(places, self._star.deadline, watched)
+        self._links |= self._lobby.take(places, self._star.deadline, list(self._star.links.values()))
 
     def _connect_routed(self, told: Mapping[str, Sequence[int]]) -> None:
         """Connect to those that share no link with this rank, through the ranks between.

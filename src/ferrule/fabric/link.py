@@ -16,6 +16,7 @@ from ferrule.fabric.handshake import MAC_BYTES, Session
 
 _LENGTH = struct.Struct("<I")
 _MAX_MESSAGE = 1 << 22
+_ABORT = b'{"abort"'
 _ALARM_SECONDS = 0.1
 
 
@@ -67,6 +68,7 @@ class Link:
         self.peer = session.identity.rank if server else session.identity.target
         self._key = session.key
         self._send_label, self._receive_label = (b"server", b"client") if server else (b"client", b"server")
+        self.gave_up = False  # so it said
         self._sent = 0
         self._received = 0
 
@@ -92,13 +94,15 @@ class Link:
         self._received += 1
         message: dict[str, Any] = json.loads(payload)
         if "abort" in message:
+            self.gave_up = True
             raise RendezvousError(f"{where} gave up: {message['abort']}")
         return message
 
     @property
-    def spoke(self) -> bool:
-        """Whether there is something to receive, or the other end is gone."""
-        return _peek(self.socket) is not None
+    def over(self) -> bool:
+        """Whether the other end is gone, or says next that it gave up."""
+        head = _peek(self.socket, _LENGTH.size + len(_ABORT))
+        return head == b"" or (head is not None and head[_LENGTH.size :] == _ABORT)
 
     def _mac(self, label: bytes, number: int, payload: bytes) -> bytes:
         return hmac.new(self._key, label + number.to_bytes(8, "little") + payload, hashlib.sha256).digest()
@@ -109,12 +113,12 @@ def left(sock: socket.socket) -> bool:
     return _peek(sock) == b""
 
 
-def _peek(sock: socket.socket) -> bytes | None:
-    """What comes next, without taking it; None: nothing yet, empty: the other end is gone."""
+def _peek(sock: socket.socket, count: int = 1) -> bytes | None:
+    """What comes next, up to ``count`` bytes, without taking it; None: nothing yet, empty: the other end is gone."""
     # With a timeout Python would wait that long before it asks the kernel not to wait.
     sock.setblocking(False)
     try:
-        return sock.recv(1, socket.MSG_PEEK)
+        return sock.recv(count, socket.MSG_PEEK)
     except BlockingIOError:
         return None
     except OSError:

@@ -130,7 +130,7 @@ class Lobby:
         return Refusal(text)
 
     def take(self, places: Collection[Place], deadline: Deadline, watched: Sequence[Link] = ()) -> dict[Place, Link]:
-        """The links of all of ``places``, as soon as they are there. ``watched``: ranks that should keep silent.
+        """The links of all of ``places``, as soon as they are there. ``watched``: to ranks whose end ends this, too.
 
         Raises `RendezvousError` (missing, claimed twice, left again, or a watched rank gave up) and `AuthError`.
         """
@@ -168,9 +168,8 @@ class Lobby:
             if place in self._here and left(self._here[place].socket):
                 raise RendezvousError(f"rank {place.rank} left during the rendezvous")
         for link in watched:
-            if link.spoke:
+            if link.over:
                 link.receive(deadline)
-                raise RendezvousError(f"rank {link.peer} spoke out of turn during the rendezvous")
 
     def _hint(self) -> str:
         return "" if self._suspicion is None else f"; somebody was turned away: {self._suspicion}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from ferrule.fabric.loop import READ, Loop
 
 Message = dict[str, Any]
 _LAST_WORDS_SECONDS = 1.0
+_NEXT_WORD_SECONDS = 0.1
 
 
 class Star:
@@ -77,6 +79,20 @@ class Star:
                 with contextlib.suppress(RendezvousError, OSError):
                     link.send({"abort": str(error)}, Deadline(_LAST_WORDS_SECONDS))
             link.socket.close()
+
+    def explain(self, error: FerruleError) -> FerruleError:
+        """Why rank 0 gave up, which has heard of everybody, if it says so about now; else ``error``."""
+        link = self.links.get(0)
+        if link is None or link.gave_up or link.socket.fileno() < 0:
+            return error
+        # One deadline is for all: rank 0 has just reached it, too.
+        pause = _LAST_WORDS_SECONDS if isinstance(error, FabricTimeout) else _NEXT_WORD_SECONDS
+        if select.select([link.socket], [], [], pause)[0]:
+            try:
+                link.receive(Deadline(_LAST_WORDS_SECONDS))
+            except FerruleError as said:
+                return said if link.gave_up else error
+        return error
 
     def close(self) -> None:
         for link in self.links.values():
