@@ -27,7 +27,7 @@ constexpr int kSendFlags = MSG_DONTWAIT | kNoSignal;
 
 }  // namespace
 
-TcpChannel::TcpChannel(const Ends& ends) : Channel(ends), inbox_(kInbox) {
+TcpChannel::TcpChannel(const Ends& ends) : Channel(ends), zero_copy_(fd_), inbox_(kInbox) {
   const int on = 1;
   (void)::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // a Unix socket has none, and needs none
 }
@@ -66,7 +66,20 @@ ssize_t TcpChannel::send_parts(std::span<const ConstBytes> parts) {
   msghdr message{};
   message.msg_iov = vectors;
   message.msg_iovlen = count;
-  return ::sendmsg(fd_, &message, kSendFlags);
+  const int zero_copy = zero_copy_.flag(total);
+  const ssize_t sent = ::sendmsg(fd_, &message, kSendFlags | zero_copy);
+  if (zero_copy == 0) return sent;
+  if (sent < 0 && errno == ENOBUFS) {
+    zero_copy_.refused();
+    return ::sendmsg(fd_, &message, kSendFlags);
+  }
+  if (sent > 0) zero_copy_.sent();
+  return sent;
+}
+
+bool TcpChannel::holds_callers_memory() {
+  zero_copy_.reap();
+  return zero_copy_.outstanding() && !gone_;
 }
 
 std::size_t TcpChannel::read_socket(Bytes into) {
@@ -103,7 +116,10 @@ void TcpChannel::add_polls(Wanted wanted, std::vector<pollfd>& into) const {
 }
 
 void TcpChannel::on_poll(const pollfd& ready) {
-  if ((ready.revents & (POLLHUP | POLLERR | POLLNVAL | kHangup)) == 0) return;
+  // poll() calls the kernel's word about such a send an error. A real one will be there the next time, too.
+  const bool words = zero_copy_.outstanding();
+  zero_copy_.reap();
+  if ((ready.revents & (POLLHUP | POLLNVAL | kHangup | (words ? 0 : POLLERR))) == 0) return;
   drain();
   // A peer that said goodbye may be needed no more; whoever still needs it finds out by itself.
   if (gone_ && !departed()) throw loss();

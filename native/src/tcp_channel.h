@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "channel.h"
+#include "zero_copy.h"
 
 namespace ferrule {
 
@@ -17,6 +18,7 @@ class TcpChannel final : public Channel {
   std::size_t try_recv(Bytes into) override;
   void add_polls(Wanted wanted, std::vector<pollfd>& into) const override;
   void on_poll(const pollfd& ready) override;
+  bool holds_callers_memory() override;
   const char* transport() const override { return "tcp"; }
 
  protected:
@@ -28,6 +30,7 @@ class TcpChannel final : public Channel {
   std::size_t read_socket(Bytes into);
   std::size_t take_inbox(Bytes into);
 
+  ZeroCopy zero_copy_;
   // Bytes read ahead: a header and a small payload cost one system call instead of two.
   std::vector<std::byte> inbox_;
   std::size_t inbox_begin_ = 0;
