@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ferrule.bench.fabric.bars import LARGE, SMALL, busy_bars, crowd_bars, pair_bars
+from ferrule.bench.fabric.bars import LARGE, SMALL, busy_bars, cables_bar, crowd_bars, pair_bars
 from ferrule.bench.fabric.contestants import group_by_job
 from ferrule.bench.fabric.operations import OPERATIONS, bus_gb_s
 from ferrule.bench.fabric.plot import panels_of
 from ferrule.bench.fabric.rows import Row, find_row, make_row, to_csv
 from ferrule.bench.fabric.sweep import Cell, Contestant, Sweep, Turns, plan_turns, rounds, turn_us
+from ferrule.bench.rails import Moment, RailsBench
 
 
 @pytest.mark.parametrize(
@@ -157,6 +158,13 @@ def test_bars_of_many_ranks_and_busy_cores() -> None:
     assert met["4 ranks, tcp 8 B: 99 % of native"] is True
     assert met["8 ranks, shm 8 B: native / Open MPI tcp"] is None
     assert [bar.met for bar in busy_bars([a_row("ferrule-native", "tcp", 8, 120.0)])] == [None, False]
+
+
+def test_bar_of_cables_of_unequal_speed() -> None:
+    moments = (Moment(1.0, 0.8), Moment(2.0, 0.5), Moment(3.0, 0.8))
+    bar = cables_bar(RailsBench((1e9, 0.6e9), 125_000_000, moments))
+    assert (bar.median, bar.minimum, bar.met) == (pytest.approx(0.78125), pytest.approx(1.25), False)
+    assert cables_bar(None).met is None
 
 
 def test_picture_has_the_limits_in_every_panel() -> None:

@@ -1,7 +1,7 @@
 """What Ferrule holds itself to on one machine, and whether it does: a report from measured rows. Pure but for the run.
 
 The numbers are the project's own: a collective between two ranks of one machine should cost little more than the
-machine's limit, and less than the best peer's.
+machine's limit, and less than the best peer's; several cables should carry what all of them can.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from dataclasses import dataclass, replace
 from ferrule.bench.fabric.rows import Row, find_row
 from ferrule.bench.fabric.run import FabricBench, bench_fabric
 from ferrule.bench.fabric.sweep import PEERS, Sweep
+from ferrule.bench.rails import RailsBench, bench_rails
+from ferrule.errors import LabError
 from ferrule.units import format_bytes
 
 SMALL = (64, 512, 4 << 10, 8 << 10, 32 << 10)
 LARGE = 64 << 20
 TINY = 8
+CABLES = (1e9, 0.4e9)
+"""Bits per second."""
 
 PAIR = Sweep(sizes=(*SMALL, LARGE))
 CROWD = Sweep(sizes=(TINY,), ranks=(4, 8))
@@ -46,10 +50,16 @@ class Bar:
 
 
 def measure_bars(*, quick: bool, say: Callable[[str], None] = lambda line: None) -> tuple[list[Bar], FabricBench]:
-    """Measure everything that the bars need. The result's rows leave out those of the busy machine."""
+    """Measure everything that the bars need. The result's rows are those of the undisturbed ranks of this host."""
     pair, crowd, busy = (bench_fabric(replace(sweep, quick=quick), say) for sweep in (PAIR, CROWD, BUSY))
     notes = dict.fromkeys((*pair.notes, *crowd.notes, *busy.notes))
-    bars = [*pair_bars(pair.rows), *crowd_bars(crowd.rows), *busy_bars(busy.rows)]
+    say("all_reduce between two emulated hosts over two cables")
+    cables = None
+    try:
+        cables = bench_rails(CABLES, seconds=2.0 if quick else 5.0)
+    except LabError as error:
+        notes[f"no emulated hosts here: {error}"] = None
+    bars = [*pair_bars(pair.rows), *crowd_bars(crowd.rows), *busy_bars(busy.rows), cables_bar(cables)]
     return bars, FabricBench((*pair.rows, *crowd.rows), tuple(notes))
 
 
@@ -103,6 +113,13 @@ def busy_bars(rows: Sequence[Row]) -> list[Bar]:
         median, minimum = (None, None) if row is None else (row["median_us"], row["min_us"])
         bars.append(Bar(f"busy cores, {transport} {TINY} B: native", 100.0, "µs", median, minimum))
     return bars
+
+
+def cables_bar(bench: RailsBench | None) -> Bar:
+    """Two hosts with two cables of unequal speed. What an all_reduce gets of what plain sockets get, one per cable."""
+    rates = " and ".join(f"{rate / 1e9:g}" for rate in CABLES)
+    median, best = (None, None) if bench is None else (bench.share, bench.best_share)
+    return Bar(f"cables of {rates} Gb/s: all_reduce / their sum", 0.95, "×", median, best, at_least=True)
 
 
 def _ratio(what: str, limit: float, row: Row | None, reference: Row | None) -> Bar:
