@@ -111,5 +111,5 @@ def plan_round(seed: int, number: int) -> Plan:
         rate=10 ** chooser.uniform(7.3, 8.5),
         cable=chooser.randrange(CABLES),
         dark=chooser.random() < 0.5,
-        reform=fault in ("kill", "stop") and moment != "join" and chooser.random() < 0.5,
+        reform=fault in ("kill", "stop", "cut", "dark") and moment != "join" and chooser.random() < 0.5,
     )
