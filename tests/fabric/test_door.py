@@ -48,7 +48,7 @@ def knock(address: tuple[str, int], *, rail: int = 0, epoch: bytes = EPOCH, key:
 def test_ranks_are_let_in_among_strangers(door: Door, address: tuple[str, int]) -> None:
     lobby = Lobby(EPOCH, 0, 2, [Role.MESSAGES])
     door.open(lobby)
-    strangers = [socket.create_connection(address, 5) for _ in range(150)]
+    strangers = [socket.create_connection(address, 5) for _ in range(300)]
     for stranger in strangers[:20]:
         stranger.sendall(secrets.token_bytes(64))
     links = [knock(address, rail=rail) for rail in range(3)]

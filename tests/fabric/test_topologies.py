@@ -80,6 +80,17 @@ def test_survivors_of_a_ring_find_another_way(fault: signal.Signals) -> None:
         ranks.signal(1, signal.SIGKILL)
 
 
+def test_survivors_meet_over_the_cable_that_is_left() -> None:
+    cables = [(0, 1), (0, 1), (1, 2), (1, 2), (0, 2), (0, 2)]
+    with Lab(edges(3, cables)) as lab, Ranks("reform", 3, lab=lab, arguments={"least": 2}) as ranks:
+        ranks.reports()
+        lab.cables[2].cut()
+        ranks.signal(0, signal.SIGKILL)
+        for rank in (1, 2):
+            report = ranks.next(rank)
+            assert (report["error"], report.get("first")) == (None, [1, 2]), report
+
+
 def test_a_chain_that_breaks_leaves_two_groups() -> None:
     with Lab(chain(5)) as lab, Ranks("reform", 5, lab=lab, arguments={"least": 3}) as ranks:
         ranks.reports()

@@ -81,12 +81,14 @@ class Mesh:
     def calls(self, peer: int, identities: Sequence[Identity]) -> list[Call]:
         """How to make these connections to ``peer`` (a rank of the mesh) the way that is known to work.
 
-        An identity's rail picks the rail; where there is none of that number, the first.
+        An identity's rail picks the rail, if it is of a lane or the heartbeat; all else goes over one that is well.
         """
         way = self.way(peer)
         if way.rails:
-            by_number = {rail.number: rail for rail in way.rails}
-            return [self.call(by_number.get(who.rail, way.rails[0]), who) for who in identities]
+            beats = self.heartbeat.rails(peer) if self.heartbeat is not None else []
+            well = next((rail for rail, alive in zip(way.rails, beats, strict=False) if alive), way.rails[0])
+            by_number = {(role, rail.number): rail for role in (*LANES, Role.CONTROL) for rail in way.rails}
+            return [self.call(by_number.get((who.role, who.rail), well), who) for who in identities]
         if not way.via:
             raise RendezvousError(f"no links lead to rank {peer} any more")
         request = Identity(Role.RELAY, self.rank, peer, self.size, self.epoch)

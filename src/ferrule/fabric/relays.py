@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,6 +14,8 @@ from ferrule.fabric.dial import Attempt, Call
 from ferrule.fabric.handshake import Identity, Steps, not_opened, opened, opening_steps, silent_steps
 from ferrule.fabric.link import Link, left
 from ferrule.fabric.loop import Loop
+
+_log = logging.getLogger(__name__)
 
 _OPEN_SECONDS = 15.0
 """For the next rank to open its part of the way: longer than a rank may be ahead of it."""
@@ -50,7 +53,7 @@ class Relays:
         self._key = key
         self._loop = loop
         self.leader: Call | None = None
-        self._native = _native.Relay()
+        self._native: _native.Relay | None = None
         self._asked: list[_Asked] = []
         loop.add_chore(self._look_around)
 
@@ -71,7 +74,9 @@ class Relays:
         for one in self._asked:
             self._refuse(one, why)
         self._asked.clear()
-        self._native.close()
+        if self._native is not None:
+            self._native.close()
+            self._native = None
 
     def _look_around(self) -> float | None:
         """Before every sleep: what has come of the calls."""
@@ -124,7 +129,13 @@ class Relays:
     def _join(self, one: _Asked, onward: Link) -> None:
         with suppress(OSError):  # it has gone meanwhile, and the relay finds that out
             one.link.socket.send(opened(one.link.session))
-        self._native.add(one.link.socket.detach(), onward.socket.detach())
+        try:
+            self._native = self._native or _native.Relay()
+            self._native.add(one.link.socket.detach(), onward.socket.detach())
+        except RuntimeError as error:  # no more descriptors or threads; both ends see their connection end
+            one.drop()
+            onward.socket.close()
+            _log.warning("rank %d cannot relay for rank %d: %s", self._rank, one.link.peer, error)
 
     def _refuse(self, one: _Asked, why: str) -> None:
         with suppress(OSError):
