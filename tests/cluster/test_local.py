@@ -56,7 +56,8 @@ def test_ranks_get_their_environment_and_output_goes_to_files(tmp_path: Path) ->
 
 def test_outer_job_does_not_leak_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FERRULE_LISTEN_FD", "99")
-    program = "import os; print(os.environ['FERRULE_LISTEN_FD'] if 'FERRULE_LISTEN_FD' in os.environ else 'none')"
+    monkeypatch.setenv("FERRULE_LISTEN", "99")
+    program = "import os; print(os.environ.get('FERRULE_LISTEN_FD', os.environ.get('FERRULE_LISTEN', 'none')))"
     with launch_local([*PYTHON, program], 2, output=tmp_path) as launcher:
         launcher.wait(20)
     assert (tmp_path / "rank-1.log").read_text() == "none\n"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
+from ferrule.errors import RendezvousError
 from ferrule.fabric.dial import Call, dial
 from ferrule.fabric.handshake import Identity, Role
 from ferrule.fabric.link import Deadline, Link
@@ -29,19 +31,20 @@ class Keeper:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ferrule rails", daemon=True)
-        self._thread.start()
+        # A thread each: calls over a cable that is out are waited for, while those behind a lost rank have little time
+        # until they count as lost, too.
+        tasks = [(self._lost_rails, _PAUSE_SECONDS), (self._lost_routes, _ROUTED_SECONDS)]
+        for find, pause in tasks if mesh.routes else tasks[:1]:
+            threading.Thread(target=self._run, args=(find, pause), name="ferrule rails", daemon=True).start()
 
     def close(self) -> None:
         """It ends by itself, at once."""
         self._stop.set()
 
-    def _run(self) -> None:
-        # Where a rank between is lost, the next route has to be found before those behind it count as lost, too.
-        pause = _ROUTED_SECONDS if self._mesh.routes else _PAUSE_SECONDS
+    def _run(self, find: Callable[[], list[Call]], pause: float) -> None:
         while not self._stop.wait(pause):
-            calls = self._lost()
-            with contextlib.suppress(_Closed):
+            with contextlib.suppress(_Closed, RendezvousError):  # the latter: the only way has just gone
+                calls = find()
                 results = dial(calls, self._mesh.key, Deadline(_ANSWER_SECONDS, self._check))
                 for call, result in zip(calls, results, strict=True):
                     if isinstance(result, Link):
@@ -52,8 +55,8 @@ class Keeper:
         if self._stop.is_set():
             raise _Closed
 
-    def _lost(self) -> list[Call]:
-        """The connections that are missing."""
+    def _lost_rails(self) -> list[Call]:
+        """The connections over cables that are missing."""
         calls = self._lost_beats()
         for live in self._mesh.live():
             for peer in range(live.rank):
@@ -70,17 +73,27 @@ class Keeper:
 
     def _lost_beats(self) -> list[Call]:
         mesh, calls = self._mesh, []
-        presences = mesh.heartbeat.peers() if mesh.heartbeat is not None else []
-        for peer, (presence, _) in enumerate(presences[: mesh.rank]):
-            way = mesh.way(peer)
-            rails = way.rails[:MAX_WATCHED_RAILS]
-            if presence != "alive" or len(rails) == 1 or not (rails or way.via):
-                continue
-            assert mesh.heartbeat is not None
-            states = mesh.heartbeat.rails(peer)
-            identity = Identity(Role.CONTROL, mesh.rank, peer, mesh.size, mesh.epoch)
-            if way.via and not any(states):
-                calls += mesh.calls(peer, [identity])
+        for peer, states in self._watched():
+            rails = mesh.ways[peer].rails[:MAX_WATCHED_RAILS]
             missing = [rail.number for rail, alive in zip(rails, states, strict=False) if not alive]
-            calls += mesh.calls(peer, [replace(identity, rail=number) for number in missing])
+            if len(rails) > 1:
+                calls += mesh.calls(peer, [self._beat(peer, number) for number in missing])
         return calls
+
+    def _lost_routes(self) -> list[Call]:
+        """The heartbeat's connections to those behind a rank that is gone, by another route if there is one."""
+        mesh, calls = self._mesh, []
+        for peer, states in self._watched():
+            if mesh.way(peer).via and not any(states):
+                calls += mesh.calls(peer, [self._beat(peer, 0)])
+        return calls
+
+    def _watched(self) -> list[tuple[int, list[bool]]]:
+        """The ranks below that are there, and whether each of the heartbeat's connections to them is."""
+        heartbeat = self._mesh.heartbeat
+        presences = [] if heartbeat is None else heartbeat.peers()[: self._mesh.rank]
+        alive = [peer for peer, (presence, _) in enumerate(presences) if presence == "alive"]
+        return [] if heartbeat is None else [(peer, heartbeat.rails(peer)) for peer in alive]
+
+    def _beat(self, peer: int, rail: int) -> Identity:
+        return Identity(Role.CONTROL, self._mesh.rank, peer, self._mesh.size, self._mesh.epoch, rail)
