@@ -119,6 +119,22 @@ def test_who_is_just_coming_when_a_rank_gives_up_is_told_why() -> None:
     assert "rank 0 gave up: because" in str(results[0])
 
 
+def test_who_hangs_up_before_a_word_is_called_again(door: Door) -> None:
+    first = listen_on("127.0.0.1", 0)
+    host, port = first.getsockname()
+    results: list[Link] = []
+    identity = Identity(Role.RENDEZVOUS, 1, 0, 2)
+    calling = threading.Thread(target=lambda: results.append(reach([(host, port)], KEY, identity, Deadline(20))[0]))
+    calling.start()
+    first.accept()[0].close()
+    first.close()
+    door.open(Lobby(NO_EPOCH, 0, 2, [Role.RENDEZVOUS]))
+    door.listen([listen_on(host, port)])
+    calling.join(20)
+    assert results
+    results[0].socket.close()
+
+
 def test_nobody_listens_after_the_door_is_closed(address: tuple[str, int], door: Door) -> None:
     door.close()
     door.close()

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from ranks import run
+
+from ferrule.fabric.handshake import Identity, Role
+from ferrule.fabric.keeper import Keeper
+from ferrule.fabric.ways import Rail, Way
 
 
 def test_a_pair_has_as_many_rails_as_are_asked_for_and_loses_none_for_long() -> None:
@@ -19,3 +26,24 @@ def test_ranks_that_share_memory_need_no_rails() -> None:
     for report in run("rails", 2, env={"FERRULE_RAILS": "3"}):
         assert report["text"].count("shared memory") == 1
         assert report["split"] == []
+
+
+def test_connections_of_the_heartbeat_are_made_anew_only_while_one_is_left() -> None:
+    states: list[bool] = []
+    mesh: Any = SimpleNamespace(
+        rank=1,
+        size=2,
+        epoch=bytes(16),
+        key=b"",
+        ways={0: Way((Rail(0, ("", 0)), Rail(1, ("", 0))))},
+        heartbeat=SimpleNamespace(peers=lambda: [("alive", 0.0), ("self", 0.0)], rails=lambda peer: states),
+        live=list,
+        routes={},
+        calls=lambda peer, identities: list(identities),
+    )
+    keeper = Keeper(mesh)
+    keeper.close()
+    states[:] = [True, False]
+    assert keeper._lost_rails() == [Identity(Role.CONTROL, 1, 0, 2, bytes(16), 1)]
+    states[:] = [False, False]
+    assert keeper._lost_rails() == []

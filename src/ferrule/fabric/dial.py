@@ -188,6 +188,7 @@ class Attempt:
         self.connect_until = time.monotonic() + CONNECT_SECONDS
         self._data = bytearray()
         self._want = 0
+        self._heard = False
         self._steps = self._begin()
         try:
             found = resolve(*call.address, call.interface)
@@ -222,7 +223,9 @@ class Attempt:
             else:
                 piece = self._sock.recv(self._want - len(self._data))
                 if not piece:
-                    raise RendezvousError(f"{self.call} left during the rendezvous")
+                    self._hung_up("")
+                    return
+                self._heard = True
                 self._data += piece
                 if len(self._data) < self._want:
                     return
@@ -235,8 +238,7 @@ class Attempt:
             self.drop()
             self.result = error
         except OSError as error:
-            self.drop()
-            self.result = RendezvousError(f"{self.call} left during the rendezvous ({error.strerror or error})")
+            self._hung_up(f" ({error.strerror or error})")
 
     def _step(self, answer: bytes | None) -> None:
         assert self._sock is not None
@@ -252,6 +254,14 @@ class Attempt:
                 return
             self._sock.send(want)  # a few hundred bytes fit into an empty socket buffer
             answer = b""
+
+    def _hung_up(self, how: str) -> None:
+        """Who has not said a word, such as a rank that ended before it took the call, may be there later."""
+        if not self._heard:
+            self.fail(f"it hung up{how}")
+            return
+        self.drop()
+        self.result = RendezvousError(f"{self.call} left during the rendezvous{how}")
 
     def fail(self, problem: str) -> None:
         """Nobody is there."""

@@ -76,7 +76,9 @@ class Keeper:
         for peer, states in self._watched():
             rails = mesh.ways[peer].rails[:MAX_WATCHED_RAILS]
             missing = [rail.number for rail, alive in zip(rails, states, strict=False) if not alive]
-            if len(rails) > 1:
+            # The other end drops a connection for the one that takes its place. Were none left, that would look like
+            # this rank's death; whether the peer is lost, or this process only got no processor, shows without us.
+            if len(rails) > 1 and any(states):
                 calls += mesh.calls(peer, [self._beat(peer, number) for number in missing])
         return calls
 
