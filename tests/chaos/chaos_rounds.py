@@ -41,12 +41,16 @@ Outcome = dict[str, Any]
 
 @dataclass
 class Chaos:
-    """What came of all rounds. ``faults``: how many of each kind. ``noticed``: seconds from a loss to each report."""
+    """What came of all rounds. ``faults``: how many of each kind. ``noticed``: seconds from a loss to each report.
+
+    ``starved``: rounds in which a rank got no processor for so long that it was lost by right.
+    """
 
     seed: int
     faults: dict[str, int] = field(default_factory=dict)
     noticed: list[float] = field(default_factory=list)
     visits: int = 0
+    starved: int = 0
     violations: list[str] = field(default_factory=list)
     overheard: deque[bytes] = field(default_factory=lambda: deque(maxlen=30))
     key: str = field(default_factory=lambda: secrets.token_hex(32))
@@ -63,6 +67,7 @@ class Chaos:
         return (
             f"chaos seed {self.seed}: {faults}; losses were noticed after {times[len(times) // 2] * 1e3:.1f} ms "
             f"(median), {times[-1] * 1e3:.1f} ms (longest); strangers came {self.visits} times; "
+            f"{self.starved} rounds were void because this machine was too busy; "
             f"{len(self.violations)} violations"
         )
 
@@ -231,6 +236,12 @@ class Round:
 
     def _judge(self, outcomes: list[Outcome], double: Outcome | None) -> None:
         plan = self.plan
+        wrong = [f"rank {rank}: {one['text']}" for rank, one in enumerate(outcomes) if one["error"] == "WrongResult"]
+        self.problems += wrong
+        slept = {rank for rank, one in enumerate(outcomes) if "got no processor" in one.get("text", "")}
+        if slept - ({plan.victim} if plan.fault in ("stop", "pause") else set()):
+            self.chaos.starved += 1
+            return
         others = [rank for rank in range(plan.size) if rank != plan.victim]
         if plan.fault in LOSSES:
             for rank in others:
