@@ -12,6 +12,8 @@ namespace {
 constexpr std::chrono::milliseconds kLookUp{100};
 // Steps between two looks at the clock while spinning: a look costs as much as several steps.
 constexpr unsigned kStepsPerLook = 16;
+// A yield that takes longer gave the core to somebody; one that finds nobody is over in a third of that.
+constexpr std::chrono::nanoseconds kYieldAlone{1500};
 // Longer than a peer takes to reduce a chunk and answer: where others want the core too, each sleep costs milliseconds.
 constexpr Clock::duration kBulkSpin = std::chrono::microseconds(50);
 
@@ -44,8 +46,8 @@ void Waiter::Idle::reset() {
 }
 
 void Waiter::Idle::finish() {
-  if (haste == Haste::bulk) return;  // how long these waits take says nothing about small messages
-  if (late) {
+  if (haste == Haste::bulk || !waited) return;  // that says nothing about the waits for small messages
+  if (shared) {
     waiter.spin_ /= 2;
   } else if (waiter.spin_ < waiter.settings_.spin) {
     waiter.spin_ = std::min(waiter.settings_.spin, waiter.spin_ * 2 + std::chrono::microseconds(1));
@@ -54,6 +56,7 @@ void Waiter::Idle::finish() {
 
 bool Waiter::Idle::relax() {
   if (phase == Phase::sleep) return true;
+  waited = true;
   if (phase == Phase::spin) {
     if (++steps % kStepsPerLook != 0 && waiter.spin_ > Clock::duration::zero()) {
       cpu_relax();
@@ -62,12 +65,13 @@ bool Waiter::Idle::relax() {
     const Clock::time_point now = Clock::now();
     if (steps <= kStepsPerLook) since = now;
     if (now - since < (haste == Haste::bulk ? std::min(waiter.spin_, kBulkSpin) : waiter.spin_)) return false;
-    late = true;
     phase = Phase::yield;
     since = now;
   }
+  const Clock::time_point before = Clock::now();
   if (haste == Haste::latency) ::sched_yield();
   const Clock::time_point now = Clock::now();
+  if (now - before > kYieldAlone) shared = true;
   waiter.check(now);
   if (haste == Haste::latency && now - since < waiter.settings_.yield) return false;
   phase = Phase::sleep;

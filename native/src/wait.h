@@ -1,8 +1,9 @@
 // Waiting: spin, then yield the core, then sleep in poll() on every peer's socket.
 //
 // Spinning is what makes small messages fast and what ruins everything when another process needs the core. So the
-// time to spin shrinks while it does not pay and grows back when it does; yielding costs a fraction of a
-// microsecond and lets others run; and only then the rank sleeps, which costs tens of microseconds to end.
+// time to spin shrinks while yielding the core shows that others use it, and grows back when nobody does; yielding
+// costs a fraction of a microsecond and lets others run; and only then the rank sleeps, which costs tens of
+// microseconds to end.
 #pragma once
 
 #include <atomic>
@@ -78,7 +79,8 @@ class Waiter {
     Waiter& waiter;
     Haste haste;
     Phase phase = Phase::spin;
-    bool late = false;  // spinning alone was not enough
+    bool waited = false;
+    bool shared = false;  // somebody else ran when the core was yielded
     unsigned steps = 0;
     Clock::time_point since{};
 
