@@ -18,7 +18,7 @@ constexpr std::size_t kInbox = 64 << 10;
 // Reads of more than a header go straight to their place; with a header alone comes what lies behind it.
 constexpr std::size_t kDirectRead = 2 * sizeof(MessageHeader);
 // Up to this size a message is copied together: the kernel takes longer for a list of parts.
-constexpr std::size_t kJoin = 4 << 10;
+constexpr std::size_t kJoin = sizeof(MessageHeader) + (4 << 10);
 // One call moves at most this much, so that the other direction gets its turn while both are busy.
 constexpr std::size_t kTurn = 1 << 20;
 constexpr std::size_t kMaxParts = 4;
