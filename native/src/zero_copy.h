@@ -14,8 +14,9 @@ namespace ferrule {
 
 class ZeroCopy {
  public:
-  // Below this size a copy is cheaper than pinning pages and waiting for the kernel's word.
-  static constexpr std::size_t kLeast = 256 << 10;
+  // Below this size a copy is cheaper than pinning pages and waiting for the kernel's word. That comes when the peer's
+  // kernel has the bytes, so whatever a send promises to buffer (256 KiB) must be smaller.
+  static constexpr std::size_t kLeast = 512 << 10;
 
   explicit ZeroCopy(int fd);
 
