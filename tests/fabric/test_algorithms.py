@@ -262,3 +262,11 @@ def test_every_candidate_is_one_of_the_native_core() -> None:
         for row in choose_algorithms(None, 4, force=force).decisions:
             assert row.algorithm in CANDIDATES[row.op]
             assert row.algorithm == force or force not in CANDIDATES[row.op]
+
+
+def test_a_rank_through_which_all_pass_is_no_place_for_many_messages() -> None:
+    """It forwards them one after the other: neighbours that combine them on their way are quicker."""
+    for costs in (star(8), circle(8)):
+        small = next(row for row in choose_algorithms(costs, 8).decisions if row.op == "all_reduce")
+        assert small.algorithm == "tree"
+    assert choose_algorithms(mesh(8), 8).decisions[0].algorithm in ("once", "doubling")

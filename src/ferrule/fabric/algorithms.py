@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,8 @@ _WORK_SECONDS = 3e-6
 """What one message costs the rank that sends or receives it: about a system call and its share of the loop."""
 _RELAY_SECONDS = 40e-6
 """What a rank on the way adds to a message that it forwards: its relay thread has to wake up."""
+_FORWARD_SECONDS = 10e-6
+"""What it costs that rank: it forwards all that pass through it one after the other, each with a few system calls."""
 _LARGEST_COPIED = 64 << 10
 """Above, "once" and "doubling" would copy and reduce much more than others; they are for small messages."""
 _CHUNK_BYTES = 256 << 10
@@ -165,13 +168,19 @@ class Model:
                 loads[link] = loads.get(link, 0.0) + size
         return max((load * link_cost(self._costs, *link)[1] for link, load in loads.items()), default=0.0)
 
+    def _forwarding(self, flows: Iterable[tuple[int, int, float]]) -> float:
+        """Of the rank through which most of the messages pass."""
+        between = Counter(rank for a, b, _ in flows for rank in self._paths[a][b].hops[1:-1])
+        return max(between.values(), default=0) * _FORWARD_SECONDS * self._costs.crowding
+
     def _pairs(self, size: float) -> list[tuple[int, int, float]]:
         return [(a, b, size) for a in range(self._n) for b in range(self._n) if a != b]
 
     def _once(self, op: str, whole: float) -> float:
         if whole > _LARGEST_COPIED:
             return math.inf
-        return self._farthest + self._busiest(self._pairs(whole)) + self._work(self._n - 1)
+        flows = self._pairs(whole)
+        return self._farthest + self._busiest(flows) + self._forwarding(flows) + self._work(self._n - 1)
 
     def _direct(self, op: str, whole: float) -> float:
         rounds = 2 if op == "all_reduce" else 1
@@ -181,8 +190,8 @@ class Model:
         if op == "reduce":
             load = max(self._busiest((a, root, whole) for a in range(self._n) if a != root) for root in range(self._n))
             return self._farthest + load + self._work(self._n - 1)
-        load = self._busiest(self._pairs(rounds * whole / self._n))
-        return rounds * (self._farthest + self._work(self._n - 1)) + load
+        flows = self._pairs(rounds * whole / self._n)
+        return rounds * (self._farthest + self._forwarding(flows) + self._work(self._n - 1)) + self._busiest(flows)
 
     def _doubling(self, op: str, whole: float) -> float:
         copied = whole * (1 if op == "all_gather" else self._n)
@@ -193,7 +202,8 @@ class Model:
         while have < self._n:
             size = min(have, self._n - have) * part
             flows = [(rank, (rank + have) % self._n, size) for rank in range(self._n)]
-            total += max(_latency(self._paths[a][b]) for a, b, _ in flows) + self._busiest(flows) + self._work(1)
+            farthest = max(_latency(self._paths[a][b]) for a, b, _ in flows)
+            total += farthest + self._busiest(flows) + self._forwarding(flows) + self._work(1)
             have *= 2
         return total
 
