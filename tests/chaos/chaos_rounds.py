@@ -196,7 +196,7 @@ class Round:
         limit = WORK_SECONDS
         if plan.fault in LOSSES:
             limit = NOTICE_SECONDS
-            limit += JOIN_TIMEOUT if plan.moment == "join" else REFORM_SECONDS if plan.reform else 0.0
+            limit += JOIN_TIMEOUT + NOTICE_SECONDS if plan.moment == "join" else REFORM_SECONDS if plan.reform else 0.0
         elif plan.moment != "join" or self._first_joined():
             self.ranks[0].tell("finish")
         outcomes: list[Outcome] = [{}] * plan.size

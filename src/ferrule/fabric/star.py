@@ -14,6 +14,8 @@ from ferrule.fabric.loop import READ, Loop
 
 Message = dict[str, Any]
 _LAST_WORDS_SECONDS = 1.0
+_PATIENCE_SECONDS = 3.0
+"""How much later than its deadline rank 0, on a busy host, may say why it gave up."""
 _NEXT_WORD_SECONDS = 0.1
 
 
@@ -52,7 +54,7 @@ class Star:
         said: dict[int, Message] = {}
         ready: list[int] = []
         # Rank 0 gives up at its deadline, which is ours too, and then says why.
-        deadline = self.deadline if self._rank == 0 else self.deadline.extended(_LAST_WORDS_SECONDS)
+        deadline = self.deadline if self._rank == 0 else self.deadline.extended(_PATIENCE_SECONDS)
         with contextlib.ExitStack() as stack:
             loop = self.loop or stack.enter_context(contextlib.closing(Loop()))
             for rank, link in self.links.items():
