@@ -67,6 +67,8 @@ class Channel {
   // Bytes that try_send took and that still have to be read from the caller's memory, should a rail fail, or that no
   // socket has taken yet: an operation that sent is over only when this is false. Asking makes progress.
   virtual bool holds_callers_memory() { return false; }
+  // Sends may hold it until the peer has what was sent: nobody counts on room between the two.
+  virtual void may_hold_memory() {}
 
   // The descriptors to poll while this rank sleeps and wants that, and what to do when one of them became ready.
   virtual void add_polls(Wanted wanted, std::vector<pollfd>& into) const = 0;

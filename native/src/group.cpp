@@ -80,6 +80,8 @@ Group::Group(const ferrule_group_options& options)
       if (channel != nullptr) one->owned.emplace_back(channel);
     }
   }
+  // A message may be sent before anybody asks for it, a part of a collective is always awaited.
+  for (const auto& channel : collectives.owned) channel->may_hold_memory();
   const auto has_rails = [](const auto& channel) { return !channel->rails().empty(); };
   const auto tended = [&](const auto& one) { return std::ranges::any_of(one->owned, has_rails); };
   if (std::ranges::any_of(tracks_, tended)) tender_ = std::make_unique<Tender>([this] { return tend(); }, kTend);

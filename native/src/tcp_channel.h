@@ -19,6 +19,7 @@ class TcpChannel final : public Channel {
   void add_polls(Wanted wanted, std::vector<pollfd>& into) const override;
   void on_poll(const pollfd& ready) override;
   bool holds_callers_memory() override;
+  void may_hold_memory() override { zero_copy_.enable(); }
   const char* transport() const override { return "tcp"; }
 
  protected:

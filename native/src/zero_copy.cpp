@@ -12,9 +12,9 @@ namespace ferrule {
 
 const int ZeroCopy::kFlag = MSG_ZEROCOPY;
 
-ZeroCopy::ZeroCopy(int fd) : fd_(fd) {
+void ZeroCopy::enable() {
   const int on = 1;
-  enabled_ = ::setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0;  // not for Unix sockets
+  enabled_ = ::setsockopt(fd_, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0;  // not for Unix sockets
 }
 
 void ZeroCopy::reap() {
@@ -48,7 +48,7 @@ void ZeroCopy::take(const msghdr& message) {
 namespace ferrule {
 
 const int ZeroCopy::kFlag = 0;
-ZeroCopy::ZeroCopy(int fd) : fd_(fd) {}
+void ZeroCopy::enable() {}
 void ZeroCopy::reap() {}
 void ZeroCopy::take(const msghdr& /*message*/) {}
 

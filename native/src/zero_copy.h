@@ -18,7 +18,9 @@ class ZeroCopy {
   // kernel has the bytes, so whatever a send promises to buffer (256 KiB) must be smaller.
   static constexpr std::size_t kLeast = 512 << 10;
 
-  explicit ZeroCopy(int fd);
+  explicit ZeroCopy(int fd) : fd_(fd) {}
+  // From now on ask for it, if this socket has it.
+  void enable();
 
   // The flag for sending so many bytes, or 0.
   int flag(std::size_t bytes) const { return enabled_ && bytes >= kLeast ? kFlag : 0; }

@@ -46,7 +46,8 @@ void read_all(int fd, std::size_t count) {
 
 void unix_sockets_have_none() {
   const auto [one, other] = testing::socket_pair();
-  const ZeroCopy none(one);
+  ZeroCopy none(one);
+  none.enable();
   CHECK(!none.enabled());
   CHECK(none.flag(std::size_t{1} << 30) == 0);
   ::close(one);
@@ -56,6 +57,8 @@ void unix_sockets_have_none() {
 void loopback_copies_and_says_so() {
   const auto [one, other] = tcp_pair();
   ZeroCopy zero_copy(one);
+  CHECK(!zero_copy.enabled());
+  zero_copy.enable();
   if (!zero_copy.enabled()) {
     std::puts("no MSG_ZEROCOPY here");
   } else {
@@ -87,6 +90,7 @@ void loopback_copies_and_says_so() {
 void channel_holds_memory_until_the_word() {
   const auto [one, other] = tcp_pair();
   TcpChannel channel({0, 1, one, 7});
+  channel.may_hold_memory();
   const std::vector<std::byte> data(std::size_t{4} << 20, std::byte{5});
   std::size_t sent = 0;
   std::thread reader([&, from = other] { read_all(from, data.size()); });
