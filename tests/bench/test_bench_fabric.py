@@ -92,7 +92,7 @@ def test_bars_are_a_report_whatever_it_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert lines["shm 64 B: native / Open MPI"][-1] == "—"
     assert lines["4 ranks, shm 8 B: 99 % of native"][-1] in ("yes", "no")
     assert lines["busy cores, shm 8 B: native"][-1] in ("yes", "no")
-    assert "cables of 1 and 0.4 Gb/s: all_reduce / their sum" in result.output
+    assert "cables, 1 + 0.4 Gb/s: all_reduce / sum" in result.output
 
 
 @pytest.mark.slow

@@ -117,9 +117,9 @@ def busy_bars(rows: Sequence[Row]) -> list[Bar]:
 
 def cables_bar(bench: RailsBench | None) -> Bar:
     """Two hosts with two cables of unequal speed. What an all_reduce gets of what plain sockets get, one per cable."""
-    rates = " and ".join(f"{rate / 1e9:g}" for rate in CABLES)
+    rates = " + ".join(f"{rate / 1e9:g}" for rate in CABLES)
     median, best = (None, None) if bench is None else (bench.share, bench.best_share)
-    return Bar(f"cables of {rates} Gb/s: all_reduce / their sum", 0.95, "×", median, best, at_least=True)
+    return Bar(f"cables, {rates} Gb/s: all_reduce / sum", 0.95, "×", median, best, at_least=True)
 
 
 def _ratio(what: str, limit: float, row: Row | None, reference: Row | None) -> Bar:
