@@ -61,6 +61,7 @@ NetCollectives::NetCollectives(int rank, std::uint64_t epoch, const std::vector<
 }
 
 Bytes NetCollectives::scratch(std::size_t bytes) {
+  if (bytes == 0) return {};
   if (scratch_bytes_ < bytes) {
     scratch_.reset();
     scratch_ = std::make_unique_for_overwrite<std::byte[]>(bytes + kLine);
