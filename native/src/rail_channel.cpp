@@ -100,6 +100,7 @@ void RailChannel::watch(Clock::time_point now) {
       rail->suspect_since = now;
       rail->blamed_since = {};
       outbound_.give_up(rail->number());
+      must_tell_ = true;  // it may hold an acknowledgement, for which the peer waits and sends nothing more
     }
     rail->suspect = suspect;
     if (rail->in_flight()) watched_ = true;
