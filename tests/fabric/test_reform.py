@@ -25,6 +25,7 @@ def test_survivors_go_on_until_one_is_left(transport: str) -> None:
                 assert report["transports"] == (transport if len(left) > 1 else "self")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_somebody_is_lost_while_the_new_group_is_made(lost: int) -> None:
     """At whatever moment that is, the rest ends up in one group."""
