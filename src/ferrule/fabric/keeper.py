@@ -26,7 +26,7 @@ class _Closed(Exception):
 
 
 class Keeper:
-    """A thread that makes the connections of lost rails anew, towards those ranks to which this one made them first."""
+    """Threads that make the connections of lost rails anew, towards those ranks to which this one made them first."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -38,7 +38,7 @@ class Keeper:
             threading.Thread(target=self._run, args=(find, pause), name="ferrule rails", daemon=True).start()
 
     def close(self) -> None:
-        """It ends by itself, at once."""
+        """Its threads end by themselves, at once."""
         self._stop.set()
 
     def _run(self, find: Callable[[], list[Call]], pause: float) -> None:

@@ -44,7 +44,7 @@ class Live:
 
 @dataclass
 class Mesh:
-    """Made by the rendezvous (or by `Group.reform`); numbers ranks as the group did that it made.
+    """Made by the rendezvous; numbers ranks as the group did that it made. Groups made by split and reform share it.
 
     ``epoch`` names that group, ``key`` is the cluster's. ``calibrate``: which links to measure; ``costs``: what
     came of it. ``silence``: seconds after which a silent rank is lost (0: never); ``heartbeat``: knows which ranks are
