@@ -260,7 +260,10 @@ def reform(group: Group, arguments: dict[str, Any]) -> None:
             return
         first = [first[rank] for rank in group.origin]
         assert first[group.rank] == int(os.environ["FERRULE_RANK"])
-        total = group.all_reduce(np.array([1 << one for one in first])[group.rank :][:1])
+        try:
+            total = group.all_reduce(np.array([1 << one for one in first])[group.rank :][:1])
+        except FerruleError:
+            continue  # somebody else was lost just then
         report(error=None, first=first, total=int(total[0]), cause=cause, transports=group.describe().transports)
     half = group.split(group.rank % 2)
     assert half is not None
