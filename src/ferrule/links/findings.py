@@ -1,0 +1,46 @@
+"""What the doctor says about a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ferrule.links.types import Evidence
+
+Severity = Literal["ok", "note", "warning", "error"]
+SEVERITIES: tuple[Severity, ...] = ("ok", "note", "warning", "error")
+"""From the best to the worst."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """What to do about it. ``system``: an os-release id such as ``debian`` or ``fedora``, ``macos``, or ``any``.
+
+    ``commands``: for a shell, in order; empty where a person has to act. ``text``: what they do, or what to do by hand.
+    """
+
+    system: str
+    text: str
+    commands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked, and what came of it.
+
+    ``id``: of the check, such as ``cable-half-speed``. ``subject``: the device or host that it is about. ``why``: what
+    it costs, in tokens/s where that can be said.
+    """
+
+    id: str
+    severity: Severity
+    subject: str
+    what: str
+    evidence: tuple[Evidence, ...] = ()
+    why: str = ""
+    cure: tuple[Cure, ...] = ()
+
+
+def worst(findings: tuple[Finding, ...]) -> Severity:
+    """The worst severity among them; ``ok`` if there is none."""
+    return max((one.severity for one in findings), key=SEVERITIES.index, default="ok")
