@@ -106,6 +106,13 @@ class GuestError(LabError):
         self.console = console
 
 
+class LinkError(FerruleError):
+    """A record of a machine's cables cannot be read or written, or a link does not do what it was asked to."""
+
+    exit_code = 8
+    code = "link_error"
+
+
 class RequestError(FerruleError):
     """A request asks for something that cannot be done. ``param`` names the field at fault, where there is one."""
 

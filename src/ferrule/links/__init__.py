@@ -1,6 +1,8 @@
 """What cables, interfaces, RDMA devices and PCIe links this machine has, and whether they are well."""
 
 from ferrule.links.findings import SEVERITIES, Cure, Finding, Severity, worst
+from ferrule.links.probe import Probe
+from ferrule.links.record import write_record
 from ferrule.links.types import (
     UNLIMITED_BYTES,
     Clock,
@@ -53,6 +55,7 @@ __all__ = [
     "NetKind",
     "NhiRings",
     "PcieLink",
+    "Probe",
     "RdmaDevice",
     "RdmaPort",
     "Retimer",
@@ -68,4 +71,5 @@ __all__ = [
     "Unreadable",
     "pcie_gb_s",
     "worst",
+    "write_record",
 ]

@@ -1,0 +1,36 @@
+"""All that Linux tells, put together."""
+
+from __future__ import annotations
+
+from ferrule.links.devinfo import DEVINFO
+from ferrule.links.linux.addresses import ADDRESS, ROUTES, read_addressing
+from ferrule.links.linux.machine import COMMANDS, read_clock, read_firewalls, read_machine, read_services
+from ferrule.links.linux.net import read_netdevs
+from ferrule.links.linux.pcie import read_pcie
+from ferrule.links.linux.rdma import CLASS, read_rdma
+from ferrule.links.linux.thunderbolt import read_thunderbolt
+from ferrule.links.reader import Reader
+from ferrule.links.types import Inventory
+
+
+def read_linux(reader: Reader, tree: str) -> Inventory:
+    reader.prefetch((ADDRESS, *ROUTES, *COMMANDS, *([DEVINFO] if reader.exists(CLASS) else ())))
+    addressing = read_addressing(reader)
+    services = read_services(reader)
+    machine = read_machine(reader, tree, read_clock(reader, services))
+    thunderbolt = read_thunderbolt(reader)
+    netdevs = read_netdevs(reader, addressing)
+    rdma = read_rdma(reader)
+    pcie = read_pcie(reader)
+    return Inventory(
+        machine=machine,
+        thunderbolt=thunderbolt,
+        netdevs=netdevs,
+        rdma=rdma,
+        pcie=pcie,
+        routes=addressing.routes,
+        firewalls=read_firewalls(reader, services),
+        services=services,
+        unreadable=tuple(reader.unreadable),
+        seen=reader.seen,
+    )

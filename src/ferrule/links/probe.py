@@ -1,0 +1,73 @@
+"""Find out what a machine has: this one, or one that was recorded."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ferrule import __version__
+from ferrule.links.linux import read_linux
+from ferrule.links.macos import read_macos
+from ferrule.links.reader import Reader
+from ferrule.links.record import Recorder, open_record
+from ferrule.links.redact import Redactor
+from ferrule.links.tree import LiveTree, Tree
+from ferrule.links.types import Inventory, Machine, System
+
+UNAME = "uname -s"
+OSTYPE = "/proc/sys/kernel/ostype"
+_SALT = b"ferrule links record"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Reads ``tree``; see `Probe.live` and `Probe.recorded`."""
+
+    tree: Tree
+
+    @classmethod
+    def live(cls) -> Self:
+        """This machine. Nothing is changed on it, and no root is needed; as root it sees a little more."""
+        return cls(LiveTree())
+
+    @classmethod
+    def recorded(cls, path: Path) -> Self:
+        """A machine that ``ferrule links record`` saved. Raises `LinkError` if ``path`` is no such record."""
+        return cls(open_record(path))
+
+    def inventory(self) -> Inventory:
+        """All that can be found out without sending anything. Never fails: see `Inventory.unreadable`."""
+        reader = Reader(self.tree)
+        match _system(reader):
+            case "linux":
+                return read_linux(reader, self.tree.name)
+            case "macos":
+                return read_macos(reader, self.tree.name)
+            case _:
+                reader.problem(f"$ {UNAME}", "this is neither Linux nor macOS")
+                return Inventory(Machine(self.tree.name), unreadable=tuple(reader.unreadable), seen=reader.seen)
+
+    def record(self, *, together: str = "") -> dict[str, Any]:
+        """What the inventory is made of, with names and addresses redacted; for `write_record`.
+
+        ``together``: with the same words, several machines' records have the same pseudonyms for the same things, so
+        that cables between them can be told. Whoever knows the words can test guesses of what was redacted.
+        """
+        key = None
+        if together:
+            key = hashlib.scrypt(together.encode(), salt=_SALT, n=1 << 14, r=8, p=1, dklen=32)
+        recorder = Recorder(self.tree)
+        Probe(recorder).inventory()
+        made = datetime.datetime.now(datetime.UTC).date().isoformat()
+        return recorder.to_json(Redactor(key), {"made_by": f"ferrule {__version__}", "made_on": made})
+
+
+def _system(reader: Reader) -> System:
+    """Linux has a proc file for it; what has neither that nor `uname`, but a ``/sys``, is Linux too."""
+    kernel = (reader.text(OSTYPE) or reader.output(UNAME, quiet=True) or "").strip()
+    if kernel == "Linux" or (kernel != "Darwin" and reader.exists("/sys/class/net")):
+        return "linux"
+    return "macos" if kernel == "Darwin" else "unknown"

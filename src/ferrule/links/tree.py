@@ -1,0 +1,224 @@
+"""Where facts about a machine come from: the machine itself, or a record of one.
+
+A tree answers four questions: what a file says, what a directory holds, where a link leads, and what a command prints.
+It raises `OSError` like the system would; `FileNotFoundError` is for what is not there, programs included.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+MAX_BYTES = 1 << 20
+"""Of a file; nothing that is looked at is that large."""
+
+_SECONDS = 5.0
+_PLACES = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/libexec/ApplicationFirewall"
+_MAX_HOPS = 40
+
+
+class Tree(Protocol):
+    """``name``: ``live``, or that of the record."""
+
+    @property
+    def name(self) -> str: ...
+
+    def read(self, path: str, limit: int = MAX_BYTES) -> str:
+        """The text of a file, at most ``limit`` bytes of it."""
+        ...
+
+    def names(self, path: str) -> Sequence[str]:
+        """What is in a directory."""
+        ...
+
+    def resolve(self, path: str) -> str:
+        """The path without symbolic links."""
+        ...
+
+    def run(self, command: str) -> str:
+        """What the command prints."""
+        ...
+
+
+class LiveTree:
+    """This machine."""
+
+    name = "live"
+
+    def read(self, path: str, limit: int = MAX_BYTES) -> str:
+        with Path(path).open("rb") as file:
+            return file.read(limit).decode("utf-8", errors="replace")
+
+    def names(self, path: str) -> Sequence[str]:
+        return os.listdir(path)  # noqa: PTH208 - names, not paths
+
+    def resolve(self, path: str) -> str:
+        return os.path.realpath(path, strict=True)
+
+    def run(self, command: str) -> str:
+        words = shlex.split(command)
+        program = shutil.which(words[0]) or shutil.which(words[0], path=_PLACES)
+        if program is None:
+            raise FileNotFoundError(errno.ENOENT, f"there is no `{words[0]}`")
+        try:
+            done = subprocess.run(
+                [program, *words[1:]],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                timeout=_SECONDS,
+                env={**os.environ, "LC_ALL": "C"},
+            )
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(errno.ETIMEDOUT, f"no answer within {_SECONDS:g} s") from None
+        told = done.stdout.decode("utf-8", errors="replace")
+        if done.returncode != 0 and not told.strip():
+            why = done.stderr.decode("utf-8", errors="replace").strip().splitlines()
+            raise OSError(errno.EIO, why[-1] if why else f"exit code {done.returncode}")
+        return told
+
+
+@dataclass(frozen=True)
+class RecordedTree:
+    """A machine as it once was.
+
+    ``files``: path to text; ``directories``: path to names, where files and links alone do not tell; ``links``: path
+    to where it leads, as an absolute path; ``errors``: a path or command to the name of the error that reading gave;
+    ``commands``: to what they printed.
+    """
+
+    name: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    directories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, str] = field(default_factory=dict)
+    _children: dict[str, dict[str, None]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _targets: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._targets.update(self.links.values())
+        for path in (*self.files, *self.directories, *self.links, *self.errors):
+            above, slash, last = path.rpartition("/")
+            while slash and last not in self._children.setdefault(above or "/", {}):
+                self._children[above or "/"][last] = None
+                above, slash, last = above.rpartition("/")
+        for path, names in self.directories.items():
+            self._children.setdefault(path, {}).update(dict.fromkeys(names))
+
+    def read(self, path: str, limit: int = MAX_BYTES) -> str:
+        found = self._follow(path)
+        self._fail(found)
+        if found not in self.files:
+            raise IsADirectoryError(errno.EISDIR, "a directory") if found in self._children else _absent(path)
+        return self.files[found][:limit]
+
+    def names(self, path: str) -> Sequence[str]:
+        found = self._follow(path)
+        self._fail(found)
+        if found not in self._children:
+            raise NotADirectoryError(errno.ENOTDIR, "no directory") if found in self.files else _absent(path)
+        return list(self._children[found])
+
+    def resolve(self, path: str) -> str:
+        found = self._follow(path)
+        above, _, last = found.rpartition("/")
+        listed = last in self._children.get(above or "/", ())
+        # What a link leads to need not be in the record.
+        if not listed and found not in self._children and found not in self._targets:
+            raise _absent(path)
+        return found
+
+    def run(self, command: str) -> str:
+        self._fail(command)
+        if command not in self.commands:
+            raise FileNotFoundError(errno.ENOENT, f"`{command}` is not in the record")
+        return self.commands[command]
+
+    def _follow(self, path: str) -> str:
+        """Replace links, the outermost first."""
+        path = posixpath.normpath(path)
+        for _ in range(_MAX_HOPS):
+            parts = path.split("/")
+            for count in range(2, len(parts) + 1):
+                link = "/".join(parts[:count])
+                if link in self.links:
+                    path = posixpath.normpath("/".join([self.links[link], *parts[count:]]))
+                    break
+            else:
+                return path
+        raise OSError(errno.ELOOP, "links lead in a circle")
+
+    def _fail(self, what: str) -> None:
+        name = self.errors.get(what)
+        if name is not None:
+            code = getattr(errno, name, errno.EIO) if name.startswith("E") else errno.EIO
+            raise OSError(code, os.strerror(code))
+
+
+def _absent(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+@dataclass(frozen=True)
+class DirectoryTree:
+    """A copy of a machine's files below ``root``. Links never lead out of it: ``/`` is ``root`` for them, too.
+
+    What a command printed stands in ``commands/``, in a file of the command's name.
+    """
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    def read(self, path: str, limit: int = MAX_BYTES) -> str:
+        with self._at(self.resolve(path)).open("rb") as file:
+            return file.read(limit).decode("utf-8", errors="replace")
+
+    def names(self, path: str) -> Sequence[str]:
+        return os.listdir(self._at(self.resolve(path)))  # noqa: PTH208 - names, not paths
+
+    def resolve(self, path: str) -> str:
+        rest = [part for part in path.split("/") if part]
+        done: list[str] = []
+        hops = 0
+        while rest:
+            part = rest.pop(0)
+            if part == "..":
+                done = done[:-1]
+                continue
+            if part == ".":
+                continue
+            here = self._at("/".join(["", *done, part]))
+            if here.is_symlink():
+                hops += 1
+                if hops > _MAX_HOPS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                target = str(here.readlink())
+                done = [] if target.startswith("/") else done
+                rest = [one for one in target.split("/") if one] + rest
+            elif here.exists():
+                done.append(part)
+            else:
+                raise _absent(path)
+        return "/" + "/".join(done)
+
+    def run(self, command: str) -> str:
+        file = self.root / "commands" / command.replace("/", "_")
+        if file.is_symlink() or not file.is_file():
+            raise FileNotFoundError(errno.ENOENT, f"`{command}` is not in the record")
+        with file.open("rb") as opened:
+            return opened.read(MAX_BYTES).decode("utf-8", errors="replace")
+
+    def _at(self, path: str) -> Path:
+        return self.root / path.lstrip("/")

@@ -1,0 +1,57 @@
+"""All that was found on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ferrule.links.types.machine import Firewall, Machine, Service
+from ferrule.links.types.net import NetDevice, Route
+from ferrule.links.types.pcie import PcieLink
+from ferrule.links.types.rdma import RdmaDevice
+from ferrule.links.types.thunderbolt import ThunderboltDomain, ThunderboltPeer
+
+Evidence = tuple[str, str]
+"""Where it was read (a path, or ``$ command``) and the line that was read there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Something that is there and could not be understood, or should be there and could not be read."""
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All that was found on one machine. ``seen``: every path or ``$ command`` that was read, and what stood there."""
+
+    machine: Machine
+    thunderbolt: tuple[ThunderboltDomain, ...] = ()
+    netdevs: tuple[NetDevice, ...] = ()
+    rdma: tuple[RdmaDevice, ...] = ()
+    pcie: tuple[PcieLink, ...] = ()
+    routes: tuple[Route, ...] = ()
+    firewalls: tuple[Firewall, ...] = ()
+    services: tuple[Service, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
+    seen: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def peers(self) -> tuple[ThunderboltPeer, ...]:
+        return tuple(peer for domain in self.thunderbolt for peer in domain.peers)
+
+    def netdev(self, name: str | None) -> NetDevice | None:
+        return next((one for one in self.netdevs if one.name == name), None)
+
+    def pcie_link(self, address: str | None) -> PcieLink | None:
+        return next((one for one in self.pcie if one.address == address), None)
+
+    def service(self, name: str) -> Service | None:
+        return next((one for one in self.services if one.name == name), None)
+
+    def evidence(self, *wheres: str) -> tuple[Evidence, ...]:
+        """What stood at these places, the first line of each; those that were not read are left out."""
+        lines = ((where, self.seen[where].strip().splitlines()) for where in wheres if where in self.seen)
+        return tuple((where, found[0] if found else "") for where, found in lines)
