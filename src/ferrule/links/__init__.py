@@ -1,5 +1,6 @@
 """What cables, interfaces, RDMA devices and PCIe links this machine has, and whether they are well."""
 
+from ferrule.links.as_json import inventory_json
 from ferrule.links.findings import SEVERITIES, Cure, Finding, Severity, worst
 from ferrule.links.probe import Probe
 from ferrule.links.record import write_record
@@ -69,6 +70,7 @@ __all__ = [
     "ThunderboltRouter",
     "ThunderboltService",
     "Unreadable",
+    "inventory_json",
     "pcie_gb_s",
     "worst",
     "write_record",

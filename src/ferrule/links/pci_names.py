@@ -24,7 +24,7 @@ _VENDORS = {
     0x14E4: "Broadcom",
     0x15B3: "Mellanox",
     0x17CB: "Qualcomm",
-    0x1AF4: "virtio",
+    0x1AF4: "Red Hat",
     0x1B21: "ASMedia",
     0x1D6A: "Aquantia",
     0x8086: "Intel",

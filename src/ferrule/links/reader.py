@@ -120,6 +120,8 @@ class Reader:
 
     def prefetch(self, commands: Iterable[str]) -> None:
         """Run these at the same time, to have their output at hand."""
+        if not self.tree.live:
+            return
         wanted = [command for command in commands if command not in self._outputs]
         with ThreadPoolExecutor(max_workers=8) as pool:
             self._outputs.update(zip(wanted, pool.map(self._run, wanted), strict=True))

@@ -47,6 +47,10 @@ class Recorder:
     def name(self) -> str:
         return self.tree.name
 
+    @property
+    def live(self) -> bool:
+        return self.tree.live
+
     def read(self, path: str, limit: int = MAX_BYTES) -> str:
         real = self._real(path)
         text = self._watched(real, lambda: self.tree.read(path, limit))
@@ -118,7 +122,7 @@ def _of_table(path: str) -> bool:
 
 def write_record(record: Mapping[str, Any], path: Path) -> None:
     """Raises `LinkError` if it cannot be written, or if the file is there already."""
-    data = json.dumps(record, indent=1, ensure_ascii=False).encode() + b"\n"
+    data = json.dumps(record, indent=1, ensure_ascii=False).encode(errors="replace") + b"\n"
     try:
         with path.open("xb") as file:
             file.write(gzip.compress(data) if path.suffix == ".gz" else data)

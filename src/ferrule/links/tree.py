@@ -26,10 +26,13 @@ _MAX_HOPS = 40
 
 
 class Tree(Protocol):
-    """``name``: ``live``, or that of the record."""
+    """``name``: ``live``, or that of the record. ``live``: whether commands really run, and take their time."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def live(self) -> bool: ...
 
     def read(self, path: str, limit: int = MAX_BYTES) -> str:
         """The text of a file, at most ``limit`` bytes of it."""
@@ -52,6 +55,7 @@ class LiveTree:
     """This machine."""
 
     name = "live"
+    live = True
 
     def read(self, path: str, limit: int = MAX_BYTES) -> str:
         with Path(path).open("rb") as file:
@@ -103,6 +107,11 @@ class RecordedTree:
     commands: Mapping[str, str] = field(default_factory=dict)
     _children: dict[str, dict[str, None]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _targets: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    _real: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def live(self) -> bool:
+        return False
 
     def __post_init__(self) -> None:
         self._targets.update(self.links.values())
@@ -143,19 +152,20 @@ class RecordedTree:
             raise FileNotFoundError(errno.ENOENT, f"`{command}` is not in the record")
         return self.commands[command]
 
-    def _follow(self, path: str) -> str:
-        """Replace links, the outermost first."""
-        path = posixpath.normpath(path)
-        for _ in range(_MAX_HOPS):
-            parts = path.split("/")
-            for count in range(2, len(parts) + 1):
-                link = "/".join(parts[:count])
-                if link in self.links:
-                    path = posixpath.normpath("/".join([self.links[link], *parts[count:]]))
-                    break
-            else:
-                return path
-        raise OSError(errno.ELOOP, "links lead in a circle")
+    def _follow(self, path: str, hops: int = 0) -> str:
+        """The path without links, the directory first."""
+        if hops > _MAX_HOPS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        above, _, last = path.rpartition("/")
+        if not above:
+            home = ""
+        elif above in self._real:
+            home = self._real[above]
+        else:
+            home = self._real[above] = self._follow(above, hops)
+        place = f"{home}/{last}"
+        target = self.links.get(place)
+        return place if target is None else self._follow(posixpath.normpath(target), hops + 1)
 
     def _fail(self, what: str) -> None:
         name = self.errors.get(what)
@@ -180,6 +190,10 @@ class DirectoryTree:
     @property
     def name(self) -> str:
         return self.root.name
+
+    @property
+    def live(self) -> bool:
+        return False
 
     def read(self, path: str, limit: int = MAX_BYTES) -> str:
         with self._at(self.resolve(path)).open("rb") as file:

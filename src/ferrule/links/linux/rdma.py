@@ -76,7 +76,8 @@ def _emulated(reader: Reader, path: str, node_type: str | None) -> str | None:
 def _port(reader: Reader, device: str, number: int, mtus: tuple[int, int] | None) -> RdmaPort:
     path = f"{CLASS}/{device}/ports/{number}"
     rate = reader.text(f"{path}/rate")
-    gids = _gids(reader, path)
+    layer = reader.text(f"{path}/link_layer")
+    gids = _gids(reader, path, layer)
     return RdmaPort(
         number=number,
         path=path,
@@ -84,7 +85,7 @@ def _port(reader: Reader, device: str, number: int, mtus: tuple[int, int] | None
         phys_state=reader.matched(f"{path}/phys_state", _ENUMERATED, lambda match: match[1]),
         rate_text=rate,
         rate_gb_s=_rate(reader, f"{path}/rate", rate),
-        link_layer=reader.text(f"{path}/link_layer"),
+        link_layer=layer,
         lid=reader.number(f"{path}/lid", 0, _MAX_LID),
         sm_lid=reader.number(f"{path}/sm_lid", 0, _MAX_LID),
         gids=gids,
@@ -107,8 +108,8 @@ def _rate(reader: Reader, path: str, text: str | None) -> float | None:
     return float(match[1])
 
 
-def _gids(reader: Reader, port: str) -> tuple[Gid, ...]:
-    """The entries that are in use."""
+def _gids(reader: Reader, port: str, layer: str | None) -> tuple[Gid, ...]:
+    """The entries that are in use. The kernel's type ``IB/RoCE v1`` is RoCE only on Ethernet."""
     found = []
     for name in reader.names(f"{port}/gids")[:_MAX_GIDS]:
         value = reader.text(f"{port}/gids/{name}")
@@ -122,8 +123,10 @@ def _gids(reader: Reader, port: str) -> tuple[Gid, ...]:
         if not int(gid) & ((1 << 64) - 1):
             continue  # only the subnet's prefix: no port has it
         kind = reader.text(f"{port}/gid_attrs/types/{name}")
+        if kind == "IB/RoCE v1":
+            kind = None if layer == "InfiniBand" else "RoCE v1"
         netdev = reader.text(f"{port}/gid_attrs/ndevs/{name}")
-        found.append(Gid(int(name), value, "RoCE v1" if kind == "IB/RoCE v1" else kind, netdev, _address(gid)))
+        found.append(Gid(int(name), value, kind, netdev, _address(gid)))
     return tuple(found)
 
 

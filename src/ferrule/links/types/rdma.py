@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """``type``: ``RoCE v1`` (the kernel's ``IB/RoCE v1``, also plain InfiniBand) or ``RoCE v2``.
+    """``type``: ``RoCE v1`` or ``RoCE v2``; None on InfiniBand and where the system does not tell.
 
-    ``address``: the IP address that it stands for, where it does.
+    ``address``: the IP address that it is made of: IPv4 where it is an IPv4-mapped one.
     """
 
     index: int

@@ -1,0 +1,85 @@
+"""``ferrule links``."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ferrule.cli.main import app
+
+TREES = Path(__file__).parents[1] / "links" / "trees"
+PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "140"}
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["links", *words], env=PLAIN)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+
+def tree(name: str) -> str:
+    return str(TREES / f"{name}.json")
+
+
+def lines(told: str) -> list[str]:
+    return [re.sub(r"\s+", " ", line).strip() for line in told.splitlines()]
+
+
+def test_show_prints_machine_cables_interfaces_and_pcie() -> None:
+    code, told = run("show", "--tree", tree("strix-halo-a"))
+    assert code == 0
+    for line in (
+        "strix-a Framework Desktop (AMD Ryzen AI Max 300 Series)",
+        "IOMMU: translated, Secure Boot: off, memory that may be locked: 8 MiB, clock: synchronized",
+        "firewall: firewalld",
+        "domain1 usb4_port2 strix-b (Linux) 2×20 2×10 thunderbolt1 network",
+        "thunderbolt0 thunderbolt up 65520 10.77.0.1/24 thunderbolt-net 0",
+        "0000:c7:00.6 AMD Strix Halo USB4 Host Router 16 GT/s ×16 16 GT/s ×16 16 GT/s ×16 252 thunderbolt",
+        "$ nft list chains: Operation not permitted",
+    ):
+        assert line in lines(told)
+
+
+def test_show_prints_rdma_and_a_link_below_what_the_card_can() -> None:
+    told = lines(run("show", "--tree", tree("connectx3-m2"))[1])
+    assert "ibp1s0 1 INIT 40 InfiniBand ibp1s0 0: fe80::25e:3:0:1 2.42.5000" in told
+    assert "0000:01:00.0 Mellanox ConnectX-3 8 GT/s ×4 8 GT/s ×8 16 GT/s ×4 32 mlx4_core" in told
+
+
+def test_show_knows_macs() -> None:
+    told = lines(run("show", "--tree", tree("mac-studio-1"))[1])
+    assert "Thunderbolt 1 Mac15,14 (Apple Inc.) 80 80 en2 network, rdma" in told
+    assert "Thunderbolt 6 nothing en7" in told
+    assert "rdma_en2 1 DOWN Thunderbolt en2" in told
+
+
+def test_show_as_json() -> None:
+    code, told = run("show", "--tree", tree("mac-mini-tb4"), "--json")
+    found = json.loads(told)
+    assert code == 0
+    assert found["machine"]["system"] == "macos"
+    assert found["thunderbolt"][0]["peers"][0]["link_gb_s"] == 40.0
+    assert "seen" not in found
+
+
+def test_record_and_show_what_was_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "here.json"
+    code, told = run("record", str(path))
+    assert code == 0
+    assert lines(told)[0].startswith(f"wrote {path}: ")
+    assert f"see what is in it: ferrule links show --tree {path}" in told
+    assert run("show", "--tree", str(path))[0] == 0
+    code, told = run("record", str(path))
+    assert (code, told) == (8, f"error: {path} is there already; choose another name\n")
+
+
+@pytest.mark.parametrize("command", ["show", "record"])
+def test_help_has_examples(command: str) -> None:
+    code, told = run(command, "--help")
+    assert code == 0
+    assert told.count(f"ferrule links {command}") >= 2

@@ -1,0 +1,172 @@
+"""What a record holds, and that nothing in it tells who its owner is."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from build_trees import TREES
+from tree_builder import LinuxBuild
+
+from ferrule.errors import LinkError
+from ferrule.links import Inventory, Probe, write_record
+from ferrule.links.record import tree_of
+
+SECRETS = {
+    "host name": "annas-workstation",
+    "MAC address": "3c:ec:ef:12:34:56",
+    "its interface's name": "enx3cecef123456",
+    "public IPv4 address": "93.184.216.34",
+    "its network": "93.184.216.0",
+    "public IPv6 address": "2a00:1450:4001:82b::200e",
+    "EUI-64 of the MAC address": "3eec:efff:fe12:3456",
+    "password": "hunter2",
+    "disk": "root=UUID",
+    "kernel address": "0xffffffffc0de0000",
+    "unique id": "5a1d0780-aaaa-bbbb-cccc-0123456789ab",
+    "other computer's name": "bobs-laptop",
+}
+
+
+def private_machine() -> LinuxBuild:
+    build = LinuxBuild("somebody's")
+    build.machine(
+        SECRETS["host name"],
+        os_release={"ID": "debian"},
+        kernel="6.12.0",
+        product=("Some", "Box"),
+        cpu="CPU",
+        cpus=2,
+        memory_kb=1000,
+        command_line=f"root=UUID=5a1d0780-aaaa-bbbb-cccc-0123456789ab luks.key={SECRETS['password']} iommu=pt hunter2",
+    )
+    build.loaded("thunderbolt")
+    build.files["/proc/modules"] = "thunderbolt 65536 0 - Live 0xffffffffc0de0000\n"
+    home = build.pci("", "0000:00:02.1", "0x020000", (0x10EC, 0x8125), driver="r8169")
+    build.loopback()
+    build.netdev(
+        SECRETS["its interface's name"],
+        home,
+        addresses=("93.184.216.34/24", "2a00:1450:4001:82b::200e/64", "fe80::3eec:efff:fe12:3456/64", "10.0.0.5/8"),
+        mac=SECRETS["MAC address"],
+        gateway="93.184.216.1",
+    )
+    nhi = build.pci("", "0000:00:03.0", "0x0c0340", (0x8086, 0x1137), driver="thunderbolt")
+    service = build.thunderbolt(
+        0, nhi, port=1, identity=SECRETS["unique id"], device=("Intel", "Host"), peer=("bobs-laptop", "0" * 8 + "-1-1")
+    )
+    build.netdev("thunderbolt0", service, mac="02:00:00:00:00:07")
+    return build
+
+
+def recorded(build: LinuxBuild, together: str = "") -> dict[str, Any]:
+    return Probe(tree_of("made", build.record())).record(together=together)
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_a_record_tells_nobody(kind: str) -> None:
+    told = json.dumps(recorded(private_machine()))
+    secret = SECRETS[kind]
+    assert secret.lower() not in told.lower()
+    if ":" in secret:
+        assert secret.replace(":", "") not in told
+
+
+def test_what_the_faults_are_about_stays() -> None:
+    build = private_machine()
+    before = Probe(tree_of("made", build.record())).inventory()
+    after = Probe(tree_of("made", recorded(build))).inventory()
+    assert [one.kind for one in after.netdevs] == [one.kind for one in before.netdevs]
+    wired = after.netdevs[0]
+    assert [one.prefix for one in wired.addresses] == [24, 64, 64, 8]
+    assert "10.0.0.5" in {one.address for one in wired.addresses}
+    default = next(one for one in after.routes if one.destination == "default")
+    mine = ipaddress.ip_interface(f"{wired.addresses[0].address}/24")
+    assert ipaddress.ip_address(default.gateway or "") in mine.network
+    assert mine.ip in ipaddress.ip_network("198.18.0.0/15")
+    assert after.machine.boot_command_line == ("root=redacted", "luks.key=redacted", "iommu=pt", "redacted")
+    assert re.fullmatch(r"host-[0-9a-f]{6}", after.machine.name or "")
+    assert after.peers[0].netdevs == ("thunderbolt0",)
+    assert after.thunderbolt[0].host is not None
+    assert after.thunderbolt[0].host.device == "Host"
+    assert after.pcie == before.pcie
+    assert after.unreadable == before.unreadable
+
+
+def test_records_of_a_pair_fit_together_only_if_they_were_made_with_the_same_words() -> None:
+    def ends(words: tuple[str, str]) -> list[Inventory]:
+        names = ("strix-halo-a", "strix-halo-b")
+        trees = [Probe.recorded(TREES / f"{name}.json") for name in names]
+        records = [probe.record(together=word) for probe, word in zip(trees, words, strict=True)]
+        return [Probe(tree_of("made", one)).inventory() for one in records]
+
+    a, b = ends(("we two", "we two"))
+    assert [one.identity for one in a.peers] == [one.host.identity for one in b.thunderbolt if one.host]
+    assert {one.device for one in a.peers} == {b.machine.name}
+    a, b = ends(("", ""))
+    assert not {one.identity for one in a.peers} & {one.host.identity for one in b.thunderbolt if one.host}
+    assert {one.device for one in a.peers} != {b.machine.name}
+
+
+@pytest.mark.parametrize("path", sorted(TREES.glob("*.json")), ids=lambda path: path.stem)
+def test_a_record_of_a_record_reads_the_same_but_for_who_it_is(path: Path) -> None:
+    before = Probe.recorded(path).inventory()
+    after = Probe(tree_of(path.name, Probe.recorded(path).record())).inventory()
+    for name in ("pcie", "services", "firewalls", "unreadable"):
+        assert getattr(after, name) == getattr(before, name)
+    assert [(one.name, one.kind, one.mtu, one.carrier, one.members) for one in after.netdevs] == [
+        (one.name, one.kind, one.mtu, one.carrier, one.members) for one in before.netdevs
+    ]
+    assert [(one.rx_gb_s, one.tx_gb_s, one.netdevs, one.services) for one in after.peers] == [
+        (one.rx_gb_s, one.tx_gb_s, one.netdevs, one.services) for one in before.peers
+    ]
+    assert [
+        (device.name, port.state, port.rate_gb_s, len(port.gids)) for device in after.rdma for port in device.ports
+    ] == [(device.name, port.state, port.rate_gb_s, len(port.gids)) for device in before.rdma for port in device.ports]
+
+
+def test_the_header_counts_what_was_redacted() -> None:
+    header = recorded(private_machine())["header"]
+    assert header["made_by"].startswith("ferrule ")
+    assert header["redacted"]["host name"] == 2
+    assert header["redacted"]["public IP address"] == 5  # two addresses, their networks and a gateway
+    assert header["redacted"]["boot parameter"] == 3
+
+
+def test_unused_table_entries_are_not_kept() -> None:
+    build = LinuxBuild("RoCE")
+    build.machine("x", os_release={}, kernel="6", product=("a", "b"), cpu="c", cpus=1, memory_kb=9)
+    card = build.pci("", "0000:00:02.1", "0x020000", (0x15B3, 0x1021), driver="mlx5_core")
+    device = build.rdma("mlx5_0", card, hca="MT4129", board="B", firmware="28.1")
+    build.rdma_port(device, 1, state="4: ACTIVE", rate="100 Gb/sec (4X EDR)", layer="Ethernet")
+    zero = "0000:0000:0000:0000:0000:0000:0000:0000"
+    build.put(f"{device}/ports/1/gids", **{str(index): zero for index in range(256)})
+    saved = recorded(build)
+    assert not [path for path in saved["files"] if "/gids/" in path]
+    again = Probe(tree_of("again", saved)).inventory()
+    assert again.rdma[0].ports[0].state == "ACTIVE"
+    assert again.rdma[0].ports[0].gids == ()
+
+
+@pytest.mark.parametrize("name", ["here.json", "here.json.gz"])
+def test_a_record_is_written_once_and_opened_again(tmp_path: Path, name: str) -> None:
+    saved = recorded(private_machine())
+    write_record(saved, tmp_path / name)
+    assert Probe.recorded(tmp_path / name).inventory().machine.tree == name
+    with pytest.raises(LinkError, match="is there already"):
+        write_record(saved, tmp_path / name)
+    with pytest.raises(LinkError, match="cannot write"):
+        write_record(saved, tmp_path / "no" / name)
+
+
+def test_a_cut_archive_is_refused(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.json.gz"
+    write_record(recorded(private_machine()), whole)
+    cut = tmp_path / "cut.json.gz"
+    cut.write_bytes(whole.read_bytes()[:-20])
+    with pytest.raises(LinkError, match="cut off"):
+        Probe.recorded(cut)
