@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from tree_builder import LinuxBuild
 
 from ferrule.errors import LinkError
 from ferrule.links import Inventory, Probe, write_record
+from ferrule.links.linux.machine import CHRONY
+from ferrule.links.macos.machine import HARDWARE
+from ferrule.links.macos.thunderbolt import PROFILER
 from ferrule.links.record import tree_of
 
 SECRETS = {
@@ -29,6 +33,8 @@ SECRETS = {
     "kernel address": "0xffffffffc0de0000",
     "unique id": "5a1d0780-aaaa-bbbb-cccc-0123456789ab",
     "other computer's name": "bobs-laptop",
+    "time server": "81.7.16.52",
+    "time server's reference id": "51071034",
 }
 
 
@@ -55,6 +61,7 @@ def private_machine() -> LinuxBuild:
         mac=SECRETS["MAC address"],
         gateway="93.184.216.1",
     )
+    build.commands[CHRONY] = "51071034,81.7.16.52,2,1763766000.1,0.00004,0.1,0.2,0.3,0.4,0.5,0.6,0.7,64.0,Normal\n"
     nhi = build.pci("", "0000:00:03.0", "0x0c0340", (0x8086, 0x1137), driver="thunderbolt")
     service = build.thunderbolt(
         0, nhi, port=1, identity=SECRETS["unique id"], device=("Intel", "Host"), peer=("bobs-laptop", "0" * 8 + "-1-1")
@@ -127,6 +134,25 @@ def test_a_record_of_a_record_reads_the_same_but_for_who_it_is(path: Path) -> No
     assert [
         (device.name, port.state, port.rate_gb_s, len(port.gids)) for device in after.rdma for port in device.ports
     ] == [(device.name, port.state, port.rate_gb_s, len(port.gids)) for device in before.rdma for port in device.ports]
+
+
+def test_a_macs_record_has_no_serial_number_and_no_names() -> None:
+    saved = json.loads((TREES / "mac-mini-tb4.json").read_text())
+    hardware = json.loads(saved["commands"][HARDWARE])
+    platform = str(uuid.UUID(int=77 << 100))
+    hardware["SPHardwareDataType"][0] |= {"serial_number": "C02XK1ZZJG5J", "platform_UUID": platform}
+    buses = json.loads(saved["commands"][PROFILER])
+    peer = next(bus for bus in buses["SPThunderboltDataType"] if "_items" in bus)["_items"][0]
+    unique_id, peer["_name"] = peer["domain_uuid_key"], "Anna's own Mac"
+    saved["commands"] |= {HARDWARE: json.dumps(hardware), PROFILER: json.dumps(buses)}
+    again = Probe(tree_of("mac", saved)).record()
+    told = json.dumps(again).lower()
+    for secret in ("c02xk1zzjg5j", platform, unique_id.lower(), "anna", "mini-1", "02:5e:00:01"):
+        assert secret not in told
+    inventory = Probe(tree_of("mac", again)).inventory()
+    assert re.fullmatch("host-[0-9a-f]{6}", inventory.peers[0].name)
+    assert inventory.machine.product == "Mac mini (Mac16,10)"
+    assert inventory.peers[0].link_gb_s == 40.0
 
 
 def test_the_header_counts_what_was_redacted() -> None:

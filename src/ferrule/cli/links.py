@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from ferrule.cli.links_tables import overview
 from ferrule.links import Probe, inventory_json, write_record
@@ -45,6 +46,8 @@ def show(
     console = Console()
     for part in overview(inventory):
         console.print(part, highlight=False)
+        if isinstance(part, Table):
+            console.print()
 
 
 @app.command(epilog=RECORD_EXAMPLES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +22,8 @@ from ferrule.links import (
 from ferrule.units import format_bytes
 
 _MAX_UNREADABLE = 12
+_GENERATIONS = {2.5: "1.0", 5.0: "2.0", 8.0: "3.0", 16.0: "4.0", 32.0: "5.0", 64.0: "6.0"}
+"""Of PCI Express, by gigatransfers per second."""
 
 
 def overview(inventory: Inventory) -> Iterator[RenderableType]:
@@ -54,7 +55,7 @@ def machine_lines(machine: Machine) -> Iterator[Text]:
     facts = {
         "IOMMU": machine.iommu.mode if machine.iommu else None,
         "Secure Boot": {True: "on", False: "off", None: None}[machine.secure_boot],
-        "memory that may be locked": _limit(machine.memlock_bytes),
+        "memlock": _limit(machine.memlock_bytes),
         "clock": _clock(machine),
         "rdma_ctl": machine.rdma_ctl,
     }
@@ -105,7 +106,7 @@ def _rate(lanes: int | None, speed: float | None, whole: float | None) -> str:
 
 def interfaces_table(inventory: Inventory) -> Table:
     """A row per network interface, those that only exist in the kernel last."""
-    table = _table("Network interfaces", "name", "kind", "state", ">Gb/s", ">MTU", "address", "driver", ">errors")
+    table = _table("Network interfaces", "name", "kind", "state", ">Gb/s", ">MTU", "address", ">errors")
     ordered = sorted(inventory.netdevs, key=lambda one: one.kind in ("virtual", "loopback"))
     for one in ordered:
         if one.kind == "loopback" or (one.kind == "virtual" and not one.addresses):
@@ -118,15 +119,14 @@ def interfaces_table(inventory: Inventory) -> Table:
             "" if one.speed_gb_s is None else f"{one.speed_gb_s:g}",
             "" if one.mtu is None else str(one.mtu),
             "\n".join(addresses),
-            one.driver or "",
             _errors(one),
         )
     return table
 
 
 def _kind(one: NetDevice) -> str:
-    same = one.label is None or one.label.replace("-", "").lower() == one.kind
-    return one.kind if same else f"{one.kind} ({one.label})"
+    """A Mac's own name for it, such as ``Thunderbolt 1``, says more."""
+    return one.kind if one.label is None else one.label
 
 
 def _state(one: NetDevice) -> Text:
@@ -144,53 +144,46 @@ def _errors(one: NetDevice) -> str:
 
 
 def rdma_table(devices: Sequence[RdmaDevice]) -> Table:
-    """A row per port."""
-    table = _table("RDMA", "device", ">port", "state", ">Gb/s", "wire", "interface", "GIDs", "firmware")
+    """A row per port, called ``device:port`` as programs that use them do."""
+    table = _table("RDMA", "port", "state", ">Gb/s", "wire", "interface", "GIDs")
     for device in devices:
         for port in device.ports:
             table.add_row(
-                f"{device.name} (software)" if device.software else device.name,
-                str(port.number),
+                f"{device.name}:{port.number}",
                 Text(port.state or "?", style="green" if port.state == "ACTIVE" else "yellow"),
                 "" if port.rate_gb_s is None else f"{port.rate_gb_s:g}",
-                port.link_layer or "",
+                f"{port.link_layer or ''} (software)" if device.software else port.link_layer or "",
                 ", ".join(port.netdevs),
                 _gids(port),
-                device.firmware or "",
             )
     return table
 
 
 def _gids(port: RdmaPort) -> str:
+    """Such as ``3: 10.0.0.1 v2``: index, address, version of RoCE."""
     return "\n".join(
-        " ".join(filter(None, (f"{gid.index}:", gid.address or gid.value, gid.type and f"({gid.type})")))
-        for gid in port.gids
+        f"{gid.index}: {gid.address or gid.value} {(gid.type or '').removeprefix('RoCE ')}".strip() for gid in port.gids
     )
 
 
 def pcie_table(links: Sequence[PcieLink]) -> Table:
     """A row per adapter: what its link does, what it could do, and what its slot could."""
-    table = _table("PCIe", "address", "what", "now", "adapter's most", "slot's most", ">Gb/s", "driver")
+    table = _table("PCIe (generation ×lanes)", "address", "what", "now", "card can", "slot can", ">Gb/s")
     for link in links:
-        now, most, slot = _lanes(link.current_gt_s, link.current_width), _most(link), _most(link.slot)
+        now, most = _lanes(link.current_gt_s, link.current_width), _lanes(link.max_gt_s, link.max_width)
         table.add_row(
             link.address,
             " ".join(filter(None, (link.vendor, link.device))),
             Text(now, style="yellow" if now and most and now != most else ""),
             most,
-            slot,
+            _lanes(link.slot.max_gt_s, link.slot.max_width) if link.slot else "",
             "" if link.current_gb_s is None else f"{link.current_gb_s:.0f}",
-            link.driver or "",
         )
     return table
 
 
-def _most(link: PcieLink | None) -> str:
-    return "" if link is None else _lanes(link.max_gt_s, link.max_width)
-
-
 def _lanes(gt_s: float | None, width: int | None) -> str:
-    return "" if gt_s is None or width is None else f"{gt_s:g} GT/s ×{width}"
+    return "" if gt_s is None or width is None else f"{_GENERATIONS.get(gt_s, f'{gt_s:g} GT/s')} ×{width}"
 
 
 def _limit(limit: int | None) -> str | None:
@@ -213,8 +206,10 @@ def _unreadable(inventory: Inventory) -> Iterator[Text]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """``>`` before a column's name: aligned to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    """``>`` before a column's name: aligned to the right. Nothing is cut off on a narrow terminal, but folded."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    table.header_style = "dim"
     for column in columns:
-        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
+        right = column.startswith(">")
+        table.add_column(column.removeprefix(">"), justify="right" if right else "left", overflow="fold", no_wrap=right)
     return table

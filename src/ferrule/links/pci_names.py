@@ -30,8 +30,8 @@ _VENDORS = {
     0x8086: "Intel",
 }
 _DEVICES = {
-    (0x1022, 0x158D): "Strix Halo USB4 Host Router",
-    (0x1022, 0x158E): "Strix Halo USB4 Host Router",
+    (0x1022, 0x158D): "Strix Halo USB4 Router",
+    (0x1022, 0x158E): "Strix Halo USB4 Router",
     (0x10EC, 0x8125): "RTL8125 2.5GbE",
     (0x10EC, 0x8126): "RTL8126 5GbE",
     (0x10EC, 0x8127): "RTL8127 10GbE",

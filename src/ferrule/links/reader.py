@@ -146,9 +146,9 @@ class Reader:
         self.seen[where] = line
         return where
 
-    def json(self, command: str, *, needed: bool = False) -> Any:
+    def json(self, command: str, *, needed: bool = False, quiet: bool = False) -> Any:
         """What the command prints, read as JSON; None if it is not."""
-        found = self.output(command, needed=needed)
+        found = self.output(command, needed=needed, quiet=quiet)
         if found is None:
             return None
         try:

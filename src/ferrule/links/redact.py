@@ -101,6 +101,8 @@ class Redactor:
             return self._host(told.strip()) + "\n" if told.strip() else told
         if command.startswith("system_profiler -json"):
             told = self._profile(told)
+        if command.startswith("chronyc"):
+            told = re.sub(r"^[^,\n]*,[^,\n]*", self._time_server, told)
         if command == "ibv_devices":
             told = re.sub(_HEX16, lambda match: self._form("GUID", match[0]), told)
         for name in self._hosts:
@@ -144,6 +146,10 @@ class Redactor:
     def _host(self, name: str) -> str:
         self._count("host name", name)
         return "host-" + self._digest("host", name.partition(".")[0]).hex()[:6]
+
+    def _time_server(self, match: re.Match[str]) -> str:
+        self._count("time server", match[0])
+        return "redacted,redacted"
 
     def _mac(self, match: re.Match[str]) -> str:
         text = match[0]

@@ -21,6 +21,9 @@ MAX_BYTES = 1 << 20
 """Of a file; nothing that is looked at is that large."""
 
 _SECONDS = 5.0
+_SLOW_SECONDS = {"system_profiler": 20.0}
+"""It asks every device of a kind, which takes some seconds on its own."""
+
 _PLACES = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/libexec/ApplicationFirewall"
 _MAX_HOPS = 40
 
@@ -72,17 +75,18 @@ class LiveTree:
         program = shutil.which(words[0]) or shutil.which(words[0], path=_PLACES)
         if program is None:
             raise FileNotFoundError(errno.ENOENT, f"there is no `{words[0]}`")
+        seconds = _SLOW_SECONDS.get(words[0], _SECONDS)
         try:
             done = subprocess.run(
                 [program, *words[1:]],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=False,
-                timeout=_SECONDS,
+                timeout=seconds,
                 env={**os.environ, "LC_ALL": "C"},
             )
         except subprocess.TimeoutExpired:
-            raise TimeoutError(errno.ETIMEDOUT, f"no answer within {_SECONDS:g} s") from None
+            raise TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds:g} s") from None
         told = done.stdout.decode("utf-8", errors="replace")
         if done.returncode != 0 and not told.strip():
             why = done.stderr.decode("utf-8", errors="replace").strip().splitlines()

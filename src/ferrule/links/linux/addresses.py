@@ -31,7 +31,8 @@ class Addressing:
 
 
 def read_addressing(reader: Reader) -> Addressing:
-    listed = reader.json(ADDRESS)
+    # An `ip` that is not iproute2's fails, as it has no JSON.
+    listed = reader.json(ADDRESS, quiet=True)
     if listed is None:
         return _from_proc(reader)
     found = Addressing(routes=tuple(route for command in ROUTES for route in _routes(reader.json(command))))

@@ -29,6 +29,7 @@ _SPEED = r"([0-9]{1,3}(?:\.[0-9]{1,2})?) Gb/s"
 _MODULES = ("thunderbolt", "thunderbolt_net")
 _SECRET = re.compile(r"psk|key|secret|pass|token", re.IGNORECASE)
 _MAX_LANES = 4
+_ADAPTER = 0x3F
 
 
 def read_thunderbolt(reader: Reader) -> tuple[ThunderboltDomain, ...]:
@@ -42,6 +43,7 @@ def _domain(reader: Reader, name: str, names: list[str], parameters: tuple[tuple
     path = f"{BUS}/{name}"
     number = name.removeprefix("domain")
     nhi = _above(reader.link(path))
+    ports = _ports(reader, f"{BUS}/{number}-0")
     routers: list[ThunderboltRouter] = []
     peers: list[ThunderboltPeer] = []
     for one in names:
@@ -50,7 +52,7 @@ def _domain(reader: Reader, name: str, names: list[str], parameters: tuple[tuple
             continue
         route = int(match[2], 16)
         if route and _is_peer(reader, f"{BUS}/{one}"):
-            peers.append(_peer(reader, one, route, names))
+            peers.append(_peer(reader, one, route, names, ports))
         else:
             routers.append(_router(reader, one, route))
     host = next((one for one in routers if one.route == 0), None)
@@ -62,7 +64,7 @@ def _domain(reader: Reader, name: str, names: list[str], parameters: tuple[tuple
         pci_address=nhi,
         rings=_rings(reader, nhi, parameters),
         host=host,
-        ports=_ports(reader, f"{BUS}/{number}-0"),
+        ports=ports,
         retimers=tuple(_retimer(reader, one) for one in names if re.fullmatch(rf"{number}-[0-9a-f]+:[0-9.]+", one)),
         devices=tuple(one for one in routers if one is not host),
         peers=tuple(peers),
@@ -124,8 +126,11 @@ def _authorized(reader: Reader, path: str) -> bool | None:
     return None if value is None else value > 0
 
 
-def _peer(reader: Reader, name: str, route: int, names: list[str]) -> ThunderboltPeer:
+def _peer(
+    reader: Reader, name: str, route: int, names: list[str], ports: tuple[ThunderboltPort, ...]
+) -> ThunderboltPeer:
     path = f"{BUS}/{name}"
+    port = f"usb4_port{route & _ADAPTER}"  # a route's lowest byte is the adapter of the host that it leaves by
     services = tuple(_service(reader, one) for one in names if re.fullmatch(rf"{re.escape(name)}\.[0-9]{{1,4}}", one))
     return ThunderboltPeer(
         name=name,
@@ -139,7 +144,7 @@ def _peer(reader: Reader, name: str, route: int, names: list[str]) -> Thunderbol
         rx_lanes=reader.number(f"{path}/rx_lanes", 0, _MAX_LANES),
         tx_lanes=reader.number(f"{path}/tx_lanes", 0, _MAX_LANES),
         max_hop_id=reader.number(f"{path}/maxhopid", 0, 0xFFFF),
-        port=f"usb4_port{route & 0x3F}" if route < 0x100 else None,
+        port=port if port in {one.name for one in ports} else None,
         services=services,
         netdevs=tuple(netdev for one in services for netdev in reader.names(f"{one.path}/net")),
     )

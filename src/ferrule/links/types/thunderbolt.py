@@ -81,9 +81,9 @@ class ThunderboltService:
 class ThunderboltPeer:
     """Another computer at the end of a cable (an XDomain), as this one sees it.
 
-    ``identity``: a hash of its unique id, equal to the `ThunderboltRouter.identity` that it has for itself.
-    ``*_speed_gb_s`` are per lane. ``link_gb_s``: the whole link, where the system tells only that. ``port``: the name
-    of our `ThunderboltPort`. ``netdevs``: the network interfaces that go over it.
+    ``identity``: a hash of its unique id, equal to the `ThunderboltRouter.identity` that it has for itself. ``route``:
+    above 255 there is a dock between. ``*_speed_gb_s`` are per lane. ``link_gb_s``: the whole link, where the system
+    tells only that. ``port``: the name of our `ThunderboltPort`. ``netdevs``: the network interfaces that go over it.
     """
 
     name: str
