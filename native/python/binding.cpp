@@ -13,6 +13,9 @@
 #include "heartbeat.h"
 #include "raw.h"
 #include "relay.h"
+#ifdef __linux__
+#include "shaper.h"
+#endif
 #include "tensors.h"
 #include "verbs.h"
 
@@ -102,6 +105,9 @@ NB_MODULE(_native, module) {
   ferrule::bind_channels(module);
   ferrule::bind_heartbeat(module);
   ferrule::bind_relay(module);
+#ifdef __linux__
+  ferrule::bind_shaper(module);
+#endif
   ferrule::bind_group(module);
   bind_raw(module);
   name_numbers(module);

@@ -110,6 +110,34 @@ class Heartbeat:
 
     def close(self) -> None: ...
 
+class Shaper:
+    """Carries packets between the ends of emulated cables, on threads of its own. Linux only."""
+
+    def __init__(self, threads: int = 0) -> None: ...
+    def join(self, fds: list[int], seed: int) -> int:
+        """The descriptors are the shaper's from here on, also on failure."""
+    def part(self, cable: int) -> None: ...
+    def set(
+        self,
+        cable: int,
+        end: int,
+        *,
+        rate: float,
+        delay: float,
+        jitter: float,
+        loss: float,
+        corrupt: float,
+        duplicate: float,
+        reorder: float,
+        collapse: float,
+        queue: int,
+        overhead: int,
+        flow: int,
+    ) -> None: ...
+    def clear(self, cable: int) -> None: ...
+    def read(self, cable: int, end: int) -> dict[str, float]: ...
+    def close(self) -> None: ...
+
 class Relay:
     """Carries bytes for ranks that share no link, on a thread of its own."""
 

@@ -1,4 +1,4 @@
-"""Bytes and seconds: parsing what people write, writing what people read."""
+"""Bytes, rates, seconds and fractions: parsing what people write, writing what people read."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ _BYTES = {
     "tib": 1 << 40,
 }
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "m": 60.0, "min": 60.0, "h": 3600.0}
+_BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_RATE = re.compile(r"([kmgt]?)(?:b|bit|bits|bps)?(?:/s|ps)?", re.IGNORECASE)
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-zµ]*)\s*")
 
 
@@ -67,3 +69,43 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) < limit:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
+
+
+def parse_rate(text: str) -> float:
+    """``"2.5 Gb/s"`` -> 2.5e9, in bits per second; also ``2.5G``, ``2.5gbit``, ``2500 Mbit/s``. Units are of 1000.
+
+    Raises `ConfigError` when the text is no rate.
+    """
+    number, _, unit = text.strip().replace("/s", "ps").partition(" ")
+    split = _NUMBER.fullmatch(number + unit.strip())
+    factor = _RATE.fullmatch(split[2]) if split else None
+    if split is None or factor is None:
+        raise ConfigError(f"{text!r} is not a rate; write for example 1G, 2.5Gb/s or 400Mbit")
+    return float(split[1]) * _BITS[factor[1].lower()]
+
+
+def format_rate(bits_per_second: float) -> str:
+    """2.5e9 -> ``"2.5 Gb/s"``: three significant digits in the unit that fits."""
+    value = bits_per_second
+    for unit in ("b/s", "kb/s", "Mb/s", "Gb/s"):
+        if abs(value) < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} Tb/s"
+
+
+def parse_fraction(text: str) -> float:
+    """``"1%"`` -> 0.01, ``"0.01"`` -> 0.01. Raises `ConfigError` when the text is no number from 0 to 1."""
+    number = text.strip().removesuffix("%").strip()
+    try:
+        value = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{text!r} is not a fraction; write for example 1% or 0.01, at most 100%")
+    return value
+
+
+def format_fraction(value: float) -> str:
+    """0.01 -> ``"1 %"``."""
+    return f"{value * 100:.3g} %"

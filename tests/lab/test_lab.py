@@ -276,3 +276,105 @@ def test_signals_reach_the_program_itself() -> None:
         process.stdout.read(1)
         os.kill(process.pid, signal.SIGUSR1)
         assert process.wait(SECONDS) == 5
+
+
+def one_way(lab: Lab, source: int, target: int, count: int = 30) -> float:
+    """The least time that a datagram took, in seconds."""
+    post = Post(lab, source, target)
+    post.receiver.settimeout(SECONDS)
+    where = (post.address, post.receiver.getsockname()[1])
+    found = []
+    for _ in range(count):
+        begin = time.monotonic()
+        post.sender.sendto(b"now", where)
+        post.receiver.recv(8)
+        found.append(time.monotonic() - begin)
+    return min(found)
+
+
+def test_delays_hold_and_change_while_in_use() -> None:
+    with Lab(pair().shaped(delay=5e-3)) as lab:
+        cable = lab.cables[0]
+        assert Post(lab, 0, 1).arrives(SECONDS)
+        assert one_way(lab, 0, 1, 3) >= 5e-3
+        cable.shape(sender=0, delay=20e-3)
+        assert one_way(lab, 0, 1, 3) >= 20e-3
+        assert one_way(lab, 1, 0) < 20e-3
+        cable.shape(delay=0.0)
+        assert one_way(lab, 0, 1) < 5e-3
+        assert cable.counters(0)["delivered_frames"] >= 30
+        assert "delay" not in cable.shaping(1).describe()
+        cable.clear()
+        assert one_way(lab, 0, 1, 3) >= 5e-3
+
+
+def test_a_cable_in_use_is_handed_to_the_shaper_and_goes_on() -> None:
+    """One that the kernel has carried so far; connections over it live on."""
+    with Lab(pair()) as lab:
+        cable = lab.cables[0]
+        with lab.inside(1):
+            listener = socket.create_server((lab.address(1, 0), 0))
+        with lab.inside(0):
+            client = socket.create_connection(listener.getsockname(), timeout=SECONDS)
+        server = listener.accept()[0]
+        server.settimeout(SECONDS)
+        for changes in ({}, {"delay": 1e-3}, {"loss": 0.2}, {"loss": 0.0, "corrupt": 0.2}, {"corrupt": 0.0}):
+            cable.shape(**changes)
+            sent = os.urandom(200_000)
+            sender = threading.Thread(target=client.sendall, args=(sent,))
+            sender.start()
+            got = bytearray()
+            while len(got) < len(sent):
+                got += server.recv(1 << 16)
+            sender.join()
+            assert got == sent
+        counters = cable.counters(0)
+        assert counters["lost"] > 0
+        assert counters["corrupted"] > 0
+        for each in (client, server, listener):
+            each.close()
+
+
+def test_a_shaped_cable_fails_in_every_way_and_comes_back() -> None:
+    with Lab(pair().shaped(delay=1e-4, rate=1e9)) as lab:
+        cable = lab.cables[0]
+        there, back = Post(lab, 0, 1), Post(lab, 1, 0)
+        assert there.arrives(SECONDS)
+        cable.mute(0)
+        assert not there.arrives(0.1)
+        cable.unmute(0)
+        cable.mute(1)
+        # An address that is asked for now would be answered in vain; these know each other.
+        assert not back.arrives(0.1)
+        cable.unmute(1)
+        assert back.arrives(SECONDS)
+        cable.blackhole()
+        assert not there.arrives(0.1)
+        assert carrier(lab, 0, cable.interface)
+        cable.cut()
+        assert not carrier(lab, 0, cable.interface)
+        cable.restore()
+        assert there.arrives(SECONDS)
+        cable.stall()
+        assert not there.arrives(0.1)
+        assert cable.faults() == ("stalled",)
+        cable.resume()
+        assert there.arrives(SECONDS)
+        cable.retrain(0.5)
+        assert cable.rate(0) == 0.5e9
+        cable.clear()
+        assert cable.rate(0) == 1e9
+        assert cable.faults() == ()
+    with Lab(pair()) as lab, pytest.raises(LabError, match="has no rate"):
+        lab.cables[0].retrain()
+
+
+def test_one_host_drops_out_of_a_shaped_switch() -> None:
+    with Lab(switch(3).shaped(delay=1e-4)) as lab:
+        network = lab.cables[0]
+        assert Post(lab, 0, 2).arrives(SECONDS)
+        network.blackhole(2)
+        assert not Post(lab, 0, 2).arrives(0.1)
+        assert Post(lab, 0, 1).arrives(SECONDS)
+        network.restore(2)
+        assert Post(lab, 0, 2).arrives(SECONDS)

@@ -340,6 +340,61 @@ void ferrule_work_then(ferrule_work *work, void (*done)(void *context), void *co
 /* The work itself goes on. */
 void ferrule_work_destroy(ferrule_work *work);
 
+/* Emulated cables, for tests and the lab (Linux only): threads that carry packets between sockets as slowly and badly
+ * as they are told. Everything acts at once, on what has not begun to be sent. */
+typedef struct ferrule_shaper ferrule_shaper;
+
+typedef enum ferrule_flow {
+  FERRULE_FLOW_MOVES = 0,
+  FERRULE_FLOW_STALLED = 1, /* nothing moves; what the queue has no room for is lost */
+  FERRULE_FLOW_MUTE = 2,    /* all that this end sends is lost */
+  FERRULE_FLOW_DARK = 3     /* and, on a switch, all that is sent to it */
+} ferrule_flow;
+
+/* What happens to what one end of a cable sends. Times are in seconds, chances from 0 to 1 for each frame. */
+typedef struct ferrule_shape {
+  double rate; /* bits per second on the wire; 0: no limit */
+  double delay;
+  double jitter; /* the delay is up to so much shorter or longer; packets stay in order */
+  double loss;
+  double corrupt; /* one bit, behind the addresses */
+  double duplicate;
+  double reorder;    /* overtaken by the next ones */
+  double collapse;   /* what both directions together get under load from both, in parts of rate; 0: each all of it */
+  uint64_t queue;    /* bytes that may wait for their turn; 0: no limit */
+  uint32_t overhead; /* bytes on the wire for each frame beside its own */
+  ferrule_flow flow;
+} ferrule_shape;
+
+/* What became of the frames that one end sent. */
+typedef struct ferrule_shape_counters {
+  uint64_t frames, bytes;
+  uint64_t delivered_frames, delivered_bytes;
+  uint64_t overflowed; /* lost: the queue was full */
+  uint64_t lost;       /* by chance */
+  uint64_t cut;        /* because nothing passed at the time */
+  uint64_t corrupted, duplicated, reordered;
+  uint64_t queued_bytes; /* that wait now */
+  uint64_t unsent;       /* packets for this end that its socket did not take */
+  double latest;         /* how many seconds after its moment a packet came out, at most */
+} ferrule_shape_counters;
+
+/* `threads`: 0 for as many as leave the hosts half of the processors. */
+ferrule_status ferrule_shaper_create(int threads, ferrule_shaper **out, char *error, size_t error_size);
+/* Join the ends of a cable, or of a switch with more than two; the descriptors are the shaper's from here on, also on
+ * failure. They are packet sockets with PACKET_VNET_HDR, or other sockets that give and take one packet at a time in
+ * that form. All that chance decides follows from the seed and the order of packets. */
+ferrule_status ferrule_shaper_join(ferrule_shaper *shaper, const int *fds, int ends, uint64_t seed, int *cable,
+                                   char *error, size_t error_size);
+ferrule_status ferrule_shaper_part(ferrule_shaper *shaper, int cable, char *error, size_t error_size);
+ferrule_status ferrule_shaper_set(ferrule_shaper *shaper, int cable, int end, const ferrule_shape *shape, char *error,
+                                  size_t error_size);
+/* All that waits or is under way is lost. */
+ferrule_status ferrule_shaper_clear(ferrule_shaper *shaper, int cable, char *error, size_t error_size);
+ferrule_status ferrule_shaper_read(ferrule_shaper *shaper, int cable, int end, ferrule_shape_counters *out,
+                                   char *error, size_t error_size);
+void ferrule_shaper_destroy(ferrule_shaper *shaper);
+
 #ifdef __cplusplus
 }
 #endif

@@ -5,6 +5,7 @@ Hosts and cables are here; virtual machines with kernels of their own in `ferrul
 
 from ferrule.lab.cable import Cable, CableState
 from ferrule.lab.lab import ROUTED, Lab, obstacle
+from ferrule.lab.shaping import Shaping, parse_changes
 from ferrule.lab.topology import CableSpec, Topology, chain, edges, mesh, pair, ring, star, switch
 
 __all__ = [
@@ -13,12 +14,14 @@ __all__ = [
     "CableSpec",
     "CableState",
     "Lab",
+    "Shaping",
     "Topology",
     "chain",
     "edges",
     "mesh",
     "obstacle",
     "pair",
+    "parse_changes",
     "ring",
     "star",
     "switch",

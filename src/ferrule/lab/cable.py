@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 from ferrule.errors import LabError
-from ferrule.lab.iproute import batch, shape
+from ferrule.lab.iproute import batch, segment_bytes, shape, smooth
 from ferrule.lab.netns import Namespace
+from ferrule.lab.panel import Flow, Panel
+from ferrule.lab.port import Ports
+from ferrule.lab.shaping import Shaping, changed
 from ferrule.lab.topology import CableSpec
 
 CableState = Literal["up", "cut", "dark"]
+_FULL_SEGMENTS = 65536
 
 
 class Cable:
-    """Two veth pairs that meet in a bridge, in a namespace between the hosts: the patch panel.
+    """Two veth pairs that meet in a namespace between the hosts: the patch panel.
 
     So a host sees a pulled cable as it would a real one: its own interface stays up with its address and loses its
-    carrier. (With one veth pair from host to host, one of them would have to take its interface down.) The way
-    through the bridge costs about 1.3 µs. A switch is the same with more than two hosts.
+    carrier. (With one veth pair from host to host, one of them would have to take its interface down.) In the panel a
+    bridge joins them, at the kernel's speed, when the cable has at most a rate; otherwise the shaper does, a thread of
+    ours. A switch is the same with more than two hosts.
 
     ``interface``: its name on every host. Faults hit the whole cable, or with ``host`` only that host's plug: on a
     switch the others go on as before.
     """
 
-    def __init__(self, number: int, spec: CableSpec, panel: Namespace, hosts: dict[int, Namespace], mtu: int) -> None:
+    def __init__(self, number: int, spec: CableSpec, panel: Panel, hosts: dict[int, Namespace], mtu: int) -> None:
         self.number = number
         self.hosts = spec.hosts
         self.interface = f"cable{number}"
-        self.mtu = mtu
+        self.mtu = spec.mtu or mtu
+        self.spec = spec
         self._states: dict[int, CableState] = dict.fromkeys(spec.hosts, "up")
-        self._rates: dict[int, float | None] = dict.fromkeys(spec.hosts, spec.rate)
+        self._shapings: dict[int, Shaping] = dict.fromkeys(spec.hosts, spec.shaping)
+        self._speed = 1.0
+        self._stalled = False
+        self._mute: set[int] = set()
         self._panel = panel
         self._namespaces = hosts
+        self._shaped: int | None = None
+        self._segments = True
 
     def address(self, host: int) -> str:
         """The IPv4 address of ``host`` at its end: 10.77.NUMBER.1 at the first, and so on."""
@@ -39,11 +51,27 @@ class Cable:
 
     def rate(self, host: int) -> float | None:
         """Bits per second that ``host`` may send into it; None: as fast as this machine copies."""
-        return self._rates[host]
+        rate = self._shapings[host].rate
+        return None if rate is None else rate * self._speed
+
+    def shaping(self, host: int) -> Shaping:
+        """What happens now to what ``host`` sends."""
+        return replace(self._shapings[host], rate=self.rate(host))
 
     def state(self, host: int) -> CableState:
         """How it is at one end: "up", "cut" (no carrier) or "dark" (a carrier, but nothing passes)."""
         return self._states[host]
+
+    def faults(self) -> tuple[str, ...]:
+        """What is wrong with it now, in words; nothing of what its specification gives it."""
+        found = [f"{self._states[host]} at {host}" for host in self.hosts if self._states[host] != "up"]
+        found += ["stalled"] if self._stalled else []
+        found += [f"nothing arrives from {host}" for host in sorted(self._mute)]
+        found += [f"trained to {self._speed:g} of its speed"] if self._speed != 1 else []
+        for host in self.hosts:
+            if self._shapings[host] != self.spec.shaping:
+                found.append(f"from {host}: {self._shapings[host].describe() or 'no limits'}")
+        return tuple(found)
 
     def cut(self, host: int | None = None) -> None:
         """Pull it out: no carrier; what is under way is lost."""
@@ -54,22 +82,71 @@ class Cable:
         self._change("dark", host)
 
     def restore(self, host: int | None = None) -> None:
-        """Undo `cut` and `blackhole`. Rates stay."""
+        """Undo `cut` and `blackhole`. Rates and all else stay."""
         self._change("up", host)
 
     def limit(self, bits_per_second: float | None, *, sender: int | None = None) -> None:
-        """Change its rate, now, in both directions or only for what ``sender`` sends. None: no limit.
-
-        Packets that wait for their turn are lost, as when a cable trains anew.
-        """
+        """Change its rate, now, in both directions or only for what ``sender`` sends. None: no limit."""
         if bits_per_second is not None and bits_per_second <= 0:
             raise LabError(f"a rate must be more than 0 bit/s, not {bits_per_second:g}; use blackhole()")
-        for host in self.hosts if sender is None else (sender,):
-            if bits_per_second is not None:
-                batch(self._namespaces[host], "tc", [shape(self.interface, bits_per_second, self.mtu)])
-            elif self._rates[host] is not None:
-                batch(self._namespaces[host], "tc", [f"qdisc del dev {self.interface} root"])
-            self._rates[host] = bits_per_second
+        self.shape(sender=sender, rate=bits_per_second)
+
+    def shape(self, *, sender: int | None = None, **changes: Any) -> None:
+        """Change any numbers of its `Shaping`, now, in both directions or only for what ``sender`` sends.
+
+        Packets that wait for their turn in a host may be lost, as when a cable trains anew.
+        """
+        senders = self.hosts if sender is None else (sender,)
+        shapings = {host: changed(self._shapings[host], **changes) for host in senders}
+        before = {host: self.rate(host) for host in self.hosts}
+        self._shapings |= shapings
+        self._apply(before)
+
+    def stall(self) -> None:
+        """Nothing moves any more although there is a carrier; what is sent waits until `resume`, or is lost when the
+        queue is full."""
+        self._stalled = True
+        self._apply()
+
+    def resume(self) -> None:
+        """Undo `stall`."""
+        self._stalled = False
+        self._apply()
+
+    def mute(self, sender: int) -> None:
+        """A one-way cut: nothing that ``sender`` sends arrives, while it still hears the others."""
+        self._mute.add(sender)
+        self._apply()
+
+    def unmute(self, sender: int) -> None:
+        """Undo `mute`."""
+        self._mute.discard(sender)
+        self._apply()
+
+    def retrain(self, speed: float = 0.5) -> None:
+        """Train to a part of its speed, in both directions. Raises `LabError` for a cable without a rate."""
+        if not 0 < speed <= 1:
+            raise LabError(f"a cable trains to a part of its speed, more than 0 and at most 1, not {speed:g}")
+        if any(shaping.rate is None for shaping in self._shapings.values()):
+            raise LabError(f"{self.interface} has no rate that could be halved; give it one (rate=10G)")
+        before = {host: self.rate(host) for host in self.hosts}
+        self._speed = speed
+        self._apply(before)
+
+    def clear(self) -> None:
+        """Undo everything: as its specification says, and plugged in."""
+        before = {host: self.rate(host) for host in self.hosts}
+        self._speed, self._stalled = 1.0, False
+        self._mute.clear()
+        self._shapings = dict.fromkeys(self.hosts, self.spec.shaping)
+        self._apply(before)
+        self.restore()
+
+    def counters(self, sender: int) -> dict[str, float]:
+        """What became of the frames that ``sender`` sent since the shaper carries them; empty while the kernel does."""
+        if self._shaped is None:
+            return {}
+        return self._panel.shaper.read(self._shaped, self.hosts.index(sender))
 
     def panel_lines(self) -> list[str]:
         """What makes it, run by ``ip`` in the panel; `host_lines` then brings up its ends."""
@@ -90,13 +167,81 @@ class Cable:
             f"link set dev {self.interface} up",
         ]
 
+    def begin(self) -> None:
+        """Its ends are up: give it its properties."""
+        self._apply(dict.fromkeys(self.hosts))
+
     def _change(self, state: CableState, only: int | None) -> None:
-        changed = [host for host in (self.hosts if only is None else (only,)) if self._states[host] != state]
-        # A port outside the bridge has a carrier, and nobody in the panel takes what arrives there.
-        turn = {"cut": "down", "dark": "nomaster up", "up": f"master {self._bridge} up"}[state]
-        if changed:
-            batch(self._panel, "ip", [f"link set dev {self._port(host)} {turn}" for host in changed])
-        self._states |= dict.fromkeys(changed, state)
+        changed_hosts = [host for host in (self.hosts if only is None else (only,)) if self._states[host] != state]
+        for host in changed_hosts:
+            port, before = self._port(host), self._states[host]
+            # A port outside the bridge has a carrier, and nobody in the panel takes what arrives there.
+            if self._shaped is None and "dark" in (state, before):
+                self._panel.ports.join(port, self._bridge, state != "dark")
+            if "cut" in (state, before):
+                self._panel.ports.set_up(port, state != "cut")
+            self._states[host] = state
+        if self._shaped is not None:
+            self._apply()
+            if state == "cut":
+                self._panel.shaper.clear(self._shaped)
+
+    def _apply(self, rates_before: dict[int, float | None] | None = None) -> None:
+        """Make the panel and the hosts' queues be what our fields say. The shaper first: it acts at once."""
+        plain = all(shaping.plain for shaping in self._shapings.values()) and not self._stalled and not self._mute
+        if self._shaped is None and not plain:
+            self._engage()
+        if self._shaped is not None:
+            self._panel.set(self._shaped, [(self.shaping(host), self._flow(host)) for host in self.hosts])
+            self._offload(not any(shaping.takes_chances for shaping in self._shapings.values()))
+        for host, before in (rates_before or {}).items():
+            if self.rate(host) != before:
+                self._queue(host, before is not None)
+
+    def _flow(self, host: int) -> Flow:
+        if "dark" in self._states.values() and (len(self.hosts) == 2 or self._states[host] == "dark"):
+            return "dark"
+        if host in self._mute:
+            return "mute"
+        return "stalled" if self._stalled else "moves"
+
+    def _engage(self) -> None:
+        """From the bridge to the shaper. It then stays with that: so a fault acts the same the second time."""
+        ports = [self._port(host) for host in self.hosts]
+        for host, port in zip(self.hosts, ports, strict=True):
+            if self._states[host] != "dark":
+                self._panel.ports.join(port, self._bridge, False)
+        self._shaped = self._panel.join(ports)
+        self._panel.prepare([self._namespaces[host] for host in self.hosts])
+        for host in self.hosts:
+            if self.rate(host) is not None:
+                self._queue(host, True)
+
+    def _queue(self, host: int, had_rate: bool) -> None:
+        """The host's own queue before the cable: a sender waits there for its turn, as before a network card."""
+        rate, namespace = self.rate(host), self._namespaces[host]
+        if rate is None:
+            if had_rate:
+                batch(namespace, "tc", [f"qdisc del dev {self.interface} root"])
+            segment = _FULL_SEGMENTS
+        elif self._shaped is None:
+            batch(namespace, "tc", [shape(self.interface, rate, self.mtu)])
+            return
+        else:
+            overhead = self._shapings[host].overhead
+            batch(namespace, "tc", [smooth(self.interface, rate, self.mtu, overhead)])
+            segment = segment_bytes(rate, self.mtu)
+        if self._shaped is not None:
+            batch(namespace, "ip", [f"link set dev {self.interface} gso_max_size {segment}"])
+
+    def _offload(self, on: bool) -> None:
+        """Chance falls on frames, and checksums must be there for a receiver to find what was altered."""
+        if on != self._segments:
+            for host in self.hosts:
+                ports = Ports(self._namespaces[host])
+                ports.offload(self.interface, on)
+                ports.close()
+            self._segments = on
 
     @property
     def _bridge(self) -> str:

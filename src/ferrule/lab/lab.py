@@ -17,6 +17,7 @@ from ferrule.errors import ConfigError, LabError
 from ferrule.lab.cable import Cable
 from ferrule.lab.iproute import batch, shape
 from ferrule.lab.netns import Namespace, processes_in
+from ferrule.lab.panel import Panel
 from ferrule.lab.topology import Topology
 from ferrule.tied import tied
 
@@ -60,7 +61,9 @@ class Lab:
     network namespaces, or without iproute2 or the kernel's bridge. Not thread-safe.
     """
 
-    def __init__(self, topology: Topology, *, mtu: int = 1500, ipv6: bool = False, forwarding: bool = False) -> None:
+    def __init__(
+        self, topology: Topology, *, mtu: int = 1500, ipv6: bool = False, forwarding: bool = False, seed: int = 0
+    ) -> None:
         if len(topology.cables) > _MAX_CABLES:
             raise ConfigError(f"a lab has at most {_MAX_CABLES} cables, not {len(topology.cables)}")
         self.topology = topology
@@ -68,7 +71,8 @@ class Lab:
         self._mtu = mtu
         self._ipv6 = ipv6
         self.forwarding = forwarding
-        self._panel: Namespace | None = None
+        self._seed = seed
+        self._panel: Panel | None = None
         self._hosts: list[Namespace] = []
         self._processes: list[subprocess.Popen[Any]] = []
 
@@ -86,12 +90,12 @@ class Lab:
         self.close()
 
     def _build(self) -> None:
-        self._panel = Namespace()
+        self._panel = Panel(self._seed)
         self._hosts = [Namespace(ipv6=self._ipv6) for _ in range(self.topology.hosts)]
         ends = dict(enumerate(self._hosts))
         specs = self.topology.cables
         self.cables = tuple(Cable(number, spec, self._panel, ends, self._mtu) for number, spec in enumerate(specs))
-        batch(self._panel, "ip", [line for cable in self.cables for line in cable.panel_lines()])
+        batch(self._panel.namespace, "ip", [line for cable in self.cables for line in cable.panel_lines()])
         for host, namespace in enumerate(self._hosts):
             mine = [cable for cable in self.cables if host in cable.hosts]
             lines = [line for cable in mine for line in cable.host_lines(host)]
@@ -99,9 +103,8 @@ class Lab:
             if self.forwarding:
                 with namespace.entered():
                     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-            shaped = [(cable.interface, rate) for cable in mine if (rate := cable.rate(host)) is not None]
-            if shaped:
-                batch(namespace, "tc", [shape(interface, rate, self._mtu) for interface, rate in shaped])
+        for cable in self.cables:
+            cable.begin()
 
     def _routes(self, host: int) -> list[str]:
         lines = [
@@ -210,9 +213,10 @@ class Lab:
             process.kill()
             process.wait(_KILL_SECONDS)
         self._processes.clear()
-        for namespace in [*self._hosts, self._panel]:
-            if namespace is not None:
-                namespace.close()
+        if self._panel is not None:
+            self._panel.close()
+        for namespace in self._hosts:
+            namespace.close()
         self._hosts, self._panel, self.cables = [], None, ()
 
     def _kill(self, pids: Sequence[int]) -> None:

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 from ferrule.errors import ConfigError
+from ferrule.lab.shaping import Shaping
 
 
 @dataclass(frozen=True)
 class CableSpec:
     """A cable between two hosts, or a switch with a cable to each of several.
 
-    ``rate``: bits per second in each direction; None: as fast as this machine copies.
+    ``rate``: bits per second in each direction; None: as fast as this machine copies. The other numbers are those of
+    `Shaping`, for both directions. ``mtu`` in bytes; None: the lab's.
     """
 
     hosts: tuple[int, ...]
     rate: float | None = None
+    delay: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+    corrupt: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    collapse: float | None = None
+    queue: int | None = None
+    overhead: int = 0
+    mtu: int | None = None
+
+    @property
+    def shaping(self) -> Shaping:
+        """Raises `ConfigError` where the numbers cannot be a cable's."""
+        return Shaping(**{field.name: getattr(self, field.name) for field in fields(Shaping)})
 
 
 @dataclass(frozen=True)
@@ -34,8 +52,11 @@ class Topology:
                 raise ConfigError(f"a cable joins two different hosts, not {cable.hosts}")
             if not all(0 <= host < self.hosts for host in cable.hosts):
                 raise ConfigError(f"a cable joins hosts {cable.hosts}, but there are only hosts 0 to {self.hosts - 1}")
-            if cable.rate is not None and cable.rate <= 0:
-                raise ConfigError(f"a cable's rate must be more than 0 bit/s, not {cable.rate:g}")
+            _ = cable.shaping
+
+    def shaped(self, **changes: Any) -> Self:
+        """The same with other cables: ``pair(2).shaped(delay=10e-6, rate=1e9)``. ``changes``: fields of `CableSpec`."""
+        return replace(self, cables=tuple(replace(cable, **changes) for cable in self.cables))
 
     def between(self, one: int, other: int) -> tuple[int, ...]:
         """The numbers of the cables that join two hosts directly."""

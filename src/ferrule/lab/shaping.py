@@ -1,0 +1,141 @@
+"""What a cable does to what is sent into it, in numbers. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ferrule.errors import ConfigError
+from ferrule.units import (
+    format_bytes,
+    format_fraction,
+    format_rate,
+    format_seconds,
+    parse_bytes,
+    parse_fraction,
+    parse_rate,
+    parse_seconds,
+)
+
+MAX_DELAY = 60.0
+_QUEUE_SECONDS = 20e-3
+_LEAST_QUEUE = 256 * 1024
+CHANCES = ("loss", "corrupt", "duplicate", "reorder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaping:
+    """One direction of a cable. Without any of these it is as fast as this machine copies.
+
+    ``rate``: bits per second of frames on the wire; None: no limit. ``delay``: seconds from the end of a frame's
+    sending to its arrival. ``jitter``: the delay is up to so many seconds shorter or longer; frames stay in order.
+    ``loss``, ``corrupt`` (one bit is wrong), ``duplicate``, ``reorder`` (overtaken by the next ones): chances of each
+    frame, from 0 to 1. ``collapse``: what both directions *together* get while both are under load, in parts of
+    ``rate``; 2 is no collapse, 1 half duplex. ``queue``: bytes that may wait for their turn, what comes then is lost;
+    None: 20 ms. ``overhead``: bytes on the wire for each frame beside its own, 24 with Ethernet (preamble, checksum,
+    gap).
+    """
+
+    rate: float | None = None
+    delay: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+    corrupt: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    collapse: float | None = None
+    queue: int | None = None
+    overhead: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("delay", "jitter"):
+            value = getattr(self, name)
+            if not 0 <= value <= MAX_DELAY:
+                raise ConfigError(f"a cable's {name} must be from 0 to {MAX_DELAY:g} s, not {value:g}")
+        for name in CHANCES:
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ConfigError(f"a cable's {name} is a chance from 0 to 1, not {value:g}")
+        if self.rate is not None and not 0 < self.rate < math.inf:
+            raise ConfigError(f"a cable's rate must be more than 0 bit/s, not {self.rate:g}")
+        if self.collapse is not None and not 0 < self.collapse <= 2:
+            raise ConfigError(f"a cable's collapse must be more than 0 and at most 2, not {self.collapse:g}")
+        if self.collapse is not None and self.rate is None:
+            raise ConfigError("a cable collapses to a part of its rate: give it a rate, too")
+        if self.overhead < 0 or (self.queue is not None and self.queue < 1):
+            raise ConfigError("a cable's overhead must be at least 0 bytes, and its queue at least 1")
+
+    @property
+    def plain(self) -> bool:
+        """Whether the kernel alone can do it: a rate, or nothing."""
+        return self == Shaping(rate=self.rate)
+
+    @property
+    def takes_chances(self) -> bool:
+        return any(getattr(self, name) > 0 for name in CHANCES)
+
+    @property
+    def queue_bytes(self) -> int:
+        """The bytes that may wait; 0 without a limit, because without a rate none do."""
+        if self.queue is not None:
+            return self.queue
+        return 0 if self.rate is None else max(int(self.rate / 8 * _QUEUE_SECONDS), _LEAST_QUEUE)
+
+    def describe(self) -> str:
+        """``rate=1 Gb/s delay=10 µs``: whatever is not as in a cable without properties; read by `parse` again."""
+        given = [field for field in fields(Shaping) if getattr(self, field.name) != field.default]
+        return " ".join(f"{field.name}={_FORMATS[field.name](getattr(self, field.name))}" for field in given)
+
+
+def _none_or(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: None if text == "none" else parse(text)
+
+
+def _collapse(text: str) -> float:
+    """``"60%"`` or ``"0.6"``; up to 2, so not a fraction."""
+    return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "rate": _none_or(parse_rate),
+    "delay": parse_seconds,
+    "jitter": parse_seconds,
+    **dict.fromkeys(CHANCES, parse_fraction),
+    "collapse": _none_or(_collapse),
+    "queue": _none_or(parse_bytes),
+    "overhead": parse_bytes,
+}
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "rate": format_rate,
+    "delay": format_seconds,
+    "jitter": format_seconds,
+    **dict.fromkeys(CHANCES, format_fraction),
+    "collapse": lambda value: f"{value:g}",
+    "queue": format_bytes,
+    "overhead": format_bytes,
+}
+
+
+def parse_changes(words: Sequence[str]) -> dict[str, Any]:
+    """``["delay=300us", "loss=1%"]`` -> ``{"delay": 0.0003, "loss": 0.01}``. Raises `ConfigError`."""
+    changes = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or name not in _PARSERS:
+            raise ConfigError(f"{word!r}: a cable has {', '.join(_PARSERS)}; write for example delay=300us loss=1%")
+        try:
+            changes[name] = _PARSERS[name](text)
+        except ValueError:
+            raise ConfigError(f"{word}: {text!r} is not a number") from None
+        except ConfigError as error:
+            raise ConfigError(f"{word}: {error}") from None
+    return changes
+
+
+def changed(shaping: Shaping, **changes: Any) -> Shaping:
+    """``shaping`` with some values replaced; without a rate there is no collapse either."""
+    if "rate" in changes and changes["rate"] is None:
+        changes.setdefault("collapse", None)
+    return replace(shaping, **changes)
