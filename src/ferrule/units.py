@@ -24,7 +24,7 @@ _BYTES = {
 }
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_RATE = re.compile(r"([kmgt]?)(?:b|bit|bits|bps)?(?:/s|ps)?", re.IGNORECASE)
+_RATE = re.compile(r"([kKmMgGtT]?)(?:b|bits?)?(?:ps)?")  # GB/s would be bytes
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-zµ]*)\s*")
 
 

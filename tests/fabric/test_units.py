@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them."""
+"""Sizes, durations, rates and fractions as people write them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrule.errors import ConfigError
-from ferrule.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from ferrule.units import (
+    format_bytes,
+    format_rate,
+    format_seconds,
+    parse_bytes,
+    parse_fraction,
+    parse_rate,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +54,29 @@ def test_parse_seconds(text: str, seconds: float) -> None:
 )
 def test_format_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("1G", 1e9), ("2.5Gb/s", 2.5e9), ("2.5 gbit/s", 2.5e9), ("400 Mbps", 4e8), ("400mbit", 4e8), ("9600", 9600.0)],
+)
+def test_parse_rate(text: str, rate: float) -> None:
+    assert parse_rate(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "1 Gx", "-1G", "1 GB/s"])
+def test_what_is_no_rate(text: str) -> None:
+    with pytest.raises(ConfigError, match="rate"):
+        parse_rate(text)
+
+
+@given(st.floats(1, 1e14))
+def test_a_rate_is_read_as_it_is_written(rate: float) -> None:
+    assert parse_rate(format_rate(rate)) == pytest.approx(rate, rel=6e-3)
+
+
+def test_parse_fraction() -> None:
+    assert (parse_fraction("1%"), parse_fraction("0.5 %"), parse_fraction("0.25")) == (0.01, 0.005, 0.25)
+    for text in ("", "half", "101%", "-1", "nan"):
+        with pytest.raises(ConfigError, match="fraction"):
+            parse_fraction(text)
