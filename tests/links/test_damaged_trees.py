@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from build_trees import TREES
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ferrule.errors import LinkError
@@ -74,7 +74,9 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(damaged())
-@settings(max_examples=300, deadline=None, database=None)
+@settings(
+    max_examples=300, deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 def test_damaged_records_are_read_without_fail(record: dict[str, Any]) -> None:
     inventory = Probe(tree_of("damaged", record)).inventory()
     json.dumps(inventory_json(inventory))

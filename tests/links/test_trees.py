@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 from build_trees import TREES, records
+from linux_trees import pc, wifi_only
+from tree_builder import LinuxBuild
 
 from ferrule.links import Inventory, NetAddress, Probe, Route
+from ferrule.links.linux.addresses import ADDRESS
+from ferrule.links.linux.machine import NFT
+from ferrule.links.record import tree_of
 
 
 @cache
@@ -269,6 +274,41 @@ def test_wifi_only_is_read_without_iproute2_and_systemd() -> None:
     )
     assert inventory.services == ()
     assert inventory.machine.secure_boot is None
+
+
+def test_a_dock_is_no_computer_and_one_behind_it_is() -> None:
+    build = LinuxBuild("a computer behind a dock")
+    build.put("/proc/sys/kernel", ostype="Linux")
+    nhi = build.pci("", "0000:00:0d.2", "0x0c0340", (0x8086, 0x1137), driver="thunderbolt")
+    build.thunderbolt(0, nhi, port=1, identity="host", device=("Intel", "Host"))
+    dock = f"{nhi}/domain0/0-0/0-1"
+    build.put(dock, authorized=1, vendor_name="CalDigit", device_name="TS4", rx_speed="20.0 Gb/s", rx_lanes=2)
+    build.put(f"{dock}/0-301", vendor_name="Linux", device_name="far", rx_speed="20.0 Gb/s", rx_lanes=1, unique_id="x")
+    for name, path in (("0-1", dock), ("0-301", f"{dock}/0-301")):
+        build.links[f"/sys/bus/thunderbolt/devices/{name}"] = path
+    (domain,) = Probe(tree_of("dock", build.record())).inventory().thunderbolt
+    assert [(one.device, one.authorized, one.rx_lanes, one.route) for one in domain.devices] == [("TS4", True, 2, 1)]
+    assert [(one.device, one.rx_gb_s, one.route, one.port) for one in domain.peers] == [
+        ("far", 20.0, 0x301, "usb4_port1")
+    ]
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("drop", "drop"), ("accept", "accept")])
+def test_the_packet_filters_policy_where_it_may_be_read(policy: str, expected: str) -> None:
+    record = pc().record()
+    del record["errors"][NFT]
+    chains = f"chain input {{\n\t\ttype filter hook input priority filter; policy {policy};\n\t}}"
+    record["commands"][NFT] = f"table inet filter {{\n\t{chains}\n}}\n"
+    inventory = Probe(tree_of("pc", record)).inventory()
+    assert [(one.kind, one.active, one.input_policy) for one in inventory.firewalls] == [("nftables", True, expected)]
+    assert inventory.unreadable == ()
+
+
+def test_an_ip_that_knows_no_json_is_as_good_as_none() -> None:
+    record = wifi_only().record()
+    whole = Probe(tree_of("wifi", record)).inventory()
+    broken = {**record, "errors": {**record["errors"], ADDRESS: "EIO"}}
+    assert Probe(tree_of("wifi", broken)).inventory() == whole
 
 
 def test_a_directory_is_a_tree_too_and_its_links_stay_inside(tmp_path: Path) -> None:
