@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ferrule import __version__
-from ferrule.cli import bench, chat, generate, links, serve, version
+from ferrule.cli import bench, chat, generate, lab, links, serve, version
 from ferrule.errors import FerruleError
 
 
@@ -78,6 +78,7 @@ app.command(epilog=generate.EXAMPLES)(generate.generate)
 app.command(epilog=chat.EXAMPLES)(chat.chat)
 app.command(epilog=version.EXAMPLES)(version.version)
 app.add_typer(links.app, name="links")
+app.add_typer(lab.app, name="lab")
 app.add_typer(bench.app, name="bench")
 
 

@@ -57,13 +57,23 @@ class Lab:
 
     ``mtu`` in bytes, for all cables. ``ipv6``: link-local addresses too. ``forwarding``: every host is a router as
     well, and has one more address, 10.78.HOST.1 on an interface of its own, which all others reach by a shortest way;
-    what needs a full mesh can use that. Raises `LabError` without the right to make
-    network namespaces, or without iproute2 or the kernel's bridge. Not thread-safe.
+    what needs a full mesh can use that. ``seed``: of what chance does to packets.
+    ``names`` of the hosts. Raises `LabError` without the right to make network namespaces, or without iproute2 or the
+    kernel's bridge. Not thread-safe.
     """
 
     def __init__(
-        self, topology: Topology, *, mtu: int = 1500, ipv6: bool = False, forwarding: bool = False, seed: int = 0
+        self,
+        topology: Topology,
+        *,
+        mtu: int = 1500,
+        ipv6: bool = False,
+        forwarding: bool = False,
+        seed: int = 0,
+        names: Sequence[str] | None = None,
     ) -> None:
+        if names is not None and (len(names) != topology.hosts or len(set(names)) != len(names)):
+            raise ConfigError(f"a lab of {topology.hosts} hosts needs as many different names, not {list(names)}")
         if len(topology.cables) > _MAX_CABLES:
             raise ConfigError(f"a lab has at most {_MAX_CABLES} cables, not {len(topology.cables)}")
         self.topology = topology
@@ -71,6 +81,7 @@ class Lab:
         self._mtu = mtu
         self._ipv6 = ipv6
         self.forwarding = forwarding
+        self._names = tuple(names) if names is not None else tuple(f"host{host}" for host in range(topology.hosts))
         self._seed = seed
         self._panel: Panel | None = None
         self._hosts: list[Namespace] = []
@@ -126,7 +137,18 @@ class Lab:
         return self.topology.hosts
 
     def name(self, host: int) -> str:
-        return f"host{host}"
+        """Its name, also for ranks (`FERRULE_HOST_ID`): the one given for it, or host0, host1..."""
+        return self._names[host]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    def named(self, name: str) -> int:
+        """The number of the host with that name. Raises `ConfigError` where there is none."""
+        if name not in self._names:
+            raise ConfigError(f"the lab has no host {name!r}, only {', '.join(self._names)}")
+        return self._names.index(name)
 
     def interfaces(self, host: int) -> tuple[str, ...]:
         """The names of its ends of cables."""

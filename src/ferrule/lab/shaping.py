@@ -84,9 +84,18 @@ class Shaping:
         return 0 if self.rate is None else max(int(self.rate / 8 * _QUEUE_SECONDS), _LEAST_QUEUE)
 
     def describe(self) -> str:
-        """``rate=1 Gb/s delay=10 µs``: whatever is not as in a cable without properties; read by `parse` again."""
+        """``rate=1 Gb/s delay=10 µs``: whatever is not as in a cable without properties."""
+        return self.describe_rest()
+
+    def describe_rest(self, *without: str) -> str:
+        """`describe`, but for what is told elsewhere."""
         given = [field for field in fields(Shaping) if getattr(self, field.name) != field.default]
-        return " ".join(f"{field.name}={_FORMATS[field.name](getattr(self, field.name))}" for field in given)
+        words = [
+            f"{field.name}={_FORMATS[field.name](getattr(self, field.name))}"
+            for field in given
+            if field.name not in without
+        ]
+        return " ".join(words)
 
 
 def _none_or(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -118,6 +127,14 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
 }
 
 
+def parse_number(name: str, text: str) -> Any:
+    """One of the numbers of `Shaping`, as a person writes it. Raises `ConfigError`."""
+    try:
+        return _PARSERS[name](text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a number") from None
+
+
 def parse_changes(words: Sequence[str]) -> dict[str, Any]:
     """``["delay=300us", "loss=1%"]`` -> ``{"delay": 0.0003, "loss": 0.01}``. Raises `ConfigError`."""
     changes = {}
@@ -126,9 +143,7 @@ def parse_changes(words: Sequence[str]) -> dict[str, Any]:
         if not equals or name not in _PARSERS:
             raise ConfigError(f"{word!r}: a cable has {', '.join(_PARSERS)}; write for example delay=300us loss=1%")
         try:
-            changes[name] = _PARSERS[name](text)
-        except ValueError:
-            raise ConfigError(f"{word}: {text!r} is not a number") from None
+            changes[name] = parse_number(name, text)
         except ConfigError as error:
             raise ConfigError(f"{word}: {error}") from None
     return changes

@@ -1,0 +1,81 @@
+"""What `ferrule lab` prints: profiles and the state of labs, as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from ferrule.lab import LabProfile, Profiles
+from ferrule.units import format_bytes, format_rate, format_seconds
+
+
+def profile_tables(profiles: Profiles) -> Iterator[Table]:
+    """Labs, machines and cables, a table each."""
+    labs = _table("lab", "what it is", "hosts", "cables")
+    for lab in profiles.labs.values():
+        labs.add_row(lab.name, lab.title, " ".join(lab.hosts), _wiring(lab))
+    yield labs
+    machines = _table("machine", "what it is", "memory", "its bandwidth", "16 bit")
+    for machine in profiles.machines.values():
+        machines.add_row(
+            machine.name,
+            machine.title,
+            format_bytes(int(machine.memory.value)),
+            f"{machine.memory_bandwidth.value / 1e9:.0f} GB/s",
+            f"{machine.flops.value / 1e12:.3g} TFLOP/s",
+        )
+    yield machines
+    cables = _table("cable", "what it is", "rate", "delay", "more")
+    for cable in profiles.cables.values():
+        shaping = cable.shaping
+        words = shaping.describe_rest("rate", "delay")
+        cables.add_row(
+            cable.name,
+            cable.title,
+            format_rate(shaping.rate) if shaping.rate else "any",
+            format_seconds(shaping.delay),
+            " ".join(filter(None, [words, f"mtu={cable.mtu}" if cable.mtu else ""])),
+        )
+    yield cables
+
+
+def profiles_json(profiles: Profiles) -> dict[str, Any]:
+    """All of it, with the sources."""
+    return {
+        "labs": {
+            lab.name: {
+                "title": lab.title,
+                "hosts": dict(zip(lab.hosts, (machine.name for machine in lab.machines), strict=True)),
+                "cables": [
+                    {"cable": cable.name, "hosts": [lab.hosts[host] for host in ends]} for cable, ends in lab.cables
+                ],
+            }
+            for lab in profiles.labs.values()
+        },
+        "machines": {machine.name: asdict(machine) for machine in profiles.machines.values()},
+        "cables": {
+            cable.name: {
+                "title": cable.title,
+                **{name: value for name, value in asdict(cable.shaping).items() if name in cable.sources},
+                **({"mtu": cable.mtu} if cable.mtu else {}),
+                "sources": dict(cable.sources),
+            }
+            for cable in profiles.cables.values()
+        },
+    }
+
+
+def _wiring(lab: LabProfile) -> str:
+    counts = Counter(cable.name for cable, _ in lab.cables)
+    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

@@ -1,0 +1,101 @@
+"""Profiles of machines, cables and labs: what ships is whole, and what is wrong in a file is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ferrule.errors import ConfigError
+from ferrule.lab import Profiles, find_lab, shipped
+
+
+def test_what_ships_is_whole_and_every_figure_has_a_source() -> None:
+    profiles = shipped()
+    assert {"strix-halo", "dgx-spark", "mac-studio-m3-ultra", "pc-3090"} <= set(profiles.machines)
+    wanted = "usb4-40g tb5-80g ethernet-2.5g ethernet-10g ethernet-100g e810-100g connectx-3 connectx-7 wifi-6"
+    assert set(wanted.split()) <= set(profiles.cables)
+    for machine in profiles.machines.values():
+        for figure in (machine.memory, machine.memory_bandwidth, machine.flops):
+            assert figure.value > 1e9
+            assert len(figure.source) > 5
+    for cable in profiles.cables.values():
+        assert cable.shaping.rate is not None
+        assert cable.shaping.rate >= 5e8
+        assert 0 < cable.shaping.delay < 0.01
+        assert all(len(source) > 5 for source in cable.sources.values())
+    for lab in profiles.labs.values():
+        assert lab.topology.hosts == len(lab.hosts) == len(lab.machines)
+        assert all(lab.topology.next_hop(0, host) is not None for host in range(1, len(lab.hosts)))
+
+
+def test_ready_labs_have_the_hosts_and_cables_that_they_name() -> None:
+    strix = find_lab("two-strix")
+    assert strix.hosts == ("strix-1", "strix-2")
+    assert strix.topology.between(0, 1) == (0, 1)
+    assert strix.topology.cables[0].rate == 10e9
+    assert strix.topology.cables[0].delay == pytest.approx(50e-6)
+    assert len(find_lab("mac-four").topology.cables) == 6
+    assert find_lab("three-pc-switch").topology.cables[0].hosts == (0, 1, 2)
+    assert find_lab("spark-pair").topology.cables[0].mtu == 9000
+
+
+CABLE = """
+[cable.mine]
+title = "mine"
+rate = { value = "1 Gb/s", source = "measured" }
+"""
+LAB = """
+[lab.desk]
+title = "desk"
+hosts = [{ name = "box", machine = "pc", count = 2 }]
+cables = [{ cable = "mine", between = ["box-1", "box-2"] }]
+"""
+
+
+def test_a_file_of_ones_own_builds_on_what_ships(tmp_path: Path) -> None:
+    path = tmp_path / "desk.toml"
+    path.write_text(CABLE + LAB)
+    lab = find_lab(str(path))
+    assert (lab.name, lab.hosts, lab.machines[0].name) == ("desk", ("box-1", "box-2"), "pc")
+    assert lab.topology.cables[0].rate == 1e9
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[cable.mine]", "[cable.mine", "desk.toml is not TOML"),
+        ("[cable.mine]", "[wire.mine]", "desk.toml: there is no table 'wire'; there are machine, cable, lab"),
+        ("1 Gb/s", "quick", r"\[cable.mine\], rate: 'quick' is not a rate; write for example"),
+        (', source = "measured"', "", "rate needs a value and its source"),
+        ("rate =", "speed =", "there is no entry 'speed'; there are title, mtu, rate, delay"),
+        ('"pc"', '"cray"', r"\[lab.desk\]: there is no machine 'cray'; known are strix-halo"),
+        ('cable = "mine"', 'cable = "yours"', "there is no cable 'yours'"),
+        ('"box-2"]', '"box-3"]', "there is no host 'box-3', only box-1, box-2"),
+        ('"box-2"]', '"box-1"]', "two different hosts"),
+        ("between =", "among =", "there is no entry 'among'"),
+        ("count = 2", "count = 0", "count is a number from 1 to 64, not 0"),
+        ('title = "desk"', "", "title is missing"),
+        ("[lab.desk]", "[lab]", r"write \[lab.NAME\]"),
+        ('rate = { value = "1 Gb/s"', 'mtu = { value = "12"', "mtu must be from 68 to 65535"),
+        ('rate = { value = "1 Gb/s"', 'loss = { value = "200%"', "loss: '200%' is not a fraction"),
+        ('rate = { value = "1 Gb/s"', 'collapse = { value = "1.5"', "give it a rate"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(old: str, new: str, said: str) -> None:
+    profiles = shipped()
+    text = CABLE + LAB
+    assert old in text
+    with pytest.raises(ConfigError, match=said):
+        profiles.add(text.replace(old, new), "desk.toml")
+
+
+def test_unknown_labs_are_answered_with_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="choose one of two-strix"):
+        find_lab("three-strix")
+    with pytest.raises(ConfigError, match="cannot read"):
+        find_lab(str(tmp_path / "none.toml"))
+    (tmp_path / "empty.toml").write_text("")
+    with pytest.raises(ConfigError, match="must define one lab"):
+        find_lab(str(tmp_path / "empty.toml"))
+    assert Profiles().add("", "empty") == []
