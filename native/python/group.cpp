@@ -191,22 +191,10 @@ class PyGroup {
     return reduction.is_valid() ? all_reduce_tensor(tensors[0], nb::cast<int>(reduction), timeout) : kNotHere;
   }
   int send(std::uintptr_t data, std::size_t count, int dtype, int peer, double timeout) {
-    ferrule_operation operation{};
-    operation.op = FERRULE_SEND;
-    operation.dtype = static_cast<ferrule_dtype>(dtype);
-    operation.in = pointer(data);
-    operation.count = count;
-    operation.root = peer;
-    return run_one(operation, timeout);
+    return message(FERRULE_SEND, data, count, dtype, peer, timeout);
   }
   int recv(std::uintptr_t data, std::size_t count, int dtype, int peer, double timeout) {
-    ferrule_operation operation{};
-    operation.op = FERRULE_RECV;
-    operation.dtype = static_cast<ferrule_dtype>(dtype);
-    operation.out = pointer(data);
-    operation.count = count;
-    operation.root = peer;
-    return run_one(operation, timeout);
+    return message(FERRULE_RECV, data, count, dtype, peer, timeout);
   }
   int barrier(double timeout) {
     ferrule_operation operation{};
@@ -268,6 +256,16 @@ class PyGroup {
     std::vector<ferrule_operation> all;
     for (const PyOperation* operation : operations) all.push_back(operation->get());
     return all;
+  }
+  int message(ferrule_op op, std::uintptr_t data, std::size_t count, int dtype, int peer, double timeout) {
+    ferrule_operation operation{};
+    operation.op = op;
+    operation.dtype = static_cast<ferrule_dtype>(dtype);
+    operation.in = op == FERRULE_SEND ? pointer(data) : nullptr;
+    operation.out = op == FERRULE_RECV ? pointer(data) : nullptr;
+    operation.count = count;
+    operation.root = peer;
+    return run_one(operation, timeout);
   }
   int run_one(const ferrule_operation& operation, double timeout) {
     return wait([&] { return ferrule_run(group_, &operation, 1, timeout); });

@@ -58,7 +58,7 @@ void Rail::open(int fd) {
   busy_ = false;
   parked = suspect = given_up = false;
   total_written_ = arrived_ = total_read_ = read_before_ = 0;
-  in_flight_ = false;
+  unanswered_ = waits_ = false;
   moved_at_ = {};
 }
 
@@ -160,10 +160,22 @@ Rail::Queued Rail::queued() const {
   int unsent = 0;
   // For a Unix socket these would count what the peer's user has not read.
   if (tcp_ && ::ioctl(fd_, SIOCOUTQ, &queued) == 0 && ::ioctl(fd_, SIOCOUTQNSD, &unsent) == 0) {
-    return {static_cast<std::uint64_t>(queued), static_cast<std::uint64_t>(std::max(queued - unsent, 0))};
+    Queued queue{static_cast<std::uint64_t>(queued), queued > unsent};
+    // With nothing in flight either the peer's window is shut, which it answers when it is probed, or we cannot send.
+    if (queued != 0 && !queue.unanswered) queue.unanswered = probes() != 0;
+    return queue;
   }
 #endif
   return {};  // elsewhere the kernel's own timeouts end a rail
+}
+
+int Rail::probes() const {
+#ifdef __linux__
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) return info.tcpi_probes;
+#endif
+  return 0;
 }
 
 bool Rail::delivered() const { return queued().bytes == 0; }
@@ -172,11 +184,12 @@ void Rail::look(Clock::time_point now) {
   const Queued queue = queued();
   const std::uint64_t arrived = total_written_ - std::min(queue.bytes, total_written_);
   if (arrived != arrived_ || total_read_ != read_before_) moved_at_ = now;
-  // The first byte in flight at both looks has been so all the time between.
-  if (arrived != arrived_ || !in_flight_) still_since_ = now;
+  // What was unanswered at both looks, and is the same byte, has been so all the time between.
+  if (arrived != arrived_ || !unanswered_) still_since_ = now;
   arrived_ = arrived;
   read_before_ = total_read_;
-  in_flight_ = queue.in_flight != 0;
+  unanswered_ = queue.unanswered;
+  waits_ = queue.bytes != 0;
   looked_at_ = now;
 }
 

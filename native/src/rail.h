@@ -56,9 +56,10 @@ class Rail {
 
   // Look at what the wire does; what happened since the last look counts as happening now.
   void look(Clock::time_point now);
-  bool in_flight() const { return in_flight_; }
-  // Bytes have been under way at least for `limit` and none arrived.
-  bool stalled(Clock::duration limit) const { return in_flight_ && looked_at_ - still_since_ >= limit; }
+  // Something was not at the peer's kernel then.
+  bool waits() const { return waits_; }
+  // For at least `limit` the peer's kernel answered nothing of what was sent, and none arrived.
+  bool stalled(Clock::duration limit) const { return unanswered_ && looked_at_ - still_since_ >= limit; }
   Clock::time_point moved_at() const { return moved_at_; }  // the last bytes, either way
   bool suspect = false;  // it stalled; what it carried goes over other rails as well
   Clock::time_point suspect_since{};
@@ -74,10 +75,11 @@ class Rail {
 
  private:
   struct Queued {
-    std::uint64_t bytes = 0;      // not acknowledged by the peer's kernel
-    std::uint64_t in_flight = 0;  // of these, on the wire
+    std::uint64_t bytes = 0;  // not acknowledged by the peer's kernel
+    bool unanswered = false;  // some of these are on the wire, or a probe of the peer's window is
   };
   Queued queued() const;
+  int probes() const;  // of the peer's window, sent in a row without an answer
 
   const int number_;
   int fd_ = -1;
@@ -95,7 +97,8 @@ class Rail {
   std::uint64_t arrived_ = 0;  // at the peer's kernel
   std::uint64_t total_read_ = 0;
   std::uint64_t read_before_ = 0;
-  bool in_flight_ = false;
+  bool unanswered_ = false;
+  bool waits_ = false;
   Clock::time_point looked_at_{};
   Clock::time_point still_since_{};
   Clock::time_point moved_at_{};

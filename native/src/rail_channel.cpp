@@ -103,7 +103,7 @@ void RailChannel::watch(Clock::time_point now) {
       must_tell_ = true;  // it may hold an acknowledgement, for which the peer waits and sends nothing more
     }
     rail->suspect = suspect;
-    if (rail->in_flight()) watched_ = true;
+    if (rail->waits()) watched_ = true;
     if (suspect) doubts_ = true;
   }
   // It is the wire, not the peer, when another wire moves. Otherwise all may be cut for a moment: then nothing is

@@ -36,7 +36,7 @@ std::vector<std::uint32_t> input(std::size_t count, int operation, int rank) {
 // Two ranks in one process, and the wires between them: [lane][rail].
 class Pair {
  public:
-  Pair(int rails, double stall = kStall) {
+  explicit Pair(int rails, double stall = kStall) {
     std::vector<std::array<int, 2>> fds[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) {
       for (int rail = 0; rail < rails; ++rail) {
@@ -283,6 +283,45 @@ void unread() {
   for (const Wire& wire : wires) ::close(wire.ends[1]);
 }
 
+// The wire is cut while the peer's window is shut: nothing is in flight then, only probes of the window.
+void cut_while_shut() {
+  Wire wires[2];
+  const auto stall = std::chrono::milliseconds(50);
+  const int fds[2][2] = {{wires[0].ends[0], wires[1].ends[0]}, {wires[0].ends[1], wires[1].ends[1]}};
+  ferrule::RailChannel from({0, 1, -1, kEpoch}, fds[0], 0, stall);
+  ferrule::RailChannel to({1, 0, -1, kEpoch}, fds[1], 0, stall);
+  std::vector<std::byte> data(6 << 20);
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 31 / 7);
+  std::size_t sent = 0;
+  const auto send = [&] {
+    const ferrule::ConstBytes parts[] = {ferrule::ConstBytes(data).subspan(sent)};
+    const std::size_t n = from.try_send(parts);
+    sent += n;
+    from.tend();
+    return n;
+  };
+  auto moved = TestClock::now();
+  wait_for(
+      [&] {
+        if (send() != 0) moved = TestClock::now();
+        return TestClock::now() > moved + stall;
+      },
+      "both wires are full");
+  require(sent < data.size(), "the peer's window is shut");
+  wires[0].cut();
+  std::vector<std::byte> got(data.size());
+  std::size_t received = 0;
+  wait_for(
+      [&] {
+        send();
+        received += to.try_recv(ferrule::Bytes(got).subspan(received));
+        to.tend();
+        return received == got.size() && !from.holds_callers_memory();
+      },
+      "what was on the cut wire goes over the other one");
+  require(got == data, "a message is wrong");
+}
+
 // What was sent before a close arrives after it, by the other rail if need be.
 void close_after_send(bool cut) {
   Pair pair(2);
@@ -377,6 +416,7 @@ int main(int argc, char** argv) {
   unread();
   cut_after_send();
   cut_all();
+  cut_while_shut();
   close_after_send(false);
   close_after_send(true);
   abort_tells_why();
