@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import ipaddress
 import json
 import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ferrule.fabric.calibration import Measured
 from ferrule.fabric.hosts import RankHost
 from ferrule.fabric.ways import Rail
+from ferrule.files import cache_directory, locked
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +23,6 @@ MAX_AGE_SECONDS = 7 * 86400.0
 _VERSION = 1
 _MAX_LINKS = 300
 _LOCK_SECONDS = 0.5
-_LOCK_PAUSE_SECONDS = 0.01
 
 Ends = tuple[str, str]
 """What identifies a link: the end at the lower rank, and the one at the higher rank."""
@@ -32,7 +30,7 @@ Ends = tuple[str, str]
 
 def default_path() -> Path:
     """``$XDG_CACHE_HOME/ferrule/links.json``, by default below ``~/.cache``. Raises `RuntimeError` without a home."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferrule" / "links.json"
+    return cache_directory() / "links.json"
 
 
 def link_ends(own: RankHost, other: RankHost, rail: Rail, *, higher: bool) -> Ends | None:
@@ -93,8 +91,7 @@ class KnownLinks:
         if not measured or self._path == Path(os.devnull):
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(self._path.with_name(".links.lock")):
+            with locked(self._path.with_name(".links.lock"), _LOCK_SECONDS):
                 self._links = self._read()  # ranks of the same host have written meanwhile
                 for ends, one in measured.items():
                     forth, back = (one.up, one.down) if ends[0] <= ends[1] else (one.down, one.up)
@@ -132,19 +129,3 @@ class KnownLinks:
 
 def _key(ends: Ends) -> str:
     return " | ".join(("tcp", *sorted(ends)))
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Raises `BlockingIOError` when another process does not let go in time."""
-    end = time.monotonic() + _LOCK_SECONDS
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(_LOCK_PAUSE_SECONDS)
-        yield

@@ -23,9 +23,9 @@ _ALARM_SECONDS = 0.1
 class Deadline:
     """A point in time that everything of one rendezvous shares. ``alarm`` raises what ends all waiting before it."""
 
-    def __init__(self, seconds: float, alarm: Callable[[], None] | None = None) -> None:
+    def __init__(self, seconds: float, alarm: Callable[[], None] | None = None, *, end: float | None = None) -> None:
         self.seconds = seconds
-        self._end = time.monotonic() + seconds
+        self._end = time.monotonic() + seconds if end is None else end
         self._alarm = alarm
 
     @property
@@ -43,11 +43,11 @@ class Deadline:
 
     def watched(self, alarm: Callable[[], None]) -> Deadline:
         """The same one with an alarm."""
-        return Deadline(self.left, alarm)
+        return Deadline(self.seconds, alarm, end=self._end)
 
     def extended(self, seconds: float) -> Deadline:
         """One that is so much later."""
-        return Deadline(self.left + seconds, self._alarm)
+        return Deadline(self.seconds + seconds, self._alarm, end=self._end + seconds)
 
     def check(self) -> None:
         """Raise what has happened meanwhile that ends all waiting."""

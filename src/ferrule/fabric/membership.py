@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -106,7 +107,7 @@ def _join(
     lobby = Lobby(epoch, rank, size, (Role.RENDEZVOUS, *LANES))
     mesh.door.open(lobby)
     star = Star({}, rank, deadline)
-    try:
+    with making(mesh, lobby, star):
         if rank == 0:
             places = [Place(Role.RENDEZVOUS, other) for other in range(1, size)]
             star.links = {place.rank: link for place, link in lobby.take(places, deadline).items()}
@@ -118,12 +119,19 @@ def _join(
             star.links = {0: leader}
         joining = Joining(mesh, members, star, lobby, transport)
         joined = joining.repeat()
+    return joined, Membership(mesh, members, joining.hosts, epoch_key)
+
+
+@contextmanager
+def making(mesh: Mesh, lobby: Lobby, star: Star) -> Iterator[None]:
+    """A group is made inside: what goes wrong there is told to the other ranks, and nobody is let in any more."""
+    try:
+        yield
     except BaseException as error:
         star.give_up(error)
         mesh.door.shut(lobby, "this group was given up")
         raise
     star.close()
-    return joined, Membership(mesh, members, joining.hosts, epoch_key)
 
 
 def check_alive(mesh: Mesh, members: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ from ferrule.fabric.handshake import Identity, Role
 from ferrule.fabric.join import Joining
 from ferrule.fabric.link import Deadline, Link
 from ferrule.fabric.lobby import Lobby
-from ferrule.fabric.membership import Membership, check_alive
+from ferrule.fabric.membership import Membership, check_alive, making
 from ferrule.fabric.mesh import LANES, Mesh
 from ferrule.fabric.star import Star
 
@@ -167,24 +167,20 @@ class _Gathering:
         mesh.door.open(lobby)
         star = Star(links, rank, deadline)
         try:
-            if rank == 0:
-                star.tell({"members": list(members), "number": number.hex()})
-            joining = Joining(mesh, new_members, star, lobby, self._membership.hosts[0].transport)
-            joined = joining.repeat()
-            # Only who got through this, or fails together with all others, leaves: nobody is left behind alone.
-            status = joined.live.native.barrier(max(deadline.left, _PAUSE_SECONDS))
-            if status:
-                words = joined.live.native.failure()[3]
-                joined.live.native.close()
-                raise RendezvousError(words)
-        except BaseException as error:
-            star.give_up(error)
-            mesh.door.shut(lobby, "this group was given up")
-            if not isinstance(error, FerruleError | OSError):
-                raise
+            with making(mesh, lobby, star):
+                if rank == 0:
+                    star.tell({"members": list(members), "number": number.hex()})
+                joining = Joining(mesh, new_members, star, lobby, self._membership.hosts[0].transport)
+                joined = joining.repeat()
+                # Only who got through this, or fails together with all others, leaves: nobody is left behind alone.
+                status = joined.live.native.barrier(max(deadline.left, _PAUSE_SECONDS))
+                if status:
+                    words = joined.live.native.failure()[3]
+                    joined.live.native.close()
+                    raise RendezvousError(words)
+        except (FerruleError, OSError) as error:
             self._await_verdict(members, error)
             return None
-        star.close()
         return joined, Membership(mesh, new_members, joining.hosts, key, self._lineage)
 
     def _await_verdict(self, members: Sequence[int], error: FerruleError | OSError) -> None:

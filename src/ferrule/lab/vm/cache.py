@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from ferrule import files
 from ferrule.errors import LabError
-
-_POLL_SECONDS = 0.1
 
 
 def default_cache() -> Path:
     """``$XDG_CACHE_HOME/ferrule/vm``, by default ``~/.cache/ferrule/vm``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferrule" / "vm"
+    return files.cache_directory() / "vm"
 
 
 @contextmanager
 def locked(path: Path, timeout: float) -> Iterator[None]:
-    """Hold an exclusive lock on ``path`` (made if missing); the kernel drops it if this process dies.
-
-    Raises `LabError` if another process holds it for ``timeout`` seconds.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + timeout
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise LabError(
-                        f"another process has held {path} for {timeout:g} s; wait for it or end it"
-                    ) from None
-                time.sleep(_POLL_SECONDS)
+    """`ferrule.files.locked`, but raises `LabError` if another process holds it for ``timeout`` seconds."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(files.locked(path, timeout))
+        except TimeoutError as error:
+            raise LabError(str(error)) from None
         yield
 
 
