@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 from build_trees import TREES
+from linux_trees import STRIX_IDS
 from tree_builder import LinuxBuild
 
 from ferrule.errors import LinkError
 from ferrule.links import Inventory, Probe, write_record
 from ferrule.links.linux.machine import CHRONY
 from ferrule.links.macos.machine import HARDWARE
+from ferrule.links.macos.net import ROUTES
 from ferrule.links.macos.thunderbolt import PROFILER
 from ferrule.links.record import tree_of
 
@@ -153,6 +155,30 @@ def test_a_macs_record_has_no_serial_number_and_no_names() -> None:
     assert re.fullmatch("host-[0-9a-f]{6}", inventory.peers[0].name)
     assert inventory.machine.product == "Mac mini (Mac16,10)"
     assert inventory.peers[0].link_gb_s == 40.0
+
+
+def test_macos_netstat_leaves_out_zeros() -> None:
+    saved = json.loads((TREES / "mac-mini-tb4.json").read_text())
+    neighbour = "192.168.1.7        a4:83:e7:1:2:3     UHLWIir               en0   1173"
+    public = "17.57.144          link#11            UCS                   en0      !"
+    saved["commands"][ROUTES] += f"{neighbour}\n{public}\n8.8.8.8            192.168.1.1        UGHS   en0\n"
+    again = Probe(tree_of("mac", saved)).record()
+    told = again["commands"][ROUTES]
+    assert not [one for one in ("a4:83", "17.57.144", "8.8.8.8") if one in told]
+    assert re.search(r"^198\.1[89]\.\d+ +link#11", told, re.MULTILINE)
+    assert "192.168.1.7 " in told
+
+
+def test_a_mac_and_a_linux_machine_know_each_other_after_redaction() -> None:
+    there = json.loads((TREES / "strix-halo-a.json").read_text())
+    here = json.loads((TREES / "mac-mini-tb4.json").read_text())
+    before = Probe(tree_of("here", here)).inventory().peers[0].identity
+    text = json.dumps(here).replace("28CA4C30-A263-4C55-B302-953416008019", STRIX_IDS["a"][0].upper())
+    linux, mac = (Probe(tree_of("x", one)).record(together="us") for one in (there, json.loads(text)))
+    peer = Probe(tree_of("here", mac)).inventory().peers[0]
+    host = Probe(tree_of("there", linux)).inventory().thunderbolt[0].host
+    assert host is not None
+    assert peer.identity == host.identity != before
 
 
 def test_the_header_counts_what_was_redacted() -> None:

@@ -35,6 +35,7 @@ _IPV6 = (
     r"(?<![0-9A-Za-z:.])(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){7}|[0-9a-fA-F:]{0,34}::[0-9a-fA-F:.]{0,34})"
     r"(?![0-9A-Za-z:])"
 )
+_SHORT_MAC = r"(?<![0-9a-f:.])[0-9a-f]{1,2}(?::[0-9a-f]{1,2}){5}(?![0-9a-f:.])"
 _SHORT_IPV4 = r"^[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?=[ /])"
 _PROC_IPV6 = r"^[0-9a-f]{32}(?= )"
 _HEX16 = r"(?<![0-9A-Za-z])[0-9a-f]{16}(?![0-9A-Za-z])"
@@ -115,16 +116,29 @@ class Redactor:
         return re.sub(_NAMED_MAC, self._named_mac, text)
 
     def _everywhere(self, where: str, text: str) -> str:
-        text = re.sub(_MAC, self._mac, text)
+        text = re.sub(_MAC, lambda match: self._mac(match[0]), text)
         text = re.sub(_UUID, lambda match: self._form("unique id", match[0]), text)
         text = re.sub(_NAMED_MAC, self._named_mac, text)
         text = re.sub(_GUID, lambda match: self._form("GUID", match[0]), text)
         if _ADDRESSED.search(where):
             text = re.sub(_IPV6, self._ipv6, text)
-            text = re.sub(_IPV4, self._ipv4, text)
-        if where.startswith("netstat"):
-            text = re.sub(_SHORT_IPV4, self._short_ipv4, text, flags=re.MULTILINE)
-        return text
+            text = re.sub(_IPV4, lambda match: self._ipv4(match[0]), text)
+        return self._shortened(text) if where.startswith("netstat") else text
+
+    def _shortened(self, text: str) -> str:
+        """macOS's netstat leaves out zeros: ``17.57.144`` is a network of 24 bits, ``a4:83:e7:0:1:2`` a MAC address."""
+        text = re.sub(_SHORT_IPV4, self._short_ipv4, text, flags=re.MULTILINE)
+        return re.sub(_SHORT_MAC, self._short_mac, text)
+
+    def _short_ipv4(self, match: re.Match[str]) -> str:
+        return self._ipv4(f"{match[0]}.0").removesuffix(".0")
+
+    def _short_mac(self, match: re.Match[str]) -> str:
+        parts = match[0].split(":")
+        # One with all its digits was replaced already.
+        return (
+            match[0] if all(len(part) == 2 for part in parts) else self._mac(":".join(f"{part:0>2}" for part in parts))
+        )
 
     def _digest(self, kind: str, value: str) -> bytes:
         return hmac.digest(self._key, f"{kind}:{value.lower()}".encode(), hashlib.sha256)
@@ -151,8 +165,7 @@ class Redactor:
         self._count("time server", match[0])
         return "redacted,redacted"
 
-    def _mac(self, match: re.Match[str]) -> str:
-        text = match[0]
+    def _mac(self, text: str) -> str:
         octets = bytes.fromhex(text.replace(":", ""))
         if not any(octets) or set(octets) == {0xFF}:
             return text
@@ -163,14 +176,13 @@ class Redactor:
 
     def _named_mac(self, match: re.Match[str]) -> str:
         octets = ":".join(re.findall("..", match[0].removeprefix("enx")))
-        return "enx" + re.sub(_MAC, self._mac, octets).replace(":", "")
+        return "enx" + self._mac(octets).replace(":", "")
 
-    def _ipv4(self, match: re.Match[str]) -> str:
+    def _ipv4(self, text: str) -> str:
         try:
-            address = ipaddress.IPv4Address(match[0])
+            return str(self._other_ipv4(ipaddress.IPv4Address(text)))
         except ValueError:
-            return match[0]
-        return str(self._other_ipv4(address))
+            return text
 
     def _other_ipv4(self, address: ipaddress.IPv4Address) -> ipaddress.IPv4Address:
         """The last byte stays, and so does who is on a /24 with whom."""
@@ -179,10 +191,6 @@ class Redactor:
         self._count("public IP address", str(address))
         network = int.from_bytes(self._digest("ipv4", str(int(address) >> 8))[:2], "big") & 0x1FF
         return ipaddress.IPv4Address((198 << 24) + (18 << 16) + (network << 8) + (int(address) & 0xFF))
-
-    def _short_ipv4(self, match: re.Match[str]) -> str:
-        whole = self._ipv4(re.fullmatch(".*", f"{match[0]}.0") or match)
-        return whole.removesuffix(".0")
 
     def _swapped_ipv4(self, match: re.Match[str]) -> str:
         address = ipaddress.IPv4Address(int.from_bytes(bytes.fromhex(match[0])[::-1], "big"))
@@ -245,8 +253,8 @@ class Redactor:
             }
         if isinstance(value, list):
             return [self._private(key, one) for one in value]
-        if not isinstance(value, str) or not _SECRET_KEY.search(key):
-            return value
+        if not isinstance(value, str) or not _SECRET_KEY.search(key) or re.fullmatch(_UUID, value):
+            return value  # UUIDs are replaced everywhere
         if key == "host_name":
             return value if value in _MODELS else self._host(value)
         if re.fullmatch(r"(?:0x)?[0-9a-fA-F-]+", value):
