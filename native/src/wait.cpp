@@ -12,6 +12,10 @@ namespace {
 constexpr std::chrono::milliseconds kLookUp{100};
 // Steps between two looks at the clock while spinning: a look costs as much as several steps.
 constexpr unsigned kStepsPerLook = 16;
+// A yield that takes longer gave the core to somebody; one that finds nobody is over in a third of that.
+constexpr std::chrono::nanoseconds kYieldAlone{1500};
+// A process that only computes keeps the core for longer.
+constexpr std::chrono::microseconds kYieldToPeer{300};
 // Longer than a peer takes to reduce a chunk and answer: where others want the core too, each sleep costs milliseconds.
 constexpr Clock::duration kBulkSpin = std::chrono::microseconds(50);
 
@@ -45,15 +49,17 @@ void Waiter::Idle::reset() {
 
 void Waiter::Idle::finish() {
   if (haste == Haste::bulk) return;  // how long these waits take says nothing about small messages
-  if (late) {
+  if (waited) waiter.shares_core_ = briefly;
+  if (gave_way) {
     waiter.spin_ /= 2;
-  } else if (waiter.spin_ < waiter.settings_.spin) {
+  } else if (!waiter.shares_core_ && waiter.spin_ < waiter.settings_.spin) {
     waiter.spin_ = std::min(waiter.settings_.spin, waiter.spin_ * 2 + std::chrono::microseconds(1));
   }
 }
 
 bool Waiter::Idle::relax() {
   if (phase == Phase::sleep) return true;
+  waited = true;
   if (phase == Phase::spin) {
     if (++steps % kStepsPerLook != 0 && waiter.spin_ > Clock::duration::zero()) {
       cpu_relax();
@@ -62,12 +68,16 @@ bool Waiter::Idle::relax() {
     const Clock::time_point now = Clock::now();
     if (steps <= kStepsPerLook) since = now;
     if (now - since < (haste == Haste::bulk ? std::min(waiter.spin_, kBulkSpin) : waiter.spin_)) return false;
-    late = true;
     phase = Phase::yield;
     since = now;
   }
+  const Clock::time_point before = Clock::now();
   if (haste == Haste::latency) ::sched_yield();
   const Clock::time_point now = Clock::now();
+  if (now - before > kYieldAlone) {
+    gave_way = true;
+    if (now - before < kYieldToPeer) briefly = true;
+  }
   waiter.check(now);
   if (haste == Haste::latency && now - since < waiter.settings_.yield) return false;
   phase = Phase::sleep;

@@ -1,8 +1,9 @@
 // Waiting: spin, then yield the core, then sleep in poll() on every peer's socket.
 //
 // Spinning is what makes small messages fast and what ruins everything when another process needs the core. So the
-// time to spin shrinks while it does not pay and grows back when it does; yielding costs a fraction of a
-// microsecond and lets others run; and only then the rank sleeps, which costs tens of microseconds to end.
+// time to spin shrinks while it does not pay, above all where the peer itself needs the core, and grows back when it
+// does; yielding costs a fraction of a microsecond and lets others run; and only then the rank sleeps, which costs
+// tens of microseconds to end.
 #pragma once
 
 #include <atomic>
@@ -78,7 +79,9 @@ class Waiter {
     Waiter& waiter;
     Haste haste;
     Phase phase = Phase::spin;
-    bool late = false;  // spinning alone was not enough
+    bool waited = false;
+    bool gave_way = false;  // somebody else ran when the core was yielded,
+    bool briefly = false;   // and yielded it back soon, as a peer does that waits for us in turn
     unsigned steps = 0;
     Clock::time_point since{};
 
@@ -97,6 +100,7 @@ class Waiter {
   const std::vector<Channel*> channels_;
   std::atomic<std::uint32_t>* const sleeping_;
   Clock::duration spin_;  // the adapted part of settings_.spin
+  bool shares_core_ = false;  // with a peer, by the last wait
   std::atomic<bool> aborted_{false};
   Call call_;
   Clock::time_point start_{};
