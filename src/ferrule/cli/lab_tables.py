@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -32,13 +32,29 @@ def profile_tables(profiles: Profiles) -> Iterator[Table]:
     cables = _table("cable", "what it is", "rate", "delay", "more")
     for cable in profiles.cables.values():
         shaping = cable.shaping
-        words = shaping.describe_rest("rate", "delay")
+        words = shaping.describe("rate", "delay")
         cables.add_row(
             cable.name,
             cable.title,
             format_rate(shaping.rate) if shaping.rate else "any",
             format_seconds(shaping.delay),
             " ".join(filter(None, [words, f"mtu={cable.mtu}" if cable.mtu else ""])),
+        )
+    yield cables
+
+
+def lab_tables(status: Mapping[str, Any]) -> Iterator[Table]:
+    """A lab that is up: its hosts and its cables."""
+    hosts = _table("host", "machine", "addresses", "programs")
+    for host in status["hosts"]:
+        addresses = " ".join(host["addresses"].values())
+        hosts.add_row(host["name"], host["machine"], addresses, str(host.get("processes", 0)))
+    yield hosts
+    cables = _table("cable", "kind", "joins", "each way", "wrong with it")
+    for cable in status["cables"]:
+        words = list(dict.fromkeys(end["words"] or "no limits" for end in cable["ends"].values()))
+        cables.add_row(
+            cable["name"], cable["kind"], " ".join(cable["hosts"]), " / ".join(words), "; ".join(cable["faults"])
         )
     yield cables
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -29,7 +30,15 @@ class Cable:
     switch the others go on as before.
     """
 
-    def __init__(self, number: int, spec: CableSpec, panel: Panel, hosts: dict[int, Namespace], mtu: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        spec: CableSpec,
+        panel: Panel,
+        hosts: Mapping[int, Namespace],
+        mtu: int,
+        names: Sequence[str],
+    ) -> None:
         self.number = number
         self.hosts = spec.hosts
         self.interface = f"cable{number}"
@@ -42,6 +51,7 @@ class Cable:
         self._mute: set[int] = set()
         self._panel = panel
         self._namespaces = hosts
+        self._names = names
         self._shaped: int | None = None
         self._segments = True
 
@@ -64,13 +74,12 @@ class Cable:
 
     def faults(self) -> tuple[str, ...]:
         """What is wrong with it now, in words; nothing of what its specification gives it."""
-        found = [f"{self._states[host]} at {host}" for host in self.hosts if self._states[host] != "up"]
+        states = {self._names[host]: self._states[host] for host in self.hosts}
+        differs = {self._names[host]: self._shapings[host].differs(self.spec.shaping) for host in self.hosts}
+        found = [*_at_ends(states, "up", "at"), *_at_ends(differs, "", "from")]
         found += ["stalled"] if self._stalled else []
-        found += [f"nothing arrives from {host}" for host in sorted(self._mute)]
+        found += [f"nothing arrives from {self._names[host]}" for host in sorted(self._mute)]
         found += [f"trained to {self._speed:g} of its speed"] if self._speed != 1 else []
-        for host in self.hosts:
-            if self._shapings[host] != self.spec.shaping:
-                found.append(f"from {host}: {self._shapings[host].describe() or 'no limits'}")
         return tuple(found)
 
     def cut(self, host: int | None = None) -> None:
@@ -249,3 +258,10 @@ class Cable:
 
     def _port(self, host: int) -> str:
         return f"port{self.number}-{host}"
+
+
+def _at_ends(found: Mapping[str, str], well: str, where: str) -> list[str]:
+    """``["cut"]`` where it is the same at all ends, ``["cut at strix-1"]`` where it is not."""
+    if len(set(found.values())) == 1:
+        return [word for word in dict.fromkeys(found.values()) if word != well]
+    return [f"{word} {where} {name}" for name, word in found.items() if word != well]

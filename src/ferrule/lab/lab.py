@@ -16,7 +16,7 @@ from typing import Any, Self
 from ferrule.errors import ConfigError, LabError
 from ferrule.lab.cable import Cable
 from ferrule.lab.iproute import batch, shape
-from ferrule.lab.netns import Namespace, processes_in
+from ferrule.lab.netns import ENTER, Namespace, processes_in
 from ferrule.lab.panel import Panel
 from ferrule.lab.topology import Topology
 from ferrule.tied import tied
@@ -27,7 +27,6 @@ PORT = 7700
 ROUTED = "routed0"
 """The interface by which a host of a forwarding lab is reached from all others."""
 
-_ENTER = str(Path(__file__).with_name("_enter.py"))
 _MAX_CABLES = 255
 _KILL_SECONDS = 5.0
 
@@ -105,7 +104,9 @@ class Lab:
         self._hosts = [Namespace(ipv6=self._ipv6) for _ in range(self.topology.hosts)]
         ends = dict(enumerate(self._hosts))
         specs = self.topology.cables
-        self.cables = tuple(Cable(number, spec, self._panel, ends, self._mtu) for number, spec in enumerate(specs))
+        self.cables = tuple(
+            Cable(number, spec, self._panel, ends, self._mtu, self._names) for number, spec in enumerate(specs)
+        )
         batch(self._panel.namespace, "ip", [line for cable in self.cables for line in cable.panel_lines()])
         for host, namespace in enumerate(self._hosts):
             mine = [cable for cable in self.cables if host in cable.hosts]
@@ -175,7 +176,7 @@ class Lab:
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` in ``host``; it works for any process of this machine with our rights."""
-        return [sys.executable, "-I", "-S", _ENTER, self.path(host), *argv]
+        return [sys.executable, "-I", "-S", ENTER, self.path(host), *argv]
 
     def env(self, host: int) -> dict[str, str]:
         """What makes ``host`` a machine of its own to a rank, although all share their memory."""

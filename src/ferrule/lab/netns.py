@@ -15,6 +15,9 @@ from pathlib import Path
 
 from ferrule.errors import LabError
 
+ENTER = str(Path(__file__).with_name("_enter.py"))
+"""The program that steps into a host and becomes another one."""
+
 _CLONE_NEWNET = 0x40000000
 _THREAD_NAMESPACE = "/proc/thread-self/ns/net"
 
@@ -34,15 +37,8 @@ class Namespace:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """This thread is inside meanwhile: the sockets it makes and the processes it starts stay there."""
-        outside = os.open(_THREAD_NAMESPACE, os.O_RDONLY)
-        try:
-            _check(_libc().setns(self._held(), _CLONE_NEWNET), "enter a network namespace")
-            try:
-                yield
-            finally:
-                _check(_libc().setns(outside, _CLONE_NEWNET), "leave a network namespace")
-        finally:
-            os.close(outside)
+        with _entered(self._held()):
+            yield
 
     def close(self) -> None:
         """Let go of it; the kernel removes it and its interfaces when no process or socket is left inside."""
@@ -56,11 +52,27 @@ class Namespace:
         return self._fd
 
 
+@contextmanager
+def enter_path(path: str) -> Iterator[None]:
+    """`Namespace.entered` for one of another process: ``/proc/PID/ns/net``. Raises `OSError` or `LabError`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with _entered(fd):
+            yield
+    finally:
+        os.close(fd)
+
+
+def process_ids() -> list[int]:
+    """All processes of this machine that can be seen."""
+    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+
+
 def processes_in(namespaces: Iterable[Namespace], among: Iterable[int] | None = None) -> list[int]:
     """The processes inside any of them (None: among all), also those that nobody here knows of."""
     inodes = {namespace.inode for namespace in namespaces}
     if among is None:
-        among = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+        among = process_ids()
     found = []
     for pid in among:
         try:
@@ -70,6 +82,19 @@ def processes_in(namespaces: Iterable[Namespace], among: Iterable[int] | None = 
         if inside:
             found.append(pid)
     return found
+
+
+@contextmanager
+def _entered(fd: int) -> Iterator[None]:
+    outside = os.open(_THREAD_NAMESPACE, os.O_RDONLY)
+    try:
+        _check(_libc().setns(fd, _CLONE_NEWNET), "enter a network namespace")
+        try:
+            yield
+        finally:
+            _check(_libc().setns(outside, _CLONE_NEWNET), "leave a network namespace")
+    finally:
+        os.close(outside)
 
 
 def _create(ipv6: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ferrule.errors import ConfigError
@@ -83,19 +83,17 @@ class Shaping:
             return self.queue
         return 0 if self.rate is None else max(int(self.rate / 8 * _QUEUE_SECONDS), _LEAST_QUEUE)
 
-    def describe(self) -> str:
-        """``rate=1 Gb/s delay=10 µs``: whatever is not as in a cable without properties."""
-        return self.describe_rest()
+    def describe(self, *without: str) -> str:
+        """``rate=1 Gb/s delay=10 µs``: what is not as in a cable without properties, but for what is told elsewhere."""
+        return self._words([name for name in _FORMATS if name not in without], Shaping())
 
-    def describe_rest(self, *without: str) -> str:
-        """`describe`, but for what is told elsewhere."""
-        given = [field for field in fields(Shaping) if getattr(self, field.name) != field.default]
-        words = [
-            f"{field.name}={_FORMATS[field.name](getattr(self, field.name))}"
-            for field in given
-            if field.name not in without
-        ]
-        return " ".join(words)
+    def differs(self, other: Shaping) -> str:
+        """`describe` of the numbers that are not the same in ``other``."""
+        return self._words(list(_FORMATS), other)
+
+    def _words(self, names: Sequence[str], other: Shaping) -> str:
+        values = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(other, name)}
+        return " ".join(f"{name}={'none' if v is None else _FORMATS[name](v)}" for name, v in values.items())
 
 
 def _none_or(parse: Callable[[str], Any]) -> Callable[[str], Any]:

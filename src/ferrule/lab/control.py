@@ -1,0 +1,249 @@
+"""Labs that stay up: start them, ask them, end them, and enter their hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ferrule.errors import ConfigError, LabError
+from ferrule.lab import registry
+from ferrule.lab.lab import obstacle
+from ferrule.lab.netns import ENTER
+from ferrule.lab.profile import find_lab, shipped
+
+UP_SECONDS = 60.0
+ASK_SECONDS = 20.0
+DOWN_SECONDS = 20.0
+_LOG_TAIL = 2000
+
+
+def up(name_or_file: str, *, name: str | None = None, seed: int = 0) -> dict[str, Any]:
+    """Start a lab that stays until `down`; returns its status. ``name``: what to call it, if not as its profile.
+
+    Without root it goes into a user namespace where the machine allows that. Raises `ConfigError` for a wrong profile
+    or a name that is taken, `LabError` where there can be no lab.
+    """
+    profile = find_lab(name_or_file)
+    title = registry.check_name(name or profile.name)
+    wanted = name_or_file if name_or_file in shipped().labs else str(Path(name_or_file).resolve())
+    prefix = _rights()
+    with registry.alone() as labs:
+        registry.reap(labs)
+        folder = labs / title
+        if folder.exists():
+            raise ConfigError(f"there is a lab {title!r} already; end it (ferrule lab down {title}) or use --as NAME")
+        folder.mkdir(mode=0o700)
+        try:
+            _start([*prefix, sys.executable, "-m", "ferrule.lab.holder", str(folder), wanted, str(seed)], folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    status: dict[str, Any] = ask(title, "status")
+    return status
+
+
+def down(names: Sequence[str] = ()) -> list[str]:
+    """End these labs, or all, and clear away what is left of others; returns the names of those that ended."""
+    with registry.alone() as labs:
+        present = [lab.name for lab in labs.iterdir() if lab.is_dir()]
+        for name in names:
+            if name not in present:
+                raise ConfigError(f"there is no lab {name!r} to end; there are {', '.join(present) or 'none'}")
+        for name in names or present:
+            _end(labs / name)
+        return sorted({*registry.reap(labs)} & {*(names or present)})
+
+
+def labs() -> tuple[list[dict[str, Any]], list[str]]:
+    """The status of every lab that is up, and the names of those of which something was left and is gone now."""
+    with registry.alone() as folder:
+        gone = registry.reap(folder)
+        names = sorted(lab.name for lab in folder.iterdir() if lab.is_dir())
+    return [ask(name, "status") for name in names], gone
+
+
+def choose(name: str | None, host: str | None = None) -> str:
+    """The lab that is meant: by its name, or the only one, or the only one with such a host."""
+    folder = registry.folder()
+    present = sorted(lab.name for lab in folder.iterdir() if lab.is_dir() and registry.held(lab))
+    if name is not None:
+        if name not in present:
+            raise ConfigError(f"the lab {name!r} is not up; up are {', '.join(present) or 'none'}")
+        return name
+    if not present:
+        raise ConfigError("no lab is up; start one, for example: ferrule lab up two-strix")
+    fits = present
+    if len(present) > 1 and host is not None:
+        fits = [each for each in present if _has(folder / each, host)]
+    if len(fits) != 1:
+        raise ConfigError(f"several labs are up ({', '.join(present)}); say which with --lab NAME")
+    return fits[0]
+
+
+def ask(name: str, request: str, **arguments: Any) -> Any:
+    """Ask the process that holds a lab. Raises `ConfigError` or `LabError` with what it answers."""
+    path = registry.folder() / name / registry.CONTROL
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ASK_SECONDS)
+            connection.connect(str(path))
+            connection.sendall(json.dumps({"do": request, **arguments}).encode() + b"\n")
+            reply = json.loads(connection.makefile("rb").readline())
+    except (OSError, ValueError) as error:
+        raise LabError(f"the lab {name!r} does not answer ({error}); `ferrule lab down {name}` ends it") from error
+    return _unwrap(reply)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How to run something in a host: a command to put before it, and what to add to the environment."""
+
+    prefix: tuple[str, ...]
+    env: dict[str, str]
+
+
+def enter(lab: str, host: str) -> Entry:
+    """The way into a host, in which every other command works unchanged."""
+    folder = registry.folder() / lab
+    state = registry.read_state(folder)
+    found = next((each for each in state.get("hosts", ()) if each["name"] == host), None)
+    if found is None:
+        known = ", ".join(each["name"] for each in state.get("hosts", ()))
+        raise ConfigError(f"the lab {lab!r} has no host {host!r}, only {known}")
+    files = ["--hosts", str(folder / f"hosts-{host}"), "--name", host]
+    prefix = (sys.executable, "-I", "-S", ENTER, "--user", state["user"], *files, found["path"])
+    return Entry(prefix, {"FERRULE_LAB": lab, "FERRULE_HOST_ID": host})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process is: in a host of a lab."""
+
+    lab: str
+    host: str
+
+
+def here() -> Place | None:
+    """The lab host in which this process runs, by its environment; None outside of labs."""
+    lab, host = os.environ.get("FERRULE_LAB"), os.environ.get("FERRULE_HOST_ID")
+    return Place(lab, host) if lab and host else None
+
+
+def _rights() -> list[str]:
+    """What to put before the holder's command so that it may make network namespaces."""
+    reason = obstacle()
+    if reason is None:
+        return []
+    unshare = shutil.which("unshare")
+    if os.geteuid() != 0 and unshare is not None:
+        prefix = [unshare, "--user", "--map-root-user", "--net", "--mount"]
+        tried = subprocess.run([*prefix, "true"], capture_output=True, text=True, check=False, timeout=ASK_SECONDS)
+        if tried.returncode == 0:
+            return prefix
+        reason = f"{reason} (`unshare`: {tried.stderr.strip()})"
+    raise LabError(reason)
+
+
+def _start(command: Sequence[str], folder: Path) -> None:
+    """Run the holder in a session of its own, and wait until it is ready. Raises what it says."""
+    lock = registry.hold(folder)
+    try:
+        with (folder / registry.LOG).open("wb") as log:
+            process = subprocess.Popen(
+                [*command, str(lock)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=[lock],
+                text=True,
+            )
+    finally:
+        os.close(lock)
+    assert process.stdout is not None
+    with process.stdout as words:
+        line = _line_within(words.fileno(), UP_SECONDS)
+    if not line:
+        process.kill()
+        process.wait(DOWN_SECONDS)
+        said = (folder / registry.LOG).read_text(errors="replace")[-_LOG_TAIL:].strip()
+        raise LabError(f"the lab did not come up within {UP_SECONDS:g} s, or ended: {said or 'it said nothing'}")
+    try:
+        _unwrap(json.loads(line))
+    except BaseException:
+        process.wait(DOWN_SECONDS)
+        raise
+
+
+def _line_within(descriptor: int, seconds: float) -> str:
+    """The first line that comes, or nothing at the end or after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    found = b""
+    while not found.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            return ""
+        more = os.read(descriptor, 1 << 16)
+        if not more:
+            return ""
+        found += more
+    return found.decode()
+
+
+def _end(lab: Path) -> None:
+    """Ask it to end; end it when it does not answer."""
+    deadline = time.monotonic() + UP_SECONDS
+    while registry.held(lab):
+        pid = registry.read_state(lab).get("pid")
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                process = os.pidfd_open(pid)
+                try:
+                    _finish(lab, process)
+                finally:
+                    os.close(process)
+            return
+        # It is coming up, and whoever started it was killed meanwhile.
+        if time.monotonic() > deadline:
+            raise LabError(f"the lab {lab.name!r} neither comes up nor ends; see {lab / registry.LOG}")
+        time.sleep(0.01)
+
+
+def _finish(lab: Path, process: int) -> None:
+    try:
+        ask(lab.name, "down")
+    except LabError:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+    for last in (signal.SIGKILL, None):
+        # Its lock is free as soon as it is dead; a moment before that its descriptor may be readable already.
+        deadline = time.monotonic() + DOWN_SECONDS
+        while registry.held(lab) and time.monotonic() < deadline:
+            select.select([process], [], [], 0.05)
+        if not registry.held(lab):
+            return
+        if last is not None:
+            signal.pidfd_send_signal(process, last)
+    raise LabError(f"the process that holds the lab {lab.name!r} does not end")
+
+
+def _has(lab: Path, host: str) -> bool:
+    return any(each["name"] == host for each in registry.read_state(lab).get("hosts", ()))
+
+
+def _unwrap(reply: Any) -> Any:
+    if "error" in reply:
+        kind = ConfigError if reply.get("code") == ConfigError.code else LabError
+        raise kind(reply["error"])
+    return reply.get("answer")

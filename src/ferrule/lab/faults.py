@@ -1,0 +1,74 @@
+"""Faults of a cable in words: what `ferrule lab fault` reads. Pure but for `Fault.strike`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferrule.errors import ConfigError
+from ferrule.lab.cable import Cable
+from ferrule.lab.shaping import parse_changes
+
+HALF = 0.5
+COLLAPSE = 0.6
+"""Both directions together get six tenths of one: what people report of USB4 cables that collapse."""
+
+KINDS = {
+    "cut": "no carrier at any end; with --from HOST one way: nothing that it sends arrives",
+    "unplug": "no carrier, at all ends or with --from HOST at that one",
+    "replug": "the plugs that were pulled are in again",
+    "dark": "a carrier, and nothing ever arrives",
+    "stall": "a carrier, and nothing moves; what is sent waits",
+    "collapse": "both directions together get less than one alone (0.6 of the rate; collapse=0.4 for another part)",
+    "retrain-half": "half its rate",
+    "clear": "as the lab's file says, with all plugs in",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that happens to a cable: a kind of `KINDS`, or other numbers. ``sender``: a host's number, or all."""
+
+    kind: str | None
+    changes: dict[str, Any] = field(default_factory=dict)
+    sender: int | None = None
+
+    def strike(self, cable: Cable) -> None:
+        """Do it, now. Raises `LabError` or `ConfigError` where the cable is none to which that can happen."""
+        sender = self.sender
+        if sender is not None and sender not in cable.hosts:
+            raise ConfigError(f"{cable.interface} does not lead to that host")
+        match self.kind:
+            case None:
+                cable.shape(sender=sender, **self.changes)
+            case "cut" if sender is not None:
+                cable.mute(sender)
+            case "cut" | "unplug":
+                cable.cut(sender)
+            case "replug":
+                cable.restore(sender)
+            case "dark":
+                cable.blackhole(sender)
+            case "stall":
+                cable.stall()
+            case "collapse":
+                cable.shape(collapse=COLLAPSE)
+            case "retrain-half":
+                cable.retrain(HALF)
+            case "clear":
+                cable.clear()
+
+
+def parse_fault(words: Sequence[str], sender: int | None = None) -> Fault:
+    """``["stall"]`` or ``["delay=300us", "loss=1%"]``. Raises `ConfigError`."""
+    if not words:
+        raise ConfigError(f"name a fault: {', '.join(KINDS)}, or numbers such as delay=300us loss=1%")
+    if len(words) == 1 and words[0] in KINDS:
+        if sender is not None and words[0] not in ("cut", "unplug", "replug", "dark"):
+            raise ConfigError(f"{words[0]} happens to the whole cable, not to one end; leave --from out")
+        return Fault(words[0], {}, sender)
+    for word in words:
+        if "=" not in word:
+            raise ConfigError(f"there is no fault {word!r}; one of {', '.join(KINDS)}, or numbers such as delay=300us")
+    return Fault(None, parse_changes(words), sender)

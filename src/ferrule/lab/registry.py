@@ -1,0 +1,192 @@
+"""Where labs that are up are written down: one directory each, which only their user can read.
+
+``XDG_RUNTIME_DIR/ferrule/labs/NAME`` or ``/tmp/ferrule-UID/labs/NAME``. The process that holds a lab has a lock on the
+file ``lock`` in it from its birth, given by whoever starts it, until its death: so nobody has to guess from process
+numbers who is alive, and nothing that has begun can be missed. What is left of a
+lab whose holder was killed, the directory and programs in its hosts, is cleared away by whoever looks next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ferrule.errors import ConfigError, LabError
+from ferrule.lab.netns import ENTER, enter_path, process_ids
+
+STATE, CONTROL, LOCK, LOG = "state.json", "control", "lock", "log"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+_LOCK_SECONDS = 60.0
+_HOLD_SECONDS = 2.0
+_REAP_SECONDS = 5.0
+_SO_NETNS_COOKIE = 71
+
+
+def folder() -> Path:
+    """The directory of all labs of this user, made if it is not there. Raises `LabError` if others can change it."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) / "ferrule" if runtime else Path(tempfile.gettempdir()) / f"ferrule-{os.getuid()}"
+    for path in (base, base / "labs"):
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise LabError(
+                f"{path} must be a directory of this user alone (mode 700); remove it, or set XDG_RUNTIME_DIR"
+            )
+    return base / "labs"
+
+
+def check_name(name: str) -> str:
+    """A name for a lab: also that of a directory. Raises `ConfigError`."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot name a lab; use up to 40 letters, digits, dots, dashes")
+    return name
+
+
+@contextmanager
+def alone() -> Iterator[Path]:
+    """Nobody else of this user makes or clears away a lab meanwhile."""
+    labs = folder()
+    with (labs / f".{LOCK}").open("w") as lock:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while not _try_lock(lock.fileno()):
+            if time.monotonic() > deadline:
+                raise LabError(f"another `ferrule lab` command has been busy for {_LOCK_SECONDS:g} s; see {labs}")
+            time.sleep(0.01)
+        yield labs
+
+
+def hold(lab: Path) -> int:
+    """Take the lock of a lab's directory; returns its descriptor. Whoever inherits that holds the lock, too."""
+    lock = os.open(lab / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + _HOLD_SECONDS
+    while not _try_lock(lock):
+        if time.monotonic() > deadline:  # longer than anybody only looks whether it is held
+            os.close(lock)
+            raise LabError(f"the lab {lab.name!r} is held by another process")
+        time.sleep(0.01)
+    return lock
+
+
+def held(lab: Path) -> bool:
+    """Whether the process that holds the lab lives."""
+    try:
+        lock = os.open(lab / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+
+
+def write_state(lab: Path, state: Mapping[str, Any]) -> None:
+    """In one piece: nobody reads half of it."""
+    new = lab / f"{STATE}.new"
+    new.write_text(json.dumps(state))
+    new.replace(lab / STATE)
+
+
+def read_state(lab: Path) -> dict[str, Any]:
+    """What its holder wrote; empty where it did not come so far."""
+    try:
+        state: dict[str, Any] = json.loads((lab / STATE).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return state
+
+
+def reap(labs: Path) -> list[str]:
+    """Clear away what is left of labs whose holder died; returns their names. Call it `alone`."""
+    gone = []
+    for lab in sorted(path for path in labs.iterdir() if path.is_dir()):
+        if not held(lab):
+            _end_programs(read_state(lab))
+            shutil.rmtree(lab, ignore_errors=True)
+            gone.append(lab.name)
+    return gone
+
+
+def boot() -> str:
+    """A word for this run of the kernel: its numbers mean nothing after the next start."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def cookie(namespace: str, user: str | None = None) -> int:
+    """A network namespace's number, which the kernel never gives to another one (its inode it does).
+
+    ``user``: the user namespace to which it belongs, where that may be another one. Raises `OSError` or `LabError`.
+    """
+    try:
+        with enter_path(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            return int.from_bytes(probe.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), sys.byteorder)
+    except LabError:
+        if user is None:
+            raise
+    # Only a process with a single thread can go into another user namespace.
+    ask = f"import socket; print(socket.socket().getsockopt(1, {_SO_NETNS_COOKIE}, 8).hex())"
+    enter = [sys.executable, "-I", "-S", ENTER, "--user", user, namespace]
+    done = subprocess.run(
+        [*enter, sys.executable, "-I", "-S", "-c", ask],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_REAP_SECONDS,
+    )
+    if done.returncode != 0:
+        raise LabError(done.stderr.strip())
+    return int.from_bytes(bytes.fromhex(done.stdout), sys.byteorder)
+
+
+def _end_programs(state: Mapping[str, Any]) -> None:
+    """Kill what was started in hosts that nobody holds any more."""
+    cookies = {host["cookie"] for host in state.get("hosts", ())}
+    inodes = {host["inode"] for host in state.get("hosts", ())}
+    if state.get("boot") != boot():
+        return
+    deadline = time.monotonic() + _REAP_SECONDS
+    while time.monotonic() < deadline:
+        left = [pid for pid in process_ids() if _is_inside(pid, inodes, cookies)]
+        if not left:
+            return
+        for pid in left:
+            with suppress(ProcessLookupError):
+                process = os.pidfd_open(pid)
+                try:
+                    if _is_inside(pid, inodes, cookies):  # still the same one
+                        signal.pidfd_send_signal(process, signal.SIGKILL)
+                finally:
+                    os.close(process)
+        time.sleep(0.01)
+
+
+def _is_inside(pid: int, inodes: set[int], cookies: set[int]) -> bool:
+    """The inode first, which is quick; then what is certain."""
+    path = f"/proc/{pid}/ns/net"
+    try:
+        return os.stat(path).st_ino in inodes and cookie(path, f"/proc/{pid}/ns/user") in cookies  # noqa: PTH116 - it is a link to nowhere
+    except (OSError, LabError, subprocess.TimeoutExpired):  # it ended, or belongs to somebody else
+        return False
+
+
+def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
