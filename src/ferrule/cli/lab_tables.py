@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from ferrule.lab import LabProfile, Profiles
+from ferrule.lab.check import Check
 from ferrule.units import format_bytes, format_rate, format_seconds
 
 
@@ -95,3 +96,29 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
+
+
+def check_tables(found: Check) -> Iterator[Table]:
+    """What the shaper costs on this machine, and how well it holds what it is told."""
+    costs = _table("without limits", "kernel", "shaper")
+    costs.add_row("one packet, one way", format_seconds(found.kernel_delay), f"+ {format_seconds(found.added)}")
+    costs.add_row("one TCP stream", format_rate(found.kernel_rate), format_rate(found.shaper_rate))
+    yield costs
+    held = _table("told", "measured", "error", "")
+    for delay in found.delays:
+        error = format_seconds(delay.measured - delay.wanted)
+        held.add_row(format_seconds(delay.wanted), format_seconds(delay.measured), error, _verdict(delay.true))
+    for rate in found.rates:
+        carried = rate.wanted <= found.shaper_rate
+        error = f"{(rate.measured / rate.wanted - 1) * 100:+.1f} %"
+        verdict = _verdict(rate.true) if carried or rate.true else "more than this machine carries"
+        held.add_row(format_rate(rate.wanted), format_rate(rate.measured), error, verdict)
+    yield held
+    faults = _table("fault", "acts after")
+    for words, seconds in found.faults:
+        faults.add_row(words, format_seconds(seconds))
+    yield faults
+
+
+def _verdict(true: bool) -> str:
+    return "held" if true else "[red]not held[/red]"

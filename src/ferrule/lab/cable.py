@@ -148,8 +148,8 @@ class Cable:
         self._speed, self._stalled = 1.0, False
         self._mute.clear()
         self._shapings = dict.fromkeys(self.hosts, self.spec.shaping)
-        self._apply(before)
         self.restore()
+        self._apply(before)
 
     def counters(self, sender: int) -> dict[str, float]:
         """What became of the frames that ``sender`` sent since the shaper carries them; empty while the kernel does."""
