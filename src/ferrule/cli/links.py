@@ -53,7 +53,10 @@ def show(
 @app.command(epilog=RECORD_EXAMPLES)
 def record(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Such as here.json or here.json.gz; must not be there yet.")
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", help="Such as here.json or here.json.gz; must not be there yet. `-` prints it."
+        ),
     ] = None,
     together: Annotated[
         str,
@@ -62,6 +65,9 @@ def record(
             help="The same words on several machines give the same pseudonyms: cables between them stay known.",
         ),
     ] = "",
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Replace nothing: for yourself, as `ferrule doctor --host` does.")
+    ] = False,
 ) -> None:
     """Save what this machine says about its cables, for a bug report or a test.
 
@@ -69,7 +75,10 @@ def record(
     first; look into the file before you send it.
     """
     path = file or Path("links.json.gz")
-    saved = Probe.live().record(together=together)
+    saved = Probe.live().record(together=together, plain=plain)
+    if str(path) == "-":
+        typer.echo(json.dumps(saved))
+        return
     write_record(saved, path)
     redacted = saved["header"]["redacted"]
     typer.echo(f"wrote {path}: {len(saved['files'])} files, {len(saved['commands'])} commands' output")

@@ -29,7 +29,7 @@ class Finding:
     """One thing that was checked, and what came of it.
 
     ``id``: of the check, such as ``cable-half-speed``. ``subject``: the device or host that it is about. ``why``: what
-    it costs, in tokens/s where that can be said.
+    it costs, in tokens/s where that can be said. ``hosts``: the names of those that it is about.
     """
 
     id: str
@@ -39,6 +39,7 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     why: str = ""
     cure: tuple[Cure, ...] = ()
+    hosts: tuple[str, ...] = ()
 
 
 def worst(findings: tuple[Finding, ...]) -> Severity:

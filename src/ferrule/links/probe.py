@@ -13,7 +13,7 @@ from ferrule.links.linux import read_linux
 from ferrule.links.macos import read_macos
 from ferrule.links.reader import Reader
 from ferrule.links.record import Recorder, open_record
-from ferrule.links.redact import Redactor
+from ferrule.links.redact import NoRedactor, Redactor
 from ferrule.links.tree import LiveTree, Tree
 from ferrule.links.types import Inventory, Machine, System
 
@@ -50,11 +50,12 @@ class Probe:
                 reader.problem(f"$ {UNAME}", "this is neither Linux nor macOS")
                 return Inventory(Machine(self.tree.name), unreadable=tuple(reader.unreadable), seen=reader.seen)
 
-    def record(self, *, together: str = "") -> dict[str, Any]:
+    def record(self, *, together: str = "", plain: bool = False) -> dict[str, Any]:
         """What the inventory is made of, with names and addresses redacted; for `write_record`.
 
         ``together``: with the same words, several machines' records have the same pseudonyms for the same things, so
         that cables between them can be told. Whoever knows the words can test guesses of what was redacted.
+        ``plain``: nothing is redacted.
         """
         key = None
         if together:
@@ -62,7 +63,8 @@ class Probe:
         recorder = Recorder(self.tree)
         Probe(recorder).inventory()
         made = datetime.datetime.now(datetime.UTC).date().isoformat()
-        return recorder.to_json(Redactor(key), {"made_by": f"ferrule {__version__}", "made_on": made})
+        redactor = NoRedactor() if plain else Redactor(key)
+        return recorder.to_json(redactor, {"made_by": f"ferrule {__version__}", "made_on": made})
 
 
 def _system(reader: Reader) -> System:

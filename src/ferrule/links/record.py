@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ferrule.errors import LinkError
-from ferrule.links.redact import Redactor
+from ferrule.links.redact import NoRedactor, Redactor
 from ferrule.links.tree import MAX_BYTES, DirectoryTree, RecordedTree, Tree
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class Recorder:
             self.errors[where] = errno.errorcode.get(error.errno or 0, "EIO")
             raise
 
-    def to_json(self, redactor: Redactor, header: Mapping[str, Any]) -> dict[str, Any]:
+    def to_json(self, redactor: Redactor | NoRedactor, header: Mapping[str, Any]) -> dict[str, Any]:
         """The record, with everything in it redacted; the header tells what was."""
         redactor.learn(self.files, self.directories, self.commands)
         name = redactor.names
@@ -143,16 +143,24 @@ def open_record(path: Path) -> Tree:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = _unzip(data)
-        record = json.loads(data)
     except OSError as error:
         raise LinkError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError, zlib.error, EOFError) as error:
+    except (ValueError, zlib.error, EOFError) as error:
         raise LinkError(f"{path} is no record of `ferrule links record`: {_shortly(error)}") from error
+    return parse_record(path.name, data, str(path))
+
+
+def parse_record(name: str, data: bytes, where: str) -> RecordedTree:
+    """The tree in the text of a record, called ``name``. Raises `LinkError` that says ``where`` if it is none."""
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise LinkError(f"{where} is no record of `ferrule links record`: {_shortly(error)}") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise LinkError(f"{path} is no record of `ferrule links record`")
+        raise LinkError(f"{where} is no record of `ferrule links record`")
     if record.get("version") != VERSION:
-        raise LinkError(f"{path} was written by another Ferrule (version {record.get('version')!r} of the format)")
-    return tree_of(path.name, record)
+        raise LinkError(f"{where} was written by another Ferrule (version {record.get('version')!r} of the format)")
+    return tree_of(name, record)
 
 
 def tree_of(name: str, record: Mapping[str, Any]) -> RecordedTree:

@@ -1,0 +1,57 @@
+"""All checks, put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ferrule.links.doctor import between, mac, machine, netdev, pcie, rdma, thunderbolt, unreadable
+from ferrule.links.doctor.cures import family
+from ferrule.links.findings import SEVERITIES, Finding, worst
+from ferrule.links.types import Inventory
+
+SCHEMA = 1
+_CHECKS = (thunderbolt.check, mac.check, netdev.check, rdma.check, pcie.check, machine.check, unreadable.check)
+
+
+def diagnose(inventories: Sequence[Inventory]) -> tuple[Finding, ...]:
+    """What is wrong, or worth knowing, on these hosts and between them; the worst first. Pure."""
+    found = [
+        dataclasses.replace(finding, hosts=(between.host_name(one),))
+        for one in inventories
+        for check in _CHECKS
+        for finding in check(one)
+    ]
+    if len(inventories) > 1:
+        found = between.merged([*found, *between.check(inventories)], inventories)
+    found = list(dict.fromkeys(found))
+    return tuple(sorted(found, key=lambda one: -SEVERITIES.index(one.severity)))
+
+
+def diagnosis_json(inventories: Sequence[Inventory], findings: Sequence[Finding]) -> dict[str, Any]:
+    """For other programs; docs/doctor.md tells the fields."""
+    hosts = [
+        {
+            "name": between.host_name(one),
+            "source": one.machine.tree,
+            "system": one.machine.system,
+            "family": family(one.machine),
+            "os": one.machine.os_name,
+            "kernel": one.machine.kernel,
+        }
+        for one in inventories
+    ]
+    return {
+        "schema": SCHEMA,
+        "worst": worst(tuple(findings)),
+        "hosts": hosts,
+        "findings": [_finding_json(one) for one in findings],
+    }
+
+
+def _finding_json(one: Finding) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(one),
+        "evidence": [{"where": where, "line": line} for where, line in one.evidence],
+    }

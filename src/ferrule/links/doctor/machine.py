@@ -1,0 +1,193 @@
+"""What of the system matters to cables: IOMMU, clock, firewall, Secure Boot, kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ferrule.links.doctor.cures import by_hand, run
+from ferrule.links.doctor.netdev import CABLES, subnets
+from ferrule.links.findings import Cure, Finding
+from ferrule.links.linux.machine import CHRONY, IOMMU_GROUPS, NFT, SECURE_BOOT, SYSTEMCTL, TIMEDATECTL
+from ferrule.links.macos.machine import FIREWALL
+from ferrule.links.types import Firewall, Inventory
+
+DRIVER_KERNEL = (6, 12)
+"""The oldest that RDMA over USB4 is known to build on."""
+CLOCK_SECONDS = 0.5
+_PORTS_NEEDED = "ranks listen on ports that the system chooses"
+
+
+def check(inventory: Inventory) -> Iterator[Finding]:
+    yield from _clock(inventory)
+    yield from _iommu(inventory)
+    for firewall in inventory.firewalls:
+        yield from _firewall(inventory, firewall)
+    yield from _secure_boot(inventory)
+    yield from _kernel(inventory)
+
+
+def cable_interfaces(inventory: Inventory) -> list[str]:
+    """Interfaces that lead to another host only, not to the internet."""
+    gateways = {route.netdev for route in inventory.routes if route.destination == "default"}
+    kinds = ("thunderbolt", "ethernet", "infiniband")
+    return [one.name for one in inventory.netdevs if one.kind in kinds and one.carrier and one.name not in gateways]
+
+
+def _clock(inventory: Inventory) -> Iterator[Finding]:
+    clock = inventory.machine.clock
+    if clock is None:
+        return
+    offset = clock.offset_seconds
+    off = offset is not None and abs(offset) > CLOCK_SECONDS
+    if clock.synchronized is not False and not off:
+        return
+    what = f"The clock is off by {offset:.3g} s." if off else "The clock does not follow a time server."
+    why = "It costs no tokens/s. Logs of several hosts cannot be compared, and certificates and tokens may be refused."
+    timesyncd = "sudo timedatectl set-ntp true"
+    cure = (
+        Cure("debian", "Let it follow one.", ("sudo apt install systemd-timesyncd", timesyncd)),
+        Cure("fedora", "Let it follow one.", ("sudo dnf install chrony", "sudo systemctl enable --now chronyd")),
+        Cure("arch", "Let it follow one.", (timesyncd,)),
+        Cure("alpine", "Let it follow one.", ("setup-ntp chrony",)),
+    )
+    evidence = inventory.evidence(f"$ {CHRONY}") if off else _synchronized(inventory)
+    yield Finding("clock-not-synchronized", "warning", "clock", what, evidence, why, cure)
+
+
+def _synchronized(inventory: Inventory) -> tuple[tuple[str, str], ...]:
+    where = f"$ {TIMEDATECTL}"
+    lines = inventory.seen.get(where, "").splitlines()
+    return tuple((where, line) for line in lines if "Synchronized" in line)
+
+
+def _iommu(inventory: Inventory) -> Iterator[Finding]:
+    """Per device: with ``iommu=pt`` sockets for strangers' devices are still translated, and should be."""
+    users = {domain.pci_address for domain in inventory.thunderbolt if domain.peers}
+    users |= {device.pci_address for device in inventory.rdma}
+    slow = [link for link in inventory.pcie if link.address in users and (link.iommu_type or "").startswith("DMA")]
+    if not slow:
+        return
+    passthrough = "iommu=pt" in (inventory.machine.boot_command_line or ())
+    cards = all(link.class_code is not None and link.class_code >> 8 != 0x0C03 for link in slow)
+    if not cards and passthrough:
+        return  # what is left is the guard of the sockets
+    names = ", ".join(link.address for link in slow)
+    what = f"The IOMMU translates every access of {names} to memory."
+    why = (
+        "Each transfer pays for it; how much depends on the card. The fastest published numbers for RDMA over USB4 "
+        "were taken with it off."
+    )
+    line = "iommu=pt"
+    cure: tuple[Cure, ...] = (
+        Cure(
+            "debian",
+            f"Add {line} to GRUB_CMDLINE_LINUX in /etc/default/grub, then:",
+            ("sudo update-grub", "sudo reboot"),
+        ),
+        Cure(
+            "fedora",
+            "Turn it off for devices that you trust.",
+            (f"sudo grubby --update-kernel=ALL --args={line}", "sudo reboot"),
+        ),
+        Cure("arch", f"Add {line} to the kernel's parameters of your boot loader, then:", ("sudo reboot",)),
+    )
+    if not cards:
+        text = "The guard of USB4 sockets stays on even so; only the firmware can turn that off."
+        cure = tuple(Cure(one.system, f"{one.text} {text}", one.commands) for one in cure)
+    evidence = inventory.evidence(*(f"{link.path}/iommu_group/type" for link in slow))
+    evidence = evidence or ((IOMMU_GROUPS, ", ".join(f"{link.iommu_type}" for link in slow)),)
+    yield Finding("iommu-translated", "note", "IOMMU", what, evidence, why, cure)
+
+
+def _firewall(inventory: Inventory, firewall: Firewall) -> Iterator[Finding]:
+    if firewall.active is not True or firewall.input_policy == "accept":
+        return
+    if firewall.kind == "nftables" and firewall.input_policy is None:
+        return
+    names = cable_interfaces(inventory)
+    drops = firewall.input_policy == "drop"
+    what = f"The firewall {firewall.kind} is on"
+    what += " and drops what no rule names." if drops else "; its rules may keep other hosts out."
+    if not drops and inventory.machine.system == "linux":
+        what += " Only root can read them."
+    why = f"Hosts that cannot reach each other time out when a model starts: {_PORTS_NEEDED}."
+    where = (
+        f"$ {FIREWALL}" if firewall.kind == "macos" else f"$ {NFT}" if drops else f"$ {SYSTEMCTL.split()[0]} is-active"
+    )
+    line = inventory.seen.get(where, "").strip().splitlines()[:1] if firewall.kind == "macos" else []
+    if drops:
+        line = [one.strip() for one in inventory.seen.get(where, "").splitlines() if "policy drop" in one][:1]
+    where = f"{where} {firewall.kind}" if not line else where
+    evidence = ((where, line[0] if line else "active"),)
+    yield Finding(
+        "firewall",
+        "warning" if drops else "note",
+        firewall.kind,
+        what,
+        evidence,
+        why,
+        _open(inventory, firewall.kind, names),
+    )
+
+
+def _open(inventory: Inventory, kind: str, names: list[str]) -> tuple[Cure, ...]:
+    text = "Trust what comes over the cables, which nobody else is on."
+    if not names:
+        return _open_subnet(inventory, kind)
+    match kind:
+        case "firewalld":
+            commands = [f"sudo firewall-cmd --permanent --zone=trusted --change-interface={name}" for name in names]
+            return run(text, *commands, "sudo firewall-cmd --reload")
+        case "ufw":
+            return run(text, *(f"sudo ufw allow in on {name}" for name in names))
+        case "macos":
+            return by_hand("System Settings, Network, Firewall, Options: allow python3 to receive connections.")
+        case _:
+            rules = (f"sudo nft insert rule inet filter input iifname {name} accept" for name in names)
+            return run(f"{text} (The names of table and chain may differ: `sudo nft list chains`.)", *rules)
+
+
+def _open_subnet(inventory: Inventory, kind: str) -> tuple[Cure, ...]:
+    """Where the cable is also the way to the internet, only the machines in its subnet are trusted."""
+    nets = [str(net) for one in inventory.netdevs if one.kind in CABLES for net in subnets(one) if net.version == 4]
+    text = "Trust the other machines in this subnet, if they are all yours."
+    net = nets[0] if nets else "SUBNET"
+    match kind:
+        case "firewalld":
+            command = f"sudo firewall-cmd --permanent --zone=trusted --add-source={net}"
+            return run(text, command, "sudo firewall-cmd --reload")
+        case "ufw":
+            return run(text, f"sudo ufw allow from {net}")
+        case "macos":
+            return by_hand("System Settings, Network, Firewall, Options: allow python3 to receive connections.")
+        case _:
+            return run(text, f"sudo nft insert rule inet filter input ip saddr {net} accept")
+
+
+def _secure_boot(inventory: Inventory) -> Iterator[Finding]:
+    """Only where a module that the distribution does not sign may be wanted: RDMA over USB4, cards with own drivers."""
+    if inventory.machine.secure_boot is not True or not inventory.peers:
+        return
+    what = "Secure Boot is on: modules that your distribution did not sign are refused."
+    why = "TCP over the cable works. A driver for RDMA over USB4 has to be signed with a key of yours."
+    cure = run(
+        "When you install such a driver, let DKMS sign it, and enroll its key once (asked for at the next start).",
+        "sudo mokutil --import /var/lib/dkms/mok.pub",
+    )
+    evidence = tuple((where, "1") for where in (SECURE_BOOT,) if where in inventory.seen)
+    evidence += inventory.evidence("/sys/kernel/security/lockdown")
+    yield Finding("secure-boot", "note", "Secure Boot", what, evidence, why, cure)
+
+
+def _kernel(inventory: Inventory) -> Iterator[Finding]:
+    match = re.match(r"([0-9]{1,3})\.([0-9]{1,4})", inventory.machine.kernel or "")
+    if inventory.machine.system != "linux" or not match or not inventory.thunderbolt:
+        return
+    if (int(match[1]), int(match[2])) >= DRIVER_KERNEL:
+        return
+    what = f"The kernel is {match[0]}; a driver for RDMA over USB4 needs {'.'.join(map(str, DRIVER_KERNEL))}."
+    why = "TCP over the cable works. RDMA would answer about 8 times faster (8 instead of 65 µs, as published)."
+    cure = by_hand("Install a newer kernel if you want RDMA over USB4: a newer release, or backports.")
+    evidence = inventory.evidence("/proc/sys/kernel/osrelease")
+    yield Finding("kernel-old", "note", "kernel", what, evidence, why, cure)

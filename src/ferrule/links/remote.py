@@ -1,0 +1,58 @@
+"""Read another machine's cables over ssh: what ``ferrule links record --plain -`` prints there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+from ferrule.errors import LinkError
+from ferrule.links.probe import Probe
+from ferrule.links.record import parse_record
+
+_NOT_FOUND = 127
+_SSH_FAILED = 255
+_MAX_CONNECT_SECONDS = 10
+
+
+def probe_remote(host: str, *, command: str = "ferrule", timeout: float = 30.0) -> Probe:
+    """``host`` as ssh knows it; ``command``: how Ferrule is called there, in the words of that machine's shell.
+
+    Raises `LinkError` if ssh, or Ferrule there, fails or takes longer than ``timeout`` seconds. ssh never asks for a
+    password: whoever wants that logs in first and lets ssh share the connection.
+    """
+    if not host or host.startswith("-"):
+        raise LinkError(f"{host!r} is no host; write it as for ssh: strix-b or me@strix-b")
+    program = shutil.which("ssh")
+    if program is None:
+        raise LinkError("there is no ssh on this machine; install it: sudo apt install openssh-client")
+    seconds = max(1, min(_MAX_CONNECT_SECONDS, int(timeout)))
+    options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}"]
+    words = [program, *options, "--", host, f"{command} links record --plain -"]
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise LinkError(
+            f"{host} did not answer within {timeout:g} s; try `ssh {host} {command} version`, or a longer --timeout"
+        ) from None
+    except OSError as error:
+        raise LinkError(f"cannot run {program}: {error.strerror}") from error
+    if done.returncode != 0:
+        raise LinkError(_why(host, command, done.returncode, done.stderr.decode("utf-8", errors="replace")))
+    # A login script may have printed a greeting first.
+    start = done.stdout.find(b'{"format"')
+    return Probe(parse_record(host, done.stdout[max(start, 0) :], f"what {host} printed"))
+
+
+def _why(host: str, command: str, code: int, told: str) -> str:
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    last = lines[-1] if lines else f"exit code {code}"
+    if code == _SSH_FAILED:
+        return (
+            f"ssh cannot log in to {host}: {last}; `ssh {host} true` must work without a password (ssh-copy-id {host})"
+        )
+    if code == _NOT_FOUND:
+        return (
+            f"there is no `{command}` on {host}; install Ferrule there, or say where it is: "
+            "--remote-command '~/.venv/bin/ferrule'"
+        )
+    return f"`{command} links record` failed on {host}: {last}; it must be of the same version as here"

@@ -1,0 +1,242 @@
+"""Each finding that no recorded machine has, by changing one thing on a recorded machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from test_doctor import EXPECTED, read
+
+from ferrule.links import Clock, Finding, Firewall, Inventory, NetAddress, RdmaDevice, Service, ThunderboltRouter
+from ferrule.links.doctor import diagnose
+from ferrule.links.doctor.catalogue import CATALOGUE
+
+change = dataclasses.replace
+
+
+def net(name: str, device: str, **values: Any) -> Inventory:
+    """A recorded machine with an interface changed."""
+    found = read(name)
+    assert found.netdev(device)
+    return change(found, netdevs=tuple(change(one, **values) if one.name == device else one for one in found.netdevs))
+
+
+def counted(name: str, device: str, **values: int) -> Inventory:
+    one = read(name).netdev(device)
+    assert one is not None
+    return net(name, device, counters=change(one.counters, **values))
+
+
+def machine(name: str, /, **values: Any) -> Inventory:
+    return change(read(name), machine=change(read(name).machine, **values))
+
+
+def domain(name: str, **values: Any) -> Inventory:
+    """Its last controller changed."""
+    *others, last = read(name).thunderbolt
+    return change(read(name), thunderbolt=(*others, change(last, **values)))
+
+
+def peer(name: str, **values: Any) -> Inventory:
+    return domain(name, peers=tuple(change(one, **values) for one in read(name).thunderbolt[-1].peers))
+
+
+def port(name: str, **values: Any) -> Inventory:
+    """The first port of its first RDMA device changed."""
+    first, *others = read(name).rdma
+    ports = (change(first.ports[0], **values), *first.ports[1:])
+    return change(read(name), rdma=(change(first, ports=ports), *others))
+
+
+def without_module(name: str, module: str) -> Inventory:
+    modules = tuple(one for one in read(name).machine.modules if one.name != module)
+    return machine(name, modules=modules)
+
+
+def slow_pair() -> list[Inventory]:
+    slow = {"rx_speed_gb_s": 10.0, "tx_speed_gb_s": 10.0}
+    return [peer("strix-halo-a", **slow), peer("strix-halo-b", **slow)]
+
+
+def two_macs(build: str) -> list[Inventory]:
+    return [read("mac-studio-2"), machine("mac-studio-3", os_build=build)]
+
+
+def card(**values: Any) -> Inventory:
+    link = read("e810-roce").pcie[0]
+    return change(read("e810-roce"), pcie=(change(link, **values),))
+
+
+def other_host(name: str, host: str, **values: Any) -> Inventory:
+    return machine(name, name=host, **values)
+
+
+def opensm(host: str) -> Inventory:
+    found = other_host("connectx3-m2", host)
+    services = [change(one, state="active") if one.name == "opensm" else one for one in found.services]
+    return change(found, services=tuple(services))
+
+
+def firmware(host: str, version: str) -> Inventory:
+    found = other_host("connectx3-m2", host)
+    return change(found, rdma=tuple(change(one, firmware=version) for one in found.rdma))
+
+
+def offset(host: str, seconds: float) -> Inventory:
+    return other_host("pc-2.5gbe", host, clock=Clock(True, "chrony", seconds))
+
+
+def gids(*wanted: str) -> Inventory:
+    found = read("e810-roce").rdma[0].ports[0].gids
+    kinds = {"v1": change(found[1], type="RoCE v1"), "v6": found[0]}
+    return port("e810-roce", gids=tuple(kinds[one] for one in wanted))
+
+
+def bare(name: str) -> Any:
+    return without_module(name, "thunderbolt_net").machine
+
+
+def few(name: str) -> Any:
+    rings = read(name).thunderbolt[-1].rings
+    assert rings is not None
+    return change(rings, vectors=2)
+
+
+def domain_40(name: str) -> Inventory:
+    """A cable that came up at 40 Gb/s on a Mac that has 80 on others."""
+    domains = list(read(name).thunderbolt)
+    at = next(number for number, one in enumerate(domains) if one.peers)
+    domains[at] = change(domains[at], peers=tuple(change(one, link_gb_s=40.0) for one in domains[at].peers))
+    return change(read(name), thunderbolt=tuple(domains))
+
+
+DOCK = ThunderboltRouter("1-1", "/sys/bus/thunderbolt/devices/1-1", 1, device="TS4", authorized=False)
+STRIX, SPARK, E810, CX3, MINI, PC = (
+    "strix-halo-a",
+    "dgx-spark",
+    "e810-roce",
+    "connectx3-m2",
+    "mac-mini-tb4",
+    "pc-2.5gbe",
+)
+ELSEWHERE = (NetAddress("10.99.0.2", 24, "global"),)
+
+CASES: list[tuple[str, str, Callable[[], list[Inventory]]]] = [
+    ("cable-half-speed", "warning", slow_pair),
+    ("cable-half-speed", "warning", lambda: [domain_40("mac-studio-2")]),
+    ("cable-one-lane", "warning", lambda: [peer(STRIX, rx_lanes=1, tx_lanes=1, tx_speed_gb_s=20.0)]),
+    ("cable-behind-dock", "warning", lambda: [peer(STRIX, route=0x301)]),
+    ("thunderbolt-net-missing", "error", lambda: [change(peer(STRIX, netdevs=()), machine=bare(STRIX))]),
+    ("peer-offers-no-network", "error", lambda: [peer(STRIX, netdevs=(), services=())]),
+    ("thunderbolt-unauthorized", "warning", lambda: [domain(STRIX, devices=(DOCK,))]),
+    ("thunderbolt-dma-open", "note", lambda: [domain(STRIX, iommu_dma_protection=False)]),
+    ("thunderbolt-few-rings", "note", lambda: [domain(STRIX, rings=few(STRIX))]),
+    ("mac-rdma-off", "warning", lambda: [machine("mac-studio-3", rdma_ctl="disabled")]),
+    ("mac-too-old", "warning", lambda: [machine("mac-studio-3", os_version="15.6")]),
+    ("interface-off", "error", lambda: [net(STRIX, "thunderbolt1", enabled=False)]),
+    ("speed-below-card", "warning", lambda: [net(PC, "enp8s0", speed_mbps=1000)]),
+    ("no-carrier", "warning", lambda: [net(E810, "enp65s0f0np0", carrier=False)]),
+    ("no-address", "error", lambda: [net(STRIX, "thunderbolt1", addresses=())]),
+    ("half-duplex", "warning", lambda: [net(PC, "enp8s0", duplex="half")]),
+    ("interface-errors", "warning", lambda: [counted(PC, "enp8s0", rx_crc_errors=7)]),
+    ("interface-drops", "note", lambda: [counted(PC, "enp8s0", rx_packets=1000, rx_dropped=90)]),
+    ("speed-unknown", "note", lambda: [net(PC, "enp8s0", speed_mbps=None, driver="virtio_net")]),
+    ("no-link", "error", lambda: [net("wifi-only", "wlan0", addresses=())]),
+    ("rdma-lid-zero", "error", lambda: [port(CX3, state="ACTIVE", lid=0)]),
+    ("rdma-port-down", "error", lambda: [port(E810, state="DOWN")]),
+    ("rdma-no-gid", "error", lambda: [gids()]),
+    ("rdma-no-roce-v2", "warning", lambda: [gids("v1")]),
+    ("rdma-no-ipv4-gid", "warning", lambda: [gids("v6")]),
+    ("rdma-errors", "warning", lambda: [port(E810, errors=(("out_of_sequence", 12),))]),
+    (
+        "rdma-software",
+        "note",
+        lambda: [change(read(PC), rdma=(RdmaDevice("rxe0", "/x", driver="rxe", software=True),))],
+    ),
+    ("rdma-driver-missing", "warning", lambda: [change(without_module(E810, "irdma"), rdma=())]),
+    ("rdma-no-uverbs", "error", lambda: [without_module(E810, "ib_uverbs")]),
+    ("rdma-core-missing", "warning", lambda: [change(read(E810), seen={})]),
+    ("pcie-downgraded", "warning", lambda: [card(current_width=4)]),
+    ("pcie-downgraded", "warning", lambda: [card(current_gt_s=8.0)]),
+    ("clock-not-synchronized", "warning", lambda: [offset("a", 3.0)]),
+    ("firewall", "warning", lambda: [change(read(PC), firewalls=(Firewall("nftables", True, "drop"),))]),
+    ("kernel-old", "note", lambda: [machine(STRIX, kernel="6.1.0-32-amd64")]),
+    ("subnets-differ", "error", lambda: [net(STRIX, "thunderbolt1", addresses=ELSEWHERE), read("strix-halo-b")]),
+    ("mtu-differs", "error", lambda: [net(STRIX, "thunderbolt0", mtu=1500), read("strix-halo-b")]),
+    ("same-address", "error", lambda: [read(PC), other_host(PC, "pc2")]),
+    ("no-common-subnet", "warning", lambda: [read(PC), read(E810)]),
+    ("two-subnet-managers", "note", lambda: [opensm("a"), opensm("b")]),
+    ("macos-skew", "warning", lambda: two_macs("25C60")),
+    ("kernel-skew", "note", lambda: [read(PC), read(CX3)]),
+    ("firmware-skew", "note", lambda: [firmware("a", "2.42.5000"), firmware("b", "2.36.5000")]),
+    ("clock-skew", "warning", lambda: [offset("a", -0.4), offset("b", 0.45), offset("c", 2.0)]),
+]
+
+
+@pytest.mark.parametrize(("which", "severity", "make"), CASES, ids=[case[0] for case in CASES])
+def test_a_fault_is_found_and_has_a_cure(which: str, severity: str, make: Callable[[], list[Inventory]]) -> None:
+    found = [one for one in diagnose(make()) if one.id == which]
+    assert {one.severity for one in found} == {severity}
+    for one in found:
+        assert one.what.endswith(".")
+        assert one.why
+        assert one.cure
+        assert one.hosts
+
+
+def test_every_finding_is_tested() -> None:
+    on_trees = {which for rows in EXPECTED.values() for _, which, _ in rows}
+    assert on_trees | {case[0] for case in CASES} == set(CATALOGUE)
+    seen = [(which, severity) for rows in EXPECTED.values() for severity, which, _ in rows]
+    seen += [(which, severity) for which, severity, _ in CASES]
+    order = ("note", "warning", "error")
+    worst = {name: max((severity for which, severity in seen if which == name), key=order.index) for name in CATALOGUE}
+    assert worst == {name: entry.severity for name, entry in CATALOGUE.items()}
+
+
+def of(findings: tuple[Finding, ...], which: str) -> list[str]:
+    return [one.subject for one in findings if one.id == which]
+
+
+def test_a_cable_that_is_well_is_not_mentioned() -> None:
+    assert of(diagnose([peer(STRIX, tx_speed_gb_s=20.0)]), "cable-asymmetric") == []
+
+
+def test_three_lanes_one_way_are_meant_to_be() -> None:
+    found = diagnose([peer(STRIX, rx_lanes=3, tx_lanes=1, rx_speed_gb_s=40.0, tx_speed_gb_s=40.0)])
+    assert not {one.id for one in found} & {"cable-asymmetric", "cable-one-lane", "cable-half-speed"}
+
+
+def test_an_interface_with_the_way_to_the_internet_keeps_its_mtu() -> None:
+    fast = net(PC, "enp8s0", speed_mbps=10_000)
+    assert of(diagnose([fast]), "mtu-small") == []
+    assert of(diagnose([change(fast, routes=())]), "mtu-small") == ["enp8s0"]
+
+
+def test_memlock_is_well_when_the_user_may_raise_it() -> None:
+    assert of(diagnose([machine(E810, memlock_hard_bytes=(1 << 63) - 1)]), "memlock-small") == []
+    assert of(diagnose([machine(PC, memlock_bytes=65536)]), "memlock-small") == []
+
+
+def test_dmas_guard_of_the_sockets_is_no_finding_with_passthrough() -> None:
+    assert of(diagnose([read(STRIX)]), "iommu-translated") == []
+    assert of(diagnose([machine(STRIX, boot_command_line=())]), "iommu-translated") == ["IOMMU"]
+
+
+def test_who_keeps_settings_tells_the_commands() -> None:
+    kept = diagnose([net(STRIX, "thunderbolt1", addresses=())])
+    (finding,) = [one for one in kept if one.id == "no-address"]
+    assert finding.cure[0].commands[0].startswith("sudo nmcli connection add")
+    off = tuple(Service(one.name, "inactive") for one in read(STRIX).services)
+    (finding,) = [
+        one
+        for one in diagnose([change(net(STRIX, "thunderbolt1", addresses=()), services=off)])
+        if one.id == "no-address"
+    ]
+    assert finding.cure[0].commands[0].startswith("sudo ip address add")
+
+
+def test_a_dock_between_is_told_by_its_route_only() -> None:
+    assert of(diagnose([peer(STRIX, route=0xFF)]), "cable-behind-dock") == []
