@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import pytest
 
 from ferrule.errors import ConfigError, LabError
 from ferrule.lab import control, registry
+from ferrule.lab.iproute import batch
+from ferrule.lab.netns import Namespace
 
 SECONDS = 20.0
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_hosts")]
@@ -57,35 +60,40 @@ def run(lab: str, host: str, *argv: str) -> str:
     return out
 
 
-def ours() -> tuple[list[str], list[str], list[int], list[str]]:
-    """Interfaces of this machine, mounts, processes with a mark of a lab, and directories of labs."""
+def ours() -> tuple[list[str], list[int], list[str]]:
+    """Interfaces of this machine, processes of this test's labs, and their directories."""
+    mark = f"XDG_RUNTIME_DIR={os.environ['XDG_RUNTIME_DIR']}".encode()
     marked = []
     for process in Path("/proc").iterdir():
-        try:
-            words = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
-        except OSError:
-            continue
-        if process.name.isdigit() and b"FERRULE_LAB=" in words + b" " and int(process.name) != os.getpid():
-            marked.append(int(process.name))
+        with suppress(OSError):
+            if process.name.isdigit() and mark in (process / "environ").read_bytes().split(b"\0"):
+                marked.append(int(process.name))
     interfaces = sorted(line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:])
     return (
         interfaces,
-        Path("/proc/self/mounts").read_text().splitlines(),
-        [pid for pid in marked if alive(pid)],
+        [pid for pid in marked if alive(pid) and pid != os.getpid()],
         sorted(path.name for path in registry.folder().iterdir() if path.is_dir()),
     )
 
 
-def namespaces() -> set[int]:
-    """The network namespaces in which processes are."""
-    found = set()
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                found.add((process / "ns" / "net").stat().st_ino)
-            except OSError:
-                continue
-    return found
+class Witness:
+    """Sees whether the hosts of a lab still exist: an interface ends when its other end, in a host, does."""
+
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        self._namespace = Namespace()
+        lines = []
+        for number, host in enumerate(status["hosts"]):
+            name = f"thread{number}"
+            lines.append(f"link add name {name} type veth peer name {name} netns {host['path']}")
+        batch(self._namespace, "ip", lines)
+        assert not self.hosts_are_gone()
+
+    def hosts_are_gone(self) -> bool:
+        with self._namespace.entered():
+            return len(Path("/proc/thread-self/net/dev").read_text().splitlines()) == 3  # two of headings, and lo
+
+    def close(self) -> None:
+        self._namespace.close()
 
 
 PROBE = """
@@ -119,12 +127,13 @@ def probe(lab: str, address: str, count: int = 5, wait: float = 0.2) -> tuple[in
 
 
 def test_a_lab_stays_is_used_fails_and_ends() -> None:
-    before, processes = ours(), namespaces()
+    before = ours()
     status = control.up("two-strix")
+    witness = Witness(status)
     assert [host["name"] for host in status["hosts"]] == ["strix-1", "strix-2"]
     assert [cable["kind"] for cable in status["cables"]] == ["usb4-40g", "usb4-40g"]
     words = run("two-strix", "strix-2", "sh", "-c", "hostname; echo $FERRULE_LAB $FERRULE_HOST_ID; ls /sys/class/net")
-    assert words.split() == ["strix-2", "two-strix", "strix-2", "cable0", "cable1", "lo"]
+    assert words.split() == ["strix-2", "two-strix", "strix-2", "cable0", "cable1", "lo", "thread1"]
     names = run("two-strix", "strix-1", "getent", "hosts", "strix-2")
     assert names.split()[0] == status["hosts"][1]["addresses"]["cable0"]
 
@@ -188,7 +197,8 @@ def test_a_lab_stays_is_used_fails_and_ends() -> None:
     assert echo.wait(SECONDS) == -signal.SIGKILL
     echo.stdout.close()
     until(lambda: ours() == before, "all is as it was")
-    until(lambda: namespaces() <= processes, "no namespace is left")
+    until(witness.hosts_are_gone, "the hosts are gone")
+    witness.close()
 
 
 def test_two_labs_at_once_do_not_meet() -> None:
@@ -215,8 +225,9 @@ def test_two_labs_at_once_do_not_meet() -> None:
 
 
 def test_kill_9_of_the_holder_leaves_nothing_after_the_next_look() -> None:
-    before, processes = ours(), namespaces()
+    before = ours()
     status = control.up("two-strix")
+    witness = Witness(status)
     sleeper = start("two-strix", "strix-1", ["sh", "-c", "sleep 1000 & exec sleep 1000"])
     # One that hides the mark of its lab.
     hidden = start("two-strix", "strix-2", ["env", "-i", "/bin/sleep", "1000"])
@@ -233,13 +244,14 @@ def test_kill_9_of_the_holder_leaves_nothing_after_the_next_look() -> None:
     bystander.kill()
     bystander.wait(SECONDS)
     until(lambda: ours() == before, "all is as it was")
-    until(lambda: namespaces() <= processes, "no namespace is left")
+    until(witness.hosts_are_gone, "the hosts are gone")
+    witness.close()
     assert control.down() == []
 
 
 @pytest.mark.parametrize("moment", [0.02, 0.2, 0.35, 0.5, 0.8])
 def test_kill_9_of_up_at_any_moment_leaves_nothing(moment: float) -> None:
-    before, processes = ours(), namespaces()
+    before = ours()
     program = "from ferrule.lab import control; control.up('two-strix')"
     starter = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     time.sleep(moment)  # the moment is what is tested
@@ -248,7 +260,6 @@ def test_kill_9_of_up_at_any_moment_leaves_nothing(moment: float) -> None:
     # Its holder may have been born, and comes up or notices nothing; either way it can be ended.
     control.down()
     until(lambda: ours() == before, "all is as it was")
-    until(lambda: namespaces() <= processes, "no namespace is left")
 
 
 def test_what_is_not_a_request_is_answered_and_a_silent_caller_left() -> None:
