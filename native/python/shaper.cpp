@@ -81,6 +81,7 @@ nb::dict PyShaper::read(int cable, int end) {
   named["duplicated"] = now.duplicated;
   named["reordered"] = now.reordered;
   named["queued_bytes"] = now.queued_bytes;
+  named["missed"] = now.missed;
   named["unsent"] = now.unsent;
   named["latest"] = now.latest;
   return named;

@@ -68,7 +68,7 @@ ferrule_status ferrule_shaper_clear(ferrule_shaper* shaper, int cable, char* err
 ferrule_status ferrule_shaper_read(ferrule_shaper* shaper, int cable, int end, ferrule_shape_counters* out, char* error,
                                    size_t error_size) {
   return ferrule::guarded(error, error_size, [&] {
-    const auto [now, unsent] = unwrap(shaper).counters(cable, end);
+    const auto [now, missed, unsent] = unwrap(shaper).counters(cable, end);
     *out = {.frames = now.frames,
             .bytes = now.bytes,
             .delivered_frames = now.delivered_frames,
@@ -80,6 +80,7 @@ ferrule_status ferrule_shaper_read(ferrule_shaper* shaper, int cable, int end, f
             .duplicated = now.duplicated,
             .reordered = now.reordered,
             .queued_bytes = now.queued_bytes,
+            .missed = missed,
             .unsent = unsent,
             .latest = static_cast<double>(now.latest) / kNanoseconds};
   });

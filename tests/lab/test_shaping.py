@@ -64,7 +64,7 @@ def test_what_no_cable_can_be_is_refused(numbers: dict[str, float], said: str) -
 
 
 def test_a_queue_holds_20_ms_unless_it_is_told() -> None:
-    assert Shaping().queue_bytes == 0
+    assert Shaping().queue_bytes == 64 << 20
     assert Shaping(rate=10e9).queue_bytes == 25_000_000
     assert Shaping(rate=1e6).queue_bytes == 256 * 1024
     assert CableSpec((0, 1), rate=1e9, queue=1000).shaping.queue_bytes == 1000

@@ -176,6 +176,12 @@ void corruption_changes_one_bit_behind_the_addresses() {
     });
   }
   CHECK(bench.join.counters(0).corrupted == 100);
+  // What has no checksum yet is lost instead, as by a network card.
+  std::vector<std::byte> unchecked = sent;
+  unchecked[0] = std::byte{1};
+  bench.join.arrive(0, Packet(unchecked), bench.now);
+  bench.join.pump(bench.now, [](int, Packet) { CHECK(false); });
+  CHECK(bench.join.counters(0).corrupted == 101);
 }
 
 void jitter_keeps_the_order_and_reordering_does_not() {

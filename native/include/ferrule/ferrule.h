@@ -375,6 +375,7 @@ typedef struct ferrule_shape_counters {
   uint64_t cut;        /* because nothing passed at the time */
   uint64_t corrupted, duplicated, reordered;
   uint64_t queued_bytes; /* that wait now */
+  uint64_t missed;       /* packets that came quicker than they were taken, and are in no other number */
   uint64_t unsent;       /* packets for this end that its socket did not take */
   double latest;         /* how many seconds after its moment a packet came out, at most */
 } ferrule_shape_counters;

@@ -1,6 +1,7 @@
 #include "shaper/shaper.h"
 
 #include <fcntl.h>
+#include <linux/if_packet.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/epoll.h>
@@ -25,7 +26,7 @@ namespace {
 
 constexpr std::size_t kLargestPacket = (1 << 16) + 4096;  // a whole offloaded frame with its headers
 constexpr std::size_t kCopied = 16384;  // smaller ones are copied, so that a queue of them takes no more than they need
-constexpr int kBatch = 64;              // what one end may send before the others get their turn
+constexpr int kBatch = 8;               // what one end may send before the others get their turn
 constexpr int kEvents = 32;
 constexpr std::uint64_t kBell = UINT64_MAX;
 constexpr Time kSecond = 1'000'000'000;
@@ -78,6 +79,13 @@ void be_prompt() {
   if (::syscall(SYS_sched_setattr, 0, &wanted, 0) == 0) return;
   wanted.nice = 0;
   (void)::syscall(SYS_sched_setattr, 0, &wanted, 0);
+}
+
+// Packets for which a packet socket had no room, since this was asked last.
+std::uint64_t missed(int fd) {
+  tpacket_stats found{};
+  socklen_t size = sizeof found;
+  return ::getsockopt(fd, SOL_PACKET, PACKET_STATISTICS, &found, &size) == 0 ? found.tp_drops : 0;
 }
 
 void close_all(const std::vector<int>& fds) {
@@ -166,7 +174,8 @@ void Worker::add(int cable, std::vector<int> fds, std::uint64_t seed) {
       }
     }
     const int ends = static_cast<int>(fds.size());
-    cables_.emplace(cable, Cable{Join(ends, seed), fds, std::vector<std::uint64_t>(fds.size())});
+    const std::vector<std::uint64_t> none(fds.size());
+    cables_.emplace(cable, Cable{Join(ends, seed), fds, none, none});
   });
 }
 
@@ -191,8 +200,10 @@ void Worker::clear(int cable) {
 EndCounters Worker::counters(int cable, int end) {
   EndCounters found;
   call([&] {
-    const Cable& at = find(cable, end);
-    found = {at.join.counters(end), at.unsent[static_cast<std::size_t>(end)]};
+    Cable& at = find(cable, end);
+    const auto place = static_cast<std::size_t>(end);
+    at.missed[place] += missed(at.fds[place]);
+    found = {at.join.counters(end), at.missed[place], at.unsent[place]};
   });
   return found;
 }

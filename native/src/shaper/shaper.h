@@ -20,6 +20,7 @@ namespace ferrule::shaper {
 // What became of what an end sent.
 struct EndCounters {
   Counters frames;
+  std::uint64_t missed = 0;  // packets that came quicker than they were taken, and are in no other number
   std::uint64_t unsent = 0;  // packets for this end that its socket did not take
 };
 
@@ -42,6 +43,7 @@ class Worker {
   struct Cable {
     Join join;
     std::vector<int> fds;
+    std::vector<std::uint64_t> missed;
     std::vector<std::uint64_t> unsent;
   };
 

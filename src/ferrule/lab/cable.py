@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ferrule.errors import LabError
-from ferrule.lab.iproute import batch, segment_bytes, shape, smooth
+from ferrule.lab.netlink import Netlink
 from ferrule.lab.netns import Namespace
+from ferrule.lab.pace import MOST_SEGMENT_BYTES, as_a_card, before_the_shaper, segment_bytes
 from ferrule.lab.panel import Flow, Panel
 from ferrule.lab.port import Ports
 from ferrule.lab.shaping import Shaping, changed
 from ferrule.lab.topology import CableSpec
 
 CableState = Literal["up", "cut", "dark"]
-_FULL_SEGMENTS = 65536
 
 
 class Cable:
@@ -36,6 +36,7 @@ class Cable:
         spec: CableSpec,
         panel: Panel,
         hosts: Mapping[int, Namespace],
+        kernels: Mapping[int, Netlink],
         mtu: int,
         names: Sequence[str],
     ) -> None:
@@ -51,6 +52,7 @@ class Cable:
         self._mute: set[int] = set()
         self._panel = panel
         self._namespaces = hosts
+        self._kernels = kernels
         self._names = names
         self._shaped: int | None = None
         self._segments = True
@@ -220,7 +222,7 @@ class Cable:
         for host, port in zip(self.hosts, ports, strict=True):
             if self._states[host] != "dark":
                 self._panel.ports.join(port, self._bridge, False)
-        self._shaped = self._panel.join(ports)
+        self._shaped = self._panel.join(self.number, ports)
         self._panel.prepare([self._namespaces[host] for host in self.hosts])
         for host in self.hosts:
             if self.rate(host) is not None:
@@ -228,20 +230,17 @@ class Cable:
 
     def _queue(self, host: int, had_rate: bool) -> None:
         """The host's own queue before the cable: a sender waits there for its turn, as before a network card."""
-        rate, namespace = self.rate(host), self._namespaces[host]
+        rate, kernel = self.rate(host), self._kernels[host]
         if rate is None:
             if had_rate:
-                batch(namespace, "tc", [f"qdisc del dev {self.interface} root"])
-            segment = _FULL_SEGMENTS
+                kernel.unpace(self.interface)
         elif self._shaped is None:
-            batch(namespace, "tc", [shape(self.interface, rate, self.mtu)])
-            return
+            kernel.pace(self.interface, as_a_card(rate, self.mtu))
         else:
-            overhead = self._shapings[host].overhead
-            batch(namespace, "tc", [smooth(self.interface, rate, self.mtu, overhead)])
-            segment = segment_bytes(rate, self.mtu)
+            kernel.pace(self.interface, before_the_shaper(rate, self.mtu, self._shapings[host].overhead))
         if self._shaped is not None:
-            batch(namespace, "ip", [f"link set dev {self.interface} gso_max_size {segment}"])
+            segment = MOST_SEGMENT_BYTES if rate is None else segment_bytes(rate, self.mtu)
+            kernel.limit_segments(self.interface, segment)
 
     def _offload(self, on: bool) -> None:
         """Chance falls on frames, and checksums must be there for a receiver to find what was altered."""

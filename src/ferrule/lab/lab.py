@@ -15,8 +15,10 @@ from typing import Any, Self
 
 from ferrule.errors import ConfigError, LabError
 from ferrule.lab.cable import Cable
-from ferrule.lab.iproute import batch, shape
+from ferrule.lab.iproute import batch
+from ferrule.lab.netlink import Netlink
 from ferrule.lab.netns import ENTER, Namespace, processes_in
+from ferrule.lab.pace import as_a_card
 from ferrule.lab.panel import Panel
 from ferrule.lab.topology import Topology
 from ferrule.tied import tied
@@ -37,7 +39,11 @@ def obstacle() -> str | None:
         namespace = Namespace()
         try:
             batch(namespace, "ip", ["link add name probe type bridge", "link add name end0 type veth peer name end1"])
-            batch(namespace, "tc", [shape("end0", 1e6, 1500)])
+            kernel = Netlink(namespace)
+            try:
+                kernel.pace("end0", as_a_card(1e6, 1500))
+            finally:
+                kernel.close()
         finally:
             namespace.close()
     except LabError as error:
@@ -84,6 +90,7 @@ class Lab:
         self._seed = seed
         self._panel: Panel | None = None
         self._hosts: list[Namespace] = []
+        self._kernels: list[Netlink] = []
         self._processes: list[subprocess.Popen[Any]] = []
 
     def __enter__(self) -> Self:
@@ -103,9 +110,11 @@ class Lab:
         self._panel = Panel(self._seed)
         self._hosts = [Namespace(ipv6=self._ipv6) for _ in range(self.topology.hosts)]
         ends = dict(enumerate(self._hosts))
+        self._kernels = [Netlink(namespace) for namespace in self._hosts]
+        kernels = dict(enumerate(self._kernels))
         specs = self.topology.cables
         self.cables = tuple(
-            Cable(number, spec, self._panel, ends, self._mtu, self._names) for number, spec in enumerate(specs)
+            Cable(number, spec, self._panel, ends, kernels, self._mtu, self._names) for number, spec in enumerate(specs)
         )
         batch(self._panel.namespace, "ip", [line for cable in self.cables for line in cable.panel_lines()])
         for host, namespace in enumerate(self._hosts):
@@ -238,9 +247,11 @@ class Lab:
         self._processes.clear()
         if self._panel is not None:
             self._panel.close()
+        for kernel in self._kernels:
+            kernel.close()
         for namespace in self._hosts:
             namespace.close()
-        self._hosts, self._panel, self.cables = [], None, ()
+        self._hosts, self._kernels, self._panel, self.cables = [], [], None, ()
 
     def _kill(self, pids: Sequence[int]) -> None:
         """Those among the processes that are in our hosts; a number may have become somebody else's meanwhile."""

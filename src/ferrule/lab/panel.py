@@ -14,6 +14,7 @@ from ferrule.lab.port import Ports
 from ferrule.lab.shaping import Shaping
 
 Flow = Literal["moves", "stalled", "mute", "dark"]
+_MOST_CABLES = 1 << 10
 _FLOWS: dict[Flow, int] = {"moves": 0, "stalled": 1, "mute": 2, "dark": 3}
 
 
@@ -35,8 +36,8 @@ class Panel:
                 raise LabError(f"the lab's shaper did not start: {error}") from error
         return self._shaper
 
-    def join(self, interfaces: Sequence[str]) -> int:
-        """Have the shaper join these; returns its number for the cable."""
+    def join(self, cable: int, interfaces: Sequence[str]) -> int:
+        """Have the shaper join these, the ends of ``cable``; returns its own number for that."""
         ends: list[int] = []
         try:
             for interface in interfaces:
@@ -46,8 +47,7 @@ class Panel:
                 os.close(end)
             raise
         try:
-            self._seed += 1
-            return self.shaper.join(ends, self._seed)
+            return self.shaper.join(ends, (self._seed * _MOST_CABLES + cable) % (1 << 64))
         except RuntimeError as error:
             raise LabError(f"the lab's shaper took no cable: {error}") from error
 

@@ -22,6 +22,7 @@ from ferrule.units import (
 MAX_DELAY = 60.0
 _QUEUE_SECONDS = 20e-3
 _LEAST_QUEUE = 256 * 1024
+_STALLED_QUEUE = 64 << 20
 CHANCES = ("loss", "corrupt", "duplicate", "reorder")
 
 
@@ -78,10 +79,10 @@ class Shaping:
 
     @property
     def queue_bytes(self) -> int:
-        """The bytes that may wait; 0 without a limit, because without a rate none do."""
+        """The bytes that may wait. Without a rate none do, unless the cable stalls."""
         if self.queue is not None:
             return self.queue
-        return 0 if self.rate is None else max(int(self.rate / 8 * _QUEUE_SECONDS), _LEAST_QUEUE)
+        return _STALLED_QUEUE if self.rate is None else max(int(self.rate / 8 * _QUEUE_SECONDS), _LEAST_QUEUE)
 
     def describe(self, *without: str) -> str:
         """``rate=1 Gb/s delay=10 µs``: what is not as in a cable without properties, but for what is told elsewhere."""
