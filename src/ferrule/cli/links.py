@@ -10,8 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ferrule.cli import links_probe
+from ferrule.cli.links_measured import matrix
 from ferrule.cli.links_tables import overview
-from ferrule.links import Probe, inventory_json, write_record
+from ferrule.links import MeasuredLinks, Probe, inventory_json, write_record
 
 SHOW_EXAMPLES = (
     "Examples:\n\nferrule links show\n\nferrule links show --json\n\nferrule links show --tree strix-halo.json"
@@ -40,14 +42,18 @@ def show(
     Only reads; root is not needed.
     """
     inventory = (Probe.live() if tree is None else Probe.recorded(tree)).inventory()
+    measured = MeasuredLinks().pairs() if tree is None else ()
     if as_json:
-        typer.echo(json.dumps(inventory_json(inventory), indent=2))
+        found = inventory_json(inventory) | {"measured": [pair.to_json() for pair in measured]}
+        typer.echo(json.dumps(found, indent=2))
         return
     console = Console()
     for part in overview(inventory):
         console.print(part, highlight=False)
         if isinstance(part, Table):
             console.print()
+    if measured:
+        console.print(matrix(measured), highlight=False)
 
 
 @app.command(epilog=RECORD_EXAMPLES)
@@ -85,3 +91,7 @@ def record(
     for kind, number in redacted.items():
         typer.echo(f"redacted: {kind}, {number} different")
     typer.echo(f"see what is in it: ferrule links show --tree {path}")
+
+
+app.command(epilog=links_probe.EXAMPLES)(links_probe.probe)
+app.command("probe-server", hidden=True)(links_probe.probe_server)

@@ -2,6 +2,8 @@
 
 from ferrule.links.as_json import inventory_json
 from ferrule.links.findings import SEVERITIES, Cure, Finding, Severity, worst
+from ferrule.links.measured import Bandwidth, Latency, LinkEnd, MeasuredLink, MeasuredLinks, MeasuredPair
+from ferrule.links.measured_findings import examine
 from ferrule.links.probe import Probe
 from ferrule.links.record import write_record
 from ferrule.links.types import (
@@ -39,6 +41,7 @@ from ferrule.links.types import (
 __all__ = [
     "SEVERITIES",
     "UNLIMITED_BYTES",
+    "Bandwidth",
     "Clock",
     "Cure",
     "Evidence",
@@ -48,7 +51,12 @@ __all__ = [
     "Inventory",
     "Iommu",
     "IommuMode",
+    "Latency",
+    "LinkEnd",
     "Machine",
+    "MeasuredLink",
+    "MeasuredLinks",
+    "MeasuredPair",
     "Module",
     "NetAddress",
     "NetCounters",
@@ -70,6 +78,7 @@ __all__ = [
     "ThunderboltRouter",
     "ThunderboltService",
     "Unreadable",
+    "examine",
     "inventory_json",
     "pcie_gb_s",
     "worst",

@@ -46,11 +46,12 @@ def diagnosis_json(inventories: Sequence[Inventory], findings: Sequence[Finding]
         "schema": SCHEMA,
         "worst": worst(tuple(findings)),
         "hosts": hosts,
-        "findings": [_finding_json(one) for one in findings],
+        "findings": [finding_json(one) for one in findings],
     }
 
 
-def _finding_json(one: Finding) -> dict[str, Any]:
+def finding_json(one: Finding) -> dict[str, Any]:
+    """One finding in it."""
     return {
         **dataclasses.asdict(one),
         "evidence": [{"where": where, "line": line} for where, line in one.evidence],

@@ -1,0 +1,228 @@
+"""Measure every link between two hosts, one after the other, and then all at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ferrule.bench.links.ends import End
+from ferrule.errors import LinkError
+from ferrule.fabric.addresses import Interface, pairings
+from ferrule.links.measured import Bandwidth, Fault, Latency, LinkEnd, MeasuredLink, MeasuredPair
+
+SIZES = (64, 512, 4096, 32768, 262144, 1 << 20)
+_ETHERNET, _GAPS = 14, 24
+"""Bytes beside a packet: a frame's header; and, on a real Ethernet cable, preamble, checksum and gap."""
+_TUNNEL_FRAME, _TUNNEL_HEADER = 4084, 12
+"""thunderbolt-net cuts packets into frames of 4 KiB with a header each (drivers/net/thunderbolt in Linux)."""
+_ROUND_TRIPS = 15
+"""TCP needs about so many to find its speed."""
+_MOST_WARM = 1.5
+_KNOCK_SECONDS = 1.3
+_SPARE_SECONDS = 6.0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: ``message`` seconds for each size, ``stream`` for each set of streams after ``warm``."""
+
+    message: float = 0.12
+    stream: float = 0.4
+    warm: float = 0.12
+    streams: tuple[int, ...] = (1, 2, 4)
+
+
+QUICK = Effort(message=0.03, stream=0.18, warm=0.06, streams=(1,))
+
+
+@dataclass(frozen=True)
+class _Pairing:
+    """Two interfaces that should reach each other; ``number``: of the second host's listening socket.
+
+    ``guessed``: by their link-local addresses alone, so they may well be on different cables.
+    """
+
+    number: int
+    first: Interface
+    second: Interface
+    port: int
+
+    @property
+    def guessed(self) -> bool:
+        return self.first.ip.is_link_local
+
+    def flow(self, way: str) -> dict[str, Any]:
+        return {
+            "listener": self.number,
+            "address": self.second.address,
+            "port": self.port,
+            "source": self.first.address,
+            "interface": self.first.name,
+            "way": way,
+        }
+
+
+def probe_pair(
+    first: End,
+    second: End,
+    effort: Effort,
+    say: Callable[[str], None],
+    *,
+    speeds: Mapping[str, float] | None = None,
+) -> MeasuredPair:
+    """Both ends must have been started with the same key. ``speeds``: bits per second of the cable at an interface of
+    the first end, where it is known better than the system tells. Raises `LinkError` when an end is lost.
+    """
+    pairs = pairings(first.interfaces, second.interfaces)
+    second.order(do="listen", places=[(face.address, face.name) for _, face in pairs])
+    ports = second.answer(_SPARE_SECONDS)["ports"]
+    todo = [_Pairing(number, *faces, port) for number, (faces, port) in enumerate(zip(pairs, ports, strict=True))]
+    links = []
+    well = []
+    for pairing in todo:
+        say(f"{first.name} {pairing.first.name} ↔ {second.name} {pairing.second.name}")
+        link = _Run(first, second, pairing, effort, speeds or {}).link()
+        if link is None:
+            continue
+        links.append(link)
+        if not link.fault:
+            well.append(pairing)
+    together = None
+    if len(well) > 1:
+        say(f"{first.name} ↔ {second.name}, {len(well)} links at once")
+        slowest = max(link.latency[0].median for link in links if link.latency)
+        # Each has just been measured alone; what now goes wrong was told there, or is a chance of this moment.
+        with suppress(LinkError):
+            together = _bandwidth(first, second, well, 1, effort, slowest)[0]
+    return MeasuredPair((first.name, second.name), time.time(), tuple(links), together)
+
+
+class _Run:
+    """One link."""
+
+    def __init__(self, first: End, second: End, pairing: _Pairing, effort: Effort, speeds: Mapping[str, float]) -> None:
+        self._ends = first, second
+        self._pairing = pairing
+        self._effort = effort
+        self._speeds = speeds
+
+    def link(self) -> MeasuredLink | None:
+        """None: a guess that was wrong."""
+        first, second = self._ends
+        pairing = self._pairing
+        faces = pairing.first, pairing.second
+        link = MeasuredLink(
+            ends=(self._end(first, faces[0]), self._end(second, faces[1])),
+            at=time.time(),
+            mtu=min(face.mtu for face in faces),
+        )
+        try:
+            answers = _measure(first, second, [pairing.flow("forth")], self._effort.message, sizes=SIZES)
+        except LinkError as error:
+            if pairing.guessed:
+                return None
+            fault, detail = self._knock()
+            return dataclasses.replace(link, fault=fault, detail=detail or str(error))
+        latency = tuple(Latency(*numbers) for numbers in answers[0]["latency"])
+        framing = _framing(link, answers[0]["mss"])
+        link = dataclasses.replace(link, latency=latency, framing=framing)
+        found: list[Bandwidth] = []
+        for streams in self._effort.streams:
+            try:
+                one, processor = _bandwidth(first, second, [pairing], streams, self._effort, latency[0].median)
+            except LinkError as error:
+                fault, detail = self._knock()
+                return dataclasses.replace(link, fault=fault, detail=detail or str(error), bandwidth=tuple(found))
+            found.append(one)
+            link = dataclasses.replace(link, bandwidth=tuple(found), processor=max(link.processor, processor))
+            if not one.forth or not one.back:
+                fault, detail = self._knock()
+                return dataclasses.replace(link, fault=fault, detail=detail)
+        return link
+
+    def _end(self, end: End, face: Interface) -> LinkEnd:
+        device = end.devices.get(face.name, {})
+        identity = f"{end.identity} {face.identity}" if end.identity and face.identity else ""
+        speed = self._speeds.get(self._pairing.first.name, device.get("speed"))
+        return LinkEnd(end.name, face.name, face.address, identity, end.kernel, device.get("kind") or "", speed)
+
+    def _knock(self) -> tuple[Fault, str]:
+        """Why nothing came through: let both ends knock at the other, and count what arrives."""
+        first, second = self._ends
+        mine, theirs = self._pairing.first, self._pairing.second
+        ways = ((first, mine, theirs), (second, theirs, mine))
+        for end, own, other in ways:
+            end.order(
+                do="knock",
+                address=other.address,
+                port=self._pairing.port,
+                source=own.address,
+                interface=own.name,
+                seconds=_KNOCK_SECONDS,
+            )
+        answers = [end.answer(_KNOCK_SECONDS + _SPARE_SECONDS) for end, _, _ in ways]
+        frames = [answer["frames"] for answer in answers]
+        detail = "frames received while both ends knocked for " + (
+            f"{_KNOCK_SECONDS:g} s: " + ", ".join(f"{frames[n]} at {ways[n][0].name}" for n in range(2))
+        )
+        if any(answer["answered"] for answer in answers):
+            return "large", "connections open, but a measurement over them did not end"
+        if not any(frames):
+            return "stall", detail
+        return ("blocked" if all(frames) else "one-way"), detail
+
+
+def _bandwidth(
+    first: End, second: End, pairs: Sequence[_Pairing], streams: int, effort: Effort, latency: float
+) -> tuple[Bandwidth, float]:
+    """Goodput forth, back, and both at once; all of ``pairs`` together. And the busiest thread's part of a core."""
+    warm = max(effort.warm, min(_MOST_WARM, _ROUND_TRIPS * 2 * latency))
+    rates = []
+    busiest = 0.0
+    for ways in (("forth",), ("back",), ("forth", "back")):
+        flows = [pairing.flow(way) for pairing in pairs for way in ways for _ in range(streams)]
+        answers = _measure(first, second, flows, effort.stream + warm, warm=warm)
+        busiest = max(busiest, *(answer["processor"] for answer in answers))
+        for way in ways:
+            # What arrived: forth at the second end, back at the first.
+            arrived = answers[1 if way == "forth" else 0]["rates"]
+            rates.append(sum(rate for flow, rate in zip(flows, arrived, strict=True) if flow["way"] == way))
+    return Bandwidth(streams, *rates), busiest
+
+
+def _measure(
+    first: End, second: End, flows: Sequence[dict[str, Any]], seconds: float, **what: Any
+) -> list[dict[str, Any]]:
+    """Both ends do it at the same time. Raises `LinkError` if either says that it failed, after both have ended."""
+    epoch = secrets.token_hex(16)
+    timeout = seconds * len(what.get("sizes", (0,))) + _SPARE_SECONDS / 2
+    for end, dials in ((second, False), (first, True)):
+        end.order(do="measure", epoch=epoch, dials=dials, flows=flows, seconds=seconds, timeout=timeout, **what)
+    answers: list[dict[str, Any]] = []
+    problem: LinkError | None = None
+    for end in (first, second):
+        try:
+            answers.append(end.answer(timeout + _SPARE_SECONDS))
+        except LinkError as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
+    return answers
+
+
+def _framing(link: MeasuredLink, mss: int) -> float:
+    """Bytes on the wire for each byte of goodput, in full packets."""
+    if not 0 < mss < link.mtu:
+        return 1.0
+    kinds = {end.kind for end in link.ends}
+    beside = _ETHERNET
+    if "thunderbolt" in kinds:
+        beside += _TUNNEL_HEADER * -(-link.mtu // _TUNNEL_FRAME)
+    elif "ethernet" in kinds:
+        beside += _GAPS
+    return (link.mtu + beside) / mss

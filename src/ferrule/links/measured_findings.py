@@ -1,0 +1,217 @@
+"""What the numbers of a measured link say about it. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from ferrule.links.doctor.costs import MESSAGE_BYTES, MESSAGES_PER_TOKEN
+from ferrule.links.doctor.cures import by_hand
+from ferrule.links.findings import SEVERITIES, Finding, Severity
+from ferrule.links.measured import Bandwidth, MeasuredLink, MeasuredPair
+from ferrule.links.types import Evidence
+from ferrule.units import format_rate, format_seconds
+
+LATENCY_NOTE, LATENCY_WARNING = 60e-6, 150e-6
+"""Seconds one way for a message of tensor parallelism (see `costs`): 10 and 24 ms of waiting for each token."""
+
+COLLAPSED_SUM, COLLAPSED_SHARE, SHARED_SUM = 1.0, 0.3, 1.4
+"""Both ways together in parts of one way: below the first it collapses, as where either direction gets less than the
+second of what it gets alone; below the third the directions share the cable. A good cable has 2 (and TCP's own
+acknowledgements take a little)."""
+
+UNEQUAL = 0.5
+"""Below such a part of the other direction one is slow."""
+
+SLOW, SLOW_THUNDERBOLT = 0.6, 0.2
+"""Below such a part of the trained speed a link is slow. Over USB4 and Thunderbolt the network driver carries far less
+than the cable: 9 to 20 of 40 Gb/s are usual."""
+
+_BUSY = 0.9
+_WHERE = "ferrule links probe"
+
+
+def examine(pair: MeasuredPair, earlier: MeasuredPair | None = None) -> tuple[Finding, ...]:
+    """All findings on the links between two hosts; ``earlier``: what was measured between them before."""
+    found: list[Finding] = []
+    if not pair.links:
+        found.append(_no_link(pair))
+    for link in pair.links:
+        if link.fault:
+            found.append(_fault(link))
+        found += _one_way(link)
+        found += _both_ways(link)
+        found += _speed(link, None if earlier is None else earlier.link(link.ends))
+        found += _latency(link)
+    found = [dataclasses.replace(one, hosts=pair.hosts) for one in found]
+    return tuple(sorted(found, key=lambda one: -SEVERITIES.index(one.severity)))
+
+
+def _no_link(pair: MeasuredPair) -> Finding:
+    return Finding(
+        "probe-no-link",
+        "error",
+        " ↔ ".join(pair.hosts),
+        "No two interfaces of these hosts are up and on one subnet, so there is nothing to measure.",
+        why="Whatever goes between them takes another way, through a router, or none.",
+        cure=by_hand("Look at `ferrule links show` on both; give the two ends of each cable addresses in one subnet."),
+    )
+
+
+def _fault(link: MeasuredLink) -> Finding:
+    first, second = (f"{end.host} ({end.interface})" for end in link.ends)
+    what, why, cure = {
+        "stall": (
+            "The link is up, and nothing arrives at either end.",
+            "Programs that choose this link wait until they give up.",
+            "Replug both ends of the cable. If that is no cure: load the driver anew on both hosts, then try another "
+            "cable. If the interfaces are not on one cable at all, give them different subnets.",
+        ),
+        "one-way": (
+            "Frames pass in one direction only.",
+            "Nothing that needs an answer works, although the link is up at both ends.",
+            "Replug both ends of the cable, as one of its lanes is dead; if that is no cure, try another cable.",
+        ),
+        "blocked": (
+            f"Frames arrive both at {first} and at {second}, but no connection comes about.",
+            "A firewall drops what Ferrule sends.",
+            "Allow TCP on this interface on both hosts, for example with firewalld: "
+            "sudo firewall-cmd --zone=trusted --change-interface=INTERFACE",
+        ),
+        "large": (
+            "Small messages pass, and large ones get stuck.",
+            "Connections open and then hang at the first large message.",
+            "Give both ends of the cable the same MTU; if they have, replug both ends or try another cable.",
+        ),
+    }[link.fault or "stall"]
+    evidence = ((_WHERE, link.detail),) if link.detail else ()
+    return Finding(f"probe-{link.fault}", "error", link.name, what, evidence, why, by_hand(cure))
+
+
+def _one_way(link: MeasuredLink) -> Iterator[Finding]:
+    """One way is much slower than the other although the cable is the same in both."""
+    forth, back = link.forth, link.back
+    if link.fault or min(forth, back) >= UNEQUAL * max(forth, back) or _trained_unequally(link):
+        return
+    yield Finding(
+        "probe-asymmetric",
+        "warning",
+        link.name,
+        "One direction is much slower than the other.",
+        (_line(link, "one way", forth, back),),
+        "Collectives need both directions, so the slow one counts.",
+        by_hand("Replug both ends of the cable; if that is no cure, turn it round or try another."),
+    )
+
+
+def _both_ways(link: MeasuredLink) -> Iterator[Finding]:
+    """Both directions suffer from being used at the same time. The worst number of streams counts: who uses the link
+    does not know the best one."""
+    full = [one for one in link.bandwidth if one.forth and one.back]
+    if not full:
+        return
+    one = min(full, key=_together)
+    together = _together(one)
+    streams = f"{one.streams} stream{'s' if one.streams > 1 else ''}"
+    lines = (
+        _line(link, f"one way, {streams}", one.forth, one.back),
+        _line(link, f"both ways at once, {streams}", one.both_forth, one.both_back),
+    )
+    gets = f"together they get {together:.2f} times what one direction gets alone, where a good cable has 2"
+    if together < COLLAPSED_SUM or min(one.both_forth / one.forth, one.both_back / one.back) < COLLAPSED_SHARE:
+        yield Finding(
+            "probe-collapse",
+            "error",
+            link.name,
+            f"Under load in both directions the link collapses: {gets}.",
+            lines,
+            "An all-reduce sends both ways at once, so collectives get only this.",
+            by_hand(
+                "Replug both ends. With thunderbolt-net try a newer kernel and another socket, and one cable per "
+                "controller; on Ethernet look for half duplex: ethtool INTERFACE."
+            ),
+        )
+    elif together < SHARED_SUM:
+        busy = link.processor > _BUSY
+        yield Finding(
+            "probe-shared",
+            "note" if busy else "warning",
+            link.name,
+            f"Both directions share the link: {gets}."
+            + (" A processor was fully busy meanwhile, which may be the cause." if busy else ""),
+            lines,
+            "An all-reduce sends both ways at once and takes longer than it would, up to twice as long.",
+            by_hand(
+                "Look for half duplex (ethtool INTERFACE), a PCIe link that is too narrow (ferrule links show), or "
+                "another program that uses the link or the processors."
+            ),
+        )
+
+
+def _together(one: Bandwidth) -> float:
+    """What both directions get at once, in parts of what one gets alone."""
+    return (one.both_forth + one.both_back) / ((one.forth + one.back) / 2)
+
+
+def _trained_unequally(link: MeasuredLink) -> bool:
+    speeds = [end.speed for end in link.ends]
+    return None not in speeds and speeds[0] != speeds[1]
+
+
+def _speed(link: MeasuredLink, earlier: MeasuredLink | None) -> Iterator[Finding]:
+    rates = [link.forth * link.framing, link.back * link.framing]
+    if not any(rates):
+        return
+    for end, rate in zip(link.ends, rates, strict=True):
+        part = SLOW_THUNDERBOLT if end.kind == "thunderbolt" else SLOW
+        if end.speed is not None and rate < part * end.speed:
+            yield Finding(
+                "probe-slow",
+                "warning",
+                link.name,
+                f"From {end.host} it carries {format_rate(rate)}, and the cable is said to be one of "
+                f"{format_rate(end.speed)}.",
+                (_line(link, "one way", link.forth, link.back),),
+                "Large messages, as in prompts and fine-tuning, take that much longer.",
+                by_hand(
+                    "Replug both ends, and look for a PCIe link that is too narrow (ferrule links show); "
+                    "end what else uses the link."
+                ),
+            )
+            return
+    if earlier is not None and (link.forth < SLOW * earlier.forth or link.back < SLOW * earlier.back):
+        yield Finding(
+            "probe-slower",
+            "warning",
+            link.name,
+            "It is much slower than when it was measured before.",
+            (
+                _line(link, "now", link.forth, link.back),
+                _line(earlier, "before", earlier.forth, earlier.back),
+            ),
+            "Cables that train anew sometimes come up at half their speed.",
+            by_hand("Replug BOTH ends of the cable, then measure again; compare kernels if one was updated."),
+        )
+
+
+def _latency(link: MeasuredLink) -> Iterator[Finding]:
+    latency = link.latency_of(MESSAGE_BYTES)
+    if latency is None or latency < LATENCY_NOTE:
+        return
+    wait = MESSAGES_PER_TOKEN * latency
+    severity: Severity = "warning" if latency >= LATENCY_WARNING else "note"
+    yield Finding(
+        "probe-latency",
+        severity,
+        link.name,
+        "Its latency is too high for tensor parallelism." if severity == "warning" else "Its latency is felt.",
+        ((_WHERE, f"{MESSAGE_BYTES // 1024} KiB take {format_seconds(latency)} one way"),),
+        f"A 70B model exchanges {MESSAGES_PER_TOKEN} such messages for each token: {format_seconds(wait)} of waiting, "
+        f"so it stays below {1 / wait:.2g} tokens/s however fast the hosts are (estimated; more with smaller models).",
+        by_hand("Use RDMA over this cable if both ends have it, or split the model by layers: --pp instead of --tp."),
+    )
+
+
+def _line(link: MeasuredLink, what: str, forth: float, back: float) -> Evidence:
+    first, second = (end.host for end in link.ends)
+    return (_WHERE, f"{what}: {first} to {second} {format_rate(forth)}, {second} to {first} {format_rate(back)}")

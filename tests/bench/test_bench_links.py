@@ -1,0 +1,74 @@
+"""`ferrule links probe` in a lab: does it measure what the cables are, and see what is wrong with them?"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+
+import pytest
+
+from ferrule.bench.links import Effort, in_lab_host, new_key, probe_pair, to_csv
+from ferrule.lab import Cable, Lab, Topology, pair
+from ferrule.links import Bandwidth, Latency, LinkEnd, MeasuredLink, MeasuredPair, examine
+
+EFFORT = Effort(message=0.04, stream=0.3, warm=0.1, streams=(1,))
+SECONDS = 60.0
+
+
+def measure(topology: Topology, fault: Callable[[Cable], None] = lambda cable: None) -> MeasuredPair:
+    key = new_key()
+    with Lab(topology) as lab, in_lab_host(lab, 0) as one, in_lab_host(lab, 1) as other:
+        for end in (one, other):
+            end.launch(key, SECONDS)
+        for end in (one, other):
+            end.meet()
+        fault(lab.cables[0])
+        return probe_pair(one, other, EFFORT, lambda line: None)
+
+
+def test_csv_has_a_line_for_each_number() -> None:
+    ends = LinkEnd("a", "eth0"), LinkEnd("b", "eth1")
+    link = MeasuredLink(
+        ends, 5.0, framing=1.1, latency=(Latency(64, 1e-6, 2e-6, 3e-6),), bandwidth=(Bandwidth(1, 1e9, 2e9, 3e9, 4e9),)
+    )
+    rows = list(csv.DictReader(io.StringIO(to_csv([MeasuredPair(("a", "b"), 5.0, (link,), link.bandwidth[0])]))))
+    assert [row["value"] for row in rows if row["what"] == "latency_median"] == ["2.000"]
+    back = [row for row in rows if row["direction"] == "back"]
+    assert [(row["first_interface"], row["what"], row["value"]) for row in back] == [
+        ("eth0", "goodput", "2.0000"),
+        ("eth0", "wire_rate", "2.2000"),
+        ("all", "goodput", "2.0000"),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("emulated_hosts")
+def test_rate_and_delay_are_those_of_the_cable() -> None:
+    found = measure(pair(2).shaped(rate=200e6, delay=2e-3))
+    assert found.hosts == ("host0", "host1")
+    assert len(found.links) == 2
+    for link in found.links:
+        assert not link.fault
+        assert link.latency[0].size == 64
+        assert 2e-3 < link.latency[0].minimum < 8e-3  # a busy machine; a quiet one adds 10 µs
+        assert 100e6 < link.forth * link.framing < 210e6
+        assert 100e6 < link.back * link.framing < 210e6
+    assert found.together is not None
+    assert found.together.forth > max(link.forth for link in found.links) * 1.2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("emulated_hosts")
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (lambda cable: cable.stall(), "probe-stall"),
+        (lambda cable: cable.mute(0), "probe-one-way"),
+        (lambda cable: cable.shape(collapse=0.4), "probe-collapse"),
+    ],
+    ids=["stall", "one-way", "collapse"],
+)
+def test_what_is_wrong_with_a_cable_is_found(fault: Callable[[Cable], None], expected: str) -> None:
+    found = examine(measure(pair(rates=[100e6]), fault))
+    assert expected in [one.id for one in found if one.severity == "error"]
