@@ -25,6 +25,7 @@ from ferrule.bench.random_model import RandomModel, save_random_llama
 from ferrule.cluster import LocalLauncher
 from ferrule.engine import EngineOptions, SamplingParams, start
 from ferrule.errors import EngineError
+from ferrule.lab import Lab
 
 PROMPT = 64
 """Tokens of the prompt; its time is not counted."""
@@ -55,13 +56,13 @@ class Contestant(Protocol):
 
 
 class Ferrule:
-    """A Ferrule engine on ``ranks`` tensor parallel ranks."""
+    """A Ferrule engine, on this machine or on the hosts of a ``lab``."""
 
-    def __init__(self, directory: Path, ranks: int, threads: int) -> None:
-        self.options = EngineOptions(str(directory), tensor=ranks, threads=threads)
+    def __init__(self, options: EngineOptions, lab: Lab | None = None) -> None:
+        self.options, self.lab = options, lab
 
     async def __aenter__(self) -> Ferrule:
-        self.engine = await start(self.options)
+        self.engine = await start(self.options, lab=self.lab)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -156,8 +157,12 @@ async def _measure(
         contestants: dict[tuple[str, int], Contestant] = {}
         for impl, count in names:
             say(f"loading {impl} on {count} rank{'s' if count > 1 else ''}")
-            kind = Ferrule if impl == "ferrule" else Transformers
-            contestants[impl, count] = await stack.enter_async_context(kind(directory, count, threads))
+            contestant: Ferrule | Transformers
+            if impl == "ferrule":
+                contestant = Ferrule(EngineOptions(str(directory), tensor=count, threads=threads))
+            else:
+                contestant = Transformers(directory, count, threads)
+            contestants[impl, count] = await stack.enter_async_context(contestant)
         for key in names:
             await contestants[key].turn(4)
         for number in range(rounds):

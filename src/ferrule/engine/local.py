@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
 
 from ferrule.engine.control import params_to_json
 from ferrule.engine.options import EngineOptions, RankOptions, usable_cores
@@ -23,6 +24,9 @@ from ferrule.engine.types import (
 )
 from ferrule.errors import EngineError, FerruleError, RequestError
 
+if TYPE_CHECKING:
+    from ferrule.lab import Lab
+
 LOAD_TIMEOUT = 3600.0
 """Seconds that loading may take in all."""
 
@@ -32,7 +36,7 @@ DEMO_NAME = "ferrule-demo"
 class LocalEngine:
     """`ferrule.engine.types.Engine` over rank processes of this machine. Made by `start`."""
 
-    def __init__(self, options: EngineOptions, model: PreparedModel) -> None:
+    def __init__(self, options: EngineOptions, model: PreparedModel, lab: Lab | None = None) -> None:
         self.name = options.name or (DEMO_NAME if options.model == DEMO else model.directory.resolve().name)
         self.created = int(time.time())
         self.plan = model.plan
@@ -59,7 +63,7 @@ class LocalEngine:
             batch_tokens=options.batch_tokens,
             end_tokens=tuple(sorted(model.end_tokens)),
         )
-        self._processes = Ranks(rank_options, self._heard, self._failed)
+        self._processes = Ranks(rank_options, self._heard, self._failed, lab)
 
     async def load(self, on_progress: ProgressCallback | None) -> None:
         """Wait until every rank is ready. Raises the first cause where one fails; no process is left then."""
@@ -160,12 +164,14 @@ class LocalEngine:
             stream.put_nowait(error)
 
 
-async def start(options: EngineOptions, on_progress: ProgressCallback | None = None) -> LocalEngine:
-    """Find, check, plan and load a model on ranks of this machine.
+async def start(
+    options: EngineOptions, on_progress: ProgressCallback | None = None, *, lab: Lab | None = None
+) -> LocalEngine:
+    """Find, check, plan and load a model on ranks of this machine, or of a ``lab`` that is up, one host after another.
 
     ``on_progress`` is called from the event loop. Raises `ModelError`, `PlanError` or `ConfigError` before any process
     is started where the files or the split are at fault, `EngineError` where a rank fails.
     """
-    engine = LocalEngine(options, await in_background(lambda: prepare(options)))
+    engine = LocalEngine(options, await in_background(lambda: prepare(options)), lab)
     await engine.load(on_progress)
     return engine

@@ -12,12 +12,15 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ferrule import errors
 from ferrule.cluster import LocalLauncher
 from ferrule.engine.options import RankOptions
 from ferrule.errors import EngineError, FabricError, FerruleError
+
+if TYPE_CHECKING:
+    from ferrule.lab import Lab
 
 SETTLE = 0.25
 """Seconds after the first sign of trouble in which the other ranks' reports are awaited, to find the first cause."""
@@ -82,10 +85,15 @@ class Ranks:
 
     ``on_event(rank, event)`` is called for each message and ``on_failure(error)`` once, when any rank is lost before
     `stop`. Start and stop it from the thread of the event loop: the ranks die with the thread that started them.
+    ``lab``: rank r runs on its host r modulo hosts.
     """
 
     def __init__(
-        self, options: RankOptions, on_event: Callable[[int, Event], None], on_failure: Callable[[FerruleError], None]
+        self,
+        options: RankOptions,
+        on_event: Callable[[int, Event], None],
+        on_failure: Callable[[FerruleError], None],
+        lab: Lab | None = None,
     ) -> None:
         self.size = options.plan.world_size
         self._driver = options.plan.driver
@@ -99,10 +107,16 @@ class Ranks:
         self._ours = [ours for ours, _ in pairs]
         theirs = [their for _, their in pairs]
         module = [sys.executable, "-m", "ferrule.engine.worker", options.to_json()]
+
+        def command(rank: int) -> list[str]:
+            argv = [*module, str(theirs[rank].fileno())]
+            return argv if lab is None else lab.command(rank % lab.size, argv)
+
         self._launcher = LocalLauncher(
-            lambda rank: [*module, str(theirs[rank].fileno())],
+            command,
             self.size,
             env=rank_environment(options.threads),
+            rank_env=None if lab is None else lab.rank_env(self.size, port=lab.new_port()),
             pass_fds=[[their.fileno()] for their in theirs],
             output=self._logs,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -92,6 +93,7 @@ class Lab:
         self._hosts: list[Namespace] = []
         self._kernels: list[Netlink] = []
         self._processes: list[subprocess.Popen[Any]] = []
+        self._new_ports = itertools.count(PORT + 1)
 
     def __enter__(self) -> Self:
         try:
@@ -191,20 +193,24 @@ class Lab:
         """What makes ``host`` a machine of its own to a rank, although all share their memory."""
         return {"FERRULE_HOST_ID": self.name(host)}
 
-    def rank_env(self, ranks: int | None = None) -> list[dict[str, str]]:
+    def new_port(self) -> int:
+        """A port that nobody has been told yet, for `rank_env`: all ports of a new host are free."""
+        return next(self._new_ports)
+
+    def rank_env(self, ranks: int | None = None, *, port: int = PORT) -> list[dict[str, str]]:
         """The environment of each rank when rank r runs on host r modulo hosts: its host, and the way to rank 0.
 
         A rank whose host has no cable to host 0 is given the address of the neighbour through which it gets there;
-        so the first rank of every host listens.
+        so the first rank of every host listens. ``port``: another one for each job that runs at the same time.
         """
         found = []
         for rank in range(self.size if ranks is None else ranks):
             host = rank % self.size
             # A socket of the launcher would be outside of the host.
-            addresses = ",".join(f"{address}:{PORT}" for address in self._leaders(host))
+            addresses = ",".join(f"{address}:{port}" for address in self._leaders(host))
             env = {"FERRULE_ADDRESS": addresses, "FERRULE_LISTEN_FD": ""}
             if rank < self.size:
-                env["FERRULE_LISTEN"] = f":{PORT}"
+                env["FERRULE_LISTEN"] = f":{port}"
             found.append(self.env(host) | env)
         return found
 
