@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand
 
+from ferrule.cli.doctor_fix import fix_all, undo_all
 from ferrule.cli.doctor_words import report
 from ferrule.errors import LinkError
 from ferrule.links import Inventory, Probe, worst
 from ferrule.links.doctor import diagnose, diagnosis_json
+from ferrule.links.doctor.fix import Target
 from ferrule.links.remote import probe_remote
 from ferrule.units import parse_seconds
 
 EXAMPLES = (
     "Examples:\n\nferrule doctor\n\nferrule doctor --host local --host strix-b\n\n"
-    "ferrule doctor --tree strix-a.json --json"
+    "ferrule doctor --tree strix-a.json --json\n\nsudo ferrule doctor --fix\n\nsudo ferrule doctor --undo"
 )
 LOCAL = "local"
 USAGE = 3
@@ -54,6 +56,11 @@ def doctor(
         list[Path] | None, typer.Option(metavar="FILE", help="Of a recorded machine; may be given several times.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Cure what can be cured by commands: show, ask, do, check.")
+    ] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take back what --fix did.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --fix and --undo: do not ask.")] = False,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="How long a host may take.")] = "30s",
     remote_command: Annotated[
         str, typer.Option(metavar="COMMAND", help="How ferrule is called on the other hosts.")
@@ -61,9 +68,11 @@ def doctor(
 ) -> None:
     """Look at the cables, interfaces and RDMA devices; say what is wrong, what it costs, and the cure.
 
-    Changes nothing, sends nothing but over ssh, and needs no root. Exit code: 0 all is well or notes only, 1 warnings,
-    2 errors; 3 wrong flags, 8 a host or a record could not be read.
+    Without --fix and --undo it changes nothing, sends nothing but over ssh, and needs no root. Exit code: 0 all is well
+    or notes only, 1 warnings, 2 errors; 3 wrong flags, 8 a host or a record could not be read, or a fix failed.
     """
+    if fix or undo or yes:
+        _change(host or [], tree or [], fix=fix, undo=undo, yes=yes, as_json=as_json)
     inventories, unreached = _read(host or [], tree or [], remote_command, parse_seconds(timeout))
     findings = diagnose(inventories)
     if as_json:
@@ -76,6 +85,23 @@ def doctor(
     for _, error in unreached:
         Console(stderr=True).print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
     raise typer.Exit(LinkError.exit_code if unreached else _CODES[worst(findings)])
+
+
+def _change(hosts: list[str], trees: list[Path], *, fix: bool, undo: bool, yes: bool, as_json: bool) -> NoReturn:
+    """Only ever this machine, and only one way at a time."""
+    console = Console()
+    if fix == undo or hosts or trees or as_json:
+        text = "--fix and --undo change this machine: give one of them, with --yes or nothing else"
+        Console(stderr=True).print(Text("error: ", style="bold red") + Text(text), soft_wrap=True)
+        raise typer.Exit(USAGE)
+    if undo:
+        undo_all(console, Target(), yes=yes)
+        raise typer.Exit
+    inventory, findings = fix_all(console, Target(), yes=yes)
+    console.print()
+    for part in report([inventory], findings):
+        console.print(part, highlight=False, soft_wrap=isinstance(part, Text) and part.no_wrap is True)
+    raise typer.Exit(_CODES[worst(findings)])
 
 
 def _read(

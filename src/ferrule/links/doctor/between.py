@@ -116,9 +116,7 @@ def _subnets_differ(one: End, other: End) -> Iterator[Finding]:
     what = "The two ends of this cable have addresses in different subnets, so nothing goes over it."
     why = "Traffic takes another way, such as a slower network or Wi-Fi, without a word."
     net = subnets(near)[0]
-    cure = by_hand(
-        f"Give {far.name} on {other.name} an address in {net}, or let `ferrule doctor --fix` choose for both."
-    )
+    cure = by_hand(f"Give {far.name} on {other.name} an address in {net}.")
     yield Finding("subnets-differ", "error", _pair(one, other), what, evidence, why, cure, (one.name, other.name))
 
 

@@ -78,7 +78,7 @@ def set_mtu(inventory: Inventory, name: str, mtu: int) -> tuple[Cure, ...]:
 
 def set_address(inventory: Inventory, name: str, address: str = "10.77.0.1/24") -> tuple[Cure, ...]:
     """An address of a subnet that is used nowhere else, with the last number differing between the two ends."""
-    text = f"Give each end an address in a subnet of its own: here {address}, at the other end the next one."
+    text = f"Give each end an address in a subnet of its own: here such as {address}, at the other end the next one."
     if inventory.machine.system == "macos":
         host = address.partition("/")[0]
         return (Cure("macos", text, (f"sudo ipconfig set {name} MANUAL {host} 255.255.255.0",)),)

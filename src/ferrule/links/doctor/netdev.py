@@ -100,6 +100,8 @@ def _address(inventory: Inventory, one: NetDevice) -> Iterator[Finding]:
     what = "The cable is up but has no address, so no program uses it."
     why = "Traffic takes another way, such as a slower network or Wi-Fi, without a word."
     cure = set_address(inventory, one.name)
+    if one.kind == "thunderbolt" and inventory.machine.system == "linux":
+        cure += by_hand("Or `sudo ferrule doctor --fix` at both ends, which choose addresses that fit each other.")
     yield Finding("no-address", "error", one.name, what, addresses_evidence(inventory, one.name), why, cure)
 
 

@@ -14,7 +14,7 @@ from ferrule.units import format_bytes
 
 MEMLOCK_BYTES = 1 << 30
 """What a rank pins for its buffers is less; NCCL and other programs pin more."""
-_RDMA_MODULE = {"mlx4_core": "mlx4_ib", "mlx5_core": "mlx5_ib", "ice": "irdma"}
+RDMA_MODULE = {"mlx4_core": "mlx4_ib", "mlx5_core": "mlx5_ib", "ice": "irdma"}
 _UP = ("ACTIVE", "INIT", "ARMED")
 _OPENSM = {
     "debian": ("sudo apt install opensm", "sudo systemctl enable --now opensm"),
@@ -192,7 +192,7 @@ def _userspace(inventory: Inventory) -> Iterator[Finding]:
 def _driver(inventory: Inventory) -> Iterator[Finding]:
     """A card that can do RDMA and only does Ethernet."""
     for link in inventory.pcie:
-        module = _RDMA_MODULE.get(link.driver or "")
+        module = RDMA_MODULE.get(link.driver or "")
         if module is None or any(one.pci_address == link.address for one in inventory.rdma):
             continue
         if inventory.machine.module(module) is not None:

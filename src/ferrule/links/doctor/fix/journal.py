@@ -1,0 +1,127 @@
+"""What was done, on disk before it is done, so that it can be undone later and after a crash. A file for each fix."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import re
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from ferrule.errors import LinkError
+from ferrule.links.doctor.fix.actions import Fix, Step, from_json, to_json
+from ferrule.links.doctor.fix.machine import write_synced
+
+SCHEMA = 1
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``begun``: how many steps were begun; all that they do was on disk before. ``uncertain``: whether the last of
+    them may not have happened. ``complete``: whether all steps are done.
+    """
+
+    number: int
+    fix: Fix
+    when: str
+    begun: int = 0
+    uncertain: bool = False
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class Journal:
+    folder: Path
+
+    def entries(self) -> tuple[Entry, ...]:
+        """What was done and not undone, the oldest first. Raises `LinkError` if somebody else could have written it."""
+        if not self.folder.exists():
+            return ()
+        self._check(self.folder)
+        names = (re.fullmatch(r"([0-9]{1,9})\.json", path.name) for path in self.folder.iterdir())
+        return tuple(
+            self._read(int(match[1])) for match in sorted(filter(None, names), key=lambda found: int(found[1]))
+        )
+
+    def begin(self, fix: Fix) -> Entry:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise LinkError(f"cannot make {self.folder} for the journal: {error.strerror}") from error
+        number = max((one.number for one in self.entries()), default=0) + 1
+        entry = Entry(number, fix, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+        self.write(entry)
+        return entry
+
+    def write(self, entry: Entry) -> None:
+        """Replaces what was there in one go; it is on the disk when this returns."""
+        steps = [{"do": to_json(step.do), "undo": to_json(step.undo)} for step in entry.fix.steps]
+        fix = {name: getattr(entry.fix, name) for name in ("finding", "subject", "title", "later")}
+        data = {
+            "schema": SCHEMA,
+            "when": entry.when,
+            "begun": entry.begun,
+            "uncertain": entry.uncertain,
+            "complete": entry.complete,
+            "fix": {**fix, "steps": steps},
+        }
+        fresh = self.folder / f".{secrets.token_hex(8)}"
+        try:
+            write_synced(fresh, json.dumps(data, indent=1) + "\n", 0o600)
+            fresh.replace(self._path(entry.number))
+            self._sync()
+        except OSError as error:
+            fresh.unlink(missing_ok=True)
+            raise LinkError(
+                f"cannot write the journal in {self.folder}: {error.strerror}; nothing more is done"
+            ) from error
+
+    def forget(self, entry: Entry) -> None:
+        self._path(entry.number).unlink(missing_ok=True)
+        self._sync()
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number}.json"
+
+    def _sync(self) -> None:
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _check(self, path: Path) -> None:
+        """What stands here is run as root, so only we may have written it."""
+        found = path.lstat()
+        if found.st_uid != os.geteuid() or stat.S_ISLNK(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise LinkError(f"{path} can be written by others, so it is not trusted; look into it, then remove it")
+
+    def _read(self, number: int) -> Entry:
+        path = self._path(number)
+        self._check(path)
+        try:
+            with path.open("rb") as file:
+                data = json.loads(file.read(_MAX_BYTES))
+            if data["schema"] != SCHEMA:
+                raise LinkError(f"{path} was written by another version of Ferrule; undo with that one")
+            fix, steps = data["fix"], data["fix"]["steps"]
+            made = Fix(
+                **{name: str(fix[name]) for name in ("finding", "subject", "title", "later")},
+                steps=tuple(Step(from_json(one["do"]), from_json(one["undo"])) for one in steps),
+            )
+            flags = {name: bool(data[name]) for name in ("uncertain", "complete")}
+            entry = Entry(number, made, str(data["when"]), int(data["begun"]), **flags)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise LinkError(f"{path} is damaged ({error}); undo by hand what it names, then remove it") from error
+        if not 0 <= entry.begun <= len(steps):
+            raise LinkError(f"{path} is damaged; undo by hand what it names, then remove it")
+        return entry
+
+
+def advanced(entry: Entry, begun: int, *, uncertain: bool = False) -> Entry:
+    return dataclasses.replace(entry, begun=begun, uncertain=uncertain, complete=False)

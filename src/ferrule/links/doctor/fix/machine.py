@@ -1,0 +1,103 @@
+"""The machine that fixes act on: it runs programs and writes files, with a deadline and never over what is there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ferrule.errors import LinkError
+
+_SECONDS = 30.0
+
+Runner = Callable[[Sequence[str]], tuple[int, str]]
+"""Runs a program; gives its exit code and what it printed, errors included. Raises `LinkError` if it cannot."""
+
+
+def run_here(argv: Sequence[str]) -> tuple[int, str]:
+    program = shutil.which(argv[0]) or shutil.which(argv[0], path="/usr/sbin:/sbin:/usr/bin:/bin")
+    if program is None:
+        raise LinkError(f"there is no `{argv[0]}` on this machine; install it")
+    try:
+        done = subprocess.run(
+            [program, *argv[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=_SECONDS,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except subprocess.TimeoutExpired:
+        raise LinkError(f"`{' '.join(argv)}` did not end within {_SECONDS:g} s") from None
+    except OSError as error:
+        raise LinkError(f"cannot run {program}: {error.strerror}") from error
+    return done.returncode, done.stdout.decode("utf-8", errors="replace").strip()
+
+
+@dataclass(frozen=True)
+class Target:
+    """``root``: what takes the place of ``/`` for files; ``run``: what runs programs."""
+
+    root: Path = Path("/")
+    run: Runner = run_here
+
+    @property
+    def state(self) -> Path:
+        """Where the journal is."""
+        return self.at("/var/lib/ferrule/doctor")
+
+    def at(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def read(self, path: str) -> str | None:
+        """The text of a file; None if there is none."""
+        try:
+            return self.at(path).read_text(encoding="utf-8", errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise LinkError(f"cannot read {path}: {error.strerror}") from error
+
+    def create(self, path: str, text: str, mode: int) -> None:
+        """All of it or nothing. Raises `LinkError` if something is there already."""
+        place = self.at(path)
+        fresh = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_synced(fresh, text, mode)
+            try:
+                os.link(fresh, place)  # fails if there is one, unlike a rename
+            finally:
+                fresh.unlink(missing_ok=True)
+        except FileExistsError:
+            raise LinkError(
+                f"{path} is there already, and not of our making; look into it, then move it away"
+            ) from None
+        except OSError as error:
+            raise LinkError(f"cannot write {path}: {error.strerror}") from error
+
+    def remove(self, path: str) -> None:
+        try:
+            self.at(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise LinkError(f"cannot remove {path}: {error.strerror}") from error
+
+    def device(self, name: str) -> str | None:
+        """What ``ip link`` tells of a network interface; None if there is none of that name."""
+        code, told = self.run(("ip", "link", "show", "dev", name))
+        return told if code == 0 else None
+
+
+def write_synced(path: Path, text: str, mode: int) -> None:
+    """Write a new file so that it is on the disk when this returns."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fchmod(file.fileno(), mode)
+        os.fsync(file.fileno())
