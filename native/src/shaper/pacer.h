@@ -41,8 +41,8 @@ class Pacer {
   static constexpr Time kMostMargin = 100'000;
   static constexpr Time kShortest = 5'000;
   static constexpr Time kLinger = 200'000;
-  static constexpr Time kSharePercent = 60;
-  static constexpr Time kMostBudget = 2'000'000;
+  static constexpr Time kSharePercent = 30;
+  static constexpr Time kMostBudget = 500'000;
 
   Time margin_ = 50'000;
   Time budget_ = kMostBudget;

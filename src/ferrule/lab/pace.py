@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 _QUEUE_SECONDS = 20e-3
 _BUCKET_SECONDS, _LEAST_BUCKET, _MARGIN = 1e-3, 70_000, 64
-_SMOOTH_SECONDS, _SMOOTH_SHARE = 500e-6, 0.999
-_SEGMENT_SECONDS, _LEAST_SEGMENTS, MOST_SEGMENT_BYTES = 50e-6, 3, 65536
+_SMOOTH_SHARE = 0.999
+_SEGMENT_SECONDS, _LEAST_SEGMENTS, MOST_SEGMENT_BYTES = 500e-6, 3, 65536
 _ETHERNET = 14
 
 
@@ -34,16 +34,19 @@ def before_the_shaper(bits_per_second: float, mtu: int, overhead: int) -> Pace:
     """A host's queue before a cable that the shaper paces.
 
     It only makes senders wait, as a network card does: what is on its way to the shaper no longer counts as unsent to
-    TCP. So its bucket is small, and its rate that of full frames with their ``overhead``, a little less than the
-    shaper's, in whose own queue nothing then grows.
+    TCP. Its rate is that of full frames with their ``overhead``, a little less than the shaper's, in whose own queue
+    nothing then grows.
     """
     frame = mtu + _ETHERNET
-    bucket = max(int(bits_per_second / 8 * _SMOOTH_SECONDS), 2 * segment_bytes(bits_per_second, mtu) + _MARGIN)
+    bucket = max(int(bits_per_second / 8 * _BUCKET_SECONDS), 2 * segment_bytes(bits_per_second, mtu) + _MARGIN)
     return _pace(bits_per_second * _SMOOTH_SHARE * frame / (frame + overhead), bucket)
 
 
 def segment_bytes(bits_per_second: float, mtu: int) -> int:
-    """How much TCP may hand over as one packet at that rate: what takes 50 µs, so that time stays fine-grained."""
+    """How much TCP may hand over as one packet at that rate: what takes half a millisecond.
+
+    Smaller ones would be finer in time, but cost so much that a busy machine does not keep up with 1 Gb/s.
+    """
     wanted = max(int(bits_per_second / 8 * _SEGMENT_SECONDS), _LEAST_SEGMENTS * mtu)
     return min(wanted, MOST_SEGMENT_BYTES)
 
