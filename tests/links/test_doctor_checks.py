@@ -163,8 +163,10 @@ CASES: list[tuple[str, str, Callable[[], list[Inventory]]]] = [
     ("clock-not-synchronized", "warning", lambda: [offset("a", 3.0)]),
     ("firewall", "warning", lambda: [change(read(PC), firewalls=(Firewall("nftables", True, "drop"),))]),
     ("kernel-old", "note", lambda: [machine(STRIX, kernel="6.1.0-32-amd64")]),
+    ("power-saving", "warning", lambda: [machine(PC, power_profile="low-power")]),
+    ("power-saving", "warning", lambda: [machine(PC, governor="powersave", frequency_driver="acpi-cpufreq")]),
     ("subnets-differ", "error", lambda: [net(STRIX, "thunderbolt1", addresses=ELSEWHERE), read("strix-halo-b")]),
-    ("mtu-differs", "error", lambda: [net(STRIX, "thunderbolt0", mtu=1500), read("strix-halo-b")]),
+    ("mtu-differs", "warning", lambda: [net(STRIX, "thunderbolt0", mtu=1500), read("strix-halo-b")]),
     ("same-address", "error", lambda: [read(PC), other_host(PC, "pc2")]),
     ("no-common-subnet", "warning", lambda: [read(PC), read(E810)]),
     ("two-subnet-managers", "note", lambda: [opensm("a"), opensm("b")]),
@@ -202,6 +204,20 @@ def of(findings: tuple[Finding, ...], which: str) -> list[str]:
 
 def test_a_cable_that_is_well_is_not_mentioned() -> None:
     assert of(diagnose([peer(STRIX, tx_speed_gb_s=20.0)]), "cable-asymmetric") == []
+
+
+def test_the_governor_powersave_is_well_with_a_driver_that_chooses_itself() -> None:
+    own = machine(PC, governor="powersave", frequency_driver="amd-pstate-epp", power_profile="balanced")
+    assert of(diagnose([own]), "power-saving") == []
+
+
+def test_an_old_controller_does_all_it_can() -> None:
+    slow = peer(STRIX, rx_speed_gb_s=10.0, tx_speed_gb_s=10.0)
+    host = slow.thunderbolt[-1].host
+    assert host is not None
+    old = change(slow.thunderbolt[-1], host=change(host, generation=2))
+    assert of(diagnose([slow]), "cable-half-speed") != []
+    assert of(diagnose([change(slow, thunderbolt=(old,))]), "cable-half-speed") == []
 
 
 def test_three_lanes_one_way_are_meant_to_be() -> None:

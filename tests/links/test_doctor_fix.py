@@ -70,7 +70,13 @@ def all_fixes() -> list[Fix]:
     return [fix for one in machines for fix in plan_fixes(one, diagnose([one]))]
 
 
-ALL = all_fixes()
+ALL = list({one.steps: one for one in all_fixes()}.values())
+
+
+@pytest.fixture(autouse=True)
+def _disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disks are slow, and no test takes the power away."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
 
 
 def test_each_fault_that_commands_cure_has_a_fix() -> None:

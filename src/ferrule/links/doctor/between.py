@@ -129,12 +129,13 @@ def _mtu_differs(one: End, other: End) -> Iterator[Finding]:
         return
     what = f"The ends of this cable have different MTUs: {near.mtu} and {far.mtu}."
     why = (
-        "Large packets of one end are dropped by the other: connections open, and then hang at the first large message."
+        "TCP settles on the smaller one, so the larger is of no use. Large frames of RoCE and large datagrams are "
+        "dropped by the smaller end, and whoever waits for them hangs."
     )
     evidence = one.inventory.evidence(f"{near.path}/mtu") + other.inventory.evidence(f"{far.path}/mtu")
     cure = set_mtu(small.inventory, small.netdev.name, large.netdev.mtu or 0)
     cure = tuple(dataclasses.replace(each, text=f"On {small.name}: set the larger one.") for each in cure)
-    yield Finding("mtu-differs", "error", _pair(one, other), what, evidence, why, cure, (one.name, other.name))
+    yield Finding("mtu-differs", "warning", _pair(one, other), what, evidence, why, cure, (one.name, other.name))
 
 
 def _far_forbidden(one: End, other: End) -> Iterator[Finding]:

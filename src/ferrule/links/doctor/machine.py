@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from ferrule.links.doctor.cures import by_hand, run
 from ferrule.links.doctor.netdev import CABLES, subnets
 from ferrule.links.findings import Cure, Finding
-from ferrule.links.linux.machine import CHRONY, IOMMU_GROUPS, NFT, SECURE_BOOT, SYSTEMCTL, TIMEDATECTL
+from ferrule.links.linux.machine import (
+    CHRONY,
+    FREQUENCY,
+    IOMMU_GROUPS,
+    NFT,
+    POWER_PROFILE,
+    SECURE_BOOT,
+    SYSTEMCTL,
+    TIMEDATECTL,
+)
 from ferrule.links.macos.machine import FIREWALL
 from ferrule.links.types import Firewall, Inventory
 
@@ -25,6 +34,7 @@ def check(inventory: Inventory) -> Iterator[Finding]:
         yield from _firewall(inventory, firewall)
     yield from _secure_boot(inventory)
     yield from _kernel(inventory)
+    yield from _power(inventory)
 
 
 def cable_interfaces(inventory: Inventory) -> list[str]:
@@ -191,3 +201,22 @@ def _kernel(inventory: Inventory) -> Iterator[Finding]:
     cure = by_hand("Install a newer kernel if you want RDMA over USB4: a newer release, or backports.")
     evidence = inventory.evidence("/proc/sys/kernel/osrelease")
     yield Finding("kernel-old", "note", "kernel", what, evidence, why, cure)
+
+
+def _power(inventory: Inventory) -> Iterator[Finding]:
+    """The governor ``powersave`` costs speed only with drivers that do not choose frequencies themselves."""
+    machine = inventory.machine
+    slow = machine.power_profile in ("low-power", "quiet", "cool")
+    own = (machine.frequency_driver or "").startswith(("intel_pstate", "amd-pstate-epp"))
+    if not slow and not (machine.governor == "powersave" and machine.frequency_driver and not own):
+        return
+    if slow:
+        what = f"The firmware's power profile is {machine.power_profile}."
+        cure = run("Choose another one.", "powerprofilesctl set performance")
+        evidence = inventory.evidence(POWER_PROFILE)
+    else:
+        what = f"The processor stays at its lowest frequency (governor powersave of {machine.frequency_driver})."
+        cure = run("Choose another governor, until the next start.", "sudo cpupower frequency-set -g performance")
+        evidence = inventory.evidence(f"{FREQUENCY}/scaling_governor", f"{FREQUENCY}/scaling_driver")
+    why = "All of computing slows down, and small messages with it: the processor handles each of 160 per token."
+    yield Finding("power-saving", "warning", "power", what, evidence, why, cure)

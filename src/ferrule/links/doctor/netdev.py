@@ -240,6 +240,7 @@ def _default_route(inventory: Inventory) -> Iterator[Finding]:
     ]
     if used is None or used.kind != "wifi" or not wired:
         return
+    wired.sort(key=lambda one: not set(subnets(one)) & set(subnets(used)))  # a way to the same network first
     what = f"The default route goes over Wi-Fi ({used.name}) although {wired[0].name} is up."
     why = "Hosts find each other by this route unless told otherwise. " + costs.limit(costs.WIFI, costs.WIFI_GB_S)
     cure = _wifi_off(inventory, used.name, "Switch Wi-Fi off, or give the cable the smaller metric.")

@@ -15,6 +15,8 @@ LANES = 2
 _FULL_GB_S = LANE_GB_S * LANES
 _TB5_GB_S = 80.0
 _MIN_VECTORS = 4
+_OLD_GENERATION = 2
+"""Thunderbolt 1 and 2 never have more than 10 Gb/s per lane."""
 
 REPLUG = by_hand(
     "1. Pull the cable out at BOTH ends. Pulling one end is often not enough.\n"
@@ -22,7 +24,7 @@ REPLUG = by_hand(
     "3. Push it in here, then at the other end.\n"
     "4. Run `ferrule doctor` again.\n"
     "Still slow? Turn the plugs over, use other sockets, then another cable: certified for 40 Gb/s, and at most 0.8 m "
-    "long unless it is an active one."
+    "long unless it is an active one. Some USB4 sockets never do more than 2×10; their manual tells."
 )
 
 
@@ -53,6 +55,8 @@ def _speed(inventory: Inventory, domain: ThunderboltDomain, peer: ThunderboltPee
     told = (peer.rx_lanes, peer.rx_speed_gb_s, peer.tx_lanes, peer.tx_speed_gb_s)
     rx, tx = peer.rx_gb_s, peer.tx_gb_s
     if None in told or rx is None or tx is None or 3 in (peer.rx_lanes, peer.tx_lanes):
+        return
+    if domain.host is not None and (domain.host.generation or 4) <= _OLD_GENERATION:
         return
     if peer.route > 255 or not rx or not tx or (rx == tx and rx >= _FULL_GB_S):
         return

@@ -11,6 +11,8 @@ from ferrule.links.types import UNLIMITED_BYTES, Clock, Firewall, Iommu, Machine
 
 DMI = "/sys/class/dmi/id"
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+POWER_PROFILE = "/sys/firmware/acpi/platform_profile"
+FREQUENCY = "/sys/devices/system/cpu/cpu0/cpufreq"
 IOMMU_GROUPS = "/sys/kernel/iommu_groups"
 
 WANTED_MODULES = (
@@ -64,6 +66,9 @@ def read_machine(reader: Reader, tree: str, clock: Clock) -> Machine:
         memlock_bytes=soft,
         memlock_hard_bytes=hard,
         clock=clock,
+        power_profile=reader.text(POWER_PROFILE),
+        governor=reader.text(f"{FREQUENCY}/scaling_governor"),
+        frequency_driver=reader.text(f"{FREQUENCY}/scaling_driver"),
     )
 
 

@@ -55,7 +55,8 @@ class Machine:
     ``memlock_bytes``: memory that this user may pin (`UNLIMITED_BYTES` if there is no limit);
     ``memlock_hard_bytes``: how far that can be raised without root. ``available_modules``: those of the kernel's that
     were looked for and are there, loaded or not. ``rdma_ctl``: what macOS says, such as ``enabled``.
-    ``tree``: ``live``, or the name of the record.
+    ``power_profile``: of the firmware, such as ``performance``, ``balanced``, ``low-power``. ``governor`` and
+    ``frequency_driver``: who chooses the processor's frequency. ``tree``: ``live``, or the name of the record.
     """
 
     tree: str
@@ -84,6 +85,9 @@ class Machine:
     memlock_hard_bytes: int | None = None
     clock: Clock | None = None
     rdma_ctl: str | None = None
+    power_profile: str | None = None
+    governor: str | None = None
+    frequency_driver: str | None = None
 
     def module(self, name: str) -> Module | None:
         """The loaded module of that name; ``-`` and ``_`` are the same to the kernel."""
