@@ -17,7 +17,7 @@ def test_results_equal_numpy_and_agree_over_all_transports(size: int) -> None:
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (3, "tcp")])
+@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), pytest.param(3, "tcp", marks=pytest.mark.slow)])
 def test_torch_tensors_of_every_type(size: int, transport: str) -> None:
     pytest.importorskip("torch")
     run("torch_types", size, transport=transport)
@@ -36,6 +36,7 @@ def test_split(size: int, transport: str) -> None:
     assert reports[0]["text"].startswith(f"rank 0 of {size}")
 
 
+@pytest.mark.slow
 def test_ranks_on_several_hosts_use_both_transports_at_once() -> None:
     """Two and two ranks share memory (so they are told), and TCP joins the pairs."""
     two_hosts = {"memory_ids": ["a", "b", "a", "b"]}

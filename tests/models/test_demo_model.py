@@ -109,6 +109,7 @@ def test_tokenizer_round_trips_any_text(tokenizer: PreTrainedTokenizerBase, text
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
+@pytest.mark.slow
 def test_answers_to_the_point_and_stops(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     expected = {
         "What does json.dumps do?": ["json.dumps", "JSON"],

@@ -75,6 +75,7 @@ def test_batches_are_full_and_the_same_each_time() -> None:
         assert (ids == tokenizer.pad_token_id).float().mean() < 0.2
 
 
+@pytest.mark.slow
 def test_the_documentation_is_this_pythons_and_holds_no_path_of_this_machine() -> None:
     from demo_model.docstrings import read_documentation
 

@@ -37,6 +37,7 @@ def installed(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 def test_torchrun_of_a_script_that_does_not_import_ferrule(installed: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(HERE / "torchrun_script.py"), str(tmp_path)]
