@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 from test_doctor import EXPECTED, read
 
-from ferrule.links import Clock, Finding, Firewall, Inventory, NetAddress, RdmaDevice, Service, ThunderboltRouter
+from ferrule.links import (
+    Clock,
+    Finding,
+    Firewall,
+    Inventory,
+    NetAddress,
+    NetKind,
+    RdmaDevice,
+    Service,
+    ThunderboltRouter,
+)
 from ferrule.links.doctor import diagnose
 from ferrule.links.doctor.catalogue import CATALOGUE
 
@@ -139,6 +149,7 @@ CASES: list[tuple[str, str, Callable[[], list[Inventory]]]] = [
     ("speed-below-card", "warning", lambda: [net(PC, "enp8s0", speed_mbps=1000)]),
     ("no-carrier", "warning", lambda: [net(E810, "enp65s0f0np0", carrier=False)]),
     ("no-address", "error", lambda: [net(STRIX, "thunderbolt1", addresses=())]),
+    ("no-carrier", "warning", lambda: [net(PC, "enp8s0", kind="virtual", carrier=False)]),
     ("half-duplex", "warning", lambda: [net(PC, "enp8s0", duplex="half")]),
     ("interface-errors", "warning", lambda: [counted(PC, "enp8s0", rx_crc_errors=7)]),
     ("interface-drops", "note", lambda: [counted(PC, "enp8s0", rx_packets=1000, rx_dropped=90)]),
@@ -218,6 +229,30 @@ def test_an_old_controller_does_all_it_can() -> None:
     old = change(slow.thunderbolt[-1], host=change(host, generation=2))
     assert of(diagnose([slow]), "cable-half-speed") != []
     assert of(diagnose([change(slow, thunderbolt=(old,))]), "cable-half-speed") == []
+
+
+def bridged(*, kind: NetKind = "bridge", speed: int = 2500) -> Inventory:
+    """The PC's cable is in a bridge, which has the address; or there is no cable below it."""
+    found = net(PC, "enp8s0", addresses=(), master="br0", speed_mbps=speed)
+    home = read(PC).netdev("enp8s0")
+    assert home is not None
+    members = ("enp8s0",) if kind == "bridge" else ()
+    bridge = change(home, name="br0", kind=kind, driver=None, pci_address=None, members=members, speed_mbps=None)
+    return change(found, netdevs=(*found.netdevs, bridge))
+
+
+def ways(inventory: Inventory) -> list[tuple[str, str]]:
+    wanted = ("no-link", "only-wifi", "only-slow-ethernet", "speed-unknown")
+    return [(one.id, one.subject) for one in diagnose([inventory]) if one.id in wanted]
+
+
+def test_the_cable_below_a_bridge_counts() -> None:
+    assert ways(bridged()) == [("only-slow-ethernet", "br0")]
+    assert ways(bridged(speed=10_000)) == []
+
+
+def test_what_exists_only_in_the_kernel_is_a_way_of_unknown_speed() -> None:
+    assert ways(bridged(kind="virtual")) == [("speed-unknown", "br0")]
 
 
 def test_three_lanes_one_way_are_meant_to_be() -> None:

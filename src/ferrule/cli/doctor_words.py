@@ -59,7 +59,7 @@ def _finding(inventories: Sequence[Inventory], one: Finding) -> Iterator[Rendera
     title = Text(one.severity, style=STYLES[one.severity])
     title += Text(f"  {': '.join([*names, one.subject])}", style="bold") + Text(f"  {one.id}", style="dim")
     rows = Table.grid(padding=(0, 1, 0, 0))
-    rows.add_column(style="dim", no_wrap=True)
+    rows.add_column(style="dim", no_wrap=True, min_width=4)
     rows.add_column(overflow="fold")
     for where, line in one.evidence[:_MAX_EVIDENCE]:
         rows.add_row("read", Text(f"{where}: ", style="dim") + Text(line))

@@ -65,7 +65,9 @@ CATALOGUE: dict[str, Entry] = {
     "wifi-default-route": Entry("warning", "the default route goes over Wi-Fi although a cable is up", "Wi-Fi off"),
     "only-wifi": Entry("warning", "Wi-Fi is the only way to other machines", "a cable"),
     "only-slow-ethernet": Entry("note", "the fastest cable is 1 or 2.5 Gb/s Ethernet", "`--pp`, or a USB4 cable"),
-    "speed-unknown": Entry("note", "no interface tells its speed, as on virtual machines", "measure it"),
+    "speed-unknown": Entry(
+        "note", "no interface tells its speed, as on virtual machines and in containers", "`ferrule links probe`"
+    ),
     "no-link": Entry("error", "no interface has both a link and an address", "a cable"),
     "rdma-no-subnet-manager": Entry(
         "error", "an InfiniBand port waits for a subnet manager (INIT)", "opensm on exactly one host"

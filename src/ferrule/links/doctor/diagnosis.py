@@ -6,13 +6,22 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ferrule.links.doctor import between, mac, machine, netdev, pcie, rdma, thunderbolt, unreadable
+from ferrule.links.doctor import between, mac, machine, netdev, pcie, rdma, thunderbolt, unreadable, ways
 from ferrule.links.doctor.cures import family
 from ferrule.links.findings import SEVERITIES, Finding, worst
 from ferrule.links.types import Inventory
 
 SCHEMA = 1
-_CHECKS = (thunderbolt.check, mac.check, netdev.check, rdma.check, pcie.check, machine.check, unreadable.check)
+_CHECKS = (
+    thunderbolt.check,
+    mac.check,
+    netdev.check,
+    ways.check,
+    rdma.check,
+    pcie.check,
+    machine.check,
+    unreadable.check,
+)
 
 
 def diagnose(inventories: Sequence[Inventory]) -> tuple[Finding, ...]:

@@ -19,7 +19,6 @@ CABLES = ("thunderbolt", "ethernet", "infiniband")
 JUMBO = 9000
 THUNDERBOLT_MTU = 65520
 FAST_MBPS = 10_000
-SLOW_MBPS = 5_000
 _DROPS = 1e-3
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -27,9 +26,10 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 def check(inventory: Inventory) -> Iterator[Finding]:
     for one in inventory.netdevs:
+        if one.kind in (*CABLES, "virtual"):  # a lab's cables are virtual
+            yield from _carrier(inventory, one)
         if one.kind in CABLES:
             yield from _off(inventory, one)
-            yield from _carrier(inventory, one)
             yield from _address(inventory, one)
             yield from _mtu(inventory, one)
             yield from _speed(inventory, one)
@@ -37,7 +37,6 @@ def check(inventory: Inventory) -> Iterator[Finding]:
             yield from _errors(inventory, one)
     yield from _same_subnet(inventory)
     yield from _default_route(inventory)
-    yield from _best(inventory)
 
 
 def usable(one: NetDevice) -> bool:
@@ -247,42 +246,3 @@ def _default_route(inventory: Inventory) -> Iterator[Finding]:
     where = f"$ {MAC_ROUTES}" if inventory.machine.system == "macos" else f"$ {ROUTES[0]}"
     line = f"default via {routes[0].gateway or '?'} dev {used.name} metric {routes[0].metric or 0}"
     yield Finding("wifi-default-route", "warning", used.name, what, ((where, line),), why, cure)
-
-
-def _best(inventory: Inventory) -> Iterator[Finding]:
-    """What the fastest of it all allows, where that is little."""
-    up = [
-        one for one in inventory.netdevs if one.kind in (*CABLES, "wifi") and one.carrier is not False and subnets(one)
-    ]
-    up = [one for one in up if one.enabled is not False]
-    cables = [one for one in up if one.kind in CABLES]
-    rdma = any(port.state in ("ACTIVE", "INIT", "ARMED") for device in inventory.rdma for port in device.ports)
-    if inventory.peers or rdma:
-        return
-    faster = by_hand(
-        "A USB4 or Thunderbolt cable between two machines gives 20 to 40 Gb/s, and used 25 to 100 Gb/s adapters joined "
-        "by one cable give RDMA."
-    )
-    if not up:
-        if inventory.netdevs:
-            what = "No interface has both a link and an address."
-            yield Finding("no-link", "error", "network", what, (), "Other machines cannot be reached.", faster)
-    elif not cables:
-        what = f"Wi-Fi ({up[0].name}) is the only way to other machines."
-        why = costs.limit(costs.WIFI, costs.WIFI_GB_S) + " That is below what one machine reaches alone."
-        cure = by_hand("Connect the machines by a cable: even 1 Gb/s Ethernet answers 50 times faster.")
-        yield Finding("only-wifi", "warning", up[0].name, what, addresses_evidence(inventory, up[0].name), why, cure)
-    elif all(one.speed_mbps is None for one in cables):
-        what = f"{cables[0].name} does not tell its speed (driver {cables[0].driver or 'unknown'})."
-        evidence = addresses_evidence(inventory, cables[0].name)
-        if cables[0].driver == "virtio_net":
-            what += " This is a virtual machine: it depends on the host and on its neighbours."
-        why = "So its tokens/s cannot be told. For scale, 10 Gb/s Ethernet: " + costs.limit(costs.TCP_ETHERNET, 10.0)
-        cure = by_hand("Measure it between two hosts; `ferrule bench fabric --help` tells how.")
-        yield Finding("speed-unknown", "note", cables[0].name, what, evidence, why, cure)
-    elif (best := max(cables, key=lambda one: one.speed_mbps or 0)) and (best.speed_mbps or 0) < SLOW_MBPS:
-        gb_s = (best.speed_mbps or 1) / 1000
-        what = f"The fastest cable of this machine is {gb_s:g} Gb/s Ethernet ({best.name})."
-        why = costs.limit(costs.TCP_ETHERNET, gb_s) + " Split by layers (--pp) instead: that sends once per token."
-        evidence = inventory.evidence(f"{best.path}/speed", best.path)[:1]
-        yield Finding("only-slow-ethernet", "note", best.name, what, evidence, why, faster)
