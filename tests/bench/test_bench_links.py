@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from ferrule.bench.links import Effort, in_lab_host, new_key, probe_pair, to_csv
-from ferrule.lab import Cable, Lab, Topology, pair
+from ferrule.lab import Lab, Topology, pair
 from ferrule.links import Bandwidth, Latency, LinkEnd, MeasuredLink, MeasuredPair, examine
 
-EFFORT = Effort(message=0.04, stream=0.3, warm=0.1, streams=(1,))
+EFFORT = Effort(message=0.04, stream=0.5, warm=0.2, streams=(1,), sizes=(64, 4096))
 SECONDS = 60.0
 
 
-def measure(topology: Topology, fault: Callable[[Cable], None] = lambda cable: None) -> MeasuredPair:
+@contextmanager
+def probing(topology: Topology) -> Iterator[tuple[Lab, Callable[[], MeasuredPair]]]:
     key = new_key()
     with Lab(topology) as lab, in_lab_host(lab, 0) as one, in_lab_host(lab, 1) as other:
         for end in (one, other):
             end.launch(key, SECONDS)
         for end in (one, other):
             end.meet()
-        fault(lab.cables[0])
-        return probe_pair(one, other, EFFORT, lambda line: None)
+        yield lab, lambda: probe_pair(one, other, EFFORT, lambda line: None)
 
 
 def test_csv_has_a_line_for_each_number() -> None:
@@ -45,30 +46,35 @@ def test_csv_has_a_line_for_each_number() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("emulated_hosts")
 def test_rate_and_delay_are_those_of_the_cable() -> None:
-    found = measure(pair(2).shaped(rate=200e6, delay=2e-3))
+    with probing(pair(2).shaped(rate=50e6, delay=2e-3)) as (_, measure):
+        found = measure()
     assert found.hosts == ("host0", "host1")
     assert len(found.links) == 2
     for link in found.links:
         assert not link.fault
         assert link.latency[0].size == 64
-        assert 2e-3 < link.latency[0].minimum < 8e-3  # a busy machine; a quiet one adds 10 µs
-        assert 100e6 < link.forth * link.framing < 210e6
-        assert 100e6 < link.back * link.framing < 210e6
+        assert link.latency[0].minimum > 2e-3
+        # A quiet machine is within 2 %; on a busy one both ends are late now and then.
+        assert 20e6 < link.forth * link.framing < 75e6
+        assert 20e6 < link.back * link.framing < 75e6
     assert found.together is not None
-    assert found.together.forth > max(link.forth for link in found.links) * 1.2
+    assert found.together.forth > max(link.forth for link in found.links) * 1.1
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("emulated_hosts")
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        (lambda cable: cable.stall(), "probe-stall"),
-        (lambda cable: cable.mute(0), "probe-one-way"),
-        (lambda cable: cable.shape(collapse=0.4), "probe-collapse"),
-    ],
-    ids=["stall", "one-way", "collapse"],
-)
-def test_what_is_wrong_with_a_cable_is_found(fault: Callable[[Cable], None], expected: str) -> None:
-    found = examine(measure(pair(rates=[100e6]), fault))
-    assert expected in [one.id for one in found if one.severity == "error"]
+def test_what_is_wrong_with_a_cable_is_found() -> None:
+    with probing(pair(rates=[50e6])) as (lab, measure):
+        (cable,) = lab.cables
+
+        def errors() -> list[str]:
+            return [one.id for one in examine(measure()) if one.severity == "error"]
+
+        cable.shape(collapse=0.2)
+        assert errors() == ["probe-collapse"]
+        cable.clear()
+        cable.mute(0)
+        assert errors() == ["probe-one-way"]
+        cable.clear()
+        cable.stall()
+        assert errors() == ["probe-stall"]

@@ -35,6 +35,7 @@ from ferrule.links import Probe
 MARK = "ferrule-probe "
 """Before each answer: what a login prints is not taken for one."""
 _HANDSHAKE_SECONDS = 1.5
+_CONNECT_SECONDS = 3.0
 _MAX_SECONDS = 600.0
 
 
@@ -77,8 +78,10 @@ class Agent:
         }
 
     def _listen(self, places: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        """On these addresses, each with its interface."""
-        self._listeners += [listen_on(address, 0, interface) for address, interface in places]
+        """On these addresses, each with its interface, and no others any more."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = [listen_on(address, 0, interface) for address, interface in places]
         return {"ports": [listener.getsockname()[1] for listener in self._listeners]}
 
     def _measure(
@@ -126,6 +129,7 @@ class Agent:
     def _accept(self, epoch: str, flows: Sequence[dict[str, Any]], deadline: Deadline) -> list[Link]:
         """A connection for each flow, in their order; strangers are turned away."""
         links: dict[int, Link] = {}
+        deadline = Deadline(min(deadline.left, _CONNECT_SECONDS))
         for listener in {flow["listener"]: self._listeners[flow["listener"]] for flow in flows}.values():
             expected = sum(1 for flow in flows if self._listeners[flow["listener"]] is listener)
             while expected:

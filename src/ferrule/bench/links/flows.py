@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import socket
 import statistics
 import threading
@@ -21,7 +22,7 @@ _PATIENCE = 0.1
 _GRACE = 1.0
 """For what is still under way when a stream's time is over."""
 _FIRST_ROUNDS, _LEAST_ROUNDS, _MOST_ROUNDS = 2, 5, 400
-_LONG = 10e-3
+_LONG = 2e-3
 """What takes so many seconds is not quicker or slower by how it is waited for."""
 _GO = b"G"
 
@@ -32,19 +33,30 @@ def time_messages(link: Link, sizes: Sequence[int], seconds: float, *, starts: b
     Both ways of waiting are tried, and the quicker one counts: to poll is quicker while there is a core for that, to
     sleep where there is none. Who does not start gets an empty list.
     """
-    found = []
+    found: list[Any] = []
     if not starts:
         while (order := link.receive(deadline)).get("rounds"):
             _play(link, order["way"], order["size"], order["rounds"], starts=False, deadline=deadline)
         return []
     for size in sizes:
-        ways = [_samples(link, "poll", size, seconds / 2, deadline)]
+        if _expected(found, size) > deadline.left / 2:
+            break  # the link is too slow for such messages
+        ways = [_samples(link, "sleep", size, seconds / 2, deadline)]
         if statistics.median(ways[0]) < _LONG:
-            ways.append(_samples(link, "sleep", size, seconds / 2, deadline))
+            ways.append(_samples(link, "poll", size, seconds / 2, deadline))
         ordered = sorted(min(ways, key=statistics.median))
-        found.append([size, ordered[0], statistics.median(ordered), ordered[int(0.99 * (len(ordered) - 1))]])
+        found.append([size, ordered[0], statistics.median(ordered), ordered[math.ceil(0.99 * (len(ordered) - 1))]])
     link.send({"rounds": 0}, deadline)
     return found
+
+
+def _expected(found: Sequence[Any], size: int) -> float:
+    """Seconds that measuring messages of ``size`` bytes takes at least, from those before."""
+    if len(found) < 2:
+        return 0.0
+    (first, _, at_first, _), (last, _, at_last, _) = found[0], found[-1]
+    one_way = at_last + max(0.0, at_last - at_first) * (size - last) / (last - first)
+    return float(2 * (_FIRST_ROUNDS + _LEAST_ROUNDS) * one_way)
 
 
 def _samples(link: Link, way: str, size: int, seconds: float, deadline: Deadline) -> list[float]:
@@ -53,10 +65,8 @@ def _samples(link: Link, way: str, size: int, seconds: float, deadline: Deadline
     for turn in range(2):
         link.send({"way": way, "size": size, "rounds": rounds}, deadline)
         samples = _play(link, way, size, rounds, starts=True, deadline=deadline)
-        left = seconds - 2 * sum(samples)
-        if turn or left <= 0:
-            break
-        rounds = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(left / (2 * statistics.mean(samples)))))
+        if turn == 0:
+            rounds = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(seconds / (2 * min(samples)))))
     return samples
 
 

@@ -25,16 +25,19 @@ _ROUND_TRIPS = 15
 _MOST_WARM = 1.5
 _KNOCK_SECONDS = 1.3
 _SPARE_SECONDS = 6.0
+_SIZE_SECONDS = 2.0
+"""For each size of messages at most: also a slow link is measured, with fewer rounds."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: ``message`` seconds for each size, ``stream`` for each set of streams after ``warm``."""
+    """How long: ``message`` seconds for each of ``sizes``, ``stream`` for each of ``streams``, after ``warm``."""
 
     message: float = 0.12
     stream: float = 0.4
     warm: float = 0.12
     streams: tuple[int, ...] = (1, 2, 4)
+    sizes: tuple[int, ...] = SIZES
 
 
 QUICK = Effort(message=0.03, stream=0.18, warm=0.06, streams=(1,))
@@ -122,7 +125,7 @@ class _Run:
             mtu=min(face.mtu for face in faces),
         )
         try:
-            answers = _measure(first, second, [pairing.flow("forth")], self._effort.message, sizes=SIZES)
+            answers = _measure(first, second, [pairing.flow("forth")], self._effort.message, sizes=self._effort.sizes)
         except LinkError as error:
             if pairing.guessed:
                 return None
@@ -200,7 +203,7 @@ def _measure(
 ) -> list[dict[str, Any]]:
     """Both ends do it at the same time. Raises `LinkError` if either says that it failed, after both have ended."""
     epoch = secrets.token_hex(16)
-    timeout = seconds * len(what.get("sizes", (0,))) + _SPARE_SECONDS / 2
+    timeout = len(what["sizes"]) * _SIZE_SECONDS if "sizes" in what else seconds + _SPARE_SECONDS / 2
     for end, dials in ((second, False), (first, True)):
         end.order(do="measure", epoch=epoch, dials=dials, flows=flows, seconds=seconds, timeout=timeout, **what)
     answers: list[dict[str, Any]] = []
