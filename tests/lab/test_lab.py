@@ -17,6 +17,7 @@ import pytest
 
 from ferrule.errors import LabError
 from ferrule.lab import Lab, chain, edges, mesh, pair, switch
+from ferrule.lab.iproute import batch
 from ferrule.lab.netns import Namespace
 
 SECONDS = 10.0
@@ -306,6 +307,41 @@ def test_delays_hold_and_change_while_in_use() -> None:
         assert "delay" not in cable.shaping(1).describe()
         cable.clear()
         assert one_way(lab, 0, 1, 3) >= 5e-3
+
+
+def test_the_shaper_is_never_faster_than_it_is_told() -> None:
+    """Slower it may be, on a busy machine."""
+    with Lab(pair().shaped(rate=200e6, delay=1e-4)) as lab:
+        cable, count = lab.cables[0], 2_000_000
+        at_200 = count * 8 / 200e6
+        assert 0.95 * at_200 < seconds_to_send(lab, 0, 1, count) < 50 * at_200
+        cable.retrain(0.5)
+        assert seconds_to_send(lab, 1, 0, count) > 0.95 * 2 * at_200
+        cable.limit(None)
+        assert min(seconds_to_send(lab, 1, 0, count) for _ in range(5)) < 0.9 * at_200
+        assert (cable.rate(0), cable.shaping(0).delay) == (None, 1e-4)
+
+
+def test_chance_is_the_same_for_the_same_seed() -> None:
+    def lost(seed: int) -> list[int]:
+        with Lab(pair().shaped(loss=0.5), seed=seed) as lab:
+            cable = lab.cables[0]
+            # Nothing but the test's own packets: neither side has to ask for an address.
+            known = f"neighbour replace {cable.address(1)} dev {cable.interface} lladdr 02:00:00:00:00:09"
+            batch(lab._hosts[0], "ip", [known])
+            with lab.inside(0):
+                sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            found = []
+            for _ in range(40):
+                before = cable.counters(0)["lost"]
+                frames = cable.counters(0)["frames"]
+                sender.sendto(b"one", (cable.address(1), 4000))
+                until(lambda frames=frames: cable.counters(0)["frames"] > frames, "it came")  # type: ignore[misc]
+                found.append(int(cable.counters(0)["lost"] - before))
+            sender.close()
+            return found
+
+    assert lost(1) == lost(1) != lost(2)
 
 
 def test_a_cable_in_use_is_handed_to_the_shaper_and_goes_on() -> None:
