@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from ferrule.cli.main import app
+from ferrule.lab import Lab, chain
 
 TREES = Path(__file__).parents[1] / "links" / "trees"
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb"}
@@ -135,3 +138,16 @@ def test_this_machine() -> None:
     found = json.loads(told)
     assert code in (0, 1, 2)
     assert [one["source"] for one in found["hosts"]] == ["live"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("emulated_hosts")
+def test_a_cable_of_a_lab_that_is_cut_is_named() -> None:
+    with Lab(chain(3)) as lab:
+        lab.cables[0].cut()
+        words = [sys.executable, "-m", "ferrule.cli.main", "doctor", "--json"]
+        process = lab.popen(1, words, stdout=subprocess.PIPE, text=True)
+        told, _ = process.communicate(timeout=60)
+    cut = [one["subject"] for one in json.loads(told)["findings"] if one["id"] == "no-carrier"]
+    assert cut == ["cable0"]
+    assert process.returncode == 1

@@ -32,7 +32,8 @@ def _looked_at(one: Inventory) -> Text:
     title = Text(machine.name or machine.tree, style="bold")
     system = ", ".join(filter(None, (machine.os_name, f"kernel {machine.kernel}" if machine.kernel else None)))
     ports = sum(len(device.ports) for device in one.rdma)
-    interfaces = sum(device.kind not in ("loopback", "virtual") for device in one.netdevs)
+    shown = (device for device in one.netdevs if device.kind != "loopback")
+    interfaces = sum(device.kind != "virtual" or bool(device.addresses) for device in shown)
     counted = (
         _count(len(one.peers), "USB4 or Thunderbolt cable"),
         _count(interfaces, "interface"),
