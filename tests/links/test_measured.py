@@ -10,13 +10,16 @@ import pytest
 
 from ferrule.links import (
     Bandwidth,
+    Counters,
     Finding,
     Latency,
     LinkEnd,
     MeasuredLink,
     MeasuredLinks,
     MeasuredPair,
+    Traffic,
     examine,
+    traffic,
 )
 
 GOOD = Bandwidth(1, 9.4e9, 9.4e9, 9.3e9, 9.3e9)
@@ -164,3 +167,13 @@ def test_one_damaged_entry_does_not_hide_the_others(tmp_path: Path) -> None:
     kept["pairs"]["c | d"] = {"hosts": ["c", "d"], "at": "yesterday", "links": [], "together": None}
     path.write_text(json.dumps(kept))
     assert MeasuredLinks(path).pairs() == (pair(LINK),)
+
+
+def test_traffic_is_the_change_of_counters() -> None:
+    before = {"eth0": Counters(1000, 500, 3), "eth1": Counters(9, 9, 9)}
+    after = {"eth0": Counters(3000, 500, 5), "eth1": Counters(0, 4, 0), "eth2": Counters(7, 7, 1)}
+    assert traffic(before, after, 2.0) == (
+        Traffic("eth0", 1000.0, 0.0, 2, 5),
+        Traffic("eth1", 0.0, 0.0, 0, 0),  # it began anew
+        Traffic("eth2", 0.0, 0.0, 0, 1),
+    )

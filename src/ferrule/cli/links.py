@@ -13,10 +13,13 @@ from rich.table import Table
 from ferrule.cli import links_probe
 from ferrule.cli.links_measured import matrix
 from ferrule.cli.links_tables import overview
+from ferrule.cli.links_watch import watch
+from ferrule.errors import ConfigError
 from ferrule.links import MeasuredLinks, Probe, inventory_json, write_record
 
 SHOW_EXAMPLES = (
-    "Examples:\n\nferrule links show\n\nferrule links show --json\n\nferrule links show --tree strix-halo.json"
+    "Examples:\n\nferrule links show\n\nferrule links show --json\n\nferrule links show --watch\n\n"
+    "ferrule links show --tree strix-halo.json"
 )
 RECORD_EXAMPLES = "Examples:\n\nferrule links record\n\nferrule links record strix-a.json --together 'two strix boxes'"
 
@@ -36,11 +39,19 @@ def _links() -> None:
 def show(
     tree: Tree = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
+    watching: Annotated[
+        bool, typer.Option("--watch", help="Bytes per second and errors of every interface instead, until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Show the machine, its cables, interfaces, RDMA devices and PCIe links.
 
     Only reads; root is not needed.
     """
+    if watching:
+        if tree is not None or as_json:
+            raise ConfigError("--watch is for this machine now, and for people: leave --tree and --json out")
+        watch(Console())
+        return
     inventory = (Probe.live() if tree is None else Probe.recorded(tree)).inventory()
     measured = MeasuredLinks().pairs() if tree is None else ()
     if as_json:

@@ -6,6 +6,7 @@ from ferrule.links.measured import Bandwidth, Latency, LinkEnd, MeasuredLink, Me
 from ferrule.links.measured_findings import examine
 from ferrule.links.probe import Probe
 from ferrule.links.record import write_record
+from ferrule.links.traffic import Counters, Traffic, read_counters, traffic
 from ferrule.links.types import (
     UNLIMITED_BYTES,
     Clock,
@@ -43,6 +44,7 @@ __all__ = [
     "UNLIMITED_BYTES",
     "Bandwidth",
     "Clock",
+    "Counters",
     "Cure",
     "Evidence",
     "Finding",
@@ -77,10 +79,13 @@ __all__ = [
     "ThunderboltPort",
     "ThunderboltRouter",
     "ThunderboltService",
+    "Traffic",
     "Unreadable",
     "examine",
     "inventory_json",
     "pcie_gb_s",
+    "read_counters",
+    "traffic",
     "worst",
     "write_record",
 ]

@@ -33,8 +33,8 @@ _SIZE_SECONDS = 2.0
 class Effort:
     """How long: ``message`` seconds for each of ``sizes``, ``stream`` for each of ``streams``, after ``warm``."""
 
-    message: float = 0.12
-    stream: float = 0.4
+    message: float = 0.1
+    stream: float = 0.3
     warm: float = 0.12
     streams: tuple[int, ...] = (1, 2, 4)
     sizes: tuple[int, ...] = SIZES
