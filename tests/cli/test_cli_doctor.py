@@ -74,6 +74,7 @@ def test_json(tmp_path: Path) -> None:
 
 def test_wrong_flags_are_no_finding() -> None:
     assert run("--nonsense")[0] == 3
+    assert run("--timeout", "soon", *tree("mac-studio-3"))[0] == 3
     assert run("--help")[0] == 0
 
 

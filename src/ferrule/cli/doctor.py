@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from ferrule.cli.doctor_fix import fix_all, undo_all
 from ferrule.cli.doctor_words import report
-from ferrule.errors import LinkError
+from ferrule.errors import ConfigError, LinkError
 from ferrule.links import Inventory, Probe, worst
 from ferrule.links.doctor import diagnose, diagnosis_json
 from ferrule.links.doctor.fix import Target
@@ -49,11 +49,11 @@ def doctor(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Of this machine, over ssh; several hosts are compared. `local` is the one you are on.",
+            help="Look at that host, over ssh; several are compared. `local` is the one you are on.",
         ),
     ] = None,
     tree: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Of a recorded machine; may be given several times.")
+        list[Path] | None, typer.Option(metavar="FILE", help="Look at a recorded machine; may be given several times.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     fix: Annotated[
@@ -73,7 +73,11 @@ def doctor(
     """
     if fix or undo or yes:
         _change(host or [], tree or [], fix=fix, undo=undo, yes=yes, as_json=as_json)
-    inventories, unreached = _read(host or [], tree or [], remote_command, parse_seconds(timeout))
+    try:
+        seconds = parse_seconds(timeout)
+    except ConfigError as wrong:
+        _wrong(f"--timeout: {wrong}")
+    inventories, unreached = _read(host or [], tree or [], remote_command, seconds)
     findings = diagnose(inventories)
     if as_json:
         lost = [{"host": name, "error": str(error)} for name, error in unreached]
@@ -87,13 +91,16 @@ def doctor(
     raise typer.Exit(LinkError.exit_code if unreached else _CODES[worst(findings)])
 
 
+def _wrong(what: str) -> NoReturn:
+    Console(stderr=True).print(Text("error: ", style="bold red") + Text(what), soft_wrap=True)
+    raise typer.Exit(USAGE)
+
+
 def _change(hosts: list[str], trees: list[Path], *, fix: bool, undo: bool, yes: bool, as_json: bool) -> NoReturn:
     """Only ever this machine, and only one way at a time."""
     console = Console()
     if fix == undo or hosts or trees or as_json:
-        text = "--fix and --undo change this machine: give one of them, with --yes or nothing else"
-        Console(stderr=True).print(Text("error: ", style="bold red") + Text(text), soft_wrap=True)
-        raise typer.Exit(USAGE)
+        _wrong("--fix and --undo change this machine: give one of them, with --yes or nothing else")
     if undo:
         undo_all(console, Target(), yes=yes)
         raise typer.Exit
