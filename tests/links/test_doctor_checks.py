@@ -255,6 +255,13 @@ def test_what_exists_only_in_the_kernel_is_a_way_of_unknown_speed() -> None:
     assert ways(bridged(kind="virtual")) == [("speed-unknown", "br0")]
 
 
+def test_zeros_of_a_damaged_record_divide_nothing() -> None:
+    assert of(diagnose([net(STRIX, "thunderbolt1", mtu=0)]), "mtu-small") == ["thunderbolt1"]
+    assert of(diagnose([net(PC, "enp8s0", speed_mbps=0)]), "speed-below-card") == ["enp8s0"]
+    assert of(diagnose([port(CX3, rate_gb_s=0.0)]), "rdma-no-subnet-manager") == ["ibp1s0:1"]
+    diagnose([card(current_gt_s=0.0, current_width=0), net(E810, "enp65s0f0np0", speed_mbps=0, mtu=0)])
+
+
 def test_three_lanes_one_way_are_meant_to_be() -> None:
     found = diagnose([peer(STRIX, rx_lanes=3, tx_lanes=1, rx_speed_gb_s=40.0, tx_speed_gb_s=40.0)])
     assert not {one.id for one in found} & {"cable-asymmetric", "cable-one-lane", "cable-half-speed"}

@@ -21,6 +21,8 @@ RDMA_ETHERNET = 5e-6
 RDMA_INFINIBAND = 3e-6
 RDMA_THUNDERBOLT = 10e-6
 """Macs: 4 to 12 µs are published."""
+_LEAST_GB_S = 1e-3
+"""What a damaged record tells is not divided by."""
 WIFI = 2e-3
 WIFI_GB_S = 0.5
 """Assumed; Wi-Fi differs from minute to minute."""
@@ -28,12 +30,12 @@ WIFI_GB_S = 0.5
 
 def token_seconds(latency: float, gb_s: float) -> float:
     """How long one token waits for the link. ``latency`` in seconds one way, ``gb_s`` in Gbit/s each way."""
-    return MESSAGES_PER_TOKEN * (latency + MESSAGE_BYTES * 8 / (gb_s * 1e9))
+    return MESSAGES_PER_TOKEN * (latency + MESSAGE_BYTES * 8 / (max(gb_s, _LEAST_GB_S) * 1e9))
 
 
 def prompt_seconds(gb_s: float) -> float:
     """How long the link is busy with a prompt of `PROMPT_TOKENS`."""
-    return PROMPT_TOKENS * MESSAGES_PER_TOKEN * MESSAGE_BYTES * 8 / (gb_s * 1e9)
+    return PROMPT_TOKENS * MESSAGES_PER_TOKEN * MESSAGE_BYTES * 8 / (max(gb_s, _LEAST_GB_S) * 1e9)
 
 
 def limit(latency: float, gb_s: float) -> str:

@@ -116,8 +116,8 @@ def _mtu(inventory: Inventory, one: NetDevice) -> Iterator[Finding]:
     best = JUMBO if inventory.machine.system == "macos" or not tunnel else THUNDERBOLT_MTU
     what = f"The MTU is {one.mtu}; {best} is possible."
     why = (
-        f"Large messages are cut into {round(best / one.mtu)} times as many packets, and each costs processor time: on "
-        "fast cables that, not the cable, limits prompts, loading and training. Small messages do not care."
+        f"Large messages are cut into {round(best / max(one.mtu, 1))} times as many packets, and each costs processor "
+        "time: on fast cables that, not the cable, limits prompts, loading and training. Small messages do not care."
     )
     evidence = inventory.evidence(f"{one.path}/mtu", one.path)
     severity: Severity = "note" if inventory.machine.system == "macos" else "warning"
