@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from ferrule.cli.links_measured import matrix
 from ferrule.cli.main import app
-from ferrule.links import Probe
+from ferrule.links import Bandwidth, Latency, LinkEnd, MeasuredLink, MeasuredPair, Probe
 
 TREES = Path(__file__).parents[1] / "links" / "trees"
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "140"}
@@ -96,3 +98,29 @@ def test_help_has_examples(command: str) -> None:
     code, told = run(command, "--help")
     assert code == 0
     assert told.count(f"ferrule links {command}") >= 2
+
+
+def test_probe_needs_a_host() -> None:
+    code, told = run("probe")
+    assert code == 2
+    assert "--lab" in told
+
+
+def test_watch_is_for_this_machine_and_people() -> None:
+    assert run("show", "--watch", "--json")[0] == 2
+
+
+def test_the_matrix_has_both_directions_and_faults() -> None:
+    ends = LinkEnd("a", "eth0"), LinkEnd("b", "eth0")
+    latency, rates = Latency(64, 1e-5, 1.2e-5, 2e-5), Bandwidth(1, 9e9, 4e9, 9e9, 4e9)
+    good = MeasuredLink(ends, 1e9, latency=(latency,), bandwidth=(rates,))
+    pairs = [
+        MeasuredPair(("a", "b"), 1e9, (good,)),
+        MeasuredPair(("a", "c"), 1e9 - 7200, (MeasuredLink((ends[0], LinkEnd("c", "eth0")), 1e9, fault="stall"),)),
+    ]
+    console = Console(width=140)
+    with console.capture() as shown:
+        console.print(matrix(pairs, now=1e9 + 5))
+    told = lines(shown.get())
+    assert "a stall, 2 h ago 12 µs, 9 Gb/s, 5 s ago" in told
+    assert "b 12 µs, 4 Gb/s, 5 s ago" in told

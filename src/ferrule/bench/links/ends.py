@@ -32,12 +32,16 @@ _AGENT = (sys.executable, "-m", "ferrule.bench.links.agent")
 
 class End:
     """A host with an agent on it; a context manager. ``name``: as the user wrote it, then as the host calls itself.
+    ``hint``: what to do when the agent does not start.
 
     The one-time key of a measurement, the same for both ends, goes through the agent's standard input.
     """
 
-    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None, *, hint: str = ""
+    ) -> None:
         self.name = name
+        self._hint = hint
         self.identity = ""
         self.kernel = ""
         self.interfaces: tuple[Interface, ...] = ()
@@ -64,7 +68,10 @@ class End:
 
     def meet(self) -> Self:
         """Wait until it says who it is. Raises `LinkError`."""
-        told = self.answer(START_SECONDS)
+        try:
+            told = self.answer(START_SECONDS)
+        except LinkError as error:
+            raise LinkError(f"{error}{self._hint}") from error
         if told["version"] != __version__:
             raise LinkError(
                 f"{self.name} has ferrule {told['version']}, this machine {__version__}; install the same on both"
@@ -172,7 +179,11 @@ def over_ssh(destination: str, remote_command: str = "ferrule") -> End:
         raise LinkError("there is no ssh on this machine; install it: sudo apt install openssh-client")
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_SSH_SECONDS}"]
     command = ["ssh", "-T", *options, "--", destination, f"{remote_command} links probe-server"]
-    return End(destination, tied(command))
+    hint = (
+        f"; `ssh {destination} {remote_command} version` must work without a password (ssh-copy-id {destination}; "
+        "--remote-command says how ferrule is called there)"
+    )
+    return End(destination, tied(command), hint=hint)
 
 
 def in_lab_host(lab: Lab, host: int) -> End:
