@@ -36,10 +36,10 @@ class FabricSettings:
     ``addresses``: where rank 0 listens, or a rank that relays to it. ``key``: the cluster key; empty only for a group
     of one. ``listen_fd``: rank 0's already listening socket, inherited from its launcher. ``listen``: where this rank
     listens from the beginning, so that others may be relayed through it; without a host, everywhere. ``interfaces``:
-    the names of those to use, or with a ``^`` before it not to use. ``rails``: how many sockets at most per interface
-    and lane. ``heartbeat``: seconds of silence after which a peer is lost; 0: never. ``calibrate``: measure
-    the links that no earlier start has measured, all, or none. ``algorithm``: the one to use wherever a collective has
-    it.
+    the names of those to use, or with a ``^`` before it not to use. ``rails``: how many sockets per interface and
+    lane; None: as many as measure faster. ``heartbeat``: seconds of silence after which a peer is lost; 0: never.
+    ``calibrate``: measure the links that no earlier start has measured, all, or none. ``algorithm``: the one to use
+    wherever a collective has it.
     ``timeout`` in seconds. ``spin_us``: how long to busy-wait before yielding, in microseconds; None lets the fabric
     decide from the number of cores.
     """
@@ -53,7 +53,7 @@ class FabricSettings:
     listen_fd: int | None = None
     listen: tuple[str, int] | None = None
     interfaces: tuple[str, ...] = ()
-    rails: int = 1
+    rails: int | None = None
     heartbeat: float = DEFAULT_HEARTBEAT
     calibrate: Calibration = "cached"
     algorithm: AlgorithmChoice = "auto"
@@ -102,6 +102,15 @@ def verbs_settings(environ: Mapping[str, str]) -> VerbsSettings:
     raise ConfigError(f"FERRULE_VERBS_TYPE={kind!r} is no type of queue pair; choose one of auto, RC, UC")
 
 
+def _rails(environ: Mapping[str, str]) -> int | None:
+    if environ.get("FERRULE_RAILS", "auto").strip().lower() in ("", "auto"):
+        return None
+    try:
+        return int(_number(environ, "FERRULE_RAILS", 1, _MAX_RAILS, whole=True))
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or auto") from None
+
+
 def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> FabricSettings:
     """Read the ``FERRULE_*`` variables. Raises `ConfigError` that names the variable at fault.
 
@@ -114,7 +123,7 @@ def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> Fabr
         timeout=_timeout(environ),
         listen=_listen(environ),
         interfaces=tuple(name.strip() for name in environ.get("FERRULE_INTERFACES", "").split(",") if name.strip()),
-        rails=int(_optional(environ, "FERRULE_RAILS", 1, 1, _MAX_RAILS, whole=True)),
+        rails=_rails(environ),
         heartbeat=_heartbeat(environ),
         calibrate=_calibration(environ),
         algorithm=_algorithm(environ),

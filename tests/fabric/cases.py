@@ -428,6 +428,19 @@ def arguments_checked(group: Group, arguments: dict[str, Any]) -> None:
     report(done=True)
 
 
+def sockets(group: Group, arguments: dict[str, Any]) -> None:
+    """Waits until a second rail to the peer is there, and has carried something."""
+    deadline = time.monotonic() + 20
+    whole = False
+    while not whole and time.monotonic() < deadline:
+        x = np.ones(200_000, np.float32)
+        assert (group.all_reduce(x) == group.size).all()
+        states = group._native.rails(0, 1 - group.rank)
+        carried = [sent for _, sent, *_ in states]
+        whole = bool(group.all_reduce(np.array(len(carried) == 2 and min(carried) > 0), "min"))
+    report(text=str(group.describe()), bytes=[sent for _, sent, *_ in group._native.rails(0, 1 - group.rank)])
+
+
 def rails(group: Group, arguments: dict[str, Any]) -> None:
     """Rank 0 cuts one of its sockets: results stay right, and the rail comes back, also in a group made meanwhile."""
 

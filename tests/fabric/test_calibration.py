@@ -103,6 +103,27 @@ def test_both_ends_come_to_the_same_numbers() -> None:
     high.socket.close()
 
 
+def test_two_sockets_are_measured_together_and_count_where_they_are_faster() -> None:
+    pairs = [links(), links()]
+    (low, low2), (high, high2) = zip(*pairs, strict=True)
+    results: dict[str, Measured] = {}
+
+    def lower() -> None:
+        results["low"] = measure(low, higher=False, deadline=Deadline(30), second=low2)
+
+    other = threading.Thread(target=lower)
+    other.start()
+    results["high"] = measure(high, higher=True, deadline=Deadline(30), second=high2)
+    other.join(30)
+    assert results["low"] == results["high"]
+    assert results["low"].sockets in (1, 2)  # which, is for the machine to say
+    assert 0 < results["low"].up < 1e-3
+    ends = [link.socket for pair in pairs for link in pair]
+    assert not select.select(ends, [], [], 0)[0], "nothing is left on the wires"
+    for end in ends:
+        end.close()
+
+
 def test_a_peer_that_leaves_or_says_nothing_is_named() -> None:
     low, high = links()
     with pytest.raises(FerruleError, match="rank 1"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from ranks import Ranks, run
@@ -43,6 +44,20 @@ def test_four_hosts_on_a_switch() -> None:
         reports = run("splits", 4, lab=lab)
         assert {report["transports"] for report in reports} == {"tcp"}
         run("every_collective", 4, lab=lab, arguments={"sizes": [0, 1, 1000, 70_001]})
+
+
+def test_a_cable_that_one_socket_cannot_fill_gets_a_second_one() -> None:
+    """1 ms each way and windows of 32 KiB: a socket carries 16 MB/s at most, two carry twice that."""
+    with Lab(pair().shaped(delay=1e-3)) as lab:
+        for host in range(2):
+            with lab.inside(host):
+                for name in ("tcp_rmem", "tcp_wmem"):
+                    Path("/proc/sys/net/ipv4", name).write_text("4096 32768 32768")
+        for report in run("sockets", 2, lab=lab):
+            assert "(cable0) × 2 sockets" in report["text"]
+            assert report["bytes"][0] > 0, report
+            assert report["bytes"][1] > 0, report
+        run("every_collective", 2, lab=lab, arguments={"sizes": [0, 1, 1000, 70_001]})
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "recv"])

@@ -36,6 +36,8 @@ def test_what_was_measured_is_known_at_the_next_start(tmp_path: Path) -> None:
     # Another time the other host may have the higher rank.
     assert later.find((ENDS[1], ENDS[0])) == Measured(1e-5, up=2e-9, down=1e-9, at=NOW)
     assert later.find(("b eth0", "a eth1")) is None
+    later.store({ENDS: replace(MEASURED, sockets=2)})
+    assert KnownLinks(path, NOW + 3600).find(ENDS) == replace(MEASURED, sockets=2, at=NOW + 3600)
     assert later.find(None) is None
     assert [file.name for file in path.parent.iterdir() if file.suffix == ".json"] == ["links.json"]
 
@@ -61,12 +63,13 @@ def test_the_newest_stay_when_there_are_too_many(tmp_path: Path) -> None:
     [
         lambda text: text[: len(text) // 2],
         lambda text: "[]",
-        lambda text: '{"version": 1, "links": []}',
-        lambda text: '{"version": 1, "links": {"tcp | a eth0 | b eth0": {"alpha": 1e-5}}}',
+        lambda text: '{"version": 2, "links": []}',
+        lambda text: '{"version": 2, "links": {"tcp | a eth0 | b eth0": {"alpha": 1e-5}}}',
         lambda text: text.replace("1e-05", "-1.0"),
         lambda text: text.replace("1e-05", "NaN"),
         lambda text: text.replace("1e-05", '"quick"'),
-        lambda text: text.replace('"version": 1', '"version": 2'),
+        lambda text: text.replace('"version": 2', '"version": 1'),
+        lambda text: text.replace('"sockets": 1', '"sockets": 0'),
     ],
 )
 def test_a_damaged_file_is_written_anew(damage: Any, tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ def test_settings_of_rails_and_neighbours() -> None:
     assert settings.interfaces == ("eth0", "^wlan0")
     assert (settings.rails, settings.heartbeat, settings.calibrate) == (2, 0.3, "never")
     assert (fabric_settings(GOOD).calibrate, fabric_settings(GOOD).algorithm) == ("cached", "auto")
+    assert fabric_settings(GOOD).rails is None
+    assert fabric_settings(GOOD | {"FERRULE_RAILS": "auto"}).rails is None
     chosen = fabric_settings(GOOD | {"FERRULE_CALIBRATE": "fresh", "FERRULE_ALGORITHM": "ring"})
     assert (chosen.calibrate, chosen.algorithm) == ("fresh", "ring")
     assert fabric_settings(GOOD | {"FERRULE_HEARTBEAT": "0"}).heartbeat == 0

@@ -156,4 +156,4 @@ def _rail_info(number: int, link: Link, way: Way, measured: Measured | None, *, 
     if measured is None:
         return info
     bandwidth = 1 / (measured.up if up else measured.down)
-    return replace(info, latency=measured.alpha, bandwidth=bandwidth, measured_at=measured.at)
+    return replace(info, latency=measured.alpha, bandwidth=bandwidth, measured_at=measured.at, sockets=measured.sockets)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,9 @@ _BURST_SECONDS = 6e-3
 """A burst that takes so long says what a link carries; a shorter one may sit in a buffer on its way."""
 _TRIES = 2
 """Of each burst; the quicker one counts, since a busy host makes a burst slower but never quicker than its link."""
+SECOND_SOCKET_GAIN = 1.25
+"""How much faster two sockets must be than one to be worth it: with one, small messages are quicker."""
+_SLICE = 256 << 10
 _COUNT = struct.Struct("<Q")
 _RESULT = struct.Struct("<d")
 
@@ -44,12 +48,14 @@ Pair = tuple[int, int]
 class Measured:
     """Of one rail or pair: ``alpha`` in seconds, one way; seconds per byte ``up`` (to the higher rank) and ``down``.
 
-    ``at``: when, in seconds since 1970, if at an earlier start.
+    ``sockets``: over how many at a time these bytes went, 2 where that was so much faster than one. ``at``: when, in
+    seconds since 1970, if at an earlier start.
     """
 
     alpha: float
     up: float
     down: float
+    sockets: int = 1
     at: float | None = None
 
 
@@ -83,17 +89,28 @@ def schedule(pairs: Iterable[Pair]) -> list[list[Pair]]:
     return rounds
 
 
-def measure(link: Link, *, higher: bool, deadline: Deadline) -> Measured:
-    """Both ranks of a pair call this for the same rail; takes some 20 ms. Raises `RendezvousError`, `FabricTimeout`."""
-    sock = link.socket
-    alpha = _latency(sock, link, higher, deadline)
+def measure(link: Link, *, higher: bool, deadline: Deadline, second: Link | None = None) -> Measured:
+    """Both ranks of a pair call this for the same rail; takes some 20 ms. Raises `RendezvousError`, `FabricTimeout`.
+
+    ``second``: another connection over the same interfaces, given on both ranks or on none. Then both together are
+    measured, too, and count if they are faster by `SECOND_SOCKET_GAIN`.
+    """
+    alpha = _latency(link.socket, link, higher, deadline)
+    one = Measured(alpha, *_bandwidths([link], higher, deadline))
+    if second is None:
+        return one
+    two = Measured(alpha, *_bandwidths([link, second], higher, deadline), sockets=2)
+    gain = min(one.up / two.up, one.down / two.down)
+    return two if gain >= SECOND_SOCKET_GAIN else one
+
+
+def _bandwidths(links: Sequence[Link], higher: bool, deadline: Deadline) -> tuple[float, float]:
+    """Seconds per byte up and down."""
     if higher:
-        down = _send_bursts(sock, link, deadline)
-        up = _receive_bursts(sock, link, deadline)
-    else:
-        down = _receive_bursts(sock, link, deadline)
-        up = _send_bursts(sock, link, deadline)
-    return Measured(alpha, up, down)
+        down = _send_bursts(links, deadline)
+        return _receive_bursts(links, deadline), down
+    down = _receive_bursts(links, deadline)
+    return _send_bursts(links, deadline), down
 
 
 def _latency(sock: socket.socket, link: Link, higher: bool, deadline: Deadline) -> float:
@@ -136,49 +153,88 @@ def _latency(sock: socket.socket, link: Link, higher: bool, deadline: Deadline) 
     return best
 
 
-def _send_bursts(sock: socket.socket, link: Link, deadline: Deadline) -> float:
+def _send_bursts(links: Sequence[Link], deadline: Deadline) -> float:
     """Larger and larger ones until one takes long enough; seconds per byte."""
     size = _FIRST_BURST
     while True:
-        seconds = min(_send_burst(sock, bytes(size), link, deadline) for _ in range(_TRIES))
+        seconds = min(_send_burst(links, size, deadline) for _ in range(_TRIES))
         if seconds >= _BURST_SECONDS or size >= _LAST_BURST:
             break
         size *= 4 if seconds < _BURST_SECONDS / 8 else 2
     # The way there and back of the answer is in it, too: little beside a burst, and never in favour of the link.
     beta = seconds / size
-    _send(sock, _COUNT.pack(0) + _RESULT.pack(beta), link, deadline)
+    first = links[0]
+    _send(first.socket, _COUNT.pack(0) + _RESULT.pack(beta), first, deadline)
     return beta
 
 
-def _send_burst(sock: socket.socket, data: bytes, link: Link, deadline: Deadline) -> float:
-    """Seconds until the other end has it all."""
+def _send_burst(links: Sequence[Link], size: int, deadline: Deadline) -> float:
+    """Seconds until the other end has it all, an equal part over each socket."""
+    first = links[0]
+    part = memoryview(bytes(size // len(links)))
     begin = time.perf_counter()
-    _send(sock, _COUNT.pack(len(data)), link, deadline)
-    _send(sock, data, link, deadline)
-    read_exactly(sock, 1, deadline, f"rank {link.peer}")
+    _send(first.socket, _COUNT.pack(size), first, deadline)
+    if len(links) == 1:
+        _send(first.socket, part, first, deadline)
+    else:
+        _in_turn(links, len(part), deadline, lambda sock, done: sock.send(part[done : done + _SLICE]), write=True)
+    read_exactly(first.socket, 1, deadline, f"rank {first.peer}")
     return time.perf_counter() - begin
 
 
-def _receive_bursts(sock: socket.socket, link: Link, deadline: Deadline) -> float:
-    where = f"rank {link.peer}"
+def _receive_bursts(links: Sequence[Link], deadline: Deadline) -> float:
+    first = links[0]
+    where = f"rank {first.peer}"
     buffer = memoryview(bytearray(1 << 20))
     while True:
-        (left,) = _COUNT.unpack(read_exactly(sock, _COUNT.size, deadline, where))
-        if left == 0:
-            (beta,) = _RESULT.unpack(read_exactly(sock, _RESULT.size, deadline, where))
+        (size,) = _COUNT.unpack(read_exactly(first.socket, _COUNT.size, deadline, where))
+        if size == 0:
+            (beta,) = _RESULT.unpack(read_exactly(first.socket, _RESULT.size, deadline, where))
             return float(beta)
-        if left > _LAST_BURST * 2:
-            raise RendezvousError(f"{where} announced a burst of {left} bytes, which none of ours has")
-        while left:
-            sock.settimeout(max(deadline.left, 1e-3))
+        if size > _LAST_BURST * 2:
+            raise RendezvousError(f"{where} announced a burst of {size} bytes, which none of ours has")
+        part = size // len(links)
+
+        def receive(sock: socket.socket, done: int, part: int = part) -> int:
+            return sock.recv_into(buffer, min(part - done, len(buffer)))
+
+        _in_turn(links, part, deadline, receive)
+        _send(first.socket, b"\1", first, deadline)
+
+
+def _in_turn(
+    links: Sequence[Link],
+    part: int,
+    deadline: Deadline,
+    move: Callable[[socket.socket, int], int],
+    *,
+    write: bool = False,
+) -> None:
+    """Move ``part`` bytes over each socket, whichever is ready. ``move(socket, done)`` tells how many it moved."""
+    event = select.POLLOUT if write else select.POLLIN
+    waiting = select.poll()
+    done = {link.socket.fileno(): 0 for link in links}
+    by_fd = {link.socket.fileno(): link for link in links}
+    for link in links:
+        link.socket.settimeout(0)
+        waiting.register(link.socket, event)
+    while done:
+        ready = waiting.poll(max(deadline.left, 1e-3) * 1e3)
+        if not ready and deadline.passed:
+            raise _lost(links[0], TimeoutError())
+        for fd, _ in ready:
             try:
-                got = sock.recv_into(buffer, min(left, len(buffer)))
+                moved = move(by_fd[fd].socket, done[fd])
+            except BlockingIOError:
+                continue
             except OSError as error:
-                raise _lost(link, error) from error
-            if got == 0:
-                raise RendezvousError(f"{where} left while the link to it was measured")
-            left -= got
-        _send(sock, b"\1", link, deadline)
+                raise _lost(by_fd[fd], error) from error
+            if moved == 0:
+                raise RendezvousError(f"rank {by_fd[fd].peer} left while the link to it was measured")
+            done[fd] += moved
+            if done[fd] == part:
+                waiting.unregister(fd)
+                del done[fd]
 
 
 def _exchange(sock: socket.socket, word: bytes, link: Link, deadline: Deadline) -> None:

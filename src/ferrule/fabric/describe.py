@@ -23,9 +23,12 @@ class RailInfo:
     """Bytes per second that this rank can send, where it measured that."""
     measured_at: float | None = None
     """When that was, in seconds since 1970; None: at this start."""
+    sockets: int = 1
+    """How many there are over the same interfaces, for each lane, where two measured faster than one."""
 
     def __str__(self) -> str:
-        return f"{self.remote} ({self.interface})" if self.interface else self.remote
+        more = f" × {self.sockets} sockets" if self.sockets > 1 else ""
+        return f"{self.remote} ({self.interface}){more}" if self.interface else self.remote
 
     @property
     def measured(self) -> str:

@@ -24,7 +24,8 @@ class RankHost:
     the same kernel, same process namespace (two containers have two), same user; a probe must still prove it.
     ``cpus``: the CPUs it may run on. ``address`` and ``port``: where it was met, and listens for other ranks;
     ``interfaces``: where it does so too, empty on a host of its own. ``sockets``: how many rails per interface it is
-    ready for. ``algorithm``: what FERRULE_ALGORITHM says there. ``identity``: tells the host and its kernel from
+    to have; 0: as many as measure faster.
+    ``algorithm``: what FERRULE_ALGORITHM says there. ``identity``: tells the host and its kernel from
     others, also after a restart; empty where nothing does.
     """
 
@@ -36,7 +37,7 @@ class RankHost:
     address: str = ""
     port: int = 0
     interfaces: tuple[Interface, ...] = ()
-    sockets: int = 1
+    sockets: int = 0
     algorithm: str = "auto"
     identity: str = ""
 

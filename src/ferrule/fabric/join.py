@@ -85,8 +85,26 @@ class Joining:
         return self._join(calls)
 
     def _candidates(self, other: int) -> tuple[Rail, ...]:
-        sockets = min(host.sockets for host in self.hosts)
+        told = [host.sockets for host in self.hosts if host.sockets]
+        return self._rails(other, min(told, default=1))
+
+    def _rails(self, other: int, sockets: int) -> tuple[Rail, ...]:
         return candidates(self._rank, self.hosts[self._rank], other, self.hosts[other], sockets)
+
+    def _choose_sockets(self) -> None:
+        """Where two sockets measured faster the pair gets a second one, which the higher rank makes soon afterwards.
+
+        Nobody else has to know, and nobody waits for it: to begin with it is a rail that is missing.
+        """
+        if any(host.sockets for host in self.hosts):
+            return
+        for other, measured in self._measured.items():
+            member = self._members[other]
+            first = self._mesh.ways[member].rails
+            fast = {rail.base for rail in first if rail.number in measured and measured[rail.number].sockets > 1}
+            numbers = {rail.number for rail in first}
+            more = [rail for rail in self._rails(other, 2) if rail.base in fast and rail.number not in numbers]
+            self._mesh.ways[member] = Way((*first, *more))
 
     def _identity(self, role: Role, target: int, rail: int) -> Identity:
         return Identity(role, self._rank, target, len(self._members), self._lobby.epoch, rail)
@@ -109,6 +127,7 @@ class Joining:
                 {"reason": reason, "verbs": list(verbs.endpoints), "costs": measured}, self._second_decision
             )
             memory = self._sharing.settle(verdict["reasons"])
+            self._choose_sockets()
             if verdict["routes"]:
                 self._connect_routed(verdict["routes"])
             if self._discovers and len(self._members) > 1:
@@ -247,13 +266,20 @@ class Joining:
             self._measured[other] = {
                 place.rail: Measured(*numbers[str(place.rail)])
                 if numbers
-                else measure(link, higher=self._rank == high, deadline=self._star.deadline)
+                else measure(link, higher=self._rank == high, deadline=self._star.deadline, second=self._second(place))
                 for place, link in sorted(self._links.items())
                 if place[:2] == (LANES[0], other)
             }
         self._remember_links()
         costs = {other: together(list(rails.values())) for other, rails in self._measured.items() if other < self._rank}
         return {other: [one.alpha, one.up, one.down] for other, one in costs.items()}
+
+    def _second(self, place: Place) -> Link | None:
+        """The other lane's connection over the same cable, to find out whether two sockets are faster than one."""
+        way = self._ways()[place.rank].rails
+        cable = any(rail.number == place.rail and rail.interface for rail in way)
+        chosen = any(host.sockets for host in self.hosts)
+        return self._links[Place(LANES[1], place.rank, place.rail)] if cable and not chosen else None
 
     def _known_links(self) -> dict[str, dict[str, list[float | None]]]:
         """By rank and rail, what this rank knows since an earlier start of the links that there may be."""

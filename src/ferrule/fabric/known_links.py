@@ -20,7 +20,7 @@ from ferrule.files import cache_directory, locked
 _log = logging.getLogger(__name__)
 
 MAX_AGE_SECONDS = 7 * 86400.0
-_VERSION = 1
+_VERSION = 2
 _MAX_LINKS = 300
 _LOCK_SECONDS = 0.5
 
@@ -84,7 +84,7 @@ class KnownLinks:
         if ends is None or entry is None:
             return None
         forth, back = (entry["forth"], entry["back"]) if ends[0] <= ends[1] else (entry["back"], entry["forth"])
-        return Measured(entry["alpha"], forth, back, entry["at"])
+        return Measured(entry["alpha"], forth, back, entry["sockets"], entry["at"])
 
     def store(self, measured: Mapping[Ends, Measured]) -> None:
         """Remember what was measured just now."""
@@ -95,12 +95,18 @@ class KnownLinks:
                 self._links = self._read()  # ranks of the same host have written meanwhile
                 for ends, one in measured.items():
                     forth, back = (one.up, one.down) if ends[0] <= ends[1] else (one.down, one.up)
-                    self._links[_key(ends)] = {"alpha": one.alpha, "forth": forth, "back": back, "at": self._now}
+                    self._links[_key(ends)] = {
+                        "alpha": one.alpha,
+                        "forth": forth,
+                        "back": back,
+                        "sockets": one.sockets,
+                        "at": self._now,
+                    }
                 self._write()
         except OSError as error:
             _log.info("what the links cost cannot be kept in %s: %s", self._path, error)
 
-    def _read(self) -> dict[str, dict[str, float]]:
+    def _read(self) -> dict[str, dict[str, Any]]:
         try:
             found = json.loads(self._path.read_text())
             if found["version"] != _VERSION:
@@ -116,7 +122,7 @@ class KnownLinks:
     def _valid(self, entry: Any) -> bool:
         numbers = [entry[name] for name in ("alpha", "forth", "back", "at")]
         costs = all(isinstance(number, float) and math.isfinite(number) and number > 0 for number in numbers)
-        return costs and 0 <= self._now - entry["at"] <= MAX_AGE_SECONDS
+        return costs and entry["sockets"] in (1, 2) and 0 <= self._now - entry["at"] <= MAX_AGE_SECONDS
 
     def _write(self) -> None:
         newest = sorted(self._links.items(), key=lambda item: -item[1]["at"])[:_MAX_LINKS]

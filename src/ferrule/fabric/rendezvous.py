@@ -116,7 +116,7 @@ def _follow(
 
 
 def _own_host(settings: FabricSettings) -> RankHost:
-    return replace(this_host(settings.transport), sockets=settings.rails, algorithm=settings.algorithm)
+    return replace(this_host(settings.transport), sockets=settings.rails or 0, algorithm=settings.algorithm)
 
 
 def _check_same(variable: str, rank: int, theirs: str, ours: str) -> None:
