@@ -1,4 +1,4 @@
-"""Files that several processes share: where the user's cache is, and a lock that dies with its holder."""
+"""Files that several processes share: where the user's cache is, a lock that dies with its holder, whole contents."""
 
 from __future__ import annotations
 
@@ -40,3 +40,10 @@ def locked(path: Path, timeout: float) -> Iterator[None]:
                     ) from None
                 time.sleep(_POLL_SECONDS)
         yield
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace what is in ``path`` in one go: nobody reads half of it. For one writer at a time. Raises `OSError`."""
+    fresh = path.with_name(f".{path.name}.new")  # what a killed process left there is written over
+    fresh.write_text(text)
+    fresh.replace(path)

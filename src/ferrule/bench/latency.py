@@ -20,7 +20,7 @@ from typing import Literal
 
 import psutil
 
-from ferrule.bench.decode import PROMPT, Ferrule
+from ferrule.bench.decode import Ferrule
 from ferrule.bench.random_model import RandomModel, save_random_llama
 from ferrule.engine import EngineOptions
 from ferrule.engine.source import DEMO
@@ -34,7 +34,6 @@ SPLITS: tuple[Split, ...] = ("tensor", "pipeline")
 DELAYS = (3e-6, 10e-6, 50e-6, 300e-6, 1e-3, 3e-3)
 """Seconds, one way."""
 
-_MAX_CONTEXT = 4096
 _LOOK_SECONDS = 0.5
 
 
@@ -148,9 +147,7 @@ async def _measure(
         contestants = {}
         for who, tensor, pipeline in (("alone", 1, 1), ("tensor", 2, 1), ("pipeline", 1, 2)):
             say(f"loading the model, {who}")
-            options = EngineOptions(
-                str(directory), tensor=tensor, pipeline=pipeline, threads=threads, max_context=_context(directory)
-            )
+            options = EngineOptions(str(directory), tensor=tensor, pipeline=pipeline, threads=threads)
             contestants[who] = await stack.enter_async_context(Ferrule(options, lab))
             await contestants[who].turn(4)
         for number in range(rounds):
@@ -180,25 +177,16 @@ def least_disturbed(turns: Sequence[Sequence[float]]) -> float:
     return min(statistics.median(turn) for turn in turns) * 1e3
 
 
-def _config(directory: Path) -> dict[str, int]:
+def _layers(directory: Path) -> int:
     try:
-        config: dict[str, int] = json.loads((directory / "config.json").read_text())
+        layers = json.loads((directory / "config.json").read_text()).get("num_hidden_layers")
     except OSError as error:
         raise ConfigError(f"--model {directory}: {error.strerror} (no config.json of a model there)") from None
-    except ValueError as error:
-        raise ConfigError(f"--model {directory}: config.json is not JSON: {error}") from None
-    return config
-
-
-def _layers(directory: Path) -> int:
-    layers = _config(directory).get("num_hidden_layers")
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"--model {directory}: config.json is not a JSON object: {error}") from None
     if not isinstance(layers, int):
         raise ConfigError(f"--model {directory}: config.json does not say how many layers there are")
     return layers
-
-
-def _context(directory: Path) -> int:
-    return min(_MAX_CONTEXT, int(_config(directory).get("max_position_embeddings", PROMPT * 16)))
 
 
 def to_json(bench: LatencyBench) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ferrule.bench.latency import SPLITS, LatencyBench, predict
 from ferrule.units import format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _COLORS = {"tensor": "#0b6e4f", "pipeline": "#d1495b"}
 _LEGEND = {"tensor": "tensor parallel, 2 hosts", "pipeline": "pipeline, 2 hosts"}
@@ -64,11 +68,8 @@ def plot(bench: LatencyBench, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _bars(axes: object, bench: LatencyBench, delays: list[float]) -> None:
+def _bars(axes: Axes, bench: LatencyBench, delays: list[float]) -> None:
     """Two bars for each delay: compute, and messages times latency above it; a dot for what was measured."""
-    from matplotlib.axes import Axes
-
-    assert isinstance(axes, Axes)
     width = 0.38
     for side, split in enumerate(SPLITS):
         base, *rows = bench.of(split)

@@ -85,8 +85,12 @@ class Joining:
         return self._join(calls)
 
     def _candidates(self, other: int) -> tuple[Rail, ...]:
-        told = [host.sockets for host in self.hosts if host.sockets]
-        return self._rails(other, min(told, default=1))
+        return self._rails(other, self._sockets or 1)
+
+    @property
+    def _sockets(self) -> int:
+        """How many per interface the hosts are told to have, the least of all; 0: as many as measure faster."""
+        return min((host.sockets for host in self.hosts if host.sockets), default=0)
 
     def _rails(self, other: int, sockets: int) -> tuple[Rail, ...]:
         return candidates(self._rank, self.hosts[self._rank], other, self.hosts[other], sockets)
@@ -96,7 +100,7 @@ class Joining:
 
         Nobody else has to know, and nobody waits for it: to begin with it is a rail that is missing.
         """
-        if any(host.sockets for host in self.hosts):
+        if self._sockets:
             return
         for other, measured in self._measured.items():
             member = self._members[other]
@@ -278,8 +282,7 @@ class Joining:
         """The other lane's connection over the same cable, to find out whether two sockets are faster than one."""
         way = self._ways()[place.rank].rails
         cable = any(rail.number == place.rail and rail.interface for rail in way)
-        chosen = any(host.sockets for host in self.hosts)
-        return self._links[Place(LANES[1], place.rank, place.rail)] if cable and not chosen else None
+        return self._links[Place(LANES[1], place.rank, place.rail)] if cable and not self._sockets else None
 
     def _known_links(self) -> dict[str, dict[str, list[float | None]]]:
         """By rank and rail, what this rank knows since an earlier start of the links that there may be."""

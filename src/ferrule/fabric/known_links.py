@@ -15,7 +15,7 @@ from typing import Any
 from ferrule.fabric.calibration import Measured
 from ferrule.fabric.hosts import RankHost
 from ferrule.fabric.ways import Rail
-from ferrule.files import cache_directory, locked
+from ferrule.files import cache_directory, locked, write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -126,11 +126,7 @@ class KnownLinks:
 
     def _write(self) -> None:
         newest = sorted(self._links.items(), key=lambda item: -item[1]["at"])[:_MAX_LINKS]
-        text = json.dumps({"version": _VERSION, "links": dict(newest)}, indent=1)
-        # One name is enough: we hold the lock, and what a killed process left is written over.
-        fresh = self._path.with_name(".links.json.new")
-        fresh.write_text(text)
-        fresh.replace(self._path)
+        write_whole(self._path, json.dumps({"version": _VERSION, "links": dict(newest)}, indent=1))
 
 
 def _key(ends: Ends) -> str:

@@ -21,11 +21,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ferrule.errors import ConfigError, LabError
+from ferrule.files import locked, write_whole
 from ferrule.lab.netns import ENTER, enter_path, process_ids
 
 STATE, CONTROL, LOCK, LOG = "state.json", "control", "lock", "log"
@@ -62,12 +63,11 @@ def check_name(name: str) -> str:
 def alone() -> Iterator[Path]:
     """Nobody else of this user makes or clears away a lab meanwhile."""
     labs = folder()
-    with (labs / f".{LOCK}").open("w") as lock:
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while not _try_lock(lock.fileno()):
-            if time.monotonic() > deadline:
-                raise LabError(f"another `ferrule lab` command has been busy for {_LOCK_SECONDS:g} s; see {labs}")
-            time.sleep(0.01)
+    with ExitStack() as kept:
+        try:
+            kept.enter_context(locked(labs / f".{LOCK}", _LOCK_SECONDS))
+        except TimeoutError:
+            raise LabError(f"another `ferrule lab` command has been busy for {_LOCK_SECONDS:g} s; see {labs}") from None
         yield labs
 
 
@@ -97,9 +97,7 @@ def held(lab: Path) -> bool:
 
 def write_state(lab: Path, state: Mapping[str, Any]) -> None:
     """In one piece: nobody reads half of it."""
-    new = lab / f"{STATE}.new"
-    new.write_text(json.dumps(state))
-    new.replace(lab / STATE)
+    write_whole(lab / STATE, json.dumps(state))
 
 
 def read_state(lab: Path) -> dict[str, Any]:

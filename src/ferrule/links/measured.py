@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from ferrule.files import cache_directory, locked
+from ferrule.files import cache_directory, locked, write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +47,10 @@ class Bandwidth:
     back: float
     both_forth: float
     both_back: float
+
+
+DIRECTIONS = ("forth", "back", "both_forth", "both_back")
+"""The rates of a `Bandwidth`, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +190,7 @@ def _link(fields: Mapping[str, Any]) -> MeasuredLink:
 
 
 def _bandwidth(fields: Mapping[str, Any]) -> Bandwidth:
-    return Bandwidth(int(fields["streams"]), *(float(fields[name]) for name in _DIRECTIONS))
-
-
-_DIRECTIONS = ("forth", "back", "both_forth", "both_back")
+    return Bandwidth(int(fields["streams"]), *(float(fields[name]) for name in DIRECTIONS))
 
 
 def _turned_link(link: MeasuredLink) -> MeasuredLink:
@@ -231,9 +232,7 @@ class MeasuredLinks:
                 found[_key(pair.hosts)] = pair
                 newest = sorted(found.items(), key=lambda item: -item[1].at)[:_MAX_PAIRS]
                 text = json.dumps({"version": _VERSION, "pairs": {key: one.to_json() for key, one in newest}}, indent=1)
-                fresh = self._path.with_name(".probed.json.new")
-                fresh.write_text(text)
-                fresh.replace(self._path)
+                write_whole(self._path, text)
         except OSError as error:
             _log.info("what was measured cannot be kept in %s: %s", self._path, error)
 

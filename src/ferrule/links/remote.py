@@ -22,12 +22,8 @@ def probe_remote(host: str, *, command: str = "ferrule", timeout: float = 30.0) 
     """
     if not host or host.startswith("-"):
         raise LinkError(f"{host!r} is no host; write it as for ssh: strix-b or me@strix-b")
-    program = shutil.which("ssh")
-    if program is None:
-        raise LinkError("there is no ssh on this machine; install it: sudo apt install openssh-client")
     seconds = max(1, min(_MAX_CONNECT_SECONDS, int(timeout)))
-    options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}"]
-    words = [program, *options, "--", host, f"{command} links record --plain -"]
+    words = ssh_command(host, f"{command} links record --plain -", seconds)
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -35,12 +31,23 @@ def probe_remote(host: str, *, command: str = "ferrule", timeout: float = 30.0) 
             f"{host} did not answer within {timeout:g} s; try `ssh {host} {command} version`, or a longer --timeout"
         ) from None
     except OSError as error:
-        raise LinkError(f"cannot run {program}: {error.strerror}") from error
+        raise LinkError(f"cannot run {words[0]}: {error.strerror}") from error
     if done.returncode != 0:
         raise LinkError(_why(host, command, done.returncode, done.stderr.decode("utf-8", errors="replace")))
     # A login script may have printed a greeting first.
     start = done.stdout.find(b'{"format"')
     return Probe(parse_record(host, done.stdout[max(start, 0) :], f"what {host} printed"))
+
+
+def ssh_command(host: str, words: str, seconds: int) -> list[str]:
+    """What runs ``words`` in the shell of ``host``: it never asks, and gives up connecting after ``seconds``.
+
+    Raises `LinkError` on a machine without ssh.
+    """
+    program = shutil.which("ssh")
+    if program is None:
+        raise LinkError("there is no ssh on this machine; install it: sudo apt install openssh-client")
+    return [program, "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}", "--", host, words]
 
 
 def _why(host: str, command: str, code: int, told: str) -> str:

@@ -214,9 +214,7 @@ def main() -> int:
     while True:
         try:
             answer = agent.obey(json.loads(orders.get()))
-        except Refused as error:
-            answer = {"error": str(error)}
-        except (FerruleError, OSError) as error:
+        except (Refused, FerruleError, OSError) as error:
             answer = {"error": str(error)}
         sys.stdout.write(MARK + json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import select
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from ferrule.bench.links.agent import MARK
 from ferrule.errors import ConfigError, LinkError
 from ferrule.fabric.addresses import Interface
 from ferrule.lab import Lab, control
+from ferrule.links.remote import ssh_command
 from ferrule.tied import tied
 
 START_SECONDS = 20.0
@@ -175,10 +175,7 @@ def over_ssh(destination: str, remote_command: str = "ferrule") -> End:
     """A host that ssh reaches without asking for a password. ``remote_command``: how Ferrule is called there."""
     if not destination or destination.startswith("-"):
         raise ConfigError(f"{destination!r} is no host; write it as for ssh: strix-b or me@strix-b")
-    if shutil.which("ssh") is None:
-        raise LinkError("there is no ssh on this machine; install it: sudo apt install openssh-client")
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_SSH_SECONDS}"]
-    command = ["ssh", "-T", *options, "--", destination, f"{remote_command} links probe-server"]
+    command = ssh_command(destination, f"{remote_command} links probe-server", _SSH_SECONDS)
     hint = (
         f"; `ssh {destination} {remote_command} version` must work without a password (ssh-copy-id {destination}; "
         "--remote-command says how ferrule is called there)"

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 
-from ferrule.links.measured import Bandwidth, MeasuredPair
+from ferrule.links.measured import DIRECTIONS, Bandwidth, MeasuredPair
 
 COLUMNS = (
     "at",
@@ -22,7 +22,6 @@ COLUMNS = (
     "value",
     "unit",
 )
-_DIRECTIONS = ("forth", "back", "both_forth", "both_back")
 
 
 def to_csv(pairs: Sequence[MeasuredPair]) -> str:
@@ -51,7 +50,7 @@ def to_csv(pairs: Sequence[MeasuredPair]) -> str:
 
 
 def _bandwidth(one: Bandwidth, framing: float | None) -> Iterator[tuple[str | int, ...]]:
-    for direction in _DIRECTIONS:
+    for direction in DIRECTIONS:
         rate = getattr(one, direction) / 1e9
         yield "goodput", "", one.streams, direction, f"{rate:.4f}", "Gb/s"
         if framing is not None:
