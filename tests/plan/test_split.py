@@ -3,7 +3,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrule.errors import PlanError
-from ferrule.plan import ModelSpec, make_plan, part_of, split_heads, split_layers
+from ferrule.plan import (
+    AttentionSpec,
+    LayerSpec,
+    LayerWeights,
+    ModelSpec,
+    Weights,
+    make_plan,
+    part_of,
+    split_heads,
+    split_layers,
+)
 
 COUNTS = st.integers(1, 96)
 RANKS = st.integers(1, 16)
@@ -60,19 +70,21 @@ def test_layers_are_cut_as_well_as_trying_all_cuts_would(sizes: list[int], stage
 
 
 def spec(**changes: object) -> ModelSpec:
+    layer = LayerSpec(LayerWeights(dense=Weights(10, 10)), AttentionSpec("full", 8, 2, 4, 4))
     fields: dict[str, object] = {
+        "name": "test",
         "architecture": "TestForCausalLM",
-        "layers": 4,
+        "model_type": "test",
+        "decoder": (layer,) * 4,
+        "embedding": Weights(4, 4),
+        "head": Weights(4, 4),
+        "final": Weights(2, 2),
+        "tied": False,
+        "hidden_size": 32,
         "query_heads": 8,
         "key_value_heads": 2,
         "vocab_size": 100,
         "max_context": 64,
-        "layer_bytes": (10, 10, 10, 10),
-        "embedding_bytes": 4,
-        "head_bytes": 6,
-        "tied": False,
-        "tensor_refusal": None,
-        "pipeline_refusal": None,
     }
     return ModelSpec(**{**fields, **changes})  # type: ignore[arg-type]
 
@@ -92,9 +104,9 @@ def test_a_hybrid_plan_numbers_ranks_stage_by_stage_and_drives_from_the_last() -
 
 
 def test_tied_embeddings_are_counted_on_both_ends_only_where_the_ends_are_apart() -> None:
-    tied = spec(tied=True, embedding_bytes=8, head_bytes=8)
-    assert make_plan(tied).shards[0].weight_bytes == 48
-    assert sum(s.weight_bytes for s in make_plan(tied, pipeline=2).shards) == 56
+    tied = spec(tied=True, embedding=Weights(8, 8), head=Weights(8, 8))
+    assert make_plan(tied).shards[0].weight_bytes == 50
+    assert sum(s.weight_bytes for s in make_plan(tied, pipeline=2).shards) == 58
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -13,7 +14,7 @@ from ferrule.engine.architectures import key_value_heads, longest_context, pipel
 from ferrule.engine.checkpoint import Checkpoint
 from ferrule.errors import ModelError
 from ferrule.models import demo_path
-from ferrule.plan import ModelSpec
+from ferrule.plan import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Weights
 
 DEMO = "demo"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -98,29 +99,41 @@ def describe(directory: Path, config: Any) -> ModelSpec:
     """Counts and sizes for the planner. Checks all files on the way; raises `ModelError` where one is damaged."""
     with Checkpoint(directory) as checkpoint:
         tensors = dict(checkpoint.tensors)
-    per_layer: defaultdict[int, int] = defaultdict(int)
-    embedding = head = 0
+    per_layer: defaultdict[int, Weights] = defaultdict(Weights)
+    embedding = head = final = Weights()
     for key, tensor in tensors.items():
         layer = LAYER.search(f".{key}")
+        weights = Weights(math.prod(tensor.shape), tensor.bytes)
         if layer is not None and int(layer[1]) < config.num_hidden_layers:
-            per_layer[int(layer[1])] += tensor.bytes
+            per_layer[int(layer[1])] += weights
         elif layer is None and "embed" in key:
-            embedding += tensor.bytes
+            embedding += weights
+        elif layer is None and "lm_head" in key:
+            head += weights
         elif layer is None:
-            head += tensor.bytes
-    tied = bool(getattr(config, "tie_word_embeddings", False)) and not any("lm_head" in key for key in tensors)
+            final += weights
+    tied = bool(getattr(config, "tie_word_embeddings", False)) and not head.bytes
     name = (config.architectures or [type(config).__name__])[0]
+    heads, width = config.num_attention_heads, getattr(config, "head_dim", None)
+    width = int(width or config.hidden_size // heads)
+    attention = AttentionSpec("full", heads, key_value_heads(config), width, width)
     return ModelSpec(
+        name=directory.name,
         architecture=name,
-        layers=config.num_hidden_layers,
+        model_type=config.model_type,
+        decoder=tuple(
+            LayerSpec(LayerWeights(other=per_layer[index]), attention) for index in range(config.num_hidden_layers)
+        ),
+        embedding=embedding,
+        head=embedding if tied else head,
+        final=final,
+        tied=tied,
+        hidden_size=config.hidden_size,
         query_heads=config.num_attention_heads,
         key_value_heads=key_value_heads(config),
         vocab_size=config.vocab_size,
         max_context=longest_context(config),
-        layer_bytes=tuple(per_layer[index] for index in range(config.num_hidden_layers)),
-        embedding_bytes=embedding,
-        head_bytes=head + (embedding if tied else 0),
-        tied=tied,
+        counted="headers",
         tensor_refusal=tensor_refusal(config, name),
         pipeline_refusal=pipeline_refusal(config, name),
     )

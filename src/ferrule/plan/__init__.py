@@ -2,15 +2,37 @@
 
 from ferrule.plan.make import make_plan
 from ferrule.plan.model import ModelSpec
+from ferrule.plan.model_layer import (
+    BUILT_IN,
+    COMPACT,
+    AttentionSpec,
+    CachePolicy,
+    Collective,
+    ExpertsSpec,
+    LayerSpec,
+    LayerWeights,
+    Share,
+    Weights,
+)
 from ferrule.plan.plan import Plan, Shard, Strategy
 from ferrule.plan.split import HeadSplit, part_of, split_heads, split_layers
 
 __all__ = [
+    "BUILT_IN",
+    "COMPACT",
+    "AttentionSpec",
+    "CachePolicy",
+    "Collective",
+    "ExpertsSpec",
     "HeadSplit",
+    "LayerSpec",
+    "LayerWeights",
     "ModelSpec",
     "Plan",
     "Shard",
+    "Share",
     "Strategy",
+    "Weights",
     "make_plan",
     "part_of",
     "split_heads",

@@ -29,7 +29,7 @@ def make_plan(model: ModelSpec, *, tensor: int = 1, pipeline: int = 1) -> Plan:
             split_heads(model.query_heads, model.key_value_heads, part, tensor)
     if pipeline > 1 and model.pipeline_refusal:
         raise PlanError(f"--pp {pipeline}: {model.pipeline_refusal}")
-    head_bytes = 0 if model.tied and pipeline == 1 else model.head_bytes
+    head_bytes = model.final.bytes if model.tied and pipeline == 1 else model.head_bytes
     stages = split_layers(model.layer_bytes, pipeline, model.embedding_bytes, head_bytes)
     shards = []
     for stage, (first, last) in enumerate(stages):

@@ -1,0 +1,256 @@
+"""What the planner knows of one layer of a model: weights by kind, cache, arithmetic, messages when it is split."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+Kind = Literal["attention", "key_value", "dense", "routed", "shared", "norm", "other"]
+AttentionKind = Literal["full", "sliding", "latent"]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Some weights, added up.
+
+    ``parameters``: how many numbers the model has there; scales and zero points of quantised groups are none.
+    ``bytes``: as stored, scales and zero points included. ``whole``: those of the ``bytes`` that every rank holds
+    when the others are shared out by tensor parallelism.
+    """
+
+    parameters: int = 0
+    bytes: int = 0
+    whole: int = 0
+
+    def __add__(self, other: Weights) -> Weights:
+        return Weights(self.parameters + other.parameters, self.bytes + other.bytes, self.whole + other.whole)
+
+    def held(self, share: float) -> int:
+        """Bytes on a rank whose share of what is cut is ``share`` (0 to 1)."""
+        return self.whole + round((self.bytes - self.whole) * share)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What part of a layer one rank of a tensor (or expert) parallel group has, as fractions from 0 to 1.
+
+    ``query`` and ``key_value``: of the heads; ``width``: of the columns of dense layers and shared experts;
+    ``experts``: of the routed experts, whole ones or a slice of each.
+    """
+
+    query: float = 1.0
+    key_value: float = 1.0
+    width: float = 1.0
+    experts: float = 1.0
+
+    @classmethod
+    def even(cls, parts: int, key_value_heads: int) -> Share:
+        """One of ``parts`` equal shares; key/value heads fewer than ranks are held by several of them."""
+        return cls(1 / parts, max(1 / parts, 1 / key_value_heads), 1 / parts, 1 / parts)
+
+
+WHOLE = Share()
+
+
+@dataclass(frozen=True)
+class CachePolicy:
+    """How an engine keeps keys and values.
+
+    ``element_bytes``: bytes of one number. ``latents``: latent attention keeps its latents, or (False) keys and
+    values expanded by head. ``windows``: layers with a sliding window forget what is behind it, or (False) keep all.
+    """
+
+    element_bytes: float = 2.0
+    latents: bool = True
+    windows: bool = True
+
+
+COMPACT = CachePolicy()
+"""What engines like vLLM, mlx-lm and llama.cpp do, with 16-bit numbers."""
+BUILT_IN = CachePolicy(latents=False, windows=False)
+"""What the built-in engine does (see engine/attention.py), with 16-bit numbers."""
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One layer's attention.
+
+    ``key_width`` and ``value_width``: numbers per head as attention sees them (latent attention: expanded).
+    ``window``: how many tokens back a token sees, itself included; None: all. ``latent_width``: numbers per token
+    that latent attention (DeepSeek-V2, 2024) must keep: the latent and the rotary part of the key; ``latent_rank``:
+    those of them that also stand for the value. ``shared_cache``: reads the keys and values of an earlier layer and
+    keeps none.
+    """
+
+    kind: AttentionKind
+    query_heads: int
+    key_value_heads: int
+    key_width: int
+    value_width: int
+    window: int | None = None
+    latent_width: int = 0
+    latent_rank: int = 0
+    shared_cache: bool = False
+
+    def seen(self, tokens: int) -> int:
+        """How many of the last ``tokens`` tokens are attended to."""
+        return tokens if self.window is None else min(tokens, self.window)
+
+    def cache_elements(self, latents: bool = True) -> int:
+        """Numbers kept per token, over all key/value heads."""
+        if self.shared_cache:
+            return 0
+        if self.kind == "latent" and latents:
+            return self.latent_width
+        return self.key_value_heads * (self.key_width + self.value_width)
+
+    def kept(self, tokens: int, policy: CachePolicy = COMPACT) -> int:
+        """How many of ``tokens`` tokens stay in the cache."""
+        return self.seen(tokens) if policy.windows else tokens
+
+    def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
+        """Bytes that one sequence of ``tokens`` tokens takes on a rank with ``share`` of the key/value heads.
+
+        Latents have no heads, so every rank keeps all of them.
+        """
+        whole = self.kind == "latent" and policy.latents
+        elements = self.cache_elements(policy.latents) * (1.0 if whole else share)
+        return elements * policy.element_bytes * self.kept(tokens, policy)
+
+    def read_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
+        """Bytes of the cache that one new token reads when its sequence has ``tokens`` tokens."""
+        if self.shared_cache:  # it reads what another layer keeps
+            per_token = self.key_value_heads * (self.key_width + self.value_width) * share
+        else:
+            whole = self.kind == "latent" and policy.latents
+            per_token = self.cache_elements(policy.latents) * (1.0 if whole else share)
+        return per_token * policy.element_bytes * self.seen(tokens)
+
+    def flops(self, tokens: int, past: int = 0, *, absorbed: bool = False) -> int:
+        """Floating point operations of scores and weighted sums for ``tokens`` new tokens after ``past`` ones.
+
+        Each pair of a query and a key that it sees costs 2 operations per number of the key and of the value, in
+        every query head (causal: half the square). ``absorbed``: latent attention that works on the latents
+        themselves, as decoding from a cache of latents does (DeepSeek-V2, 2024, section 2.1).
+        """
+        if self.window is None or past + tokens <= self.window:
+            pairs = tokens * past + tokens * (tokens + 1) // 2
+        else:
+            growing = max(0, min(tokens, self.window - past))
+            pairs = growing * past + growing * (growing + 1) // 2 + (tokens - growing) * self.window
+        if absorbed and self.kind == "latent":
+            return 2 * self.query_heads * (self.latent_width + self.latent_rank) * pairs
+        return 2 * self.query_heads * (self.key_width + self.value_width) * pairs
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """A layer's routed experts. ``width``: the inner size of one. ``cut``: what the tensor parallel plan gives a rank,
+    a slice of every expert (``inside``) or some experts (``whole``); None: the plan leaves them on every rank."""
+
+    count: int
+    per_token: int
+    width: int
+    cut: Literal["inside", "whole"] | None = "inside"
+
+    def touched(self, tokens: float) -> float:
+        """How many different experts a batch of ``tokens`` tokens is expected to need, if each token's choice is
+        ``per_token`` of ``count`` at random: ``E * (1 - (1 - k/E)^B)``, the coupon collector with k coupons a draw.
+        Real routers have favourites, so this is an upper bound on average.
+        """
+        missed = math.pow(1.0 - self.per_token / self.count, max(0.0, tokens))
+        return self.count * (1.0 - missed)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective that tensor parallelism needs. ``width``: numbers per token of its whole result, each as wide
+    as the model's activations."""
+
+    kind: Literal["all_reduce", "all_gather"]
+    width: int
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """A layer's weights by kind. ``attention``: all of attention but ``key_value``, the key and value projections
+    (shared out by key/value head; ``attention`` by query head). ``routed`` and ``shared``: experts; the router is
+    ``other``."""
+
+    attention: Weights = field(default_factory=Weights)
+    key_value: Weights = field(default_factory=Weights)
+    dense: Weights = field(default_factory=Weights)
+    routed: Weights = field(default_factory=Weights)
+    shared: Weights = field(default_factory=Weights)
+    norm: Weights = field(default_factory=Weights)
+    other: Weights = field(default_factory=Weights)
+
+    @cached_property
+    def total(self) -> Weights:
+        dense, sparse = self.attention + self.key_value + self.dense, self.routed + self.shared
+        return dense + sparse + self.norm + self.other
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One decoder layer.
+
+    ``experts``: None for a dense layer. ``width``: the inner size of its dense part (or shared experts), 0 where it
+    has none. ``heads_cut``: tensor parallel ranks compute, and cache, only their heads; where it is False each rank
+    has all of them. ``collectives``: what one pass through the layer exchanges when it is cut over ranks, in order.
+    """
+
+    weights: LayerWeights
+    attention: AttentionSpec
+    experts: ExpertsSpec | None = None
+    width: int = 0
+    heads_cut: bool = True
+    collectives: tuple[Collective, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return self.weights.total.bytes
+
+    @property
+    def parameters(self) -> int:
+        return self.weights.total.parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses: all but the routed experts that it is not sent to."""
+        if self.experts is None:
+            return self.parameters
+        routed = self.weights.routed.parameters
+        return self.parameters - routed + routed * self.experts.per_token // self.experts.count
+
+    def held_bytes(self, share: Share = WHOLE) -> int:
+        """Bytes of weights on a rank with ``share`` of this layer."""
+        return (
+            self.weights.attention.held(share.query)
+            + self.weights.key_value.held(share.key_value if self.heads_cut else share.query)
+            + self.weights.dense.held(share.width)
+            + self.weights.routed.held(share.experts)
+            + self.weights.shared.held(share.width)
+            + self.weights.norm.held(share.width)
+            + self.weights.other.held(share.width)
+        )
+
+    def read_bytes(self, tokens: float = 1, share: Share = WHOLE) -> float:
+        """Bytes of weights that a pass of ``tokens`` tokens reads on a rank with ``share`` of this layer: all that it
+        holds, but of the routed experts only those that some token is expected to be sent to."""
+        held = self.held_bytes(share)
+        if self.experts is None:
+            return float(held)
+        routed = self.weights.routed.held(share.experts)
+        return held - routed + routed * self.experts.touched(tokens) / self.experts.count
+
+    def flops(self, tokens: int, past: int = 0, *, absorbed: bool = False) -> int:
+        """Floating point operations of ``tokens`` new tokens of one sequence after ``past`` ones: 2 per active
+        parameter and token (one multiplication, one addition), and attention."""
+        return 2 * self.active_parameters * tokens + self.attention.flops(tokens, past, absorbed=absorbed)
+
+    def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: Share = WHOLE) -> float:
+        """Bytes of cache that one sequence of ``tokens`` tokens takes on a rank with ``share`` of this layer."""
+        return self.attention.cache_bytes(tokens, policy, share.key_value if self.heads_cut else 1.0)
