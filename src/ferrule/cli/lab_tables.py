@@ -20,14 +20,16 @@ def profile_tables(profiles: Profiles) -> Iterator[Table]:
     for lab in profiles.labs.values():
         labs.add_row(lab.name, lab.title, " ".join(lab.hosts), _wiring(lab))
     yield labs
-    machines = _table("machine", "what it is", "memory", "its bandwidth", "16 bit")
+    machines = _table("machine", "what it is", "memory", "its bandwidth", "16 bit", "busy", "price")
     for machine in profiles.machines.values():
         machines.add_row(
             machine.name,
             machine.title,
             format_bytes(int(machine.memory.value)),
             f"{machine.memory_bandwidth.value / 1e9:.0f} GB/s",
-            f"{machine.flops.value / 1e12:.3g} TFLOP/s",
+            f"{machine.half_precision.value / 1e12:.3g} TFLOP/s",
+            f"{machine.watts_busy.value:.0f} W" if machine.watts_busy else "",
+            f"${machine.price.value:,.0f}" if machine.price else "",
         )
     yield machines
     cables = _table("cable", "what it is", "rate", "delay", "more")
@@ -77,9 +79,9 @@ def profiles_json(profiles: Profiles) -> dict[str, Any]:
         "cables": {
             cable.name: {
                 "title": cable.title,
-                **{name: value for name, value in asdict(cable.shaping).items() if name in cable.sources},
-                **({"mtu": cable.mtu} if cable.mtu else {}),
-                "sources": dict(cable.sources),
+                **{name: figure.value for name, figure in cable.figures.items()},
+                "sources": {name: figure.source for name, figure in cable.figures.items()},
+                "urls": {name: figure.url for name, figure in cable.figures.items() if figure.url},
             }
             for cable in profiles.cables.values()
         },

@@ -60,7 +60,7 @@ class Holder:
                     "title": machine.title,
                     "memory": machine.memory.value,
                     "memory_bandwidth": machine.memory_bandwidth.value,
-                    "flops": machine.flops.value,
+                    "flops": {dtype: figure.value for dtype, figure in machine.flops.items()},
                     "path": path,
                     "inode": found.st_ino,
                     "cookie": registry.cookie(path),

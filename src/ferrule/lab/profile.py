@@ -29,38 +29,54 @@ from ferrule.lab.topology import CableSpec, Topology
 from ferrule.units import parse_bytes
 
 SHIPPED = ("machines.toml", "cables.toml", "labs.toml")
+DTYPES = ("fp32", "fp16", "bf16", "fp8", "int8")
 MAX_HOSTS = 64
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number and where it is from. ``value``: in bytes, bytes per second, or operations per second."""
+    """A number and where it is from: ``source`` in words, ``url`` where it can be read ("" for a choice)."""
 
     value: float
     source: str
+    url: str = ""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a host stands for. ``memory`` that a model can use, ``flops`` dense in 16 bits."""
+    """What a host stands for. `None` where nobody published a figure.
+
+    ``memory`` that the GPU can reach, in bytes; ``memory_bandwidth`` in bytes per second, as the maker states it;
+    ``flops`` operations per second by type (`DTYPES`), dense, of 16 bit types summed up in FP32; ``disk_read`` in bytes
+    per second, one large file; ``watts_idle``, ``watts_busy`` of the whole machine; ``price`` in US dollars, new.
+    """
 
     name: str
     title: str
     memory: Figure
     memory_bandwidth: Figure
-    flops: Figure
+    flops: Mapping[str, Figure]
+    disk_read: Figure | None = None
+    watts_idle: Figure | None = None
+    watts_busy: Figure | None = None
+    price: Figure | None = None
+
+    @property
+    def half_precision(self) -> Figure:
+        """Operations per second in 16 bits; in 32 where that is all that is known."""
+        return next(self.flops[dtype] for dtype in ("bf16", "fp16", *self.flops) if dtype in self.flops)
 
 
 @dataclass(frozen=True)
 class CableProfile:
-    """A kind of cable; ``sources`` by the name of the number."""
+    """A kind of cable; ``figures`` are what it was made of, by the name of the number."""
 
     name: str
     title: str
     shaping: Shaping
     mtu: int | None
-    sources: Mapping[str, str]
+    figures: Mapping[str, Figure]
 
 
 @dataclass(frozen=True)
@@ -137,24 +153,42 @@ def _spec(cable: CableProfile, hosts: tuple[int, ...]) -> CableSpec:
 
 
 def _machine(name: str, table: Mapping[str, Any], where: str) -> Machine:
-    _known(table, ("title", "memory", "memory_bandwidth", "flops"), where, "entry")
+    _known(table, ("title", "memory", "memory_bandwidth", "flops", *_OPTIONAL), where, "entry")
     return Machine(
         name=name,
         title=_text(table, "title", where),
         memory=_figure(table, "memory", where, parse_bytes),
-        memory_bandwidth=_figure(table, "memory_bandwidth", where, lambda text: parse_bytes(text.removesuffix("/s"))),
-        flops=_figure(table, "flops", where, float),
+        memory_bandwidth=_figure(table, "memory_bandwidth", where, _bytes_per_second),
+        flops=_flops(table, where),
+        **{key: _figure(table, key, where, parse) for key, parse in _OPTIONAL.items() if key in table},
     )
+
+
+def _flops(table: Mapping[str, Any], where: str) -> dict[str, Figure]:
+    entries = table.get("flops")
+    if not isinstance(entries, dict) or not entries or "value" in entries:
+        raise ConfigError(f"{where}: flops is a table of {', '.join(DTYPES)}: write [machine.NAME.flops]")
+    _known(entries, DTYPES, f"{where}, flops", "type")
+    return {dtype: _figure(entries, dtype, f"{where}, flops", float) for dtype in entries}
+
+
+def _bytes_per_second(text: str) -> int:
+    return parse_bytes(text.removesuffix("/s"))
+
+
+_OPTIONAL: dict[str, Callable[[str], float]] = {
+    "disk_read": _bytes_per_second,
+    "watts_idle": float,
+    "watts_busy": float,
+    "price": float,
+}
 
 
 def _cable(name: str, table: Mapping[str, Any], where: str) -> CableProfile:
     numbers = [key for key in table if key != "title"]
     _known(table, ("title", "mtu", *Shaping.__dataclass_fields__), where, "entry")
-    found: dict[str, Any] = {}
-    sources = {}
-    for key in numbers:
-        figure = _figure(table, key, where, int if key == "mtu" else partial(parse_number, key))
-        found[key], sources[key] = figure.value, figure.source
+    figures = {key: _figure(table, key, where, int if key == "mtu" else partial(parse_number, key)) for key in numbers}
+    found: dict[str, Any] = {key: figure.value for key, figure in figures.items()}
     mtu = found.pop("mtu", None)
     try:
         shaping = Shaping(**found)
@@ -162,7 +196,7 @@ def _cable(name: str, table: Mapping[str, Any], where: str) -> CableProfile:
         raise ConfigError(f"{where}: {error}") from None
     if mtu is not None and not 68 <= mtu <= 65535:
         raise ConfigError(f"{where}: mtu must be from 68 to 65535 bytes, not {mtu}")
-    return CableProfile(name, _text(table, "title", where), shaping, mtu, sources)
+    return CableProfile(name, _text(table, "title", where), shaping, mtu, figures)
 
 
 @dataclass(frozen=True)
@@ -246,9 +280,19 @@ def _text(table: Mapping[str, Any], key: str, where: str) -> str:
 
 def _figure(table: Mapping[str, Any], key: str, where: str, parse: Callable[[str], Any]) -> Figure:
     entry = table.get(key)
-    if not isinstance(entry, dict) or set(entry) != {"value", "source"} or not isinstance(entry["source"], str):
-        raise ConfigError(f'{where}: {key} needs a value and its source: {key} = {{ value = ..., source = "..." }}')
+    if (
+        not isinstance(entry, dict)
+        or not {"value", "source"} <= set(entry) <= {"value", "source", "url"}
+        or not all(isinstance(entry.get(word, ""), str) for word in ("source", "url"))
+    ):
+        raise ConfigError(
+            f"{where}: {key} needs a value and its source, and may have the url of that: "
+            f'{key} = {{ value = ..., source = "...", url = "..." }}'
+        )
     try:
-        return Figure(parse(str(entry["value"])), entry["source"])
+        value = parse(str(entry["value"]))
     except (ConfigError, ValueError) as error:
         raise ConfigError(f"{where}, {key}: {error}") from None
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"{where}, {key}: a number from 0 on is needed, not {entry['value']!r}")
+    return Figure(value, entry["source"], entry.get("url", ""))
