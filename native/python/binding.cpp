@@ -37,6 +37,12 @@ void bind_raw(nb::module_& module) {
       },
       nb::call_guard<nb::gil_scoped_release>());
   module.def(
+      "raw_tcp_alone",
+      [](int fd, int other_fd, std::uintptr_t data, std::size_t bytes, int rounds, double timeout) {
+        return ferrule::raw_tcp_alone(fd, other_fd, reinterpret_cast<void*>(data), bytes, rounds, timeout);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  module.def(
       "raw_shm_ping_pong",
       [](std::uintptr_t memory, std::uintptr_t data, std::size_t bytes, int rounds, bool starts, double timeout) {
         return ferrule::raw_shm_ping_pong(reinterpret_cast<void*>(memory), reinterpret_cast<void*>(data), bytes, rounds,

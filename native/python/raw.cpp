@@ -105,6 +105,25 @@ std::vector<double> raw_tcp_ping_pong(int fd, void* data, std::size_t bytes, int
       [&] { whole_message(buffer, deadline, [&](auto* at, auto n) { return ::recv(fd, at, n, MSG_DONTWAIT); }); });
 }
 
+std::vector<double> raw_tcp_alone(int fd, int other_fd, void* data, std::size_t bytes, int rounds, double timeout) {
+  Deadline deadline(timeout);
+  const Buffer buffer(static_cast<std::byte*>(data), bytes);
+  const auto carry = [&](int from, int to) {
+    std::size_t sent = 0;
+    // A long message passes through both ends' buffers piece by piece.
+    whole_message(buffer, deadline, [&](auto* at, auto n) {
+      if (sent < bytes) {
+        const ssize_t more = ::send(from, buffer.data() + sent, bytes - sent, MSG_DONTWAIT);
+        if (more > 0) sent += static_cast<std::size_t>(more);
+        else if (!later(more)) return more;
+      }
+      return ::recv(to, at, n, MSG_DONTWAIT);
+    });
+  };
+  return ping_pong(
+      rounds, true, [&] { carry(fd, other_fd); }, [&] { carry(other_fd, fd); });
+}
+
 std::vector<double> raw_shm_ping_pong(void* memory, void* data, std::size_t bytes, int rounds, bool starts,
                                       double timeout) {
   Deadline deadline(timeout);

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from ferrule.bench.links import Effort, in_lab_host, new_key, probe_pair, to_csv
+from ferrule.bench.links.lend import Borrower, lend
+from ferrule.bench.links.messages import tcp_ways
+from ferrule.errors import LinkError
+from ferrule.fabric.link import Deadline
 from ferrule.lab import Lab, Topology, pair
 from ferrule.links import Bandwidth, Latency, LinkEnd, MeasuredLink, MeasuredPair, examine
 
@@ -41,6 +47,36 @@ def test_csv_has_a_line_for_each_number() -> None:
         ("eth0", "wire_rate", "2.2000"),
         ("all", "goodput", "2.0000"),
     ]
+
+
+@contextmanager
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        with one, listener.accept()[0] as other:
+            yield one, other
+
+
+def test_one_thread_may_drive_both_ends() -> None:
+    with connected() as (one, other):
+        alone = tcp_ways(one, other)["alone"]
+        for size in (64, 8 << 20):  # the second does not fit into the buffers of both
+            times = alone.play(size, 3, True, Deadline(30))
+            assert len(times) == 3
+            assert min(times) > 0
+        with connected() as (stranger, _), pytest.raises(LinkError, match="64 bytes"):
+            tcp_ways(one, stranger)["alone"].play(64, 1, True, Deadline(0.05))
+
+
+def test_a_socket_is_lent_to_another_process(tmp_path: Path) -> None:
+    place = tmp_path / "lent"
+    with connected() as (one, other), Borrower(str(place)) as borrower:
+        assert place.stat().st_mode & 0o077 == 0
+        lend(str(place), other)
+        with borrower.socket() as lent:
+            one.sendall(b"hello")
+            assert lent.recv(5) == b"hello"
+    assert not place.exists()
 
 
 @pytest.mark.slow

@@ -22,7 +22,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from ferrule import __version__
-from ferrule.bench.links.flows import Stream, run_streams, time_messages
+from ferrule.bench.links.flows import Stream, run_streams
+from ferrule.bench.links.lend import Borrower, lend
+from ferrule.bench.links.messages import tcp_ways, time_messages
 from ferrule.errors import FabricTimeout, FerruleError, LinkError
 from ferrule.fabric.addresses import own_interfaces
 from ferrule.fabric.dial import Call, bind, dial
@@ -87,17 +89,24 @@ class Agent:
     def _measure(
         self, epoch: str, dials: bool, flows: Sequence[dict[str, Any]], seconds: float, timeout: float, **what: Any
     ) -> dict[str, Any]:
-        """Connect once for each flow, then time messages (``sizes``) on the first or streams (``warm``) on all."""
+        """Connect once for each flow, then time messages (``sizes``) on the second, or streams (``warm``) on all."""
         deadline = Deadline(timeout)
         with ExitStack() as opened:
+            place = what.get("lend")
+            borrower = opened.enter_context(Borrower(place)) if place and dials else None
             links = self._dial(epoch, flows, deadline) if dials else self._accept(epoch, flows, deadline)
             for link in links:
                 opened.callback(link.socket.close)
             mss = min(link.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) for link in links)
             if "sizes" in what:
+                words, messages = links
+                if place and not dials:
+                    lend(place, messages.socket)
+                other = None if borrower is None else opened.enter_context(borrower.socket())
+                ways = tcp_ways(messages.socket, other)
                 return {
                     "mss": mss,
-                    "latency": time_messages(links[0], what["sizes"], seconds, starts=dials, deadline=deadline),
+                    "latency": time_messages(words, ways, what["sizes"], seconds, starts=dials, deadline=deadline),
                 }
             # Forth is from the end that dials.
             streams = [

@@ -32,15 +32,22 @@ _AGENT = (sys.executable, "-m", "ferrule.bench.links.agent")
 
 class End:
     """A host with an agent on it; a context manager. ``name``: as the user wrote it, then as the host calls itself.
-    ``hint``: what to do when the agent does not start.
+    ``hint``: what to do when the agent does not start. ``here``: it runs on this very machine, as hosts of labs do.
 
     The one-time key of a measurement, the same for both ends, goes through the agent's standard input.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None, *, hint: str = ""
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        hint: str = "",
+        here: bool = True,
     ) -> None:
         self.name = name
+        self.here = here
         self._hint = hint
         self.identity = ""
         self.kernel = ""
@@ -180,7 +187,7 @@ def over_ssh(destination: str, remote_command: str = "ferrule") -> End:
         f"; `ssh {destination} {remote_command} version` must work without a password (ssh-copy-id {destination}; "
         "--remote-command says how ferrule is called there)"
     )
-    return End(destination, tied(command), hint=hint)
+    return End(destination, tied(command), hint=hint, here=False)
 
 
 def in_lab_host(lab: Lab, host: int) -> End:

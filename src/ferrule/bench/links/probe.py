@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -40,7 +41,7 @@ class Effort:
     sizes: tuple[int, ...] = SIZES
 
 
-QUICK = Effort(message=0.03, stream=0.18, warm=0.06, streams=(1,))
+QUICK = Effort(message=0.03, stream=0.12, warm=0.05, streams=(1,))
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class _Run:
             mtu=min(face.mtu for face in faces),
         )
         try:
-            answers = _measure(first, second, [pairing.flow("forth")], self._effort.message, sizes=self._effort.sizes)
+            answers = self._latency()
         except LinkError as error:
             if pairing.guessed:
                 return None
@@ -147,6 +148,14 @@ class _Run:
                 fault, detail = self._knock()
                 return dataclasses.replace(link, fault=fault, detail=detail)
         return link
+
+    def _latency(self) -> list[dict[str, Any]]:
+        """One connection for what the ends say to each other, and one for the messages."""
+        flows = [self._pairing.flow("forth")] * 2
+        what: dict[str, Any] = {"sizes": self._effort.sizes}
+        if all(end.here for end in self._ends):
+            what["lend"] = f"{tempfile.gettempdir()}/ferrule-probe-{secrets.token_hex(8)}"
+        return _measure(*self._ends, flows, self._effort.message, **what)
 
     def _end(self, end: End, face: Interface) -> LinkEnd:
         device = end.devices.get(face.name, {})
