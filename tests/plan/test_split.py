@@ -78,7 +78,7 @@ def spec(**changes: object) -> ModelSpec:
         "decoder": (layer,) * 4,
         "embedding": Weights(4, 4),
         "head": Weights(4, 4),
-        "final": Weights(2, 2),
+        "final": Weights(2, 2, whole=2),
         "tied": False,
         "hidden_size": 32,
         "query_heads": 8,
@@ -100,7 +100,7 @@ def test_a_hybrid_plan_numbers_ranks_stage_by_stage_and_drives_from_the_last() -
         (3, 1, 1, 2, 4),
     ]
     assert [s.has_embedding for s in plan.shards] == [True, True, False, False]
-    assert [s.weight_bytes for s in plan.shards] == [12, 12, 13, 13]
+    assert [s.weight_bytes for s in plan.shards] == [12, 12, 14, 14]
 
 
 def test_tied_embeddings_are_counted_on_both_ends_only_where_the_ends_are_apart() -> None:

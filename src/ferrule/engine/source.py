@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
 
-from ferrule.engine.architectures import key_value_heads, longest_context, pipeline_refusal, tensor_refusal
+from ferrule.engine.architectures import longest_context, pipeline_refusal, tensor_refusal
 from ferrule.engine.checkpoint import Checkpoint
 from ferrule.errors import ModelError
 from ferrule.models import demo_path
-from ferrule.plan import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Weights
+from ferrule.plan import ModelSpec, Stored, spec_of_tensors
 
 DEMO = "demo"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 """What a model needs to run; hubs often hold the same weights in other formats beside them."""
 
-LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 COMPUTED = ("float32", "bfloat16", "float16")
 
 
@@ -98,42 +97,14 @@ def saved_dtype(config: Any) -> str:
 def describe(directory: Path, config: Any) -> ModelSpec:
     """Counts and sizes for the planner. Checks all files on the way; raises `ModelError` where one is damaged."""
     with Checkpoint(directory) as checkpoint:
-        tensors = dict(checkpoint.tensors)
-    per_layer: defaultdict[int, Weights] = defaultdict(Weights)
-    embedding = head = final = Weights()
-    for key, tensor in tensors.items():
-        layer = LAYER.search(f".{key}")
-        weights = Weights(math.prod(tensor.shape), tensor.bytes)
-        if layer is not None and int(layer[1]) < config.num_hidden_layers:
-            per_layer[int(layer[1])] += weights
-        elif layer is None and "embed" in key:
-            embedding += weights
-        elif layer is None and "lm_head" in key:
-            head += weights
-        elif layer is None:
-            final += weights
-    tied = bool(getattr(config, "tie_word_embeddings", False)) and not head.bytes
+        tensors = [Stored(key, each.dtype, each.shape, each.bytes) for key, each in checkpoint.tensors.items()]
+    known = {field: getattr(config, field) for field in FIELDS}  # some architectures have other names for these
+    spec = spec_of_tensors(directory.name, config.to_dict() | known, f"{directory / 'config.json'}", tensors)
     name = (config.architectures or [type(config).__name__])[0]
-    heads, width = config.num_attention_heads, getattr(config, "head_dim", None)
-    width = int(width or config.hidden_size // heads)
-    attention = AttentionSpec("full", heads, key_value_heads(config), width, width)
-    return ModelSpec(
-        name=directory.name,
+    return replace(
+        spec,
         architecture=name,
-        model_type=config.model_type,
-        decoder=tuple(
-            LayerSpec(LayerWeights(other=per_layer[index]), attention) for index in range(config.num_hidden_layers)
-        ),
-        embedding=embedding,
-        head=embedding if tied else head,
-        final=final,
-        tied=tied,
-        hidden_size=config.hidden_size,
-        query_heads=config.num_attention_heads,
-        key_value_heads=key_value_heads(config),
-        vocab_size=config.vocab_size,
         max_context=longest_context(config),
-        counted="headers",
         tensor_refusal=tensor_refusal(config, name),
         pipeline_refusal=pipeline_refusal(config, name),
     )

@@ -2,6 +2,8 @@
 
 from ferrule.plan.make import make_plan
 from ferrule.plan.model import ModelSpec
+from ferrule.plan.model_headers import Stored
+from ferrule.plan.model_hub import Hub
 from ferrule.plan.model_layer import (
     BUILT_IN,
     COMPACT,
@@ -14,6 +16,7 @@ from ferrule.plan.model_layer import (
     Share,
     Weights,
 )
+from ferrule.plan.model_read import known_models, read_model, spec_of_tensors
 from ferrule.plan.plan import Plan, Shard, Strategy
 from ferrule.plan.split import HeadSplit, part_of, split_heads, split_layers
 
@@ -25,16 +28,21 @@ __all__ = [
     "Collective",
     "ExpertsSpec",
     "HeadSplit",
+    "Hub",
     "LayerSpec",
     "LayerWeights",
     "ModelSpec",
     "Plan",
     "Shard",
     "Share",
+    "Stored",
     "Strategy",
     "Weights",
+    "known_models",
     "make_plan",
     "part_of",
+    "read_model",
+    "spec_of_tensors",
     "split_heads",
     "split_layers",
 ]

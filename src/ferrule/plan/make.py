@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ferrule.errors import PlanError
 from ferrule.plan.model import ModelSpec
+from ferrule.plan.model_layer import Share
 from ferrule.plan.plan import Plan, Shard, Strategy
 from ferrule.plan.split import split_heads, split_layers
 
@@ -33,9 +34,7 @@ def make_plan(model: ModelSpec, *, tensor: int = 1, pipeline: int = 1) -> Plan:
     stages = split_layers(model.layer_bytes, pipeline, model.embedding_bytes, head_bytes)
     shards = []
     for stage, (first, last) in enumerate(stages):
-        has_embedding, has_head = stage == 0, stage == pipeline - 1
-        size = sum(model.layer_bytes[first:last])
-        size += (model.embedding_bytes if has_embedding else 0) + (head_bytes if has_head else 0)
+        size = model.rank_bytes(Share.even(tensor), model.vocabulary_share(tensor), first_layer=first, last_layer=last)
         shards += [
             Shard(
                 rank=stage * tensor + part,
@@ -44,9 +43,9 @@ def make_plan(model: ModelSpec, *, tensor: int = 1, pipeline: int = 1) -> Plan:
                 last_layer=last,
                 part=part,
                 parts=tensor,
-                has_embedding=has_embedding,
-                has_head=has_head,
-                weight_bytes=-(-size // tensor),
+                has_embedding=stage == 0,
+                has_head=stage == pipeline - 1,
+                weight_bytes=size,
             )
             for part in range(tensor)
         ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ferrule.errors import PlanError
-from ferrule.plan.model_layer import COMPACT, CachePolicy, Collective, LayerSpec, Weights
+from ferrule.plan.model_layer import COMPACT, WHOLE, CachePolicy, Collective, LayerSpec, Share, Weights
 from ferrule.plan.split import split_heads
 
 Counted = Literal["headers", "index", "config"]
@@ -102,6 +102,31 @@ class ModelSpec:
     def last_collectives(self) -> tuple[Collective, ...]:
         """What a vocabulary that is cut over ranks exchanges for each token whose logits are asked for."""
         return (Collective("all_gather", self.vocab_size),)
+
+    def vocabulary_share(self, parts: int) -> float:
+        """The largest part of the vocabulary that one of ``parts`` ranks holds; the last ones are padded to it."""
+        return -(-self.vocab_size // parts) / self.vocab_size
+
+    def rank_bytes(
+        self,
+        share: Share = WHOLE,
+        vocabulary: float = 1.0,
+        *,
+        first_layer: int = 0,
+        last_layer: int | None = None,
+    ) -> int:
+        """Bytes of weights on a rank that has ``share`` of layers ``first_layer`` up to ``last_layer`` (not included;
+        None: to the end), and ``vocabulary`` of the embedding and the head where these layers are the first, the last.
+        """
+        last_layer = self.layers if last_layer is None else last_layer
+        size = sum(layer.held_bytes(share) for layer in self.decoder[first_layer:last_layer])
+        has_embedding, has_head = first_layer == 0, last_layer == self.layers
+        if has_embedding:
+            size += self.embedding.held(vocabulary)
+        if has_head:
+            size += self.final.held(1.0)
+            size += 0 if self.tied and has_embedding else self.head.held(vocabulary)
+        return size
 
     def read_bytes(self, tokens: float = 1) -> float:
         """Bytes of weights that decoding one step of a batch of ``tokens`` sequences reads."""

@@ -36,8 +36,9 @@ class Weights:
 class Share:
     """What part of a layer one rank of a tensor (or expert) parallel group has, as fractions from 0 to 1.
 
-    ``query`` and ``key_value``: of the heads; ``width``: of the columns of dense layers and shared experts;
-    ``experts``: of the routed experts, whole ones or a slice of each.
+    ``query`` and ``key_value``: of the heads (a rank never has less than one key/value head: with fewer of them than
+    ranks several ranks hold the same one); ``width``: of the columns of dense layers and shared experts; ``experts``:
+    of the routed experts, whole ones or a slice of each.
     """
 
     query: float = 1.0
@@ -46,9 +47,9 @@ class Share:
     experts: float = 1.0
 
     @classmethod
-    def even(cls, parts: int, key_value_heads: int) -> Share:
-        """One of ``parts`` equal shares; key/value heads fewer than ranks are held by several of them."""
-        return cls(1 / parts, max(1 / parts, 1 / key_value_heads), 1 / parts, 1 / parts)
+    def even(cls, parts: int) -> Share:
+        """One of ``parts`` equal shares."""
+        return cls(1 / parts, 1 / parts, 1 / parts, 1 / parts)
 
 
 WHOLE = Share()
@@ -60,16 +61,18 @@ class CachePolicy:
 
     ``element_bytes``: bytes of one number. ``latents``: latent attention keeps its latents, or (False) keys and
     values expanded by head. ``windows``: layers with a sliding window forget what is behind it, or (False) keep all.
+    ``sharing``: layers that read the keys and values of earlier ones keep none, or (False) a copy.
     """
 
     element_bytes: float = 2.0
     latents: bool = True
     windows: bool = True
+    sharing: bool = True
 
 
 COMPACT = CachePolicy()
 """What engines like vLLM, mlx-lm and llama.cpp do, with 16-bit numbers."""
-BUILT_IN = CachePolicy(latents=False, windows=False)
+BUILT_IN = CachePolicy(latents=False, windows=False, sharing=False)
 """What the built-in engine does (see engine/attention.py), with 16-bit numbers."""
 
 
@@ -98,35 +101,23 @@ class AttentionSpec:
         """How many of the last ``tokens`` tokens are attended to."""
         return tokens if self.window is None else min(tokens, self.window)
 
-    def cache_elements(self, latents: bool = True) -> int:
-        """Numbers kept per token, over all key/value heads."""
-        if self.shared_cache:
-            return 0
-        if self.kind == "latent" and latents:
+    def elements(self, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
+        """Numbers per token on a rank with ``share`` of the key/value heads. Latents have no heads, so every rank
+        keeps all of them."""
+        if self.kind == "latent" and policy.latents:
             return self.latent_width
-        return self.key_value_heads * (self.key_width + self.value_width)
-
-    def kept(self, tokens: int, policy: CachePolicy = COMPACT) -> int:
-        """How many of ``tokens`` tokens stay in the cache."""
-        return self.seen(tokens) if policy.windows else tokens
+        return self.key_value_heads * (self.key_width + self.value_width) * share
 
     def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
-        """Bytes that one sequence of ``tokens`` tokens takes on a rank with ``share`` of the key/value heads.
-
-        Latents have no heads, so every rank keeps all of them.
-        """
-        whole = self.kind == "latent" and policy.latents
-        elements = self.cache_elements(policy.latents) * (1.0 if whole else share)
-        return elements * policy.element_bytes * self.kept(tokens, policy)
+        """Bytes that one sequence of ``tokens`` tokens takes on a rank with ``share`` of the key/value heads."""
+        if self.shared_cache and policy.sharing:
+            return 0.0
+        kept = self.seen(tokens) if policy.windows else tokens
+        return self.elements(policy, share) * policy.element_bytes * kept
 
     def read_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
         """Bytes of the cache that one new token reads when its sequence has ``tokens`` tokens."""
-        if self.shared_cache:  # it reads what another layer keeps
-            per_token = self.key_value_heads * (self.key_width + self.value_width) * share
-        else:
-            whole = self.kind == "latent" and policy.latents
-            per_token = self.cache_elements(policy.latents) * (1.0 if whole else share)
-        return per_token * policy.element_bytes * self.seen(tokens)
+        return self.elements(policy, share) * policy.element_bytes * self.seen(tokens)
 
     def flops(self, tokens: int, past: int = 0, *, absorbed: bool = False) -> int:
         """Floating point operations of scores and weighted sums for ``tokens`` new tokens after ``past`` ones.
@@ -229,7 +220,7 @@ class LayerSpec:
         """Bytes of weights on a rank with ``share`` of this layer."""
         return (
             self.weights.attention.held(share.query)
-            + self.weights.key_value.held(share.key_value if self.heads_cut else share.query)
+            + self.weights.key_value.held(self._key_value(share) if self.heads_cut else share.query)
             + self.weights.dense.held(share.width)
             + self.weights.routed.held(share.experts)
             + self.weights.shared.held(share.width)
@@ -253,4 +244,11 @@ class LayerSpec:
 
     def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: Share = WHOLE) -> float:
         """Bytes of cache that one sequence of ``tokens`` tokens takes on a rank with ``share`` of this layer."""
-        return self.attention.cache_bytes(tokens, policy, share.key_value if self.heads_cut else 1.0)
+        return self.attention.cache_bytes(tokens, policy, self._key_value(share) if self.heads_cut else 1.0)
+
+    def cache_read_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: Share = WHOLE) -> float:
+        """Bytes of the cache that one new token reads there when its sequence has ``tokens`` tokens."""
+        return self.attention.read_bytes(tokens, policy, self._key_value(share) if self.heads_cut else 1.0)
+
+    def _key_value(self, share: Share) -> float:
+        return max(share.key_value, 1 / self.attention.key_value_heads)

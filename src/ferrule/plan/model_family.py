@@ -1,0 +1,175 @@
+"""How families of models differ from each other: names of fields, biases, norms, windows, and what can be cut.
+
+The facts are those of transformers' configurations and modules (models/*/configuration_*.py); ``cuts`` are its
+``base_model_tp_plan`` and ``base_model_ep_plan`` together with what engine/architectures.py adds. That they agree is
+tested in tests/engine/test_model_spec.py for every family that the engine is tested with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What the built-in engine shares out of a layer among tensor parallel ranks.
+
+    ``attention``: by ``heads``; or the projections' columns, ``gathered`` again before attention (which every rank
+    then computes for all heads); None: not at all. ``experts``: see `ExpertsSpec.cut`. ``sinks``: the attention sinks.
+    """
+
+    attention: Literal["heads", "gathered"] | None = "heads"
+    dense: bool = True
+    shared: bool = True
+    experts: Literal["inside", "whole"] | None = "inside"
+    sinks: bool = True
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is the same in all models of one ``model_type``.
+
+    A bias is there always (True), never (False) or by a field of the configuration (its name; ``+name``: true where
+    the field is missing). ``norms``: of the hidden size, per layer. ``query_norm``: over a ``head`` or over all heads
+    (``whole``); ``latent`` attention brings norms of its own. ``window``: which layers have the sliding window: none,
+    ``all``, from ``max_window_layers`` on (``late``), or all but every n-th (the number). ``defaults``: values that
+    published configurations of the family leave out.
+    """
+
+    attention: Literal["separate", "fused", "latent"] = "separate"
+    mlp: Literal["gated", "packed", "plain"] = "gated"
+    query_bias: bool | str = False
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    norm_bias: bool = False
+    norms: int = 2
+    query_norm: Literal["head", "whole"] | str | None = None
+    window: Literal["all", "late"] | int | None = None
+    router_bias: bool = False
+    expert_bias: bool = False
+    sinks: Literal["all", "sliding"] | None = None
+    attention_gate: bool = False
+    head_bias: bool | str = False
+    tied: bool = False
+    cuts: Cuts | None = field(default_factory=Cuts)
+    stages: bool = True
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def has(self, rule: bool | str, fields: Mapping[str, Any]) -> bool:
+        """Whether the bias with this ``rule`` is there."""
+        if isinstance(rule, bool):
+            return rule
+        value = fields.get(rule.removeprefix("+"))
+        return rule.startswith("+") if value is None else bool(value)
+
+
+BIAS = "attention_bias"
+ONLY_EXPERTS = Cuts(attention=None, dense=False, shared=False)
+
+LLAMA = Family(query_bias=BIAS, output_bias=BIAS, mlp_bias="mlp_bias")
+QWEN3 = Family(query_bias=BIAS, output_bias=BIAS, query_norm="head", window="late")
+GEMMA = Family(query_bias=BIAS, output_bias=BIAS, tied=True, defaults={"head_dim": 256})
+DEEPSEEK = Family(attention="latent", query_bias=BIAS, output_bias=BIAS, router_bias=True)
+GLM4 = Family(mlp="packed", query_bias="+attention_bias", norms=4)
+
+FAMILIES: dict[str, Family] = {
+    "llama": LLAMA,
+    "granite": LLAMA,
+    "seed_oss": replace(LLAMA, query_bias="+attention_bias", output_bias="attention_out_bias"),
+    "smollm3": replace(LLAMA, tied=True),
+    "mistral": Family(window="all"),
+    "mixtral": Family(window="all"),
+    "qwen2": Family(query_bias=True, window="late"),
+    "qwen2_moe": Family(query_bias="+qkv_bias", window="late", cuts=Cuts(shared=False)),
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3,
+    "gemma": GEMMA,
+    "gemma2": replace(
+        GEMMA, norms=4, window=2, defaults={"head_dim": 256, "sliding_window": 4096, "num_key_value_heads": 4}
+    ),
+    "gemma3_text": replace(
+        GEMMA,
+        norms=4,
+        window=6,
+        query_norm="head",
+        defaults={
+            "head_dim": 256,
+            "sliding_window": 4096,
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "gemma3n_text": replace(GEMMA, norms=4, window=5, query_norm="head", stages=False),
+    "gpt_oss": Family(
+        query_bias="+attention_bias",
+        output_bias="+attention_bias",
+        window=2,
+        expert_bias=True,
+        sinks="all",
+        cuts=Cuts(experts="whole"),
+        defaults={"head_dim": 64},
+    ),
+    "deepseek_v2": replace(DEEPSEEK, router_bias=False),
+    "deepseek_v3": DEEPSEEK,
+    "kimi_k2": DEEPSEEK,
+    "minicpm3": replace(DEEPSEEK, router_bias=False, mlp_bias="mlp_bias", tied=True),
+    "phi3": Family(attention="fused", mlp="packed", window="all"),
+    "phimoe": Family(
+        query_bias=BIAS,
+        output_bias=BIAS,
+        norm_bias=True,
+        window="all",
+        head_bias="lm_head_bias",
+        cuts=ONLY_EXPERTS,
+        stages=False,
+    ),
+    "glm": replace(GLM4, norms=2),
+    "glm4": GLM4,
+    "glm4_moe": Family(query_bias=BIAS, query_norm="use_qk_norm", router_bias=True),
+    "olmo2": replace(LLAMA, mlp_bias=False, query_norm="whole", cuts=Cuts(attention="gathered")),
+    "olmo3": replace(LLAMA, mlp_bias=False, query_norm="whole", window=4, cuts=Cuts(attention="gathered")),
+    "minimax_m2": Family(norms=2, query_norm="whole", router_bias=True, cuts=Cuts(attention="gathered")),
+    "gpt_neox": Family(
+        attention="fused",
+        mlp="plain",
+        query_bias="+attention_bias",
+        output_bias="+attention_bias",
+        mlp_bias=True,
+        norm_bias=True,
+    ),
+    "starcoder2": Family(
+        mlp="plain",
+        query_bias="+use_bias",
+        output_bias="+use_bias",
+        mlp_bias="+use_bias",
+        norm_bias=True,
+        window="all",
+        tied=True,
+    ),
+    "mimo_v2_flash": Family(
+        query_bias=BIAS,
+        window=6,
+        router_bias=True,
+        sinks="sliding",
+        defaults={"head_dim": 192, "v_head_dim": 128, "sliding_window": 129},
+    ),
+    "afmoe": Family(
+        query_bias=BIAS,
+        output_bias=BIAS,
+        norms=4,
+        query_norm="head",
+        window=4,
+        router_bias=True,
+        attention_gate=True,
+        cuts=ONLY_EXPERTS,
+    ),
+    "dbrx": Family(attention="fused", cuts=None, stages=False),
+}
+"""By transformers' ``model_type``."""
+
+ANY = Family(cuts=None, stages=False)
+"""A family not listed: like Llama, and nothing is known of how to cut it."""

@@ -1,0 +1,90 @@
+"""What the planner says of a model must be what the engine then does with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from thread_group import Shared, ThreadGroup, run_ranks
+from tiny_models import CONFIGS, make
+
+from ferrule.engine.model import ShardedModel, build
+from ferrule.engine.source import describe, read_config
+from ferrule.plan import BUILT_IN, ModelSpec, Share, make_plan, read_model
+
+TOKENS = 11
+FLOAT32 = replace(BUILT_IN, element_bytes=4)
+
+
+class CountingGroup(ThreadGroup):
+    """Remembers the collectives that a forward pass calls, with the numbers per token of each result."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.calls: list[tuple[str, int]] = []
+
+    def all_reduce(self, tensor: Any) -> Any:
+        self.calls.append(("all_reduce", tensor.shape[-1]))
+        return super().all_reduce(tensor)
+
+    def all_gather(self, tensor: Any) -> Any:
+        self.calls.append(("all_gather", tensor.shape[-1] * self.size))
+        return super().all_gather(tensor)
+
+
+def check(name: str, directory: Path) -> None:
+    spec = describe(directory, read_config(directory))
+    own = read_model(str(directory))
+    assert own.decoder == spec.decoder, "the engine and the planner count differently"
+    assert spec.bytes == sum(file.stat().st_size - header(file) for file in directory.glob("*.safetensors"))
+    arithmetic = read_model(str(directory / "config.json"))
+    assert (arithmetic.decoder, arithmetic.embedding, arithmetic.head, arithmetic.final) == (
+        spec.decoder,
+        spec.embedding,
+        spec.head,
+        spec.final,
+    )
+    for parts in (1, 2, 4):
+        if spec.tensor_obstacle(parts) is None:
+            check_rank(spec, directory, parts)
+
+
+def header(file: Path) -> int:
+    with file.open("rb") as opened:
+        return 8 + int.from_bytes(opened.read(8), "little")
+
+
+def check_rank(spec: ModelSpec, directory: Path, parts: int) -> None:
+    plan, shared = make_plan(spec, tensor=parts), Shared(parts)
+
+    def body(world: ThreadGroup) -> tuple[ShardedModel, CountingGroup, int]:
+        group: Any = CountingGroup(world.rank, shared)
+        with torch.inference_mode():
+            model = build(directory, "float32", plan.shards[world.rank], group, lambda done, total: None)
+            model.cache.begin([(0, 0, TOKENS)])
+            ids = torch.arange(3, 3 + TOKENS).unsqueeze(0)
+            model.forward(ids, torch.arange(TOKENS).unsqueeze(0), torch.tensor([TOKENS - 1]))
+            return model, group, model.cache.sequences[0].bytes_per_token
+
+    for model, group, cache in run_ranks(parts, body):
+        share = Share.even(parts)
+        assert model.weight_bytes == plan.shards[0].weight_bytes == spec.rank_bytes(share, spec.vocabulary_share(parts))
+        assert cache * TOKENS == sum(layer.cache_bytes(TOKENS, FLOAT32, share) for layer in spec.decoder)
+        calls = [*spec.first_collectives, *(call for layer in spec.decoder for call in layer.collectives)]
+        padded = round(spec.vocabulary_share(parts) * spec.vocab_size) * parts
+        if parts > 1:
+            assert group.calls == [*((call.kind, call.width) for call in calls), ("all_gather", padded)]
+
+
+def test_what_the_planner_counts_is_what_a_rank_holds_and_sends(tmp_path: Path) -> None:
+    for name in ("llama", "gpt_oss"):
+        check(name, make(name, tmp_path / name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in ("llama", "gpt_oss")])
+def test_the_same_for_every_architecture(name: str, tmp_path: Path) -> None:
+    check(name, make(name, tmp_path))
