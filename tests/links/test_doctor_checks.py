@@ -89,6 +89,14 @@ def opensm(host: str) -> Inventory:
     return change(found, services=tuple(services))
 
 
+def software(name: str, *versions: str | None) -> list[Inventory]:
+    """Hosts a, b... that differ in nothing that matters but in the version of one program."""
+    told = [() if version is None else ((name, version),) for version in versions]
+    hosts = (other_host(PC, host, software=one) for host, one in zip("abc", told, strict=False))
+    # One network each, so that only versions are left to be told.
+    return [change(one, netdevs=(), routes=()) for one in hosts]
+
+
 def firmware(host: str, version: str) -> Inventory:
     found = other_host("connectx3-m2", host)
     return change(found, rdma=tuple(change(one, firmware=version) for one in found.rdma))
@@ -182,10 +190,42 @@ CASES: list[tuple[str, str, Callable[[], list[Inventory]]]] = [
     ("no-common-subnet", "warning", lambda: [read(PC), read(E810)]),
     ("two-subnet-managers", "note", lambda: [opensm("a"), opensm("b")]),
     ("macos-skew", "warning", lambda: two_macs("25C60")),
-    ("kernel-skew", "note", lambda: [read(PC), read(CX3)]),
+    ("kernel-skew", "note", lambda: [read(STRIX), read(CX3)]),
+    ("ferrule-skew", "warning", lambda: software("ferrule", "0.9.0", "0.10.0")),
+    ("python-skew", "note", lambda: software("python", "3.12.3", "3.13.1")),
+    ("torch-skew", "warning", lambda: software("torch", "2.9.0+cu128", "2.10.0+rocm6.4")),
+    ("torch-skew", "warning", lambda: software("transformers", "5.1.0", "5.2.0")),
+    ("ray-skew", "error", lambda: software("ray", "2.51.0", "2.51.1")),
     ("firmware-skew", "note", lambda: [firmware("a", "2.42.5000"), firmware("b", "2.36.5000")]),
     ("clock-skew", "warning", lambda: [offset("a", -0.4), offset("b", 0.45), offset("c", 2.0)]),
 ]
+
+
+def test_the_cure_of_a_version_is_a_command_for_the_older_hosts() -> None:
+    (found,) = (one for one in diagnose(software("torch", "2.9.0+cpu", "2.10.0+rocm6.4", None)) if "skew" in one.id)
+    assert found.hosts == ("a", "b")
+    assert [(one.text.partition(",")[0], one.commands) for one in found.cure] == [
+        ("On a", ("pip install 'torch==2.10.0'",))
+    ]
+    assert found.evidence == (("$ ferrule version (a)", "2.9.0+cpu"), ("$ ferrule version (b)", "2.10.0+rocm6.4"))
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("torch", "2.9.0+cu128", "2.9.0+rocm6.4"),
+        ("python", "3.12.3", "3.12.9"),
+        ("ferrule", "0.1.0", "0.1.0"),
+        ("ray", "2.51.0", None),
+    ],
+)
+def test_versions_that_work_together_are_no_finding(name: str, one: str, other: str | None) -> None:
+    assert not [found for found in diagnose(software(name, one, other)) if found.id.endswith("-skew")]
+
+
+def test_kernels_matter_where_they_drive_the_cable() -> None:
+    hosts = [machine(PC, name="a", kernel="6.1.0"), machine(PC, name="b", kernel="6.12.0")]
+    assert not [found for found in diagnose(hosts) if found.id == "kernel-skew"]
 
 
 @pytest.mark.parametrize(("which", "severity", "make"), CASES, ids=[case[0] for case in CASES])

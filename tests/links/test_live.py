@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 from pathlib import Path
 
+from ferrule import __version__
 from ferrule.links import Probe, write_record
 from ferrule.links.record import Recorder
 from ferrule.links.redact import Redactor
@@ -17,6 +19,8 @@ def test_this_machine_is_read_and_its_record_reads_the_same(tmp_path: Path) -> N
     live = Probe(recorder).inventory()
     assert live.machine.tree == "live"
     assert live.machine.kernel
+    assert live.machine.version("ferrule") == __version__
+    assert live.machine.version("python") == platform.python_version()
     assert live.machine.memory_bytes is not None
     assert live.machine.memory_bytes > 1 << 28
     assert "loopback" in {one.kind for one in live.netdevs}

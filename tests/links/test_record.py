@@ -20,6 +20,7 @@ from ferrule.links.linux.machine import CHRONY
 from ferrule.links.macos.machine import HARDWARE
 from ferrule.links.macos.net import ROUTES
 from ferrule.links.macos.thunderbolt import PROFILER
+from ferrule.links.own import VERSIONS
 from ferrule.links.record import tree_of
 
 SECRETS = {
@@ -187,6 +188,17 @@ def test_the_header_counts_what_was_redacted() -> None:
     assert header["redacted"]["host name"] == 2
     assert header["redacted"]["public IP address"] == 5  # two addresses, their networks and a gateway
     assert header["redacted"]["boot parameter"] == 3
+
+
+def test_the_record_of_an_older_ferrule_tells_its_version_by_its_header() -> None:
+    saved = recorded(private_machine())
+    assert VERSIONS not in saved["commands"]
+    saved["header"]["made_by"] = "ferrule 0.0.3"
+    assert Probe(tree_of("older", saved)).inventory().machine.software == (("ferrule", "0.0.3"),)
+    saved["commands"][VERSIONS] = "ferrule       0.0.4\npython        3.12.3\nnonsense\n\x00 1\n"
+    found = Probe(tree_of("newer", saved)).inventory().machine
+    assert (found.version("ferrule"), found.version("python"), found.version("torch")) == ("0.0.4", "3.12.3", None)
+    assert len(found.software) == 2
 
 
 def test_unused_table_entries_are_not_kept() -> None:

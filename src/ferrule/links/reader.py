@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from ferrule.links.own import VERSIONS
 from ferrule.links.tree import MAX_BYTES, Tree
 from ferrule.links.types import Unreadable
 
@@ -20,6 +21,7 @@ _NOT_NOW = {errno.EINVAL, errno.ENODATA, errno.EOPNOTSUPP, errno.ENODEV, errno.E
 
 _MAX_TEXT = 256
 _MAX_NAMES = 4096
+_VERSION = re.compile(r"[\w.+!-]{1,64}", re.ASCII)
 _FLAGS = {"0": False, "1": True, "N": False, "Y": True}
 
 
@@ -162,6 +164,13 @@ class Reader:
             return self.tree.run(command)
         except OSError as error:
             return error
+
+
+def software(reader: Reader) -> tuple[tuple[str, str], ...]:
+    """The lines ``name version`` of `ferrule.links.own.versions`."""
+    lines = (line.split() for line in (reader.output(VERSIONS, quiet=True) or "").splitlines())
+    good = (words for words in lines if len(words) == 2 and all(map(_VERSION.fullmatch, words)))
+    return tuple((name, version) for name, version in good)
 
 
 def whole(text: str) -> int | None:

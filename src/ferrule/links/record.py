@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ferrule.errors import LinkError
+from ferrule.links.own import VERSIONS
+from ferrule.links.reader import table
 from ferrule.links.redact import NoRedactor, Redactor
 from ferrule.links.tree import MAX_BYTES, DirectoryTree, RecordedTree, Tree
 
@@ -174,6 +176,9 @@ def tree_of(name: str, record: Mapping[str, Any]) -> RecordedTree:
             parts[part] = {path: [one for one in names if isinstance(one, str)] for path, names in lists}
         else:
             parts[part] = {path: text for path, text in entries if isinstance(text, str)}
+    made_by = table(record.get("header")).get("made_by")
+    if VERSIONS not in parts["commands"] and isinstance(made_by, str):
+        parts["commands"][VERSIONS] = f"{made_by}\n"  # an older Ferrule told no more than that
     return RecordedTree(name, **parts)
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from ferrule.links.own import own_command
+
 MAX_BYTES = 1 << 20
 """Of a file; nothing that is looked at is that large."""
 
@@ -71,6 +73,9 @@ class LiveTree:
         return os.path.realpath(path, strict=True)
 
     def run(self, command: str) -> str:
+        own = own_command(command)
+        if own is not None:
+            return own()
         words = shlex.split(command)
         program = shutil.which(words[0]) or shutil.which(words[0], path=_PLACES)
         if program is None:

@@ -20,6 +20,7 @@ from ferrule.bench.links.agent import MARK
 from ferrule.errors import ConfigError, LinkError
 from ferrule.fabric.addresses import Interface
 from ferrule.lab import Lab, control
+from ferrule.links.reader import natural
 from ferrule.links.remote import ssh_command
 from ferrule.tied import tied
 
@@ -80,8 +81,10 @@ class End:
         except LinkError as error:
             raise LinkError(f"{error}{self._hint}") from error
         if told["version"] != __version__:
+            newest = max(str(told["version"]), __version__, key=natural)
             raise LinkError(
-                f"{self.name} has ferrule {told['version']}, this machine {__version__}; install the same on both"
+                f"{self.name} has ferrule {told['version']}, this machine {__version__}; on the older one, in its "
+                f"environment: pip install 'ferrule=={newest}'"
             )
         self.name, self.identity, self.kernel = told["host"], told["identity"], told["kernel"]
         self.interfaces = tuple(Interface.from_json(face) for face in told["interfaces"])

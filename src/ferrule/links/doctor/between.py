@@ -8,11 +8,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ferrule.links.doctor import mac
+from ferrule.links.doctor import mac, skew
 from ferrule.links.doctor.cures import by_hand, set_mtu
+from ferrule.links.doctor.hosts import host_name
 from ferrule.links.doctor.netdev import CABLES, addresses_evidence, subnets, usable
 from ferrule.links.doctor.thunderbolt import called
-from ferrule.links.findings import SEVERITIES, Finding
+from ferrule.links.findings import Finding
 from ferrule.links.types import Inventory, NetDevice, ThunderboltDomain, ThunderboltPeer
 
 _CLOCK_SECONDS = 1.0
@@ -40,10 +41,6 @@ class End:
         return called(self.domain, self.peer)
 
 
-def host_name(inventory: Inventory) -> str:
-    return inventory.machine.name or inventory.machine.tree
-
-
 def cables(inventories: Sequence[Inventory]) -> list[tuple[End, End]]:
     """Those of which both ends are among these hosts. A host's identity is that of the controller of the cable."""
     ends = [End(one, domain, peer) for one in inventories for domain in one.thunderbolt for peer in domain.peers]
@@ -65,7 +62,7 @@ def check(inventories: Sequence[Inventory]) -> Iterator[Finding]:
         yield from _far_forbidden(one, other)
     yield from _same_address(inventories)
     yield from _managers(inventories)
-    yield from _versions(inventories)
+    yield from skew.check(inventories)
     yield from _clocks(inventories)
     for left, right in itertools.combinations(inventories, 2):
         yield from _no_way(left, right)
@@ -181,41 +178,6 @@ def _managers(inventories: Sequence[Inventory]) -> Iterator[Finding]:
     evidence = tuple(("$ systemctl is-active opensm", f"active on {host}") for host in hosts)
     cure = by_hand(f"Keep it on {hosts[0]}; on the others: sudo systemctl disable --now opensm")
     yield Finding("two-subnet-managers", "note", "opensm", what, evidence, why, cure, hosts)
-
-
-def _versions(inventories: Sequence[Inventory]) -> Iterator[Finding]:
-    macs = [one for one in inventories if one.machine.system == "macos"]
-    linux = [one for one in inventories if one.machine.system == "linux"]
-    yield from _skew(macs, "macos-skew", "warning", "macOS", [one.machine.os_build for one in macs])
-    yield from _skew(linux, "kernel-skew", "note", "Linux", [one.machine.kernel for one in linux])
-    boards = collections.defaultdict(list)
-    for one in inventories:
-        for device in one.rdma:
-            if device.board and device.firmware and not device.software:
-                boards[device.board].append((one, device.firmware))
-    for board, found in boards.items():
-        owners = [one for one, _ in found]
-        yield from _skew(owners, "firmware-skew", "note", f"the firmware of {board}", [text for _, text in found])
-
-
-def _skew(
-    owners: Sequence[Inventory], which: str, severity: str, of: str, values: Sequence[str | None]
-) -> Iterator[Finding]:
-    told = [(host_name(one), value) for one, value in zip(owners, values, strict=True) if value is not None]
-    if len({value for _, value in told}) < 2:
-        return
-    what = (
-        f"The hosts do not have the same version of {of}: " + ", ".join(f"{host} {value}" for host, value in told) + "."
-    )
-    why = {
-        "macos-skew": "RDMA between different builds of macOS is known to fail.",
-        "kernel-skew": "It mostly works. If a cable behaves differently at its two ends, this is the first suspect.",
-        "firmware-skew": "It mostly works. Speed and recovery from errors may differ.",
-    }[which]
-    severity_ = next(one for one in SEVERITIES if one == severity)
-    hosts = tuple(dict.fromkeys(host for host, _ in told))
-    cure = by_hand("Update the older ones, so that all are the same.")
-    yield Finding(which, severity_, of, what, tuple((host, str(value)) for host, value in told), why, cure, hosts)
 
 
 def _clocks(inventories: Sequence[Inventory]) -> Iterator[Finding]:

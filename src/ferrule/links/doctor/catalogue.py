@@ -106,8 +106,14 @@ CATALOGUE: dict[str, Entry] = {
     "same-address": Entry("error", "two hosts have the same address", "each its own"),
     "no-common-subnet": Entry("warning", "two hosts have no subnet in common", "a cable with addresses in one subnet"),
     "two-subnet-managers": Entry("note", "opensm runs on several hosts", "stop all but one"),
+    "ferrule-skew": Entry("warning", "hosts have different versions of Ferrule", "`pip install ferrule==…`"),
+    "python-skew": Entry("note", "hosts have different minor versions of Python", "the same on all"),
+    "torch-skew": Entry("warning", "hosts have different versions of torch or transformers", "`pip install torch==…`"),
+    "ray-skew": Entry("error", "hosts have different versions of Ray", "`pip install ray==…`"),
     "macos-skew": Entry("warning", "Macs run different builds of macOS", "the same on all"),
-    "kernel-skew": Entry("note", "hosts run different kernels", "the same on all, if cables misbehave"),
+    "kernel-skew": Entry(
+        "note", "hosts with USB4 or RDMA run different kernels", "the same on all, if cables misbehave"
+    ),
     "firmware-skew": Entry("note", "the same cards have different firmware", "update the older ones"),
     "clock-skew": Entry("warning", "the clocks of two hosts differ by more than a second", "the same time server"),
 }

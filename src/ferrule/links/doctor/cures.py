@@ -52,6 +52,16 @@ def install(text: str, packages: dict[str, str], *then: str) -> tuple[Cure, ...]
     return tuple(Cure(name, text, (f"{_INSTALL[name]} {packages[name]}", *then)) for name in _INSTALL)
 
 
+def upgrade(text: str, packages: dict[str, str]) -> tuple[Cure, ...]:
+    """Bring installed packages up to date; Debian's families have no name of the kernel in common, so all of them."""
+    commands = {
+        "debian": ("sudo apt update", f"sudo apt {packages['debian']}"),
+        "fedora": (f"sudo dnf upgrade {packages['fedora']}",),
+        "arch": (f"sudo pacman -Syu {packages['arch']}",),
+    }
+    return tuple(Cure(name, text, found) for name, found in commands.items())
+
+
 def keeps(inventory: Inventory) -> str | None:
     """Who keeps the settings of interfaces: ``NetworkManager``, ``systemd-networkd``; None if it is not known."""
     found = (inventory.service(name) for name in ("NetworkManager", "systemd-networkd"))

@@ -8,6 +8,7 @@ from typing import Any
 
 from ferrule.links.doctor import between, mac, machine, netdev, pcie, rdma, thunderbolt, unreadable, ways
 from ferrule.links.doctor.cures import family
+from ferrule.links.doctor.hosts import host_name
 from ferrule.links.findings import SEVERITIES, Finding, worst
 from ferrule.links.types import Inventory
 
@@ -27,7 +28,7 @@ _CHECKS = (
 def diagnose(inventories: Sequence[Inventory]) -> tuple[Finding, ...]:
     """What is wrong, or worth knowing, on these hosts and between them; the worst first. Pure."""
     found = [
-        dataclasses.replace(finding, hosts=(between.host_name(one),))
+        dataclasses.replace(finding, hosts=(host_name(one),))
         for one in inventories
         for check in _CHECKS
         for finding in check(one)
@@ -42,7 +43,7 @@ def diagnosis_json(inventories: Sequence[Inventory], findings: Sequence[Finding]
     """For other programs; docs/doctor.md tells the fields."""
     hosts = [
         {
-            "name": between.host_name(one),
+            "name": host_name(one),
             "source": one.machine.tree,
             "system": one.machine.system,
             "family": family(one.machine),

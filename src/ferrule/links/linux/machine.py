@@ -6,7 +6,7 @@ import collections
 import re
 import shlex
 
-from ferrule.links.reader import Reader, whole
+from ferrule.links.reader import Reader, software, whole
 from ferrule.links.types import UNLIMITED_BYTES, Clock, Firewall, Iommu, Machine, Module, Service
 
 DMI = "/sys/class/dmi/id"
@@ -69,6 +69,7 @@ def read_machine(reader: Reader, tree: str, clock: Clock) -> Machine:
         power_profile=reader.text(POWER_PROFILE),
         governor=reader.text(f"{FREQUENCY}/scaling_governor"),
         frequency_driver=reader.text(f"{FREQUENCY}/scaling_driver"),
+        software=software(reader),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ferrule.links.reader import Reader, tables, whole, words
+from ferrule.links.reader import Reader, software, tables, whole, words
 from ferrule.links.types import Firewall, Machine
 
 SW_VERS = "sw_vers"
@@ -40,6 +40,7 @@ def read_machine(reader: Reader, tree: str) -> Machine:
         cpus=whole(sysctl.get("hw.ncpu", "")),
         memory_bytes=whole(sysctl.get("hw.memsize", "")),
         rdma_ctl=_line(reader.output(RDMA_CTL)),
+        software=software(reader),
     )
 
 

@@ -56,7 +56,8 @@ class Machine:
     ``memlock_hard_bytes``: how far that can be raised without root. ``available_modules``: those of the kernel's that
     were looked for and are there, loaded or not. ``rdma_ctl``: what macOS says, such as ``enabled``.
     ``power_profile``: of the firmware, such as ``performance``, ``balanced``, ``low-power``. ``governor`` and
-    ``frequency_driver``: who chooses the processor's frequency. ``tree``: ``live``, or the name of the record.
+    ``frequency_driver``: who chooses the processor's frequency. ``software``: versions of Ferrule and what it runs on,
+    such as ``("python", "3.12.3")``. ``tree``: ``live``, or the name of the record.
     """
 
     tree: str
@@ -88,6 +89,11 @@ class Machine:
     power_profile: str | None = None
     governor: str | None = None
     frequency_driver: str | None = None
+    software: tuple[tuple[str, str], ...] = ()
+
+    def version(self, name: str) -> str | None:
+        """Of ``ferrule``, ``python`` or a package; None where it is not installed, or not told."""
+        return dict(self.software).get(name)
 
     def module(self, name: str) -> Module | None:
         """The loaded module of that name; ``-`` and ``_`` are the same to the kernel."""
