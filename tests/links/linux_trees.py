@@ -160,6 +160,7 @@ def e810() -> LinuxBuild:
     device = build.rdma("rocep65s0f0", card, hca="", board="", firmware="1.73")
     gids = (("fe80::25e:4", "RoCE v2", "enp65s0f0np0"), ("::ffff:10.10.0.1", "RoCE v2", "enp65s0f0np0"))
     build.rdma_port(device, 1, state="4: ACTIVE", rate="100 Gb/sec (4X EDR)", layer="Ethernet", gids=gids)
+    build.flow_control("enp65s0f0np0", pause="off")
     return build
 
 
@@ -213,6 +214,7 @@ def dgx_spark() -> LinuxBuild:
             gids = tuple((text, kind, netdev) for text in texts for kind in kinds) if up else ()
             state, rate = ("4: ACTIVE", "200 Gb/sec (4X HDR)") if up else ("1: DOWN", "40 Gb/sec (4X QDR)")
             build.rdma_port(device, 1, state=state, rate=rate, layer="Ethernet", gids=gids)
+            build.flow_control(netdev, pause="off" if path else "on", pfc="off")
     build.pci("", "0007:00:00.0", "0x060400", (0x10DE, 0x22D0), now=(16.0, 1), most=(16.0, 1), iommu="DMA-FQ")
     wired = build.pci(
         "0007:00:00.0", "0007:01:00.0", "0x020000", (0x10EC, 0x8127), now=(16.0, 1), most=(16.0, 1), driver="r8127"

@@ -39,7 +39,7 @@ EXPECTED: dict[str, list[tuple[str, str, str]]] = {
         ("note", "speed-below-card", "enP7s7"),
         ("note", "rdma-port-free", "roceP2p1s0f1:1"),
         ("note", "rdma-port-free", "rocep1s0f1:1"),
-        ("note", "rdma-lossless", "enP2p1s0f0np0, enp1s0f0np0"),
+        ("note", "rdma-lossless", "enP2p1s0f0np0"),
         ("note", "pcie-below-port", "0000:01:00.0"),
         ("note", "pcie-below-port", "0002:01:00.0"),
         ("note", "iommu-translated", "IOMMU"),

@@ -13,6 +13,7 @@ from ferrule.links import (
     Clock,
     Finding,
     Firewall,
+    FlowControl,
     Inventory,
     NetAddress,
     NetKind,
@@ -221,6 +222,39 @@ def test_the_cure_of_a_version_is_a_command_for_the_older_hosts() -> None:
 )
 def test_versions_that_work_together_are_no_finding(name: str, one: str, other: str | None) -> None:
     assert not [found for found in diagnose(software(name, one, other)) if found.id.endswith("-skew")]
+
+
+PFC_OFF = "prio-pfc 0:off 1:off 2:off 3:off 4:off 5:off 6:off 7:off"
+ON, OFF, UNKNOWN = FlowControl(True, True, ()), FlowControl(False, False, ()), FlowControl()
+
+
+@pytest.mark.parametrize(
+    ("control", "said"),
+    [
+        (OFF, "enp65s0f0np0 does not obey or send pause frames, and PFC is off."),
+        (change(OFF, priorities=None), "enp65s0f0np0 does not obey or send pause frames; whether PFC is on could not"),
+        (FlowControl(True, False, None), "enp65s0f0np0 does not send pause frames; whether PFC is on could not"),
+        (UNKNOWN, "whether enp65s0f0np0 pauses is not told, neither by pause frames nor by PFC."),
+        (change(UNKNOWN, priorities=()), "whether enp65s0f0np0 pauses is not told."),
+        (None, "whether enp65s0f0np0 pauses is not told, neither"),
+        (ON, None),
+        (change(ON, priorities=None), None),
+        (change(OFF, priorities=(3,)), None),
+        (change(UNKNOWN, priorities=(3,)), None),
+    ],
+)
+def test_what_is_read_of_flow_control_is_told_from_what_is_not(control: FlowControl | None, said: str | None) -> None:
+    found = [one for one in diagnose([net(E810, "enp65s0f0np0", flow_control=control)]) if one.id == "rdma-lossless"]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0].what
+
+
+def test_the_evidence_of_flow_control_is_what_the_kernel_told() -> None:
+    (found,) = (one for one in diagnose([read(SPARK)]) if one.id == "rdma-lossless")
+    assert [line for _, line in found.evidence] == ["RX: off", "TX: off", PFC_OFF]
+    device = read(SPARK).netdev("enp1s0f0np0")
+    assert device is not None
+    assert device.flow_control == ON
 
 
 def test_kernels_matter_where_they_drive_the_cable() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 from ferrule.links.devinfo import DEVINFO
 from ferrule.links.linux.addresses import ADDRESS, ROUTES
+from ferrule.links.linux.flow_control import PFC
 from ferrule.links.linux.machine import CHRONY, DMI, MODINFO, NFT, SECURE_BOOT, SYSTEMCTL, TIMEDATECTL, UNITS
+from ferrule.links.own import PAUSE
 
 PCI = "/sys/bus/pci/devices"
 THUNDERBOLT = "/sys/bus/thunderbolt/devices"
@@ -27,7 +29,7 @@ THUNDERBOLT_DOCUMENTS = (
     "Linux Documentation/ABI/testing/sysfs-bus-thunderbolt",
     "Linux Documentation/admin-guide/thunderbolt.rst",
 )
-RDMA_DOCUMENTS = ("Linux Documentation/ABI/stable/sysfs-class-infiniband", "ibv_devinfo(1)")
+RDMA_DOCUMENTS = ("Linux Documentation/ABI/stable/sysfs-class-infiniband", "ibv_devinfo(1)", "ethtool(8), dcb-pfc(8)")
 
 
 @dataclass
@@ -268,6 +270,14 @@ class LinuxBuild(Build):
         self.put(path, node_type="1: CA", fw_ver=firmware, board_id=board, hca_type=hca)
         self._devinfo += [f"hca_id:\t{name}", f"\tfw_ver:\t{firmware}"]
         return path
+
+    def flow_control(self, netdev: str, *, pause: str, pfc: str | None = None) -> None:
+        """``pause``: on or off, both ways; ``pfc``: of each priority, where `dcb` is installed."""
+        told = "".join(f"{key}\t{pause}\n" for key in ("Autonegotiate:", "RX:", "TX:"))
+        self.commands[f"{PAUSE} {netdev}"] = f"Pause parameters for {netdev}:\n{told}"
+        if pfc is not None:
+            priorities = " ".join(f"{number}:{pfc}" for number in range(8))
+            self.commands[f"{PFC} {netdev}"] = f"pfc-cap 8 macsec-bypass off delay 0 \nprio-pfc {priorities} \n"
 
     def rdma_port(
         self,

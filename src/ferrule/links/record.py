@@ -108,7 +108,7 @@ class Recorder:
             "directories": {name(path): [name(one) for one in names] for path, names in listed},
             "links": {name(path): name(target) for path, target in sorted(self.links.items())},
             "errors": {name(path): why for path, why in sorted(self.errors.items())},
-            "commands": {command: redactor.command(command, told) for command, told in sorted(self.commands.items())},
+            "commands": {name(one): redactor.command(one, told) for one, told in sorted(self.commands.items())},
         }
         about = {"format": FORMAT, "version": VERSION, "header": {**header, "redacted": redactor.counts()}}
         return {**about, **parts}

@@ -83,7 +83,11 @@ CATALOGUE: dict[str, Entry] = {
     "rdma-driver-missing": Entry("warning", "a card can do RDMA and only does Ethernet", "load its module"),
     "rdma-no-uverbs": Entry("error", "programs cannot reach RDMA devices: ib_uverbs is not loaded", "load it"),
     "rdma-core-missing": Entry("warning", "rdma-core is not installed", "install it"),
-    "rdma-lossless": Entry("note", "RoCE is in use, which suffers from lost packets", "pause frames behind a switch"),
+    "rdma-lossless": Entry(
+        "note",
+        "RoCE suffers from lost packets, and this end does not pause, or does not tell",
+        "pause frames or PFC behind a switch",
+    ),
     "memlock-small": Entry("warning", "the user may lock too little memory for RDMA", "limits.d, log in again"),
     "pcie-downgraded": Entry(
         "warning", "a card has fewer or slower lanes than it and its slot can do", "reseat the card"

@@ -8,8 +8,10 @@ from ferrule.links.devinfo import DEVINFO
 from ferrule.links.doctor import costs
 from ferrule.links.doctor.cures import by_hand, family, install, load_module, run, set_address
 from ferrule.links.findings import Cure, Finding
+from ferrule.links.linux.flow_control import PFC
 from ferrule.links.linux.machine import SYSTEMCTL
-from ferrule.links.types import UNLIMITED_BYTES, Evidence, Inventory, RdmaDevice, RdmaPort
+from ferrule.links.own import PAUSE
+from ferrule.links.types import UNLIMITED_BYTES, Evidence, FlowControl, Inventory, RdmaDevice, RdmaPort
 from ferrule.units import format_bytes
 
 MEMLOCK_BYTES = 1 << 30
@@ -208,25 +210,36 @@ def _driver(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _lossless(inventory: Inventory) -> Iterator[Finding]:
-    """Whether pause frames are on is not told in sysfs, so this is only a reminder."""
-    names = [
-        net
-        for device in _cards(inventory)
-        for port in device.ports
-        if port.link_layer == "Ethernet" and port.state == "ACTIVE"
-        for net in port.netdevs[:1]
-    ]
-    if not names:
+    """What this end does is read; what a switch does no machine can see."""
+    for device in _cards(inventory):
+        for port in device.ports:
+            if port.link_layer == "Ethernet" and port.state == "ACTIVE":
+                for name in port.netdevs[:1]:
+                    yield from _flow_control(inventory, name)
+
+
+def _flow_control(inventory: Inventory, name: str) -> Iterator[Finding]:
+    found = inventory.netdev(name)
+    control = (found.flow_control if found else None) or FlowControl()
+    if control.lossless:
         return
-    what = f"RoCE runs on {', '.join(names)}. It loses speed steeply if packets are dropped on the way."
-    why = "A cable from card to card drops none. A switch does when two senders meet, unless it is told to pause them."
-    pause = tuple(f"sudo ethtool -A {name} rx on tx on" for name in names)
+    off = [words for words, on in (("obey", control.receives), ("send", control.sends)) if on is False]
+    facts = f"{name} does not {' or '.join(off)} pause frames" if off else f"whether {name} pauses is not told"
+    if control.priorities is None:
+        facts += "; whether PFC is on could not be read" if off else ", neither by pause frames nor by PFC"
+    elif off:
+        facts += ", and PFC is off"
+    what = f"RoCE runs here, which loses speed steeply if packets are dropped, and {facts}."
+    why = "A cable from card to card drops few. A switch does when two senders meet, unless it is told to pause them."
     text = "Nothing, if the cards are joined directly. Behind a switch: pause frames (or PFC) on its ports and here."
-    cure = run(text, *pause)
+    if control.priorities is None:
+        text += " To have PFC read, too, install the program `dcb` (of iproute2)."
+    asked = (f"$ {PAUSE} {name}", f"$ {PFC} {name}")
     evidence = tuple(
-        (f"{port.path}/link_layer", "Ethernet")
-        for device in _cards(inventory)
-        for port in device.ports
-        if port.state == "ACTIVE"
+        (where, " ".join(line.split()))
+        for where in asked
+        for line in inventory.seen.get(where, "").splitlines()
+        if line.startswith(("RX:", "TX:", "prio-pfc"))
     )
-    yield Finding("rdma-lossless", "note", ", ".join(names), what, evidence, why, cure)
+    cure = run(text, f"sudo ethtool -A {name} rx on tx on")
+    yield Finding("rdma-lossless", "note", name, what, evidence or ((asked[0], "not told"),), why, cure)

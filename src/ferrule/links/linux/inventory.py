@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ferrule.links.devinfo import DEVINFO
 from ferrule.links.linux.addresses import ADDRESS, ROUTES, read_addressing
+from ferrule.links.linux.flow_control import read_flow_control
 from ferrule.links.linux.machine import COMMANDS, read_clock, read_firewalls, read_machine, read_services
 from ferrule.links.linux.net import read_netdevs
 from ferrule.links.linux.pcie import read_pcie
-from ferrule.links.linux.rdma import CLASS, read_rdma
+from ferrule.links.linux.rdma import CLASS, read_rdma, roce_netdevs
 from ferrule.links.linux.thunderbolt import read_thunderbolt
 from ferrule.links.reader import Reader
 from ferrule.links.types import Inventory
@@ -19,8 +20,8 @@ def read_linux(reader: Reader, tree: str) -> Inventory:
     services = read_services(reader)
     machine = read_machine(reader, tree, read_clock(reader, services))
     thunderbolt = read_thunderbolt(reader)
-    netdevs = read_netdevs(reader, addressing)
     rdma = read_rdma(reader)
+    netdevs = read_flow_control(reader, read_netdevs(reader, addressing), roce_netdevs(rdma))
     pcie = read_pcie(reader)
     return Inventory(
         machine=machine,

@@ -40,6 +40,12 @@ _MAX_GIDS = 1024
 _MAX_LID = 0xFFFFFFFF
 
 
+def roce_netdevs(devices: tuple[RdmaDevice, ...]) -> frozenset[str]:
+    """The Ethernet interfaces that cards do RDMA over."""
+    ports = (port for device in devices if not device.software for port in device.ports)
+    return frozenset(name for port in ports if port.link_layer == "Ethernet" for name in port.netdevs)
+
+
 def read_rdma(reader: Reader) -> tuple[RdmaDevice, ...]:
     names = reader.names(CLASS)
     mtus = port_mtus(reader.output(DEVINFO)) if names else {}

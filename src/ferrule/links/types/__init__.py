@@ -17,7 +17,7 @@ from ferrule.links.types.machine import (
     Service,
     System,
 )
-from ferrule.links.types.net import NetAddress, NetCounters, NetDevice, NetKind, Route
+from ferrule.links.types.net import FlowControl, NetAddress, NetCounters, NetDevice, NetKind, Route
 from ferrule.links.types.pcie import PcieLink, pcie_gb_s
 from ferrule.links.types.rdma import Gid, RdmaDevice, RdmaPort
 from ferrule.links.types.thunderbolt import (
@@ -35,6 +35,7 @@ __all__ = [
     "Clock",
     "Evidence",
     "Firewall",
+    "FlowControl",
     "Gid",
     "Inventory",
     "Iommu",

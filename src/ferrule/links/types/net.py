@@ -41,6 +41,25 @@ class NetCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class FlowControl:
+    """Whether senders are paused before packets are lost. None: the driver, or a missing program, does not tell.
+
+    ``receives``: pause frames are obeyed; ``sends``: they are sent. ``priorities``: for which PFC is on.
+    """
+
+    receives: bool | None = None
+    sends: bool | None = None
+    priorities: tuple[int, ...] | None = None
+
+    @property
+    def lossless(self) -> bool | None:
+        """Whether this end pauses and is paused; None if neither was found on and not both could be read."""
+        if (self.receives and self.sends) or self.priorities:
+            return True
+        return None if self.priorities is None or None in (self.receives, self.sends) else False
+
+
+@dataclass(frozen=True, slots=True)
 class NetDevice:
     """A network interface.
 
@@ -48,7 +67,8 @@ class NetDevice:
     bytes. ``enabled``: whether it is switched on (IFF_UP). ``master``: the bridge or bond that it is part of;
     ``members``: its own, if it is one. ``parent``: what a VLAN or the like stands on. ``label``: what the system calls
     it, such as ``Thunderbolt 1``. ``thunderbolt``: the name of the `ThunderboltPeer` or `ThunderboltPort` that it
-    belongs to. ``mac_random``: the hardware address is made up anew at every start.
+    belongs to. ``mac_random``: the hardware address is made up anew at every start. ``flow_control``: of those that
+    RoCE goes over.
     """
 
     name: str
@@ -73,6 +93,7 @@ class NetDevice:
     members: tuple[str, ...] = ()
     parent: str | None = None
     counters: NetCounters = field(default_factory=NetCounters)
+    flow_control: FlowControl | None = None
 
     @property
     def speed_gb_s(self) -> float | None:
