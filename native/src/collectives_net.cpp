@@ -94,20 +94,47 @@ void NetCollectives::once(const Call& call, std::byte* data, ReduceFunction redu
   // Each message lies whole in its slot, and its payload begins on a cache line.
   const std::size_t slot = (kLine + bytes + kLine - 1) / kLine * kLine;
   const Bytes space = scratch(slot * static_cast<std::size_t>(size_));
-  sources_.assign(static_cast<std::size_t>(size_), data);
-  exchange_.clear();
-  for (Channel* channel : channels_) {
-    if (channel == nullptr) continue;
-    const auto peer = static_cast<std::size_t>(channel->peer());
-    exchange_.to(channel, header(call)).first = {data, bytes};
-    Incoming& in = exchange_.from(channel, header(call));
-    in.first_size = bytes;
-    in.whole = space.subspan(peer * slot + kLine - sizeof(MessageHeader), sizeof(MessageHeader) + bytes);
-    sources_[peer] = in.whole.data() + sizeof(MessageHeader);
+  sources_.resize(channels_.size());
+  if (size_ == 2) {
+    Channel& peer = *channels_[static_cast<std::size_t>(1 - rank_)];
+    const Bytes whole = space.subspan(slot + kLine - sizeof(MessageHeader), sizeof(MessageHeader) + bytes);
+    sources_[static_cast<std::size_t>(rank_)] = data;
+    sources_[static_cast<std::size_t>(1 - rank_)] = whole.data() + sizeof(MessageHeader);
+    swap(peer, header(call), {data, bytes}, whole);
+  } else {
+    exchange_.clear();
+    for (Channel* channel : channels_) {
+      if (channel == nullptr) continue;
+      const auto peer = static_cast<std::size_t>(channel->peer());
+      exchange_.to(channel, header(call)).first = {data, bytes};
+      Incoming& in = exchange_.from(channel, header(call));
+      in.first_size = bytes;
+      in.whole = space.subspan(peer * slot + kLine - sizeof(MessageHeader), sizeof(MessageHeader) + bytes);
+      sources_[peer] = in.whole.data() + sizeof(MessageHeader);
+    }
+    sources_[static_cast<std::size_t>(rank_)] = data;
+    exchange_.run();
   }
-  exchange_.run();
   const std::size_t element = ferrule_dtype_size(static_cast<ferrule_dtype>(call.dtype));
   if (bytes != 0) reduce(data, sources_.data(), size_, bytes / element, size_);
+}
+
+// Two ranks in step find each other's bytes there as soon as their own are sent: then nothing has to be set up for
+// waiting. `whole`: room for header and payload.
+void NetCollectives::swap(Channel& peer, const MessageHeader& call, ConstBytes payload, Bytes whole) {
+  const ConstBytes parts[2] = {ConstBytes(reinterpret_cast<const std::byte*>(&call), sizeof call), payload};
+  const std::size_t sent = peer.try_send(parts);
+  const std::size_t got = sent == whole.size() ? peer.try_recv(whole) : 0;
+  if (got == whole.size() && std::memcmp(whole.data(), &call, sizeof call) == 0 && !peer.holds_callers_memory()) return;
+  exchange_.clear();
+  Outgoing& out = exchange_.to(&peer, call);
+  out.first = payload;
+  out.begin_at(sent);
+  Incoming& in = exchange_.from(&peer, call);
+  in.first_size = payload.size();
+  in.whole = whole;
+  in.begin_at(got);
+  exchange_.run();
 }
 
 void NetCollectives::pieces(const Call& call, const std::byte* data, std::byte* out, std::byte* gathered,

@@ -59,6 +59,7 @@ class NetCollectives {
                           ReduceFunction reduce);
 
   void once(const Call& call, std::byte* data, ReduceFunction reduce);
+  void swap(Channel& peer, const MessageHeader& call, ConstBytes payload, Bytes whole);
   void pieces(const Call& call, const std::byte* data, std::byte* out, std::byte* gathered,
               const std::vector<std::size_t>& bounds, ReduceFunction reduce);
 

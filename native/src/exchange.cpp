@@ -31,9 +31,13 @@ bool Outgoing::pump() {
     skip -= n;
   }
   const std::size_t n = channel->try_send(parts);
-  sent += n;
-  channel->mid_message = sent != 0 && !done();
+  begin_at(sent + n);
   return n != 0;
+}
+
+void Outgoing::begin_at(std::size_t bytes) {
+  sent = bytes;
+  channel->mid_message = sent != 0 && !done();
 }
 
 Bytes Incoming::target() {
@@ -56,13 +60,16 @@ bool Incoming::can_receive() const {
 bool Incoming::pump_whole() {
   const std::size_t n = channel->try_recv(whole.subspan(got));
   if (n == 0) return false;
-  const bool in_header = got < sizeof header;
-  got += n;
-  if (in_header && got >= sizeof header) {
-    std::memcpy(&header, whole.data(), sizeof header);
-    check_header(*channel, expected, header, whole.first(got).subspan(sizeof header));
-  }
+  begin_at(got + n);
   return true;
+}
+
+void Incoming::begin_at(std::size_t bytes) {
+  const bool in_header = got < sizeof header;
+  got = bytes;
+  if (!in_header || got < sizeof header) return;
+  std::memcpy(&header, whole.data(), sizeof header);
+  check_header(*channel, expected, header, whole.first(got).subspan(sizeof header));
 }
 
 bool Incoming::pump() {

@@ -28,6 +28,8 @@ struct Outgoing {
   bool settled() const { return done() && !channel->holds_callers_memory(); }
   bool can_send() const { return sent < sizeof header + first.size() + second_ready; }
   bool pump();
+  // That many bytes are sent already.
+  void begin_at(std::size_t bytes);
 };
 
 // One message from a peer. The header must be the expected one before any payload is taken. The first part goes
@@ -50,6 +52,8 @@ struct Incoming {
   std::size_t first_got() const { return got < sizeof header ? 0 : std::min(got - sizeof header, first_size); }
   bool can_receive() const;
   bool pump();
+  // That many bytes are in `whole` already.
+  void begin_at(std::size_t bytes);
 
  private:
   bool pump_whole();

@@ -96,6 +96,7 @@ std::size_t Group::packable(const ferrule_operation* operations, std::size_t cou
     return one.op == FERRULE_ALL_REDUCE && one.dtype == operations->dtype && one.reduction == operations->reduction &&
            one.quantized == operations->quantized && bytes_of(one) <= kPackBytes;
   };
+  if (count == 1) return 1;
   std::size_t n = 0;
   while (n < count && alike(operations[n])) ++n;
   return std::max<std::size_t>(n, 1);
