@@ -14,9 +14,24 @@ from ferrule.engine import ranks as module
 from ferrule.engine.options import RankOptions
 from ferrule.engine.ranks import RankFailure, Ranks
 from ferrule.errors import FerruleError
-from ferrule.plan import ModelSpec, make_plan
+from ferrule.plan import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Weights, make_plan
 
-SPEC = ModelSpec("Tiny", 2, 2, 2, 10, 64, (1, 1), 1, 1, False, None, None)
+LAYER = LayerSpec(LayerWeights(dense=Weights(1, 1)), AttentionSpec("full", 2, 2, 2, 2))
+SPEC = ModelSpec(
+    name="tiny",
+    architecture="Tiny",
+    model_type="tiny",
+    decoder=(LAYER,) * 2,
+    embedding=Weights(1, 1),
+    head=Weights(1, 1),
+    final=Weights(),
+    tied=False,
+    hidden_size=4,
+    query_heads=2,
+    key_value_heads=2,
+    vocab_size=10,
+    max_context=64,
+)
 
 
 class SpeakingLauncher:
