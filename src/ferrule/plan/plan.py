@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Strategy = Literal["single", "tensor", "pipeline", "hybrid"]
+Strategy = Literal["single", "tensor", "pipeline", "expert", "hybrid"]
 
 
 @dataclass(frozen=True)
