@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from ferrule.errors import PlanError
@@ -54,7 +55,7 @@ class ModelSpec:
     def layers(self) -> int:
         return len(self.decoder)
 
-    @property
+    @cached_property
     def layer_bytes(self) -> tuple[int, ...]:
         return tuple(layer.bytes for layer in self.decoder)
 

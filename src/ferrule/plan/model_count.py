@@ -15,8 +15,6 @@ from ferrule.plan.model_shape import LayerShape, Shape
 from ferrule.plan.model_storage import Format
 from ferrule.plan.model_tensors import tensors_of
 
-_NOTHING = Cuts(attention=None, dense=False, shared=False, experts=None, sinks=False)
-
 
 @dataclass(frozen=True)
 class Counts:
@@ -32,9 +30,12 @@ def expected(shape: Shape, storage: Format) -> list[Counts]:
     return [Counts(tensor.name, tensor.parameters, storage.bytes(tensor)) for tensor in tensors_of(shape)]
 
 
-def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, stored: str) -> ModelSpec:
-    """A `ModelSpec` of ``tensors`` that make a model of ``shape``. Raises `ModelError` where a layer has none."""
-    cuts = shape.family.cuts or _NOTHING
+def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, storage: Format) -> ModelSpec:
+    """A `ModelSpec` of ``tensors`` that make a model of ``shape``, stored in ``storage``.
+
+    Raises `ModelError` where a layer has none.
+    """
+    cuts = shape.family.cuts
     layers: list[defaultdict[Kind, Weights]] = [defaultdict(Weights) for _ in shape.layers]
     places: defaultdict[str, Weights] = defaultdict(Weights)
     for tensor in tensors:
@@ -42,9 +43,7 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
         if within is None:
             place = place_of(tensor.name)
             if place is not None:
-                cut = cuts is not _NOTHING and (
-                    place == "head" or (place == "embedding" and "per_layer" not in tensor.name)
-                )
+                cut = place == "head" or (place == "embedding" and "per_layer" not in tensor.name)
                 places[place] += _weights(tensor, cut)
             continue
         index, leaf = within
@@ -71,9 +70,10 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
         key_value_heads=shape.key_value_heads,
         vocab_size=shape.vocab_size,
         max_context=shape.max_context,
-        stored=stored,
+        activation_bytes=float(storage.plain),
+        stored=storage.words,
         counted=counted,
-        tensor_refusal=_refusal(shape, "tensor", bool(shape.family.cuts)),
+        tensor_refusal=_refusal(shape, "tensor parallel", shape.family.tensor),
         pipeline_refusal=_refusal(shape, "pipeline", shape.family.stages),
         expert_refusal=_expert_refusal(shape),
         notes=_notes(shape, places["elsewhere"]),
@@ -149,11 +149,7 @@ def _refusal(shape: Shape, kind: str, possible: bool) -> str | None:
 def _expert_refusal(shape: Shape) -> str | None:
     if all(layer.experts is None for layer in shape.layers):
         return f"{shape.architecture} has no experts"
-    return (
-        None
-        if shape.family.cuts and shape.family.cuts.experts
-        else f"no plan shares out the experts of {shape.architecture}"
-    )
+    return _refusal(shape, "expert parallel", shape.family.tensor)
 
 
 def _notes(shape: Shape, elsewhere: Weights) -> tuple[str, ...]:

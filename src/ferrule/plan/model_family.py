@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Cuts:
-    """What the built-in engine shares out of a layer among tensor parallel ranks.
+    """What is shared out of a layer among tensor parallel ranks.
 
     ``attention``: by ``heads``; or the projections' columns, ``gathered`` again before attention (which every rank
     then computes for all heads); None: not at all. ``experts``: see `ExpertsSpec.cut`. ``sinks``: the attention sinks.
@@ -34,8 +34,9 @@ class Family:
     A bias is there always (True), never (False) or by a field of the configuration (its name; ``+name``: true where
     the field is missing). ``norms``: of the hidden size, per layer. ``query_norm``: over a ``head`` or over all heads
     (``whole``); ``latent`` attention brings norms of its own. ``window``: which layers have the sliding window: none,
-    ``all``, from ``max_window_layers`` on (``late``), or all but every n-th (the number). ``defaults``: values that
-    published configurations of the family leave out.
+    ``all``, from ``max_window_layers`` on (``late``), or all but every n-th (the number). ``tensor`` and ``stages``:
+    transformers has a plan to cut it that way (without one ``cuts`` says what other engines do). ``defaults``: values
+    that published configurations of the family leave out.
     """
 
     attention: Literal["separate", "fused", "latent"] = "separate"
@@ -53,7 +54,8 @@ class Family:
     attention_gate: bool = False
     head_bias: bool | str = False
     tied: bool = False
-    cuts: Cuts | None = field(default_factory=Cuts)
+    cuts: Cuts = field(default_factory=Cuts)
+    tensor: bool = True
     stages: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -167,9 +169,9 @@ FAMILIES: dict[str, Family] = {
         attention_gate=True,
         cuts=ONLY_EXPERTS,
     ),
-    "dbrx": Family(attention="fused", cuts=None, stages=False),
+    "dbrx": Family(attention="fused", cuts=Cuts(experts="whole"), tensor=False, stages=False),
 }
 """By transformers' ``model_type``."""
 
-ANY = Family(cuts=None, stages=False)
+ANY = Family(tensor=False, stages=False)
 """A family not listed: like Llama, and nothing is known of how to cut it."""

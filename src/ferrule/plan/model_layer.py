@@ -200,7 +200,7 @@ class LayerSpec:
     heads_cut: bool = True
     collectives: tuple[Collective, ...] = ()
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return self.weights.total.bytes
 

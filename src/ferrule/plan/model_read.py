@@ -29,7 +29,7 @@ from ferrule.plan.model_headers import (
 from ferrule.plan.model_hub import CONFIG_BYTES, HUB_ID, Hub
 from ferrule.plan.model_names import layer_of, place_of
 from ferrule.plan.model_shape import Shape, read_shape
-from ferrule.plan.model_storage import format_of, named_format
+from ferrule.plan.model_storage import Format, format_of, named_format
 
 CLOSE = 0.01
 """An index's total that is within this part of what arithmetic gives confirms it."""
@@ -72,7 +72,7 @@ def spec_of_tensors(name: str, config: Any, file: str, tensors: Iterable[Stored]
     """A `ModelSpec` from a parsed ``config.json`` (``file`` names it in errors) and all stored tensors."""
     shape = read_shape(config, file)
     storage = format_of(shape.fields)
-    return count(name, shape, [counts(each, storage) for each in tensors], "headers", storage.words)
+    return count(name, shape, [counts(each, storage) for each in tensors], "headers", storage)
 
 
 def _configured(name: str, config: Any, file: str, weights: str | None) -> ModelSpec:
@@ -82,7 +82,7 @@ def _configured(name: str, config: Any, file: str, weights: str | None) -> Model
             f"{file}: sizes of {shape.model_type or 'a nameless family'} cannot be told without its weights' index"
         )
     storage = named_format(weights) if weights else format_of(shape.fields)
-    return count(name, shape, expected(shape, storage), "config", storage.words)
+    return count(name, shape, expected(shape, storage), "config", storage)
 
 
 def _directory(directory: Path, weights: str | None) -> ModelSpec:
@@ -119,7 +119,7 @@ def _gguf(file: Path, weights: str | None) -> ModelSpec:
         for number, other in enumerate(_parts(file, parts)):
             tensors += read_gguf(other).tensors if number else ()
     shape = read_shape(config, str(file))
-    return count(file.stem, shape, tensors, "headers", "GGUF " + ", ".join(gguf.types[:2]))
+    return count(file.stem, shape, tensors, "headers", Format("GGUF " + ", ".join(gguf.types[:2]), plain=4))
 
 
 def _parts(file: Path, parts: int) -> list[Path]:
@@ -159,7 +159,7 @@ def _indexed(name: str, config: Any, file: str, index: Index) -> ModelSpec:
     shape = read_shape(config, file)
     storage = format_of(shape.fields)
     shape = replace(shape, tied=not any(place_of(each) == "head" for each in index.files if layer_of(each) is None))
-    spec = count(name, shape, expected(shape, storage), "index", storage.words)
+    spec = count(name, shape, expected(shape, storage), "index", storage)
     total = index.total_bytes
     if total is None or abs(total - spec.bytes) <= CLOSE * total:
         return spec

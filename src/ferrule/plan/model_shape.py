@@ -159,7 +159,7 @@ def _experts(fields: Fields, family: Family, index: int, layers: int) -> Experts
     if per_token > count:
         raise fields.error("num_experts_per_tok", f"is more than the {count} experts there are")
     width = fields.integer("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
-    return ExpertsSpec(count, per_token, width, family.cuts.experts if family.cuts else None)
+    return ExpertsSpec(count, per_token, width, family.cuts.experts)
 
 
 def _attention(fields: Fields, family: Family, index: int, layers: int, hidden: int, heads: int) -> AttentionSpec:

@@ -1,0 +1,129 @@
+"""Published models: sizes that their makers, or the files on the hub, tell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ferrule.plan import BUILT_IN, COMPACT, ExpertsSpec, Share, known_models, read_model
+
+
+@pytest.mark.parametrize(("name", "file"), known_models().items())
+def test_parameters_are_those_that_the_makers_publish(name: str, file: Path) -> None:
+    known, spec = json.loads(file.read_text()), read_model(name)
+    assert spec.parameters == pytest.approx(known["parameters"], rel=0.01)
+    if "active_parameters" in known:
+        assert spec.active_parameters == pytest.approx(known["active_parameters"], rel=0.02)
+    assert (spec.active_parameters < spec.parameters) == any(layer.experts for layer in spec.decoder)
+    assert known["source"].startswith(f"https://huggingface.co/{known['hub_id']}")
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "gigabytes"),
+    [  # sizes of the files on the hub, in 10^9 bytes
+        ("llama-3.2-3b", None, 6.43),
+        ("llama-3.3-70b", "float16", 141.1),
+        ("qwen3-235b-a22b", None, 470.2),
+        ("qwen3-235b-a22b", "mlx-8bit", 249.8),
+        ("qwen3-235b-a22b", "mlx-4bit", 132.2),
+        ("qwen3-235b-a22b", "int4", 124.5),
+        ("gpt-oss-120b", None, 65.2),
+        ("mixtral-8x7b", None, 93.4),
+    ],
+)
+def test_bytes_are_those_of_the_files(name: str, weights: str | None, gigabytes: float) -> None:
+    assert read_model(name, weights=weights).bytes / 1e9 == pytest.approx(gigabytes, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("name", "per_token"),
+    [
+        ("llama-3.3-70b", 80 * 2 * 8 * 128 * 2),
+        ("llama-3.2-3b", 28 * 2 * 8 * 128 * 2),
+        ("qwen3-235b-a22b", 94 * 2 * 4 * 128 * 2),
+        ("deepseek-v3", 61 * (512 + 64) * 2),
+    ],
+)
+def test_the_cache_takes_what_the_papers_say(name: str, per_token: int) -> None:
+    spec = read_model(name)
+    assert spec.cache_bytes(1000) == 1000 * per_token
+
+
+def test_windows_bound_the_cache_of_their_layers_only() -> None:
+    spec = read_model("gpt-oss-120b")  # every second layer sees 128 tokens
+    layer = 2 * 8 * 64 * 2
+    assert spec.cache_bytes(100) == 36 * layer * 100
+    assert spec.cache_bytes(1000) == 18 * layer * 1000 + 18 * layer * 128
+    assert spec.cache_bytes(1000, BUILT_IN) == 36 * layer * 1000
+
+
+def test_latents_are_shared_out_to_no_rank_but_heads_are() -> None:
+    layer = read_model("deepseek-v3").decoder[10]
+    half = Share.even(2)
+    assert layer.cache_bytes(10, COMPACT, half) == layer.cache_bytes(10, COMPACT)
+    assert layer.cache_bytes(10, BUILT_IN, half) == layer.cache_bytes(10, BUILT_IN) / 2 == 10 * 128 * (192 + 128)
+
+
+def test_dense_layers_and_shared_experts_are_where_they_are_said_to_be() -> None:
+    spec = read_model("deepseek-v3")
+    assert [layer.experts is None for layer in spec.decoder] == [True] * 3 + [False] * 58
+    sparse, dense = spec.decoder[3], spec.decoder[2]
+    assert sparse.experts == ExpertsSpec(count=256, per_token=8, width=2048)
+    assert (sparse.weights.routed.parameters, sparse.weights.shared.parameters) == (256 * 44_040_192, 44_040_192)
+    assert dense.weights.dense.parameters == 3 * 7168 * 18432
+    assert [each.kind for each in sparse.collectives] == ["all_reduce"] * 3  # attention, experts, shared expert
+    assert len(dense.collectives) == 2
+
+
+def test_a_model_that_does_not_divide_says_what_does_not() -> None:
+    spec = read_model("llama-3.2-3b")
+    assert spec.tensor_obstacle(1) is spec.tensor_obstacle(8) is None
+    assert "24" in (spec.tensor_obstacle(5) or "")
+    assert "8 key/value heads" in (spec.tensor_obstacle(3) or "")
+    assert "no tensor parallel plan for DbrxForCausalLM" in (read_model("dbrx").tensor_obstacle(2) or "")
+
+
+@given(st.integers(1, 512), st.integers(1, 16), st.integers(0, 300))
+def test_experts_touched_grow_with_the_batch_up_to_all(count: int, per_token: int, tokens: int) -> None:
+    experts = ExpertsSpec(count, min(count, per_token), 1)
+    touched = experts.touched(tokens)
+    assert touched <= experts.touched(tokens + 1) <= count
+    assert touched <= tokens * experts.per_token + 1e-9
+    assert experts.touched(0) == 0
+    assert experts.touched(1) == pytest.approx(experts.per_token)
+
+
+SPECS = {name: read_model(name) for name in ("gpt-oss-120b", "qwen3-30b-a3b", "deepseek-v3", "gemma-3-27b")}
+
+
+@given(st.sampled_from(sorted(SPECS)), st.integers(1, 3000), st.integers(0, 3000), st.booleans())
+def test_a_prompt_costs_what_its_tokens_cost_one_by_one(name: str, tokens: int, past: int, absorbed: bool) -> None:
+    for layer in SPECS[name].decoder[:6:5]:
+        two = layer.flops(tokens, past, absorbed=absorbed) + layer.flops(1, past + tokens, absorbed=absorbed)
+        assert layer.flops(tokens + 1, past, absorbed=absorbed) == two
+        assert layer.flops(1, past + tokens) >= layer.flops(1, past)
+
+
+@given(st.sampled_from(sorted(SPECS)), st.integers(1, 64), st.integers(1, 4096))
+def test_what_ranks_hold_is_together_at_least_the_whole(name: str, parts: int, tokens: int) -> None:
+    spec = SPECS[name]
+    share = Share.even(parts)
+    each = spec.rank_bytes(share, spec.vocabulary_share(parts))
+    assert spec.bytes / parts - 64 * spec.layers <= each <= spec.bytes
+    layer = spec.decoder[-1]
+    assert layer.read_bytes(tokens, share) <= layer.held_bytes(share) + 1
+    assert layer.read_bytes(tokens) <= layer.read_bytes(tokens + 1)
+    assert parts * layer.cache_bytes(tokens, COMPACT, share) >= layer.cache_bytes(tokens) - 1e-6
+
+
+@given(st.sampled_from(sorted(SPECS)), st.data())
+def test_stages_hold_together_what_one_rank_does(name: str, data: st.DataObject) -> None:
+    spec = SPECS[name]
+    cut = data.draw(st.integers(1, spec.layers - 1))
+    ends = spec.rank_bytes(last_layer=cut) + spec.rank_bytes(first_layer=cut)
+    assert ends - spec.rank_bytes() == (spec.head.bytes if spec.tied else 0)
+    assert spec.rank_bytes() == spec.bytes
