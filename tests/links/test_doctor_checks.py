@@ -13,6 +13,7 @@ from ferrule.links import (
     Clock,
     Finding,
     Firewall,
+    FirewallChain,
     FlowControl,
     Inventory,
     NetAddress,
@@ -20,6 +21,7 @@ from ferrule.links import (
     RdmaDevice,
     Service,
     ThunderboltRouter,
+    Unreadable,
 )
 from ferrule.links.doctor import diagnose
 from ferrule.links.doctor.catalogue import CATALOGUE
@@ -132,6 +134,7 @@ def domain_40(name: str) -> Inventory:
 
 
 DOCK = ThunderboltRouter("1-1", "/sys/bus/thunderbolt/devices/1-1", 1, device="TS4", authorized=False)
+SHUT = Firewall("nftables", True, "drop", (FirewallChain("inet filter input", hook="input", policy="drop"),), "$ nft")
 STRIX, SPARK, E810, CX3, MINI, PC = (
     "strix-halo-a",
     "dgx-spark",
@@ -181,7 +184,9 @@ CASES: list[tuple[str, str, Callable[[], list[Inventory]]]] = [
     ("pcie-downgraded", "warning", lambda: [card(current_width=4)]),
     ("pcie-downgraded", "warning", lambda: [card(current_gt_s=8.0)]),
     ("clock-not-synchronized", "warning", lambda: [offset("a", 3.0)]),
-    ("firewall", "warning", lambda: [change(read(PC), firewalls=(Firewall("nftables", True, "drop"),))]),
+    ("firewall-rule", "error", lambda: [change(read(STRIX), firewalls=(SHUT,))]),
+    ("unreadable", "note", lambda: [change(read(PC), unreadable=(Unreadable("/sys/x", "is no number"),))]),
+    ("firewall", "warning", lambda: [change(read(PC), firewalls=(Firewall("nftables", True, "drop", ()),))]),
     ("kernel-old", "note", lambda: [machine(STRIX, kernel="6.1.0-32-amd64")]),
     ("power-saving", "warning", lambda: [machine(PC, power_profile="low-power")]),
     ("power-saving", "warning", lambda: [machine(PC, governor="powersave", frequency_driver="acpi-cpufreq")]),

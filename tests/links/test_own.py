@@ -6,11 +6,14 @@ import ctypes
 import errno
 import fcntl
 import struct
+import sys
 
 import pytest
 
 from ferrule.links import own
 from ferrule.links.tree import LiveTree
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these requests")
 
 
 def test_pause_frames_are_told_as_ethtool_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from ferrule.links.devinfo import DEVINFO
 from ferrule.links.linux.addresses import ADDRESS, ROUTES
+from ferrule.links.linux.firewall import IPTABLES, NFT, NFT_LINES, UFW, UFW_DEFAULTS
 from ferrule.links.linux.flow_control import PFC
-from ferrule.links.linux.machine import CHRONY, DMI, MODINFO, NFT, SECURE_BOOT, SYSTEMCTL, TIMEDATECTL, UNITS
+from ferrule.links.linux.machine import CHRONY, DMI, MODINFO, SECURE_BOOT, SYSTEMCTL, TIMEDATECTL, UNITS
 from ferrule.links.own import PAUSE
 
 PCI = "/sys/bus/pci/devices"
@@ -111,7 +112,10 @@ class LinuxBuild(Build):
             numbers = "-0.000021,0.000018,0.000120,-4.2,0.001,0.05,0.002,0.0003,64.5,Normal"
             self.commands[CHRONY] = f"0A000001,10.0.0.1,3,1763766000.1,{numbers}\n"
         self.commands[MODINFO] = "".join(f"{module}\n" for module in available)
-        self.errors[NFT] = "EPERM"
+        self.errors |= dict.fromkeys((NFT, NFT_LINES), "EPERM")
+        if "ufw" in active:
+            self.errors |= dict.fromkeys((UFW, IPTABLES), "EPERM")
+            self.files[UFW_DEFAULTS] = 'IPV6=yes\nDEFAULT_INPUT_POLICY="DROP"\nDEFAULT_OUTPUT_POLICY="ACCEPT"\n'
 
     def loaded(self, *modules: str, taint: str = "") -> None:
         self._modules |= dict.fromkeys(modules, f" ({taint})" if taint else "")

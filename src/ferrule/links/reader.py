@@ -143,6 +143,11 @@ class Reader:
         self.seen[where] = found
         return found
 
+    def refused(self, command: str) -> bool:
+        """Whether the command is there and did not do what it should, as where only root may ask. It was run before."""
+        found = self._outputs.get(command)
+        return isinstance(found, OSError) and not isinstance(found, FileNotFoundError)
+
     def note(self, where: str, line: str) -> str:
         """Remember a line of some longer output as what stands at ``where``, which is returned."""
         self.seen[where] = line

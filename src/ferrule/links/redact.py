@@ -10,6 +10,7 @@ are keyed hashes; the key is random and forgotten, unless several records are to
 | host names, also of the other computers | ``host-1a2b3c`` |
 | public IPv4 and IPv6 addresses | of 198.18.0.0/15 and 2001:db8::/32; who shared a /24 or /64 still does |
 | interface parts of IPv6 addresses and GIDs | others, unless they are small numbers that somebody chose |
+| comments and log prefixes of firewalls' rules | ``redacted`` |
 | values of unknown boot parameters, kernel addresses | ``redacted``, zeros |
 
 Private addresses (10.0.0.5, fd00::5) stay: they are what most faults are about.
@@ -40,7 +41,10 @@ _SHORT_IPV4 = r"^[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?=[ /])"
 _PROC_IPV6 = r"^[0-9a-f]{32}(?= )"
 _HEX16 = r"(?<![0-9A-Za-z])[0-9a-f]{16}(?![0-9A-Za-z])"
 
-_ADDRESSED = re.compile(r"^/proc/net/|/gids/[0-9]+$|^(?:ip|ifconfig|netstat|ibv_devinfo)\b")
+_RULES = ("nft ", "iptables-save", "ufw ", "firewall-cmd ")
+_ADDRESSED = re.compile(
+    r"^/proc/net/|/gids/[0-9]+$|^(?:ip|ifconfig|netstat|ibv_devinfo|nft|iptables-save|ufw|firewall-cmd)\b"
+)
 """Where IP addresses and GIDs stand; elsewhere what looks like one is a version."""
 _HOST_FILES = ("/proc/sys/kernel/hostname",)
 _HOST_COMMANDS = ("uname -n",)
@@ -55,6 +59,12 @@ _BOOT = re.compile(
 _CHOSEN = 1 << 16
 """Interface parts of addresses below this were chosen by a person."""
 _MIN_HOST_NAME = 4
+_SAID = re.compile(
+    r"""(?P<what>"(?:comment|prefix)":\ |(?<!-m\ )comment\ |prefix\ |prefix=)"""
+    r"""(?P<said>"(?:[^"\\\n]|\\.)*"|[^\s"]+)|(?P<mark>\ \ \#)[^\n]*""",
+    re.VERBOSE,
+)
+"""Comments and log prefixes of firewalls' rules: as nft prints them (JSON and text), iptables, firewalld, ufw."""
 
 
 class NoRedactor:
@@ -123,6 +133,8 @@ class Redactor:
             told = self._profile(told)
         if command.startswith("chronyc"):
             told = re.sub(r"^[^,\n]*,[^,\n]*", self._time_server, told)
+        if command.startswith(_RULES):
+            told = re.sub(_SAID, self._unsaid, told)
         if command == "ibv_devices":
             told = re.sub(_HEX16, lambda match: self._form("GUID", match[0]), told)
         for name in self._hosts:
@@ -179,6 +191,10 @@ class Redactor:
     def _host(self, name: str) -> str:
         self._count("host name", name)
         return "host-" + self._digest("host", name.partition(".")[0]).hex()[:6]
+
+    def _unsaid(self, match: re.Match[str]) -> str:
+        self._count("comment of a rule", match[0])
+        return match["mark"] or f'{match["what"]}"redacted"'
 
     def _time_server(self, match: re.Match[str]) -> str:
         self._count("time server", match[0])

@@ -98,8 +98,15 @@ CATALOGUE: dict[str, Entry] = {
     "pcie-below-port": Entry("note", "a port is faster than its PCIe link, as on DGX Spark", "both interfaces at once"),
     "clock-not-synchronized": Entry("warning", "the clock follows no time server, or is off", "chrony or timesyncd"),
     "iommu-translated": Entry("note", "the IOMMU translates what cards do", "`iommu=pt`"),
+    "firewall-rule": Entry(
+        "error",
+        "a rule of the firewall keeps other hosts out of a cable's interface",
+        "let in what comes over the cable",
+    ),
     "firewall": Entry(
-        "warning", "a firewall is on and may, or does, keep other hosts out", "trust the cables' interfaces"
+        "warning",
+        "a firewall is on and may keep other hosts out; its rules could not be read",
+        "trust the cables' interfaces",
     ),
     "secure-boot": Entry("note", "Secure Boot refuses modules that are not signed", "sign them with your key"),
     "kernel-old": Entry("note", "the kernel is too old for RDMA over USB4", "6.12 or newer"),

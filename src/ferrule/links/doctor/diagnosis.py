@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ferrule.links.doctor import between, mac, machine, netdev, pcie, rdma, thunderbolt, unreadable, ways
+from ferrule.links.doctor import between, firewall, mac, machine, netdev, pcie, rdma, thunderbolt, unreadable, ways
 from ferrule.links.doctor.cures import family
 from ferrule.links.doctor.hosts import host_name
 from ferrule.links.findings import SEVERITIES, Finding, worst
@@ -21,6 +21,7 @@ _CHECKS = (
     rdma.check,
     pcie.check,
     machine.check,
+    firewall.check,
     unreadable.check,
 )
 

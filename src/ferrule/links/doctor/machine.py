@@ -1,4 +1,4 @@
-"""What of the system matters to cables: IOMMU, clock, firewall, Secure Boot, kernel."""
+"""What of the system matters to cables: IOMMU, clock, Secure Boot, kernel, power."""
 
 from __future__ import annotations
 
@@ -6,42 +6,28 @@ import re
 from collections.abc import Iterator
 
 from ferrule.links.doctor.cures import by_hand, run
-from ferrule.links.doctor.netdev import CABLES, subnets
 from ferrule.links.findings import Cure, Finding
 from ferrule.links.linux.machine import (
     CHRONY,
     FREQUENCY,
     IOMMU_GROUPS,
-    NFT,
     POWER_PROFILE,
     SECURE_BOOT,
-    SYSTEMCTL,
     TIMEDATECTL,
 )
-from ferrule.links.macos.machine import FIREWALL
-from ferrule.links.types import Firewall, Inventory
+from ferrule.links.types import Inventory
 
 DRIVER_KERNEL = (6, 12)
 """The oldest that RDMA over USB4 is known to build on."""
 CLOCK_SECONDS = 0.5
-_PORTS_NEEDED = "ranks listen on ports that the system chooses"
 
 
 def check(inventory: Inventory) -> Iterator[Finding]:
     yield from _clock(inventory)
     yield from _iommu(inventory)
-    for firewall in inventory.firewalls:
-        yield from _firewall(inventory, firewall)
     yield from _secure_boot(inventory)
     yield from _kernel(inventory)
     yield from _power(inventory)
-
-
-def cable_interfaces(inventory: Inventory) -> list[str]:
-    """Interfaces that lead to another host only, not to the internet."""
-    gateways = {route.netdev for route in inventory.routes if route.destination == "default"}
-    kinds = ("thunderbolt", "ethernet", "infiniband")
-    return [one.name for one in inventory.netdevs if one.kind in kinds and one.carrier and one.name not in gateways]
 
 
 def _clock(inventory: Inventory) -> Iterator[Finding]:
@@ -108,71 +94,6 @@ def _iommu(inventory: Inventory) -> Iterator[Finding]:
     evidence = inventory.evidence(*(f"{link.path}/iommu_group/type" for link in slow))
     evidence = evidence or ((IOMMU_GROUPS, ", ".join(f"{link.iommu_type}" for link in slow)),)
     yield Finding("iommu-translated", "note", "IOMMU", what, evidence, why, cure)
-
-
-def _firewall(inventory: Inventory, firewall: Firewall) -> Iterator[Finding]:
-    if firewall.active is not True or firewall.input_policy == "accept":
-        return
-    if firewall.kind == "nftables" and firewall.input_policy is None:
-        return
-    names = cable_interfaces(inventory)
-    drops = firewall.input_policy == "drop"
-    what = f"The firewall {firewall.kind} is on"
-    what += " and drops what no rule names." if drops else "; its rules may keep other hosts out."
-    if not drops and inventory.machine.system == "linux":
-        what += " Only root can read them."
-    why = f"Hosts that cannot reach each other time out when a model starts: {_PORTS_NEEDED}."
-    where = (
-        f"$ {FIREWALL}" if firewall.kind == "macos" else f"$ {NFT}" if drops else f"$ {SYSTEMCTL.split()[0]} is-active"
-    )
-    line = inventory.seen.get(where, "").strip().splitlines()[:1] if firewall.kind == "macos" else []
-    if drops:
-        line = [one.strip() for one in inventory.seen.get(where, "").splitlines() if "policy drop" in one][:1]
-    where = f"{where} {firewall.kind}" if not line else where
-    evidence = ((where, line[0] if line else "active"),)
-    yield Finding(
-        "firewall",
-        "warning" if drops else "note",
-        firewall.kind,
-        what,
-        evidence,
-        why,
-        _open(inventory, firewall.kind, names),
-    )
-
-
-def _open(inventory: Inventory, kind: str, names: list[str]) -> tuple[Cure, ...]:
-    text = "Trust what comes over the cables, which nobody else is on."
-    if not names:
-        return _open_subnet(inventory, kind)
-    match kind:
-        case "firewalld":
-            commands = [f"sudo firewall-cmd --permanent --zone=trusted --change-interface={name}" for name in names]
-            return run(text, *commands, "sudo firewall-cmd --reload")
-        case "ufw":
-            return run(text, *(f"sudo ufw allow in on {name}" for name in names))
-        case "macos":
-            return by_hand("System Settings, Network, Firewall, Options: allow python3 to receive connections.")
-        case _:
-            rules = (f"sudo nft insert rule inet filter input iifname {name} accept" for name in names)
-            return run(f"{text} (The names of table and chain may differ: `sudo nft list chains`.)", *rules)
-
-
-def _open_subnet(inventory: Inventory, kind: str) -> tuple[Cure, ...]:
-    """Where the cable is also the way to the internet, only the machines in its subnet are trusted."""
-    nets = [str(net) for one in inventory.netdevs if one.kind in CABLES for net in subnets(one) if net.version == 4]
-    text = "Trust the other machines in this subnet, if they are all yours."
-    net = nets[0] if nets else "SUBNET"
-    match kind:
-        case "firewalld":
-            command = f"sudo firewall-cmd --permanent --zone=trusted --add-source={net}"
-            return run(text, command, "sudo firewall-cmd --reload")
-        case "ufw":
-            return run(text, f"sudo ufw allow from {net}")
-        case "macos":
-            return by_hand("System Settings, Network, Firewall, Options: allow python3 to receive connections.")
-        case _:
-            return run(text, f"sudo nft insert rule inet filter input ip saddr {net} accept")
 
 
 def _secure_boot(inventory: Inventory) -> Iterator[Finding]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ferrule.links.devinfo import DEVINFO
+from ferrule.links.linux import firewall
 from ferrule.links.linux.addresses import ADDRESS, ROUTES, read_addressing
 from ferrule.links.linux.flow_control import read_flow_control
-from ferrule.links.linux.machine import COMMANDS, read_clock, read_firewalls, read_machine, read_services
+from ferrule.links.linux.machine import COMMANDS, read_clock, read_machine, read_services
 from ferrule.links.linux.net import read_netdevs
 from ferrule.links.linux.pcie import read_pcie
 from ferrule.links.linux.rdma import CLASS, read_rdma, roce_netdevs
@@ -15,7 +16,7 @@ from ferrule.links.types import Inventory
 
 
 def read_linux(reader: Reader, tree: str) -> Inventory:
-    reader.prefetch((ADDRESS, *ROUTES, *COMMANDS, *([DEVINFO] if reader.exists(CLASS) else ())))
+    reader.prefetch((ADDRESS, *ROUTES, *COMMANDS, *firewall.COMMANDS, *([DEVINFO] if reader.exists(CLASS) else ())))
     addressing = read_addressing(reader)
     services = read_services(reader)
     machine = read_machine(reader, tree, read_clock(reader, services))
@@ -30,7 +31,7 @@ def read_linux(reader: Reader, tree: str) -> Inventory:
         rdma=rdma,
         pcie=pcie,
         routes=addressing.routes,
-        firewalls=read_firewalls(reader, services),
+        firewalls=firewall.read_firewalls(reader, services),
         services=services,
         unreadable=tuple(reader.unreadable),
         seen=reader.seen,

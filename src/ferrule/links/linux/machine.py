@@ -6,8 +6,9 @@ import collections
 import re
 import shlex
 
+from ferrule.links.linux.firewall import FIREWALL_UNITS
 from ferrule.links.reader import Reader, software, whole
-from ferrule.links.types import UNLIMITED_BYTES, Clock, Firewall, Iommu, Machine, Module, Service
+from ferrule.links.types import UNLIMITED_BYTES, Clock, Iommu, Machine, Module, Service
 
 DMI = "/sys/class/dmi/id"
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
@@ -25,14 +26,12 @@ TIMEDATECTL = "timedatectl show --property=NTP,NTPSynchronized"
 CHRONY = "chronyc -c tracking"
 UNITS = (
     *("NetworkManager", "systemd-networkd", "opensm", "opensmd", "bolt", "irqbalance"),
-    *("firewalld", "ufw", "nftables", "iptables", "chronyd", "chrony", "systemd-timesyncd", "ntpd"),
+    *(*FIREWALL_UNITS, "chronyd", "chrony", "systemd-timesyncd", "ntpd"),
 )
 SYSTEMCTL = "systemctl is-active " + " ".join(UNITS)
-NFT = "nft list chains"
-COMMANDS = (MODINFO, TIMEDATECTL, CHRONY, SYSTEMCTL, NFT)
+COMMANDS = (MODINFO, TIMEDATECTL, CHRONY, SYSTEMCTL)
 
 _TIME_SERVICES = ("chronyd", "chrony", "systemd-timesyncd", "ntpd")
-_FIREWALLS = ("firewalld", "ufw", "nftables", "iptables")
 _CPUINFO_BYTES, _MEMINFO_BYTES = 1024, 128
 
 
@@ -88,21 +87,6 @@ def read_clock(reader: Reader, services: tuple[Service, ...]) -> Clock:
     if len(tracked) > 4 and re.fullmatch(r"-?[0-9]{1,9}\.[0-9]{1,9}", tracked[4]):
         offset = float(tracked[4])
     return Clock(synchronized, service, offset)
-
-
-def read_firewalls(reader: Reader, services: tuple[Service, ...]) -> tuple[Firewall, ...]:
-    """Those that are set up; the packet filter's own policy needs root to read."""
-    policy = _input_policy(reader.output(NFT))
-    found = [Firewall(one.name, True, policy) for one in services if one.name in _FIREWALLS and one.active]
-    if not found and policy is not None:
-        found.append(Firewall("nftables", True, policy))
-    return tuple(found)
-
-
-def _input_policy(listed: str | None) -> str | None:
-    """``drop`` if any chain at the input hook drops what no rule names."""
-    policies = re.findall(r"hook input priority [^;]{1,40}; policy (accept|drop);", listed or "")
-    return None if not policies else "drop" if "drop" in policies else "accept"
 
 
 def _settings(text: str | None) -> dict[str, str]:

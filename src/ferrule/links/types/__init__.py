@@ -5,11 +5,11 @@ is listed in `Inventory.unreadable`. A field ``path`` is where the thing was fou
 quote what was read there (`Inventory.evidence`). Speeds of cables are in Gbit/s (10^9 bits) and count one direction.
 """
 
+from ferrule.links.types.firewall import Firewall, FirewallChain, FirewallRule, MatchField, RuleMatch, Verdict
 from ferrule.links.types.inventory import Evidence, Inventory, Unreadable
 from ferrule.links.types.machine import (
     UNLIMITED_BYTES,
     Clock,
-    Firewall,
     Iommu,
     IommuMode,
     Machine,
@@ -35,12 +35,15 @@ __all__ = [
     "Clock",
     "Evidence",
     "Firewall",
+    "FirewallChain",
+    "FirewallRule",
     "FlowControl",
     "Gid",
     "Inventory",
     "Iommu",
     "IommuMode",
     "Machine",
+    "MatchField",
     "Module",
     "NetAddress",
     "NetCounters",
@@ -52,6 +55,7 @@ __all__ = [
     "RdmaPort",
     "Retimer",
     "Route",
+    "RuleMatch",
     "Service",
     "System",
     "ThunderboltDomain",
@@ -60,5 +64,6 @@ __all__ = [
     "ThunderboltRouter",
     "ThunderboltService",
     "Unreadable",
+    "Verdict",
     "pcie_gb_s",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ferrule.links.types.machine import Firewall, Machine, Service
+from ferrule.links.types.firewall import Firewall
+from ferrule.links.types.machine import Machine, Service
 from ferrule.links.types.net import NetDevice, Route
 from ferrule.links.types.pcie import PcieLink
 from ferrule.links.types.rdma import RdmaDevice

@@ -111,15 +111,3 @@ class Service:
     @property
     def active(self) -> bool:
         return self.state == "active"
-
-
-@dataclass(frozen=True, slots=True)
-class Firewall:
-    """``kind``: such as ``firewalld``, ``ufw``, ``nftables``, ``macos``. ``active``: None if that could not be read.
-
-    ``input_policy``: what happens to incoming packets that no rule names: ``accept`` or ``drop``.
-    """
-
-    kind: str
-    active: bool | None = None
-    input_policy: str | None = None
