@@ -76,7 +76,7 @@ def parse_header(text: bytes, file: str, data_bytes: int | None = None) -> list[
 
 
 def _counts(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(each) is int and 0 <= each < 1 << 62 for each in value)
+    return isinstance(value, list) and len(value) <= 16 and all(type(n) is int and 0 <= n < 1 << 62 for n in value)
 
 
 def _json(text: bytes | str, file: str) -> dict[str, Any]:
