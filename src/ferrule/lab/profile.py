@@ -30,6 +30,7 @@ from ferrule.units import parse_bytes
 
 SHIPPED = ("machines.toml", "cables.toml", "labs.toml")
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "int8")
+TRANSPORTS = ("tcp", "verbs")
 MAX_HOSTS = 64
 _T = TypeVar("_T")
 
@@ -70,13 +71,17 @@ class Machine:
 
 @dataclass(frozen=True)
 class CableProfile:
-    """A kind of cable; ``figures`` are what it was made of, by the name of the number."""
+    """A kind of cable; ``figures`` are what it was made of, by the name of the number.
+
+    ``transport``: what moves tensors over it on real machines, ``tcp`` or ``verbs``.
+    """
 
     name: str
     title: str
     shaping: Shaping
     mtu: int | None
     figures: Mapping[str, Figure]
+    transport: str = "tcp"
 
 
 @dataclass(frozen=True)
@@ -185,8 +190,8 @@ _OPTIONAL: dict[str, Callable[[str], float]] = {
 
 
 def _cable(name: str, table: Mapping[str, Any], where: str) -> CableProfile:
-    numbers = [key for key in table if key != "title"]
-    _known(table, ("title", "mtu", *Shaping.__dataclass_fields__), where, "entry")
+    numbers = [key for key in table if key not in ("title", "transport")]
+    _known(table, ("title", "mtu", *Shaping.__dataclass_fields__, "transport"), where, "entry")
     figures = {key: _figure(table, key, where, int if key == "mtu" else partial(parse_number, key)) for key in numbers}
     found: dict[str, Any] = {key: figure.value for key, figure in figures.items()}
     mtu = found.pop("mtu", None)
@@ -196,7 +201,10 @@ def _cable(name: str, table: Mapping[str, Any], where: str) -> CableProfile:
         raise ConfigError(f"{where}: {error}") from None
     if mtu is not None and not 68 <= mtu <= 65535:
         raise ConfigError(f"{where}: mtu must be from 68 to 65535 bytes, not {mtu}")
-    return CableProfile(name, _text(table, "title", where), shaping, mtu, figures)
+    transport = _text(table, "transport", where) if "transport" in table else "tcp"
+    if transport not in TRANSPORTS:
+        raise ConfigError(f"{where}: transport is one of {', '.join(TRANSPORTS)}, not {transport!r}")
+    return CableProfile(name, _text(table, "title", where), shaping, mtu, figures, transport)
 
 
 @dataclass(frozen=True)

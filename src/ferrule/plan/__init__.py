@@ -1,5 +1,8 @@
 """From a model and the ranks at hand to a plan: which rank holds what."""
 
+from ferrule.plan.cluster import ClusterSpec, DeviceSpec, LinkSpec, RailSpec
+from ferrule.plan.cluster_file import parse_cluster, read_cluster, write_cluster
+from ferrule.plan.cluster_profile import cluster_from_profile
 from ferrule.plan.make import make_plan
 from ferrule.plan.model import ModelSpec
 from ferrule.plan.model_headers import Stored
@@ -25,24 +28,32 @@ __all__ = [
     "COMPACT",
     "AttentionSpec",
     "CachePolicy",
+    "ClusterSpec",
     "Collective",
+    "DeviceSpec",
     "ExpertsSpec",
     "HeadSplit",
     "Hub",
     "LayerSpec",
     "LayerWeights",
+    "LinkSpec",
     "ModelSpec",
     "Plan",
+    "RailSpec",
     "Shard",
     "Share",
     "Stored",
     "Strategy",
     "Weights",
+    "cluster_from_profile",
     "known_models",
     "make_plan",
+    "parse_cluster",
     "part_of",
+    "read_cluster",
     "read_model",
     "spec_of_tensors",
     "split_heads",
     "split_layers",
+    "write_cluster",
 ]

@@ -126,13 +126,14 @@ class ClusterSpec:
         if not self.devices:
             raise PlanError("the cluster has no devices")
         names = [device.name for device in self.devices]
-        for name in names:
-            if names.count(name) > 1:
-                raise PlanError(f"two devices are called {name!r}; every name must be its own")
+        known = set(names)
+        if len(known) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise PlanError(f"two devices are called {twice!r}; every name must be its own")
         seen: set[frozenset[str]] = set()
         for link in self.links:
             for end in link.between:
-                if end not in names:
+                if end not in known:
                     raise PlanError(f"link {link.name}: between names {end!r}, and there is no such device")
             if frozenset(link.between) in seen:
                 raise PlanError(f"link {link.name} is there twice; give it several rails instead")
