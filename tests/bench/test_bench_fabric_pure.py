@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from operator import truediv
+
 import pytest
 
 from ferrule.bench.fabric.bars import LARGE, SMALL, busy_bars, cables_bar, crowd_bars, pair_bars
 from ferrule.bench.fabric.contestants import group_by_job
 from ferrule.bench.fabric.operations import OPERATIONS, bus_gb_s
 from ferrule.bench.fabric.plot import panels_of
-from ferrule.bench.fabric.rows import Row, find_row, make_row, to_csv
+from ferrule.bench.fabric.rows import Row, find_row, in_pairs, make_row, to_csv
 from ferrule.bench.fabric.sweep import Cell, Contestant, Sweep, Turns, plan_turns, rounds, turn_us
 from ferrule.bench.rails import Moment, RailsBench
 
@@ -104,17 +106,28 @@ def test_turns_shrink_when_the_ranks_lose_their_cores() -> None:
 
 def test_row_of_a_limit_says_what_it_is() -> None:
     cell = Cell("all_reduce", 2000, "float32", 4)
-    row = make_row(cell, Contestant("ferrule", "tcp"), [2.0, 1.0, 4.0])
+    row = make_row(cell, Contestant("ferrule", "tcp"), [[2.0, 1.0], [], [4.0]])
     assert (row["op"], row["ranks"], row["min_us"], row["median_us"]) == ("all_reduce", 4, 1.0, 2.0)
-    assert row["bus_gb_s"] == 1.5
-    row = make_row(cell, Contestant("raw", "shm"), [2.0])
+    assert (row["bus_gb_s"], row["turns_us"]) == (1.5, [1.5, None, 4.0])
+    row = make_row(cell, Contestant("raw", "shm"), [[2.0]])
     assert (row["op"], row["ranks"], row["bus_gb_s"]) == ("send_recv", 2, 1.0)
-    row = make_row(cell, Contestant("raw", "memory"), [2.0])
+    row = make_row(cell, Contestant("raw", "memory"), [[2.0]])
     assert (row["op"], row["ranks"]) == ("memcpy", 1)
 
 
 def a_row(impl: str, transport: str, size: int, median: float, ranks: int = 2) -> Row:
-    return make_row(Cell("all_reduce", size, "float32", ranks), Contestant(impl, transport), [median])
+    return make_row(Cell("all_reduce", size, "float32", ranks), Contestant(impl, transport), [[median]])
+
+
+def test_rows_are_compared_turn_by_turn() -> None:
+    cell, slow = Cell("all_reduce", 64, "float32", 2), [[9.0], [9.0], [18.0], [], [18.0]]
+    ours = make_row(cell, Contestant("ferrule", "tcp"), slow)
+    raw = make_row(cell, Contestant("raw", "tcp"), [[6.0], [6.0], [12.0], [1.0], []])
+    assert ours["median_us"] / raw["median_us"] == 2.25
+    assert in_pairs(ours, raw, truediv) == 1.5
+    assert in_pairs(ours, make_row(cell, Contestant("raw", "tcp"), [[], [], [], [6.0]]), truediv) == 2.25
+    bars = {bar.what: bar for bar in pair_bars([ours | {"impl": "ferrule-native"}, raw | {"op": "send_recv"}])}
+    assert bars["tcp 64 B: native / raw one way"].median == 1.5
 
 
 def test_csv_has_a_header_and_a_line_per_row() -> None:
@@ -170,7 +183,7 @@ def test_bar_of_cables_of_unequal_speed() -> None:
 def test_picture_has_the_limits_in_every_panel() -> None:
     rows = [a_row("ferrule", "tcp", size, 1.0, ranks) for ranks in (2, 4) for size in (8192, 64)]
     rows += [a_row("raw", "tcp", 64, 1.0), a_row("raw", "memory", 64, 1.0)]
-    rows.append(make_row(Cell("barrier", 0, "uint8", 2), Contestant("ferrule", "tcp"), [1.0]))
+    rows.append(make_row(Cell("barrier", 0, "uint8", 2), Contestant("ferrule", "tcp"), [[1.0]]))
     panels = panels_of(rows)
     assert list(panels) == ["all_reduce of float32, 2 ranks", "all_reduce of float32, 4 ranks"]
     for lines in panels.values():

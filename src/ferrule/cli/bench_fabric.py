@@ -152,7 +152,7 @@ def _new_table(title: str) -> Table:
 
 def _bars_table(bars: Sequence[Bar]) -> Table:
     table = Table(title="What Ferrule holds itself to", box=box.SIMPLE_HEAD)
-    table.caption = "Met by the ratio or difference of medians; that of minima stands beside it"
+    table.caption = "Met by the median ratio or difference of all turns; that of minima stands beside it"
     for heading in ("what", "bar", "median", "min", "met"):
         table.add_column(heading, justify="left" if heading in ("what", "met") else "right", no_wrap=True)
     for bar in bars:

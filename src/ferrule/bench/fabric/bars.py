@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import sub, truediv
 
-from ferrule.bench.fabric.rows import Row, find_row
+from ferrule.bench.fabric.rows import Row, find_row, in_pairs
 from ferrule.bench.fabric.run import FabricBench, bench_fabric
 from ferrule.bench.fabric.sweep import PEERS, Sweep
 from ferrule.bench.rails import RailsBench, bench_rails
@@ -43,7 +44,7 @@ class Bar:
 
     @property
     def met(self) -> bool | None:
-        """By the medians: a minimum may be luck, since a rank that comes late finds the others' data waiting."""
+        """By the median turn: a minimum may be luck, since a rank that comes late finds the others' data waiting."""
         if self.median is None:
             return None
         return self.median >= self.limit if self.at_least else self.median <= self.limit
@@ -125,11 +126,10 @@ def cables_bar(bench: RailsBench | None) -> Bar:
 def _ratio(what: str, limit: float, row: Row | None, reference: Row | None) -> Bar:
     if row is None or reference is None:
         return Bar(what, limit, "×", None, None)
-    median = row["median_us"] / reference["median_us"]
-    return Bar(what, limit, "×", median, row["min_us"] / reference["min_us"])
+    return Bar(what, limit, "×", in_pairs(row, reference, truediv), row["min_us"] / reference["min_us"])
 
 
 def _difference(what: str, limit: float, row: Row | None, reference: Row | None) -> Bar:
     if row is None or reference is None:
         return Bar(what, limit, "µs", None, None)
-    return Bar(what, limit, "µs", row["median_us"] - reference["median_us"], row["min_us"] - reference["min_us"])
+    return Bar(what, limit, "µs", in_pairs(row, reference, sub), row["min_us"] - reference["min_us"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Callable, Sequence
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -18,6 +18,7 @@ class Row(TypedDict):
     """What one contestant did in one cell. Times in microseconds, as rank 0 saw them.
 
     ``bytes``: the whole array on one rank (0 for a barrier); ``rails``: rails per peer; ``bus_gb_s``: by the median.
+    ``turns_us``: the median of each turn, None where it sat out; in JSON only.
     """
 
     op: str
@@ -31,10 +32,13 @@ class Row(TypedDict):
     median_us: float
     p99_us: float
     bus_gb_s: float
+    turns_us: NotRequired[list[float | None]]
 
 
-def make_row(cell: Cell, contestant: Contestant, samples: Sequence[float], rails: int = 1) -> Row:
-    """``samples``: microseconds, at least one. ``rails``: how many there are indeed."""
+def make_row(cell: Cell, contestant: Contestant, turns: Sequence[Sequence[float]], rails: int = 1) -> Row:
+    """``turns``: of each turn its samples in microseconds; at least one has some. ``rails``: how many there are
+    indeed."""
+    samples = [sample for turn in turns for sample in turn]
     op, ranks = cell.op, cell.ranks
     if contestant.impl == "raw":
         op, ranks = ("memcpy", 1) if contestant.transport == "memory" else ("send_recv", 2)
@@ -51,7 +55,17 @@ def make_row(cell: Cell, contestant: Contestant, samples: Sequence[float], rails
         "median_us": round(median, 3),
         "p99_us": round(float(np.percentile(samples, 99)), 3),
         "bus_gb_s": float(f"{bus_gb_s(op, cell.bytes, ranks, median):.4g}"),
+        "turns_us": [round(float(np.median(turn)), 3) if turn else None for turn in turns],
     }
+
+
+def in_pairs(row: Row, reference: Row, compare: Callable[[float, float], float]) -> float:
+    """The median over all turns that both played of ``compare``, given the medians of that turn; of their medians
+    altogether where they shared none. Turns lie close together, so that a machine that is slow for a while hits both.
+    """
+    pairs = zip(row.get("turns_us", []), reference.get("turns_us", []), strict=False)
+    both = [compare(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+    return float(np.median(both)) if both else compare(row["median_us"], reference["median_us"])
 
 
 def find_row(rows: Sequence[Row], **wanted: object) -> Row | None:
@@ -68,7 +82,12 @@ def to_json(rows: Sequence[Row]) -> str:
 
 def to_csv(rows: Sequence[Row]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(Row.__annotations__), lineterminator="\n")
+    writer = csv.DictWriter(
+        text,
+        fieldnames=sorted(Row.__required_keys__, key=list(Row.__annotations__).index),
+        lineterminator="\n",
+        extrasaction="ignore",
+    )
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -138,15 +138,16 @@ class _Field:
             estimate = self._warm_up(contestant, cell)
             if estimate is not None:
                 playing[contestant] = plan_turns(estimate, quick=quick, crowded=crowded)
-        samples: dict[Contestant, list[float]] = {contestant: [] for contestant in playing}
+        played: dict[Contestant, list[list[float]]] = {contestant: [] for contestant in playing}
         of = rounds(quick)
         for turn in range(of):
             for contestant, turns in playing.items():
+                played[contestant].append([])
                 if contestant in self._jobs and turns.takes(turn, of):
                     times, elapsed = self._play(contestant, cell, turns.dropped + turns.samples)
-                    samples[contestant] += times[turns.dropped :]
+                    played[contestant][-1] = times[turns.dropped :]
                     playing[contestant] = turns.after(elapsed, quick=quick)
-        return [make_row(cell, who, times, self._rails_of(who)) for who, times in samples.items() if times]
+        return [make_row(cell, who, turns, self._rails_of(who)) for who, turns in played.items() if any(turns)]
 
     def _rails_of(self, contestant: Contestant) -> int:
         """As its ranks found them: as many as were asked for per interface, of which there may be several."""
