@@ -82,12 +82,8 @@ def to_json(rows: Sequence[Row]) -> str:
 
 def to_csv(rows: Sequence[Row]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(
-        text,
-        fieldnames=sorted(Row.__required_keys__, key=list(Row.__annotations__).index),
-        lineterminator="\n",
-        extrasaction="ignore",
-    )
+    columns = [column for column in Row.__annotations__ if column != "turns_us"]
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
