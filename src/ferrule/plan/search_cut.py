@@ -1,0 +1,95 @@
+"""Where a pipeline cuts the layers: exact, for stages in a given order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Aim = Literal["sum", "max"]
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceMemory:
+    """Bytes on one device of a stage: ``by_layer``, what it holds whichever layers it has (``always``), and what the
+    first and the last stage hold beside. ``tied``: what is saved where one stage is both."""
+
+    room: float
+    by_layer: Floats
+    always: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+    tied: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class StageTable:
+    """What some devices would need for any run of layers: ``by_layer`` seconds, ``first`` for what precedes the first
+    layer, ``last`` for what follows the last, ``always`` for any stage."""
+
+    by_layer: Floats
+    memory: tuple[DeviceMemory, ...]
+    always: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+    @property
+    def layers(self) -> int:
+        return len(self.by_layer)
+
+    @cached_property
+    def runs(self) -> Floats:
+        """``runs[a, b]``: seconds for layers a up to b (not included); infinite where they do not fit or are none."""
+        total = _runs(self.by_layer, self.always, self.first, self.last)
+        allowed = np.triu(np.ones_like(total, dtype=bool), 1)
+        for use in self.memory:
+            held = _runs(use.by_layer, use.always, use.first, use.last)
+            held[0, -1] -= use.tied
+            allowed &= held <= use.room
+        return np.where(allowed, total, np.inf)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """``seconds``: the sum over all stages or the slowest one; ``ends``: behind which layer each stage ends."""
+
+    seconds: float
+    ends: tuple[int, ...]
+
+
+def _runs(by_layer: Floats, always: float, first: float, last: float) -> Floats:
+    before = np.concatenate(([0.0], np.cumsum(by_layer)))
+    total: Floats = before[None, :] - before[:, None] + always
+    total[0] += first
+    total[:, -1] += last
+    return total
+
+
+def cut_layers(stages: Sequence[StageTable], aim: Aim) -> Cut | None:
+    """The best cut for ``stages`` in this order, each with at least one layer; None where nothing fits.
+
+    Dynamic programming over (stage, layer) in O(stages * layers^2): the best way to have placed the first b layers on
+    the first s stages only depends on the best ways to have placed a < b of them on s - 1. Of equally good cuts that
+    with more layers in earlier stages.
+    """
+    best = np.full(stages[0].layers + 1, np.inf)
+    best[0] = -np.inf if aim == "max" else 0.0
+    choices = []
+    for stage in stages:
+        options = np.maximum(best[:, None], stage.runs) if aim == "max" else best[:, None] + stage.runs
+        options = np.where(np.isfinite(stage.runs), options, np.inf)
+        behind = options[::-1].argmin(axis=0)
+        choice = len(best) - 1 - behind
+        best = options[choice, np.arange(len(best))]
+        choices.append(choice)
+    if not np.isfinite(best[-1]):
+        return None
+    ends = [len(best) - 1]
+    for choice in reversed(choices[1:]):
+        ends.append(int(choice[ends[-1]]))
+    return Cut(float(best[-1]), tuple(reversed(ends)))
