@@ -16,10 +16,10 @@ from ferrule.links import (
     FirewallChain,
     FlowControl,
     Inventory,
+    Keeper,
     NetAddress,
     NetKind,
     RdmaDevice,
-    Service,
     ThunderboltRouter,
     Unreadable,
 )
@@ -366,12 +366,10 @@ def test_who_keeps_settings_tells_the_commands() -> None:
     kept = diagnose([net(STRIX, "thunderbolt1", addresses=())])
     (finding,) = [one for one in kept if one.id == "no-address"]
     assert finding.cure[0].commands[0].startswith("sudo nmcli connection add")
-    off = tuple(Service(one.name, "inactive") for one in read(STRIX).services)
-    (finding,) = [
-        one
-        for one in diagnose([change(net(STRIX, "thunderbolt1", addresses=()), services=off)])
-        if one.id == "no-address"
-    ]
+    for keeper, words in ((None, "until the next start."), (Keeper("netplan"), "does it to last, with netplan.)")):
+        left = diagnose([net(STRIX, "thunderbolt1", addresses=(), keeper=keeper)])
+        (finding,) = [one for one in left if one.id == "no-address"]
+        assert finding.cure[0].text.endswith(words)
     assert finding.cure[0].commands[0].startswith("sudo ip address add")
 
 

@@ -14,10 +14,11 @@ from test_doctor_checks import CX3, E810, STRIX, bare, net, peer, without_module
 
 from ferrule.errors import LinkError
 from ferrule.lab import Lab, pair
-from ferrule.links import Inventory, NetAddress, NetDevice, Service
+from ferrule.links import Inventory, Keeper, NetAddress, NetDevice, Service
 from ferrule.links.doctor import diagnose
 from ferrule.links.doctor.fix import Command, Fix, Journal, NewFile, Step, Target, apply, plan_fixes, undo
-from ferrule.links.doctor.fix.plan import choose_address, give_address, set_mtu
+from ferrule.links.doctor.fix.persist import give_address, set_mtu
+from ferrule.links.doctor.fix.plan import choose_address
 
 change = dataclasses.replace
 
@@ -53,13 +54,34 @@ def fixes_of(inventory: Inventory) -> dict[str, Fix]:
 
 
 def no_manager(inventory: Inventory) -> Inventory:
-    return change(inventory, services=tuple(Service(one.name, "inactive") for one in inventory.services))
+    services = tuple(Service(one.name, "inactive") for one in inventory.services)
+    return change(kept(inventory, None), services=services)
+
+
+def kept(inventory: Inventory, keeper: Keeper | None) -> Inventory:
+    return change(inventory, netdevs=tuple(change(one, keeper=keeper) for one in inventory.netdevs))
+
+
+def kept_alone(inventory: Inventory, keeper: Keeper) -> Inventory:
+    """Only thunderbolt1 is."""
+    netdevs = (change(one, keeper=keeper if one.name == "thunderbolt1" else None) for one in inventory.netdevs)
+    return change(inventory, netdevs=tuple(netdevs))
+
+
+KEEPERS = {
+    "systemd-networkd": Keeper("systemd-networkd"),
+    "networkd-file": Keeper("systemd-networkd", "/etc/systemd/network/cables.network"),
+    "netplan": Keeper("netplan"),
+    "ifupdown": Keeper("ifupdown"),
+}
 
 
 def all_fixes() -> list[Fix]:
     machines = [
         net(STRIX, "thunderbolt1", addresses=()),
         no_manager(net(STRIX, "thunderbolt1", addresses=())),
+        *(kept_alone(net(STRIX, "thunderbolt1", addresses=()), keeper) for keeper in KEEPERS.values()),
+        *(kept_alone(read(STRIX), keeper) for keeper in KEEPERS.values()),
         net(STRIX, "thunderbolt1", enabled=False),
         change(peer(STRIX, netdevs=()), machine=bare(STRIX)),
         read(E810),
@@ -326,12 +348,12 @@ def test_address_and_mtu_are_really_set_and_taken_back(tmp_path: Path) -> None:
         before = shown()
         assert "mtu 1500 " in before
         assert "10.99.0.1/24" not in before
-        apply(fix_of(give_address(device, "10.99.0.1/24", manager=False)), target, journal, silent)
-        apply(fix_of(set_mtu(device, 1500, 9000, manager=False)), target, journal, silent)
+        apply(fix_of(give_address(device, "10.99.0.1/24")), target, journal, silent)
+        apply(fix_of(set_mtu(device, 1500, 9000)), target, journal, silent)
         assert "mtu 9000 " in shown()
         assert "10.99.0.1/24" in shown()
         with pytest.raises(LinkError, match="ip address add"):
-            apply(fix_of(give_address(device, "10.99.0.1/24", manager=False)), target, journal, silent)
+            apply(fix_of(give_address(device, "10.99.0.1/24")), target, journal, silent)
         done, _, failed = journal.entries()
         undo(failed, target, journal, silent)
         assert "10.99.0.1/24" in shown()

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from build_trees import TREES, records
-from linux_trees import wifi_only
+from linux_trees import pc, wifi_only
 from tree_builder import LinuxBuild
 
-from ferrule.links import Inventory, NetAddress, Probe, Route
+from ferrule.links import Inventory, Keeper, NetAddress, Probe, Route
 from ferrule.links.linux.addresses import ADDRESS
+from ferrule.links.linux.machine import SYSTEMCTL, UNITS
 from ferrule.links.record import tree_of
 
 
@@ -288,6 +289,43 @@ def test_a_dock_is_no_computer_and_one_behind_it_is() -> None:
     assert [(one.device, one.rx_gb_s, one.route, one.port) for one in domain.peers] == [
         ("far", 20.0, 0x301, "usb4_port1")
     ]
+
+
+NETWORKD = "# This is private data. Do not parse.\nADMIN_STATE=configured\nOPER_STATE=routable\n"
+SOURCED = "source /etc/network/interfaces.d/*\n\nauto lo\niface lo inet loopback\n"
+
+
+@pytest.mark.parametrize(
+    ("active", "files", "expected"),
+    [
+        (["NetworkManager"], {}, Keeper("NetworkManager")),
+        (["NetworkManager"], {"/run/NetworkManager/devices/3": "[device]\nmanaged=true\n"}, Keeper("NetworkManager")),
+        (["NetworkManager"], {"/run/NetworkManager/devices/3": "[device]\nmanaged=false\n"}, None),
+        (
+            ["NetworkManager", "systemd-networkd"],
+            {"/run/NetworkManager/devices/3": "[device]\nmanaged=false\n"},
+            Keeper("systemd-networkd"),
+        ),
+        (["systemd-networkd"], {"/run/systemd/netif/links/3": NETWORKD}, Keeper("systemd-networkd")),
+        (
+            ["systemd-networkd"],
+            {"/run/systemd/netif/links/3": f"{NETWORKD}NETWORK_FILE=/etc/systemd/network/lan.network\n"},
+            Keeper("systemd-networkd", "/etc/systemd/network/lan.network"),
+        ),
+        (["systemd-networkd"], {"/etc/netplan/50-cloud-init.yaml": "network: {}\n"}, Keeper("netplan")),
+        (["networking"], {"/etc/network/interfaces": SOURCED}, Keeper("ifupdown")),
+        (["networking"], {"/etc/network/interfaces": "auto lo\n"}, None),
+        ([], {"/etc/network/interfaces": SOURCED}, None),
+        ([], {"/etc/network/interfaces": SOURCED, "/run/network/ifstate": "lo=lo\n"}, Keeper("ifupdown")),
+    ],
+)
+def test_who_keeps_an_interfaces_settings(active: list[str], files: dict[str, str], expected: Keeper | None) -> None:
+    record = pc().record()
+    record["commands"][SYSTEMCTL] = "".join("active\n" if one in active else "inactive\n" for one in UNITS)
+    record["files"] |= {**files, f"{record['links']['/sys/class/net/enp8s0']}/ifindex": "3\n"}
+    device = Probe(tree_of("pc", record)).inventory().netdev("enp8s0")
+    assert device is not None
+    assert device.keeper == expected
 
 
 def test_an_ip_that_knows_no_json_is_as_good_as_none() -> None:

@@ -11,6 +11,7 @@ are keyed hashes; the key is random and forgotten, unless several records are to
 | public IPv4 and IPv6 addresses | of 198.18.0.0/15 and 2001:db8::/32; who shared a /24 or /64 still does |
 | interface parts of IPv6 addresses and GIDs | others, unless they are small numbers that somebody chose |
 | comments and log prefixes of firewalls' rules | ``redacted`` |
+| settings of interfaces in NetworkManager's and its peers' files | left out, but for who keeps them |
 | values of unknown boot parameters, kernel addresses | ``redacted``, zeros |
 
 Private addresses (10.0.0.5, fd00::5) stay: they are what most faults are about.
@@ -58,6 +59,14 @@ _BOOT = re.compile(
 )
 _CHOSEN = 1 << 16
 """Interface parts of addresses below this were chosen by a person."""
+_ONLY = {
+    r"/run/NetworkManager/devices/": r"managed=",
+    r"/run/systemd/netif/links/": r"(?:ADMIN_STATE|NETWORK_FILE)=",
+    r"/run/network/ifstate$": r"lo=lo$",
+    r"/etc/network/interfaces$": r"\s*source",
+    r"/etc/default/ufw$": r"DEFAULT_",
+}
+"""Files that may hold passwords, names and addresses, and the only lines of them that are kept."""
 _MIN_HOST_NAME = 4
 _SAID = re.compile(
     r"""(?P<what>"(?:comment|prefix)":\ |(?<!-m\ )comment\ |prefix\ |prefix=)"""
@@ -118,6 +127,8 @@ class Redactor:
             return self._host(text.strip()) + "\n" if text.strip() else text
         if path == "/proc/cmdline":
             return self._boot(text)
+        if (kept := next((lines for paths, lines in _ONLY.items() if re.match(paths, path)), None)) is not None:
+            return "".join(f"{line}\n" for line in text.splitlines() if re.match(kept, line))
         if path == "/proc/modules":
             return re.sub(r"0x[0-9a-f]{8,16}", lambda match: "0x" + "0" * (len(match[0]) - 2), text)
         if path == "/proc/net/route":

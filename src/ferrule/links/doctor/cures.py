@@ -62,10 +62,10 @@ def upgrade(text: str, packages: dict[str, str]) -> tuple[Cure, ...]:
     return tuple(Cure(name, text, found) for name, found in commands.items())
 
 
-def keeps(inventory: Inventory) -> str | None:
-    """Who keeps the settings of interfaces: ``NetworkManager``, ``systemd-networkd``; None if it is not known."""
-    found = (inventory.service(name) for name in ("NetworkManager", "systemd-networkd"))
-    return next((one.name for one in found if one is not None and one.active), None)
+def keeper_of(inventory: Inventory, name: str) -> str | None:
+    """The program that keeps this interface's settings; None if none was found."""
+    device = inventory.netdev(name)
+    return device.keeper.program if device is not None and device.keeper is not None else None
 
 
 def set_mtu(inventory: Inventory, name: str, mtu: int) -> tuple[Cure, ...]:
@@ -76,13 +76,15 @@ def set_mtu(inventory: Inventory, name: str, mtu: int) -> tuple[Cure, ...]:
             Cure("macos", "Raise the MTU at both ends, if the range that the first command tells allows it.", commands),
         )
     now = f"sudo ip link set {name} mtu {mtu}"
-    if keeps(inventory) == "NetworkManager":
+    keeper = keeper_of(inventory, name)
+    if keeper == "NetworkManager":
         keep = (
             f'sudo nmcli connection modify "$(nmcli -g GENERAL.CONNECTION device show {name})" 802-3-ethernet.mtu {mtu}'
         )
         return run("Raise the MTU, at both ends. (`ferrule doctor --fix` does it here, to last.)", now, keep)
+    lasts = f"here, to last, with {keeper}" if keeper else "here"
     return run(
-        "Raise the MTU, at both ends. This lasts until the next start. (`ferrule doctor --fix` does it here.)", now
+        f"Raise the MTU, at both ends. This lasts until the next start. (`ferrule doctor --fix` does it {lasts}.)", now
     )
 
 
@@ -92,10 +94,12 @@ def set_address(inventory: Inventory, name: str, address: str = "10.77.0.1/24") 
     if inventory.machine.system == "macos":
         host = address.partition("/")[0]
         return (Cure("macos", text, (f"sudo ipconfig set {name} MANUAL {host} 255.255.255.0",)),)
-    if keeps(inventory) == "NetworkManager":
+    keeper = keeper_of(inventory, name)
+    if keeper == "NetworkManager":
         kept = f"sudo nmcli connection add type ethernet ifname {name} con-name ferrule-{name}"
         return run(text, f"{kept} ipv4.method manual ipv4.addresses {address}")
-    return run(f"{text} This lasts until the next start.", f"sudo ip address add {address} dev {name}")
+    lasts = f" (`ferrule doctor --fix` does it to last, with {keeper}.)" if keeper else ""
+    return run(f"{text} This lasts until the next start.{lasts}", f"sudo ip address add {address} dev {name}")
 
 
 def load_module(name: str) -> tuple[Cure, ...]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from ferrule.links.doctor import costs
-from ferrule.links.doctor.cures import by_hand, keeps, run, set_address, set_mtu
+from ferrule.links.doctor.cures import by_hand, keeper_of, run, set_address, set_mtu
 from ferrule.links.findings import Cure, Finding, Severity
 from ferrule.links.linux.addresses import ADDRESS, ROUTES
 from ferrule.links.macos.net import COUNTERS, IFCONFIG
@@ -227,7 +227,9 @@ def _same_subnet(inventory: Inventory) -> Iterator[Finding]:
 def _wifi_off(inventory: Inventory, name: str, text: str) -> tuple[Cure, ...]:
     if inventory.machine.system == "macos":
         return (Cure("macos", text, (f"networksetup -setairportpower {name} off",)),)
-    command = "nmcli radio wifi off" if keeps(inventory) == "NetworkManager" else f"sudo ip link set {name} down"
+    command = (
+        "nmcli radio wifi off" if keeper_of(inventory, name) == "NetworkManager" else f"sudo ip link set {name} down"
+    )
     return run(text, command)
 
 

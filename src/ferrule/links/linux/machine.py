@@ -26,7 +26,7 @@ TIMEDATECTL = "timedatectl show --property=NTP,NTPSynchronized"
 CHRONY = "chronyc -c tracking"
 UNITS = (
     *("NetworkManager", "systemd-networkd", "opensm", "opensmd", "bolt", "irqbalance"),
-    *(*FIREWALL_UNITS, "chronyd", "chrony", "systemd-timesyncd", "ntpd"),
+    *(*FIREWALL_UNITS, "chronyd", "chrony", "systemd-timesyncd", "ntpd", "networking"),
 )
 SYSTEMCTL = "systemctl is-active " + " ".join(UNITS)
 COMMANDS = (MODINFO, TIMEDATECTL, CHRONY, SYSTEMCTL)

@@ -17,7 +17,7 @@ from ferrule.links.types.machine import (
     Service,
     System,
 )
-from ferrule.links.types.net import FlowControl, NetAddress, NetCounters, NetDevice, NetKind, Route
+from ferrule.links.types.net import FlowControl, Keeper, NetAddress, NetCounters, NetDevice, NetKind, Route
 from ferrule.links.types.pcie import PcieLink, pcie_gb_s
 from ferrule.links.types.rdma import Gid, RdmaDevice, RdmaPort
 from ferrule.links.types.thunderbolt import (
@@ -42,6 +42,7 @@ __all__ = [
     "Inventory",
     "Iommu",
     "IommuMode",
+    "Keeper",
     "Machine",
     "MatchField",
     "Module",

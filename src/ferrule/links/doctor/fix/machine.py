@@ -82,8 +82,11 @@ class Target:
             raise LinkError(f"cannot write {path}: {error.strerror}") from error
 
     def remove(self, path: str) -> None:
+        place = self.at(path)
         try:
-            self.at(path).unlink(missing_ok=True)
+            place.unlink(missing_ok=True)
+            if place.parent.name.endswith(".network.d") and not any(place.parent.iterdir()):
+                place.parent.rmdir()
         except OSError as error:
             raise LinkError(f"cannot remove {path}: {error.strerror}") from error
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-import uuid
 from collections.abc import Callable, Sequence
 
-from ferrule.links.doctor.cures import keeps
-from ferrule.links.doctor.fix.actions import Command, Fix, NewFile, RemoveFile, Require, Step
+from ferrule.links.doctor.fix.actions import Command, Fix, Require, Step
+from ferrule.links.doctor.fix.persist import MARK, give_address, is_shared, lasting, new_file, set_mtu
 from ferrule.links.doctor.netdev import JUMBO, THUNDERBOLT_MTU, subnets
 from ferrule.links.doctor.rdma import RDMA_MODULE
 from ferrule.links.findings import Finding
@@ -18,7 +17,6 @@ from ferrule.links.types import Inventory, NetDevice
 LIMITS = "/etc/security/limits.d/90-ferrule-memlock.conf"
 MANAGER = "/etc/systemd/system.conf.d/90-ferrule-memlock.conf"
 _LOGIN = "after you log in again; for services after the next start"
-_MARK = "# Written by `ferrule doctor --fix`; `ferrule doctor --undo` takes it away.\n"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
 _NETWORK = ipaddress.IPv4Network("10.77.0.0/16")
 
@@ -31,49 +29,10 @@ def plan_fixes(inventory: Inventory, findings: Sequence[Finding]) -> tuple[Fix, 
     return tuple(sorted((fix for fix in found if fix is not None), key=lambda fix: _ORDER.index(fix.finding)))
 
 
-def new_file(path: str, text: str, mode: int = 0o644) -> Step:
-    return Step(NewFile(path, text, mode), RemoveFile(path, text))
-
-
-def set_mtu(name: str, now: int, best: int, *, manager: bool) -> tuple[Step, ...]:
-    """``manager``: whether NetworkManager sets it again whenever the cable comes up."""
-    set_it, put_back = (("ip", "link", "set", "dev", name, "mtu", str(mtu)) for mtu in (best, now))
-    steps = [Step(Command(set_it, whole=True), Command(put_back, name, f"mtu {best} "))]
-    if manager:
-        conf = f"{_MARK}[connection-ferrule-mtu-{name}]\nmatch-device=interface-name:{name}\nethernet.mtu={best}\n"
-        reload = Command(("nmcli", "general", "reload", "conf"))
-        steps += [
-            Step(undo=reload),
-            new_file(f"/etc/NetworkManager/conf.d/90-ferrule-mtu-{name}.conf", conf),
-            Step(reload),
-        ]
-    return tuple(steps)
-
-
-def give_address(name: str, address: str, *, manager: bool) -> tuple[Step, ...]:
-    """For ever with NetworkManager, until the next start without."""
-    if not manager:
-        add, remove = (("ip", "address", what, address, "dev", name) for what in ("add", "del"))
-        return (Step(Command(add, whole=True), Command(remove, name)),)
-    path = f"/etc/NetworkManager/system-connections/ferrule-{name}.nmconnection"
-    key = uuid.uuid5(uuid.NAMESPACE_URL, f"ferrule doctor {name} {address}")
-    text = (
-        f"{_MARK}[connection]\nid=ferrule-{name}\nuuid={key}\ntype=ethernet\ninterface-name={name}\n\n"
-        f"[ipv4]\nmethod=manual\naddress1={address}\nnever-default=true\n\n[ipv6]\nmethod=link-local\n"
-    )
-    up, down = (Command(("nmcli", "connection", what, "uuid", str(key)), name) for what in ("up", "down"))
-    return (
-        Step(undo=Command(("nmcli", "connection", "reload"))),
-        new_file(path, text, 0o600),
-        Step(Command(("nmcli", "connection", "load", path))),
-        Step(up, down),
-    )
-
-
 def load_module(module: str) -> tuple[Step, ...]:
     return (
         Step(Command(("modprobe", module), whole=True), Command(("modprobe", "-r", module))),
-        new_file(f"/etc/modules-load.d/ferrule-{module}.conf", f"{_MARK}{module}\n"),
+        new_file(f"/etc/modules-load.d/ferrule-{module}.conf", f"{MARK}{module}\n"),
     )
 
 
@@ -88,8 +47,8 @@ def start_opensm() -> tuple[Step, ...]:
 
 def raise_memlock() -> tuple[Step, ...]:
     lines = (f"{who} {kind} memlock unlimited\n" for who in ("*", "root") for kind in ("soft", "hard"))
-    limits = _MARK + "".join(lines)
-    return (new_file(LIMITS, limits), new_file(MANAGER, f"{_MARK}[Manager]\nDefaultLimitMEMLOCK=infinity\n"))
+    limits = MARK + "".join(lines)
+    return (new_file(LIMITS, limits), new_file(MANAGER, f"{MARK}[Manager]\nDefaultLimitMEMLOCK=infinity\n"))
 
 
 def choose_address(inventory: Inventory, device: NetDevice) -> str | None:
@@ -117,19 +76,18 @@ def _device(inventory: Inventory, finding: Finding) -> NetDevice | None:
     return device if device is not None and _NAME.fullmatch(device.name) else None
 
 
-def _managed(inventory: Inventory) -> bool:
-    return keeps(inventory) == "NetworkManager"
-
-
 def _mtu(inventory: Inventory, finding: Finding) -> Fix | None:
     device = _device(inventory, finding)
     if device is None or device.mtu is None:
         return None
     best = THUNDERBOLT_MTU if device.kind == "thunderbolt" else JUMBO
-    manager = _managed(inventory)
-    lasting = "" if manager else " until the next start"
-    title = f"Set the MTU of {device.name} from {device.mtu} to {best}{lasting}. Do the same at the other end."
-    return Fix(finding.id, finding.subject, title, set_mtu(device.name, device.mtu, best, manager=manager))
+    shared = is_shared(inventory, device.keeper)
+    lasts = lasting(device.keeper, shared=shared)
+    title = f"Set the MTU of {device.name} from {device.mtu} to {best}, {lasts}. Do the same at the other end."
+    # An address is given first, in a file that this then adds to.
+    alone = bool(subnets(device)) or choose_address(inventory, device) is None
+    steps = set_mtu(device.name, device.mtu, best, None if shared else device.keeper, alone=alone)
+    return Fix(finding.id, finding.subject, title, steps)
 
 
 def _address(inventory: Inventory, finding: Finding) -> Fix | None:
@@ -137,10 +95,9 @@ def _address(inventory: Inventory, finding: Finding) -> Fix | None:
     address = choose_address(inventory, device) if device is not None else None
     if device is None or address is None:
         return None
-    manager = _managed(inventory)
-    lasting = "" if manager else " until the next start"
-    title = f"Give {device.name} the address {address}{lasting}. At the other end this chooses its neighbour."
-    return Fix(finding.id, finding.subject, title, give_address(device.name, address, manager=manager))
+    lasts = lasting(device.keeper)
+    title = f"Give {device.name} the address {address}, {lasts}. At the other end this chooses its neighbour."
+    return Fix(finding.id, finding.subject, title, give_address(device.name, address, device.keeper))
 
 
 def _switch_on(inventory: Inventory, finding: Finding) -> Fix | None:
