@@ -18,7 +18,7 @@ class Row(TypedDict):
     """What one contestant did in one cell. Times in microseconds, as rank 0 saw them.
 
     ``bytes``: the whole array on one rank (0 for a barrier); ``rails``: rails per peer; ``bus_gb_s``: by the median.
-    ``turns_us``: the median of each turn, None where it sat out; in JSON only.
+    ``turns_us``: the median of each turn, None where it sat out; not written to files.
     """
 
     op: str
@@ -76,14 +76,18 @@ def find_row(rows: Sequence[Row], **wanted: object) -> Row | None:
     return None
 
 
+COLUMNS = tuple(column for column in Row.__annotations__ if column != "turns_us")
+"""Of files."""
+
+
 def to_json(rows: Sequence[Row]) -> str:
-    return json.dumps(list(rows), indent=1) + "\n"
+    written = [{column: value for column, value in row.items() if column in COLUMNS} for row in rows]
+    return json.dumps(written, indent=1) + "\n"
 
 
 def to_csv(rows: Sequence[Row]) -> str:
     text = io.StringIO()
-    columns = [column for column in Row.__annotations__ if column != "turns_us"]
-    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
