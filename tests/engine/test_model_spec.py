@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 import torch
 from thread_group import Shared, ThreadGroup, run_ranks
-from tiny_models import CONFIGS, make
+from tiny_models import COMMON, CONFIGS, COUNTED, make
+from transformers import AutoConfig
 
+from ferrule.engine.architectures import cuts_of, pipeline_refusal
 from ferrule.engine.model import ShardedModel, build
 from ferrule.engine.source import describe, read_config
 from ferrule.plan import BUILT_IN, ModelSpec, Share, make_plan, read_model
+from ferrule.plan.model_count import count, expected
+from ferrule.plan.model_family import FAMILIES
+from ferrule.plan.model_shape import read_shape
+from ferrule.plan.model_storage import named_format
 
 TOKENS = 11
 FLOAT32 = replace(BUILT_IN, element_bytes=4)
@@ -84,7 +90,17 @@ def test_what_the_planner_counts_is_what_a_rank_holds_and_sends(tmp_path: Path) 
         check(name, make(name, tmp_path / name))
 
 
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.tensor and name != "kimi_k2"])
+def test_what_is_shared_out_is_what_transformers_and_the_engine_plan(name: str) -> None:
+    config = AutoConfig.for_model(name, **(COMMON | (CONFIGS | COUNTED)[name]))
+    by_family, by_plan = (read_shape(config.to_dict(), name, cuts) for cuts in (None, cuts_of(config)))
+    storage = named_format("float32")
+    told, meant = (count(name, each, expected(each, storage), "config", storage) for each in (by_family, by_plan))
+    assert told.decoder == meant.decoder
+    assert (told.pipeline_refusal is None) == (pipeline_refusal(config, name) is None)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in ("llama", "gpt_oss")])
+@pytest.mark.parametrize("name", [name for name in CONFIGS | COUNTED if name not in ("llama", "gpt_oss")])
 def test_the_same_for_every_architecture(name: str, tmp_path: Path) -> None:
     check(name, make(name, tmp_path))

@@ -138,6 +138,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "afmoe": {**EXPERTS, "num_experts": 4, "num_dense_layers": 1, "sliding_window": 8, "mup_enabled": True},
 }
 
+COUNTED: dict[str, dict[str, Any]] = {
+    "gemma": {"tie_word_embeddings": True},
+    "glm": {},
+    "olmo3": {"sliding_window": 8},
+    "smollm3": {"tie_word_embeddings": True},
+    "seed_oss": {},
+    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+"""More families that the planner counts by arithmetic."""
+
 REFUSED: dict[str, dict[str, Any]] = {"doge": {}, "hrm_text": {}, "diffllama": {}, "bert": {}}
 """Architectures whose attention this engine would get wrong."""
 
@@ -151,7 +161,7 @@ def make(name: str, directory: Path, dtype: torch.dtype = torch.float32, **chang
 
     Every parameter is drawn at random, norms and biases too, so that one that is dropped or cut wrongly shows.
     """
-    config = AutoConfig.for_model(name, **{**COMMON, **(CONFIGS | REFUSED)[name], **changes})
+    config = AutoConfig.for_model(name, **{**COMMON, **(CONFIGS | COUNTED | REFUSED)[name], **changes})
     torch.manual_seed(hash_of(name))
     model = AutoModelForCausalLM.from_config(config).to(dtype)
     with torch.no_grad():

@@ -269,6 +269,12 @@ def test_a_family_not_known_is_counted_from_its_headers_and_not_split(tmp_path: 
     assert "nothing is known here of how to split unheard_of" in (spec.tensor_obstacle(2) or "")
 
 
+def test_layers_that_are_no_attention_are_told_of(tmp_path: Path) -> None:
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    spec = read_model(str(write_config(tmp_path, layer_types=kinds)))
+    assert "layers of kind linear_attention are counted as full attention" in spec.notes[0]
+
+
 def test_the_embedded_model_is_known_by_its_name() -> None:
     spec = read_model("demo")
     assert spec.counted == "headers"

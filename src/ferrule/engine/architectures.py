@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ferrule.plan import Cuts
+
 SUPPLEMENTS: dict[str, dict[str, str]] = {
     # transformers shares out only gpt-oss's experts; its attention is ordinary, with one sink per query head.
     "gpt_oss": {
@@ -39,6 +41,32 @@ def plan_of(config: Any) -> dict[str, str] | None:
     if not plan:
         return None
     return plan | SUPPLEMENTS.get(config.model_type, {})
+
+
+def cuts_of(config: Any) -> Cuts | None:
+    """What the plan shares out, in the planner's words; None where there is no plan."""
+    plan = plan_of(config)
+    if plan is None:
+        return None
+    attention, dense, routed, shared = set[str](), set[str](), set[str](), set[str]()
+    for pattern, style in plan.items():
+        if "shared_expert" in pattern:
+            shared.add(style)
+        elif ".experts" in pattern:
+            routed.add(style)
+        elif ".mlp." in pattern or ".feed_forward." in pattern:
+            dense.add(style)
+        else:
+            attention.add(style)
+    gathered = not attention.isdisjoint({"colwise_gather_output", "colwise_rep"})
+    by_heads = not attention.isdisjoint({"colwise", "fused_qkv"})
+    return Cuts(
+        attention="gathered" if gathered else "heads" if by_heads else None,
+        dense="rowwise" in dense,
+        shared="rowwise" in shared,
+        experts="whole" if "ep_dispatch_experts" in routed else "inside" if "moe_tp_experts" in routed else None,
+        sinks=any(pattern.endswith(".sinks") for pattern in plan),
+    )
 
 
 def tensor_refusal(config: Any, name: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from ferrule.engine.architectures import longest_context, pipeline_refusal, tensor_refusal
+from ferrule.engine.architectures import cuts_of, longest_context, pipeline_refusal, tensor_refusal
 from ferrule.engine.checkpoint import Checkpoint
 from ferrule.errors import ModelError
 from ferrule.models import demo_path
@@ -99,7 +99,8 @@ def describe(directory: Path, config: Any) -> ModelSpec:
     with Checkpoint(directory) as checkpoint:
         tensors = [Stored(key, each.dtype, each.shape, each.bytes) for key, each in checkpoint.tensors.items()]
     known = {field: getattr(config, field) for field in FIELDS}  # some architectures have other names for these
-    spec = spec_of_tensors(directory.name, config.to_dict() | known, f"{directory / 'config.json'}", tensors)
+    file = str(directory / "config.json")
+    spec = spec_of_tensors(directory.name, config.to_dict() | known, file, tensors, cuts_of(config))
     name = (config.architectures or [type(config).__name__])[0]
     return replace(
         spec,

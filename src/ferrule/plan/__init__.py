@@ -5,6 +5,7 @@ from ferrule.plan.cluster_file import parse_cluster, read_cluster, write_cluster
 from ferrule.plan.cluster_profile import cluster_from_profile
 from ferrule.plan.make import make_plan
 from ferrule.plan.model import ModelSpec
+from ferrule.plan.model_family import Cuts
 from ferrule.plan.model_headers import Stored
 from ferrule.plan.model_hub import Hub
 from ferrule.plan.model_layer import (
@@ -30,6 +31,7 @@ __all__ = [
     "CachePolicy",
     "ClusterSpec",
     "Collective",
+    "Cuts",
     "DeviceSpec",
     "ExpertsSpec",
     "HeadSplit",

@@ -158,6 +158,9 @@ def _notes(shape: Shape, elsewhere: Weights) -> tuple[str, ...]:
         notes.append("only the language model is counted; what sees or hears is not")
     elif elsewhere.bytes:
         notes.append(f"{elsewhere.bytes:,} bytes of the files are no part of decoding (such as multi-token prediction)")
+    if shape.other_layers:
+        kinds = ", ".join(shape.other_layers)
+        notes.append(f"layers of kind {kinds} are counted as full attention, so cache and arithmetic are upper bounds")
     if not shape.known:
         notes.append(f"{shape.model_type or 'this model'} is not a family known here; it is taken for one like Llama")
     return tuple(notes)

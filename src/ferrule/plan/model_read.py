@@ -13,6 +13,7 @@ from ferrule.errors import ModelError
 from ferrule.models import demo_path
 from ferrule.plan.model import ModelSpec
 from ferrule.plan.model_count import count, expected, scaled
+from ferrule.plan.model_family import Cuts
 from ferrule.plan.model_gguf import gguf_config, read_gguf
 from ferrule.plan.model_headers import (
     INDEX,
@@ -68,9 +69,14 @@ def known_models() -> dict[str, Path]:
     return {file.stem: file for file in sorted(directory.glob("*.json"))}
 
 
-def spec_of_tensors(name: str, config: Any, file: str, tensors: Iterable[Stored]) -> ModelSpec:
-    """A `ModelSpec` from a parsed ``config.json`` (``file`` names it in errors) and all stored tensors."""
-    shape = read_shape(config, file)
+def spec_of_tensors(
+    name: str, config: Any, file: str, tensors: Iterable[Stored], cuts: Cuts | None = None
+) -> ModelSpec:
+    """A `ModelSpec` from a parsed ``config.json`` (``file`` names it in errors) and all stored tensors.
+
+    ``cuts``: what the engine's own plan shares out, where that is known better than from the family.
+    """
+    shape = read_shape(config, file, cuts)
     storage = format_of(shape.fields)
     return count(name, shape, [counts(each, storage) for each in tensors], "headers", storage)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ferrule.errors import ConfigError
-from ferrule.plan.model_family import ANY, FAMILIES, Family
+from ferrule.plan.model_family import ANY, FAMILIES, Cuts, Family
 from ferrule.plan.model_fields import Fields
 from ferrule.plan.model_layer import AttentionSpec, ExpertsSpec
 
@@ -26,6 +26,8 @@ _OLD_NAMES = {
 }
 """Other names of the same fields (GPT-2, OPT, DBRX)."""
 
+_BY_LAYER = ("intermediate_size", "moe_intermediate_size", "num_experts_per_tok", "moe_topk", "num_key_value_heads")
+"""Fields that some models have as a list, with a number for each layer."""
 _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 
 
@@ -41,8 +43,8 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's sizes. ``fields``: the text model's configuration, for what only one family has. ``part``: a prefix of
-    tensors' names where the text model is a part of a multimodal one."""
+    """A model's sizes. ``fields``: the text model's configuration, for what only one family has. ``known``: its family
+    is listed here. ``other_layers``: kinds of layers that are neither full nor windowed attention."""
 
     architecture: str
     model_type: str
@@ -57,13 +59,14 @@ class Shape:
     query_heads: int
     key_value_heads: int
     multimodal: bool
+    other_layers: tuple[str, ...]
 
     def has(self, rule: bool | str) -> bool:
         return self.family.has(rule, self.fields.data)
 
 
-def read_shape(config: object, file: str) -> Shape:
-    """What ``config`` (a parsed ``config.json``; ``file`` names it in errors) says.
+def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
+    """What ``config`` (a parsed ``config.json``; ``file`` names it in errors) says. ``cuts``: instead of the family's.
 
     Raises `ConfigError` naming the field that is missing or cannot be.
     """
@@ -72,6 +75,7 @@ def read_shape(config: object, file: str) -> Shape:
     source = text or whole
     model_type = source.text("model_type") or whole.text("model_type")
     family = FAMILIES.get(model_type, ANY)
+    family = family if cuts is None else replace(family, cuts=cuts)
     fields = Fields(_renamed(source.data), source.file, family.defaults)
     layers = fields.integer("num_hidden_layers")
     if layers > MAX_LAYERS:
@@ -95,7 +99,13 @@ def read_shape(config: object, file: str) -> Shape:
         query_heads=heads,
         key_value_heads=min(layer.attention.key_value_heads for layer in shape),
         multimodal=text is not None,
+        other_layers=_other_layers(fields, layers),
     )
+
+
+def _other_layers(fields: Fields, layers: int) -> tuple[str, ...]:
+    kinds = {str(kind) for kind in fields.each("layer_types", layers) or ()}
+    return tuple(sorted(kinds - {"full_attention", "sliding_attention"}))
 
 
 def _renamed(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -122,12 +132,13 @@ def _context(fields: Fields) -> int:
 
 
 def _layer(fields: Fields, family: Family, index: int, layers: int, hidden: int, heads: int) -> LayerShape:
+    listed = {name: fields.each(name, layers) for name in _BY_LAYER if isinstance(fields.get(name)[1], list)}
+    if listed:
+        own = {name: values[index] for name, values in listed.items() if values}
+        fields = Fields({**fields.data, **own}, fields.file, fields.defaults)
     experts = _experts(fields, family, index, layers)
-    own = fields
-    if isinstance(fields.get("intermediate_size")[1], list):
-        widths = fields.each("intermediate_size", layers) or []
-        own = Fields({"intermediate_size": widths[index]}, fields.file)
-    width = own.integer("intermediate_size", default=4 * hidden if family is ANY else -1)
+    known = fields.get("model_type")[1] in FAMILIES
+    width = fields.integer("intermediate_size", default=-1 if known else 4 * hidden)
     shared = 0
     if experts is not None:
         width = 0
