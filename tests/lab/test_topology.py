@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrule.errors import ConfigError
 from ferrule.lab import CableSpec, Topology, chain, edges, mesh, pair, ring, star, switch
+from ferrule.lab.shaping import Shaping
 
 
 @pytest.mark.parametrize(
@@ -55,9 +58,17 @@ def test_hops_lead_to_the_target(hosts: int, data: st.DataObject) -> None:
         assert host == 0 or host == start
 
 
-@pytest.mark.parametrize(
-    ("hosts", "cable"), [(0, None), (2, CableSpec((1, 1))), (2, CableSpec((0, 2))), (2, CableSpec((0, 1), 0.0))]
-)
+def test_a_cable_is_its_numbers_and_its_ends() -> None:
+    cable = CableSpec((0, 1), rate=1e9, delay=1e-3, mtu=9000)
+    assert cable.shaping == Shaping(rate=1e9, delay=1e-3)
+    assert type(cable.shaping) is Shaping
+    assert {one.name for one in fields(CableSpec)} == {one.name for one in fields(Shaping)} | {"hosts", "mtu"}
+    assert (CableSpec((0, 1), rate=1e9).plain, cable.plain) == (True, False)
+    with pytest.raises(ConfigError, match="rate must be more than 0"):
+        CableSpec((0, 1), rate=0.0)
+
+
+@pytest.mark.parametrize(("hosts", "cable"), [(0, None), (2, CableSpec((1, 1))), (2, CableSpec((0, 2)))])
 def test_what_cannot_be_wired_is_refused(hosts: int, cable: CableSpec | None) -> None:
     with pytest.raises(ConfigError):
         Topology(hosts, () if cable is None else (cable,))

@@ -54,21 +54,9 @@ class Panel:
     def set(self, cable: int, directions: Sequence[tuple[Shaping, Flow]]) -> None:
         """What happens to what each of its ends sends."""
         for end, (shaping, flow) in enumerate(directions):
-            self.shaper.set(
-                cable,
-                end,
-                rate=shaping.rate or 0.0,
-                delay=shaping.delay,
-                jitter=shaping.jitter,
-                loss=shaping.loss,
-                corrupt=shaping.corrupt,
-                duplicate=shaping.duplicate,
-                reorder=shaping.reorder,
-                collapse=shaping.collapse or 0.0,
-                queue=shaping.queue_bytes,
-                overhead=shaping.overhead,
-                flow=_FLOWS[flow],
-            )
+            # The native shaper knows no None: 0 is without a limit.
+            limits = {"rate": shaping.rate or 0.0, "collapse": shaping.collapse or 0.0, "queue": shaping.queue_bytes}
+            self.shaper.set(cable, end, flow=_FLOWS[flow], **(vars(shaping) | limits))
 
     def prepare(self, hosts: Sequence[Namespace]) -> None:
         """Congestion control as most machines have it: BBR's own pacing mistakes a cable of microseconds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from ferrule.errors import ConfigError
@@ -11,30 +11,19 @@ from ferrule.lab.shaping import Shaping
 
 
 @dataclass(frozen=True)
-class CableSpec:
-    """A cable between two hosts, or a switch with a cable to each of several.
+class CableSpec(Shaping):
+    """A cable between two hosts, or a switch with a cable to each of several; its numbers are for both directions.
 
-    ``rate``: bits per second in each direction; None: as fast as this machine copies. The other numbers are those of
-    `Shaping`, for both directions. ``mtu`` in bytes; None: the lab's.
+    ``mtu`` in bytes; None: the lab's. Raises `ConfigError` where the numbers cannot be a cable's.
     """
 
     hosts: tuple[int, ...]
-    rate: float | None = None
-    delay: float = 0.0
-    jitter: float = 0.0
-    loss: float = 0.0
-    corrupt: float = 0.0
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    collapse: float | None = None
-    queue: int | None = None
-    overhead: int = 0
-    mtu: int | None = None
+    mtu: int | None = field(default=None, kw_only=True)
 
     @property
     def shaping(self) -> Shaping:
-        """Raises `ConfigError` where the numbers cannot be a cable's."""
-        return Shaping(**{field.name: getattr(self, field.name) for field in fields(Shaping)})
+        """The numbers alone."""
+        return Shaping(**{one.name: getattr(self, one.name) for one in fields(Shaping)})
 
 
 @dataclass(frozen=True)
@@ -52,7 +41,6 @@ class Topology:
                 raise ConfigError(f"a cable joins two different hosts, not {cable.hosts}")
             if not all(0 <= host < self.hosts for host in cable.hosts):
                 raise ConfigError(f"a cable joins hosts {cable.hosts}, but there are only hosts 0 to {self.hosts - 1}")
-            _ = cable.shaping
 
     def shaped(self, **changes: Any) -> Self:
         """The same with other cables: ``pair(2).shaped(delay=10e-6, rate=1e9)``. ``changes``: fields of `CableSpec`."""
@@ -82,13 +70,13 @@ class Topology:
 
 def edges(hosts: int, pairs: Iterable[tuple[int, int]], rate: float | None = None) -> Topology:
     """A cable for each pair of hosts, any shape."""
-    return Topology(hosts, tuple(CableSpec(pair, rate) for pair in pairs))
+    return Topology(hosts, tuple(CableSpec(pair, rate=rate) for pair in pairs))
 
 
 def pair(cables: int = 1, rates: Sequence[float | None] | None = None) -> Topology:
     """Two hosts with one or more cables between them. ``rates``: one per cable, in bits per second."""
     rates = rates if rates is not None else [None] * cables
-    return Topology(2, tuple(CableSpec((0, 1), rate) for rate in rates))
+    return Topology(2, tuple(CableSpec((0, 1), rate=rate) for rate in rates))
 
 
 def mesh(hosts: int, rate: float | None = None) -> Topology:
@@ -115,4 +103,4 @@ def star(hosts: int, rate: float | None = None) -> Topology:
 
 def switch(hosts: int, rate: float | None = None) -> Topology:
     """All hosts on one switch: one subnet, any two reach each other. ``rate`` is that of each host's port."""
-    return Topology(hosts, (CableSpec(tuple(range(hosts)), rate),) if hosts > 1 else ())
+    return Topology(hosts, (CableSpec(tuple(range(hosts)), rate=rate),) if hosts > 1 else ())
