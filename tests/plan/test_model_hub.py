@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from written_models import CONFIG, data_bytes, header, tensors_of_config
+from written_models import CONFIG, data_bytes, header, tensors_of_config, write_config, write_safetensors
 
 from ferrule.errors import ModelError
 from ferrule.plan import Hub, read_model
@@ -173,7 +173,24 @@ def test_files_larger_than_such_files_are_refused(local: tuple[LocalHub, str], t
         read_model("some/model", hub=Hub(endpoint, cache=tmp_path))
 
 
+def test_what_is_downloaded_already_is_read_from_there(tmp_path: Path) -> None:
+    hub = Hub(offline=True, cache=tmp_path, downloads=tmp_path)
+    place = tmp_path / "models--some--model"
+    snapshot = place / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    write_safetensors(write_config(snapshot) / "model.safetensors", TENSORS)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("../../elsewhere")
+    with pytest.raises(ModelError, match="never looked up"):
+        read_model("some/model", hub=hub)
+    (place / "refs" / "main").write_text("0" * 40)
+    spec = read_model("some/model", hub=hub)
+    assert (spec.name, spec.counted, spec.bytes) == ("some/model", "headers", data_bytes(TENSORS))
+
+
 def test_settings_come_from_the_environment() -> None:
-    given = {"HF_ENDPOINT": "https://mirror.test/", "HF_TOKEN": "t", "HF_HUB_OFFLINE": "1"}
-    assert Hub.from_environment(given) == Hub("https://mirror.test", "t", True)
-    assert Hub.from_environment({}) == Hub("https://huggingface.co", None, False)
+    given = {"HF_ENDPOINT": "https://mirror.test/", "HF_TOKEN": "t", "HF_HUB_OFFLINE": "1", "HF_HOME": "/models"}
+    assert Hub.from_environment(given) == Hub("https://mirror.test", "t", True, downloads=Path("/models/hub"))
+    assert Hub.from_environment({}).downloads == Path.home() / ".cache/huggingface/hub"
+    assert Hub.from_environment({"HF_HUB_CACHE": "/hub"}).downloads == Path("/hub")
+    assert Hub.from_environment({}).endpoint == "https://huggingface.co"

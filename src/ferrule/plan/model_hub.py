@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import httpx
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_REVISION = re.compile(r"[0-9a-f]{40}")
 CONFIG_BYTES = 4 << 20
 SECONDS = 30.0
 """How long one file may take in all."""
@@ -28,21 +29,41 @@ FRESH = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Hub:
-    """Where models are: ``endpoint``, ``token``, ``offline`` (``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE``)."""
+    """Where models are: ``endpoint``, ``token``, ``offline`` (``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE``).
+
+    ``cache``: where its small files are kept; None: with Ferrule's other caches. ``downloads``: where the hub's own
+    tools keep whole models (``HF_HUB_CACHE``, ``HF_HOME``); None: they are not looked at.
+    """
 
     endpoint: str = "https://huggingface.co"
     token: str | None = None
     offline: bool = False
     seconds: float = SECONDS
     cache: Path | None = None
+    downloads: Path | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Hub:
+        home = environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+        downloads = Path(environment.get("HF_HUB_CACHE") or Path(home, "hub"))
         return cls(
             endpoint=(environment.get("HF_ENDPOINT") or cls.endpoint).rstrip("/"),
             token=environment.get("HF_TOKEN") or None,
             offline=environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"),
+            downloads=downloads.expanduser(),
         )
+
+    def downloaded(self, hub_id: str) -> Path | None:
+        """The directory of model ``hub_id`` where the hub's own tools have downloaded it, or None."""
+        if self.downloads is None:
+            return None
+        place = self.downloads / f"models--{hub_id.replace('/', '--')}"
+        try:
+            revision = (place / "refs" / "main").read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        directory = place / "snapshots" / revision
+        return directory if _REVISION.fullmatch(revision) and (directory / "config.json").exists() else None
 
     def file(self, hub_id: str, name: str, most: int = MAX_JSON) -> bytes | None:
         """The file ``name`` of model ``hub_id``, or None where the model has none of that name.

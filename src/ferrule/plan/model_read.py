@@ -143,6 +143,9 @@ def _known(file: Path, weights: str | None) -> ModelSpec:
 
 
 def _from_hub(hub_id: str, weights: str | None, hub: Hub) -> ModelSpec:
+    downloaded = hub.downloaded(hub_id)
+    if downloaded is not None:
+        return replace(_directory(downloaded, weights), name=hub_id)
     text = hub.file(hub_id, "config.json", CONFIG_BYTES)
     if text is None:
         raise ModelError(f"{hub_id}: {hub.endpoint} knows no such model, or it has no config.json")
