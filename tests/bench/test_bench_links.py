@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ferrule import __version__
 from ferrule.bench.links import Effort, in_lab_host, new_key, probe_pair, to_csv
+from ferrule.bench.links.ends import End
 from ferrule.bench.links.lend import Borrower, lend
 from ferrule.bench.links.messages import tcp_ways
 from ferrule.errors import LinkError
@@ -55,6 +57,16 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
         one = socket.create_connection(listener.getsockname())
         with one, listener.accept()[0] as other:
             yield one, other
+
+
+@pytest.mark.parametrize(("theirs", "newest"), [("999.0", "999.0"), ("0.0.1", __version__)])
+def test_another_version_there_is_refused_with_the_cure(
+    monkeypatch: pytest.MonkeyPatch, theirs: str, newest: str
+) -> None:
+    end = End("strix-b", [])
+    monkeypatch.setattr(end, "answer", lambda seconds: {"version": theirs})
+    with pytest.raises(LinkError, match=rf"strix-b has ferrule {theirs}, this .* pip install 'ferrule=={newest}'"):
+        end.meet()
 
 
 def test_one_thread_may_drive_both_ends() -> None:
