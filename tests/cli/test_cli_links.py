@@ -53,6 +53,11 @@ def test_show_prints_rdma_and_a_link_below_what_the_card_can() -> None:
     assert "0000:01:00.0 Mellanox ConnectX-3 3.0 ×4 3.0 ×8 4.0 ×4 32" in told
 
 
+def test_show_says_which_firewall_is_on_and_which_is_unknown() -> None:
+    assert "firewall: nftables (unknown)" in lines(run("show", "--tree", tree("dgx-spark"))[1])
+    assert "firewall: ufw" in lines(run("show", "--tree", tree("e810-roce"))[1])
+
+
 def test_show_knows_macs() -> None:
     told = lines(run("show", "--tree", tree("mac-studio-1"))[1])
     assert "Thunderbolt 1 Mac15,14 (Apple Inc.) 80 80 en2 network, rdma" in told

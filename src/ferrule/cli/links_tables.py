@@ -29,8 +29,9 @@ _GENERATIONS = {2.5: "1.0", 5.0: "2.0", 8.0: "3.0", 16.0: "4.0", 32.0: "5.0", 64
 def overview(inventory: Inventory) -> Iterator[RenderableType]:
     """The machine, then a table per kind of thing that it has; what was measured belongs after the cables."""
     yield from machine_lines(inventory.machine)
-    if any(one.active is not False for one in inventory.firewalls):
-        yield Text("firewall: " + ", ".join(one.kind for one in inventory.firewalls if one.active is not False))
+    firewalls = [one for one in inventory.firewalls if one.active is not False]
+    if firewalls:
+        yield Text("firewall: " + ", ".join(one.kind if one.active else f"{one.kind} (unknown)" for one in firewalls))
     yield Text("")
     if inventory.thunderbolt:
         yield cables_table(inventory)
