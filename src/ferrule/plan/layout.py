@@ -123,14 +123,16 @@ class MemoryUse:
         return self.room - self.total
 
 
+TermKind = Literal["weights", "cache", "compute", "launch", "collective", "hop", "disk"]
+
+
 @dataclass(frozen=True)
 class Term:
-    """A part of the time of one token (or prompt): ``what`` in words, ``where``: a device, a link or a rail."""
+    """A part of the time of one token (or prompt): ``where``: devices, a link or a rail."""
 
-    kind: Literal["weights", "cache", "compute", "launch", "collective", "hop", "disk", "software"]
+    kind: TermKind
     where: str
     seconds: float
-    what: str = ""
 
 
 @dataclass(frozen=True)

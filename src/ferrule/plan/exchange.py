@@ -1,0 +1,128 @@
+"""What messages between the devices of a cluster cost: by the fabric's own decision table, over its own routes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from ferrule.errors import PlanError
+from ferrule.fabric.algorithms import Model, Strategy, choose_algorithms
+from ferrule.fabric.costs import LinkCosts
+from ferrule.fabric.topology import Path, cheapest_paths
+from ferrule.plan.cluster import ClusterSpec
+
+RELAY_SECONDS = 40e-6
+"""What a rank on the way adds to a message that it forwards (fabric/algorithms.py)."""
+PAIR_AT_ONCE = 128 << 10
+"""Up to this size two ranks exchange all they have; above, each reduces half (native/src/collectives_net.cpp)."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """``alpha`` seconds and ``beta`` seconds per byte from one device to another; ``where``: its first slowest rail or
+    link, in words; ``relayed``: by other devices of the layout."""
+
+    alpha: float
+    beta: float
+    where: str
+    relayed: bool = False
+
+
+class Exchange:
+    """Between the devices of one layout: a message may be relayed by any of them."""
+
+    def __init__(self, cluster: ClusterSpec, devices: Sequence[str]) -> None:
+        self._cluster = cluster
+        self._devices = tuple(devices)
+        self._place = {name: place for place, name in enumerate(self._devices)}
+        self._costs = cluster.costs(self._devices)
+        self._teams: dict[tuple[str, ...], _Team] = {}
+        self._routes: dict[tuple[str, str], Route] = {}
+
+    @cached_property
+    def _paths(self) -> list[dict[int, Path]]:
+        return [cheapest_paths(self._costs, rank) for rank in range(len(self._devices))]
+
+    @property
+    def connected(self) -> bool:
+        return len(self._paths[0]) == len(self._devices)
+
+    def route(self, a: str, b: str) -> Route:
+        """Raises `PlanError` where no cables lead from ``a`` to ``b``."""
+        found = self._routes.get((a, b))
+        if found is None:
+            found = self._routes[a, b] = self._find(a, b)
+        return found
+
+    def _find(self, a: str, b: str) -> Route:
+        link = self._cluster.link(a, b)
+        direct = None if link is None else Route(link.alpha, 1 / link.bandwidth, f"{link.best_rail.name} ({link.name})")
+        if len(self._devices) == 2 and direct is not None:
+            return direct
+        path = self._paths[self._place[a]].get(self._place[b])
+        if path is None:
+            raise PlanError(f"no cables lead from {a} to {b}")
+        if len(path.hops) == 2:
+            assert direct is not None
+            return direct
+        names = [self._devices[hop] for hop in path.hops]
+        alpha = path.alpha + (len(path.hops) - 2) * RELAY_SECONDS
+        return Route(alpha, path.beta, "-".join(names), relayed=True)
+
+    def message(self, a: str, b: str, size: float) -> float:
+        """Seconds of one message of ``size`` bytes."""
+        route = self.route(a, b)
+        return route.alpha + size * route.beta
+
+    def collective(self, devices: Sequence[str], kind: str, size: float) -> float:
+        """Seconds of an ``all_reduce`` of ``size`` bytes, or an ``all_gather`` of that many in all."""
+        return self._team(devices).seconds(kind, size)
+
+    def where(self, devices: Sequence[str]) -> str:
+        """The slowest way between any two of them, in words."""
+        return self._team(devices).where
+
+    def _team(self, devices: Sequence[str]) -> _Team:
+        key = tuple(devices)
+        if key not in self._teams:
+            self._teams[key] = _Team(self, key, self._costs.crowding)
+        return self._teams[key]
+
+
+class _Team:
+    def __init__(self, exchange: Exchange, devices: tuple[str, ...], crowding: float) -> None:
+        routes = [[exchange.route(a, b) if a != b else None for b in devices] for a in devices]
+        everywhere = [route for row in routes for route in row if route is not None]
+        slowest = max(everywhere, key=lambda route: (route.alpha, route.beta, route.where))
+        self._size = len(devices)
+        self._alpha, self._beta = slowest.alpha, max(route.beta for route in everywhere)
+        self.where = slowest.where
+        self._costs = LinkCosts(
+            tuple(tuple(None if route is None else route.alpha for route in row) for row in routes),
+            tuple(tuple(None if route is None else route.beta for route in row) for row in routes),
+            crowding,
+        )
+
+    @cached_property
+    def _strategy(self) -> Strategy:
+        return choose_algorithms(self._costs, self._size)
+
+    @cached_property
+    def _model(self) -> Model:
+        return Model(self._costs)
+
+    def seconds(self, kind: str, size: float) -> float:
+        if self._size == 2:
+            if kind == "all_gather":
+                return self._alpha + size / 2 * self._beta
+            return (1 if size <= PAIR_AT_ONCE else 2) * self._alpha + size * self._beta
+        return self._of(kind, max(1, round(size)))
+
+    @lru_cache(maxsize=256)  # noqa: B019 - as long as its exchange
+    def _of(self, kind: str, size: int) -> float:
+        asked = -(-size // self._size) if kind == "all_gather" else size
+        for decision in self._strategy.decisions:
+            if decision.op == kind and asked <= decision.up_to:
+                return self._model.seconds(kind, decision.algorithm, asked)
+        raise PlanError(f"the fabric has no {kind} for {self._size} ranks")

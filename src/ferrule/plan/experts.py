@@ -1,0 +1,50 @@
+"""How many experts one device of several needs, when whole experts are given out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+
+def busiest_share(counts: Sequence[int], per_token: int, tokens: float) -> float:
+    """The expected number of different experts that the busiest device needs, when device i has ``counts[i]`` of them
+    and each of ``tokens`` tokens is sent to ``per_token`` of all at random.
+
+    One token: the expected largest of a multivariate hypergeometric draw, exactly. More: each device's expected
+    number, ``c * (1 - (1 - k/E)^B)``, and for the largest of n such the rise that n normal variables would have,
+    ``sigma * sqrt(2 ln n)``, never more than the device has.
+    """
+    total = sum(counts)
+    if len(counts) == 1 or per_token >= total:
+        return min(float(max(counts)), _touched(max(counts), total, per_token, tokens))
+    if tokens <= 1:
+        return _largest_draw(tuple(sorted(counts)), per_token)
+    rise = math.sqrt(2 * math.log(len(counts)))
+    largest = 0.0
+    for count in counts:
+        mean = _touched(count, total, per_token, tokens)
+        sigma = math.sqrt(max(0.0, mean * (1 - mean / count))) if count else 0.0
+        largest = max(largest, min(float(count), mean + rise * sigma * math.sqrt(1 - count / total)))
+    return largest
+
+
+def _touched(count: int, total: int, per_token: int, tokens: float) -> float:
+    return count * (1.0 - math.pow(max(0.0, 1.0 - per_token / total), max(0.0, tokens)))
+
+
+@lru_cache(maxsize=4096)
+def _largest_draw(counts: tuple[int, ...], draws: int) -> float:
+    """E[max] of a multivariate hypergeometric: the sum over m of P(max >= m), each by counting draws below m."""
+    every = math.comb(sum(counts), draws)
+    expected = 0.0
+    for most in range(draws):
+        # How many ways there are to draw with at most `most` from each device: a product of polynomials.
+        ways = [1] + [0] * draws
+        for count in counts:
+            ways = [
+                sum(ways[drawn - mine] * math.comb(count, mine) for mine in range(min(most, count, drawn) + 1))
+                for drawn in range(draws + 1)
+            ]
+        expected += 1 - ways[draws] / every
+    return expected

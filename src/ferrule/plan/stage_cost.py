@@ -1,0 +1,190 @@
+"""What one stage needs for one pass, layer by layer: the roofline of each device, operations, collectives, disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ferrule.plan.cluster import ClusterSpec, DeviceSpec
+from ferrule.plan.exchange import Exchange
+from ferrule.plan.experts import busiest_share
+from ferrule.plan.layout import Stage
+from ferrule.plan.model import ModelSpec
+from ferrule.plan.model_layer import Collective, LayerSpec, Share
+from ferrule.plan.runtime import Runtime
+
+ARITHMETIC = 0.6
+"""What large matrix products get of the operations per second that a maker states; measured ones are taken as they
+are."""
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """``tokens`` new ones of each of ``sequences``, after ``past`` others. ``logits``: of how many tokens."""
+
+    tokens: int
+    past: int
+    sequences: int = 1
+
+    @property
+    def rows(self) -> int:
+        return self.tokens * self.sequences
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of one device for some layers, by what takes them, and ``collective`` for all devices of the stage."""
+
+    weights: float = 0.0
+    cache: float = 0.0
+    compute: float = 0.0
+    launch: float = 0.0
+    collective: float = 0.0
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(
+            self.weights + other.weights,
+            self.cache + other.cache,
+            self.compute + other.compute,
+            self.launch + other.launch,
+            self.collective + other.collective,
+        )
+
+    def times(self, factor: float) -> Seconds:
+        return Seconds(*(value * factor for value in self.parts))
+
+    @property
+    def parts(self) -> tuple[float, float, float, float, float]:
+        return self.weights, self.cache, self.compute, self.launch, self.collective
+
+    @property
+    def own(self) -> float:
+        """Without waiting for others."""
+        return self.weights + self.cache + self.compute + self.launch
+
+    @property
+    def total(self) -> float:
+        return self.own + self.collective
+
+
+class StageCost:
+    """Costs of ``stage``'s devices, whichever layers they have. ``exchange``: between all devices of the layout."""
+
+    def __init__(
+        self, model: ModelSpec, cluster: ClusterSpec, runtime: Runtime, stage: Stage, exchange: Exchange
+    ) -> None:
+        self._model, self._runtime, self._exchange = model, runtime, exchange
+        self._stage = stage
+        self._devices = [cluster.by_name[name] for name in stage.devices]
+        # Ranks that share cores take turns.
+        self._turns = max(1.0, stage.width / cluster.cores) if cluster.cores else 1.0
+
+    def layers(self, which: Pass) -> list[Seconds]:
+        """By layer of the whole model."""
+        found: dict[int, Seconds] = {}
+        return [found.setdefault(id(layer), self._layer(layer, which)) for layer in self._distinct]
+
+    @property
+    def _distinct(self) -> list[LayerSpec]:
+        """Equal layers as one object, so that each is computed once."""
+        seen: dict[LayerSpec, LayerSpec] = {}
+        return [seen.setdefault(layer, layer) for layer in self._model.decoder]
+
+    def _layer(self, layer: LayerSpec, which: Pass) -> Seconds:
+        touched = self._experts_touched(layer, which.rows)
+        slowest = max(
+            (
+                self._device(device, share, layer, which, experts)
+                for device, share, experts in zip(self._devices, self._stage.shares, touched, strict=True)
+            ),
+            key=lambda seconds: seconds.own,
+        )
+        return replace(slowest, collective=self._collectives(self._exchanged(layer), which.rows))
+
+    def _experts_touched(self, layer: LayerSpec, rows: int) -> list[float]:
+        """By device, of the experts (or slices of them) that it has."""
+        if layer.experts is None:
+            return [0.0] * len(self._devices)
+        if not self._stage.experts:
+            return [layer.experts.touched(rows)] * len(self._devices)
+        counts = [round(share.experts * layer.experts.count) for share in self._stage.shares]
+        busiest = busiest_share(counts, layer.experts.per_token, rows)
+        return [busiest * count / max(counts) for count in counts]
+
+    def _device(self, device: DeviceSpec, share: Share, layer: LayerSpec, which: Pass, experts: float) -> Seconds:
+        held = layer.held_bytes(share)
+        read = float(held)
+        if layer.experts is not None:
+            routed = layer.weights.routed.held(share.experts)
+            count = layer.experts.count * (share.experts if self._stage.experts else 1.0)
+            read += routed * (experts / count - 1.0)
+        seen = which.past + which.tokens
+        cache = which.sequences * layer.cache_read_bytes(seen, self._runtime.cache, share)
+        part = self._part_of_arithmetic(layer, share, experts, which.rows)
+        flops = layer.flops(which.tokens, which.past) * which.sequences * part
+        launch = self._runtime.operations(layer, experts) * device.launch_seconds
+        return self._roofline(device, read, cache, flops, launch)
+
+    def _part_of_arithmetic(self, layer: LayerSpec, share: Share, experts: float, rows: int) -> float:
+        """Of a layer's operations, how many are done by a device with ``share`` of it."""
+        if layer.experts is None or not self._stage.experts:
+            return layer.held_bytes(share) / layer.bytes if layer.bytes else 1.0
+        routed = layer.weights.routed.parameters * layer.experts.per_token / layer.experts.count
+        active = max(1, layer.active_parameters)
+        busy = experts / max(1e-9, layer.experts.touched(rows))
+        return ((active - routed) * share.query + routed * busy) / active
+
+    def _roofline(self, device: DeviceSpec, weights: float, cache: float, flops: float, launch: float) -> Seconds:
+        """The slower of moving the bytes and doing the arithmetic (Williams, Waterman, Patterson 2009)."""
+        moving = (weights + cache) / device.memory_bandwidth * self._turns
+        dtype = _DTYPES.get(self._model.stored, "bf16")
+        rate = device.flops_of(dtype) * (1.0 if device.measured else ARITHMETIC)
+        computing = flops / rate * self._turns
+        launching = launch * self._turns
+        if computing > moving:
+            return Seconds(compute=computing, launch=launching)
+        part = weights / (weights + cache) if weights + cache else 1.0
+        return Seconds(weights=moving * part, cache=moving * (1 - part), launch=launching)
+
+    def _exchanged(self, layer: LayerSpec) -> tuple[Collective, ...]:
+        if self._stage.width == 1:
+            return ()
+        whole_attention = self._stage.experts and all(share.query == 1.0 for share in self._stage.shares)
+        return layer.collectives[-1:] if whole_attention else layer.collectives
+
+    def _collectives(self, collectives: Sequence[Collective], rows: int) -> float:
+        size = rows * self._model.activation_bytes
+        names = self._stage.devices
+        return sum(
+            self._exchange.collective(names, one.kind, one.width * size) + self._runtime.collective_seconds
+            for one in collectives
+        )
+
+    @lru_cache(maxsize=64)  # noqa: B019 - as long as its stage
+    def first(self, which: Pass) -> Seconds:
+        """What precedes the first layer: rows of the embedding."""
+        collectives = self._model.first_collectives if self._vocabulary_cut else ()
+        read = which.rows * self._model.embedding_row_bytes
+        slowest = max((self._roofline(d, read, 0, 0, d.launch_seconds) for d in self._devices), key=lambda s: s.own)
+        return replace(slowest, collective=self._collectives(collectives, which.rows))
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def last(self, which: Pass) -> Seconds:
+        """What follows the last: norm, output matrix for one token of each sequence, the choice of a token."""
+        cut = self._vocabulary_cut
+        share = self._model.vocabulary_share(self._stage.width) if cut else 1.0
+        head = self._model.head.held(share) + self._model.final.bytes
+        flops = 2 * which.sequences * (self._model.head.parameters * share + self._model.final.parameters)
+        operations = self._runtime.end_operations
+        slowest = max(
+            (self._roofline(d, head, 0, flops, operations * d.launch_seconds) for d in self._devices),
+            key=lambda seconds: seconds.own,
+        )
+        collectives = self._model.last_collectives if cut else ()
+        return replace(slowest, collective=self._collectives(collectives, which.sequences))
+
+    @property
+    def _vocabulary_cut(self) -> bool:
+        return self._stage.width > 1 and any(share.width < 1.0 for share in self._stage.shares)
