@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.plan import BUILT_IN, COMPACT, ExpertsSpec, Share, known_models, read_model
@@ -106,6 +106,15 @@ def test_a_prompt_costs_what_its_tokens_cost_one_by_one(name: str, tokens: int, 
         two = layer.flops(tokens, past, absorbed=absorbed) + layer.flops(1, past + tokens, absorbed=absorbed)
         assert layer.flops(tokens + 1, past, absorbed=absorbed) == two
         assert layer.flops(1, past + tokens) >= layer.flops(1, past)
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(sorted(SPECS)), st.integers(1, 64), st.integers(1, 3000))
+def test_ranks_compute_together_at_least_the_whole(name: str, parts: int, tokens: int) -> None:
+    layer = SPECS[name].decoder[-1]
+    each, whole = layer.flops(tokens, share=Share.even(parts)), layer.flops(tokens)
+    assert whole / parts * (1 - 1e-6) <= each <= whole * (1 + 1e-6)
+    assert layer.flops(tokens, share=Share()) == pytest.approx(whole, rel=1e-9)
 
 
 @given(st.sampled_from(sorted(SPECS)), st.integers(1, 64), st.integers(1, 4096))

@@ -134,12 +134,12 @@ class ModelSpec:
         layers = sum(layer.read_bytes(tokens) for layer in self.decoder)
         return layers + tokens * self.embedding_row_bytes + self.head.bytes + self.final.bytes
 
-    def decode_flops(self, context: int, *, absorbed: bool = False) -> int:
+    def decode_flops(self, context: int, *, absorbed: bool = False) -> float:
         """Floating point operations of one more token after ``context - 1`` others, output matrix included."""
         layers = sum(layer.flops(1, max(0, context - 1), absorbed=absorbed) for layer in self.decoder)
         return layers + 2 * (self.head.parameters + self.final.parameters)
 
-    def prefill_flops(self, tokens: int, past: int = 0) -> int:
+    def prefill_flops(self, tokens: int, past: int = 0) -> float:
         """Floating point operations of a prompt of ``tokens`` tokens after ``past`` cached ones; logits of its last
         token only."""
         layers = sum(layer.flops(tokens, past) for layer in self.decoder)

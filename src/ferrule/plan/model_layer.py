@@ -237,10 +237,24 @@ class LayerSpec:
         routed = self.weights.routed.held(share.experts)
         return held - routed + routed * self.experts.touched(tokens) / self.experts.count
 
-    def flops(self, tokens: int, past: int = 0, *, absorbed: bool = False) -> int:
-        """Floating point operations of ``tokens`` new tokens of one sequence after ``past`` ones: 2 per active
-        parameter and token (one multiplication, one addition), and attention."""
-        return 2 * self.active_parameters * tokens + self.attention.flops(tokens, past, absorbed=absorbed)
+    def flops(self, tokens: int, past: int = 0, *, absorbed: bool = False, share: Share = WHOLE) -> float:
+        """Floating point operations of ``tokens`` new tokens of one sequence after ``past`` ones on a rank with
+        ``share`` of this layer: 2 per active parameter and token (one multiplication, one addition), and attention."""
+        pairs = self.attention.flops(tokens, past, absorbed=absorbed) * (share.query if self.heads_cut else 1.0)
+        if share is WHOLE:
+            return 2 * self.active_parameters * tokens + pairs
+        held, weights = 0.0, self.weights
+        for part, fraction in (
+            (weights.attention, share.query),
+            (weights.key_value, self._key_value(share) if self.heads_cut else share.query),
+            (weights.dense, share.width),
+            (weights.shared, share.width),
+            (weights.routed, share.experts),
+            (weights.norm + weights.other, 1.0),
+        ):
+            used = self.experts.per_token / self.experts.count if self.experts and part is weights.routed else 1.0
+            held += part.parameters * used * part.held(fraction) / max(1, part.bytes)
+        return 2 * held * tokens + pairs
 
     def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: Share = WHOLE) -> float:
         """Bytes of cache that one sequence of ``tokens`` tokens takes on a rank with ``share`` of this layer."""
