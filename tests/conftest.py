@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ferrule import lab
 from ferrule.errors import LabError
 from ferrule.lab import vm
+
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")  # how long an example takes says more of the machine than of the code
 
 
 @pytest.fixture(scope="session")
