@@ -108,9 +108,17 @@ def _fit(series: Sequence[Series], profiles: Profiles, machine: str) -> float:
         return sum(math.log(row.predicted / row.measured) ** 2 for row in rows)
 
     low, high = math.log(LEAST), math.log(MOST)
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = loss(left), loss(right)
     while high - low > 0.01:
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        low, high = (low, right) if loss(left) < loss(right) else (left, high)
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = loss(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = loss(right)
     return math.exp((low + high) / 2)
 
 
@@ -119,9 +127,7 @@ def _rows(series: Series, profiles: Profiles, launch_seconds: float) -> list[Pub
     for row in series.rows:
         concurrency, split = row.get("concurrency", 1), row.get("split", "single")
         prediction = _predict(series, profiles, launch_seconds, row["hosts"], split, concurrency)
-        rows.append(
-            PublishedRow(series, row["hosts"], split, concurrency, row["tokens_per_s"], prediction.throughput)
-        )
+        rows.append(PublishedRow(series, row["hosts"], split, concurrency, row["tokens_per_s"], prediction.throughput))
     return rows
 
 

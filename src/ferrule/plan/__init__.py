@@ -3,6 +3,18 @@
 from ferrule.plan.cluster import ClusterSpec, DeviceSpec, LinkSpec, RailSpec
 from ferrule.plan.cluster_file import parse_cluster, read_cluster, write_cluster
 from ferrule.plan.cluster_profile import cluster_from_profile
+from ferrule.plan.cost import predict
+from ferrule.plan.layout import (
+    OBJECTIVES,
+    Candidate,
+    Layout,
+    MemoryUse,
+    Objective,
+    Prediction,
+    Stage,
+    Term,
+    Workload,
+)
 from ferrule.plan.make import make_plan
 from ferrule.plan.model import ModelSpec
 from ferrule.plan.model_family import Cuts
@@ -22,13 +34,18 @@ from ferrule.plan.model_layer import (
 )
 from ferrule.plan.model_read import known_models, read_model, spec_of_tensors
 from ferrule.plan.plan import Plan, Shard, Strategy
+from ferrule.plan.runtime import BUILT_IN_ENGINE, RUNTIMES, Runtime
 from ferrule.plan.split import HeadSplit, part_of, split_heads, split_layers
 
 __all__ = [
     "BUILT_IN",
+    "BUILT_IN_ENGINE",
     "COMPACT",
+    "OBJECTIVES",
+    "RUNTIMES",
     "AttentionSpec",
     "CachePolicy",
+    "Candidate",
     "ClusterSpec",
     "Collective",
     "Cuts",
@@ -38,20 +55,29 @@ __all__ = [
     "Hub",
     "LayerSpec",
     "LayerWeights",
+    "Layout",
     "LinkSpec",
+    "MemoryUse",
     "ModelSpec",
+    "Objective",
     "Plan",
+    "Prediction",
     "RailSpec",
+    "Runtime",
     "Shard",
     "Share",
+    "Stage",
     "Stored",
     "Strategy",
+    "Term",
     "Weights",
+    "Workload",
     "cluster_from_profile",
     "known_models",
     "make_plan",
     "parse_cluster",
     "part_of",
+    "predict",
     "read_cluster",
     "read_model",
     "spec_of_tensors",

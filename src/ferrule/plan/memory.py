@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ferrule.plan.cluster import ClusterSpec, DeviceSpec
 from ferrule.plan.layout import Layout, MemoryUse, Stage, Workload
 from ferrule.plan.model import ModelSpec
-from ferrule.plan.model_layer import Share
+from ferrule.plan.model_layer import LayerSpec, Share
 from ferrule.plan.runtime import Runtime
 
 
@@ -44,8 +46,14 @@ def vocabulary_of(model: ModelSpec, stage: Stage) -> float:
 
 def cache_bytes(model: ModelSpec, stage: Stage, share: Share, tokens: int, runtime: Runtime) -> float:
     """Of one sequence of ``tokens`` tokens."""
-    layers = model.decoder[stage.first_layer : stage.last_layer]
-    return sum(layer.cache_bytes(tokens, runtime.cache, share) for layer in layers)
+    return sum(layer.cache_bytes(tokens, runtime.cache, share) * count for layer, count in _kinds(model, stage))
+
+
+def _kinds(model: ModelSpec, stage: Stage) -> list[tuple[LayerSpec, int]]:
+    """The stage's different layers, and how many there are of each."""
+    layers = model.alike[stage.first_layer : stage.last_layer]
+    by_identity = {id(layer): layer for layer in layers}
+    return [(by_identity[identity], count) for identity, count in Counter(map(id, layers)).items()]
 
 
 def activation_bytes(model: ModelSpec, stage: Stage, share: Share, work: Workload, runtime: Runtime) -> int:
@@ -53,7 +61,7 @@ def activation_bytes(model: ModelSpec, stage: Stage, share: Share, work: Workloa
     queries, and logits of all sequences on the last stage. An engine reuses it from layer to layer."""
     rows = max(1, min(runtime.batch_tokens, work.prompt * work.concurrency))
     wide = 0.0
-    for layer in {id(layer): layer for layer in model.decoder[stage.first_layer : stage.last_layer]}.values():
+    for layer, _ in _kinds(model, stage):
         attention = layer.attention
         heads = share.query * attention.query_heads * (attention.key_width + attention.value_width)
         width = share.width * layer.width

@@ -56,6 +56,12 @@ class ModelSpec:
         return len(self.decoder)
 
     @cached_property
+    def alike(self) -> tuple[LayerSpec, ...]:
+        """``decoder`` with one object for all equal layers, so that what depends on a layer alone is computed once."""
+        seen: dict[LayerSpec, LayerSpec] = {}
+        return tuple(seen.setdefault(layer, layer) for layer in self.decoder)
+
+    @cached_property
     def layer_bytes(self) -> tuple[int, ...]:
         return tuple(layer.bytes for layer in self.decoder)
 

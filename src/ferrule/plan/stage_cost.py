@@ -83,14 +83,8 @@ class StageCost:
 
     def layers(self, which: Pass) -> list[Seconds]:
         """By layer of the whole model."""
-        found: dict[int, Seconds] = {}
-        return [found.setdefault(id(layer), self._layer(layer, which)) for layer in self._distinct]
-
-    @property
-    def _distinct(self) -> list[LayerSpec]:
-        """Equal layers as one object, so that each is computed once."""
-        seen: dict[LayerSpec, LayerSpec] = {}
-        return [seen.setdefault(layer, layer) for layer in self._model.decoder]
+        found = {id(layer): self._layer(layer, which) for layer in {id(one): one for one in self._model.alike}.values()}
+        return [found[id(layer)] for layer in self._model.alike]
 
     def _layer(self, layer: LayerSpec, which: Pass) -> Seconds:
         touched = self._experts_touched(layer, which.rows)

@@ -1,0 +1,219 @@
+"""What a layout is predicted to do, against arithmetic by hand and against what must hold whatever the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferrule.errors import PlanError
+from ferrule.plan import (
+    ClusterSpec,
+    DeviceSpec,
+    Layout,
+    LinkSpec,
+    RailSpec,
+    Runtime,
+    Share,
+    Stage,
+    Workload,
+    predict,
+    read_model,
+)
+from ferrule.plan.experts import busiest_share
+
+MODEL = read_model("llama-3.2-3b", weights="bfloat16")
+EXPERTS = read_model("dbrx", weights="bfloat16")
+PLAIN = Runtime("plain")
+
+
+def machine(name: str, **figures: float) -> DeviceSpec:
+    given = {"memory": 64 << 30, "memory_bandwidth": 200e9, "launch_seconds": 0.0} | figures
+    return DeviceSpec(name, flops={"bf16": 50e12}, **given)  # type: ignore[arg-type]
+
+
+def cluster(n: int, alpha: float = 1e-4, bandwidth: float = 1e9, **figures: float) -> ClusterSpec:
+    names = [f"m{i}" for i in range(n)]
+    links = tuple(LinkSpec(ends, (RailSpec("eth0", alpha, bandwidth),)) for ends in combinations(names, 2))
+    return ClusterSpec(tuple(machine(name, **figures) for name in names), links)
+
+
+def tensor(n: int, layers: int = MODEL.layers) -> Layout:
+    return Layout((Stage(tuple(f"m{i}" for i in range(n)), 0, layers, (Share.even(n),) * n),))
+
+
+def pipeline(n: int, layers: int = MODEL.layers) -> Layout:
+    ends = [layers * i // n for i in range(n + 1)]
+    return Layout(tuple(Stage((f"m{i}",), ends[i], ends[i + 1]) for i in range(n)))
+
+
+def test_one_machine_reads_its_weights_once_per_token() -> None:
+    prediction = predict(MODEL, cluster(1), pipeline(1), Workload(prompt=1, depth=0), PLAIN)
+    assert prediction.token_seconds == pytest.approx(MODEL.read_bytes() / 200e9, rel=0.01)
+    assert {term.kind for term in prediction.terms} == {"weights", "cache"}
+    assert prediction.token_seconds == pytest.approx(sum(term.seconds for term in prediction.terms))
+
+
+def test_operations_cost_beside_bytes() -> None:
+    launched = predict(MODEL, cluster(1, launch_seconds=1e-5), pipeline(1), Workload(), PLAIN)
+    free = predict(MODEL, cluster(1), pipeline(1), Workload(), PLAIN)
+    operations = MODEL.layers * (PLAIN.attention_operations + PLAIN.dense_operations) + PLAIN.end_operations + 1
+    assert launched.token_seconds - free.token_seconds == pytest.approx(operations * 1e-5)
+
+
+def test_tensor_parallelism_pays_latency_for_every_collective_and_a_pipeline_for_every_hop() -> None:
+    work = Workload(prompt=1, depth=0)
+    slow, fast = cluster(2, alpha=1e-3), cluster(2, alpha=0.0)
+    extra = [predict(MODEL, each, tensor(2), work, PLAIN).token_seconds for each in (slow, fast)]
+    collectives = 2 * MODEL.layers + len(MODEL.first_collectives) + len(MODEL.last_collectives)
+    assert extra[0] - extra[1] == pytest.approx(collectives * 1e-3)
+    extra = [predict(MODEL, each, pipeline(2), work, PLAIN).token_seconds for each in (slow, fast)]
+    assert extra[0] - extra[1] == pytest.approx(2e-3)
+
+
+def test_a_pipeline_serves_as_many_streams_as_it_has_stages_at_once() -> None:
+    one = predict(MODEL, cluster(4, alpha=0.0), pipeline(4), Workload(concurrency=1), PLAIN)
+    four = predict(MODEL, cluster(4, alpha=0.0), pipeline(4), Workload(concurrency=4), PLAIN)
+    # Not four times: the last stage has the output matrix as well, and sets the pace.
+    assert 2.8 < four.throughput / one.throughput <= 4.0
+    alone = predict(MODEL, cluster(1), pipeline(1), Workload(concurrency=1), PLAIN)
+    assert one.token_seconds == pytest.approx(alone.token_seconds, rel=0.02)
+
+
+def test_the_terms_of_a_prompt_add_up_and_arithmetic_rules_them() -> None:
+    prediction = predict(MODEL, cluster(2), tensor(2), Workload(prompt=2000), PLAIN)
+    assert prediction.ttft_seconds == pytest.approx(sum(term.seconds for term in prediction.prompt_terms))
+    assert max(prediction.prompt_terms, key=lambda term: term.seconds).kind in ("compute", "collective")
+    assert prediction.ttft_seconds > MODEL.prefill_flops(2000) / 2 / 50e12
+
+
+def test_memory_is_weights_and_the_cache_asked_for() -> None:
+    work = Workload(context=8192, concurrency=3)
+    prediction = predict(MODEL, cluster(1), pipeline(1), work, PLAIN)
+    (use,) = prediction.memory
+    assert (use.weights, use.cache) == (MODEL.bytes, 3 * MODEL.cache_bytes(8192))
+    assert use.margin == (64 << 30) - use.total
+    assert prediction.fits
+    halves = predict(MODEL, cluster(2), tensor(2), work, PLAIN).memory
+    assert sum(use.weights for use in halves) == pytest.approx(MODEL.bytes, rel=0.01)
+
+
+def test_the_largest_context_fills_the_memory_and_no_more() -> None:
+    small = cluster(1, memory=MODEL.bytes + (2 << 30))
+    context = predict(MODEL, small, pipeline(1), Workload(context=1), PLAIN).largest_context
+    assert 1 < context < MODEL.max_context
+    assert predict(MODEL, small, pipeline(1), Workload(context=context), PLAIN).fits
+    assert not predict(MODEL, small, pipeline(1), Workload(context=context + 1), PLAIN).fits
+    none = predict(MODEL, cluster(1, memory=1 << 30), pipeline(1), Workload(), PLAIN)
+    assert (none.fits, none.largest_context) == (False, 0)
+
+
+def test_what_does_not_fit_streams_from_disk_where_the_runtime_can() -> None:
+    short = cluster(1, memory=MODEL.bytes, disk_read=2e9)
+    stays = predict(MODEL, short, pipeline(1), Workload(), PLAIN)
+    streams = predict(MODEL, short, pipeline(1), Workload(), replace(PLAIN, streams=True))
+    assert (stays.fits, streams.fits) == (False, True)
+    (disk,) = [term for term in streams.terms if term.kind == "disk"]
+    assert disk.seconds == pytest.approx(-stays.memory[0].margin / 2e9)
+
+
+def test_routes_lead_through_others_where_there_is_no_cable() -> None:
+    full = cluster(3)
+    chain = replace(full, links=tuple(link for link in full.links if set(link.between) != {"m0", "m2"}))
+    straight, around = (predict(MODEL, each, tensor(3), Workload(), PLAIN) for each in (full, chain))
+    assert around.token_seconds > straight.token_seconds
+    with pytest.raises(PlanError, match="no cables lead from m0 to m1"):
+        predict(MODEL, replace(full, links=()), tensor(2), Workload(), PLAIN)
+
+
+def test_ranks_that_share_cores_take_turns() -> None:
+    own, shared = cluster(4, alpha=0.0), replace(cluster(4, alpha=0.0), cores=2)
+    work = Workload(prompt=1, depth=0)
+    ours, theirs = (predict(MODEL, each, tensor(4), work, PLAIN) for each in (own, shared))
+    weights = [sum(term.seconds for term in each.terms if term.kind == "weights") for each in (ours, theirs)]
+    assert weights[1] == pytest.approx(2 * weights[0])
+
+
+def test_the_busiest_device_has_more_experts_to_run_than_the_average() -> None:
+    assert busiest_share([8, 8], 4, 1) == pytest.approx(2.646, abs=1e-3)  # 2 + what 3:1 and 4:0 draws add
+    assert busiest_share([4, 4, 4, 4], 4, 1) == pytest.approx(1.969, abs=1e-3)
+    assert busiest_share([16], 4, 1) == 4
+    assert 5 < busiest_share([8, 8], 4, 3) <= 8
+    two, four = (
+        predict(
+            EXPERTS,
+            cluster(n, memory=512 << 30),
+            Layout((Stage(tuple(f"m{i}" for i in range(n)), 0, EXPERTS.layers, (Share(experts=1 / n),) * n, True),)),
+            Workload(),
+            PLAIN,
+        )
+        for n in (2, 4)
+    )
+    assert two.token_seconds > four.token_seconds > two.token_seconds / 2
+
+
+def test_energy_and_money_where_they_are_known() -> None:
+    assert predict(MODEL, cluster(1), pipeline(1)).joules is None
+    known = cluster(1, watts_idle=10.0, watts_busy=100.0, price=2000.0)
+    prediction = predict(MODEL, known, pipeline(1), Workload(kwh_price=0.3), PLAIN)
+    assert prediction.joules == pytest.approx(100 * prediction.token_seconds)
+    machines = 2000 / (3 * 365.25 * 86400) * prediction.token_seconds * 1e6
+    power = 100 * prediction.token_seconds * 1e6 / 3.6e6 * 0.3
+    assert prediction.dollars_per_million == pytest.approx(machines + power)
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([tensor(2), pipeline(2), pipeline(1)]),
+    st.floats(1.0, 3.0),
+    st.sampled_from(["memory_bandwidth", "bandwidth", "alpha", "launch_seconds"]),
+    st.integers(1, 8),
+)
+def test_better_machines_are_never_predicted_to_be_slower(
+    layout: Layout, factor: float, what: str, concurrency: int
+) -> None:
+    base = {"memory_bandwidth": 100e9, "bandwidth": 1e9, "alpha": 1e-4, "launch_seconds": 1e-5}
+    better = base | {what: base[what] * factor if "bandwidth" in what else base[what] / factor}
+    work = Workload(prompt=600, concurrency=concurrency)
+    before, after = (predict(MODEL, cluster(2, **figures), layout, work, PLAIN) for figures in (base, better))
+    assert after.token_seconds <= before.token_seconds * (1 + 1e-9)
+    assert after.step_seconds <= before.step_seconds * (1 + 1e-9)
+    assert after.ttft_seconds <= before.ttft_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        ({"memory": -1}, "memory must be more than 0"),
+        ({"memory_bandwidth": 0.0}, "memory_bandwidth must be more than 0"),
+        ({"launch_seconds": float("nan")}, "launch_seconds must be at least 0"),
+        ({"price": -5.0}, "price must be at least 0"),
+    ],
+)
+def test_nonsense_is_named(figures: dict[str, float], message: str) -> None:
+    with pytest.raises(PlanError, match=f"device m0: {message}"):
+        cluster(1, **figures)
+
+
+def test_links_and_layouts_that_cannot_be() -> None:
+    one, two = machine("a"), machine("b")
+    with pytest.raises(PlanError, match="rail eth0: bandwidth must be more than 0"):
+        RailSpec("eth0", 1e-6, 0.0)
+    rail = RailSpec("eth0", 1e-6, 1e9)
+    with pytest.raises(PlanError, match="two different devices"):
+        LinkSpec(("a", "a"), (rail,))
+    with pytest.raises(PlanError, match="there is no such device"):
+        ClusterSpec((one, two), (LinkSpec(("a", "c"), (rail,)),))
+    with pytest.raises(PlanError, match="is there twice"):
+        ClusterSpec((one, two), (LinkSpec(("a", "b"), (rail,)), LinkSpec(("b", "a"), (rail,))))
+    with pytest.raises(PlanError, match="two devices are called 'a'"):
+        ClusterSpec((one, one))
+    with pytest.raises(PlanError, match="in two stages"):
+        Layout((Stage(("a",), 0, 2), Stage(("a",), 2, 4)))
+    with pytest.raises(PlanError, match="holds nothing"):
+        Stage(("a",), 2, 2)
+    with pytest.raises(PlanError, match="context must be at least 1"):
+        Workload(context=0)
