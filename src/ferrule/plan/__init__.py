@@ -4,6 +4,7 @@ from ferrule.plan.cluster import ClusterSpec, DeviceSpec, LinkSpec, RailSpec
 from ferrule.plan.cluster_file import parse_cluster, read_cluster, write_cluster
 from ferrule.plan.cluster_profile import cluster_from_profile
 from ferrule.plan.cost import predict
+from ferrule.plan.device_measure import measure_device
 from ferrule.plan.layout import (
     OBJECTIVES,
     Candidate,
@@ -75,6 +76,7 @@ __all__ = [
     "cluster_from_profile",
     "known_models",
     "make_plan",
+    "measure_device",
     "parse_cluster",
     "part_of",
     "predict",

@@ -1,0 +1,180 @@
+"""The benchmark of a device: what is read from the system, by recorded trees; what is timed, in tiny sizes."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ferrule.errors import ConfigError, PlanError
+from ferrule.plan import device_measure
+from ferrule.plan.device_backend import Backend, NumpyBackend
+from ferrule.plan.device_benchmark import Effort, Figures, launch_seconds, product_rate, read_rate
+from ferrule.plan.device_disk import disk_read
+from ferrule.plan.device_measure import device_from, measure_device, measure_figures
+from ferrule.plan.device_memory import memory_free
+from ferrule.plan.device_power import PowerMeter
+
+TINY = Effort(weights=1 << 20, rows=2, seconds=0.002, disk=0)
+FIGURES = Figures(
+    "cpu", "A processor", "numpy 2", 8 << 30, 16 << 30, 20e9, {"fp32": 1e11}, 2e-6, 1e9, None, 30.0, ("why",), 3 << 20
+)
+
+
+def _write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_memory_of_the_machine_without_control_groups(tmp_path: Path) -> None:
+    free, total = memory_free(tmp_path)
+    assert 0 < free < total
+
+
+@pytest.mark.parametrize(
+    ("groups", "top", "limit", "use"),
+    [
+        ("0::/box/app\n", "sys/fs/cgroup/box", "memory.max", "memory.current"),
+        (
+            "7:cpu:/\n4:hugetlb,memory:/box/app\n0::/\n",
+            "sys/fs/cgroup/memory/box",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+        ),
+        # In a container: the path is the host's, and only the top is seen.
+        ("0::/docker/5a\n", "sys/fs/cgroup", "memory.max", "memory.current"),
+    ],
+)
+def test_the_tightest_control_group_counts(groups: str, top: str, limit: str, use: str, tmp_path: Path) -> None:
+    stat = "inactive_file 100\ntotal_inactive_file 100\nactive_file 7\n"
+    _write(
+        tmp_path,
+        {
+            "proc/self/cgroup": groups,
+            f"{top}/{limit}": "1000000\n",
+            f"{top}/{use}": "400100\n",
+            f"{top}/memory.stat": stat,
+        },
+    )
+    assert memory_free(tmp_path) == (600_000, 1_000_000)
+
+
+def test_a_control_group_without_limit_does_not_count(tmp_path: Path) -> None:
+    _write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"})
+    _write(tmp_path, {"sys/fs/cgroup/memory.current": "5\n"})
+    assert memory_free(tmp_path)[1] > 1 << 20
+
+
+def test_watts_of_rapl_without_what_is_counted_twice(tmp_path: Path) -> None:
+    rapl = tmp_path / "sys/class/powercap"
+    _write(rapl, {"intel-rapl:0/energy_uj": "9000000", "intel-rapl:0/max_energy_range_uj": "10000000"})
+    _write(rapl, {"intel-rapl:0:0/energy_uj": "0", "intel-rapl/name": "top"})
+    meter = PowerMeter(tmp_path)
+    meter._begin -= 1000
+    _write(rapl, {"intel-rapl:0/energy_uj": "1000000", "intel-rapl:0:0/energy_uj": "900000000"})
+    assert meter._rapl() == pytest.approx(2 / 1000, rel=0.1)
+
+
+def test_watts_of_a_gpu_and_none(tmp_path: Path) -> None:
+    assert PowerMeter(tmp_path)._rapl() is None
+    sensors = tmp_path / "sys/class/hwmon"
+    _write(sensors, {"hwmon0/name": "nvme\n", "hwmon0/power1_input": "1000000"})
+    assert PowerMeter(tmp_path)._sensors() == []
+    _write(sensors, {"hwmon1/name": "amdgpu\n", "hwmon1/power1_average": "55000000"})
+    assert PowerMeter(tmp_path)._sensors() == [pytest.approx(55.0)]
+
+
+def test_the_disk_of_a_folder_that_is_not_there_yet_and_of_none(tmp_path: Path) -> None:
+    rate, why = disk_read(tmp_path / "models" / "mine", 4 << 20)
+    assert (rate is None) == bool(why)
+    assert rate is None or rate > 0
+    assert list(tmp_path.iterdir()) == []
+    rate, why = disk_read(tmp_path, 1 << 60)
+    assert rate is None
+    assert "too little room" in why
+
+
+def test_a_folder_in_memory_is_no_disk() -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        pytest.skip("no /dev/shm on this system")
+    rate, why = disk_read(memory, 4 << 20)
+    assert rate is None
+    assert why
+
+
+def test_numbers_of_numpy() -> None:
+    backend: Backend = NumpyBackend(1)
+    assert read_rate(backend, "fp32", 1 << 20, 0.001) > 1e6
+    assert product_rate(backend, "fp32", 2, 0.001) > 1e5
+    assert 0 < launch_seconds(backend, 0.001) < 0.1
+    with pytest.raises(ConfigError, match=r"bf16.*ferrule\[engine\]"):
+        backend.linear(1, 8, 8, "bf16")
+
+
+def test_figures_make_a_device() -> None:
+    device = device_from(FIGURES, "box", 5 << 30)
+    assert (device.name, device.memory, device.kind, device.measured) == ("box", 5 << 30, "A processor (cpu)", True)
+    assert (device.memory_bandwidth, device.launch_seconds, device.disk_read) == (20e9, 2e-6, 1e9)
+    assert (device.runtime_bytes, device.watts_idle, device.watts_busy) == (3 << 20, None, 30.0)
+    with pytest.raises(PlanError, match="memory must be more than 0"):
+        device_from(FIGURES, "box", 0)
+    assert Figures.from_json(json.loads(json.dumps(FIGURES.to_json()))) == FIGURES
+
+
+def test_what_was_measured_is_known_until_something_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[Effort] = []
+
+    def benchmark(effort: Effort, timeout: float) -> Figures:
+        runs.append(effort)
+        return FIGURES
+
+    monkeypatch.setattr(device_measure, "_benchmark", benchmark)
+    monkeypatch.setattr(device_measure, "runtime_bytes", lambda timeout: 7)
+    cache = tmp_path / "devices.json"
+
+    def measure(**options: object) -> int:
+        assert measure_figures(cache=cache, model=tmp_path, **options).runtime_bytes == 7  # type: ignore[arg-type]
+        return len(runs)
+
+    assert measure() == 1
+    assert measure() == 1
+    assert measure(threads=3) == 2
+    assert measure() == 2
+    assert measure(fresh=True) == 3
+    assert runs[1].threads == 3
+    cache.write_text(cache.read_text().replace('"memory_bandwidth": 20000000000.0', '"memory_bandwidth": 0'))
+    assert measure() == 4
+    cache.write_text("{")
+    assert measure() == 5
+    old = json.loads(cache.read_text())
+    for entry in old["devices"].values():
+        entry["at"] = time.time() - 31 * 86400
+    cache.write_text(json.dumps(old))
+    assert measure() == 6
+    device = measure_device("box", cache=cache, model=tmp_path)
+    assert (device.name, len(runs)) == ("box", 6)
+    assert 0 < device.memory <= FIGURES.memory_total
+
+
+@pytest.mark.slow
+def test_this_machine(tmp_path: Path) -> None:
+    figures = measure_figures(
+        cache=tmp_path / "devices.json", model=tmp_path, unit="cpu", effort=replace(TINY, disk=8 << 20)
+    )
+    assert set(figures.flops) == {"fp32", "bf16", "fp16"}
+    assert min(figures.memory_bandwidth, *figures.flops.values()) > 0
+    assert 1e-8 < figures.launch_seconds < 1
+    assert 50 << 20 < figures.runtime_bytes < 4 << 30
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_in_the_other_process_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="no device 'tpu' here, only"):
+        measure_figures(cache=tmp_path / "devices.json", unit="tpu", effort=TINY)
+    with pytest.raises(PlanError, match=r"took longer than 0\.01 s"):
+        measure_figures(cache=tmp_path / "devices.json", effort=TINY, timeout=0.01)
