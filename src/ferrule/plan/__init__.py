@@ -2,6 +2,14 @@
 
 from ferrule.plan.cluster import ClusterSpec, DeviceSpec, LinkSpec, RailSpec
 from ferrule.plan.cluster_file import parse_cluster, read_cluster, write_cluster
+from ferrule.plan.cluster_live import (
+    HostReport,
+    cluster_of_lab,
+    cluster_of_reports,
+    cluster_of_standing_lab,
+    live_cluster,
+    report_text,
+)
 from ferrule.plan.cluster_profile import cluster_from_profile
 from ferrule.plan.cost import predict
 from ferrule.plan.device_measure import measure_device
@@ -53,6 +61,7 @@ __all__ = [
     "DeviceSpec",
     "ExpertsSpec",
     "HeadSplit",
+    "HostReport",
     "Hub",
     "LayerSpec",
     "LayerWeights",
@@ -74,7 +83,11 @@ __all__ = [
     "Weights",
     "Workload",
     "cluster_from_profile",
+    "cluster_of_lab",
+    "cluster_of_reports",
+    "cluster_of_standing_lab",
     "known_models",
+    "live_cluster",
     "make_plan",
     "measure_device",
     "parse_cluster",
@@ -82,6 +95,7 @@ __all__ = [
     "predict",
     "read_cluster",
     "read_model",
+    "report_text",
     "spec_of_tensors",
     "split_heads",
     "split_layers",

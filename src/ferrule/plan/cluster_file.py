@@ -49,7 +49,7 @@ from ferrule.plan.cluster_fields import (
     some,
     tables,
 )
-from ferrule.plan.cluster_profile import device_of, is_apple, join_rails, rail_of
+from ferrule.plan.cluster_profile import Ends, device_of, is_apple, join_rails, rail_of
 
 MAX_DEVICES = 1024
 MAX_CORES = 1 << 16
@@ -76,7 +76,7 @@ _DEVICE = (
 _LINK = ("between", "mesh", "switch", "name", "cable", "latency", "bandwidth", "transport", "count")
 _TRANSPORTS = ("tcp", "verbs", "shm")
 _FLOPS_EXAMPLE = "{ bf16 = 59e12 }"
-Rails = list[tuple[Sequence[str], RailSpec]]
+Rails = list[Ends]
 
 
 def read_cluster(path: Path | str) -> ClusterSpec:

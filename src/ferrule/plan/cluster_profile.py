@@ -20,6 +20,8 @@ HOST_SECONDS = {"tcp": 12e-6, "verbs": 1e-6}
 cable's are 25. Verbs: published latencies are from program to program already; the queues must be polled."""
 APPLE_TCP_SECONDS = 200e-6
 """TCP on macOS: two thirds of the 300 us that oljasz measured with exo."""
+Ends = tuple[Sequence[str], RailSpec]
+"""The two devices that a rail joins, and the rail."""
 _MTU = 1500
 _TCP_HEADERS = 52
 """IP 20, TCP 20 with 12 of time stamps."""
@@ -31,7 +33,7 @@ def cluster_from_profile(profile: str | LabProfile) -> ClusterSpec:
     real: no cores are shared. Raises `ConfigError` where there is no such lab."""
     lab = find_lab(profile) if isinstance(profile, str) else profile
     devices = tuple(device_of(machine, name) for name, machine in zip(lab.hosts, lab.machines, strict=True))
-    rails: list[tuple[tuple[str, str], RailSpec]] = []
+    rails: list[Ends] = []
     notes = [f"{lab.name}: figures that makers and others published, not measured here"]
     for cable, ends in lab.cables:
         if len(ends) > 2:
@@ -99,7 +101,7 @@ def shaped_rail(
     return RailSpec(name, shaping.delay + host, rate, transport)
 
 
-def join_rails(rails: Iterable[tuple[Sequence[str], RailSpec]]) -> tuple[LinkSpec, ...]:
+def join_rails(rails: Iterable[Ends]) -> tuple[LinkSpec, ...]:
     """Links out of rails between two devices each, whichever of these is named first. Rails of a link that have the
     same name are numbered."""
     found: dict[frozenset[str], tuple[tuple[str, str], list[RailSpec]]] = {}
