@@ -276,10 +276,11 @@ def _rails(
         )
     name = table.text("name", '"usb4"', default=cable.name if cable is not None else "cable")
     count = table.count("count", _MAX_CABLES) or 1
+    kinds = [_rail(name, cable, transport, apple, latency, rate) for apple in (False, True)]
+    apples = {end for end in ends if end in machines and is_apple(machines[end])}
     rails: Rails = []
     for pair in combinations(ends, 2):
-        apple = any(end in machines and is_apple(machines[end]) for end in pair)
-        rails += [(pair, _rail(name, cable, transport, apple, latency, rate))] * count
+        rails += [(pair, kinds[not apples.isdisjoint(pair)])] * count
     return rails
 
 

@@ -111,6 +111,8 @@ def join_rails(rails: Iterable[Ends]) -> tuple[LinkSpec, ...]:
 
 
 def _numbered(rails: Sequence[RailSpec]) -> tuple[RailSpec, ...]:
+    if len(rails) == 1:  # as between any two of a thousand
+        return (rails[0],)
     names = [rail.name for rail in rails]
     return tuple(
         rail if names.count(rail.name) == 1 else replace(rail, name=f"{rail.name}-{names[:place].count(rail.name) + 1}")
