@@ -15,7 +15,7 @@ from ferrule.files import cache_directory, locked, write_whole
 
 _log = logging.getLogger(__name__)
 
-_VERSION = 1
+_VERSION = 2
 _MAX_PAIRS = 200
 _LOCK_SECONDS = 0.5
 
@@ -39,7 +39,8 @@ class Bandwidth:
     """Goodput (bits per second of what a program sends) with ``streams`` connections, TCP's start not counted.
 
     ``forth``: from the first end to the second while nothing comes back; ``back``: the other way; ``both_*``: the same
-    while both directions are under load.
+    while both directions are under load. ``busy``: the part of the processors that was in use then, on the host where
+    it was more; or of one, where one thread used more of that.
     """
 
     streams: int
@@ -47,6 +48,13 @@ class Bandwidth:
     back: float
     both_forth: float
     both_back: float
+    busy: float = 0.0
+
+    @property
+    def together(self) -> float:
+        """What both directions get at once, in parts of what one gets alone. A good cable has 2."""
+        alone = (self.forth + self.back) / 2
+        return (self.both_forth + self.both_back) / alone if alone else 0.0
 
 
 DIRECTIONS = ("forth", "back", "both_forth", "both_back")
@@ -75,8 +83,7 @@ class MeasuredLink:
     """A link that was measured. ``at``: when, in seconds since 1970; ``mtu`` in bytes.
 
     ``framing``: bits on the wire for each bit of goodput, headers and gaps between frames included; 1 if unknown.
-    ``bandwidth``: by number of streams, the least first. ``processor``: which part of one core the busiest thread
-    needed. ``fault``: what went wrong, with ``detail`` in words.
+    ``bandwidth``: by number of streams, the least first. ``fault``: what went wrong, with ``detail`` in words.
     """
 
     ends: tuple[LinkEnd, LinkEnd]
@@ -86,7 +93,6 @@ class MeasuredLink:
     framing: float = 1.0
     latency: tuple[Latency, ...] = ()
     bandwidth: tuple[Bandwidth, ...] = ()
-    processor: float = 0.0
     fault: Fault = ""
     detail: str = ""
 
@@ -190,7 +196,8 @@ def _link(fields: Mapping[str, Any]) -> MeasuredLink:
 
 
 def _bandwidth(fields: Mapping[str, Any]) -> Bandwidth:
-    return Bandwidth(int(fields["streams"]), *(float(fields[name]) for name in DIRECTIONS))
+    forth, back, both_forth, both_back, busy = (float(fields[name]) for name in (*DIRECTIONS, "busy"))
+    return Bandwidth(int(fields["streams"]), forth, back, both_forth, both_back, busy)
 
 
 def _turned_link(link: MeasuredLink) -> MeasuredLink:
@@ -199,7 +206,7 @@ def _turned_link(link: MeasuredLink) -> MeasuredLink:
 
 
 def _turned_bandwidth(one: Bandwidth) -> Bandwidth:
-    return Bandwidth(one.streams, one.back, one.forth, one.both_back, one.both_forth)
+    return Bandwidth(one.streams, one.back, one.forth, one.both_back, one.both_forth, one.busy)
 
 
 class MeasuredLinks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Literal, get_args
 
 from ferrule.links.doctor.costs import MESSAGE_BYTES, MESSAGES_PER_TOKEN
 from ferrule.links.doctor.cures import by_hand
@@ -15,10 +16,11 @@ from ferrule.units import format_rate, format_seconds
 LATENCY_NOTE, LATENCY_WARNING = 60e-6, 150e-6
 """Seconds one way for a message of tensor parallelism (see `costs`): 10 and 24 ms of waiting for each token."""
 
-COLLAPSED_SUM, COLLAPSED_SHARE, SHARED_SUM = 1.0, 0.3, 1.4
+COLLAPSED_SUM, COLLAPSED_BUSY, COLLAPSED_SHARE, SHARED_SUM = 0.9, 0.8, 0.3, 1.4
 """Both ways together in parts of one way: below the first it collapses, as where either direction gets less than the
-second of what it gets alone; below the third the directions share the cable. A good cable has 2 (and TCP's own
-acknowledgements take a little)."""
+third of what it gets alone; below the fourth the directions share the cable. A good cable has 2 (and TCP's own
+acknowledgements take a little), half duplex 1. Where the processors were the limit the directions share those, which
+gives 1 or more: only less than the second is the cable's fault then."""
 
 UNEQUAL = 0.5
 """Below such a part of the other direction one is slow."""
@@ -28,6 +30,12 @@ SLOW, SLOW_THUNDERBOLT = 0.6, 0.2
 than the cable: 9 to 20 of 40 Gb/s are usual."""
 
 _BUSY = 0.9
+"""From such a part on the processors are the limit. Directions that share an emulated cable leave half of two cores
+idle, a good one of 10 Gb/s takes 0.95 of them."""
+
+Verdict = Literal["", "limited", "shared", "collapse"]
+"""How both ways go at once, the worst last; ``limited``: by the processors, so nothing is known of the cable."""
+
 _WHERE = "ferrule links probe"
 
 
@@ -104,21 +112,33 @@ def _one_way(link: MeasuredLink) -> Iterator[Finding]:
     )
 
 
+def both_ways(one: Bandwidth) -> Verdict:
+    """What the rates with one number of streams say about both directions at once."""
+    if not one.forth or not one.back:
+        return ""
+    busy = one.busy > _BUSY
+    starved = min(one.both_forth / one.forth, one.both_back / one.back) < COLLAPSED_SHARE
+    if one.together < (COLLAPSED_BUSY if busy else COLLAPSED_SUM) or (starved and not busy):
+        return "collapse"
+    if one.together < SHARED_SUM or starved:
+        return "limited" if busy else "shared"
+    return ""
+
+
 def _both_ways(link: MeasuredLink) -> Iterator[Finding]:
     """Both directions suffer from being used at the same time. The worst number of streams counts: who uses the link
     does not know the best one."""
-    full = [one for one in link.bandwidth if one.forth and one.back]
-    if not full:
+    if not link.bandwidth:
         return
-    one = min(full, key=_together)
-    together = _together(one)
+    one = max(link.bandwidth, key=lambda one: (get_args(Verdict).index(both_ways(one)), -one.together))
+    verdict = both_ways(one)
     streams = f"{one.streams} stream{'s' if one.streams > 1 else ''}"
     lines = (
         _line(link, f"one way, {streams}", one.forth, one.back),
         _line(link, f"both ways at once, {streams}", one.both_forth, one.both_back),
     )
-    gets = f"together they get {together:.2f} times what one direction gets alone, where a good cable has 2"
-    if together < COLLAPSED_SUM or min(one.both_forth / one.forth, one.both_back / one.back) < COLLAPSED_SHARE:
+    gets = f"together they get {one.together:.2f} times what one direction gets alone, where a good cable has 2"
+    if verdict == "collapse":
         yield Finding(
             "probe-collapse",
             "error",
@@ -131,26 +151,29 @@ def _both_ways(link: MeasuredLink) -> Iterator[Finding]:
                 "controller; on Ethernet look for half duplex: ethtool INTERFACE."
             ),
         )
-    elif together < SHARED_SUM:
-        busy = link.processor > _BUSY
+    elif verdict == "shared":
         yield Finding(
             "probe-shared",
-            "note" if busy else "warning",
+            "warning",
             link.name,
-            f"Both directions share the link: {gets}."
-            + (" A processor was fully busy meanwhile, which may be the cause." if busy else ""),
+            f"Both directions share the link: {gets}.",
             lines,
             "An all-reduce sends both ways at once and takes longer than it would, up to twice as long.",
             by_hand(
                 "Look for half duplex (ethtool INTERFACE), a PCIe link that is too narrow (ferrule links show), or "
-                "another program that uses the link or the processors."
+                "another program that uses the link."
             ),
         )
-
-
-def _together(one: Bandwidth) -> float:
-    """What both directions get at once, in parts of what one gets alone."""
-    return (one.both_forth + one.both_back) / ((one.forth + one.back) / 2)
+    elif verdict == "limited":
+        yield Finding(
+            "probe-limited",
+            "note",
+            link.name,
+            f"The processors were the limit under load in both directions: {gets}.",
+            (*lines, (_WHERE, f"processors in use meanwhile: {one.busy:.0%}")),
+            "The link itself may do better; programs that move as much as this will meet the same limit.",
+            by_hand("End what else uses the processors and measure again."),
+        )
 
 
 def _trained_unequally(link: MeasuredLink) -> bool:

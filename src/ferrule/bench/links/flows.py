@@ -30,8 +30,11 @@ class Stream:
 
 def run_streams(streams: Sequence[Stream], seconds: float, warm: float, *, starts: bool, deadline: Deadline) -> Any:
     """All at once for ``seconds``, of which the first ``warm`` do not count. For each stream its goodput in bits/s here
-    (0 where this end sends), and which part of a core the busiest thread needed.
+    (0 where this end sends), and how busy this machine was meanwhile: which part of its processors was in use, or of
+    one by the busiest thread.
     """
+    import psutil
+
     results: list[tuple[float, float]] = [(0.0, 0.0)] * len(streams)
     for stream in streams:
         # Whoever does not start waits for the word on each connection.
@@ -40,6 +43,7 @@ def run_streams(streams: Sequence[Stream], seconds: float, warm: float, *, start
         else:
             read_exactly(stream.link.socket, 1, deadline, "the other end")
     begin = time.perf_counter()
+    before = psutil.cpu_times()
 
     def run(number: int) -> None:
         sock = streams[number].link.socket
@@ -57,7 +61,17 @@ def run_streams(streams: Sequence[Stream], seconds: float, warm: float, *, start
         thread.start()
     for thread in threads:
         thread.join(seconds + 3 * _GRACE)
-    return {"rates": [rate for rate, _ in results], "processor": max(share for _, share in results)}
+    in_use = _in_use(before, psutil.cpu_times())
+    return {"rates": [rate for rate, _ in results], "busy": max(in_use, *(share for _, share in results))}
+
+
+def _in_use(before: Any, after: Any) -> float:
+    """Which part of all processors' time between two readings was not idle."""
+    spent = {name: now - then for name, now, then in zip(after._fields, after, before, strict=True)}
+    # Linux counts a guest's time as its owner's, too.
+    total = sum(seconds for name, seconds in spent.items() if not name.startswith("guest"))
+    idle = spent["idle"] + spent.get("iowait", 0.0)
+    return 1.0 - idle / total if total > 0 else 0.0
 
 
 def _pour(sock: socket.socket, end: float) -> None:
