@@ -140,7 +140,7 @@ def test_what_is_wrong_with_a_cable_is_found() -> None:
         def errors() -> list[str]:
             return [one.id for one in examine(measure()) if one.severity == "error"]
 
-        cable.shape(collapse=0.6)
+        cable.shape(collapse=0.3)
         assert errors() == ["probe-collapse"]
         cable.clear()
         cable.mute(0)

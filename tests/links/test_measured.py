@@ -96,6 +96,9 @@ RECORDED: list[tuple[tuple[int, ...], str]] = [
     ((997, 1007, 608, 532, 99), "limited"),
     ((681, 609, 398, 440, 100), "limited"),
     ((688, 621, 406, 418, 100), "limited"),
+    # Beside ten of them: collapse to 0.6, 100 Mb/s and 1 Gb/s:
+    ((998, 941, 403, 397, 100), "collapse"),
+    ((967, 961, 404, 387, 100), "collapse"),
 ]
 
 
@@ -150,6 +153,30 @@ def test_what_cannot_be_measured_is_an_error_with_a_cure(fault: str) -> None:
     assert (finding.severity, finding.id, finding.hosts) == ("error", f"probe-{fault}", ("a", "b"))
     assert finding.evidence == (("ferrule links probe", link.detail),)
     assert finding.cure
+
+
+def test_rdma_that_does_not_work_is_a_warning() -> None:
+    rdma = MeasuredLink(ENDS, at=1e9, transport="verbs", fault="no-rdma", detail="rank 0: no GID")
+    findings = examine(MeasuredPair(("a", "b"), 1e9, (LINK, rdma)))
+    assert [(one.severity, one.id, one.subject) for one in findings] == [
+        ("warning", "probe-no-rdma", "a eth0 ↔ b eth0, verbs")
+    ]
+
+
+def test_latency_counts_by_the_quickest_transport() -> None:
+    slow = tuple(replace(one, median=1e-3) for one in QUICK)
+    tcp = replace(LINK, latency=slow)
+    assert [one.id for one in examine(MeasuredPair(("a", "b"), 1e9, (tcp,)))] == ["probe-latency"]
+    assert examine(MeasuredPair(("a", "b"), 1e9, (tcp, replace(LINK, transport="verbs")))) == ()
+
+
+def test_transports_are_compared_each_with_itself() -> None:
+    unknown = tuple(replace(end, speed=None) for end in ENDS)
+    tcp, verbs = (with_rates(rate, rate, rate, rate, ends=unknown) for rate in (1e9, 9e9))
+    both = MeasuredPair(("a", "b"), 1e9, (tcp, replace(verbs, transport="verbs")))
+    assert examine(both, both) == ()
+    slower = replace(tcp, transport="verbs")
+    assert [one.id for one in examine(MeasuredPair(("a", "b"), 1e9, (slower,)), both)] == ["probe-slower"]
 
 
 def test_hosts_without_a_link_are_an_error() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ferrule.lab.vm import PYTEST, Guest, VmLab
+from ferrule.lab.vm import PYTEST, Guest, Result, VmLab
 from ferrule.lab.vm.sources import host_release
+from ferrule.links import MeasuredPair
 
 pytestmark = pytest.mark.vm
 
@@ -60,6 +61,12 @@ for name in ("verbs", "tcp"):
         assert job.wait(150).exit_code == 0
 """
 
+PROBE = """
+ip addr add 10.0.0.2/24 dev rail0
+python3 /lab/probe_in_guest.py rxe0
+"""
+"""Two addresses on one interface are a link between two ends in one guest."""
+
 PYTHON = ["numpy", "ferrule", "psutil", *PYTEST, "hypothesis", "_hypothesis_globals", "sortedcontainers"]
 MODULES = ["rdma_rxe", "siw", "rdma_ucm"]
 
@@ -73,16 +80,20 @@ def newer_lab() -> VmLab:
     return VmLab(suite=f"{host_release()}-backports")
 
 
-def cases_of_the_fabric(lab: VmLab, devices: Sequence[tuple[str, str]], cases: Sequence[str] = ()) -> None:
+def cases_of_the_fabric(
+    lab: VmLab, devices: Sequence[tuple[str, str]], cases: Sequence[str] = (), more: str = ""
+) -> Result:
+    """``more``: what the guest does after them."""
     arguments = shlex.join(cases)
     runs = [f"python3 /lab/verbs_in_guest.py {kind} {device} {arguments}" for kind, device in devices]
     guest = Guest(
-        script="\n".join([SETUP, *runs]),
+        script="\n".join([SETUP, *runs, more]),
         modules=MODULES,
         python=PYTHON,
         files={
             "/tests/fabric": HERE.parent / "fabric",
             "/lab/verbs_in_guest.py": HERE / "verbs_in_guest.py",
+            "/lab/probe_in_guest.py": HERE / "probe_in_guest.py",
         },
     )
     result = lab.run(guest, DEADLINE).check()
@@ -90,11 +101,18 @@ def cases_of_the_fabric(lab: VmLab, devices: Sequence[tuple[str, str]], cases: S
         outcome = json.loads(result.files[f"{kind}-{device}.json"])
         assert outcome, result.console
         assert not {name: problem for name, problem in outcome.items() if problem}, result.console
+    return result
 
 
 @pytest.mark.slow
-def test_every_type_of_queue_pair(vm_lab: VmLab) -> None:
-    cases_of_the_fabric(vm_lab, DEVICES, ["sweep of 2"])
+def test_every_type_of_queue_pair_and_the_probe(vm_lab: VmLab) -> None:
+    result = cases_of_the_fabric(vm_lab, DEVICES, ["sweep of 2"], PROBE)
+    links = MeasuredPair.from_json(json.loads(result.files["probe.json"])).links
+    assert [(link.transport, link.fault) for link in links] == [("tcp", ""), ("verbs", "")], links
+    rdma = links[1]
+    assert [one.size for one in rdma.latency] == [64, 4096]
+    assert 0 < rdma.latency[0].minimum < 1
+    assert min(rdma.forth, rdma.back, *rdma.both) > 0
 
 
 @pytest.mark.soak

@@ -16,7 +16,7 @@ from ferrule.units import format_bytes, format_seconds
 def pair_parts(pair: MeasuredPair) -> Iterator[RenderableType]:
     """Latency and bandwidth of every link between two hosts, and of all together."""
     for link in pair.links:
-        yield Text(f"{link.name}, {link.transport}", style="bold")
+        yield Text(f"{link.name}, tcp" if link.transport == "tcp" else link.name, style="bold")
         if link.latency:
             yield _latency(link)
         if link.bandwidth:
@@ -44,8 +44,9 @@ def _bandwidth(link: MeasuredLink) -> Table:
     table = _rates((link.ends[0].host, link.ends[1].host))
     for one in link.bandwidth:
         _add(table, one, "goodput", 1.0)
-    best = max(link.bandwidth, key=lambda one: one.forth + one.back)
-    _add(table, best, "on the wire", link.framing)
+    if link.framing != 1.0:
+        best = max(link.bandwidth, key=lambda one: one.forth + one.back)
+        _add(table, best, "on the wire", link.framing)
     return table
 
 

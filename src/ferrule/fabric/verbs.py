@@ -51,7 +51,7 @@ def connect_verbs(
     found = find_ports(settings, software=choice == "verbs")
     try:
         for other in others:
-            pair = _Pair(rank, other, links[other], deadline)
+            pair = Pair(rank, other, links[other], deadline)
             reason = pair.connect(found, settings)
             if pair.endpoints:
                 verbs.endpoints[other] = pair.endpoints
@@ -69,7 +69,13 @@ def connect_verbs(
     return verbs
 
 
-class _Pair:
+class Pair:
+    """Two ranks while they agree on a path. Both make it, and `connect`.
+
+    ``endpoints``: what came out, one per lane, in the order of the lanes' numbers; empty where there is none.
+    ``words``: the path. ``promising``: one of them has RDMA at all.
+    """
+
     def __init__(self, rank: int, other: int, link: Link, deadline: Deadline) -> None:
         self._low = rank < other
         self._ranks = (rank, other)
@@ -80,7 +86,7 @@ class _Pair:
         self.promising = False
 
     def connect(self, found: Found, settings: VerbsSettings) -> str:
-        """Both ranks do this. Fills in the endpoints, or says why that did not work."""
+        """Fill in the endpoints over the ports that were ``found`` here, or say why that did not work."""
         types = _types(settings)
         met = [self._link.socket.getsockname()[0], self._link.socket.getpeername()[0]]
         offer = {"ports": [port.to_json() for port in found.ports], "types": types, "reason": found.reason}

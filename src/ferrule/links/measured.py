@@ -19,9 +19,9 @@ _VERSION = 2
 _MAX_PAIRS = 200
 _LOCK_SECONDS = 0.5
 
-Fault = Literal["", "stall", "one-way", "blocked", "large"]
+Fault = Literal["", "stall", "one-way", "blocked", "large", "no-rdma"]
 """Why a link could not be measured: nothing arrives, or only one way; packets arrive, and no connection comes about;
-small messages pass and large ones do not."""
+small messages pass and large ones do not; both ends have RDMA on it, and it does not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ class LinkEnd:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """A link that was measured. ``at``: when, in seconds since 1970; ``mtu`` in bytes.
+    """A link that was measured. ``at``: when, in seconds since 1970; ``mtu`` in bytes. ``transport``: ``tcp``, or
+    ``verbs`` where both ends have RDMA on it: each is a `MeasuredLink` of its own.
 
     ``framing``: bits on the wire for each bit of goodput, headers and gaps between frames included; 1 if unknown.
     ``bandwidth``: by number of streams, the least first. ``fault``: what went wrong, with ``detail`` in words.
@@ -98,8 +99,9 @@ class MeasuredLink:
 
     @property
     def name(self) -> str:
-        """For people: ``strix-a thunderbolt0 ↔ strix-b thunderbolt0``."""
-        return " ↔ ".join(f"{end.host} {end.interface}" for end in self.ends)
+        """For people: ``strix-a thunderbolt0 ↔ strix-b thunderbolt0``, and the transport if it is not TCP."""
+        ends = " ↔ ".join(f"{end.host} {end.interface}" for end in self.ends)
+        return ends if self.transport == "tcp" else f"{ends}, {self.transport}"
 
     def latency_of(self, size: int) -> float | None:
         """The median for messages of ``size`` bytes, in seconds, between those that were measured in proportion."""
@@ -158,13 +160,14 @@ class MeasuredPair:
             together=None if self.together is None else _turned_bandwidth(self.together),
         )
 
-    def link(self, ends: tuple[LinkEnd, LinkEnd]) -> MeasuredLink | None:
-        """The link between the same two interfaces; None where that is not known for certain."""
-        wanted = [(end.host, end.interface, end.identity) for end in ends]
+    def link(self, like: MeasuredLink) -> MeasuredLink | None:
+        """That between the same two interfaces, by the same transport; None where that is not known for certain."""
+        wanted = [(end.host, end.interface, end.identity) for end in like.ends]
         same = (
             link
             for link in self.links
-            if all(end.identity for end in ends)
+            if link.transport == like.transport
+            and all(end.identity for end in like.ends)
             and [(end.host, end.interface, end.identity) for end in link.ends] == wanted
         )
         return next(same, None)

@@ -10,6 +10,9 @@ MEASURED: dict[str, Entry] = {
     "probe-one-way": Entry("error", "frames pass in one direction only", "replug both ends; another cable"),
     "probe-blocked": Entry("error", "frames pass both ways, but no connection comes about", "open the firewall"),
     "probe-large": Entry("error", "small messages pass, large ones get stuck", "the same MTU at both ends"),
+    "probe-no-rdma": Entry(
+        "warning", "both ends have RDMA on the link, and it does not work", "`ferrule doctor` on both"
+    ),
     "probe-collapse": Entry(
         "error",
         "both ways at once, together, get less than one way alone, or one of them hardly anything",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Literal, get_args
 
@@ -16,11 +17,11 @@ from ferrule.units import format_rate, format_seconds
 LATENCY_NOTE, LATENCY_WARNING = 60e-6, 150e-6
 """Seconds one way for a message of tensor parallelism (see `costs`): 10 and 24 ms of waiting for each token."""
 
-COLLAPSED_SUM, COLLAPSED_BUSY, COLLAPSED_SHARE, SHARED_SUM = 0.9, 0.8, 0.3, 1.4
+COLLAPSED_SUM, COLLAPSED_SHARE, SHARED_SUM = 0.9, 0.3, 1.4
 """Both ways together in parts of one way: below the first it collapses, as where either direction gets less than the
-third of what it gets alone; below the fourth the directions share the cable. A good cable has 2 (and TCP's own
+second of what it gets alone; below the third the directions share the cable. A good cable has 2 (and TCP's own
 acknowledgements take a little), half duplex 1. Where the processors were the limit the directions share those, which
-gives 1 or more: only less than the second is the cable's fault then."""
+gives 1 or more, too: only less than the first is the cable's fault then."""
 
 UNEQUAL = 0.5
 """Below such a part of the other direction one is slow."""
@@ -49,10 +50,18 @@ def examine(pair: MeasuredPair, earlier: MeasuredPair | None = None) -> tuple[Fi
             found.append(_fault(link))
         found += _one_way(link)
         found += _both_ways(link)
-        found += _speed(link, None if earlier is None else earlier.link(link.ends))
-        found += _latency(link)
+        found += _speed(link, None if earlier is None else earlier.link(link))
+        if link == _quickest(pair, link):
+            found += _latency(link)
     found = [dataclasses.replace(one, hosts=pair.hosts) for one in found]
     return tuple(sorted(found, key=lambda one: -SEVERITIES.index(one.severity)))
+
+
+def _quickest(pair: MeasuredPair, link: MeasuredLink) -> MeasuredLink:
+    """Of the transports over this link, that with the least latency for a message of tensor parallelism."""
+    ends = [(end.host, end.interface) for end in link.ends]
+    alike = [one for one in pair.links if [(end.host, end.interface) for end in one.ends] == ends]
+    return min(alike, key=lambda one: one.latency_of(MESSAGE_BYTES) or math.inf)
 
 
 def _no_link(pair: MeasuredPair) -> Finding:
@@ -91,9 +100,15 @@ def _fault(link: MeasuredLink) -> Finding:
             "Connections open and then hang at the first large message.",
             "Give both ends of the cable the same MTU; if they have, replug both ends or try another cable.",
         ),
+        "no-rdma": (
+            "Both ends have RDMA on this link, and no queue pair works over it; TCP does.",
+            "Small messages take several times as long over TCP.",
+            "Look for RDMA findings of `ferrule doctor` on both hosts: GIDs of one subnet, a subnet manager.",
+        ),
     }[link.fault or "stall"]
     evidence = ((_WHERE, link.detail),) if link.detail else ()
-    return Finding(f"probe-{link.fault}", "error", link.name, what, evidence, why, by_hand(cure))
+    severity: Severity = "warning" if link.fault == "no-rdma" else "error"
+    return Finding(f"probe-{link.fault}", severity, link.name, what, evidence, why, by_hand(cure))
 
 
 def _one_way(link: MeasuredLink) -> Iterator[Finding]:
@@ -118,7 +133,7 @@ def both_ways(one: Bandwidth) -> Verdict:
         return ""
     busy = one.busy > _BUSY
     starved = min(one.both_forth / one.forth, one.both_back / one.back) < COLLAPSED_SHARE
-    if one.together < (COLLAPSED_BUSY if busy else COLLAPSED_SUM) or (starved and not busy):
+    if one.together < COLLAPSED_SUM or (starved and not busy):
         return "collapse"
     if one.together < SHARED_SUM or starved:
         return "limited" if busy else "shared"

@@ -24,7 +24,9 @@ from typing import Any
 from ferrule import __version__
 from ferrule.bench.links.flows import Stream, run_streams
 from ferrule.bench.links.lend import Borrower, lend
-from ferrule.bench.links.messages import tcp_ways, time_messages
+from ferrule.bench.links.messages import Way, tcp_ways, time_messages
+from ferrule.bench.links.pipes import Pipe, TcpPipe
+from ferrule.bench.links.rdma import RdmaPipe, ports_of
 from ferrule.errors import FabricTimeout, FerruleError, LinkError
 from ferrule.fabric.addresses import own_interfaces
 from ferrule.fabric.dial import Call, bind, dial
@@ -32,6 +34,7 @@ from ferrule.fabric.handshake import Identity, Refusal, Refused, Role, Steps, St
 from ferrule.fabric.hosts import this_host
 from ferrule.fabric.link import Deadline, Link, read_exactly
 from ferrule.fabric.listen import listen_on, resolve
+from ferrule.fabric.verbs_ports import Found
 from ferrule.links import Probe
 
 MARK = "ferrule-probe "
@@ -47,6 +50,8 @@ class Agent:
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._listeners: list[socket.socket] = []
+        self._places: Sequence[tuple[str, str]] = ()
+        self._rdma_netdevs: dict[tuple[str, int], tuple[str, ...]] = {}
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
         match order.pop("do"):
@@ -69,13 +74,19 @@ class Agent:
             peer = next((peer for peer in inventory.peers if device.name in peer.netdevs), None)
             speed = device.speed_gb_s if device.kind == "ethernet" else peer.tx_gb_s if peer is not None else None
             devices[device.name] = {"kind": device.kind, "speed": None if speed is None else speed * 1e9}
+        self._rdma_netdevs = {
+            (device.name, port.number): port.netdevs for device in inventory.rdma for port in device.ports
+        }
         host = this_host("tcp")
+        faces = own_interfaces()
+        rdma = {face.name: [port.device for port in self._rdma(face.name).ports] for face in faces}
         return {
             "host": host.host,
             "identity": host.identity.partition(" ")[0],
             "kernel": os.uname().release,
             "version": __version__,
-            "interfaces": [dataclasses.asdict(face) for face in own_interfaces()],
+            "interfaces": [dataclasses.asdict(face) for face in faces],
+            "rdma": rdma if inventory.rdma else {},
             "devices": devices,
         }
 
@@ -83,13 +94,17 @@ class Agent:
         """On these addresses, each with its interface, and no others any more."""
         for listener in self._listeners:
             listener.close()
+        self._places = places
         self._listeners = [listen_on(address, 0, interface) for address, interface in places]
         return {"ports": [listener.getsockname()[1] for listener in self._listeners]}
 
     def _measure(
         self, epoch: str, dials: bool, flows: Sequence[dict[str, Any]], seconds: float, timeout: float, **what: Any
     ) -> dict[str, Any]:
-        """Connect once for each flow, then time messages (``sizes``) on the second, or streams (``warm``) on all."""
+        """Connect once for each flow, then time messages (``sizes``) on the second, or streams (``warm``) on all.
+
+        With the transport ``verbs`` what is timed goes over a queue pair that the connection agrees on.
+        """
         deadline = Deadline(timeout)
         with ExitStack() as opened:
             place = what.get("lend")
@@ -98,23 +113,34 @@ class Agent:
             for link in links:
                 opened.callback(link.socket.close)
             mss = min(link.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) for link in links)
+            pipes: list[RdmaPipe] = []
+            if what["transport"] == "verbs":
+                for flow, link in list(zip(flows, links, strict=True))["sizes" in what :]:
+                    name = flow["interface"] if dials else self._places[flow["listener"]][1]
+                    pipes.append(RdmaPipe(link, self._rdma(name), first=dials, deadline=deadline))
+                    opened.callback(pipes[-1].close)
             if "sizes" in what:
                 words, messages = links
                 if place and not dials:
                     lend(place, messages.socket)
                 other = None if borrower is None else opened.enter_context(borrower.socket())
-                ways = tcp_ways(messages.socket, other)
+                ways = {"verbs": Way(pipes[0].play)} if pipes else tcp_ways(messages.socket, other)
                 return {
                     "mss": mss,
                     "latency": time_messages(words, ways, what["sizes"], seconds, starts=dials, deadline=deadline),
                 }
             # Forth is from the end that dials.
+            carriers: Sequence[Pipe] = pipes or [TcpPipe(link.socket) for link in links]
             streams = [
-                Stream(link, "send" if (flow["way"] == "forth") == dials else "receive")
-                for link, flow in zip(links, flows, strict=True)
+                Stream(pipe, "send" if (flow["way"] == "forth") == dials else "receive")
+                for pipe, flow in zip(carriers, flows, strict=True)
             ]
             result = run_streams(streams, seconds, what["warm"], starts=dials, deadline=deadline)
             return {"mss": mss, **result}
+
+    def _rdma(self, interface: str) -> Found:
+        addresses = frozenset(face.address for face in own_interfaces() if face.name == interface)
+        return ports_of(interface, addresses, self._rdma_netdevs)
 
     def _dial(self, epoch: str, flows: Sequence[dict[str, Any]], deadline: Deadline) -> list[Link]:
         calls = [

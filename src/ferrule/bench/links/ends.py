@@ -54,6 +54,7 @@ class End:
         self.kernel = ""
         self.interfaces: tuple[Interface, ...] = ()
         self.devices: dict[str, dict[str, Any]] = {}
+        self.rdma: dict[str, list[str]] = {}
         self._command = command
         self._env = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,7 +89,7 @@ class End:
             )
         self.name, self.identity, self.kernel = told["host"], told["identity"], told["kernel"]
         self.interfaces = tuple(Interface.from_json(face) for face in told["interfaces"])
-        self.devices = told["devices"]
+        self.devices, self.rdma = told["devices"], told["rdma"]
         return self
 
     def order(self, **order: Any) -> None:

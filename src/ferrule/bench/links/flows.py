@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ferrule.bench.links.messages import send_all
-from ferrule.fabric.link import Deadline, Link, read_exactly
-
-_CHUNK = 1 << 20
-_PATIENCE = 0.1
-"""How long a thread waits in the kernel before it looks at the clock."""
-_GRACE = 1.0
-"""For what is still under way when a stream's time is over."""
-_GO = b"G"
+from ferrule.bench.links.pipes import GRACE, Pipe
+from ferrule.fabric.link import Deadline
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A connection and what is done with it here."""
+    """A pipe and what is done with it here."""
 
-    link: Link
+    pipe: Pipe
     does: Literal["send", "receive"]
 
 
@@ -37,30 +29,29 @@ def run_streams(streams: Sequence[Stream], seconds: float, warm: float, *, start
 
     results: list[tuple[float, float]] = [(0.0, 0.0)] * len(streams)
     for stream in streams:
-        # Whoever does not start waits for the word on each connection.
+        # Whoever does not start waits for the word on each of them.
         if starts:
-            send_all(stream.link.socket, _GO, deadline)
+            stream.pipe.say(deadline)
         else:
-            read_exactly(stream.link.socket, 1, deadline, "the other end")
+            stream.pipe.hear(deadline)
     begin = time.perf_counter()
     before = psutil.cpu_times()
 
     def run(number: int) -> None:
-        sock = streams[number].link.socket
-        sock.settimeout(_PATIENCE)
+        stream = streams[number]
+        rate = 0.0
         busy = time.thread_time()
-        if streams[number].does == "send":
-            _pour(sock, begin + seconds)
-            rate = 0.0
+        if stream.does == "send":
+            stream.pipe.pour(begin + seconds)
         else:
-            rate = _drain(sock, begin + warm, begin + seconds)
+            rate = stream.pipe.drain(begin + warm, begin + seconds)
         results[number] = rate, (time.thread_time() - busy) / (time.perf_counter() - begin)
 
     threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(streams))]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(seconds + 3 * _GRACE)
+        thread.join(seconds + 3 * GRACE)
     in_use = _in_use(before, psutil.cpu_times())
     return {"rates": [rate for rate, _ in results], "busy": max(in_use, *(share for _, share in results))}
 
@@ -72,40 +63,3 @@ def _in_use(before: Any, after: Any) -> float:
     total = sum(seconds for name, seconds in spent.items() if not name.startswith("guest"))
     idle = spent["idle"] + spent.get("iowait", 0.0)
     return 1.0 - idle / total if total > 0 else 0.0
-
-
-def _pour(sock: socket.socket, end: float) -> None:
-    view = memoryview(bytes(_CHUNK))
-    try:
-        while time.perf_counter() < end:
-            try:
-                sock.send(view)
-            except TimeoutError:
-                continue
-        sock.shutdown(socket.SHUT_WR)
-    except OSError:
-        return  # what arrived tells
-
-
-def _drain(sock: socket.socket, begin: float, end: float) -> float:
-    """Bits per second from the first arrival after ``begin`` to the last one before ``end``; all that comes is read."""
-    buffer = bytearray(_CHUNK)
-    first = last = 0.0
-    count = 0
-    while (now := time.perf_counter()) < end + _GRACE:
-        try:
-            got = sock.recv_into(buffer)
-        except TimeoutError:
-            continue
-        except OSError:
-            break
-        if not got:
-            break
-        now = time.perf_counter()
-        if begin <= now <= end:
-            if first:
-                count += got
-                last = now
-            else:
-                first = now
-    return count * 8 / (last - first) if last > first else 0.0

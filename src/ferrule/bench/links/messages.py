@@ -108,7 +108,7 @@ def _sleeping(sock: socket.socket, size: int, rounds: int, starts: bool, deadlin
 def _polling(sock: socket.socket, size: int, rounds: int, starts: bool, deadline: Deadline) -> list[float]:
     data = (ctypes.c_char * size)()
     left = max(deadline.left, 1e-3)
-    with _refusing(size):
+    with refusing(size):
         times = _native.raw_tcp_ping_pong(sock.fileno(), ctypes.addressof(data), size, rounds, starts, left)
     return [microseconds * 1e-6 for microseconds in times]
 
@@ -118,13 +118,14 @@ def _alone(
 ) -> list[float]:
     data = (ctypes.c_char * size)()
     left = max(deadline.left, 1e-3)
-    with _refusing(size):
+    with refusing(size):
         times = _native.raw_tcp_alone(sock.fileno(), other.fileno(), ctypes.addressof(data), size, rounds, left)
     return [microseconds * 1e-6 for microseconds in times]
 
 
 @contextmanager
-def _refusing(size: int) -> Iterator[None]:
+def refusing(size: int) -> Iterator[None]:
+    """What goes wrong inside native timing becomes a `LinkError`."""
     try:
         yield
     except RuntimeError as error:

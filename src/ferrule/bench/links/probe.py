@@ -30,19 +30,30 @@ _ROUND_TRIPS = 15
 _MOST_WARM = 1.5
 _KNOCK_SECONDS = 1.3
 _SPARE_SECONDS = 6.0
+_PAIRING_SECONDS = 10.0
+"""For the ends to agree on a queue pair."""
 _SIZE_SECONDS = 2.0
 """For each size of messages at most: also a slow link is measured, with fewer rounds."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long: ``message`` seconds for each of ``sizes``, ``stream`` for each of ``streams``, after ``warm``."""
+    """How long: ``message`` seconds for each of ``sizes``, ``stream`` for each of ``streams``, after ``warm``.
+
+    ``looks``: how often streams are measured in all where the first time says that something is wrong.
+    """
 
     message: float = 0.1
     stream: float = 0.3
     warm: float = 0.12
     streams: tuple[int, ...] = (1, 2, 4)
     sizes: tuple[int, ...] = SIZES
+    looks: int = 3
+
+    @property
+    def of_rdma(self) -> Effort:
+        """One queue pair each way fills a cable, and some devices have few."""
+        return dataclasses.replace(self, streams=(1,))
 
 
 QUICK = Effort(message=0.03, stream=0.12, warm=0.05, streams=(1,))
@@ -98,8 +109,13 @@ def probe_pair(
         if link is None:
             continue
         links.append(link)
-        if not link.fault:
-            well.append(pairing)
+        if link.fault:
+            continue
+        well.append(pairing)
+        if first.rdma.get(pairing.first.name) and second.rdma.get(pairing.second.name):
+            say(f"{link.name}, RDMA")
+            rdma = _Run(first, second, pairing, effort.of_rdma, speeds or {}, "verbs").link()
+            links += [] if rdma is None else [rdma]
     together = None
     if len(well) > 1:
         say(f"{first.name} ↔ {second.name}, {len(well)} links at once")
@@ -111,13 +127,22 @@ def probe_pair(
 
 
 class _Run:
-    """One link."""
+    """One link, by one transport."""
 
-    def __init__(self, first: End, second: End, pairing: _Pairing, effort: Effort, speeds: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        first: End,
+        second: End,
+        pairing: _Pairing,
+        effort: Effort,
+        speeds: Mapping[str, float],
+        transport: str = "tcp",
+    ) -> None:
         self._ends = first, second
         self._pairing = pairing
         self._effort = effort
         self._speeds = speeds
+        self._transport = transport
 
     def link(self) -> MeasuredLink | None:
         """None: a guess that was wrong."""
@@ -127,42 +152,47 @@ class _Run:
         link = MeasuredLink(
             ends=(self._end(first, faces[0]), self._end(second, faces[1])),
             at=time.time(),
+            transport=self._transport,
             mtu=min(face.mtu for face in faces),
         )
         try:
             answers = self._latency()
         except LinkError as error:
-            if pairing.guessed:
-                return None
-            fault, detail = self._knock()
-            return dataclasses.replace(link, fault=fault, detail=detail or str(error))
+            return None if pairing.guessed else self._failed(link, error)
         latency = tuple(Latency(*numbers) for numbers in answers[0]["latency"])
-        framing = _framing(link, answers[0]["mss"])
+        framing = _framing(link, answers[0]["mss"]) if self._transport == "tcp" else 1.0
         link = dataclasses.replace(link, latency=latency, framing=framing)
         found: list[Bandwidth] = []
         settled = False
         for streams in self._effort.streams:
-            measure = functools.partial(_bandwidth, first, second, [pairing], streams, self._effort, latency[0].median)
+            measure = functools.partial(
+                _bandwidth, first, second, [pairing], streams, self._effort, latency[0].median, self._transport
+            )
             try:
-                one = measure() if settled else confirmed(measure)
+                one = confirmed(measure, 1 if settled else self._effort.looks)
             except LinkError as error:
-                fault, detail = self._knock()
-                return dataclasses.replace(link, fault=fault, detail=detail or str(error), bandwidth=tuple(found))
+                return self._failed(link, error)
             settled = settled or in_doubt(one)
             found.append(one)
             link = dataclasses.replace(link, bandwidth=tuple(found))
             if not one.forth or not one.back:
-                fault, detail = self._knock()
-                return dataclasses.replace(link, fault=fault, detail=detail)
+                return self._failed(link, LinkError("nothing arrived"))
         return link
+
+    def _failed(self, link: MeasuredLink, error: LinkError) -> MeasuredLink:
+        """With why, as far as that can be found out. By RDMA only what was said: over TCP the link is well."""
+        if self._transport != "tcp":
+            return dataclasses.replace(link, fault="no-rdma", detail=str(error))
+        fault, detail = self._knock()
+        return dataclasses.replace(link, fault=fault, detail=detail or str(error))
 
     def _latency(self) -> list[dict[str, Any]]:
         """One connection for what the ends say to each other, and one for the messages."""
         flows = [self._pairing.flow("forth")] * 2
         what: dict[str, Any] = {"sizes": self._effort.sizes}
-        if all(end.here for end in self._ends):
+        if self._transport == "tcp" and all(end.here for end in self._ends):
             what["lend"] = f"{tempfile.gettempdir()}/ferrule-probe-{secrets.token_hex(8)}"
-        return _measure(*self._ends, flows, self._effort.message, **what)
+        return _measure(*self._ends, flows, self._effort.message, transport=self._transport, **what)
 
     def _end(self, end: End, face: Interface) -> LinkEnd:
         device = end.devices.get(face.name, {})
@@ -202,23 +232,30 @@ def in_doubt(one: Bandwidth) -> bool:
     return verdict in ("shared", "collapse") or (verdict == "limited" and one.together < _HIDDEN)
 
 
-def confirmed(measure: Callable[[], Bandwidth]) -> Bandwidth:
-    """What was measured; where that says that both ways at once are too slow, the middle one of three."""
+def confirmed(measure: Callable[[], Bandwidth], looks: int = 3) -> Bandwidth:
+    """What was measured; where that says that both ways at once are too slow, the middle one of so many."""
     first = measure()
     if not in_doubt(first):
         return first
-    return sorted((first, measure(), measure()), key=lambda one: one.together)[1]
+    more = (measure() for _ in range(looks - 1))
+    return sorted((first, *more), key=lambda one: one.together)[looks // 2]
 
 
 def _bandwidth(
-    first: End, second: End, pairs: Sequence[_Pairing], streams: int, effort: Effort, latency: float
+    first: End,
+    second: End,
+    pairs: Sequence[_Pairing],
+    streams: int,
+    effort: Effort,
+    latency: float,
+    transport: str = "tcp",
 ) -> Bandwidth:
     """Goodput forth, back, and both at once; all of ``pairs`` together."""
     warm = max(effort.warm, min(_MOST_WARM, _ROUND_TRIPS * 2 * latency))
     rates = []
     for ways in (("forth",), ("back",), ("forth", "back")):
         flows = [pairing.flow(way) for pairing in pairs for way in ways for _ in range(streams)]
-        answers = _measure(first, second, flows, effort.stream + warm, warm=warm)
+        answers = _measure(first, second, flows, effort.stream + warm, warm=warm, transport=transport)
         busy = max(answer["busy"] for answer in answers)  # what counts is that of the last run, both ways
         for way in ways:
             # What arrived: forth at the second end, back at the first.
@@ -234,6 +271,8 @@ def _measure(
     """Both ends do it at the same time. Raises `LinkError` if either says that it failed, after both have ended."""
     epoch = secrets.token_hex(16)
     timeout = len(what["sizes"]) * _SIZE_SECONDS if "sizes" in what else seconds + _SPARE_SECONDS / 2
+    if what["transport"] == "verbs":
+        timeout += _PAIRING_SECONDS
     for end, dials in ((second, False), (first, True)):
         end.order(do="measure", epoch=epoch, dials=dials, flows=flows, seconds=seconds, timeout=timeout, **what)
     answers: list[dict[str, Any]] = []
