@@ -241,6 +241,23 @@ void both_directions_under_load_collapse() {
   CHECK(duplex > 9'900 && duplex_back > 9'900);
 }
 
+// The same with a thread that wakes every ten milliseconds only: what it finds, it sends as it would have been sent.
+void a_backlog_collapses_like_anything_else() {
+  Bench bench(2);
+  for (const int end : {0, 1}) bench.join.set(end, {.rate = 1e9, .collapse = 0.6, .queue = 0});
+  for (int wake = 0; wake < 10; ++wake) {
+    for (int i = 0; i < 1000; ++i) {  // 10 us each
+      bench.now += 10 * kMicro;
+      for (const int end : {0, 1}) bench.join.arrive(end, packet({}, 1250), bench.now);
+    }
+    bench.move();
+  }
+  const auto one = std::ranges::count(bench.arrivals, 1, &Arrival::end);
+  const auto other = static_cast<std::ptrdiff_t>(bench.arrivals.size()) - one;
+  CHECK(one + other > 5'500 && one + other < 6'500);
+  CHECK(std::abs(one - other) < 300);
+}
+
 void flow_stops_and_goes_on() {
   Bench bench(2);
   const Shape moves{.rate = 1e9, .delay = kMilli};
@@ -364,6 +381,7 @@ int main() {
   corruption_changes_one_bit_behind_the_addresses();
   jitter_keeps_the_order_and_reordering_does_not();
   both_directions_under_load_collapse();
+  a_backlog_collapses_like_anything_else();
   flow_stops_and_goes_on();
   a_switch_learns_where_everybody_is();
   a_pacer_sleeps_most_of_the_time_and_polls_within_its_means();

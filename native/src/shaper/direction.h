@@ -67,18 +67,23 @@ class Direction {
   // The part of the time in which it was sending lately, from 0 to 1.
   double load(Time now) const;
 
-  // Move on to `now`; `deliver(Packet)` for each packet that comes out. `other_load`: that of the other direction.
-  template <class Deliver>
-  void pump(Time now, double other_load, Deliver&& deliver) {
+  // When the sending of the next packet begins; `kNever` if none waits.
+  Time turn() const {
+    return waiting_.empty() || shape_.flow == Flow::stalled ? kNever : std::max(free_, waiting_.front().arrived);
+  }
+  // Send it. `other_load`: that of the other direction at that time.
+  void send_next(double other_load);
+  // `take(Packet)` for each packet that has come out by `now`.
+  template <class Take>
+  void deliver(Time now, Take&& take) {
     if (shape_.flow == Flow::stalled) return;
-    while (!waiting_.empty() && free_ <= now) send_next(other_load);
     while (!flying_.empty() && flying_.front().due <= now) {
       Flying out = std::move(flying_.front());
       flying_.pop_front();
       counters_.delivered_frames += out.packet.extent().frames;
       counters_.delivered_bytes += out.packet.extent().bytes;
       counters_.latest = std::max(counters_.latest, now - out.due);
-      deliver(std::move(out.packet));
+      take(std::move(out.packet));
     }
   }
 
@@ -95,7 +100,6 @@ class Direction {
   };
 
   bool silent() const { return shape_.flow == Flow::mute || shape_.flow == Flow::dark; }
-  void send_next(double other_load);
   void fly(Packet packet, Time due);
   // Of a packet that is many frames, a part with each frame's chance; those that chance spares go on together.
   bool befalls(const Packet& packet, double probability);

@@ -63,6 +63,16 @@ Time Join::next() const {
   return soonest;
 }
 
+void Join::advance(Direction& one, Direction& other, Time now) {
+  for (;;) {
+    const bool first = one.turn() <= other.turn();
+    Direction& next = first ? one : other;
+    const Time begin = next.turn();
+    if (begin > now) return;
+    next.send_next((first ? other : one).load(begin));
+  }
+}
+
 void Join::forward(int from, Packet packet, Time now) {
   const std::span<const std::byte> bytes = std::as_const(packet).bytes();
   if (known_.size() < kMostAddresses) known_.insert_or_assign(address_at(bytes, kAddressBytes), from);

@@ -29,23 +29,26 @@ class Join {
   template <class Emit>
   void pump(Time now, Emit&& emit) {
     if (down_.empty()) {
-      const double loads[] = {up_[0].load(now), up_[1].load(now)};
+      advance(up_[0], up_[1], now);
       for (int end = 0; end < 2; ++end) {
-        up_[end].pump(now, loads[1 - end], [&](Packet packet) { emit(1 - end, std::move(packet)); });
+        up_[end].deliver(now, [&](Packet packet) { emit(1 - end, std::move(packet)); });
       }
       return;
     }
+    for (int end = 0; end < ends(); ++end) advance(up_[end], down_[end], now);
     for (int end = 0; end < ends(); ++end) {
-      const double load = down_[end].load(now);
-      up_[end].pump(now, load, [&](Packet packet) { forward(end, std::move(packet), now); });
+      up_[end].deliver(now, [&](Packet packet) { forward(end, std::move(packet), now); });
     }
     for (int end = 0; end < ends(); ++end) {
-      const double load = up_[end].load(now);
-      down_[end].pump(now, load, [&](Packet packet) { emit(end, std::move(packet)); });
+      advance(up_[end], down_[end], now);
+      down_[end].deliver(now, [&](Packet packet) { emit(end, std::move(packet)); });
     }
   }
 
  private:
+  // Send what both directions of one cable have sent by `now`, in the order of time: each must see how busy the other
+  // was then, also when the thread wakes late and finds a backlog in both.
+  static void advance(Direction& one, Direction& other, Time now);
   void forward(int from, Packet packet, Time now);
 
   std::vector<Direction> up_;    // from each end; of two, to the other one
