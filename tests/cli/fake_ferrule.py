@@ -10,7 +10,18 @@ from typing import Any
 from fake_engine import FakeEngine
 
 import ferrule.engine
+import ferrule.engine.speed
+import ferrule.plan.device_measure
 from ferrule.engine import Progress
+from ferrule.errors import PlanError
+
+
+async def no_speed(*_: Any) -> None:
+    """A script has none."""
+
+
+def no_device(*_: Any, **__: Any) -> Any:
+    raise PlanError("a scripted engine runs nowhere")
 
 
 async def start(options: Any, on_progress: Any = None) -> FakeEngine:
@@ -26,6 +37,9 @@ async def start(options: Any, on_progress: Any = None) -> FakeEngine:
 
 if __name__ == "__main__":
     ferrule.engine.start = start  # type: ignore[assignment]
+    ferrule.engine.speed.speed_of = no_speed  # type: ignore[assignment]
+    ferrule.plan.device_measure.recall_device = no_device
+    ferrule.plan.device_measure.measure_device = no_device
     from ferrule.cli.main import main
 
     main()

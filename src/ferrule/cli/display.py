@@ -18,6 +18,7 @@ from ferrule.units import format_bytes
 
 if TYPE_CHECKING:
     from ferrule.engine import Engine, Progress, RankInfo
+    from ferrule.engine.speed import Speed
     from ferrule.plan import Plan, Shard
 
 
@@ -62,19 +63,34 @@ class Loading:
             bars.update(task, description=title, amount="")
 
 
-def show_ready(console: Console, engine: Engine, host: str, port: int, *, with_key: bool) -> None:
-    """Print where the model is served, how it is split, and a command to try it that works as pasted."""
+def show_ready(
+    console: Console, engine: Engine, host: str, port: int, *, with_key: bool, speed: Speed | None = None
+) -> None:
+    """Print where the model is served, how it is split and how fast it is, and a command to try it, to be pasted."""
     url = base_url(host, port)
     title = Text.assemble((engine.name, "bold"), " is served at ", (f"{url}/v1", "bold cyan"))
     plan = engine.plan
     how = Text(f"{plan.strategy}: --tp {plan.tensor} --pp {plan.pipeline}, {plan.layers} layers; {plan.reason}")
-    console.print(Panel(Group(title, how, plan_table(plan, engine.ranks)), title="ferrule", expand=False))
+    told = Text("" if speed is None else speed_words(speed))
+    console.print(
+        Panel(
+            Group(title, how, plan_table(plan, engine.ranks), *([told] if told else [])), title="ferrule", expand=False
+        )
+    )
     # Outside of the panel and never wrapped, so that it can be pasted.
     has_template = engine.tokenizer.has_chat_template
     console.print(
         curl(url, engine.name, chat=has_template, with_key=with_key), markup=False, highlight=False, soft_wrap=True
     )
     console.print("Ctrl-C stops it.", style="dim")
+
+
+def speed_words(speed: Speed) -> str:
+    """What was measured after loading, beside the planner's prediction if there is one."""
+    measured = f"{speed.measured:.3g} tokens/s for one stream"
+    if speed.predicted is None:
+        return f"{measured}, measured just now"
+    return f"{measured}, measured just now; the planner predicted {speed.predicted:.3g}"
 
 
 def base_url(host: str, port: int) -> str:

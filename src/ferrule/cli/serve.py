@@ -8,10 +8,14 @@ import typer
 
 from ferrule.cli.extras import needs
 from ferrule.cli.model import DEMO, DEMO_RANKS, Dtype, DtypeFlag, MaxContext, Pp, Threads, Tp, engine_options
-from ferrule.errors import ConfigError
+from ferrule.errors import ConfigError, FerruleError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ferrule.engine import Engine
+    from ferrule.engine.speed import Speed
+    from ferrule.plan import DeviceSpec
 
 EXAMPLES = (
     "Examples:\n\n"
@@ -65,6 +69,7 @@ def serve(
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
     with needs("serve", "serve"):
         from ferrule.engine import start
+        from ferrule.engine.speed import speed_of
         from ferrule.serve import listen
         from ferrule.serve import serve as run_server
     import asyncio
@@ -73,15 +78,36 @@ def serve(
 
     options = engine_options(chosen, tp=tp, pp=pp, dtype=dtype, max_context=max_context, threads=threads, name=name)
     listener = listen(host, port, api_key=api_key)
+    device = this_machine(console, threads, measure=tp is None and pp is None)
+    speed: Speed | None = None
 
     async def load() -> Engine:
+        nonlocal speed
         with Loading(console) as loading:
-            return await start(options, on_progress=loading)
+            engine = await start(options, on_progress=loading)
+            speed = await speed_of(engine, device)
+            return engine
 
     def ready(engine: Engine) -> None:
-        show_ready(console, engine, host, listener.getsockname()[1], with_key=api_key is not None)
+        show_ready(console, engine, host, listener.getsockname()[1], with_key=api_key is not None, speed=speed)
 
     asyncio.run(run_server(load, listener, api_key=api_key, on_ready=ready))
+
+
+def this_machine(console: Console, threads: int | None, *, measure: bool) -> DeviceSpec | None:
+    """What the planner knows of this machine, for a prediction; None where it knows nothing. ``measure``: find out, the
+    first time, which takes seconds."""
+    from ferrule.plan.device_measure import measure_device, recall_device
+
+    try:
+        device = recall_device(threads=threads, unit="cpu")
+        if device is not None or not measure:
+            return device
+        console.print("Measuring this machine, once in 30 days …", style="dim", highlight=False)
+        return measure_device(threads=threads, unit="cpu")
+    except (FerruleError, OSError, RuntimeError) as error:  # serving goes on without a prediction
+        console.print(f"No prediction: {error}", style="dim", highlight=False)
+        return None
 
 
 def choose(model: str | None, *, demo: bool) -> str:

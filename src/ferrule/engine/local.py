@@ -39,6 +39,7 @@ class LocalEngine:
     def __init__(self, options: EngineOptions, model: PreparedModel, lab: Lab | None = None) -> None:
         self.name = options.name or (DEMO_NAME if options.model == DEMO else model.directory.resolve().name)
         self.created = int(time.time())
+        self.spec = model.spec
         self.plan = model.plan
         self.vocab_size = model.spec.vocab_size
         self.max_context = options.max_context or model.spec.max_context

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ferrule.engine.local import LocalEngine
 from ferrule.engine.types import Engine, SamplingParams
 from ferrule.errors import FerruleError
 from ferrule.plan import ModelSpec, Workload, predict
@@ -63,13 +64,14 @@ def predict_speed(engine: Engine, spec: ModelSpec, device: DeviceSpec, measured:
     return predict(spec, machine_of_ranks(calibrated(device), ranks), layout, work).token_seconds
 
 
-async def speed_of(engine: Engine, spec: ModelSpec, device: DeviceSpec | None) -> Speed | None:
+async def speed_of(engine: LocalEngine, device: DeviceSpec | None) -> Speed | None:
     """None where it cannot be measured; nothing that goes wrong here stops a model that has been loaded."""
     try:
         measured = await measure_speed(engine)
         if measured is None:
             return None
-        return Speed(1 / measured, None if device is None else 1 / predict_speed(engine, spec, device, measured))
+        predicted = None if device is None else predict_speed(engine, engine.spec, device, measured)
+        return Speed(1 / measured, None if predicted is None else 1 / predicted)
     except FerruleError as error:
         _log.warning("the speed is not measured: %s", error)
         return None

@@ -57,6 +57,14 @@ def measure_device(name: str = "", **options: Any) -> DeviceSpec:
     return device_from(figures, name or socket.gethostname(), free_now(figures))
 
 
+def recall_device(name: str = "", *, unit: str = "auto", threads: int | None = None) -> DeviceSpec | None:
+    """The same if it was measured in the last 30 days, without measuring anything; else None."""
+    folder = _cache_folder()
+    wanted = Effort(unit=unit, threads=threads or usable_cores(), dtype="bf16", folder=str(folder.absolute()))
+    figures = _recall(folder / "devices.json", _key(wanted))
+    return None if figures is None else device_from(figures, name or socket.gethostname(), free_now(figures))
+
+
 def measure_figures(
     *,
     model: Path | None = None,

@@ -80,7 +80,7 @@ def record_of(
     at: float,
     runtime: Runtime = BUILT_IN_ENGINE,
 ) -> Record | None:
-    """``cluster``: not calibrated. None where devices of several kinds take part: nobody could tell which is to blame."""
+    """``cluster``: not calibrated. None where devices of several kinds take part, since any of them may be to blame."""
     devices = [cluster.by_name[name] for name in layout.devices]
     kind = devices[0].kind or devices[0].name
     if any((device.kind or device.name) != kind for device in devices):
