@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ferrule.cli import bench_decode, bench_fabric
+from ferrule.cli import bench_decode, bench_fabric, bench_plan
 
 app = typer.Typer(no_args_is_help=True, help="Measure what this machine can do, beside other libraries.")
 
@@ -16,3 +16,4 @@ def _bench() -> None:
 
 app.command(epilog=bench_fabric.EXAMPLES)(bench_fabric.fabric)
 app.command(epilog=bench_decode.EXAMPLES)(bench_decode.decode)
+app.command(epilog=bench_plan.EXAMPLES)(bench_plan.plan)

@@ -1,0 +1,109 @@
+"""`ferrule bench plan`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ferrule.cli.extras import needs
+
+if TYPE_CHECKING:
+    from ferrule.bench.planned import PlannedRow
+    from ferrule.bench.published import PublishedBench
+
+EXAMPLES = "Examples:\n\nferrule bench plan\n\nferrule bench plan --lab\n\nferrule bench plan --lab --json rows.json"
+
+
+def plan(
+    lab: Annotated[
+        bool, typer.Option("--lab", help="Also against the built-in engine on emulated hosts (as root, some minutes).")
+    ] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="With --lab: a tiny model; shows that it runs, no more."),
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
+) -> None:
+    """How far the planner's predictions are from measurements: published ones, and of the built-in engine."""
+    from ferrule.bench.published import bench_published
+
+    console = Console()
+    with console.status("Predicting what others published"):
+        published = bench_published()
+    _show_published(console, published)
+    rows: list[PlannedRow] = []
+    if lab:
+        with needs("bench", "bench plan --lab"):
+            from ferrule.bench.planned import bench_planned
+        with console.status("Measuring (nothing else should run now)") as status:
+            rows = bench_planned(quick=quick, rounds=1 if quick else 3, say=status.update)
+        _show_planned(console, rows)
+    if json_file is not None:
+        json_file.write_text(_json(published, rows))
+        console.print(f"wrote {json_file}")
+
+
+def _show_published(console: Console, bench: PublishedBench) -> None:
+    table = Table(title="What others measured, in tokens per second, and what is predicted")
+    for heading in ("measurement", "hosts", "split", "streams", "measured", "predicted", "error"):
+        table.add_column(heading, justify="left" if heading in ("measurement", "split") else "right")
+    before = None
+    for row in bench.rows:
+        name = "" if row.series is before else row.series.name
+        before = row.series
+        numbers = (f"{row.measured:.1f}", f"{row.predicted:.1f}", f"{row.error:+.1%}")
+        table.add_row(name, str(row.hosts), row.split, str(row.concurrency), *numbers)
+    fitted = ", ".join(f"{machine} {seconds * 1e6:.1f} µs" for machine, seconds in bench.launch_seconds.items())
+    table.caption = f"Fitted, one number per kind of machine, seconds per operation: {fitted}"
+    console.print(table)
+    order = "every order is right" if not bench.disagreements else "wrong order: " + "; ".join(bench.disagreements)
+    console.print(f"mean absolute error {bench.mean_error:.1%}; {order}", highlight=False)
+
+
+def _show_planned(console: Console, rows: list[PlannedRow]) -> None:
+    table = Table(title="The built-in engine on emulated hosts, ms per token of one stream")
+    for heading in ("model", "tp", "pp", "cables", "measured", "predicted", "error", "MiB", "predicted MiB"):
+        table.add_column(heading, justify="left" if heading in ("model", "cables") else "right")
+    for row in rows:
+        rate = "" if row.cables.rate is None else f", {row.cables.rate / 1e6:g} Mb/s"
+        calibrates = row.tensor == row.pipeline == 1
+        table.add_row(
+            row.model,
+            str(row.tensor),
+            str(row.pipeline),
+            "none: calibrates" if calibrates else f"{row.cables.delay * 1e6:g} µs{rate}",
+            f"{row.measured_ms:.1f}",
+            f"{row.predicted_ms:.1f}",
+            "" if calibrates else f"{row.error:+.0%}",
+            f"{row.memory_mib:.0f}",
+            f"{row.predicted_memory_mib:.0f}",
+        )
+    console.print(table)
+    errors = [abs(row.error) for row in rows if row.tensor * row.pipeline > 1]
+    console.print(
+        f"{len(errors)} combinations: mean absolute error {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}; "
+        f"memory off by at most {max(abs(row.memory_error_mib) for row in rows):.0f} MiB",
+        highlight=False,
+    )
+
+
+def _json(published: PublishedBench, rows: list[PlannedRow]) -> str:
+    first = [
+        {
+            "series": row.series.name,
+            "url": row.series.url,
+            "hosts": row.hosts,
+            "split": row.split,
+            "concurrency": row.concurrency,
+            "measured": row.measured,
+            "predicted": round(row.predicted, 3),
+        }
+        for row in published.rows
+    ]
+    return json.dumps({"published": first, "lab": [asdict(row) for row in rows]}, indent=1) + "\n"
