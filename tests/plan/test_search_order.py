@@ -43,7 +43,9 @@ def choices(draw: st.DrawFn) -> tuple[Choice, list[StageTable]]:
     return Choice(available, options, hops, back), [table for _, table in stages]
 
 
-def by_trying(choice: Choice, stages: list[StageTable], aim: Aim, count: int | None, wide: bool, cap: float) -> float:
+def by_trying(
+    choice: Choice, stages: list[StageTable], aim: Aim, count: int | None, all_used: bool, cap: float
+) -> float:
     best = math.inf
     for size in range(2, sum(choice.available) + 1):
         if count not in (None, size):
@@ -52,7 +54,7 @@ def by_trying(choice: Choice, stages: list[StageTable], aim: Aim, count: int | N
             used = np.array([choice.options[index].counts for index in order]).sum(axis=0)
             if (used > np.array(choice.available)).any():
                 continue
-            if wide and not any(choice.options[index].wide for index in order):
+            if all_used and (used != np.array(choice.available)).any():
                 continue
             hops = sum(choice.hops[a, b] for a, b in itertools.pairwise(order)) + choice.back[order[-1], order[0]]
             for ends in itertools.combinations(range(1, LAYERS), size - 1):
@@ -66,19 +68,19 @@ def by_trying(choice: Choice, stages: list[StageTable], aim: Aim, count: int | N
 @given(choices(), st.sampled_from(["sum", "max"]), st.sampled_from([None, 2, 3]), st.booleans(), st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_the_best_order_is_found(
-    drawn: tuple[Choice, list[StageTable]], aim: Aim, count: int | None, wide: bool, capped: bool
+    drawn: tuple[Choice, list[StageTable]], aim: Aim, count: int | None, all_used: bool, capped: bool
 ) -> None:
     choice, stages = drawn
     cap = 20.0 if capped else math.inf
-    best = by_trying(choice, stages, aim, count, wide, cap)
-    search = OrderSearch(choice, aim, stages=count, cap=cap)
-    found = search.best(wide=wide)
+    best = by_trying(choice, stages, aim, count, all_used, cap)
+    search = OrderSearch(choice, aim, stages=count, all_used=all_used)
+    found = search.best(cap=cap)
     if found is None:
         assert best == math.inf
         return
     assert found.seconds == pytest.approx(best)
     assert search.lower_bound <= found.seconds
-    assert search.best(wide=wide, bound=best) is None, "nothing is below the best"
+    assert search.best(bound=best, cap=cap) is None, "nothing is below the best"
     again = cut_layers([stages[index] for index in found.options], aim)
     if not capped and aim == "max":
         assert again is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ferrule.fabric.costs import LinkCosts
 
-_TYPICAL_BYTES = 64 << 10
+TYPICAL_BYTES = 64 << 10
 """The message size by which paths are compared."""
 _RING_STEPS = 20_000
 """How long to look for a better ring; the first one is found long before on all but strange graphs."""
@@ -44,7 +44,7 @@ def cheapest_paths(costs: LinkCosts, source: int) -> dict[int, Path]:
         for other in costs.neighbours(here):
             if other not in done:
                 a, b = link_cost(costs, here, other)
-                heapq.heappush(queue, (total + a + b * _TYPICAL_BYTES, (*hops, other), alpha + a, max(beta, b)))
+                heapq.heappush(queue, (total + a + b * TYPICAL_BYTES, (*hops, other), alpha + a, max(beta, b)))
     return done
 
 
@@ -56,7 +56,7 @@ def best_tree(costs: LinkCosts) -> tuple[int, ...] | None:
         if len(paths) < costs.size:
             return None
         parents = tuple(-1 if rank == root else paths[rank].hops[-2] for rank in range(costs.size))
-        farthest = max(path.alpha + path.beta * _TYPICAL_BYTES for path in paths.values())
+        farthest = max(path.alpha + path.beta * TYPICAL_BYTES for path in paths.values())
         if best is None or farthest < best[0]:
             best = (farthest, parents)
     assert best is not None

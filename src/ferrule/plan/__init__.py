@@ -44,6 +44,7 @@ from ferrule.plan.model_layer import (
 from ferrule.plan.model_read import known_models, read_model, spec_of_tensors
 from ferrule.plan.plan import Plan, Shard, Strategy
 from ferrule.plan.runtime import BUILT_IN_ENGINE, RUNTIMES, Runtime
+from ferrule.plan.search import SearchResult, search
 from ferrule.plan.split import HeadSplit, part_of, split_heads, split_layers
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "Prediction",
     "RailSpec",
     "Runtime",
+    "SearchResult",
     "Shard",
     "Share",
     "Stage",
@@ -96,6 +98,7 @@ __all__ = [
     "read_cluster",
     "read_model",
     "report_text",
+    "search",
     "spec_of_tensors",
     "split_heads",
     "split_layers",

@@ -164,7 +164,8 @@ class ClusterSpec:
     def among(self, names: Sequence[str]) -> ClusterSpec:
         """Only the named devices, in that order, and the links between any two of them."""
         devices = tuple(self.by_name[name] for name in names)
-        links = tuple(link for link in self.links if set(link.between) <= set(names))
+        chosen = set(names)
+        links = tuple(link for link in self.links if chosen.issuperset(link.between))
         return replace(self, devices=devices, links=links)
 
 

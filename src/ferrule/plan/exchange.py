@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from ferrule.errors import PlanError
-from ferrule.fabric.algorithms import Model, Strategy, choose_algorithms
+from ferrule.fabric.algorithms import CANDIDATES, Model
 from ferrule.fabric.costs import LinkCosts
-from ferrule.fabric.topology import Path, cheapest_paths
+from ferrule.fabric.topology import TYPICAL_BYTES, Path, cheapest_paths, link_cost
 from ferrule.plan.cluster import ClusterSpec
 
 RELAY_SECONDS = 40e-6
@@ -58,7 +58,7 @@ class Exchange:
     def _find(self, a: str, b: str) -> Route:
         link = self._cluster.link(a, b)
         direct = None if link is None else Route(link.alpha, 1 / link.bandwidth, f"{link.best_rail.name} ({link.name})")
-        if len(self._devices) == 2 and direct is not None:
+        if direct is not None and self._nothing_is_cheaper(a, b):
             return direct
         path = self._paths[self._place[a]].get(self._place[b])
         if path is None:
@@ -69,6 +69,21 @@ class Exchange:
         names = [self._devices[hop] for hop in path.hops]
         alpha = path.alpha + (len(path.hops) - 2) * RELAY_SECONDS
         return Route(alpha, path.beta, "-".join(names), relayed=True)
+
+    def _nothing_is_cheaper(self, a: str, b: str) -> bool:
+        """The first and the last link of a longer way alone cost as much: spares looking for paths."""
+        one, other = self._place[a], self._place[b]
+        alpha, beta = link_cost(self._costs, one, other)
+        return alpha + beta * TYPICAL_BYTES <= self._nearest[one] + self._nearest[other]
+
+    @cached_property
+    def _nearest(self) -> list[float]:
+        """By rank: what its cheapest link costs."""
+        found = []
+        for rank in range(len(self._devices)):
+            links = [link_cost(self._costs, rank, other) for other in self._costs.neighbours(rank)]
+            found.append(min((alpha + beta * TYPICAL_BYTES for alpha, beta in links), default=0.0))
+        return found
 
     def message(self, a: str, b: str, size: float) -> float:
         """Seconds of one message of ``size`` bytes."""
@@ -105,10 +120,6 @@ class _Team:
         )
 
     @cached_property
-    def _strategy(self) -> Strategy:
-        return choose_algorithms(self._costs, self._size)
-
-    @cached_property
     def _model(self) -> Model:
         return Model(self._costs)
 
@@ -122,7 +133,12 @@ class _Team:
     @lru_cache(maxsize=256)  # noqa: B019 - as long as its exchange
     def _of(self, kind: str, size: int) -> float:
         asked = -(-size // self._size) if kind == "all_gather" else size
-        for decision in self._strategy.decisions:
-            if decision.op == kind and asked <= decision.up_to:
-                return self._model.seconds(kind, decision.algorithm, asked)
-        raise PlanError(f"the fabric has no {kind} for {self._size} ranks")
+        return self._model.seconds(kind, self._algorithm(kind, asked), asked)
+
+    def _algorithm(self, kind: str, size: int) -> str:
+        """What the fabric's decision table has for it (`choose_algorithms`). Its rows end at powers of two; only the
+        one that is asked for is worked out."""
+        up_to = min(max(8, 1 << (size - 1).bit_length()), 1 << 32)
+        shapes = {"tree": self._model.tree, "ring": self._model.ring}
+        possible = [name for name in CANDIDATES[kind] if shapes.get(name, True)]
+        return min((self._model.seconds(kind, name, up_to), name) for name in possible)[1]

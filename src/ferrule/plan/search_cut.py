@@ -26,6 +26,17 @@ class DeviceMemory:
     last: float = 0.0
     tied: float = 0.0
 
+    @cached_property
+    def runs(self) -> Floats:
+        """Bytes held for any run of layers."""
+        held = _runs(self.by_layer, self.always, self.first, self.last)
+        held[0, -1] -= self.tied
+        return held
+
+    def held(self, first: int, last: int) -> float:
+        """Bytes for layers ``first`` up to ``last``, not included."""
+        return float(self.runs[first, last])
+
 
 @dataclass(frozen=True, eq=False)
 class StageTable:
@@ -48,9 +59,7 @@ class StageTable:
         total = _runs(self.by_layer, self.always, self.first, self.last)
         allowed = np.triu(np.ones_like(total, dtype=bool), 1)
         for use in self.memory:
-            held = _runs(use.by_layer, use.always, use.first, use.last)
-            held[0, -1] -= use.tied
-            allowed &= held <= use.room
+            allowed &= use.runs <= use.room
         return np.where(allowed, total, np.inf)
 
 

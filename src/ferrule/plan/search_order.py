@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ferrule.plan.search_cut import Aim, Floats
 
 Counts = tuple[int, ...]
-_Key = tuple[int, int, int, int, bool]
-"""First stage (-1: any), last stage (-1: any), free devices, stages still to come (0: any), whether one is wide."""
+_Key = tuple[int, int, int, int]
+"""First stage (-1: any), last stage (-1: any), free devices, stages still to come (0: any)."""
 _WIDENINGS = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
 """By how much above the lower bound a best sequence is looked for first: the nearer, the less there is to look at."""
 
@@ -25,10 +25,6 @@ class Option:
 
     counts: Counts
     runs: Floats
-
-    @property
-    def wide(self) -> bool:
-        return sum(self.counts) > 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,17 +62,16 @@ class OrderSearch:
 
     What is left to pay is bounded from below by the same problem without an order (``rest``): every further stage is
     entered by its cheapest hop. ``aim``: ``sum`` adds the stages and the hops; ``max`` is the slowest stage, without
-    hops. ``stages``: exactly so many. ``cap``: no stage may take longer. Devices of one class are interchangeable, so
-    only how many are used counts.
+    hops. ``stages``: exactly so many. ``all_used``: no device is left over. Devices of one class are interchangeable,
+    so only how many are used counts.
     """
 
-    def __init__(self, choice: Choice, aim: Aim = "sum", *, stages: int | None = None, cap: float = math.inf) -> None:
+    def __init__(self, choice: Choice, aim: Aim = "sum", *, stages: int | None = None, all_used: bool = False) -> None:
         self.choice = choice
         self._aim = aim
-        self._stages = stages or 0
-        self._runs = np.stack([option.runs for option in choice.options])
-        if cap < math.inf:
-            self._runs[self._runs > cap] = np.inf
+        self._stages, self._all_used = stages or 0, all_used
+        self._whole_runs = np.stack([option.runs for option in choice.options])
+        self._runs = self._whole_runs
         self._layers = self._runs.shape[1] - 1
         counts = np.array([option.counts for option in choice.options])
         radix = np.cumprod([1, *(count + 1 for count in choice.available[:-1])])
@@ -93,54 +88,52 @@ class OrderSearch:
         self._any_last = self._any_first and _constant(self._hops[beside])
         into = np.where(beside, self._hops, np.inf).min(axis=0)
         into[~np.isfinite(into)] = 0.0
-        self._into_first = float(into.max())
-        self._rest = self._bounds(into)
+        self._into: Floats = into
+        self._rest: dict[tuple[int, int], Floats] = {}
 
-    def _bounds(self, into: Floats) -> dict[tuple[int, int], Floats]:
-        """For every number of stages to come and set of free devices: the least that layers l and later can still
-        cost, by l."""
-        none = np.full(self._layers + 1, np.inf)
-        none[-1] = 0.0
-        rest: dict[tuple[int, int], Floats] = {}
-        for stages in range(self._stages + 1) if self._stages else (1,):
-            for code, options in self._fitting.items():
-                least = none.copy()
-                if stages:
-                    least[-1] = np.inf if self._stages else 0.0
-                    for index in options:
-                        after = rest.get((stages - 1 if self._stages else 1, code - int(self._codes[index])))
-                        if after is not None:
-                            runs = self._runs[index]
-                            total = np.maximum(runs, after) if self._aim == "max" else runs + (after + into[index])
-                            np.minimum(least, total.min(axis=1), out=least)
-                rest[stages, code] = least
-        return rest
+    def _bound(self, to_come: int, free: int) -> Floats:
+        """With so many stages to come (if they are counted) and devices free: the least that layers l and later can
+        still cost, by l."""
+        key = (to_come, free) if self._stages else (1, free)
+        if key not in self._rest:
+            least = np.full(self._layers + 1, np.inf)
+            if to_come or not self._stages:
+                for index in self._fitting[free]:
+                    after = self._bound(to_come - 1, free - int(self._codes[index]))
+                    runs = self._whole_runs[index]
+                    total = np.maximum(runs, after) if self._aim == "max" else runs + (after + self._into[index])
+                    np.minimum(least, total.min(axis=1), out=least)
+            if not self._stages or not to_come:
+                least[-1] = 0.0
+            self._rest[key] = least
+        return self._rest[key]
 
     @property
     def lower_bound(self) -> float:
         """No sequence costs less, the cheapest hop into each further stage included."""
-        return float(self._rest[self._stages or 1, self._all][0]) - self._into_first
+        return float(self._bound(self._stages, self._all)[0]) - float(self._into.max())
 
-    def best(self, *, wide: bool = False, bound: float = math.inf) -> Found | None:
-        """The best sequence of at least two stages that costs less than ``bound``; with at least one stage of several
-        devices, if ``wide``."""
+    def best(self, *, bound: float = math.inf, cap: float = math.inf) -> Found | None:
+        """The best sequence of at least two stages that costs less than ``bound``, of which no stage takes more than
+        ``cap``."""
+        self._runs = np.where(self._whole_runs <= cap, self._whole_runs, np.inf)
         for above in _WIDENINGS:
             nearer = self.lower_bound * (1 + above)
             if nearer >= bound:
                 break
-            if found := self._below(nearer, wide):
+            if found := self._below(nearer):
                 return found
-        return self._below(bound, wide)
+        return self._below(bound)
 
-    def _below(self, bound: float, wide: bool) -> Found | None:
+    def _below(self, bound: float) -> Found | None:
         waiting: dict[_Key, _State] = {}
-        for index, option in enumerate(self.choice.options):
+        for index in range(len(self._runs)):
             start = self._runs[index][0].copy()
             start[-1] = np.inf
             to_come, free = max(0, self._stages - 1), self._all - int(self._codes[index])
             if self._prune(start, to_come, free, bound):
                 ends = (-1 if self._any_first else index, -1 if self._any_last else index)
-                _merge(waiting, (*ends, free, to_come, option.wide), _State(start, [(None, index, 0.0)]))
+                _merge(waiting, (*ends, free, to_come), _State(start, [(None, index, 0.0)]))
         found: tuple[float, _State] | None = None
         by_free = {code: place for place, code in enumerate(self._fitting)}
         while waiting:  # in order of the devices that are free: nothing comes back to more of them
@@ -149,12 +142,12 @@ class OrderSearch:
                 state = waiting.pop(key)
                 limit = bound if found is None else found[0]
                 if not (self._stages and key[3] == 0) and self._prune(state.best, key[3], key[2], limit):
-                    found = self._expand(waiting, key, state, wide, found, bound)
+                    found = self._expand(waiting, key, state, found, bound)
         return None if found is None else self._trace(*found)
 
     def _prune(self, best: Floats, to_come: int, free: int, bound: float) -> bool:
         """Leave out what cannot end below ``bound``; False if nothing is left."""
-        rest = self._rest[to_come if self._stages else 1, free]
+        rest = self._bound(to_come, free)
         ahead = np.maximum(best, rest) if self._aim == "max" else best + rest
         hopeless = ~(ahead < bound)
         best[hopeless] = np.inf
@@ -165,11 +158,10 @@ class OrderSearch:
         waiting: dict[_Key, _State],
         key: _Key,
         state: _State,
-        wide: bool,
         found: tuple[float, _State] | None,
         bound: float,
     ) -> tuple[float, _State] | None:
-        first, last, free, to_come, has_wide = key
+        first, last, free, to_come = key
         options = self._fitting[free]
         if not len(options):
             return found
@@ -180,17 +172,15 @@ class OrderSearch:
         costs = together.min(axis=1) + hops[:, None]
         to_come = max(0, to_come - 1)
         for place, index in enumerate(map(int, options)):
-            best = costs[place]
-            now_wide = has_wide or self.choice.options[index].wide
+            best, left = costs[place], free - int(self._codes[index])
             source: tuple[_State | None, int, float] = (state, index, float(hops[place]))
             total = float(best[-1] + self._back[index, max(first, 0)])
             limit = bound if found is None else found[0]
-            if total < limit and to_come == 0 and (now_wide or not wide):
+            if total < limit and to_come == 0 and not (left and self._all_used):
                 found = (total, _State(best.copy(), [source]))
             best[-1] = np.inf
-            left = free - int(self._codes[index])
             if self._prune(best, to_come, left, limit):
-                target = (first, -1 if self._any_last else index, left, to_come, now_wide)
+                target = (first, -1 if self._any_last else index, left, to_come)
                 _merge(waiting, target, _State(best, [source]))
         return found
 

@@ -1,0 +1,183 @@
+"""The cost model as the search needs it: seconds and bytes by layer for some devices, and what hops cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from ferrule.errors import PlanError
+from ferrule.plan.cluster import ClusterSpec
+from ferrule.plan.exchange import Exchange
+from ferrule.plan.layout import Stage, Workload
+from ferrule.plan.memory import activation_bytes, vocabulary_of
+from ferrule.plan.model import ModelSpec
+from ferrule.plan.model_layer import WHOLE, LayerSpec, Share
+from ferrule.plan.runtime import Runtime
+from ferrule.plan.search_cut import DeviceMemory, Floats, StageTable
+from ferrule.plan.stage_cost import Pass, StageCost
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is timed: one token of each of ``batch`` sequences, or one prompt."""
+
+    kind: Literal["token", "prompt"]
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """A stage without layers: some devices, and the part of every layer that each has."""
+
+    devices: tuple[str, ...]
+    shares: tuple[Share, ...] = (WHOLE,)
+    experts: bool = False
+
+    def stage(self, first: int, last: int) -> Stage:
+        return Stage(self.devices, first, last, self.shares, self.experts)
+
+
+class StageCosts:
+    """Of ``model`` on devices of ``cluster``. ``everywhere``: any device of the cluster may relay messages, also those
+    that a layout leaves out (so that none is thought dearer than it is); else only those of the same stages.
+    ``pieces``: for `cuttings_of` to keep."""
+
+    def __init__(
+        self, model: ModelSpec, cluster: ClusterSpec, work: Workload, runtime: Runtime, *, everywhere: bool = True
+    ) -> None:
+        self.model, self.cluster, self.work, self.runtime = model, cluster, work, runtime
+        self._everywhere = everywhere
+        self._kinds: dict[LayerSpec, int] = {}
+        self._kind_of = np.array([self._kinds.setdefault(layer, len(self._kinds)) for layer in model.decoder])
+        self._short = replace(model, decoder=tuple(self._kinds))  # each kind of layer once
+        self._stages: dict[Cutting, StageCost] = {}
+        self._seconds: dict[tuple[Cutting, Measure], tuple[Floats, float, float]] = {}
+        self.pieces: dict[Cutting, tuple[float, float, int, float]] = {}
+        self._memory: dict[Cutting, tuple[DeviceMemory, ...]] = {}
+        self._hops: dict[tuple[str, str], tuple[float, float]] = {}
+
+    @cached_property
+    def _exchange(self) -> Exchange:
+        return Exchange(self.cluster, [device.name for device in self.cluster.devices])
+
+    def passes(self, measure: Measure) -> Iterator[Pass]:
+        if measure.kind == "token":
+            yield Pass(1, self.work.seen, measure.batch)
+            return
+        starts = [*range(0, self.work.prompt, self.runtime.batch_tokens), self.work.prompt]
+        for start, end in pairwise(starts):
+            yield Pass(end - start, start)
+
+    def table(self, cutting: Cutting, measure: Measure) -> StageTable:
+        """Seconds and bytes for any run of layers on these devices; all infinite where no cables join them."""
+        key = (cutting, measure)
+        if key not in self._seconds:
+            self._seconds[key] = self._time(cutting, measure)
+        by_kind, first, last = self._seconds[key]
+        return StageTable(by_kind[self._kind_of], self.memory(cutting), 0.0, first, last)
+
+    def _time(self, cutting: Cutting, measure: Measure) -> tuple[Floats, float, float]:
+        """Of each kind of layer, of what precedes the first, and of what follows the last."""
+        by_kind, first, last = np.zeros(len(self._kinds)), 0.0, 0.0
+        try:
+            cost = self._stage_cost(cutting)
+            for which in self.passes(measure):
+                by_kind += [seconds.total for seconds in cost.layers(which)]
+                first += cost.first(which).total
+                last += cost.last(which).total
+        except PlanError:
+            by_kind += np.inf
+        return by_kind, first, last
+
+    def with_context(self, context: int) -> StageCosts:
+        """The same with room for other contexts: that changes no times."""
+        other = copy(self)
+        other.work, other._memory, other.pieces = replace(self.work, context=context), {}, {}
+        return other
+
+    def _stage_cost(self, cutting: Cutting) -> StageCost:
+        if cutting not in self._stages:
+            exchange = Exchange(self.cluster, cutting.devices)
+            if self._everywhere and not self._direct(cutting.devices):
+                exchange = self._exchange
+            stage = replace(cutting.stage(0, 1), last_layer=self.model.layers)
+            self._stages[cutting] = StageCost(self._short, self.cluster, self.runtime, stage, exchange)
+        return self._stages[cutting]
+
+    def _direct(self, devices: Sequence[str]) -> bool:
+        """No message between them is better relayed."""
+        return all(not self._exchange.route(a, b).relayed for a in devices for b in devices if a != b)
+
+    def memory(self, cutting: Cutting) -> tuple[DeviceMemory, ...]:
+        if cutting not in self._memory:
+            stage = cutting.stage(0, self.model.layers)
+            self._memory[cutting] = tuple(
+                self._device_memory(stage, name, share)
+                for name, share in zip(cutting.devices, cutting.shares, strict=True)
+            )
+        return self._memory[cutting]
+
+    def _device_memory(self, stage: Stage, name: str, share: Share) -> DeviceMemory:
+        """As `memory_of` counts it; activations as if the widest layer of the model were on every stage."""
+        model, device = self.model, self.cluster.by_name[name]
+        vocabulary = vocabulary_of(model, stage)
+        by_kind: Floats = np.array(
+            [
+                layer.held_bytes(share)
+                + layer.cache_bytes(self.work.context, self.runtime.cache, share) * self.work.concurrency
+                for layer in self._kinds
+            ]
+        )
+        part = replace(stage, last_layer=len(self._kinds))
+        inner, whole = (
+            activation_bytes(each, part, share, self.work, self.runtime) for each in (self._inner, self._short)
+        )
+        head = float(model.head.held(vocabulary))
+        return DeviceMemory(
+            room=float(device.memory),
+            by_layer=by_kind[self._kind_of],
+            always=device.runtime_bytes + inner + 2.0,  # 2: rounding
+            first=float(model.embedding.held(vocabulary)),
+            last=head + model.final.held(1.0) + whole - inner,
+            tied=head if model.tied else 0.0,
+        )
+
+    @cached_property
+    def _inner(self) -> ModelSpec:
+        """The same with one layer more, so that a stage of the others is not the last one."""
+        return replace(self._short, decoder=(*self._short.decoder, self._short.decoder[0]))
+
+    def hop(self, before: Sequence[str], after: Sequence[str], measure: Measure) -> float:
+        """Seconds from one stage to the next; infinite where there is no way."""
+        return sum(self._between(before, after, which.rows * self.model.hidden_bytes) for which in self.passes(measure))
+
+    def back(self, last: Sequence[str], first: Sequence[str], measure: Measure) -> float:
+        """Seconds that word of the next step takes from the last stage to the first."""
+        return sum(self._between(last, first, which.sequences * 8.0) for which in self.passes(measure))
+
+    def _between(self, before: Sequence[str], after: Sequence[str], size: float) -> float:
+        width = len(before)
+        targets = (after[place * len(after) // width] for place in range(width))
+        ways = [self._pair(a, b) for a, b in zip(before, targets, strict=True)]
+        return max(alpha + size * beta for alpha, beta in ways) + self.runtime.message_seconds
+
+    def _pair(self, a: str, b: str) -> tuple[float, float]:
+        if (a, b) not in self._hops:
+            try:
+                route = self._exchange.route(a, b) if self._everywhere else Exchange(self.cluster, (a, b)).route(a, b)
+                self._hops[a, b] = (route.alpha, route.beta)
+            except PlanError:
+                self._hops[a, b] = (np.inf, 0.0)
+        return self._hops[a, b]
+
+    def announcement(self, cutting: Cutting) -> float:
+        """What a step on one stage waits for the driver's word."""
+        if not self.runtime.announces or len(cutting.devices) == 1:
+            return 0.0
+        return max(self._pair(cutting.devices[0], other)[0] for other in cutting.devices[1:])
