@@ -43,9 +43,9 @@ class Effort:
     ``looks``: how often streams are measured in all where the first time says that something is wrong.
     """
 
-    message: float = 0.1
-    stream: float = 0.3
-    warm: float = 0.12
+    message: float = 0.08
+    stream: float = 0.24
+    warm: float = 0.1
     streams: tuple[int, ...] = (1, 2, 4)
     sizes: tuple[int, ...] = SIZES
     looks: int = 3
@@ -56,7 +56,7 @@ class Effort:
         return dataclasses.replace(self, streams=(1,))
 
 
-QUICK = Effort(message=0.03, stream=0.12, warm=0.05, streams=(1,))
+QUICK = Effort(message=0.03, stream=0.12, warm=0.05, streams=(1,), looks=1)
 
 
 @dataclass(frozen=True)
