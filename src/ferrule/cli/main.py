@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ferrule import __version__
-from ferrule.cli import bench, chat, doctor, generate, lab, links, serve, version
+from ferrule.cli import bench, chat, doctor, generate, lab, links, plan, serve, version
 from ferrule.errors import FerruleError
 
 
@@ -76,6 +76,7 @@ def root(
 app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=generate.EXAMPLES)(generate.generate)
 app.command(epilog=chat.EXAMPLES)(chat.chat)
+app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command(epilog=version.EXAMPLES)(version.version)
 app.command(epilog=doctor.EXAMPLES, cls=doctor.Command)(doctor.doctor)
 app.add_typer(links.app, name="links")

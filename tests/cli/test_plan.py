@@ -1,0 +1,174 @@
+"""``ferrule plan``: its words, its JSON, its exit codes. What it predicts is in tests/plan."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ferrule.cli.main import app
+from ferrule.plan import read_cluster
+
+PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
+DESK = """
+[[device]]
+name = "box"
+count = 2
+memory = "{memory}"
+memory_bandwidth = "100 GB/s"
+flops = {{ bf16 = 20e12 }}
+watts_idle = 10
+watts_busy = 100
+
+[[link]]
+between = ["box-1", "box-2"]
+latency = "20us"
+bandwidth = "10 Gb/s"
+"""
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *words], env=PLAIN)
+
+
+def desk(folder: Path, memory: str = "16 GiB") -> str:
+    file = folder / "desk.toml"
+    file.write_text(DESK.format(memory=memory))
+    return str(file)
+
+
+def test_plans_of_a_profile_with_the_one_machine_and_the_reason() -> None:
+    told = run("qwen3-235b-a22b", "--profile", "mac-four", "--runtime", "mlx", "--weights", "mlx-8bit", "--explain")
+    assert told.exit_code == 0, told.output
+    for words in (
+        "235B parameters, 22.2B active, 232.6 GiB as 8-bit in groups of 64, 94 layers",
+        "4 machines, engine mlx, best latency, 4,096 tokens of context, prompt 512",
+        "1  tensor 4",
+        "mac-1 + mac-2 + mac-3 + mac-4: each 16 of 64 heads",
+        "–  single",
+        "times as fast as mac-1 alone.",
+        "% of token time",
+        "with weights as mlx-6bit:",
+        "memory (GiB)",
+        "operations of all layers × time to start one",
+        "note: mac-four: figures that makers and others published, not measured here",
+    ):
+        assert words in told.output
+
+
+def test_json_holds_the_same(tmp_path: Path) -> None:
+    told = run("llama-3.2-3b", "--cluster", desk(tmp_path), "--concurrency", "4", "--objective", "throughput", "--json")
+    assert told.exit_code == 0, told.output
+    answer = json.loads(told.output)
+    assert answer["version"] == 1
+    assert answer["model"]["layers"] == 28
+    assert [device["name"] for device in answer["cluster"]["devices"]] == ["box-1", "box-2"]
+    assert answer["work"]["concurrency"] == 4
+    best = answer["plans"][answer["best"]]
+    assert best["throughput"] == max(plan["throughput"] for plan in answer["plans"])
+    assert sum(term["seconds"] for term in best["terms"]) == pytest.approx(best["token_seconds"])
+    assert sum(term["part"] for term in best["prompt_terms"]) == pytest.approx(1)
+    assert all(use["margin"] >= 0 for use in best["memory"])
+    assert answer["alone"]["strategy"] == "single"
+    assert answer["bottleneck"]["words"].endswith("of token time")
+    assert {change["unit"] for change in answer["what_if"]} == {"tok/s"}
+
+
+def test_nothing_fits_says_what_is_missing_and_what_would_fit(tmp_path: Path) -> None:
+    told = run("llama-3.1-8b", "--cluster", desk(tmp_path, "6 GiB"))
+    assert told.exit_code == 4
+    assert "llama-3.1-8b does not fit: box-" in told.output
+    assert "bytes) too little, in the plan that lacks least" in told.output
+    assert "weights as int8" in told.output
+    assert "1 more host" in told.output or "one more host like box-1" in told.output
+    told = run("llama-3.1-8b", "--cluster", desk(tmp_path, "6 GiB"), "--json")
+    assert told.exit_code == 4
+    lacking = json.loads(told.output[: told.output.rindex("}") + 1])["shortage"]
+    assert lacking["missing"] == lacking["needed"] - lacking["available"] > 0
+
+
+def test_what_the_built_in_engine_cannot_run_is_flagged() -> None:
+    told = run("qwen3-235b-a22b", "--profile", "two-strix", "--weights", "int4")
+    assert told.exit_code == 0, told.output
+    assert "expert 2 *" in told.output
+    assert "* not with the built-in engine: " in told.output
+    assert "the built-in engine runs no quantised weights yet" in told.output
+    assert "1.14 times as fast as strix-1 alone." in told.output or "as fast as strix-1 alone" in told.output
+
+
+def test_machines_are_saved_as_a_file_to_plan_with(tmp_path: Path) -> None:
+    file = tmp_path / "saved.toml"
+    assert run("--profile", "two-strix", "--save", str(file)).exit_code == 0
+    plans = [
+        json.loads(run("demo", *words, "--json").output)["plans"]
+        for words in (("--profile", "two-strix"), ("--cluster", str(file)))
+    ]
+    assert plans[0] == plans[1]
+
+
+def test_this_machine_and_others_are_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = []
+
+    def live(hosts: list[str], **options: object) -> object:
+        asked.append((hosts, options))
+        return read_cluster(desk(tmp_path))
+
+    monkeypatch.setattr("ferrule.plan.live_cluster", live)
+    told = run("demo", "--hosts", "local, strix-b", "--remote-command", "/opt/ferrule", "--measure")
+    assert told.exit_code == 0, told.output
+    assert asked == [(["strix-b"], {"command": "/opt/ferrule", "fresh": True})]
+    assert "2 machines" in told.output
+    assert run("demo").exit_code == 0
+    assert asked[1] == ([], {"command": "ferrule", "fresh": False})
+
+
+def test_the_far_side_describes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferrule.plan.cluster_live.report_text", lambda **options: f"described {options}")
+    assert run("--device-json").output == "described {'fresh': False}\n"
+
+
+@pytest.mark.slow
+def test_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "hosts.png"
+    told = run("llama-3.2-3b", "--cluster", desk(tmp_path), "--plot", str(file), "--over", "latency")
+    assert told.exit_code == 0, told.output
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (
+            ("llama-3.2-3b", "--profile", "two-strix", "--cluster", "x.toml"),
+            2,
+            "one of --profile, --cluster and --hosts",
+        ),
+        (("llama-3.2-3b", "--profile", "three-strix"), 2, "there is no lab 'three-strix'"),
+        (("llama-3.2-3b", "--cluster", "no.toml"), 2, "cannot read the cluster file no.toml"),
+        (("--profile", "two-strix"), 2, "which MODEL?"),
+        (("demo", "--profile", "two-strix", "--measure"), 2, "--measure is for this machine"),
+        (("nonesuch", "--profile", "two-strix"), 3, "nonesuch: no such file or directory"),
+        (("llama-3.2-3b", "--profile", "two-strix", "--runtime", "x"), 2, "there is no 'x'; there are ferrule, mlx"),
+        (("llama-3.2-3b", "--profile", "two-strix", "--weights", "int3"), 2, "no weights are stored as 'int3'"),
+        (("llama-3.2-3b", "--profile", "two-strix", "--prompt", "9999"), 2, "raise --context"),
+    ],
+)
+def test_wrong_words(words: tuple[str, ...], code: int, said: str) -> None:
+    told = run(*words)
+    assert told.exit_code == code, told.output
+    assert said in told.output.replace("\n", " ")
+
+
+def test_it_needs_no_torch() -> None:
+    script = (
+        "import sys; from typer.testing import CliRunner; from ferrule.cli.main import app;"
+        "told = CliRunner().invoke(app, ['plan', 'demo', '--profile', 'two-strix']); assert told.exit_code == 0, told;"
+        "print([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert told.stdout.strip() == "[]"
