@@ -45,6 +45,7 @@ from ferrule.plan.model_read import known_models, read_model, spec_of_tensors
 from ferrule.plan.plan import Plan, Shard, Strategy
 from ferrule.plan.runtime import BUILT_IN_ENGINE, RUNTIMES, Runtime
 from ferrule.plan.search import SearchResult, search
+from ferrule.plan.search_shortfall import Shortfall, shortfall
 from ferrule.plan.split import HeadSplit, part_of, split_heads, split_layers
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "SearchResult",
     "Shard",
     "Share",
+    "Shortfall",
     "Stage",
     "Stored",
     "Strategy",
@@ -99,6 +101,7 @@ __all__ = [
     "read_model",
     "report_text",
     "search",
+    "shortfall",
     "spec_of_tensors",
     "split_heads",
     "split_layers",

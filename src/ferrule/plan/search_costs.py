@@ -57,7 +57,7 @@ class StageCosts:
         self._kind_of = np.array([self._kinds.setdefault(layer, len(self._kinds)) for layer in model.decoder])
         self._short = replace(model, decoder=tuple(self._kinds))  # each kind of layer once
         self._stages: dict[Cutting, StageCost] = {}
-        self._seconds: dict[tuple[Cutting, Measure], tuple[Floats, float, float]] = {}
+        self._seconds: dict[tuple[Cutting, Measure], tuple[Floats, float, float, float]] = {}
         self.pieces: dict[Cutting, tuple[float, float, int, float]] = {}
         self._memory: dict[Cutting, tuple[DeviceMemory, ...]] = {}
         self._hops: dict[tuple[str, str], tuple[float, float]] = {}
@@ -79,11 +79,11 @@ class StageCosts:
         key = (cutting, measure)
         if key not in self._seconds:
             self._seconds[key] = self._time(cutting, measure)
-        by_kind, first, last = self._seconds[key]
-        return StageTable(by_kind[self._kind_of], self.memory(cutting), 0.0, first, last)
+        by_kind, always, first, last = self._seconds[key]
+        return StageTable(by_kind[self._kind_of], self.memory(cutting), always, first, last)
 
-    def _time(self, cutting: Cutting, measure: Measure) -> tuple[Floats, float, float]:
-        """Of each kind of layer, of what precedes the first, and of what follows the last."""
+    def _time(self, cutting: Cutting, measure: Measure) -> tuple[Floats, float, float, float]:
+        """Of each kind of layer, of any stage, of what precedes the first layer, and of what follows the last."""
         by_kind, first, last = np.zeros(len(self._kinds)), 0.0, 0.0
         try:
             cost = self._stage_cost(cutting)
@@ -91,9 +91,9 @@ class StageCosts:
                 by_kind += [seconds.total for seconds in cost.layers(which)]
                 first += cost.first(which).total
                 last += cost.last(which).total
-        except PlanError:
-            by_kind += np.inf
-        return by_kind, first, last
+        except PlanError:  # no cables join them
+            return np.zeros(len(self._kinds)), np.inf, 0.0, 0.0
+        return by_kind, 0.0, first, last
 
     def with_context(self, context: int) -> StageCosts:
         """The same with room for other contexts: that changes no times."""

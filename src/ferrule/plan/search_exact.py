@@ -119,7 +119,13 @@ class ExactSearch:
             if self.all_used and group.counts != self.available:
                 continue
             table = self._table(group, measure)
-            seconds = float(table.by_layer.sum()) + table.first + table.last + self.costs.announcement(group.cutting)
+            seconds = (
+                float(table.by_layer.sum())
+                + table.always
+                + table.first
+                + table.last
+                + self.costs.announcement(group.cutting)
+            )
             missing = max(0.0, *(use.held(0, table.layers) - use.room for use in table.memory))
             yield seconds, missing, Layout((group.cutting.stage(0, table.layers),))
 

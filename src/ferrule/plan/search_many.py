@@ -171,6 +171,8 @@ class _ManySearch:
         for seed in self.names:
             if seed not in free:
                 continue
+            if len(found) == _MOST_STAGES:
+                break
             free.discard(seed)
             names = [seed] if width == 1 else self._around(seed, width, free)
             if len(names) == width:
@@ -191,7 +193,8 @@ class _ManySearch:
         return [Cutting(tuple(names), way.shares, way.experts) for way in self._cut_ways[like]]
 
     def _seconds(self, group: Cutting) -> float:
-        return float(self.table(group, self.alone).by_layer.sum())
+        table = self.table(group, self.alone)
+        return float(table.by_layer.sum()) + table.always
 
     def _room(self, group: Cutting) -> int:
         """How many layers fit."""

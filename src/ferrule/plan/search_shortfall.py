@@ -1,0 +1,118 @@
+"""When nothing fits: how much memory is missing, and the nearest things that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ferrule.errors import PlanError
+from ferrule.plan.cluster import ClusterSpec, LinkSpec
+from ferrule.plan.cost import predict
+from ferrule.plan.layout import Candidate, Layout, Workload
+from ferrule.plan.model import ModelSpec
+from ferrule.plan.runtime import BUILT_IN_ENGINE, Runtime
+from ferrule.plan.search import search
+from ferrule.plan.search_costs import Cutting, StageCosts
+from ferrule.plan.search_cut import StageTable, cut_layers
+from ferrule.plan.search_obstacle import obstacle_of
+
+LIGHTER = ("int8", "int4")
+_MOST_STAGES = 64
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """``attempt``: the layout that misses least, and ``missing``: how many bytes on its devices together. What would
+    fit, or None where that does not help: ``shorter``, with ``context`` tokens for each sequence; ``lighter``, with
+    weights as ``weights``; ``larger``, with one more host like ``host``."""
+
+    attempt: Candidate
+    missing: int
+    shorter: Candidate | None = None
+    context: int = 0
+    lighter: Candidate | None = None
+    weights: str = ""
+    larger: Candidate | None = None
+    host: str = ""
+
+
+def shortfall(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    work: Workload | None = None,
+    *,
+    runtime: Runtime = BUILT_IN_ENGINE,
+    stored_as: Callable[[str], ModelSpec] | None = None,
+    formats: Sequence[str] = LIGHTER,
+    runnable_only: bool = False,
+) -> Shortfall | None:
+    """None where something fits. ``stored_as``: the model with other weights, one of ``formats`` (the first of them that
+    fits is told), such as ``lambda weights: read_model(name, weights=weights)``."""
+    work = work or Workload()
+
+    def best(model: ModelSpec, cluster: ClusterSpec, work: Workload) -> Candidate | None:
+        return search(model, cluster, work, runtime=runtime, runnable_only=runnable_only).best
+
+    result = search(model, cluster, work, runtime=runtime, runnable_only=runnable_only)
+    if result.best is not None:
+        return None
+    attempts = [*result.candidates, *_along_all_hosts(model, cluster, work, runtime)]
+    if runnable_only:
+        attempts = [attempt for attempt in attempts if attempt.layout.obstacle is None]
+    attempt = min(attempts, key=lambda one: (_missing(one), len(one.layout.devices), one.layout.devices))
+    found = Shortfall(attempt, _missing(attempt))
+    least = replace(work, context=1)
+    longest = search(model, cluster, least, "context", runtime=runtime, runnable_only=runnable_only).best
+    if longest is not None:
+        context = min(work.context, longest.prediction.largest_context)
+        found = replace(found, shorter=best(model, cluster, replace(work, context=context)) or longest, context=context)
+    for weights in formats if stored_as else ():
+        other = stored_as(weights) if stored_as else model
+        if other.bytes < model.bytes and (lighter := best(other, cluster, work)):
+            found = replace(found, lighter=lighter, weights=weights)
+            break
+    more, host = one_more_host(cluster)
+    return replace(found, larger=best(model, more, work), host=host)
+
+
+def _missing(candidate: Candidate) -> int:
+    return sum(max(0, -use.margin) for use in candidate.prediction.memory)
+
+
+def _along_all_hosts(model: ModelSpec, cluster: ClusterSpec, work: Workload, runtime: Runtime) -> list[Candidate]:
+    """The pipeline over all hosts, the roomiest first, whose worst host misses least."""
+    names = sorted(cluster.by_name, key=lambda name: (-cluster.by_name[name].memory, name))
+    names = names[: min(model.layers, _MOST_STAGES)]
+    costs = StageCosts(model, cluster, work, runtime, everywhere=False)
+    lacks = []
+    for name in names:
+        (use,) = costs.memory(Cutting((name,)))
+        lacks.append(StageTable(use.by_layer, (), use.always - use.room, use.first, use.last))
+    cut = cut_layers(lacks, "max") if len(names) > 1 else None
+    if cut is None:
+        return []
+    spans = zip(names, (0, *cut.ends[:-1]), cut.ends, strict=True)
+    layout = Layout(tuple(Cutting((name,)).stage(first, last) for name, first, last in spans))
+    layout = replace(layout, obstacle=obstacle_of(model, layout))
+    try:
+        return [Candidate(layout, predict(model, cluster, layout, work, runtime))]
+    except PlanError:  # no cables lead from one host to another
+        return []
+
+
+def one_more_host(cluster: ClusterSpec) -> tuple[ClusterSpec, str]:
+    """With another like the roomiest host, linked like that one, and to it like that one to its nearest; and the name
+    of that host. A cluster of one gets no link."""
+    like = min(cluster.devices, key=lambda device: (-device.memory, device.name))
+    number = 2
+    while f"{like.name}-{number}" in cluster.by_name:
+        number += 1
+    twin = replace(like, name=f"{like.name}-{number}")
+    own = sorted(
+        (link for link in cluster.links if like.name in link.between), key=lambda link: (link.alpha, link.between)
+    )
+    links = [
+        LinkSpec((twin.name, next(name for name in link.between if name != like.name)), link.rails) for link in own
+    ]
+    links += [LinkSpec((like.name, twin.name), link.rails) for link in own[:1]]
+    return replace(cluster, devices=(*cluster.devices, twin), links=(*cluster.links, *links)), like.name
