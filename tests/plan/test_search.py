@@ -88,7 +88,7 @@ def test_as_good_as_trying_everything(model: ModelSpec, count: int, memory: floa
     assert quickest.prediction.token_seconds == pytest.approx(min(one.token_seconds for one in fitting))
     most = search(model, cluster, work, "throughput").best
     assert most is not None
-    assert most.prediction.step_seconds <= min(one.step_seconds for one in fitting) * 1.001
+    assert most.prediction.step_seconds <= min(one.step_seconds for one in fitting) * 1.005
     first = search(model, cluster, work, "ttft").best
     assert first is not None
     assert first.prediction.ttft_seconds == pytest.approx(min(one.ttft_seconds for one in fitting))

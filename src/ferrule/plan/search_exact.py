@@ -17,7 +17,7 @@ from ferrule.plan.search_cuttings import cuttings_of
 from ferrule.plan.search_obstacle import stage_obstacle
 from ferrule.plan.search_order import Choice, Counts, Found, Option, OrderSearch
 
-CLOSE = 1e-3
+CLOSE = 5e-3
 """How near to the optimum the throughput of a pipeline must be when both its slowest stage and its hops matter."""
 _HALVINGS = 12
 _ROUNDING = 1e-9
@@ -127,7 +127,11 @@ class ExactSearch:
                 + self.costs.announcement(group.cutting)
             )
             missing = max(0.0, *(use.held(0, table.layers) - use.room for use in table.memory))
-            yield seconds, missing, Layout((group.cutting.stage(0, table.layers),))
+            yield (
+                seconds + self.costs.announcement(group.cutting),
+                missing,
+                Layout((group.cutting.stage(0, table.layers),)),
+            )
 
     def added(self, measure: Measure, width: int, stages: int | None = None) -> Layout | None:
         """The pipeline of stages of ``width`` devices whose stages and hops add up to the least."""
@@ -171,7 +175,7 @@ def _between(adding: OrderSearch, batches: int, work: float, low: float, best: F
     """What is best when the sum and the slowest stage count: the lower the cap on every stage, the longer the sum, so
     the best is where they cross. No stage can be held to less than ``low``."""
     seconds = _seconds(adding.choice, best, batches, work)
-    cap, high = low, seconds / batches - work
+    cap, high, least = low, seconds / batches - work, batches * (low + work)
     for _ in range(_HALVINGS):
         found = adding.best(cap=cap * (1 + _ROUNDING), bound=seconds)
         if found is not None and (better := _seconds(adding.choice, found, batches, work)) < seconds:
@@ -180,7 +184,7 @@ def _between(adding: OrderSearch, batches: int, work: float, low: float, best: F
             high = cap
         else:
             low = cap  # with a lower one the sum is longer still
-        if high <= low * (1 + CLOSE):
+        if high <= low * (1 + CLOSE) or seconds <= least * (1 + CLOSE):
             break
         cap = (low + high) / 2
     return best

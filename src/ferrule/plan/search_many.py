@@ -23,7 +23,8 @@ from ferrule.plan.search_ring import Hop, around, nearest_neighbours, shorter_ri
 POOL = 8
 _POOLS = 3
 _SEEDS = 8
-_WIDTHS = (1, 2, 4, 8)
+_WIDTHS = (1, 2, 3, 4, 6, 8)
+_WIDE = 16
 _MOST_STAGES = 96
 _LENGTHS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
 """How many more stages than the fewest that have room are tried, as factors."""
@@ -43,10 +44,10 @@ def many_hosts(
     pool: int = POOL,
 ) -> Layouts:
     """1. The exact search over up to three pools of ``pool`` hosts that are quick, roomy, or near each other. 2. Hosts
-    put together to groups of 1, 2, 4 and 8 near ones; pipelines of the best groups, around a short ring, their layers
+    put together to groups of 1 to 8 near ones; pipelines of the best groups, around a short ring, their layers
     cut exactly."""
     search = _ManySearch(model, cluster, work, objective, runtime, runnable=runnable)
-    found = [*search.single_hosts(), *search.pools(pool)]
+    found = [*search.single_hosts(), *search.pools(pool), *search.wide(pool)]
     for width in _WIDTHS:
         found += search.pipelines(width)
     note = f"{len(cluster.devices)} hosts: found by a heuristic, which may miss the best plan"
@@ -104,12 +105,10 @@ class _ManySearch:
         return [Layout((Stage((name,), 0, self.model.layers),)) for name in dict.fromkeys(quickest + roomiest)]
 
     def pools(self, size: int) -> list[Layout]:
-        """Around the quickest host, the roomiest and the best connected one, each with those near it."""
-        roomiest = min(self.names, key=lambda name: (-self.cluster.by_name[name].memory, self.speed[name], name))
-        connected = min(self.names, key=lambda name: (self._nearness(name), self.speed[name], name))
+        """Around each seed, with those near it."""
         seen: dict[tuple[object, ...], None] = {}
         found: list[Layout] = []
-        for seed in dict.fromkeys((self.names[0], roomiest, connected)):
+        for seed in self._seeds():
             pool = self._around(seed, size, set(self.near))
             shape = tuple(
                 (traits(self.cluster.by_name[a]), *(link_traits(self.cluster, a, b) for b in pool)) for a in pool
@@ -121,6 +120,24 @@ class _ManySearch:
             costs = StageCosts(self.model, part, self.work, self.runtime, everywhere=False)
             found += best_of_each(ExactSearch(costs, runnable=self.runnable), self.work, self.objective)
         return found
+
+    def wide(self, pool: int) -> list[Layout]:
+        """More hosts than a pool holds as one stage."""
+        found: list[Layout] = []
+        for seed in self._seeds():
+            for width in range(pool + 1, min(_WIDE, len(self.near)) + 1):
+                names = sorted(self._around(seed, width, set(self.near)))
+                ways = [way for way in self._ways(names) if self._room(way) == self.model.layers]
+                if len(names) == width and ways:
+                    best = min(ways, key=self._seconds)
+                    found.append(Layout((best.stage(0, self.model.layers),)))
+        return found
+
+    def _seeds(self) -> list[str]:
+        """The quickest host, the roomiest and the best connected one."""
+        roomiest = min(self.names, key=lambda name: (-self.cluster.by_name[name].memory, self.speed[name], name))
+        connected = min(self.names, key=lambda name: (self._nearness(name), self.speed[name], name))
+        return list(dict.fromkeys((self.names[0], roomiest, connected)))
 
     def _nearness(self, name: str) -> float:
         nearest = sorted(cost for cost, _ in self.near[name])[: POOL - 1]
@@ -167,7 +184,8 @@ class _ManySearch:
     def _groups(self, width: int) -> list[Cutting]:
         """Disjoint ones that have room for a layer, each of the quickest host that is left and those near it; the
         quickest first."""
-        free, found = set(self.near), []
+        free = set(self.near)
+        found: list[Cutting] = []
         for seed in self.names:
             if seed not in free:
                 continue

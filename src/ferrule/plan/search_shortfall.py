@@ -46,8 +46,8 @@ def shortfall(
     formats: Sequence[str] = LIGHTER,
     runnable_only: bool = False,
 ) -> Shortfall | None:
-    """None where something fits. ``stored_as``: the model with other weights, one of ``formats`` (the first of them that
-    fits is told), such as ``lambda weights: read_model(name, weights=weights)``."""
+    """None where something fits. ``stored_as``: the model with other weights, one of ``formats`` (the first that fits
+    is told), such as ``lambda weights: read_model(name, weights=weights)``."""
     work = work or Workload()
 
     def best(model: ModelSpec, cluster: ClusterSpec, work: Workload) -> Candidate | None:
