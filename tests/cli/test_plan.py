@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from ferrule.cli.main import app
 from ferrule.plan import read_cluster
+from ferrule.plan.records import Calibration
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
 DESK = """
@@ -95,7 +96,7 @@ def test_what_the_built_in_engine_cannot_run_is_flagged() -> None:
     told = run("qwen3-235b-a22b", "--profile", "two-strix", "--weights", "int4")
     assert told.exit_code == 0, told.output
     assert "expert 2 *" in told.output
-    assert "* not with the built-in engine: " in told.output
+    assert "* the built-in engine cuts the experts of Qwen3MoeForCausalLM" in told.output
     assert "the built-in engine runs no quantised weights yet" in told.output
     assert "1.14 times as fast as strix-1 alone." in told.output or "as fast as strix-1 alone" in told.output
 
@@ -124,6 +125,29 @@ def test_this_machine_and_others_are_asked(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "2 machines" in told.output
     assert run("demo").exit_code == 0
     assert asked[1] == ([], {"command": "ferrule", "fresh": False})
+
+
+def test_what_serving_measured_counts_for_machines_that_were_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = Calibration("box", 0.5, 0.0, 3, 0.4, 0.1)
+    monkeypatch.setattr("ferrule.plan.records.read_calibrations", lambda: {"box": found})
+    file = desk(tmp_path)
+
+    def bandwidth(*words: str) -> float:
+        answer = json.loads(run("demo", "--cluster", file, "--json", *words).output)
+        return float(answer["cluster"]["devices"][0]["memory_bandwidth"])
+
+    assert bandwidth() == 100e9
+    Path(file).write_text(Path(file).read_text().replace('name = "box"', 'name = "box"\nmeasured = true'))
+    assert bandwidth() == 50e9
+    assert bandwidth("--runtime", "vllm") == 100e9
+
+
+def test_calibrating_needs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferrule.cli.plan_calibrate.fit_and_show", lambda console: console.print("fitted"))
+    told = run("--calibrate")
+    assert (told.exit_code, told.output) == (0, "fitted\n")
 
 
 def test_the_far_side_describes_itself(monkeypatch: pytest.MonkeyPatch) -> None:

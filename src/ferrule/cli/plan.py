@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -110,6 +111,9 @@ def plan(
     remote_command: Annotated[
         str, typer.Option(metavar="COMMAND", help="How ferrule is called on the other hosts.")
     ] = "ferrule",
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit this machine's efficiency to what `ferrule serve` measured on it.")
+    ] = False,
     device_json: Annotated[
         bool, typer.Option("--device-json", hidden=True, help="Describe this machine to another one that plans.")
     ] = False,
@@ -124,6 +128,12 @@ def plan(
 
         typer.echo(report_text(fresh=measure))
         return
+    if calibrate:
+        from ferrule.cli.plan_calibrate import fit_and_show
+
+        fit_and_show(Console())
+        if model is None and save is None:
+            return
     if model is None and save is None:
         raise ConfigError("which MODEL? Such as ferrule plan llama-3.3-70b; ferrule plan --help tells more")
     machines = _machines(profile, cluster, hosts, remote_command, measure=measure)
@@ -176,6 +186,7 @@ def _question(
     from ferrule.plan import BUILT_IN_ENGINE, RUNTIMES, Workload, read_model
     from ferrule.plan.model_storage import PLAIN
     from ferrule.plan.question import Question
+    from ferrule.plan.records import calibrated, read_calibrations
 
     runtime = RUNTIMES.get(engine)
     if runtime is None:
@@ -183,6 +194,10 @@ def _question(
     context, prompt, concurrency, kwh_price = work
     if prompt > context:
         raise ConfigError(f"--prompt {prompt} is more than --context {context} has room for; raise --context")
+    if runtime is BUILT_IN_ENGINE:
+        known = read_calibrations()
+        measured = (calibrated(device, known) if device.measured else device for device in cluster.devices)
+        cluster = replace(cluster, devices=tuple(measured))
     model = read_model(name, weights=weights)
     lighter = []
     for stored in _FORMATS[engine]:

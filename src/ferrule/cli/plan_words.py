@@ -47,7 +47,10 @@ def header(question: Question) -> Text:
 
 
 def _billions(number: float) -> str:
-    return f"{number / 1e9:.3g}B" if number >= 1e9 else f"{number / 1e6:.3g}M"
+    for size, unit in ((1e12, "T"), (1e9, "B")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number / 1e6:.3g}M"
 
 
 def plans_table(question: Question, candidates: Sequence[Candidate], best: Candidate, single: Candidate) -> Table:
@@ -199,7 +202,8 @@ def obstacles(question: Question, candidates: Sequence[Candidate]) -> Iterator[T
     if question.runtime is not BUILT_IN_ENGINE:
         return
     for reason in dict.fromkeys(each.layout.obstacle for each in candidates if each.layout.obstacle):
-        yield Text(f"* not with the built-in engine: {reason}", style="yellow")
+        told = reason if reason.startswith("the built-in engine") else f"not with the built-in engine: {reason}"
+        yield Text(f"* {told}", style="yellow")
 
 
 def warnings(question: Question) -> Iterator[Text]:
