@@ -36,7 +36,7 @@ from ferrule.plan.explain import (
     what_ifs,
 )
 from ferrule.plan.question import Question
-from ferrule.plan.shortage import by_memory, shortage
+from ferrule.plan.shortage import shortage
 
 MODEL = read_model("llama-3.2-3b", weights="bfloat16")
 SMALLER = read_model("llama-3.2-3b", weights="int4")
@@ -178,7 +178,7 @@ def test_changes_to_a_cluster() -> None:
 
 def test_what_is_missing_and_what_would_fit() -> None:
     question = replace(ask(cluster(1, memory=6 << 30), context=8192, concurrency=4), lighter=(("int4", SMALLER),))
-    found = shortage(question, question.answers().candidates)
+    found = shortage(question)
     assert found.use.device == "box-1"
     assert found.missing == found.use.total - (6 << 30) > 0
     assert [each.words.partition(":")[0] for each in found.nearest] == ["weights as int4", "one more host like box-1"]
@@ -190,7 +190,7 @@ def test_what_is_missing_and_what_would_fit() -> None:
 
 def test_fewer_tokens_or_sequences_may_fit() -> None:
     question = ask(cluster(1, memory=7 << 30), context=65536, concurrency=2)
-    words = {each.words: each for each in shortage(question, question.answers().candidates).nearest}
+    words = {each.words: each for each in shortage(question).nearest}
     less = next(each for each in words.values() if "tokens of context instead of 65,536" in each.words)
     tokens = less.question.work.context
     assert 0 < tokens < 65536
@@ -211,15 +211,9 @@ def test_what_the_built_in_engine_does_not_do_yet_is_said() -> None:
 def test_hosts_without_a_cable_may_only_need_one() -> None:
     apart = replace(cluster(2, memory=6 << 30), links=())
     question = ask(apart)
-    (found,) = shortage(question, question.answers().candidates).nearest
+    (found,) = shortage(question).nearest
     assert found.words == "10 Gigabit Ethernet to hosts without a cable"
     assert len(found.candidate.layout.devices) == 2
-
-
-def test_layers_are_given_out_by_memory() -> None:
-    two = cluster(2)
-    uneven = replace(two, devices=(replace(two.devices[0], memory=10 << 30), replace(two.devices[1], memory=60 << 30)))
-    assert by_memory(ask(uneven)).stages == (Stage(("box-2",), 0, 24), Stage(("box-1",), 24, 28))
 
 
 def test_curves_are_predictions() -> None:

@@ -150,7 +150,7 @@ def plan(
             import matplotlib  # noqa: F401 - better now than after the search
     answers = question.answers()
     if answers.best is None:
-        _nothing_fits(question, answers, as_json=as_json)
+        _nothing_fits(question, as_json=as_json)
     _show(question, answers, top, explain=explain, as_json=as_json)
     if picture is not None:
         _plot(question, picture, over)
@@ -256,12 +256,12 @@ def _best(question: Question, answers: SearchResult) -> tuple[Candidate, list[Ca
     return runnable, fitting
 
 
-def _nothing_fits(question: Question, answers: SearchResult, *, as_json: bool) -> NoReturn:
+def _nothing_fits(question: Question, *, as_json: bool) -> NoReturn:
     from ferrule.cli import plan_words as words
     from ferrule.cli.plan_json import shortage_json
     from ferrule.plan.shortage import shortage
 
-    found = shortage(question, answers.candidates)
+    found = shortage(question)
     if as_json:
         typer.echo(json.dumps(shortage_json(question, found), indent=2))
     else:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ferrule.errors import PlanError
 from ferrule.plan.explain import MANY, NEW_RAIL, joined, one_more
-from ferrule.plan.layout import Candidate, Layout, MemoryUse, Stage
+from ferrule.plan.layout import Candidate, MemoryUse
 from ferrule.plan.question import Question
+from ferrule.plan.runtime import BUILT_IN_ENGINE
+from ferrule.plan.search_shortfall import Shortfall, shortfall
 
 MORE_HOSTS = 4
 """So many more are tried."""
@@ -51,55 +52,40 @@ class Shortage:
         )
 
 
-def shortage(question: Question, tried: Sequence[Candidate]) -> Shortage:
-    """``tried``: what the search found, none of which fits."""
-    closest = _closest(question, tried)
-    return Shortage(closest, tuple(_nearest(question, closest)))
+def shortage(question: Question) -> Shortage:
+    """Of a question that no plan answers."""
+    lighter = dict(question.lighter)
+    found = shortfall(
+        question.model,
+        question.cluster,
+        question.work,
+        runtime=question.runtime,
+        stored_as=lighter.__getitem__,
+        formats=tuple(lighter),
+        runnable_only=question.runtime is BUILT_IN_ENGINE,
+    )
+    if found is None:
+        raise PlanError(f"{question.model.name} fits; nothing is missing")
+    return Shortage(found.attempt, tuple(_nearest(question, found)))
 
 
-def _closest(question: Question, tried: Sequence[Candidate]) -> Candidate:
-    """Of these and layers given out by memory what lacks least."""
-    tried = list(tried)
-    if len(question.cluster.devices) > 1:
-        with suppress(PlanError):  # no cables join them
-            tried.append(question.predicted(by_memory(question)))
-    return max(tried, key=lambda each: min(use.margin for use in each.prediction.memory))
-
-
-def by_memory(question: Question) -> Layout:
-    """A pipeline over the largest devices (at most one per layer), layers in proportion to memory."""
-    layers = question.model.layers
-    devices = sorted(question.cluster.devices, key=lambda device: -device.memory)[:layers]
-    left, room, at, stages = layers, float(sum(device.memory for device in devices)), 0, []
-    for place, device in enumerate(devices):
-        others = len(devices) - place - 1
-        take = min(left - others, max(1, round(left * device.memory / room))) if others else left
-        stages.append(Stage((device.name,), at, at + take))
-        at, left, room = at + take, left - take, room - device.memory
-    return Layout(tuple(stages))
-
-
-def _nearest(question: Question, closest: Candidate) -> Iterator[Nearest]:
-    work = question.work
-    tokens = closest.prediction.largest_context
-    if tokens >= 1:
-        less = replace(question, work=replace(work, context=tokens, prompt=min(work.prompt, tokens)))
-        candidate = less.best() or less.predicted(closest.layout)
-        if candidate.prediction.fits:
-            yield Nearest(f"{tokens:,} tokens of context instead of {work.context:,}", less, candidate)
+def _nearest(question: Question, found: Shortfall) -> Iterator[Nearest]:
+    work, lighter = question.work, dict(question.lighter)
+    if found.shorter is not None:
+        less = replace(question, work=replace(work, context=found.context, prompt=min(work.prompt, found.context)))
+        yield Nearest(f"{found.context:,} tokens of context instead of {work.context:,}", less, found.shorter)
     if work.concurrency > 1:
         single = replace(question, work=replace(work, concurrency=1))
-        if (found := single.best()) is not None:
-            yield Nearest(f"one sequence instead of {work.concurrency} at once", single, found)
-    for name, model in question.lighter:
-        if model.bytes < question.model.bytes and (found := question.of(model).best()) is not None:
-            words = f"weights as {name}: {model.bytes / 2**30:.0f} GiB instead of {question.model.bytes / 2**30:.0f}"
-            yield Nearest(words, question.of(model), found)
-            break
+        if (alone := single.best()) is not None:
+            yield Nearest(f"one sequence instead of {work.concurrency} at once", single, alone)
+    if found.lighter is not None:
+        model = lighter[found.weights]
+        sizes = f"{model.bytes / 2**30:.0f} GiB instead of {question.model.bytes / 2**30:.0f}"
+        yield Nearest(f"weights as {found.weights}: {sizes}", question.of(model), found.lighter)
     with_cables = joined(question.cluster)
     if with_cables is not None:
-        if (found := question.on(with_cables).best()) is not None:
-            yield Nearest(f"{NEW_RAIL.name} to hosts without a cable", question.on(with_cables), found)
+        if (cabled := question.on(with_cables).best()) is not None:
+            yield Nearest(f"{NEW_RAIL.name} to hosts without a cable", question.on(with_cables), cabled)
     elif len(question.cluster.devices) < MANY:
         yield from _more_hosts(question)
 
