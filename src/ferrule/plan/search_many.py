@@ -24,7 +24,7 @@ POOL = 8
 _POOLS = 3
 _SEEDS = 8
 _WIDTHS = (1, 2, 3, 4, 6, 8)
-_WIDE = 16
+_WIDE = (5, 6, 7, 8, 12, 16)
 _MOST_STAGES = 96
 _LENGTHS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
 """How many more stages than the fewest that have room are tried, as factors."""
@@ -125,7 +125,7 @@ class _ManySearch:
         """More hosts than a pool holds as one stage."""
         found: list[Layout] = []
         for seed in self._seeds():
-            for width in range(pool + 1, min(_WIDE, len(self.near)) + 1):
+            for width in (width for width in _WIDE if pool < width <= len(self.near)):
                 names = sorted(self._around(seed, width, set(self.near)))
                 ways = [way for way in self._ways(names) if self._room(way) == self.model.layers]
                 if len(names) == width and ways:

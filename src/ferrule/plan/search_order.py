@@ -218,4 +218,4 @@ def _merge(waiting: dict[_Key, _State], key: _Key, state: _State) -> None:
 
 
 def _constant(values: Floats | NDArray[np.float64]) -> bool:
-    return values.size == 0 or bool(np.ptp(values) == 0)
+    return values.size == 0 or bool((values == values.flat[0]).all())
