@@ -123,6 +123,7 @@ def test_refuses(arguments: list[str], message: str) -> None:
     assert message in result.output
 
 
+@pytest.mark.slow
 def test_a_missing_peer_is_a_note_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contestants.shutil, "which", lambda name: None)
     sweep = {"sizes": (64,), "transports": ("tcp",), "quick": True}

@@ -86,6 +86,7 @@ def test_serve_shows_what_it_does_and_stops_at_once() -> None:
         assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_serve_can_be_stopped_while_it_loads() -> None:
     with serving(ready=False, FAKE_SLOW_START="60") as (process, _):
         begin = time.monotonic()
@@ -94,6 +95,7 @@ def test_serve_can_be_stopped_while_it_loads() -> None:
         assert time.monotonic() - begin < SOON
 
 
+@pytest.mark.slow
 def test_serve_stays_when_the_engine_fails_and_says_so_once() -> None:
     with serving(FAKE_FAIL="3") as (process, told):
         found = re.search(r"http://127\.0\.0\.1:\d+", told)
@@ -149,6 +151,7 @@ def test_chat_reads_messages_from_a_pipe_and_remembers() -> None:
     assert engine.calls[0].params.temperature == 0
 
 
+@pytest.mark.slow
 def test_chat_tells_what_went_wrong(url: str) -> None:
     done = chat(url, "--once", "hi", "--model", "other")
     assert (done.returncode, done.stdout) == (2, "\n")

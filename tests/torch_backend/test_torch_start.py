@@ -48,6 +48,7 @@ def test_torchrun_of_a_script_that_does_not_import_ferrule(installed: dict[str, 
         assert seen == ["FabricProcessGroup [3.0, 3.0, 3.0]"] * 2
 
 
+@pytest.mark.slow
 def test_importing_it_first_where_torch_also_loads_it(installed: dict[str, str]) -> None:
     """torch calls the entry point while ``import ferrule.torch`` is still importing torch."""
     code = (
