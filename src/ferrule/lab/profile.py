@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from ferrule.errors import ConfigError
 from ferrule.lab.shaping import Shaping, parse_number
 from ferrule.lab.topology import CableSpec, Topology
-from ferrule.units import parse_bytes
+from ferrule.units import parse_bytes, parse_seconds
 
 SHIPPED = ("machines.toml", "cables.toml", "labs.toml")
 DTYPES = ("fp32", "fp16", "bf16", "fp8", "int8")
@@ -50,7 +50,8 @@ class Machine:
 
     ``memory`` that the GPU can reach, in bytes; ``memory_bandwidth`` in bytes per second, as the maker states it;
     ``flops`` operations per second by type (`DTYPES`), dense, of 16 bit types summed up in FP32; ``disk_read`` in bytes
-    per second, one large file; ``watts_idle``, ``watts_busy`` of the whole machine; ``price`` in US dollars, new.
+    per second, one large file; ``watts_idle``, ``watts_busy`` of the whole machine; ``price`` in US dollars, new;
+    ``launch`` seconds that an engine needs to start an operation, beside what that moves and computes.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Machine:
     watts_idle: Figure | None = None
     watts_busy: Figure | None = None
     price: Figure | None = None
+    launch: Figure | None = None
 
     @property
     def half_precision(self) -> Figure:
@@ -186,6 +188,7 @@ _OPTIONAL: dict[str, Callable[[str], float]] = {
     "watts_idle": float,
     "watts_busy": float,
     "price": float,
+    "launch": parse_seconds,
 }
 
 

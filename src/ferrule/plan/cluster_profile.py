@@ -8,7 +8,7 @@ from itertools import combinations
 
 from ferrule.errors import PlanError
 from ferrule.lab import CableProfile, Figure, LabProfile, Machine, Shaping, find_lab
-from ferrule.plan.cluster import ACHIEVED, ClusterSpec, DeviceSpec, LinkSpec, RailSpec
+from ferrule.plan.cluster import ACHIEVED, LAUNCH_SECONDS, ClusterSpec, DeviceSpec, LinkSpec, RailSpec
 
 LEAST_RESERVE = 1 << 30
 RESERVED_PART = 32
@@ -52,6 +52,7 @@ def device_of(machine: Machine, name: str) -> DeviceSpec:
         machine.memory_bandwidth.value * ACHIEVED,
         {dtype: figure.value for dtype, figure in machine.flops.items()},
         kind=machine.name,
+        launch_seconds=LAUNCH_SECONDS if machine.launch is None else machine.launch.value,
         disk_read=_value(machine.disk_read),
         watts_idle=_value(machine.watts_idle),
         watts_busy=_value(machine.watts_busy),
