@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -56,6 +56,7 @@ class Setting:
 
 TWO = (Cables(50e-6), Cables(300e-6), Cables(1e-3), Cables(50e-6, 20e6))
 FOUR = (Cables(50e-6), Cables(1e-3))
+ALONE = Setting(1, 1, (Cables(),))
 SETTINGS = (Setting(2, 1, TWO), Setting(1, 2, TWO), Setting(4, 1, FOUR), Setting(1, 4, FOUR), Setting(2, 2, FOUR))
 
 
@@ -92,13 +93,25 @@ def bench_planned(
     *, quick: bool = False, rounds: int = 3, tokens: int = 16, say: Callable[[str], None] = lambda line: None
 ) -> list[PlannedRow]:
     """Raises `LabError` where there can be no lab."""
-    rows = []
-    device = measure_device("host", threads=1)
+    rows: list[PlannedRow] = []
     with tempfile.TemporaryDirectory(prefix="ferrule-bench-") as scratch:
+        specs: dict[Path, ModelSpec] = {}
         for shape in models(quick=quick):
             say(f"making a random {shape.name} model")
             directory = save_random_llama(Path(scratch) / shape.name, shape)
-            rows += asyncio.run(_measure(directory, shape.name, device, rounds, tokens, say))
+            specs[directory] = read_model(str(directory))
+
+        def run(directory: Path, setting: Setting) -> _Run:
+            say(f"{directory.name}: --tp {setting.tensor} --pp {setting.pipeline}")
+            return asyncio.run(_run(directory, setting, rounds, tokens))
+
+        alone = {directory: run(directory, ALONE) for directory in specs}
+        device = _calibrated(measure_device("host", unit="cpu", threads=1), specs, alone)
+        for directory, spec in specs.items():
+            rows.append(_row(spec, directory.name, device, ALONE, Cables(), alone[directory]))
+            for setting in SETTINGS:
+                done = run(directory, setting)
+                rows += [_row(spec, directory.name, device, setting, cables, done) for cables in setting.cables]
     return rows
 
 
@@ -107,20 +120,6 @@ class _Run:
     plan: Plan
     peak: int
     turns: dict[Cables, list[list[float]]]
-
-
-async def _measure(
-    directory: Path, name: str, device: DeviceSpec, rounds: int, tokens: int, say: Callable[[str], None]
-) -> list[PlannedRow]:
-    spec = read_model(str(directory))
-    rows: list[PlannedRow] = []
-    for setting in (Setting(1, 1, (Cables(),)), *SETTINGS):
-        say(f"{name}: --tp {setting.tensor} --pp {setting.pipeline}")
-        run = await _run(directory, setting, rounds, tokens)
-        if setting.ranks == 1:
-            device = _calibrate(spec, device, run.plan, least_disturbed(run.turns[Cables()]) / 1e3)
-        rows += [_row(spec, name, device, setting, cables, run) for cables in setting.cables]
-    return rows
 
 
 async def _run(directory: Path, setting: Setting, rounds: int, tokens: int) -> _Run:
@@ -151,23 +150,32 @@ def _cluster(device: DeviceSpec, ranks: int, cables: Cables) -> ClusterSpec:
     return ClusterSpec(devices, links, cores=usable_cores())
 
 
-def _work(spec: ModelSpec) -> Workload:
+def _work() -> Workload:
     return Workload(context=WARM, prompt=PROMPT)
 
 
-def _calibrate(spec: ModelSpec, device: DeviceSpec, plan: Plan, seconds: float) -> DeviceSpec:
+def _calibrated(device: DeviceSpec, specs: Mapping[Path, ModelSpec], alone: Mapping[Path, _Run]) -> DeviceSpec:
+    """By what single ranks of all models did."""
     cluster = _cluster(device, 1, Cables())
-    layout = layout_of_plan(plan, ["host-0"])
-    record = record_of(spec, cluster, layout, _work(spec), seconds, at=time.time())
-    assert record is not None  # one device
-    (found,) = calibrate([record], {record.kind: device})
+    records = [
+        record_of(
+            specs[directory],
+            cluster,
+            layout_of_plan(run.plan, ["host-0"]),
+            _work(),
+            least_disturbed(run.turns[Cables()]) / 1e3,
+            at=time.time(),
+        )
+        for directory, run in alone.items()
+    ]
+    (found,) = calibrate([record for record in records if record is not None], {device.kind: device})
     return calibrated(device, {found.kind: found})
 
 
 def _row(spec: ModelSpec, name: str, device: DeviceSpec, setting: Setting, cables: Cables, run: _Run) -> PlannedRow:
     cluster = _cluster(device, setting.ranks, cables)
     layout = layout_of_plan(run.plan, [each.name for each in cluster.devices])
-    prediction = predict(spec, cluster, layout, _work(spec))
+    prediction = predict(spec, cluster, layout, _work())
     return PlannedRow(
         name,
         setting.tensor,
