@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -79,6 +79,10 @@ class PlannedRow:
     predicted_ms: float
     memory_mib: float
     predicted_memory_mib: float
+
+    @property
+    def hosts(self) -> int:
+        return self.tensor * self.pipeline
 
     @property
     def error(self) -> float:
@@ -186,3 +190,33 @@ def _row(spec: ModelSpec, name: str, device: DeviceSpec, setting: Setting, cable
         run.peak / (1 << 20),
         max(use.total for use in prediction.memory) / (1 << 20),
     )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Of all that was measured of ``model`` on so many hosts: what the planner would have taken, and the best.
+
+    The single rank is always a choice. ``loss``: how much slower the planner's first choice was."""
+
+    model: str
+    hosts: int
+    cables: Cables
+    chosen: PlannedRow
+    best: PlannedRow
+
+    @property
+    def loss(self) -> float:
+        return self.chosen.measured_ms / self.best.measured_ms - 1
+
+
+def choices(rows: Sequence[PlannedRow]) -> list[Choice]:
+    """For every model, number of hosts, and kind of cables."""
+    found = []
+    for model in dict.fromkeys(row.model for row in rows):
+        mine = [row for row in rows if row.model == model]
+        alone = [row for row in mine if row.hosts == 1]
+        for hosts, cables in dict.fromkeys((row.hosts, row.cables) for row in mine if row.hosts > 1):
+            among = [*alone, *(row for row in mine if (row.hosts, row.cables) == (hosts, cables))]
+            chosen = min(among, key=lambda row: row.predicted_ms)
+            found.append(Choice(model, hosts, cables, chosen, min(among, key=lambda row: row.measured_ms)))
+    return found

@@ -40,10 +40,16 @@ def plan(
     rows: list[PlannedRow] = []
     if lab:
         with needs("bench", "bench plan --lab"):
-            from ferrule.bench.planned import bench_planned
+            from ferrule.bench.planned import bench_planned, choices
         with console.status("Measuring (nothing else should run now)") as status:
             rows = bench_planned(quick=quick, rounds=1 if quick else 3, say=status.update)
         _show_planned(console, rows)
+        worst = max(choices(rows), key=lambda choice: choice.loss)
+        console.print(
+            f"the planner's first choice is at most {worst.loss:.0%} slower than the best that was measured"
+            + (f": {worst.model} on {worst.hosts} hosts, {worst.cables.delay * 1e6:g} µs" if worst.loss else ""),
+            highlight=False,
+        )
     if json_file is not None:
         json_file.write_text(_json(published, rows))
         console.print(f"wrote {json_file}")
@@ -67,17 +73,18 @@ def _show_published(console: Console, bench: PublishedBench) -> None:
 
 
 def _show_planned(console: Console, rows: list[PlannedRow]) -> None:
-    table = Table(title="The built-in engine on emulated hosts, ms per token of one stream")
-    for heading in ("model", "tp", "pp", "cables", "measured", "predicted", "error", "MiB", "predicted MiB"):
-        table.add_column(heading, justify="left" if heading in ("model", "cables") else "right")
+    table = Table(title="The built-in engine on emulated hosts: ms per token of one stream, MiB on the fullest rank")
+    for heading in ("model", "tp", "pp", "cables", "ms", "predicted", "error", "MiB", "predicted"):
+        left = heading in ("model", "cables")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
     for row in rows:
         rate = "" if row.cables.rate is None else f", {row.cables.rate / 1e6:g} Mb/s"
         calibrates = row.tensor == row.pipeline == 1
         table.add_row(
-            row.model,
+            row.model.removesuffix("-random"),
             str(row.tensor),
             str(row.pipeline),
-            "none: calibrates" if calibrates else f"{row.cables.delay * 1e6:g} µs{rate}",
+            "(calibrates)" if calibrates else f"{row.cables.delay * 1e6:g} µs{rate}",
             f"{row.measured_ms:.1f}",
             f"{row.predicted_ms:.1f}",
             "" if calibrates else f"{row.error:+.0%}",
