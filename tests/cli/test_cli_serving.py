@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -215,7 +216,10 @@ def test_chat_on_a_terminal() -> None:
 
         def expect(text: bytes) -> None:
             nonlocal seen
+            deadline = time.monotonic() + TIMEOUT
             while text not in seen:
+                ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
+                assert ready, f"{text!r} did not come, only {seen!r}"
                 seen += terminal.read(1024)
             seen = seen.split(text, 1)[1]
 
@@ -224,10 +228,12 @@ def test_chat_on_a_terminal() -> None:
             terminal.write(b"one\n")
             expect(b"indeed.")
             expect(b"> ")
+            engine.delay = 0.3  # so that the signal comes before the answer's end
             terminal.write(b"two\n")
             expect(b"Yes")
             process.send_signal(signal.SIGINT)
             expect(b"cut short")
+            engine.delay = 0.05
             expect(b"> ")
             terminal.write(b"/wrong\n")
             expect(b"no such command")
