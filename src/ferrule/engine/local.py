@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 from ferrule.engine.control import params_to_json
-from ferrule.engine.options import EngineOptions, RankOptions, usable_cores
+from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.prepare import PreparedModel, in_background, prepare
 from ferrule.engine.ranks import Event, Ranks
 from ferrule.engine.source import DEMO
@@ -23,6 +23,7 @@ from ferrule.engine.types import (
     Token,
 )
 from ferrule.errors import EngineError, FerruleError, RequestError
+from ferrule.plan.device_backend import usable_cores
 
 if TYPE_CHECKING:
     from ferrule.lab import Lab

@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import psutil
-
-STATUS = Path("/proc/self/status")
-
-
-def private_bytes() -> int:
-    """Anonymous memory of this process. Pages of mapped files (the checkpoint's, libraries') are the kernel's to
-    take back and do not count. Where /proc is not there (macOS), the unique set size."""
-    if STATUS.exists():
-        for line in STATUS.read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-    return int(psutil.Process().memory_full_info().uss)
+from ferrule.plan.device_memory import private_bytes
 
 
 class PeakMemory:

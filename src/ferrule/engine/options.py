@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,11 +13,6 @@ STEP_TIMEOUT = 600.0
 """Seconds that a rank waits for another within a step, or for the driver's next word; longer than any step takes."""
 
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
-
-
-def usable_cores() -> int:
-    """How many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,6 @@ _UNLIMITED = (1 << 64) - 1
 _SIZES = tuple(1 << power for power in range(3, 33))
 _WORK_SECONDS = 3e-6
 """What one message costs the rank that sends or receives it: about a system call and its share of the loop."""
-_RELAY_SECONDS = 40e-6
-"""What a rank on the way adds to a message that it forwards: its relay thread has to wake up."""
 _FORWARD_SECONDS = 10e-6
 """What it costs that rank: it forwards all that pass through it one after the other, each with a few system calls."""
 _LARGEST_COPIED = 64 << 10
@@ -153,7 +151,7 @@ class Model:
 
     @cached_property
     def _farthest(self) -> float:
-        return max(_latency(path) for paths in self._paths for path in paths.values())
+        return max(path.latency for paths in self._paths for path in paths.values())
 
     def _work(self, messages: float) -> float:
         """Of one rank that sends and receives so many messages."""
@@ -202,7 +200,7 @@ class Model:
         while have < self._n:
             size = min(have, self._n - have) * part
             flows = [(rank, (rank + have) % self._n, size) for rank in range(self._n)]
-            farthest = max(_latency(self._paths[a][b]) for a, b, _ in flows)
+            farthest = max(self._paths[a][b].latency for a, b, _ in flows)
             total += farthest + self._busiest(flows) + self._forwarding(flows) + self._work(1)
             have *= 2
         return total
@@ -235,7 +233,3 @@ class Model:
         steps = (self._n - 1) * (2 if op == "all_reduce" else 1)
         # Half of the data each way around, so every link carries half of it per step in each direction.
         return steps * (alpha + self._work(2)) + steps * whole / self._n / 2 * beta
-
-
-def _latency(path: Path) -> float:
-    return path.alpha + max(0, len(path.hops) - 2) * _RELAY_SECONDS

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ferrule.fabric.costs import LinkCosts, Matrix
-from ferrule.fabric.topology import cheapest_paths, link_cost
+from ferrule.fabric.topology import RELAY_SECONDS, TYPICAL_BYTES, cheapest_paths, link_cost
 
 Pair = tuple[int, int]
 
 _CABLE = 2.0**-10
 """Of two routes with as many hops the one with fewer cables is better: the other hops stay inside a host."""
-_TYPICAL_BYTES = 64 << 10
-_RELAY_SECONDS = 40e-6
-"""What a rank on the way adds."""
 
 
 def find_routes(
@@ -45,4 +42,4 @@ def _weight(low: int, high: int, hosts: Sequence[str], costs: LinkCosts | None) 
     if costs is None:
         return 1.0 if hosts[low] == hosts[high] else 1.0 + _CABLE
     both = (link_cost(costs, low, high), link_cost(costs, high, low))
-    return _RELAY_SECONDS + max(alpha + beta * _TYPICAL_BYTES for alpha, beta in both)
+    return RELAY_SECONDS + max(alpha + beta * TYPICAL_BYTES for alpha, beta in both)

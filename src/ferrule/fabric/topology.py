@@ -9,6 +9,8 @@ from ferrule.fabric.costs import LinkCosts
 
 TYPICAL_BYTES = 64 << 10
 """The message size by which paths are compared."""
+RELAY_SECONDS = 40e-6
+"""What a rank on the way adds to a message that it forwards: its relay thread has to wake up."""
 _RING_STEPS = 20_000
 """How long to look for a better ring; the first one is found long before on all but strange graphs."""
 
@@ -21,6 +23,11 @@ class Path:
     hops: tuple[int, ...]
     alpha: float
     beta: float
+
+    @property
+    def latency(self) -> float:
+        """Seconds of a small message, with the work of the ranks on the way."""
+        return self.alpha + max(0, len(self.hops) - 2) * RELAY_SECONDS
 
 
 def link_cost(costs: LinkCosts, a: int, b: int) -> tuple[float, float]:

@@ -20,23 +20,29 @@ def probe_remote(host: str, *, command: str = "ferrule", timeout: float = 30.0) 
     Raises `LinkError` if ssh, or Ferrule there, fails or takes longer than ``timeout`` seconds. ssh never asks for a
     password: whoever wants that logs in first and lets ssh share the connection.
     """
+    late = f"answer within {timeout:g} s; try `ssh {host} {command} version`, or a longer --timeout"
+    told = ask_ferrule(host, command, "links record --plain -", "links record", timeout, late=late)
+    # A login script may have printed a greeting first.
+    start = told.find(b'{"format"')
+    return Probe(parse_record(host, told[max(start, 0) :], f"what {host} printed"))
+
+
+def ask_ferrule(host: str, command: str, words: str, name: str, timeout: float, *, late: str) -> bytes:
+    """What ``command words`` prints on ``host``. ``name``: of that command in errors; ``late``: what the host did not
+    do within ``timeout`` seconds, and the cure. Raises `LinkError`."""
     if not host or host.startswith("-"):
         raise LinkError(f"{host!r} is no host; write it as for ssh: strix-b or me@strix-b")
     seconds = max(1, min(_MAX_CONNECT_SECONDS, int(timeout)))
-    words = ssh_command(host, f"{command} links record --plain -", seconds)
+    ssh = ssh_command(host, f"{command} {words}", seconds)
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=timeout)
+        done = subprocess.run(ssh, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=timeout)
     except subprocess.TimeoutExpired:
-        raise LinkError(
-            f"{host} did not answer within {timeout:g} s; try `ssh {host} {command} version`, or a longer --timeout"
-        ) from None
+        raise LinkError(f"{host} did not {late}") from None
     except OSError as error:
-        raise LinkError(f"cannot run {words[0]}: {error.strerror}") from error
+        raise LinkError(f"cannot run {ssh[0]}: {error.strerror}") from error
     if done.returncode != 0:
-        raise LinkError(_why(host, command, done.returncode, done.stderr.decode("utf-8", errors="replace")))
-    # A login script may have printed a greeting first.
-    start = done.stdout.find(b'{"format"')
-    return Probe(parse_record(host, done.stdout[max(start, 0) :], f"what {host} printed"))
+        raise LinkError(_why(host, command, name, done.returncode, done.stderr.decode("utf-8", errors="replace")))
+    return done.stdout
 
 
 def ssh_command(host: str, words: str, seconds: int) -> list[str]:
@@ -50,7 +56,7 @@ def ssh_command(host: str, words: str, seconds: int) -> list[str]:
     return [program, "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}", "--", host, words]
 
 
-def _why(host: str, command: str, code: int, told: str) -> str:
+def _why(host: str, command: str, name: str, code: int, told: str) -> str:
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     last = lines[-1] if lines else f"exit code {code}"
     if code == _SSH_FAILED:
@@ -62,4 +68,4 @@ def _why(host: str, command: str, code: int, told: str) -> str:
             f"there is no `{command}` on {host}; install Ferrule there, or say where it is: "
             "--remote-command '~/.venv/bin/ferrule'"
         )
-    return f"`{command} links record` failed on {host}: {last}; it must be of the same version as here"
+    return f"`{command} {name}` failed on {host}: {last}; it must be of the same version as here"

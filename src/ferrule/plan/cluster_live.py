@@ -6,7 +6,6 @@ Another machine is asked for what ``ferrule plan --device-json`` prints there, w
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
@@ -16,7 +15,7 @@ from ferrule.errors import ConfigError, LinkError, PlanError
 from ferrule.fabric.addresses import own_interfaces
 from ferrule.fabric.hosts import RankHost, this_host
 from ferrule.lab import Lab, Shaping, control
-from ferrule.links.remote import ssh_command
+from ferrule.links.remote import ask_ferrule
 from ferrule.plan.cluster import ClusterSpec, DeviceSpec
 from ferrule.plan.cluster_profile import Ends, join_rails, shaped_rail
 from ferrule.plan.cluster_rails import Sources
@@ -26,8 +25,6 @@ from ferrule.plan.device_measure import device_from, free_now, measure_device, m
 REMOTE_WORDS = "plan --device-json"
 REMOTE_TIMEOUT = 180.0
 """Seconds for another machine: the first time it imports torch and measures."""
-_CONNECT_SECONDS = 10
-_SSH_FAILED, _NOT_FOUND = 255, 127
 _BEGIN = '{"ferrule_device"'
 _VERSION = 1
 UNSHAPED_RATE = 20e9
@@ -92,20 +89,9 @@ def parse_report(text: str, origin: str) -> HostReport:
 
 def remote_report(host: str, *, command: str = "ferrule", timeout: float = REMOTE_TIMEOUT) -> HostReport:
     """``host`` as ssh knows it; ``command``: how Ferrule is called there. Raises `LinkError` with the cure."""
-    if not host or host.startswith("-"):
-        raise LinkError(f"{host!r} is no host; write it as for ssh: strix-b or me@strix-b")
-    words = ssh_command(host, f"{command} {REMOTE_WORDS}", _CONNECT_SECONDS)
-    try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        raise LinkError(
-            f"{host} did not describe its device within {timeout:g} s; try `ssh {host} {command} {REMOTE_WORDS}`"
-        ) from None
-    except OSError as error:
-        raise LinkError(f"cannot run {words[0]}: {error.strerror}") from error
-    if done.returncode != 0:
-        raise LinkError(_why(host, command, done.returncode, done.stderr.decode(errors="replace")))
-    return parse_report(done.stdout.decode(errors="replace"), host)
+    late = f"describe its device within {timeout:g} s; try `ssh {host} {command} {REMOTE_WORDS}`"
+    told = ask_ferrule(host, command, REMOTE_WORDS, REMOTE_WORDS, timeout, late=late)
+    return parse_report(told.decode(errors="replace"), host)
 
 
 def live_cluster(
@@ -200,14 +186,3 @@ def _emulated(
         rails += [(pair, rail) for pair in combinations(cable.hosts, 2)]
     note = f"emulated on this machine: {len(names)} hosts share its {cores} cores and its memory"
     return ClusterSpec(devices, join_rails(rails), cores, (note,))
-
-
-def _why(host: str, command: str, code: int, told: str) -> str:
-    last = next((line.strip() for line in reversed(told.splitlines()) if line.strip()), f"exit code {code}")
-    if code == _SSH_FAILED:
-        return (
-            f"ssh cannot log in to {host}: {last}; `ssh {host} true` must work without a password (ssh-copy-id {host})"
-        )
-    if code == _NOT_FOUND:
-        return f"there is no `{command}` on {host}; install Ferrule there, or say where it is: --remote-command PATH"
-    return f"`{command} {REMOTE_WORDS}` failed on {host}: {last}; it must be of the same version as here"

@@ -134,4 +134,5 @@ def processor() -> str:
 
 
 def usable_cores() -> int:
+    """How many cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

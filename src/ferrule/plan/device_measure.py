@@ -45,7 +45,7 @@ try:
     torch.ones(256, 256) @ torch.ones(256, 256)
 except ImportError:
     import ferrule.fabric
-from ferrule.plan.device_measure import private_bytes
+from ferrule.plan.device_memory import private_bytes
 print("private", private_bytes())
 """
 
@@ -123,17 +123,6 @@ def runtime_bytes(timeout: float = TIMEOUT, module: str = ENGINE_RANK) -> int:
     if not found:
         raise PlanError("what a rank holds before its weights could not be measured: its process said nothing")
     return int(found[-1])
-
-
-def private_bytes() -> int:
-    """Of this process: anonymous memory, or the unique set where /proc is not there."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return int(psutil.Process().memory_full_info().uss)
 
 
 def _benchmark(effort: Effort, timeout: float) -> Figures:

@@ -9,9 +9,20 @@ from pathlib import Path
 import psutil
 
 ROOT = Path("/")
+_STATUS = Path("/proc/self/status")
 _UNLIMITED = 1 << 60
 """Version 1 of control groups writes a number near 2**63 where there is no limit."""
 _NVIDIA_SECONDS = 5.0
+
+
+def private_bytes() -> int:
+    """Anonymous memory of this process. Pages of mapped files (the checkpoint's, libraries') are the kernel's to
+    take back and do not count. Where /proc is not there (macOS), the unique set size."""
+    if _STATUS.exists():
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return int(psutil.Process().memory_full_info().uss)
 
 
 def memory_free(root: Path = ROOT) -> tuple[int, int]:

@@ -12,8 +12,6 @@ from ferrule.fabric.costs import LinkCosts
 from ferrule.fabric.topology import TYPICAL_BYTES, Path, cheapest_paths, link_cost
 from ferrule.plan.cluster import ClusterSpec
 
-RELAY_SECONDS = 40e-6
-"""What a rank on the way adds to a message that it forwards (fabric/algorithms.py)."""
 PAIR_AT_ONCE = 128 << 10
 """Up to this size two ranks exchange all they have; above, each reduces half (native/src/collectives_net.cpp)."""
 
@@ -67,8 +65,7 @@ class Exchange:
             assert direct is not None
             return direct
         names = [self._devices[hop] for hop in path.hops]
-        alpha = path.alpha + (len(path.hops) - 2) * RELAY_SECONDS
-        return Route(alpha, path.beta, "-".join(names), relayed=True)
+        return Route(path.latency, path.beta, "-".join(names), relayed=True)
 
     def _nothing_is_cheaper(self, a: str, b: str) -> bool:
         """The first and the last link of a longer way alone cost as much: spares looking for paths."""
