@@ -124,3 +124,10 @@ class RequestError(FerruleError):
         self.param = param
         if code is not None:
             self.code = code
+
+
+class ClusterError(FerruleError):
+    """The machines of a cluster did not find each other, or one of them did not do what it was asked to."""
+
+    exit_code = 9
+    code = "cluster_error"

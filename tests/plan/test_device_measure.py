@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from ferrule.errors import ConfigError, PlanError
+from ferrule.links.power import PowerMeter
 from ferrule.plan import device_measure
 from ferrule.plan.device_backend import Backend, NumpyBackend
 from ferrule.plan.device_benchmark import Effort, Figures, launch_seconds, product_rate, read_rate
 from ferrule.plan.device_disk import disk_read
 from ferrule.plan.device_measure import device_from, measure_device, measure_figures
 from ferrule.plan.device_memory import memory_free
-from ferrule.plan.device_power import PowerMeter
 
 TINY = Effort(weights=1 << 20, rows=2, seconds=0.002, disk=0)
 FIGURES = Figures(

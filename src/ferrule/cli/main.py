@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ferrule import __version__
-from ferrule.cli import bench, chat, doctor, generate, lab, links, plan, serve, version
+from ferrule.cli import bench, chat, cluster, doctor, generate, lab, links, plan, serve, version
 from ferrule.errors import FerruleError
 
 
@@ -79,6 +79,11 @@ app.command(epilog=chat.EXAMPLES)(chat.chat)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command(epilog=version.EXAMPLES)(version.version)
 app.command(epilog=doctor.EXAMPLES, cls=doctor.Command)(doctor.doctor)
+app.command(epilog=cluster.UP_EXAMPLES)(cluster.up)
+app.command(epilog=cluster.STATUS_EXAMPLES)(cluster.status)
+app.command(epilog=cluster.DOWN_EXAMPLES)(cluster.down)
+app.command(epilog=cluster.LEAVE_EXAMPLES)(cluster.leave)
+app.command(epilog=cluster.TOKEN_EXAMPLES)(cluster.token)
 app.add_typer(links.app, name="links")
 app.add_typer(lab.app, name="lab")
 app.add_typer(bench.app, name="bench")

@@ -117,7 +117,7 @@ class LocalLauncher:
     def _start_rank(self, rank: int, listener: socket.socket) -> subprocess.Popen[bytes]:
         command = self._command(rank) if callable(self._command) else self._command
         # Anything of an outer job (its rank, its listening socket) must not leak into this one.
-        env = {name: value for name, value in os.environ.items() if name not in _OUTER_JOB}
+        env = {name: value for name, value in os.environ.items() if name not in OUTER_JOB}
         host, port = listener.getsockname()[:2]
         env |= {
             "FERRULE_RANK": str(rank),
@@ -244,6 +244,6 @@ def launch_local(
     ).start()
 
 
-_OUTER_JOB = frozenset(
+OUTER_JOB = frozenset(
     {"FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_ADDRESS", "FERRULE_KEY", "FERRULE_LISTEN", "FERRULE_LISTEN_FD"}
 )

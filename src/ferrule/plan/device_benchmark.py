@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from ferrule.errors import FerruleError
+from ferrule.links.power import PowerMeter
 from ferrule.plan.device_backend import Backend, choose_backend
 from ferrule.plan.device_disk import DISK_BYTES, disk_read
-from ferrule.plan.device_power import PowerMeter
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _WIDTH = 2048

@@ -1,0 +1,254 @@
+"""How this host's programs talk to agents: start this host's, ask it, and ask others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ferrule.cluster.connection import Connection, connect
+from ferrule.cluster.discovery import Discovery, Heard, installed
+from ferrule.cluster.handshake import Caller, Purpose
+from ferrule.cluster.home import ClusterHome, HostSettings
+from ferrule.cluster.peers import first_of, reachable_ways
+from ferrule.cluster.records import Knowledge, Member
+from ferrule.cluster.store import Store
+from ferrule.cluster.token import Address, JoinToken, fingerprint, write_address
+from ferrule.errors import AuthError, ClusterError, FerruleError
+from ferrule.fabric.addresses import own_interfaces
+
+START_SECONDS = 15.0
+JOIN_SECONDS = 15.0
+ASK_SECONDS = 10.0
+STOP_SECONDS = 10.0
+LISTEN_SECONDS = 1.5
+"""How long to listen for clusters by mDNS before making a new one."""
+_POLL_SECONDS = 0.1
+_LOG_TAIL = 2000
+
+
+def start_agent(home: ClusterHome) -> dict[str, Any]:
+    """Start this host's agent in the background; returns its port and addresses. Raises `ClusterError`."""
+    lock = home.take()
+    try:
+        with home.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ferrule.cluster.agent", str(home.directory), str(lock)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=[lock],
+            )
+    finally:
+        os.close(lock)
+    assert process.stdout is not None
+    with process.stdout as words:
+        line = _line_within(words.fileno(), START_SECONDS)
+    if not line:
+        process.kill()
+        process.wait(STOP_SECONDS)
+        said = home.log.read_text(errors="replace")[-_LOG_TAIL:].strip()
+        raise ClusterError(f"the agent did not start within {START_SECONDS:g} s, or ended: {said or 'it said nothing'}")
+    told: dict[str, Any] = json.loads(line)
+    if "error" in told:
+        process.wait(STOP_SECONDS)
+        raise ClusterError(told["error"])
+    up: dict[str, Any] = told["up"]
+    return up
+
+
+def stop_agent(home: ClusterHome) -> bool:
+    """Stop this host's agent and all that it runs; False where none ran. Raises `ClusterError`."""
+    if not home.is_running():
+        return False
+    ask(home, "stop")
+    deadline = time.monotonic() + STOP_SECONDS
+    while time.monotonic() < deadline:
+        if not home.is_running():
+            return True
+        time.sleep(_POLL_SECONDS / 4)
+    raise ClusterError(f"the agent does not stop; see {home.log}")
+
+
+def ask(home: ClusterHome, what: str, *, timeout: float = ASK_SECONDS, **arguments: Any) -> Any:
+    """Ask this host's agent. Raises `ClusterError` with what it answers, or that it does not."""
+    return asyncio.run(ask_here(home, what, timeout=timeout, **arguments))
+
+
+async def ask_here(home: ClusterHome, what: str, *, timeout: float = ASK_SECONDS, **arguments: Any) -> Any:
+    """`ask` for programs with an event loop."""
+    if not home.is_running():
+        raise ClusterError(f"this host's agent of the cluster {home.name!r} does not run; start it: ferrule up")
+    try:
+        connection = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
+        return await _asked(connection, what, timeout, arguments)
+    except (OSError, TimeoutError) as error:
+        raise ClusterError(f"this host's agent does not answer ({error or 'in time'}); see {home.log}") from error
+
+
+async def connect_member(home: ClusterHome, member: Member, purpose: Purpose) -> tuple[Connection, Address | str]:
+    """A connection to the agent of any host of the cluster, and by which way. Raises `ClusterError`."""
+    caller = Caller(home.settings.host, purpose)
+    if member.host == home.settings.host:
+        try:
+            return await connect(home.socket, home.key, caller), home.socket
+        except (OSError, TimeoutError) as error:
+            raise ClusterError(f"this host's agent does not answer ({error or 'in time'}); see {home.log}") from error
+    faces = tuple(dict.fromkeys(face.name for face in own_interfaces()))
+    try:
+        return await first_of(reachable_ways(member, faces), lambda place: connect(place, home.key, caller))
+    except (ClusterError, AuthError) as error:
+        raise ClusterError(f"{member.name} cannot be reached: {error}") from None
+
+
+async def ask_member(
+    home: ClusterHome, member: Member, what: str, *, timeout: float = ASK_SECONDS, **arguments: Any
+) -> Any:
+    """Ask the agent of any host of the cluster. Raises `ClusterError`."""
+    connection, _ = await connect_member(home, member, Purpose.ASK)
+    try:
+        return await _asked(connection, what, timeout, arguments)
+    except (OSError, TimeoutError) as error:
+        raise ClusterError(f"{member.name} does not answer ({error or 'in time'})") from error
+
+
+async def _asked(connection: Connection, what: str, timeout: float, arguments: dict[str, Any]) -> Any:
+    try:
+        return (await connection.ask({"do": what, **arguments}, timeout))["answer"]
+    finally:
+        connection.close()
+
+
+def remembered(home: ClusterHome) -> Knowledge:
+    """What this host's agent knew when it stopped."""
+    store = Store(home.directory / "state.db")
+    try:
+        return store.load()
+    finally:
+        store.close()
+
+
+def was_taken_out(home: ClusterHome) -> bool:
+    """Whether somebody has taken this host out of the cluster."""
+    return remembered(home).gone(home.settings.host)
+
+
+def say_goodbye(home: ClusterHome) -> list[str]:
+    """Take this host out of the cluster while its agent does not run; returns the names of the hosts that were told."""
+    members = remembered(home).members
+    own = home.settings.host
+
+    async def tell(member: Member) -> str | None:
+        try:
+            await ask_member(home, member, "leave", host=own)
+        except FerruleError:
+            return None
+        return member.name
+
+    async def tell_all() -> list[str | None]:
+        return await asyncio.gather(*(tell(member) for host, member in members.items() if host != own))
+
+    return [name for name in asyncio.run(tell_all()) if name is not None]
+
+
+async def host_reports(home: ClusterHome, members: Sequence[Member], timeout: float) -> dict[str, dict[str, Any]]:
+    """What hosts tell of themselves, by host id; those that do not answer in time are left out."""
+
+    async def one(member: Member) -> tuple[str, dict[str, Any] | None]:
+        try:
+            async with asyncio.timeout(timeout):
+                return member.host, await ask_member(home, member, "report", timeout=timeout)
+        except (FerruleError, TimeoutError):
+            return member.host, None
+
+    found = await asyncio.gather(*map(one, members))
+    return {host: report for host, report in found if report is not None}
+
+
+def wait_joined(home: ClusterHome, token: JoinToken, timeout: float = JOIN_SECONDS) -> dict[str, Any]:
+    """Wait until the agent has met another host; returns its status. Raises `ClusterError` with why it cannot."""
+    deadline = time.monotonic() + timeout
+    while True:
+        status: dict[str, Any] = ask(home, "status")
+        if any(host["state"] == "up" for host in status["hosts"]):
+            return status
+        tried = all(seed["problem"] for seed in status["seeds"])  # another address may lead to the right host
+        refused = [seed["problem"] for seed in status["seeds"] if seed["refused"] and seed["problem"]]
+        if refused and tried:
+            raise ClusterError(refused[0])
+        if time.monotonic() > deadline:
+            raise ClusterError(_why_not_joined(status, token))
+        time.sleep(_POLL_SECONDS)
+
+
+def _why_not_joined(status: dict[str, Any], token: JoinToken) -> str:
+    tried = [
+        f"{write_address((str(seed['place'][0]), int(seed['place'][1])))}: {seed['problem']}"
+        for seed in status["seeds"]
+        if seed["problem"]
+    ]
+    told = "; ".join(tried) if tried else "nothing was heard by mDNS and the token names no address"
+    return (
+        f"no host of the cluster {token.cluster!r} could be reached ({told}); is `ferrule up` running there, and is "
+        "the port open? Name an address of it with --address HOST"
+    )
+
+
+def clusters_nearby(seconds: float = LISTEN_SECONDS) -> list[Heard]:
+    """The agents that say by mDNS that they are there; none where zeroconf is not installed."""
+    if not installed():
+        return []
+    found: dict[str, Heard] = {}
+
+    async def listen() -> None:
+        discovery = Discovery("", "", lambda heard: found.__setitem__(heard.host, heard))
+        try:
+            await discovery.start(None)
+            await asyncio.sleep(seconds)
+        except OSError:
+            return
+        finally:
+            await discovery.close()
+
+    asyncio.run(listen())
+    return list(found.values())
+
+
+def token_of(home: ClusterHome) -> JoinToken:
+    """The join token with this host's addresses."""
+    port = home.settings.port
+    addresses = [face.address for face in own_interfaces() if not face.ip.is_link_local]
+    return JoinToken(home.name, home.key, tuple((address, port) for address in addresses))
+
+
+def same_cluster(home: ClusterHome, token: JoinToken) -> bool:
+    return fingerprint(home.key) == token.fingerprint
+
+
+def with_seeds(settings: HostSettings, token: JoinToken, more: Sequence[Address]) -> HostSettings:
+    """The settings of a host that joins: where it may find the others."""
+    places = dict.fromkeys([*more, *token.addresses])
+    return replace(settings, seeds=tuple(map(write_address, places)))
+
+
+def _line_within(descriptor: int, seconds: float) -> bytes:
+    """The first line that comes, or nothing at the end or after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    found = b""
+    while not found.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            return b""
+        more = os.read(descriptor, 1 << 16)
+        if not more:
+            return b""
+        found += more
+    return found

@@ -1,0 +1,225 @@
+"""An agent's ways to the other hosts of its cluster: one connection to each, with beats and what is new."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Protocol
+
+from ferrule.cluster.connection import Connection, Message, connect
+from ferrule.cluster.handshake import Caller, Purpose
+from ferrule.cluster.records import Knowledge, Member, Record
+from ferrule.cluster.token import Address, write_address
+from ferrule.errors import AuthError, ClusterError
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+LOST_SECONDS = 2.0
+"""Silence after which a host counts as lost. Ranks of a model notice earlier, by the fabric's own heartbeat."""
+_DIAL_SECONDS = 3.0
+_STAGGER_SECONDS = 0.25
+"""How long an address has before the next one is tried beside it, as RFC 8305 recommends."""
+_RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0)
+_MAX_REASONS = 8
+
+
+class Knower(Protocol):
+    """Where peers get and leave what the cluster knows."""
+
+    @property
+    def knowledge(self) -> Knowledge: ...
+
+    def learn(self, records: Sequence[Record]) -> None: ...
+
+
+class Peer:
+    """The way to one host, whose id may not be known yet (``host`` is None: a place to try, for joining).
+
+    `run` goes on for ever: it dials, beats, and dials again. ``up``: it answered within `LOST_SECONDS`.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        own: Callable[[], Member],
+        knower: Knower,
+        addresses: Callable[[], Sequence[Address]],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._key, self._own, self._knower, self._addresses = key, own, knower, addresses
+        self._on_change = on_change
+        self._news = asyncio.Event()
+        self._answered = asyncio.Event()
+        self.up = False
+        self.heard = 0.0
+        """When it last answered, by `time.monotonic`; 0: never."""
+        self.way: Address | None = None
+        self.problem: str | None = None
+        """Why there is no connection, in words."""
+        self.refused = False
+        """Whether it answered, the last time, that it will not have us."""
+
+    def nudge(self) -> None:
+        """There is something new to tell."""
+        self._news.set()
+
+    async def answers(self, seconds: float) -> bool:
+        """Whether it answers now, within ``seconds``."""
+        self._answered.clear()
+        self._news.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._answered.wait()
+        return self._answered.is_set()
+
+    async def run(self) -> None:
+        failures = 0
+        while True:
+            connection = None
+            self.refused = False
+            try:
+                connection = await self._dial()
+                await self._introduce(connection)
+                failures = 0
+                await self._converse(connection)
+            except (ClusterError, AuthError, OSError, TimeoutError) as error:
+                self.problem = str(error) or "it did not answer in time"
+                self.refused |= isinstance(error, AuthError)
+            finally:
+                if connection is not None:
+                    connection.close()
+                self._set(False)
+            pause = _RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)]
+            failures += 1
+            self._news.clear()
+            with suppress(TimeoutError):  # somebody wants to know: try at once
+                async with asyncio.timeout(pause):
+                    await self._news.wait()
+
+    async def _dial(self) -> Connection:
+        addresses = list(self._addresses())
+        if self.way in addresses:
+            addresses.remove(self.way)
+            addresses.insert(0, self.way)
+        caller = Caller(self._own().host, Purpose.PEER)
+        connection, self.way = await first_of(addresses, lambda place: connect(place, self._key, caller))
+        return connection
+
+    async def _introduce(self, connection: Connection) -> None:
+        answer = await self._exchange(connection, {"member": self._own().to_json(), "records": _all(self._knower)})
+        if "refused" in answer:
+            self.refused = True
+            raise ClusterError(str(answer["refused"]))
+        self._knower.learn(_records(answer))
+        self.problem = None
+        self._set(True)
+
+    async def _converse(self, connection: Connection) -> None:
+        while True:
+            message: Message = {"digest": self._knower.knowledge.digest}
+            answer = await self._exchange(connection, message)
+            if answer.get("digest") != self._knower.knowledge.digest:
+                answer = await self._exchange(connection, {"records": _all(self._knower)})
+                self._knower.learn(_records(answer))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_SECONDS):
+                    await self._news.wait()
+            self._news.clear()
+
+    async def _exchange(self, connection: Connection, message: Message) -> Message:
+        await connection.send(message)
+        try:
+            answer = await connection.receive(LOST_SECONDS)
+        except TimeoutError:
+            raise ClusterError(f"it has been silent for {LOST_SECONDS:g} s") from None
+        if answer is None:
+            raise ClusterError("it closed the connection")
+        self.heard = time.monotonic()
+        self._answered.set()
+        return answer
+
+    def _set(self, up: bool) -> None:
+        if self.up != up:
+            self.up = up
+            self._on_change()
+
+
+async def first_of(
+    addresses: Sequence[Address], dial: Callable[[Address], Awaitable[Connection]]
+) -> tuple[Connection, Address]:
+    """The first connection that comes about, the addresses begun one after another.
+
+    Raises `ClusterError` with what each of them answered, the telling ones first, or `AuthError` where one refused
+    the key.
+    """
+    if not addresses:
+        raise ClusterError("no address of it is known")
+    tasks: dict[asyncio.Task[Connection], Address] = {}
+    reasons: list[str] = []
+    refusal: AuthError | None = None
+    left = list(addresses)
+    try:
+        async with asyncio.timeout(_DIAL_SECONDS + _STAGGER_SECONDS * len(addresses)):
+            while left or tasks:
+                if left:
+                    place = left.pop(0)
+                    tasks[asyncio.ensure_future(dial(place))] = place
+                wait = _STAGGER_SECONDS if left else None
+                done, _ = await asyncio.wait(tasks, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    place = tasks.pop(task)
+                    error = task.exception()
+                    if error is None:
+                        return task.result(), place
+                    reasons.append(_reason(place, error))
+                    refusal = error if isinstance(error, AuthError) else refusal
+    except TimeoutError:
+        reasons += [f"{write_address(place)} did not answer" for place in tasks.values()]
+    finally:
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Connection):
+                result.close()
+    words = "; ".join(dict.fromkeys(sorted(reasons, key=_dull)[:_MAX_REASONS]))
+    raise ClusterError(words) if refusal is None else AuthError(words)
+
+
+def _reason(place: Address, error: BaseException) -> str:
+    if isinstance(error, ClusterError | AuthError):
+        return str(error)
+    if isinstance(error, TimeoutError):
+        return f"{write_address(place)} did not answer"
+    if isinstance(error, OSError):
+        return f"{write_address(place)}: {error.strerror or error}"
+    raise error
+
+
+def _dull(reason: str) -> bool:
+    """An address that leads nowhere says less than one where somebody refused."""
+    return "did not answer" in reason or "onnect call failed" in reason or "nreachable" in reason
+
+
+def reachable_ways(member: Member, interfaces: Sequence[str]) -> list[Address]:
+    """Where to dial a host: its addresses, a link-local one by way of each of our ``interfaces``."""
+    ways: list[Address] = []
+    for address in member.addresses:
+        if ip_address(address).version == 6 and ip_address(address).is_link_local:
+            ways += [(f"{address}%{interface}", member.port) for interface in interfaces]
+        else:
+            ways.append((address, member.port))
+    return ways
+
+
+def _all(knower: Knower) -> list[list[object]]:
+    return [record.to_json() for record in knower.knowledge.records.values()]
+
+
+def _records(answer: Message) -> list[Record]:
+    found = answer.get("records", [])
+    return [Record.from_json(each) for each in found] if isinstance(found, list) else []

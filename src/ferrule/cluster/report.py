@@ -1,0 +1,125 @@
+"""What a host tells of itself when somebody asks: memory, load, devices, links, heat and power. Nothing is measured."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ferrule.links import Inventory, NetDevice, Probe
+from ferrule.links.power import PowerMeter
+
+_NVIDIA = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+_NVIDIA_SECONDS = 3.0
+_AMD = "0x1002"
+_HOT = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "amdgpu")
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """What computes. Memory in bytes; ``free`` is what the system says now."""
+
+    kind: str
+    name: str
+    memory: int
+    free: int
+
+
+@dataclass(frozen=True)
+class LinkReport:
+    """An interface with a cable or a network behind it. ``gb_s``: gigabits per second, where the driver tells."""
+
+    name: str
+    kind: str
+    up: bool
+    gb_s: float | None
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """``load``: of all processors, 0 to 1, over the last minute. ``celsius``: of the hottest chip; ``watts``: of the
+    chips that tell, over ``watts_seconds``; None where nothing tells."""
+
+    cores: int
+    load: float
+    devices: tuple[DeviceReport, ...]
+    links: tuple[LinkReport, ...]
+    celsius: float | None
+    watts: float | None
+    agent_bytes: int
+    agent_cpu_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Reporter:
+    """Makes reports; one at a time. The mean watts are those since the report before."""
+
+    def __init__(self) -> None:
+        self._meter = PowerMeter()
+        self._process = psutil.Process()
+
+    def report(self) -> HostReport:
+        """Takes some tenths of a second: call it beside the event loop."""
+        inventory = Probe.live().inventory()
+        meter, self._meter = self._meter, PowerMeter()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        times = self._process.cpu_times()
+        return HostReport(
+            cores=cores,
+            load=min(1.0, os.getloadavg()[0] / cores),
+            devices=(_processor(inventory), *_amd_gpus(), *_nvidia_gpus()),
+            links=tuple(_link(each) for each in inventory.netdevs if _is_link(each)),
+            celsius=_celsius(),
+            watts=meter.watts(),
+            agent_bytes=self._process.memory_info().rss,
+            agent_cpu_seconds=times.user + times.system,
+        )
+
+
+def _processor(inventory: Inventory) -> DeviceReport:
+    memory = psutil.virtual_memory()
+    return DeviceReport("cpu", inventory.machine.cpu or "processor", memory.total, memory.available)
+
+
+def _amd_gpus() -> Iterator[DeviceReport]:
+    for device in sorted(Path("/sys/class/drm").glob("card[0-9]*/device")):
+        try:
+            if (device / "vendor").read_text().strip() != _AMD:
+                continue
+            total, used = (int((device / f"mem_info_vram_{word}").read_text()) for word in ("total", "used"))
+        except (OSError, ValueError):
+            continue
+        yield DeviceReport("gpu", f"AMD GPU {device.resolve().name}", total, max(0, total - used))
+
+
+def _nvidia_gpus() -> Iterator[DeviceReport]:
+    try:
+        told = subprocess.run(_NVIDIA, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout
+        rows = [line.split(", ") for line in told.splitlines() if line.strip()]
+        yield from [DeviceReport("gpu", name, int(total) << 20, int(free) << 20) for name, total, free in rows]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return
+
+
+def _is_link(device: NetDevice) -> bool:
+    return device.kind != "loopback" and (device.kind != "virtual" or bool(device.addresses))
+
+
+def _link(device: NetDevice) -> LinkReport:
+    addresses = tuple(each.address for each in device.addresses)
+    up = bool(device.enabled) and device.carrier is not False
+    return LinkReport(device.name, device.label or device.kind, up, device.speed_gb_s, addresses)
+
+
+def _celsius() -> float | None:
+    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+    heat = [each.current for name in _HOT for each in sensors.get(name, ()) if each.current]
+    return max(heat, default=None)

@@ -1,0 +1,63 @@
+"""The records of a cluster on this host's disk: they survive the agent, the host and the power."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+
+from ferrule.cluster.records import Knowledge, Record
+from ferrule.errors import ClusterError
+
+_LAYOUT = 1
+_MAKE = """
+create table if not exists record (
+    kind text, name text, version integer, writer text, value text, primary key (kind, name)
+) without rowid
+"""
+
+
+class Store:
+    """Records in SQLite. Raises `ClusterError` where the file cannot be used. Not thread-safe."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        try:
+            self._database = sqlite3.connect(file, isolation_level=None, timeout=5.0)
+            self._database.execute("pragma journal_mode = wal")
+            self._database.execute("pragma synchronous = full")  # a power cut must not undo what a user was told
+            (layout,) = self._database.execute("pragma user_version").fetchone()
+            if layout not in (0, _LAYOUT):
+                raise ClusterError(f"{file} was made by another version of Ferrule (layout {layout}); update this one")
+            self._database.execute(_MAKE)
+            self._database.execute(f"pragma user_version = {_LAYOUT}")
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+
+    def load(self) -> Knowledge:
+        try:
+            rows = self._database.execute("select kind, name, version, writer, value from record").fetchall()
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+        records = [Record.from_json([*row[:4], None if row[4] is None else json.loads(row[4])]) for row in rows]
+        return Knowledge({(record.kind, record.name): record for record in records})
+
+    def keep(self, records: Iterable[Record]) -> None:
+        """All of them, or none."""
+        rows = [
+            (each.kind, each.name, each.version, each.writer, None if each.value is None else json.dumps(each.value))
+            for each in records
+        ]
+        try:
+            self._database.execute("begin immediate")
+            self._database.executemany("insert or replace into record values (?, ?, ?, ?, ?)", rows)
+            self._database.execute("commit")
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _broken(self, error: sqlite3.Error) -> ClusterError:
+        return ClusterError(f"{self._file} cannot be used: {error}; leave the cluster and join it again")

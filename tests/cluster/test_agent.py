@@ -1,0 +1,208 @@
+import asyncio
+import json
+import os
+import secrets
+from dataclasses import replace
+
+import pytest
+from agents import KEY, SECONDS, make_home, place, running, sees, until
+
+from ferrule.cluster import client
+from ferrule.cluster.connection import connect
+from ferrule.cluster.handshake import Caller, Purpose
+from ferrule.cluster.jobs import CONTROL
+from ferrule.cluster.records import HOST, MODEL
+from ferrule.errors import AuthError, ClusterError
+
+GREET = """
+import json, socket, sys
+control = socket.socket(fileno=int(sys.argv[1]))
+word = control.makefile("r").readline()
+control.sendall(json.dumps({"heard": word.strip()}).encode() + b"\\n")
+print("and these are my last words")
+sys.exit(int(word))
+"""
+
+
+def test_three_hosts_know_each_other_though_two_know_only_one(tmp_path):
+    async def scene():
+        first = make_home(tmp_path, "first")
+        second, third = (make_home(tmp_path, name, seeds=(place(first),)) for name in ("second", "third"))
+        async with running(first) as a, running(second) as b, running(third) as c:
+            await until(lambda: all(sees(x, y) for x in (a, b, c) for y in (a, b, c) if x is not y))
+            a.write(MODEL, "demo", {"up": True})
+            await until(lambda: c.knowledge.present(MODEL) == {"demo": {"up": True}})
+            found = await client.ask_here(third, "reachable", seconds=SECONDS)
+            assert set(found["hosts"]) == {a.settings.host, b.settings.host, c.settings.host}
+            status = await client.ask_here(second, "status")
+            assert {each["name"]: each["state"] for each in status["hosts"]} == {
+                "first": "up", "second": "here", "third": "up",
+            }  # fmt: skip
+        # What was decided is still known where an agent starts again, alone.
+        async with running(third) as c:
+            assert c.knowledge.present(MODEL) == {"demo": {"up": True}}
+            assert {member.name for member in c.knowledge.members.values()} == {"first", "second", "third"}
+
+    asyncio.run(scene())
+
+
+def test_a_host_that_ends_is_noticed_and_so_is_its_return(tmp_path):
+    async def scene():
+        first = make_home(tmp_path, "first")
+        second = make_home(tmp_path, "second", seeds=(place(first),))
+        async with running(first) as a:
+            for _ in range(2):
+                async with running(second) as b:
+                    await until(lambda b=b: sees(a, b) and sees(b, a))
+                await until(lambda b=b: not sees(a, b))
+                (lost,) = [
+                    each for each in (await client.ask_here(first, "status"))["hosts"] if each["name"] == "second"
+                ]
+                assert lost["state"] == "lost"
+                assert lost["problem"]
+
+    asyncio.run(scene())
+
+
+def test_who_is_not_let_in_is_told_why(tmp_path):
+    async def refusal(agent_home, home):
+        async with running(home) as agent:
+            (peer,) = agent._seeds.values()
+            await until(lambda: peer.problem is not None)
+            return peer.problem
+
+    async def scene():
+        first = make_home(tmp_path, "first")
+        async with running(first) as a:
+            stranger = make_home(tmp_path, "stranger", key=secrets.token_bytes(32), seeds=(place(first),))
+            assert "another cluster" in await refusal(first, stranger)
+            twin = make_home(tmp_path / "elsewhere", "first", seeds=(place(first),))
+            assert "choose another name" in await refusal(first, twin)
+            leaver = make_home(tmp_path, "leaver", seeds=(place(first),))
+            a.write(HOST, leaver.settings.host, None)
+            assert "has left the cluster" in await refusal(first, leaver)
+            assert [member.name for member in a.knowledge.members.values()] == ["first"]
+
+    asyncio.run(scene())
+
+
+def test_another_version_is_refused_by_name(tmp_path, monkeypatch):
+    async def scene():
+        first = make_home(tmp_path, "first")
+        second = make_home(tmp_path, "second", seeds=(place(first),))
+        async with running(first), running(second) as b:
+            member = replace(b.member, ferrule="0.0.9")
+            connection = await connect(("127.0.0.1", first.settings.port), KEY, Caller(member.host, Purpose.PEER))
+            await connection.send({"member": member.to_json(), "records": []})
+            answer = await connection.receive(SECONDS)
+            connection.close()
+            assert "second runs ferrule 0.0.9, first runs ferrule" in answer["refused"]
+
+    asyncio.run(scene())
+
+
+def test_leaving_is_heard_by_the_others(tmp_path):
+    async def scene():
+        first = make_home(tmp_path, "first")
+        second = make_home(tmp_path, "second", seeds=(place(first),))
+        async with running(first) as a:
+            async with running(second) as b:
+                await until(lambda: sees(a, b) and sees(b, a))
+                await client.ask_here(second, "leave")
+                await until(lambda: a.knowledge.gone(b.settings.host))
+            assert list(a.knowledge.members) == [a.settings.host]
+            assert a.peers == {}
+        assert client.was_taken_out(second)
+
+    asyncio.run(scene())
+
+
+def test_garbage_changes_nothing_and_gets_no_answer(tmp_path):
+    async def scene():
+        home = make_home(tmp_path, "first")
+        async with running(home) as agent:
+            before = agent.knowledge
+            port = home.settings.port
+            for words in (b"GET / HTTP/1.0\r\n\r\n", secrets.token_bytes(4096), b"", b"\0" * 65536):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(words)
+                writer.write_eof()
+                async with asyncio.timeout(SECONDS):
+                    try:
+                        assert await reader.read() == b""
+                    except ConnectionResetError:
+                        continue  # it left while we still spoke
+                    finally:
+                        writer.close()
+            assert agent.knowledge == before
+            with pytest.raises(ClusterError, match="does not know 'dance'"):
+                await client.ask_here(home, "dance")
+            with pytest.raises(ClusterError, match="no request"):
+                await client.ask_here(home, "write", kind="host")
+
+    asyncio.run(scene())
+
+
+def test_a_frame_that_was_altered_is_not_taken(tmp_path):
+    async def scene():
+        home = make_home(tmp_path, "first")
+        async with running(home) as agent:
+            connection = await connect(home.socket, KEY, Caller(home.settings.host, Purpose.ASK))
+            connection._sends = bytes(32)
+            await connection.send({"do": "write", "kind": MODEL, "name": "evil", "value": {}})
+            assert await connection.receive(SECONDS) is None
+            connection.close()
+            assert agent.knowledge.present(MODEL) == {}
+            with pytest.raises(AuthError):
+                await connect(home.socket, bytes(32), Caller(home.settings.host, Purpose.ASK))
+
+    asyncio.run(scene())
+
+
+async def start(home, **fields):
+    connection = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.START))
+    order = {"job": "job-1", "rank": 0, "arguments": ["-c", GREET, CONTROL], "env": {}, "listen": False} | fields
+    return connection, await connection.ask(order, SECONDS)
+
+
+def test_a_process_talks_to_whoever_ordered_it_and_its_end_is_told(tmp_path):
+    async def scene():
+        home = make_home(tmp_path, "first")
+        async with running(home) as agent:
+            life = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
+            await life.ask({"do": "job", "job": "job-1"}, SECONDS)
+            connection, answer = await start(home, listen=True)
+            assert 0 < answer["answer"]["port"] < 65536
+            reader, writer = connection.streams()
+            writer.write(b"3\n")
+            async with asyncio.timeout(SECONDS):
+                assert json.loads(await reader.readline()) == {"heard": "3"}
+            end = await life.receive(SECONDS)
+            assert (end["exit"], end["code"]) == (0, 3)
+            assert "last words" in end["tail"]
+            connection.close()
+            life.close()
+            await until(lambda: not agent.jobs)
+            assert not list((home.directory / "jobs").iterdir())
+
+    asyncio.run(scene())
+
+
+def test_processes_end_with_the_connection_of_their_job(tmp_path):
+    async def scene():
+        home = make_home(tmp_path, "first")
+        async with running(home) as agent:
+            life = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
+            await life.ask({"do": "job", "job": "job-1"}, SECONDS)
+            with pytest.raises(ClusterError, match="no job 'job-2'"):
+                await start(home, job="job-2")
+            connection, _ = await start(home, arguments=["-c", "import time; time.sleep(600)"])
+            await until(lambda: bool(agent.jobs["job-1"].pids))
+            (pid,) = agent.jobs["job-1"].pids
+            life.close()
+            await until(lambda: not agent.jobs)
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+            connection.close()
+
+    asyncio.run(scene())
