@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, get_args
 
 from ferrule.errors import ConfigError
@@ -82,6 +84,22 @@ class VerbsSettings:
     def missing(self, there: Collection[str]) -> list[str]:
         """Those that were asked for and are not ``there``."""
         return [] if self.exclude else [device for device in self.devices if device not in there]
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Where this host has models. ``path``: directories in which the model's directory is looked for instead of where
+    the server was told. ``cache``: where parts that other hosts sent are kept; None for the user's cache."""
+
+    path: tuple[str, ...] = ()
+    cache: Path | None = None
+
+
+def model_settings(environ: Mapping[str, str]) -> ModelSettings:
+    """``FERRULE_MODEL_PATH`` (directories, as in PATH) and ``FERRULE_MODEL_CACHE`` (a directory)."""
+    path = tuple(each for each in environ.get("FERRULE_MODEL_PATH", "").split(os.pathsep) if each)
+    cache = environ.get("FERRULE_MODEL_CACHE")
+    return ModelSettings(path, Path(cache).expanduser() if cache else None)
 
 
 def verbs_settings(environ: Mapping[str, str]) -> VerbsSettings:

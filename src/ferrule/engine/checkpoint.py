@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from safetensors import SafetensorError, safe_open
 
@@ -55,7 +55,7 @@ class Checkpoint:
         self.tensors: Mapping[str, StoredTensor] = _scan(directory)
         self._open: dict[Path, Any] = {}
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,26 +96,31 @@ def _headers(file: Path) -> dict[str, StoredTensor]:
     return found
 
 
+def weight_file_names(directory: Path) -> list[str]:
+    """The safetensors files that make up the model. Raises `ModelError` where there are none."""
+    if (directory / INDEX).exists():
+        return sorted(set(_weight_map(directory / INDEX).values()))
+    if (directory / SINGLE).exists():
+        return [SINGLE]
+    others = sorted(directory.glob("*.safetensors"))
+    if others:
+        raise ModelError(f"{directory} holds {others[0].name} but neither {SINGLE} nor {INDEX}")
+    raise ModelError(f"{directory} holds no safetensors weights ({SINGLE} or {INDEX})")
+
+
 def _scan(directory: Path) -> dict[str, StoredTensor]:
-    index = directory / INDEX
-    if index.exists():
-        promised = _weight_map(index)
-        found: dict[str, StoredTensor] = {}
-        for name in sorted(set(promised.values())):
-            found |= _headers(directory / name)
+    found: dict[str, StoredTensor] = {}
+    for name in weight_file_names(directory):
+        found |= _headers(directory / name)
+    if (directory / INDEX).exists():
+        promised = _weight_map(directory / INDEX)
         missing = [key for key in promised if key not in found]
         if missing:
             raise ModelError(
                 f"{directory / promised[missing[0]]} lacks {some(missing)}, which {INDEX} says it holds; "
                 "download the model again"
             )
-        return found
-    if (directory / SINGLE).exists():
-        return _headers(directory / SINGLE)
-    others = sorted(directory.glob("*.safetensors"))
-    if others:
-        raise ModelError(f"{directory} holds {others[0].name} but neither {SINGLE} nor {INDEX}")
-    raise ModelError(f"{directory} holds no safetensors weights ({SINGLE} or {INDEX})")
+    return found
 
 
 def _weight_map(index: Path) -> dict[str, str]:

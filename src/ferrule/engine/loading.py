@@ -68,13 +68,14 @@ def load(
     aliases: Mapping[str, str],
     checkpoint: Checkpoint,
     on_bytes: BytesRead,
+    device: str = "cpu",
 ) -> int:
     """Give every parameter and persistent buffer of ``model`` memory and its slice of the checkpoint.
 
     ``aliases`` maps a parameter's name in ``model`` to its name in ``made_of`` where they differ. Returns the bytes
     held. Raises `ModelError` where a tensor is missing or has another shape than the architecture says.
     """
-    wanted = dict(_targets(model))
+    wanted = dict(targets(model))
     missing = [aliases.get(name, name) for name in wanted if aliases.get(name, name) not in made_of]
     if missing:
         raise ModelError(f"{checkpoint.directory} has no weights for {some(missing)}; download the model again")
@@ -82,22 +83,22 @@ def load(
     done = 0
     on_bytes(0, total)
     for name, empty in wanted.items():
-        held = torch.empty(empty.shape, dtype=empty.dtype)
+        held = torch.empty(empty.shape, dtype=empty.dtype, device=device)
         source = aliases.get(name, name)
-        _fill(held, source, made_of[source], slicings.get(name), checkpoint, model)
-        _assign(model, name, held)
+        fill(held, source, made_of[source], slicings.get(name), checkpoint, model)
+        assign(model, name, held)
         done += held.numel() * held.element_size()
         on_bytes(done, total)
     return total
 
 
-def _targets(model: nn.Module) -> list[tuple[str, Tensor]]:
+def targets(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Parameters, then persistent buffers, each once (tied ones share a tensor)."""
     persistent = model.state_dict().keys()
     return [*model.named_parameters(), *((name, b) for name, b in model.named_buffers() if name in persistent)]
 
 
-def _assign(model: nn.Module, name: str, value: Tensor) -> None:
+def assign(model: nn.Module, name: str, value: Tensor) -> None:
     parent, _, leaf = name.rpartition(".")
     module = model.get_submodule(parent)
     if leaf in module._parameters:
@@ -113,7 +114,7 @@ def _assign(model: nn.Module, name: str, value: Tensor) -> None:
         module._buffers[leaf] = value
 
 
-def _fill(
+def fill(
     held: Tensor, name: str, recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint, model: nn.Module
 ) -> None:
     try:

@@ -64,6 +64,7 @@ class LocalEngine:
             max_sequences=options.max_sequences,
             batch_tokens=options.batch_tokens,
             end_tokens=tuple(sorted(model.end_tokens)),
+            identity=model.identity,
         )
         self._processes = Ranks(rank_options, self._heard, self._failed, lab)
 

@@ -69,38 +69,66 @@ class ShardedModel:
             )
 
 
-def build(directory: Path, dtype: str, shard: Shard, group: Group, on_bytes: BytesRead) -> ShardedModel:
-    """Build and load one rank's part. ``group`` is the ranks of this stage.
+@dataclass
+class Blueprint:
+    """One rank's part of a model without memory, and what it is to be filled from."""
 
-    Raises `ModelError` and `PlanError` before any weight is read where the model cannot be run or cut as planned.
+    model: Any
+    base: nn.Module
+    dtype: torch.dtype
+    hidden_size: int
+    cache: KVCache
+    made_of: dict[str, Recipe]
+    slicings: dict[str, Slicing]
+    aliases: dict[str, str]
+    stage_input: StageInput | None
+
+    def fill(self, checkpoint: Checkpoint, on_bytes: BytesRead, device: str = "cpu") -> int:
+        """Read this part; see `loading.load`."""
+        return load(self.model, self.made_of, self.slicings, self.aliases, checkpoint, on_bytes, device)
+
+
+def draw(directory: Path, dtype: str, shard: Shard, group: Group, checkpoint: Checkpoint) -> Blueprint:
+    """Plan one rank's part. ``group`` is the ranks of its stage.
+
+    Raises `ModelError` and `PlanError` where the model cannot be run or cut as planned.
     """
     config = read_config(directory)
     torch_dtype: torch.dtype = getattr(torch, saved_dtype(config) if dtype == "auto" else dtype)
     attention.register()
     cache = KVCache()
+    model = empty(config, torch_dtype, attention.NAME)
+    _check_supported(model)
+    model.eval()
+    made_of = recipes(model, list(checkpoint.tensors))
+    base = model.get_submodule(model.base_model_prefix)
+    aliases = tied(model, made_of)
+    slicings: dict[str, Slicing] = {}
+    if group.size > 1:
+        slicings = _cut(model, base, config, group, aliases)
+    stage_input = _keep_stage(model, base, config, shard)
+    attention.attach(base, cache, mask_windows(config))
+    return Blueprint(model, base, torch_dtype, config.hidden_size, cache, made_of, slicings, aliases, stage_input)
+
+
+def build(directory: Path, dtype: str, shard: Shard, group: Group, on_bytes: BytesRead) -> ShardedModel:
+    """Build and load one rank's part. ``group`` is the ranks of this stage.
+
+    Raises `ModelError` and `PlanError` before any weight is read where the model cannot be run or cut as planned.
+    """
     with Checkpoint(directory) as checkpoint:
-        model = _empty(config, torch_dtype)
-        _check_supported(model)
-        model.eval()
-        made_of = recipes(model, list(checkpoint.tensors))
-        base = model.get_submodule(model.base_model_prefix)
-        aliases = _tied(model, made_of)
-        slicings: dict[str, Slicing] = {}
-        if group.size > 1:
-            slicings = _cut(model, base, config, group, aliases)
-        stage_input = _keep_stage(model, base, config, shard)
-        attention.attach(base, cache, mask_windows(config))
-        size = load(model, made_of, slicings, aliases, checkpoint, on_bytes)
-    _restore_buffers(model)
-    return ShardedModel(model, base, shard, cache, torch_dtype, config.hidden_size, size, stage_input)
+        plan = draw(directory, dtype, shard, group, checkpoint)
+        size = plan.fill(checkpoint, on_bytes)
+    restore_buffers(plan.model)
+    return ShardedModel(plan.model, plan.base, shard, plan.cache, plan.dtype, plan.hidden_size, size, plan.stage_input)
 
 
-def _empty(config: Any, dtype: torch.dtype) -> Any:
+def empty(config: Any, dtype: torch.dtype, attention_name: str) -> Any:
     """The architecture as transformers builds it, without memory."""
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attention.NAME, trust_remote_code=False
+                config, dtype=dtype, attn_implementation=attention_name, trust_remote_code=False
             )
     except (KeyError, ValueError) as error:  # not a causal language model, or one with attention of its own
         raise ModelError(f"{type(config).__name__} cannot be built to run here: {error}") from None
@@ -130,7 +158,7 @@ def _output_name(model: Any) -> str:
     return _name_of(model, model.get_output_embeddings())
 
 
-def _tied(model: Any, made_of: dict[str, Recipe]) -> dict[str, str]:
+def tied(model: Any, made_of: dict[str, Recipe]) -> dict[str, str]:
     """Where the output layer has no weights of its own in the checkpoint: its name -> the embedding's."""
     head, table = f"{_output_name(model)}.weight", f"{_input_name(model)}.weight"
     if head not in made_of and getattr(model.config, "tie_word_embeddings", False):
@@ -179,7 +207,7 @@ def _keep_stage(model: nn.Module, base: nn.Module, config: Any, shard: Shard) ->
     return stage_input
 
 
-def _restore_buffers(model: Any) -> None:
+def restore_buffers(model: Any) -> None:
     """Compute the buffers that no checkpoint holds (rotary frequencies, embedding scales), as transformers does."""
     owners = []
     for module in model.modules():

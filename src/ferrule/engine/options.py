@@ -11,6 +11,8 @@ from ferrule.plan import Plan, Shard
 
 STEP_TIMEOUT = 600.0
 """Seconds that a rank waits for another within a step, or for the driver's next word; longer than any step takes."""
+LOAD_TIMEOUT = 3600.0
+"""Seconds that ranks wait for the slowest one to load."""
 
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 
@@ -50,7 +52,9 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class RankOptions:
-    """What one rank needs to know; handed to its process as JSON. ``end_tokens``: ids that end an answer."""
+    """What one rank needs to know; handed to its process as JSON. ``end_tokens``: ids that end an answer.
+    ``identity``: which model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds.
+    """
 
     directory: str
     dtype: str
@@ -60,6 +64,7 @@ class RankOptions:
     max_sequences: int
     batch_tokens: int
     end_tokens: tuple[int, ...]
+    identity: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ferrule.engine.options import EngineOptions
+from ferrule.engine.shards.weight_files import identity, read_layout
 from ferrule.engine.source import describe, read_config, resolve
 from ferrule.engine.tokenizer import ModelTokenizer, generation_defaults
 from ferrule.engine.types import SamplingParams
@@ -21,7 +22,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """``end_tokens``: ids that end an answer, by the tokenizer and by generation_config.json."""
+    """``end_tokens``: ids that end an answer, by the tokenizer and by generation_config.json. ``identity``: by which
+    the hosts of the ranks tell this model from others."""
 
     directory: Path
     spec: ModelSpec
@@ -29,6 +31,7 @@ class PreparedModel:
     tokenizer: ModelTokenizer
     default_sampling: SamplingParams
     end_tokens: frozenset[int]
+    identity: str
 
 
 def prepare(options: EngineOptions) -> PreparedModel:
@@ -48,7 +51,8 @@ def prepare(options: EngineOptions) -> PreparedModel:
     default_sampling, end_tokens = generation_defaults(directory, config)
     if tokenizer.eos_token_id is not None:
         end_tokens |= {tokenizer.eos_token_id}
-    return PreparedModel(directory, spec, plan, tokenizer, default_sampling, end_tokens)
+    known = identity(directory, read_layout(directory))
+    return PreparedModel(directory, spec, plan, tokenizer, default_sampling, end_tokens, known)
 
 
 async def in_background(work: Callable[[], Result]) -> Result:

@@ -82,6 +82,7 @@ class RankInfo:
     """What one rank reported when it was ready. Sizes in bytes.
 
     ``base_bytes`` is the process's private memory before any weight was loaded, ``peak_bytes`` the highest since.
+    ``received_bytes`` of the model came from other hosts, for all ranks of this one.
     """
 
     rank: int
@@ -92,6 +93,7 @@ class RankInfo:
     base_bytes: int
     peak_bytes: int
     transports: str
+    received_bytes: int = 0
 
 
 @dataclass(frozen=True)

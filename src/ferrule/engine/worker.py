@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections import deque
+from dataclasses import replace
 
 import torch
 import transformers
@@ -18,15 +19,14 @@ from ferrule import fabric
 from ferrule.engine.batch import Batch, Kind, announce, receive
 from ferrule.engine.control import Control, params_from_json
 from ferrule.engine.memory import PeakMemory
-from ferrule.engine.options import STEP_TIMEOUT, RankOptions
+from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.runner import Runner
 from ferrule.engine.sampler import Choice, Sampler
 from ferrule.engine.scheduler import Limits, Scheduler
+from ferrule.engine.shards.obtain import obtain
 from ferrule.engine.types import FinishReason, Progress, RankInfo
 from ferrule.errors import EngineError, FerruleError
 
-LOAD_TIMEOUT = 3600.0
-"""Seconds that ranks wait for the slowest one to load."""
 IDLE_PERIOD = 1.0
 """Seconds after which an idle driver tells the others that it is alive."""
 
@@ -57,7 +57,8 @@ def serve(options: RankOptions, control: Control) -> None:
             memory.sample()
             control.progress(progress)
 
-        runner = Runner(options, world, on_progress)
+        obtained = obtain(world, options, on_progress)
+        runner = Runner(replace(options, directory=str(obtained.directory)), world, on_progress)
         control.progress(Progress(world.rank, "warm up"))
         world.barrier(timeout=LOAD_TIMEOUT)
         room = runner.warm_up()
@@ -71,6 +72,7 @@ def serve(options: RankOptions, control: Control) -> None:
             base_bytes=memory.base,
             peak_bytes=memory.peak,
             transports=transports(world),
+            received_bytes=obtained.received,
         )
         control.ready(info, room)
         if world.rank == options.plan.driver:

@@ -1,0 +1,54 @@
+"""Which parts of a model's files a rank reads: found by loading them, without memory and without data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ferrule.engine.checkpoint import Checkpoint
+from ferrule.engine.model import draw
+from ferrule.engine.shards.pieces import Piece, wanted
+from ferrule.engine.shards.weight_files import read_layout
+from ferrule.engine.slicing import Slicing
+from ferrule.fabric import Group
+from ferrule.plan import Plan, Shard
+
+
+@dataclass(frozen=True)
+class _PlaceInStage:
+    """As much of a group as cutting a model asks for."""
+
+    rank: int
+    size: int
+
+
+class _Notes(Checkpoint):
+    """Notes what is read, and gives tensors without memory for it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.asked: list[tuple[str, Slicing | None]] = []
+
+    def read(self, key: str, cut: Slicing | None = None) -> list[Tensor]:
+        self.asked.append((key, cut))
+        shape = self.tensors[key].shape
+        shapes = [shape]
+        if cut is not None:
+            shapes = [(*shape[: cut.dim], stop - start, *shape[cut.dim + 1 :]) for start, stop in cut.ranges]
+        return [torch.empty(each, device="meta") for each in shapes]
+
+
+def needs(directory: Path, dtype: str, shard: Shard, plan: Plan) -> list[Piece]:
+    """What the rank of ``shard`` reads of the files in ``directory``, of which only the headers need be there.
+
+    Raises what building the rank's part raises.
+    """
+    places = read_layout(directory).places()
+    group = cast(Group, _PlaceInStage(shard.part, plan.tensor))
+    with _Notes(directory) as notes:
+        draw(directory, dtype, shard, group, notes).fill(notes, lambda done, total: None, "meta")
+    return [piece for key, cut in notes.asked for piece in wanted(key, places[key].shape, places[key].item, cut)]

@@ -1,0 +1,68 @@
+"""What is said to be needed is what loading reads: the rest may be anything."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_parity import plan_for
+from thread_group import Shared, ThreadGroup, run_ranks
+from tiny_models import REQUIRED, make
+
+from ferrule.engine.model import build
+from ferrule.engine.shards.needs import needs
+from ferrule.engine.shards.weight_files import Reader, read_layout
+from ferrule.plan import Plan
+
+
+def only_needed(directory: Path, plan: Plan, rank: int, copy: Path) -> Path:
+    """A copy of the model whose weights are ones' bits (NaN) wherever ``rank`` does not need them."""
+    shutil.copytree(directory, copy)
+    layout = read_layout(directory)
+    places = layout.places()
+    for file in layout.files:
+        (copy / file.name).write_bytes(file.head + b"\xff" * (file.size - len(file.head)))
+    with Reader(directory, places) as reader:
+        for piece in needs(directory, "float32", plan.shards[rank], plan):
+            place, data, at = places[piece.key], reader.read(piece), 0
+            with (copy / place.file).open("r+b") as file:
+                for offset, length in piece.runs(place.view(piece.dim)):
+                    file.seek(place.offset + offset)
+                    file.write(data[at : at + length])
+                    at += length
+    return copy
+
+
+def parameters(directories: list[Path], plan: Plan) -> list[dict[str, torch.Tensor]]:
+    stages = [Shared(plan.tensor) for _ in range(plan.pipeline)]
+
+    def rank(world: ThreadGroup) -> dict[str, torch.Tensor]:
+        shard = plan.shards[world.rank]
+        group: Any = ThreadGroup(shard.part, stages[shard.stage])
+        model = build(directories[world.rank], "float32", shard, group, lambda done, total: None)
+        return dict(model.model.state_dict())
+
+    return run_ranks(plan.world_size, rank)
+
+
+def check(name: str, tmp_path: Path) -> None:
+    directory = make(name, tmp_path / name)
+    plan = plan_for(directory, 2, 2)
+    copies = [only_needed(directory, plan, rank, tmp_path / f"{name}-{rank}") for rank in range(plan.world_size)]
+    whole, part = parameters([directory] * plan.world_size, plan), parameters(copies, plan)
+    for one, other in zip(whole, part, strict=True):
+        assert one.keys() == other.keys()
+        assert [key for key in one if not torch.equal(one[key], other[key])] == []
+
+
+def test_a_rank_loads_from_the_parts_it_needs(tmp_path: Path) -> None:
+    check("qwen3_moe", tmp_path)
+
+
+@pytest.mark.slow
+def test_a_rank_of_every_architecture_loads_from_the_parts_it_needs(tmp_path: Path) -> None:
+    for name in REQUIRED:
+        check(name, tmp_path)
