@@ -61,21 +61,24 @@ def everything(model: ModelSpec, cluster: ClusterSpec, work: Workload) -> Iterat
     """Every layout of the space that is searched."""
     costs = StageCosts(model, cluster, work, BUILT_IN_ENGINE)
     names = sorted(cluster.by_name)
-    for width in range(1, len(names) + 1):
-        groups = [cuttings_of(costs, some) for some in itertools.combinations(names, width)]
-        for stages in range(1, len(names) // width + 1):
-            for order in itertools.permutations(groups, stages):
-                if len({name for group in order for name in group[0].devices}) < stages * width:
-                    continue
-                for cuttings in itertools.product(*order):
-                    for ends in itertools.combinations(range(1, model.layers), stages - 1):
-                        spans = zip(cuttings, (0, *ends), (*ends, model.layers), strict=True)
-                        yield Layout(tuple(cutting.stage(a, b) for cutting, a, b in spans))
+    groups = [
+        (set(some), cuttings_of(costs, some))
+        for width in range(1, len(names) + 1)
+        for some in itertools.combinations(names, width)
+    ]
+    for stages in range(1, len(names) + 1):
+        for order in itertools.permutations(groups, stages):
+            if len(set().union(*(some for some, _ in order))) < sum(len(some) for some, _ in order):
+                continue
+            for cuttings in itertools.product(*(ways for _, ways in order)):
+                for ends in itertools.combinations(range(1, model.layers), stages - 1):
+                    spans = zip(cuttings, (0, *ends), (*ends, model.layers), strict=True)
+                    yield Layout(tuple(cutting.stage(a, b) for cutting, a, b in spans))
 
 
 @pytest.mark.parametrize(
     ("model", "count", "memory", "concurrency"),
-    [(DENSE, 4, 1.0, 1), (DENSE, 3, 1.2, 6), (DENSE, 4, 0.8, 2), (EXPERTS, 3, 9.0, 1)],
+    [(DENSE, 4, 1.0, 1), (DENSE, 3, 1.2, 6), (DENSE, 3, 1.0, 2), (EXPERTS, 3, 9.0, 1)],
 )
 def test_as_good_as_trying_everything(model: ModelSpec, count: int, memory: float, concurrency: int) -> None:
     cluster = unequal(count, count, memory)
@@ -113,7 +116,7 @@ def test_what_the_tables_say_is_what_is_predicted() -> None:
     for cutting, use in zip(cuttings, prediction.memory, strict=True):
         (held,) = costs.memory(cutting)
         stage = next(stage for stage in layout.stages if stage.devices == cutting.devices)
-        assert use.total <= held.held(stage.first_layer, stage.last_layer) <= use.total * 1.02
+        assert use.total <= held.runs[stage.first_layer, stage.last_layer] <= use.total * 1.02
 
 
 sizes = st.floats(0.5, 3.0)

@@ -14,6 +14,7 @@ from ferrule.plan.exchange import Exchange
 from ferrule.plan.layout import Layout, MemoryUse, Prediction, Stage, Term, TermKind, Workload
 from ferrule.plan.memory import largest_context, memory_of
 from ferrule.plan.model import ModelSpec
+from ferrule.plan.passing import announcement, hop, message_bytes, pieces, word_bytes
 from ferrule.plan.runtime import BUILT_IN_ENGINE, Runtime
 from ferrule.plan.stage_cost import Pass, Seconds, StageCost
 
@@ -130,13 +131,9 @@ class _Predictor:
             return 0.0, ""
         here, there = stages[place], stages[(place + 1) % len(stages)]
         last = place == len(stages) - 1
-        size = which.sequences * 8.0 if last else which.rows * self.model.hidden_bytes
-        size += self.runtime.layer_message_bytes * (there.last_layer - there.first_layer) * (not last)
-        ways = [
-            (self.exchange.message(a, b, size), self.exchange.route(a, b).where)
-            for a, b in zip(here.devices, _stretched(there.devices, here.width), strict=True)
-        ]
-        seconds, where = max(ways)
+        layers = there.last_layer - there.first_layer
+        size = word_bytes(which) if last else message_bytes(self.model, self.runtime, which, layers)
+        seconds, where = hop(self.exchange, here.devices, there.devices, size)
         return seconds + self.runtime.message_seconds, where
 
     def _message_work(self, time: _StageTime) -> float:
@@ -148,12 +145,9 @@ class _Predictor:
 
     def _announcement(self) -> tuple[float, str]:
         """Ranks of one stage begin when the driver's word has come."""
-        stage = self.layout.stages[-1]
-        if not self.runtime.announces or len(self.layout.stages) > 1 or stage.width == 1:
+        if len(self.layout.stages) > 1:
             return 0.0, ""
-        ways = [self.exchange.route(stage.devices[0], other) for other in stage.devices[1:]]
-        slowest = max(ways, key=lambda route: route.alpha)
-        return slowest.alpha, slowest.where
+        return announcement(self.exchange, self.runtime, self.layout.devices)
 
     def _terms(self, times: list[_StageTime]) -> Iterable[Term]:
         for time in times:
@@ -177,9 +171,8 @@ class _Predictor:
     def _prompt(self) -> list[Term]:
         """Pieces of a prompt follow one upon another: each needs the cache of those before it on every stage."""
         added: dict[tuple[str, str], Term] = {}
-        for start in range(0, self.work.prompt, self.runtime.batch_tokens):
-            piece = min(self.runtime.batch_tokens, self.work.prompt - start)
-            for term in self._terms(self._times(Pass(piece, start))):
+        for piece in pieces(self.work, self.runtime):
+            for term in self._terms(self._times(piece)):
                 before = added.get((term.kind, term.where))
                 seconds = term.seconds + (before.seconds if before else 0.0)
                 added[term.kind, term.where] = replace(term, seconds=seconds)
@@ -209,8 +202,3 @@ class _Predictor:
                 return None
             dollars += watts * seconds / 3.6e6 * self.work.kwh_price
         return dollars
-
-
-def _stretched(names: tuple[str, ...], width: int) -> list[str]:
-    """One for each of ``width`` senders."""
-    return [names[place * len(names) // width] for place in range(width)]

@@ -18,6 +18,8 @@ from ferrule.plan.search_obstacle import obstacle_of
 
 FEW = 8
 """Up to so many hosts the search is exact."""
+_NEAR: frozenset[Objective] = frozenset({"energy", "context"})
+"""Of these not all layouts are considered."""
 _ORDER = ("single", "tensor", "expert", "pipeline", "hybrid")
 
 
@@ -68,7 +70,8 @@ def search(
     ranked = sorted(candidates, key=lambda candidate: _rank(candidate, objective))
     single = next(candidate for candidate in ranked if candidate.layout.strategy == "single")
     shown = ranked[:top] if single in ranked[:top] else [*ranked[: top - 1], single]
-    return SearchResult(objective, tuple(shown), single, layouts.exact, layouts.notes)
+    exact = layouts.exact and objective not in _NEAR and not runtime.streams and not runtime.layer_message_bytes
+    return SearchResult(objective, tuple(shown), single, exact, layouts.notes)
 
 
 def _in_order(cluster: ClusterSpec) -> ClusterSpec:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from ferrule.plan.layout import Stage, Workload
 from ferrule.plan.memory import activation_bytes, vocabulary_of
 from ferrule.plan.model import ModelSpec
 from ferrule.plan.model_layer import WHOLE, LayerSpec, Share
+from ferrule.plan.passing import announcement, fellows, message_bytes, pieces, word_bytes
 from ferrule.plan.runtime import Runtime
 from ferrule.plan.search_cut import DeviceMemory, Floats, StageTable
 from ferrule.plan.stage_cost import Pass, StageCost
@@ -61,6 +61,8 @@ class StageCosts:
         self.pieces: dict[Cutting, tuple[float, float, int, float]] = {}
         self._memory: dict[Cutting, tuple[DeviceMemory, ...]] = {}
         self._hops: dict[tuple[str, str], tuple[float, float]] = {}
+        self._shares: dict[tuple[Share, float], DeviceMemory] = {}
+        self._exchanges: dict[tuple[str, ...], Exchange] = {}
 
     @cached_property
     def _exchange(self) -> Exchange:
@@ -70,9 +72,7 @@ class StageCosts:
         if measure.kind == "token":
             yield Pass(1, self.work.seen, measure.batch)
             return
-        starts = [*range(0, self.work.prompt, self.runtime.batch_tokens), self.work.prompt]
-        for start, end in pairwise(starts):
-            yield Pass(end - start, start)
+        yield from pieces(self.work, self.runtime)
 
     def table(self, cutting: Cutting, measure: Measure) -> StageTable:
         """Seconds and bytes for any run of layers on these devices; all infinite where no cables join them."""
@@ -98,21 +98,24 @@ class StageCosts:
     def with_context(self, context: int) -> StageCosts:
         """The same with room for other contexts: that changes no times."""
         other = copy(self)
-        other.work, other._memory, other.pieces = replace(self.work, context=context), {}, {}
+        other.work, other.pieces = replace(self.work, context=context), {}
+        other._memory, other._shares = {}, {}
         return other
 
     def _stage_cost(self, cutting: Cutting) -> StageCost:
         if cutting not in self._stages:
-            exchange = Exchange(self.cluster, cutting.devices)
-            if self._everywhere and not self._direct(cutting.devices):
-                exchange = self._exchange
             stage = replace(cutting.stage(0, 1), last_layer=self.model.layers)
-            self._stages[cutting] = StageCost(self._short, self.cluster, self.runtime, stage, exchange)
+            self._stages[cutting] = StageCost(
+                self._short, self.cluster, self.runtime, stage, self._exchange_of(cutting.devices)
+            )
         return self._stages[cutting]
 
-    def _direct(self, devices: Sequence[str]) -> bool:
-        """No message between them is better relayed."""
-        return all(not self._exchange.route(a, b).relayed for a in devices for b in devices if a != b)
+    def _exchange_of(self, devices: tuple[str, ...]) -> Exchange:
+        if self._everywhere:
+            return self._exchange
+        if devices not in self._exchanges:
+            self._exchanges[devices] = Exchange(self.cluster, devices)
+        return self._exchanges[devices]
 
     def memory(self, cutting: Cutting) -> tuple[DeviceMemory, ...]:
         if cutting not in self._memory:
@@ -125,8 +128,14 @@ class StageCosts:
 
     def _device_memory(self, stage: Stage, name: str, share: Share) -> DeviceMemory:
         """As `memory_of` counts it; activations as if the widest layer of the model were on every stage."""
-        model, device = self.model, self.cluster.by_name[name]
-        vocabulary = vocabulary_of(model, stage)
+        device, held = self.cluster.by_name[name], self._held(share, vocabulary_of(self.model, stage))
+        return replace(held, room=float(device.memory), always=held.always + device.runtime_bytes)
+
+    def _held(self, share: Share, vocabulary: float) -> DeviceMemory:
+        """By any device, without a process."""
+        if (share, vocabulary) in self._shares:
+            return self._shares[share, vocabulary]
+        model = self.model
         by_kind: Floats = np.array(
             [
                 layer.held_bytes(share)
@@ -134,50 +143,52 @@ class StageCosts:
                 for layer in self._kinds
             ]
         )
-        part = replace(stage, last_layer=len(self._kinds))
+        part = Stage(("",), 0, len(self._kinds))
         inner, whole = (
             activation_bytes(each, part, share, self.work, self.runtime) for each in (self._inner, self._short)
         )
         head = float(model.head.held(vocabulary))
-        return DeviceMemory(
-            room=float(device.memory),
+        found = self._shares[share, vocabulary] = DeviceMemory(
+            room=0.0,
             by_layer=by_kind[self._kind_of],
-            always=device.runtime_bytes + inner + 2.0,  # 2: rounding
+            always=inner + 2.0,  # 2: rounding
             first=float(model.embedding.held(vocabulary)),
             last=head + model.final.held(1.0) + whole - inner,
             tied=head if model.tied else 0.0,
         )
+        return found
 
     @cached_property
     def _inner(self) -> ModelSpec:
         """The same with one layer more, so that a stage of the others is not the last one."""
         return replace(self._short, decoder=(*self._short.decoder, self._short.decoder[0]))
 
-    def hop(self, before: Sequence[str], after: Sequence[str], measure: Measure) -> float:
-        """Seconds from one stage to the next; infinite where there is no way."""
-        return sum(self._between(before, after, which.rows * self.model.hidden_bytes) for which in self.passes(measure))
+    def hop(self, here: Sequence[str], there: Sequence[str], measure: Measure, layers: int = 1) -> float:
+        """Seconds from one stage to the next, which has so many layers; infinite where there is no way."""
+        sizes = [message_bytes(self.model, self.runtime, which, layers) for which in self.passes(measure)]
+        return self._between(here, there, sizes)
 
     def back(self, last: Sequence[str], first: Sequence[str], measure: Measure) -> float:
         """Seconds that word of the next step takes from the last stage to the first."""
-        return sum(self._between(last, first, which.sequences * 8.0) for which in self.passes(measure))
+        return self._between(last, first, [word_bytes(which) for which in self.passes(measure)])
 
-    def _between(self, before: Sequence[str], after: Sequence[str], size: float) -> float:
-        width = len(before)
-        targets = (after[place * len(after) // width] for place in range(width))
-        ways = [self._pair(a, b) for a, b in zip(before, targets, strict=True)]
-        return max(alpha + size * beta for alpha, beta in ways) + self.runtime.message_seconds
+    def _between(self, here: Sequence[str], there: Sequence[str], sizes: Sequence[float]) -> float:
+        ways = [self._pair(a, there[b]) for a, b in zip(here, fellows(len(here), len(there)), strict=True)]
+        slowest = sum(max(alpha + size * beta for alpha, beta in ways) for size in sizes)
+        return slowest + self.runtime.message_seconds * len(sizes)
 
     def _pair(self, a: str, b: str) -> tuple[float, float]:
         if (a, b) not in self._hops:
             try:
-                route = self._exchange.route(a, b) if self._everywhere else Exchange(self.cluster, (a, b)).route(a, b)
+                route = self._exchange_of((a, b)).route(a, b)
                 self._hops[a, b] = (route.alpha, route.beta)
             except PlanError:
                 self._hops[a, b] = (np.inf, 0.0)
-        return self._hops[a, b]
+        return self._hops[a, b] if a != b else (np.inf, 0.0)
 
     def announcement(self, cutting: Cutting) -> float:
-        """What a step on one stage waits for the driver's word."""
-        if not self.runtime.announces or len(cutting.devices) == 1:
-            return 0.0
-        return max(self._pair(cutting.devices[0], other)[0] for other in cutting.devices[1:])
+        """What a step on one stage waits for the driver's word; infinite where it does not come."""
+        try:
+            return announcement(self._exchange_of(cutting.devices), self.runtime, cutting.devices)[0]
+        except PlanError:
+            return np.inf

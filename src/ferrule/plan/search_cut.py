@@ -33,9 +33,26 @@ class DeviceMemory:
         held[0, -1] -= self.tied
         return held
 
-    def held(self, first: int, last: int) -> float:
-        """Bytes for layers ``first`` up to ``last``, not included."""
-        return float(self.runs[first, last])
+    @property
+    def all_held(self) -> float:
+        """Bytes for all layers."""
+        return self.always + float(self.by_layer.sum()) + self.first + self.last - self.tied
+
+    @cached_property
+    def reach(self) -> NDArray[np.intp]:
+        """By layer: behind which layer before the last a run from there can end; itself where none fits."""
+        before = np.concatenate(([0.0], np.cumsum(self.by_layer)))
+        limits = before + (self.room - self.always)
+        limits[0] -= self.first
+        places = np.arange(len(before))
+        behind = np.searchsorted(before, limits, "right") - 1
+        return np.maximum(np.minimum(behind, len(before) - 2), places)
+
+    @cached_property
+    def last_from(self) -> int:
+        """The first layer but the very first from which all layers to the last have room."""
+        behind = np.concatenate((np.cumsum(self.by_layer[::-1])[::-1], [0.0])) + (self.always + self.last)
+        return max(1, int(np.searchsorted(-behind, -self.room, "left")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +69,39 @@ class StageTable:
     @property
     def layers(self) -> int:
         return len(self.by_layer)
+
+    @cached_property
+    def before(self) -> Floats:
+        """Seconds of the layers before each."""
+        return np.concatenate(([0.0], np.cumsum(self.by_layer)))
+
+    @cached_property
+    def reach(self) -> NDArray[np.intp]:
+        """Of the device with least room, as in `DeviceMemory`."""
+        layers = self.layers
+        every = np.maximum(layers - 1, np.arange(layers + 1))
+        found: NDArray[np.intp] = np.minimum.reduce([every, *(use.reach for use in self.memory)])
+        return found
+
+    @property
+    def last_from(self) -> int:
+        return max((use.last_from for use in self.memory), default=1)
+
+    @property
+    def has_room(self) -> bool:
+        """For any layer, beside others before and behind."""
+        places = np.arange(self.layers + 1)
+        return bool((self.reach > places).any()) or self.last_from < self.layers
+
+    def no_better_than(self, other: StageTable) -> bool:
+        """For any run of layers."""
+        return (
+            other.always <= self.always
+            and other.always + other.first <= self.always + self.first
+            and other.always + other.last <= self.always + self.last
+            and other.last_from <= self.last_from
+            and bool((other.by_layer <= self.by_layer).all() and (other.reach >= self.reach).all())
+        )
 
     @cached_property
     def runs(self) -> Floats:

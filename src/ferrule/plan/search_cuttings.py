@@ -67,11 +67,7 @@ def _pieces(costs: StageCosts, name: str, least: Cutting, total: int) -> Pieces:
         return costs.pieces[least]
     whole = Cutting((name,))
     seconds = [float(costs.table(each, TOKEN).by_layer.sum()) for each in (least, whole)]
-    bytes_ = [
-        use.always + use.first + use.last - use.tied + float(use.by_layer.sum())
-        for each in (least, whole)
-        for use in costs.memory(each)
-    ]
+    bytes_ = [use.all_held for each in (least, whole) for use in costs.memory(each)]
     room = float(costs.cluster.by_name[name].memory)
     each = (bytes_[1] - bytes_[0]) / (total - 1) if total > 1 else bytes_[1]
     most = 1 + math.floor((room - bytes_[0]) / each) if each > 0 else total

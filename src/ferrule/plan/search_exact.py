@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ferrule.plan.layout import Layout, Stage
+from ferrule.plan.passing import fellows
 from ferrule.plan.search_classes import interchangeable
 from ferrule.plan.search_costs import Cutting, Measure, StageCosts
 from ferrule.plan.search_cut import Floats, StageTable
@@ -19,8 +21,9 @@ from ferrule.plan.search_order import Choice, Counts, Found, Option, OrderSearch
 
 CLOSE = 5e-3
 """How near to the optimum the throughput of a pipeline must be when both its slowest stage and its hops matter."""
-_HALVINGS = 12
 _ROUNDING = 1e-9
+Widths = range
+"""Of how many devices a stage may be."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +42,9 @@ class ExactSearch:
         self.classes = interchangeable(costs.cluster)
         self.available = tuple(map(len, self.classes))
         self.groups = list(self._groups())
-        self._choices: dict[tuple[Measure, int], tuple[Choice, list[_Group]]] = {}
+        self._choices: dict[tuple[Measure, Widths], tuple[Choice, list[_Group]]] = {}
         self._tables: dict[tuple[Cutting, Measure], StageTable] = {}
+        self._bounds: dict[tuple[Measure, Widths], OrderSearch] = {}
 
     def _groups(self) -> Iterator[_Group]:
         for counts in itertools.product(*(range(count + 1) for count in self.available)):
@@ -61,29 +65,30 @@ class ExactSearch:
             for name in names[start : start + count]
         )
 
-    def choice(self, measure: Measure, width: int) -> tuple[Choice, list[_Group]]:
+    def choice(self, measure: Measure, widths: Widths) -> tuple[Choice, list[_Group]]:
         """All groups of so many devices as stages."""
-        key = (measure, width)
+        key = (measure, widths)
         if key not in self._choices:
-            groups = self._undominated(measure, width)
-            options = tuple(Option(group.counts, self._table(group, measure).runs) for group in groups)
+            groups = self._undominated(measure, widths)
+            options = tuple(Option(group.counts, self._table(group, measure)) for group in groups)
             kinds = list(dict.fromkeys(group.counts for group in groups))
-            places = np.array([kinds.index(group.counts) for group in groups], dtype=np.intp)
+            place_of = {kind: place for place, kind in enumerate(kinds)}
+            places = np.array([place_of[group.counts] for group in groups], dtype=np.intp)
             hops, back = (each[np.ix_(places, places)] for each in self._hops(kinds, measure))
             self._choices[key] = Choice(self.available, options, hops, back), groups
         return self._choices[key]
 
-    def _undominated(self, measure: Measure, width: int) -> list[_Group]:
-        """Without those that are no better than another way to cut the same devices, whatever the layers."""
-        by_counts: dict[Counts, list[tuple[_Group, Floats]]] = {}
+    def _undominated(self, measure: Measure, widths: Widths) -> list[_Group]:
+        """Without those that have no room for a layer, or are no better than another way to cut the same devices."""
+        by_counts: dict[Counts, list[tuple[_Group, StageTable]]] = {}
         for group in self.groups:
-            if len(group.cutting.devices) == width:
-                runs = self._table(group, measure).runs
+            if len(group.cutting.devices) in widths:
+                table = self._table(group, measure)
                 others = by_counts.setdefault(group.counts, [])
-                if not any((other <= runs).all() for _, other in others):
-                    others[:] = [(kept, other) for kept, other in others if not (runs <= other).all()]
-                    others.append((group, runs))
-        return [group for others in by_counts.values() for group, runs in others if np.isfinite(runs).any()]
+                if table.has_room and not any(table.no_better_than(other) for _, other in others):
+                    others[:] = [(kept, other) for kept, other in others if not other.no_better_than(table)]
+                    others.append((group, table))
+        return [group for others in by_counts.values() for group, _ in others]
 
     def _table(self, group: _Group, measure: Measure) -> StageTable:
         key = (group.cutting, measure)
@@ -92,15 +97,14 @@ class ExactSearch:
         return self._tables[key]
 
     def _hops(self, kinds: Sequence[Counts], measure: Measure) -> tuple[Floats, Floats]:
-        """From each kind of group to each that can stand beside it."""
-        counts = np.array(kinds, dtype=np.int64).reshape(-1, len(self.available))
-        beside = (counts[:, None, :] + counts[None, :, :] <= np.array(self.available)).all(axis=2)
-        hops, back = np.zeros(beside.shape), np.zeros(beside.shape)
-        for a, b in np.argwhere(beside):
-            first, second = self._devices(kinds[a], self._nothing), self._devices(kinds[b], kinds[a])
-            hops[a, b] = self.costs.hop(first, second, measure)
-            back[a, b] = self.costs.back(first, second, measure)
-        return hops, back
+        """From each kind of group to each; of devices of one class, from one to another."""
+        seconds = np.full((2, len(self.classes), len(self.classes)), np.inf)
+        for (i, here), (j, there) in itertools.product(enumerate(self.classes), repeat=2):
+            a, b = here[:1], there[-1:]
+            if a != b:
+                seconds[:, i, j] = self.costs.hop(a, b, measure), self.costs.back(a, b, measure)
+        members = [np.array([i for i, count in enumerate(kind) for _ in range(count)], dtype=np.intp) for kind in kinds]
+        return _between_groups(members, seconds[0]), _between_groups(members, seconds[1])
 
     def layout(self, found: Found, groups: Sequence[_Group]) -> Layout:
         """With the names of devices in the places of classes."""
@@ -126,65 +130,112 @@ class ExactSearch:
                 + table.last
                 + self.costs.announcement(group.cutting)
             )
-            missing = max(0.0, *(use.held(0, table.layers) - use.room for use in table.memory))
-            yield (
-                seconds + self.costs.announcement(group.cutting),
-                missing,
-                Layout((group.cutting.stage(0, table.layers),)),
-            )
+            missing = max(0.0, *(use.all_held - use.room for use in table.memory))
+            yield seconds, missing, Layout((group.cutting.stage(0, table.layers),))
 
-    def added(self, measure: Measure, width: int, stages: int | None = None) -> Layout | None:
-        """The pipeline of stages of ``width`` devices whose stages and hops add up to the least."""
-        choice, groups = self.choice(measure, width)
-        if not groups or (stages or 2) * width > sum(self.available):
+    def added(
+        self, measure: Measure, widths: Widths, stages: int | None = None, bound: float = math.inf
+    ) -> tuple[float, Layout] | None:
+        """The pipeline of stages of so many devices whose stages and hops add up to the least, if to less than
+        ``bound``."""
+        if (stages or 2) * widths[0] > sum(self.available):
             return None
-        found = OrderSearch(choice, stages=stages, all_used=self.all_used).best()
-        return None if found is None else self.layout(found, groups)
+        choice, groups = self.choice(measure, widths)
+        if not groups:
+            return None
+        found = OrderSearch(choice, stages=stages, all_used=self.all_used).best(bound=bound)
+        return None if found is None else (found.seconds, self.layout(found, groups))
 
     def overlapped(
-        self, measure: Measure, batches: int, stages: int, width: int, bound: float = math.inf
+        self, measure: Measure, batches: int, stages: int, widths: Widths, bound: float = math.inf
     ) -> tuple[float, Layout] | None:
-        """The pipeline of so many stages of ``width`` devices that is done first with a step of ``batches`` batches,
-        if in less than ``bound``: that takes as long as its slowest stage needs for all of them, or one batch for all
-        stages and hops, whichever is more."""
-        choice, groups = self.choice(measure, width)
-        if not groups or stages * width > sum(self.available):
+        """The pipeline of so many stages that is done first with a step of ``batches`` batches, if in less than
+        ``bound``: that takes as long as its slowest stage needs for all of them, or one batch for all stages and hops,
+        whichever is more."""
+        if stages * widths[0] > sum(self.available):
             return None
-        work = self.costs.runtime.message_seconds
-        adding = OrderSearch(choice, stages=stages, all_used=self.all_used)
-        best = adding.best(bound=bound)
-        if best is None:
-            return None  # one batch alone takes too long
-        if (most := _seconds(choice, best, batches, work)) > best.seconds:
-            limit = min(bound, most * (1 + _ROUNDING)) / batches - work
-            slowest = OrderSearch(choice, "max", stages=stages, all_used=self.all_used).best(bound=limit)
-            if slowest is not None:
-                best = _between(adding, batches, work, slowest.seconds, best)
-        seconds = _seconds(choice, best, batches, work)
-        return (seconds, self.layout(best, groups)) if seconds < bound else None
+        choice, groups = self.choice(measure, widths)
+        if not groups:
+            return None
+        search = OrderSearch(choice, stages=stages, all_used=self.all_used)
+        steps = _Steps(search, batches, self.costs.runtime.message_seconds)
+        found = steps.quickest(bound)
+        return None if found is None else (steps.seconds(found), self.layout(found, groups))
+
+    def may_overlap(self, measure: Measure, batches: int, widths: Widths, bound: float) -> bool:
+        """Whether a step of so many batches may take less than ``bound``, for all that its parts tell."""
+        choice, groups = self.choice(measure, widths)
+        if not groups:
+            return False
+        if (measure, widths) not in self._bounds:
+            self._bounds[measure, widths] = OrderSearch(choice, all_used=self.all_used)
+        return _Steps(self._bounds[measure, widths], batches, self.costs.runtime.message_seconds).allowed(bound)
 
 
-def _seconds(choice: Choice, found: Found, batches: int, work: float) -> float:
-    """Of a step; ``work``: what a stage does for its messages."""
-    spans = zip(found.options, (0, *found.ends[:-1]), found.ends, strict=True)
-    slowest = max(float(choice.options[index].runs[a, b]) for index, a, b in spans)
-    return max(found.seconds, batches * (slowest + work))
+@dataclass(frozen=True)
+class _Steps:
+    """Steps of ``batches`` batches; ``work``: what a stage does for its messages."""
+
+    search: OrderSearch
+    batches: int
+    work: float
+
+    def seconds(self, found: Found) -> float:
+        spans = zip(found.options, (0, *found.ends[:-1]), found.ends, strict=True)
+        options = self.search.choice.options
+        slowest = max(float(options[index].table.runs[a, b]) for index, a, b in spans)
+        return max(found.seconds, self.batches * (slowest + self.work))
+
+    def quickest(self, bound: float) -> Found | None:
+        """A step of less than T has no stage that takes more than T / batches, and adds up to less than T. The least T
+        for which there is a sequence is enclosed until its ends are `CLOSE`."""
+        low = self._allowed_from(bound)
+        best: Found | None = None
+        high, above = bound, CLOSE / 2
+        while high > low * (1 + CLOSE):
+            tried = min(high, low * (1 + above) if above < 1 else high) if best is None else (low + high) / 2
+            found = self.search.best(bound=tried, cap=self._cap(tried))
+            if found is not None:
+                best, high = found, min(tried, self.seconds(found))
+            else:
+                low, above = tried, above * 2
+        return best
+
+    def _cap(self, seconds: float) -> float:
+        return (seconds / self.batches - self.work) * (1 + _ROUNDING)
+
+    def allowed(self, seconds: float) -> bool:
+        """Without an order and for any number of stages: quick, and mostly as good."""
+        return self.search.lower_bound(self._cap(seconds), counted=False) < seconds
+
+    def _allowed_from(self, bound: float) -> float:
+        """Below this nothing is `allowed`."""
+        low = self.search.lower_bound(counted=self.batches == 1)
+        if self.batches == 1 or low >= bound:
+            return low
+
+        high = bound
+        if math.isinf(bound):
+            high = low * 2
+            while not self.allowed(high) and high < low * self.batches * 4:
+                low, high = high, high * 2
+        elif not self.allowed(bound):
+            return bound
+        while high > low * (1 + CLOSE / 2):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.allowed(middle) else (middle, high)
+        return low
 
 
-def _between(adding: OrderSearch, batches: int, work: float, low: float, best: Found) -> Found:
-    """What is best when the sum and the slowest stage count: the lower the cap on every stage, the longer the sum, so
-    the best is where they cross. No stage can be held to less than ``low``."""
-    seconds = _seconds(adding.choice, best, batches, work)
-    cap, high, least = low, seconds / batches - work, batches * (low + work)
-    for _ in range(_HALVINGS):
-        found = adding.best(cap=cap * (1 + _ROUNDING), bound=seconds)
-        if found is not None and (better := _seconds(adding.choice, found, batches, work)) < seconds:
-            best, seconds = found, better
-        if found is not None and found.seconds <= batches * (cap + work):
-            high = cap
-        else:
-            low = cap  # with a lower one the sum is longer still
-        if high <= low * (1 + CLOSE) or seconds <= least * (1 + CLOSE):
-            break
-        cap = (low + high) / 2
-    return best
+def _between_groups(members: Sequence[NDArray[np.intp]], seconds: Floats) -> Floats:
+    """The slowest of the messages that each device of a group sends to its fellow of another. ``seconds``: by class."""
+    found = np.zeros((len(members), len(members)))
+    by_width: dict[int, list[int]] = {}
+    for place, each in enumerate(members):
+        by_width.setdefault(len(each), []).append(place)
+    for width, here in by_width.items():
+        senders = np.stack([members[place] for place in here])
+        for other, there in by_width.items():
+            receivers = np.stack([members[place] for place in there])[:, fellows(width, other)]
+            found[np.ix_(here, there)] = seconds[senders[:, None, :], receivers[None, :, :]].max(axis=2)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ferrule.plan.cluster import ClusterSpec
@@ -15,7 +15,7 @@ from ferrule.plan.model import ModelSpec
 from ferrule.plan.runtime import Runtime
 from ferrule.plan.search_classes import interchangeable
 from ferrule.plan.search_costs import Measure, StageCosts
-from ferrule.plan.search_exact import ExactSearch
+from ferrule.plan.search_exact import ExactSearch, Widths
 
 _NARROWINGS = 12
 _SETS = 64
@@ -67,22 +67,30 @@ def few_hosts(
 
 
 def best_of_each(search: ExactSearch, work: Workload, objective: Objective) -> list[Layout]:
-    """For energy: the quickest, of which the most frugal is not always one."""
+    """The best one-stage layouts of each width, the best pipelines of each width of stages, and the best with stages of
+    different widths, if that beats all of these. For energy: the quickest, of which the most frugal is not always
+    one."""
     alone = Measure("prompt" if objective == "ttft" else "token")
-    if objective == "context":
-        widths = range(1, sum(search.available) // 2 + 1)
-        return _best_stages(search, alone) + [layout for width in widths if (layout := search.added(alone, width))]
-    together = Measure("token", work.concurrency)
     count = sum(search.available)
     if objective in ("throughput", "energy"):
-        found = _best_stages(search, together) + [
-            layout for width in range(1, count // 2 + 1) for layout in _overlapped(search, work, count, width)
-        ]
-        return found + (_all_added(search, alone, count) if objective == "energy" else [])
-    return _best_stages(search, alone) + _all_added(search, alone, count)
+        together = Measure("token", work.concurrency)
+        found = _best_stages(search, together) + _overlapped(search, work, count)
+        if objective == "throughput":
+            return [layout for _, layout in found]
+    else:
+        found = _best_stages(search, alone)
+    added = [search.added(alone, range(width, width + 1)) for width in range(1, count // 2 + 1)]
+    if objective != "context":
+        added += [search.added(alone, range(1, 2), stages) for stages in range(2, count + 1)]
+    found += [each for each in added if each]
+    if not search.runnable and count > 2:
+        bound = min((seconds for seconds, _ in found), default=math.inf) if objective != "context" else math.inf
+        mixed = search.added(alone, range(1, count), bound=bound)
+        found += [mixed] if mixed else []
+    return [layout for _, layout in found]
 
 
-def _best_stages(search: ExactSearch, measure: Measure) -> list[Layout]:
+def _best_stages(search: ExactSearch, measure: Measure) -> list[tuple[float, Layout]]:
     """Of each width and strategy, the quickest that fits, or what misses least; and of single hosts each kind."""
     best: dict[tuple[object, ...], tuple[tuple[float, float], Layout]] = {}
     for seconds, missing, layout in search.one_stage(measure):
@@ -90,25 +98,45 @@ def _best_stages(search: ExactSearch, measure: Measure) -> list[Layout]:
         kind = (width, layout.strategy, layout.stages[0].even) if width > 1 else layout.devices
         if kind not in best or (missing, seconds) < best[kind][0]:
             best[kind] = ((missing, seconds), layout)
-    return [layout for _, layout in best.values()]
+    return [(seconds if missing <= 0 else math.inf, layout) for (missing, seconds), layout in best.values()]
 
 
-def _all_added(search: ExactSearch, measure: Measure, count: int) -> list[Layout]:
-    found = [search.added(measure, width) for width in range(1, count // 2 + 1)]
-    found += [search.added(measure, 1, stages) for stages in range(2, count + 1)]
-    return [layout for layout in found if layout is not None]
+def _overlapped(search: ExactSearch, work: Workload, count: int) -> list[tuple[float, Layout]]:
+    """The best pipelines of stages of each width, and of different ones if that is better."""
+    found: list[tuple[float, Layout]] = []
+    for width in range(1, count // 2 + 1):
+        best = math.inf
+        for stages in range(2, count // width + 1):
+            # More stages than that are compared by the time that each sequence waits for its next token.
+            if one := _of_stages(search, work, stages, range(width, width + 1), best):
+                best = one[0]
+                found.append(one)
+    if not search.runnable and count > 2:
+        best = min((seconds for seconds, _ in found), default=math.inf)
+        least = min(_measure(search, work, stages)[0].batch for stages in range(2, count))
+        for stages in range(2, count):
+            widths = range(1, count - stages + 2)
+            _, batches = _measure(search, work, stages)
+            # Smaller batches take no longer: that spares pricing every group for each number of stages.
+            if not search.may_overlap(Measure("token", least), batches, range(1, count), best):
+                continue
+            if one := _of_stages(search, work, stages, widths, best):
+                best = one[0]
+                found.append(one)
+    return found
 
 
-def _overlapped(search: ExactSearch, work: Workload, count: int, width: int) -> Iterator[Layout]:
-    """The best pipeline of stages of that width."""
-    best = math.inf
-    for stages in range(2, count // width + 1):
-        batches = min(stages, work.concurrency) if search.costs.runtime.batches else 1
-        measure = Measure("token", -(-work.concurrency // batches))
-        # More stages than that are compared by the time that each sequence waits for its next token.
-        if found := search.overlapped(measure, batches, stages, width, best):
-            best = found[0]
-            yield found[1]
+def _measure(search: ExactSearch, work: Workload, stages: int) -> tuple[Measure, int]:
+    """Of a pipeline's step: how many sequences a batch has, and how many batches there are."""
+    batches = min(stages, work.concurrency) if search.costs.runtime.batches else 1
+    return Measure("token", -(-work.concurrency // batches)), batches
+
+
+def _of_stages(
+    search: ExactSearch, work: Workload, stages: int, widths: Widths, bound: float
+) -> tuple[float, Layout] | None:
+    measure, batches = _measure(search, work, stages)
+    return search.overlapped(measure, batches, stages, widths, bound)
 
 
 def _parts(cluster: ClusterSpec) -> tuple[list[_Part], bool]:

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ferrule.plan.search_cut import Aim, Floats
+from ferrule.plan.search_cut import Floats, StageTable
+from ferrule.plan.search_spans import Places, Spans
 
 Counts = tuple[int, ...]
 _Key = tuple[int, int, int, int]
 """First stage (-1: any), last stage (-1: any), free devices, stages still to come (0: any)."""
 _WIDENINGS = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
 """By how much above the lower bound a best sequence is looked for first: the nearer, the less there is to look at."""
+_AT_ONCE = 512
 
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """Some devices as one stage. ``counts``: how many of each class of interchangeable devices; ``runs``: as in
-    `StageTable`."""
+    """Some devices as one stage. ``counts``: how many of each class of interchangeable devices."""
 
     counts: Counts
-    runs: Floats
+    table: StageTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,68 +58,104 @@ class _State:
 
 
 class OrderSearch:
-    """The best sequence of disjoint options, by dynamic programming over (first stage, last stage, devices used,
-    layers placed), as Held and Karp (1962) do for tours, with what cannot beat a bound left out.
+    """The best sequence of disjoint options whose stages and hops add up to the least, by dynamic programming over
+    (first stage, last stage, devices used, layers placed), as Held and Karp (1962) do for tours, with what cannot beat
+    a bound left out.
 
     What is left to pay is bounded from below by the same problem without an order (``rest``): every further stage is
-    entered by its cheapest hop. ``aim``: ``sum`` adds the stages and the hops; ``max`` is the slowest stage, without
-    hops. ``stages``: exactly so many. ``all_used``: no device is left over. Devices of one class are interchangeable,
-    so only how many are used counts.
+    entered by its cheapest hop. ``stages``: exactly so many; None: two or more. ``all_used``: no device is left over.
+    Devices of one class are interchangeable, so only how many are used counts.
     """
 
-    def __init__(self, choice: Choice, aim: Aim = "sum", *, stages: int | None = None, all_used: bool = False) -> None:
+    def __init__(self, choice: Choice, *, stages: int | None = None, all_used: bool = False) -> None:
         self.choice = choice
-        self._aim = aim
         self._stages, self._all_used = stages or 0, all_used
-        self._whole_runs = np.stack([option.runs for option in choice.options])
-        self._runs = self._whole_runs
-        self._layers = self._runs.shape[1] - 1
+        self._whole = Spans.of([option.table for option in choice.options])
+        self._spans, self._cap = self._whole, math.inf
+        self._layers = self._whole.layers
         counts = np.array([option.counts for option in choice.options])
         radix = np.cumprod([1, *(count + 1 for count in choice.available[:-1])])
-        self._codes = counts @ radix
         states = np.array(list(itertools.product(*(range(count + 1) for count in choice.available))))
-        self._fitting = {
-            int(free @ radix): np.flatnonzero((counts <= free).all(axis=1)) for free in states[_by_size(states)]
-        }
-        self._all = int(np.array(choice.available) @ radix)
+        states = states[np.argsort(states.sum(axis=1), kind="stable")]
+        by_code = {int(code): place for place, code in enumerate(states @ radix)}
+        self._all = len(states) - 1
+        codes = counts @ radix
+        self._fitting = [np.flatnonzero((counts <= free).all(axis=1)) for free in states]
+        """By set of free devices (the smaller first): the options that these allow."""
+        self._left = [
+            np.array([by_code[int(code)] for code in free @ radix - codes[those]], dtype=np.intp)
+            for free, those in zip(states, self._fitting, strict=True)
+        ]
+        """The same order: the set that each leaves."""
+        sizes = states.sum(axis=1)
+        self._levels = [np.flatnonzero(sizes == size) for size in range(1, int(sizes[-1]) + 1)]
         beside = (counts[:, None, :] + counts[None, :, :] <= np.array(choice.available)).all(axis=2)
-        nothing = np.zeros_like(choice.hops)
-        self._hops, self._back = (choice.hops, choice.back) if aim == "sum" else (nothing, nothing)
-        self._any_first = _constant(self._back[beside])
-        self._any_last = self._any_first and _constant(self._hops[beside])
-        into = np.where(beside, self._hops, np.inf).min(axis=0)
+        self._any_first = _constant(choice.back[beside])
+        self._any_last = self._any_first and _constant(choice.hops[beside])
+        into = np.where(beside, choice.hops, np.inf).min(axis=0)
         into[~np.isfinite(into)] = 0.0
         self._into: Floats = into
-        self._rest: dict[tuple[int, int], Floats] = {}
+        self._least_back = float(choice.back[beside].min()) if beside.any() else 0.0
+        self._rest: dict[int, Floats] = {}
 
-    def _bound(self, to_come: int, free: int) -> Floats:
-        """With so many stages to come (if they are counted) and devices free: the least that layers l and later can
-        still cost, by l."""
-        key = (to_come, free) if self._stages else (1, free)
-        if key not in self._rest:
-            least = np.full(self._layers + 1, np.inf)
-            if to_come or not self._stages:
-                for index in self._fitting[free]:
-                    after = self._bound(to_come - 1, free - int(self._codes[index]))
-                    runs = self._whole_runs[index]
-                    total = np.maximum(runs, after) if self._aim == "max" else runs + (after + self._into[index])
-                    np.minimum(least, total.min(axis=1), out=least)
-            if not self._stages or not to_come:
-                least[-1] = 0.0
-            self._rest[key] = least
-        return self._rest[key]
+    def _capped(self, cap: float) -> None:
+        """No stage may take more than ``cap``."""
+        if cap != self._cap:
+            self._cap, self._rest = cap, {}
+            self._spans = self._whole if cap == math.inf else self._whole.below(cap)
 
-    @property
-    def lower_bound(self) -> float:
-        """No sequence costs less, the cheapest hop into each further stage included."""
-        return float(self._bound(self._stages, self._all)[0]) - float(self._into.max())
+    def rest(self, to_come: int) -> Floats:
+        """With so many stages to come (0: one or more): the least that layers l and later can still cost, by set of
+        free devices and l."""
+        if to_come not in self._rest:
+            least = np.full((self._all + 1, self._layers + 1), np.inf)
+            after = self.rest(to_come - 1) if to_come > 1 else least if to_come == 0 else None
+            self._rest[to_come] = least
+            for level in self._levels:  # each needs those with fewer devices
+                for some in self._batches(level):
+                    least[some] = self._least(some, after, ends=to_come <= 1)
+        return self._rest[to_come]
+
+    def _batches(self, sets: Places) -> Iterator[Places]:
+        """Sets that have options, so many at once as fit into a processor's cache."""
+        sets = np.array([each for each in sets if len(self._fitting[each])], dtype=np.intp)
+        sizes = np.cumsum([len(self._fitting[each]) for each in sets]) // _AT_ONCE
+        for batch in dict.fromkeys(sizes.tolist()):
+            yield sets[sizes == batch]
+
+    def _least(self, sets: Places, after: Floats | None, *, ends: bool) -> Floats:
+        """Of any stage that begins at each layer, and of what follows it."""
+        options = np.concatenate([self._fitting[each] for each in sets])
+        left = np.concatenate([self._left[each] for each in sets])
+        starts = np.cumsum([0, *(len(self._fitting[each]) for each in sets[:-1])])
+        if after is None:
+            costs = np.full((len(options), self._layers + 1), np.inf)
+        else:
+            costs = self._spans.least_ahead(options, after[left])
+        if ends:
+            to_end = self._spans.to_end[options]
+            if self._all_used:
+                to_end[left > 0] = np.inf
+            np.minimum(costs, to_end, out=costs)
+        costs += self._into[options, None]
+        return np.minimum.reduceat(costs, starts, axis=0)
+
+    def lower_bound(self, cap: float = math.inf, *, counted: bool = True) -> float:
+        """No sequence of which no stage takes more than ``cap`` costs less; ``counted``: of so many stages as asked
+        for."""
+        self._capped(cap)
+        options, left = self._fitting[self._all], self._left[self._all]
+        ahead = self._spans.from_start[options] + self.rest(max(0, self._stages - 1) if counted else 0)[left]
+        return float(ahead.min()) + self._least_back if ahead.size else math.inf
 
     def best(self, *, bound: float = math.inf, cap: float = math.inf) -> Found | None:
         """The best sequence of at least two stages that costs less than ``bound``, of which no stage takes more than
         ``cap``."""
-        self._runs = np.where(self._whole_runs <= cap, self._whole_runs, np.inf)
+        lowest = self.lower_bound(cap)
+        if not lowest < bound:
+            return None
         for above in _WIDENINGS:
-            nearer = self.lower_bound * (1 + above)
+            nearer = lowest * (1 + above)
             if nearer >= bound:
                 break
             if found := self._below(nearer):
@@ -127,31 +164,25 @@ class OrderSearch:
 
     def _below(self, bound: float) -> Found | None:
         waiting: dict[_Key, _State] = {}
-        for index in range(len(self._runs)):
-            start = self._runs[index][0].copy()
-            start[-1] = np.inf
-            to_come, free = max(0, self._stages - 1), self._all - int(self._codes[index])
-            if self._prune(start, to_come, free, bound):
-                ends = (-1 if self._any_first else index, -1 if self._any_last else index)
-                _merge(waiting, (*ends, free, to_come), _State(start, [(None, index, 0.0)]))
+        options, left = self._fitting[self._all], self._left[self._all]
+        to_come = max(0, self._stages - 1)
+        start = self._pruned(self._spans.from_start[options], to_come, left, bound)
+        for place in np.flatnonzero(np.isfinite(start).any(axis=1)):
+            index = int(options[place])
+            ends = (-1 if self._any_first else index, -1 if self._any_last else index)
+            _merge(waiting, (*ends, int(left[place]), to_come), _State(start[place], [(None, index, 0.0)]))
         found: tuple[float, _State] | None = None
-        by_free = {code: place for place, code in enumerate(self._fitting)}
         while waiting:  # in order of the devices that are free: nothing comes back to more of them
-            level = max(by_free[key[2]] for key in waiting)
-            for key in sorted(key for key in waiting if by_free[key[2]] == level):
+            level = max(key[2] for key in waiting)
+            for key in sorted(key for key in waiting if key[2] == level):
                 state = waiting.pop(key)
-                limit = bound if found is None else found[0]
-                if not (self._stages and key[3] == 0) and self._prune(state.best, key[3], key[2], limit):
+                if len(self._fitting[level]):
                     found = self._expand(waiting, key, state, found, bound)
         return None if found is None else self._trace(*found)
 
-    def _prune(self, best: Floats, to_come: int, free: int, bound: float) -> bool:
-        """Leave out what cannot end below ``bound``; False if nothing is left."""
-        rest = self._bound(to_come, free)
-        ahead = np.maximum(best, rest) if self._aim == "max" else best + rest
-        hopeless = ~(ahead < bound)
-        best[hopeless] = np.inf
-        return not hopeless.all()
+    def _pruned(self, costs: Floats, to_come: int, left: Places, bound: float) -> Floats:
+        """Without what cannot end below ``bound``."""
+        return np.where(costs + (self.rest(to_come)[left] + self._least_back) < bound, costs, np.inf)
 
     def _expand(
         self,
@@ -162,50 +193,49 @@ class OrderSearch:
         bound: float,
     ) -> tuple[float, _State] | None:
         first, last, free, to_come = key
-        options = self._fitting[free]
-        if not len(options):
-            return found
-        active = np.flatnonzero(np.isfinite(state.best))
-        runs, before = self._runs[options[:, None], active[None, :]], state.best[active][None, :, None]
-        together = np.maximum(before, runs) if self._aim == "max" else before + runs
-        hops = self._hops[max(last, 0), options]
-        costs = together.min(axis=1) + hops[:, None]
+        options, left = self._fitting[free], self._left[free]
+        hops = self.choice.hops[max(last, 0), options]
+        limit = bound if found is None else found[0]
+        if to_come <= 1:
+            totals = (state.best + self._spans.to_end[options]).min(axis=1)
+            totals += hops + self.choice.back[options, max(first, 0)]
+            if self._all_used:
+                totals[left > 0] = np.inf
+            best = int(totals.argmin())
+            if totals[best] < limit:
+                limit = float(totals[best])
+                found = (limit, _State(state.best, [(state, int(options[best]), float(hops[best]))]))
+            if to_come == 1:
+                return found
+        costs = self._spans.least_behind(options, state.best) + hops[:, None]
         to_come = max(0, to_come - 1)
-        for place, index in enumerate(map(int, options)):
-            best, left = costs[place], free - int(self._codes[index])
-            source: tuple[_State | None, int, float] = (state, index, float(hops[place]))
-            total = float(best[-1] + self._back[index, max(first, 0)])
-            limit = bound if found is None else found[0]
-            if total < limit and to_come == 0 and not (left and self._all_used):
-                found = (total, _State(best.copy(), [source]))
-            best[-1] = np.inf
-            if self._prune(best, to_come, left, limit):
-                target = (first, -1 if self._any_last else index, left, to_come)
-                _merge(waiting, target, _State(best, [source]))
+        costs = self._pruned(costs, to_come, left, limit)
+        for place in np.flatnonzero(np.isfinite(costs).any(axis=1)):
+            index = int(options[place])
+            target = (first, -1 if self._any_last else index, int(left[place]), to_come)
+            _merge(waiting, target, _State(costs[place], [(state, index, float(hops[place]))]))
         return found
 
-    def _trace(self, seconds: float, state: _State) -> Found:
+    def _trace(self, seconds: float, last: _State) -> Found:
         """Backwards through the states by which the cost came about."""
-        at, options, ends = self._layers, [], []
-        step: _State | None = state
-        while step is not None:
+        options: list[int] = []
+        ends: list[int] = []
+        at, step = self._layers, last
+        while True:
             ends.append(at)
             ways: list[tuple[float, int, int, _State | None]] = []
             for source, index, hop in step.sources:
+                runs = self._spans.runs_to(index, at)
                 if source is None:
-                    ways.append((float(self._runs[index][0, at]), 0, index, None))
-                    continue
-                runs = self._runs[index][:, at]
-                costs = np.maximum(source.best, runs) if self._aim == "max" else source.best + runs
-                ways.append((float(costs.min()) + hop, int(costs.argmin()), index, source))
-            _, at, index, step = min(ways, key=lambda way: way[:3])
+                    ways.append((float(runs[0]), 0, index, None))
+                else:
+                    costs = source.best + runs
+                    ways.append((float(costs.min()) + hop, int(costs.argmin()), index, source))
+            _, at, index, before = min(ways, key=lambda way: way[:3])
             options.append(index)
-        return Found(seconds, tuple(reversed(options)), tuple(reversed(ends)))
-
-
-def _by_size(states: NDArray[np.int64]) -> NDArray[np.int64]:
-    order: NDArray[np.int64] = np.argsort(states.sum(axis=1), kind="stable")
-    return order
+            if before is None:
+                return Found(seconds, tuple(reversed(options)), tuple(reversed(ends)))
+            step = before
 
 
 def _merge(waiting: dict[_Key, _State], key: _Key, state: _State) -> None:
@@ -217,5 +247,5 @@ def _merge(waiting: dict[_Key, _State], key: _Key, state: _State) -> None:
         have.sources += state.sources
 
 
-def _constant(values: Floats | NDArray[np.float64]) -> bool:
+def _constant(values: Floats) -> bool:
     return values.size == 0 or bool((values == values.flat[0]).all())
