@@ -89,6 +89,19 @@ class EngineError(FerruleError):
     code = "engine_error"
 
 
+class ModelUnavailable(EngineError):
+    """The model cannot be run now, but may be later: what there is cannot hold it, or it is being restarted.
+
+    ``retry_after``: seconds after which it makes sense to ask again.
+    """
+
+    code = "model_unavailable"
+
+    def __init__(self, message: str, *, retry_after: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class LabError(FerruleError):
     """The lab lacks something of this machine, or what it emulates did not start or end as it should."""
 

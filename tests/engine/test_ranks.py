@@ -1,84 +1,64 @@
-"""What the process that started the ranks makes of what they say. The launcher is a stand-in; no rank is started."""
+"""What the engine makes of what its ranks say. The ranks are sockets; no process is started."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
+from fake_ranks import FakeRanks, FakeStarter, rank_options
 
-from ferrule.engine import ranks as module
-from ferrule.engine.options import RankOptions
-from ferrule.engine.ranks import RankFailure, Ranks
-from ferrule.errors import FerruleError
-from ferrule.plan import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Weights, make_plan
-
-LAYER = LayerSpec(LayerWeights(dense=Weights(1, 1)), AttentionSpec("full", 2, 2, 2, 2))
-SPEC = ModelSpec(
-    name="tiny",
-    architecture="Tiny",
-    model_type="tiny",
-    decoder=(LAYER,) * 2,
-    embedding=Weights(1, 1),
-    head=Weights(1, 1),
-    final=Weights(),
-    tied=False,
-    hidden_size=4,
-    query_heads=2,
-    key_value_heads=2,
-    vocab_size=10,
-    max_context=64,
-)
+from ferrule.engine.ranks import Event, RankFailure, Ranks
+from ferrule.engine.starting import Loss
 
 
-class SpeakingLauncher:
-    """Says ``words`` on rank 0's control socket, as if the rank were running."""
-
-    words = b""
-
-    def __init__(self, command: Callable[[int], list[str]], *_: Any, **__: Any) -> None:
-        self.command = command
-
-    def start(self) -> None:
-        os.write(int(self.command(0)[-1]), self.words)
-
-    def poll(self) -> tuple[int | None, ...]:
-        return (None,)
-
-    def stop(self, grace: float) -> None:
-        pass
+def refuse(rank: int, event: Event) -> None:
+    raise KeyError(f"nothing to do with {event}")
 
 
 @pytest.mark.parametrize("words", [b"not JSON\n", b'{"event": "progress"}\n'])
-def test_a_message_that_cannot_be_taken_is_a_failure_and_no_silence(
-    words: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SpeakingLauncher, "words", words)
-    monkeypatch.setattr(module, "LocalLauncher", SpeakingLauncher)
-    options = RankOptions("/nowhere", "auto", make_plan(SPEC), 1, 64, 1, 64, ())
-
-    async def failure() -> FerruleError:
-        failed: asyncio.Future[FerruleError] = asyncio.get_running_loop().create_future()
-
-        def refuse(rank: int, event: dict[str, Any]) -> None:
-            raise KeyError(f"nothing to do with {event}")
-
-        started = Ranks(options, refuse, failed.set_result)
+def test_a_message_that_cannot_be_taken_is_a_failure_and_no_silence(words: bytes) -> None:
+    async def loss() -> Loss:
+        starter = FakeStarter()
+        ranks = await Ranks.start(starter, rank_options(), refuse)
+        starter.started[0].say(0, words)
         try:
-            await started.connect()
-            return await asyncio.wait_for(failed, 10)
+            return await asyncio.wait_for(ranks.lost(), 10)
         finally:
-            await started.stop()
+            await ranks.stop(0)
 
-    assert "rank 0: its message could not be taken" in str(asyncio.run(failure()))
+    found = asyncio.run(loss())
+    assert "rank 0: its message could not be taken" in str(found.error)
+    assert found.crashed
 
 
-def test_the_cause_is_chosen_over_its_consequences(tmp_path: Path) -> None:
+def test_half_a_message_of_a_rank_that_died_is_no_message() -> None:
+    async def loss() -> Loss:
+        starter = FakeStarter()
+        ranks = await Ranks.start(starter, rank_options(), refuse)
+        starter.started[0].say(0, b'{"event": "tok')
+        starter.started[0].die(0, -9)
+        try:
+            return await asyncio.wait_for(ranks.lost(), 10)
+        finally:
+            await ranks.stop(0)
+
+    assert str(asyncio.run(loss()).error) == "rank 0 was killed by SIGKILL; its last words: oh"
+
+
+def test_the_cause_is_chosen_over_its_consequences() -> None:
+    started = FakeRanks(rank_options(ranks=3), hosts=("one", "two", "three"))
     failure = RankFailure()
-    failure.report(0, "PeerLost", "rank 1 is gone")
-    assert str(failure.cause((5, -9), tmp_path)) == "rank 1 was killed by SIGKILL"
+    failure.report(0, "PeerLost", "rank 1 is gone", lost=1)
+    loss = failure.loss(started)
+    assert (str(loss.error), loss.ranks, loss.hosts, loss.crashed) == (
+        "rank 0 on one: rank 1 is gone", (1,), ("two",), False
+    )  # fmt: skip
+    assert not failure.certain(started.poll())
+    started.codes = [5, -9, None]
+    loss = failure.loss(started)
+    assert str(loss.error) == "rank 1 on two was killed by SIGKILL; its last words: oh"
+    assert (loss.ranks, loss.crashed) == ((1,), True)
+    assert failure.certain(started.poll())
     failure.report(2, "ModelError", "a tensor is missing")
-    assert str(failure.cause((5, -9, 3), tmp_path)) == "a tensor is missing"
+    assert str(failure.loss(started).error) == "a tensor is missing"
+    started.close()

@@ -32,6 +32,13 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others() -> None:
     assert draw(7) != draw(8)
 
 
+def test_an_answer_goes_on_with_the_same_random_numbers_in_another_sampler() -> None:
+    params = SamplingParams(seed=-3, temperature=2.0)
+    whole, rest = Sampler(params), Sampler(params, drawn=20)
+    drawn = [whole.choose(LOGITS, (), 0).token for _ in range(50)]
+    assert [rest.choose(LOGITS, (), 0).token for _ in range(30)] == drawn[20:]
+
+
 def test_tokens_are_drawn_as_often_as_the_distribution_says() -> None:
     found = counts(SamplingParams(seed=1), 2000)
     for share, probability in zip((n / 2000 for n in found), LOGITS.softmax(-1).tolist(), strict=True):

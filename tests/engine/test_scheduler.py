@@ -41,10 +41,17 @@ class Caches:
         return sampled
 
 
-def drive(limits: Limits, requests: dict[int, tuple[list[int], SamplingParams]], cancel: set[int]) -> dict[int, list]:
+def drive(
+    limits: Limits,
+    requests: dict[int, tuple[list[int], SamplingParams]],
+    cancel: set[int],
+    made: dict[int, list[int]] | None = None,
+    *,
+    stepwise: bool = False,
+) -> dict[int, list]:
     scheduler, caches = Scheduler(limits, frozenset({END})), Caches()
     for identity, (prompt, params) in requests.items():
-        scheduler.add(identity, prompt, params)
+        scheduler.add(identity, prompt, params, (made or {}).get(identity, ()), stepwise=stepwise)
     answers: dict[int, list] = {identity: [] for identity in requests}
     under_way: deque[tuple[Batch, list[int]]] = deque()
     for step in range(5000):
@@ -106,12 +113,18 @@ REQUEST = st.tuples(
         batches=st.integers(1, 3),
     ),
     st.sets(st.integers(0, 7)),
+    st.integers(0, 30),
+    st.booleans(),
 )
-def test_every_request_gets_what_it_would_get_alone(requests: list, limits: Limits, cancel: set[int]) -> None:
+def test_every_request_gets_what_it_would_get_alone(
+    requests: list, limits: Limits, cancel: set[int], known: int, stepwise: bool
+) -> None:
     numbered = dict(enumerate(requests))
-    answers = drive(limits, numbered, cancel)
-    for identity, (prompt, params) in numbered.items():
-        expected = alone(prompt, params, limits.context)
+    whole = {identity: alone(prompt, params, limits.context) for identity, (prompt, params) in numbered.items()}
+    made = {identity: [token for token, _ in answer[:-1][:known]] for identity, answer in whole.items()}
+    answers = drive(limits, numbered, cancel, made, stepwise=stepwise)
+    for identity in numbered:
+        expected = whole[identity][len(made[identity]) :]
         if identity in cancel:
             assert answers[identity] == expected[: len(answers[identity])]
         else:
@@ -143,6 +156,18 @@ def test_when_the_cache_is_full_the_youngest_gives_way_and_is_computed_again() -
     answers = drive(limits, requests, set())
     for identity, (prompt, params) in requests.items():
         assert answers[identity] == alone(prompt, params, limits.context)
+
+
+def test_an_answer_that_goes_on_is_computed_in_the_steps_in_which_it_was_made() -> None:
+    scheduler = Scheduler(Limits(batch_tokens=4, cache_tokens=1000, sequences=4, context=500), frozenset())
+    scheduler.add(1, [1] * 6, SamplingParams(), [2, 3, 4], stepwise=True)
+    steps = []
+    for _ in range(6):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        steps += [(span.seen, span.tokens, span.sample) for span in batch.spans]
+        scheduler.complete(batch, [5] * sum(span.sample for span in batch.spans))
+    assert steps == [(0, 4, False), (4, 2, False), (6, 1, False), (7, 1, False), (8, 1, True), (9, 1, True)]
 
 
 def test_two_batches_share_the_sequences_so_that_two_stages_work() -> None:

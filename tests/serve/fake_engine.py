@@ -13,8 +13,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from ferrule.engine import Health, RankInfo, SamplingParams, Token
-from ferrule.errors import EngineError, RequestError
+from ferrule.engine import Health, RankInfo, Recovery, SamplingParams, Token
+from ferrule.errors import EngineError, ModelUnavailable, RequestError
 from ferrule.plan import Plan, Shard
 
 TEXT = "The quick brown fox jumps over the lazy dog. Grüße aus Köln, 你好 世界, naïve café 🙂 done."
@@ -105,6 +105,7 @@ class FakeEngine:
     """Says ``text`` to everything, one token each ``delay`` seconds.
 
     ``fail_after``: raise `EngineError` in every sequence after so many tokens. ``hold``: when set, tokens wait for it.
+    ``away``: the model cannot be had now.
     """
 
     text: str = TEXT
@@ -123,6 +124,7 @@ class FakeEngine:
     most_active: int = 0
     closed: bool = False
     error: str | None = None
+    away: ModelUnavailable | None = None
 
     def __post_init__(self) -> None:
         self.vocab_size = self.tokenizer.backend.get_vocab_size()
@@ -135,6 +137,8 @@ class FakeEngine:
     async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncIterator[Token]:
         call = Call(tuple(prompt), params)
         self.calls.append(call)
+        if self.away is not None:
+            raise self.away
         if len(prompt) >= self.max_context:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens; the context holds {self.max_context}",
@@ -192,6 +196,10 @@ class FakeEngine:
             return Health("closed")
         if self.error is not None:
             return Health("failed", self.error)
+        if self.away is not None:
+            return Health(
+                "waiting", str(self.away), since=5.0, recoveries=1, last_recovery=Recovery("lost", 1.0, 2.5, 3)
+            )
         return Health("ready", running=self.active)
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 from fake_engine import TEXT, FakeEngine, byte_level
 from running import until
 
+from ferrule.errors import ModelUnavailable
 from ferrule.serve.auth import MAX_BODY_BYTES
 
 MODEL = "acme/fake-1b"
@@ -225,6 +226,19 @@ def test_a_rank_lost_before_the_first_token(serving: Serving, stream: bool) -> N
     with pytest.raises(openai.InternalServerError, match="rank 1") as caught:
         chat(client, stream=stream)
     assert caught.value.status_code == 503
+
+
+def test_a_model_that_cannot_be_had_now_says_why_and_when_to_come_back(serving: Serving) -> None:
+    client = serving(FakeEngine(away=ModelUnavailable("host two is away", retry_after=7)))
+    with pytest.raises(openai.InternalServerError, match="host two is away") as caught:
+        chat(client, stream=True)
+    assert (caught.value.status_code, caught.value.code) == (503, "model_unavailable")
+    assert caught.value.response.headers["Retry-After"] == "7"
+    health = httpx.get(str(client.base_url).replace("/v1/", "/health"))
+    assert health.status_code == 503
+    body = health.json()
+    assert (body["status"], body["error"], body["since"], body["recoveries"]) == ("waiting", "host two is away", 5.0, 1)
+    assert body["last_recovery"] == {"cause": "lost", "at": 1.0, "seconds": 2.5, "requests": 3}
 
 
 class BrokenEngine(FakeEngine):

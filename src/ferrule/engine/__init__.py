@@ -1,7 +1,8 @@
 """Run a planned model: its shards, their weights, the KV cache, the scheduler and the ranks."""
 
 from ferrule.engine.local import LocalEngine, start
-from ferrule.engine.options import EngineOptions
+from ferrule.engine.options import EngineOptions, RankOptions
+from ferrule.engine.starting import Formation, Loss, Planner, RankStarter, StartedRanks
 from ferrule.engine.types import (
     Engine,
     FinishReason,
@@ -9,6 +10,7 @@ from ferrule.engine.types import (
     Progress,
     ProgressCallback,
     RankInfo,
+    Recovery,
     SamplingParams,
     State,
     Token,
@@ -19,12 +21,19 @@ __all__ = [
     "Engine",
     "EngineOptions",
     "FinishReason",
+    "Formation",
     "Health",
     "LocalEngine",
+    "Loss",
+    "Planner",
     "Progress",
     "ProgressCallback",
     "RankInfo",
+    "RankOptions",
+    "RankStarter",
+    "Recovery",
     "SamplingParams",
+    "StartedRanks",
     "State",
     "Token",
     "Tokenizer",

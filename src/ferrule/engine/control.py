@@ -1,7 +1,8 @@
 """The rank's end of the socket to the process that started it: JSON, one message a line.
 
-Down: ``{"op": "add", "id", "prompt", "params"}``, ``{"op": "cancel", "id"}`` (to the driver only).
-Up: ``{"event": "progress" | "ready" | "tokens" | "load" | "error", ...}``. `ferrule.engine.local` is the other end.
+Down, to the driver only: ``{"op": "add", "id", "prompt", "made", "params"}``, where ``made`` are the tokens of its
+answer that were made before a crash; ``{"op": "cancel", "id"}``.
+Up: ``{"event": "progress" | "ready" | "tokens" | "load" | "error", ...}``. `ferrule.engine.ranks` is the other end.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ STEP_TIMEOUT = 600.0
 LOAD_TIMEOUT = 3600.0
 """Seconds that ranks wait for the slowest one to load."""
 
+MEET_TIMEOUT = 120.0
+"""Seconds in which all ranks must have found each other; the slowest machine needs some for its imports."""
+
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 
 

@@ -1,33 +1,28 @@
-"""The processes of a model's ranks, as seen by the process that started them: what they say, and how they end."""
+"""The processes of a model's ranks, as seen by the engine: what they say, and how they end."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 from ferrule import errors
-from ferrule.cluster import LocalLauncher
 from ferrule.engine.options import RankOptions
-from ferrule.errors import EngineError, FabricError, FerruleError
-
-if TYPE_CHECKING:
-    from ferrule.lab import Lab
+from ferrule.engine.starting import Loss, RankStarter, StartedRanks
+from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost, RendezvousError
 
 SETTLE = 0.25
 """Seconds after the first sign of trouble in which the other ranks' reports are awaited, to find the first cause."""
+SETTLE_STEP = 0.02
 LINE_LIMIT = 1 << 26
 """Bytes of the longest message that a rank may send."""
-LOG_TAIL = 5
-"""Lines of a dead rank's output that its error quotes."""
+KEEPALIVE = 1
+"""Seconds of silence on a connection to another host before it is asked whether it is there, and between questions."""
+KEEPALIVE_QUESTIONS = 3
 
 Event = dict[str, Any]
 
@@ -37,141 +32,145 @@ class RankFailure:
 
     def __init__(self) -> None:
         self.reported: dict[int, FerruleError] = {}
+        self.lost: set[int] = set()
+        self._cut_off: set[int] = set()
 
-    def report(self, rank: int, kind: str, message: str) -> None:
+    def report(self, rank: int, kind: str, message: str, lost: int | None = None) -> None:
+        """``lost``: the rank whose loss this one noticed."""
         found = getattr(errors, kind, EngineError)
-        plain = isinstance(found, type) and issubclass(found, FerruleError) and found is not errors.PeerLost
-        error = found(message) if plain else FabricError(message)
-        self.reported.setdefault(rank, error)
+        plain = isinstance(found, type) and issubclass(found, FerruleError) and found is not PeerLost
+        if rank not in self.reported:
+            self.reported[rank] = found(message) if plain else FabricError(message)
+            if kind in (PeerLost.__name__, RendezvousError.__name__):
+                self._cut_off.add(rank)
+        if lost is not None:
+            self.lost.add(lost)
 
-    def cause(self, codes: tuple[int | None, ...], logs: Path) -> FerruleError:
-        """The error to show: a rank's own report, else how one died, else a report of having lost a peer."""
+    def certain(self, codes: Sequence[int | None]) -> bool:
+        """Whether the cause is known already, whatever else is still to come."""
+        if any(not isinstance(error, FabricError) for error in self.reported.values()):
+            return True
+        return any(code is not None and code < 0 for rank, code in enumerate(codes) if rank not in self.reported)
+
+    def loss(self, started: StartedRanks) -> Loss:
+        """A rank's own report, else how one died, else a report of having lost a peer."""
+        codes, hosts = started.poll(), started.hosts
+        ended = {rank for rank, code in enumerate(codes) if code is not None and rank not in self.reported}
+        own = {rank: error for rank, error in sorted(self.reported.items()) if not isinstance(error, FabricError)}
+        lost = tuple(sorted(ended | own.keys() | self.lost))
+        error, crashed = self._cause(codes, sorted(ended), own, started)
+        return Loss(error, lost, tuple(dict.fromkeys(hosts[rank] for rank in lost if rank < len(hosts))), crashed)
+
+    def _cause(
+        self,
+        codes: Sequence[int | None],
+        ended: Sequence[int],
+        own: dict[int, FerruleError],
+        started: StartedRanks,
+    ) -> tuple[FerruleError, bool]:
+        """The error to show, and whether a rank crashed."""
+        for rank, error in own.items():
+            where = f"{_place(rank, started)}: "
+            return (type(error)(f"{where}{error}") if type(error) is EngineError else error), True
+        for rank in ended:
+            code = codes[rank] or 0
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+            words = started.log_tail(rank)
+            return EngineError(f"{_place(rank, started)} {how}" + (f"; its last words: {words}" if words else "")), True
         for rank, error in sorted(self.reported.items()):
-            if not isinstance(error, FabricError):
-                return _placed(error, rank) if isinstance(error, EngineError) else error
-        for rank, code in enumerate(codes):
-            if code is not None and rank not in self.reported:
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-                return EngineError(f"rank {rank} {how}{_tail(logs, rank)}")
-        for rank, error in sorted(self.reported.items()):
-            return EngineError(f"rank {rank}: {error}")
-        return EngineError("a rank closed its control connection")
+            told = RendezvousError if isinstance(error, RendezvousError) else EngineError
+            return told(f"{_place(rank, started)}: {error}"), rank not in self._cut_off
+        return EngineError("a rank closed its control connection"), True
 
 
-def _placed(error: FerruleError, rank: int) -> FerruleError:
-    return type(error)(f"rank {rank}: {error}")
-
-
-def _tail(logs: Path, rank: int) -> str:
-    log = logs / f"rank-{rank}.log"
-    lines = log.read_text(errors="replace").splitlines()[-LOG_TAIL:] if log.exists() else []
-    return "; its last words: " + " | ".join(lines) if lines else ""
-
-
-def rank_environment(threads: int) -> dict[str, str]:
-    """What a rank's libraries are told."""
-    return {
-        "OMP_NUM_THREADS": str(threads),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        # Weights in huge pages: decoding streams all of them for each token, and the misses of a small page's
-        # translation cost several percent (torch reads this where the system offers huge pages on request).
-        "THP_MEM_ALLOC_ENABLE": os.environ.get("THP_MEM_ALLOC_ENABLE", "1"),
-    }
+def _place(rank: int, started: StartedRanks) -> str:
+    host = started.hosts[rank]
+    return f"rank {rank} on {host}" if host else f"rank {rank}"
 
 
 class Ranks:
-    """Starts one process per rank and relays their messages.
+    """The ranks of one formation: relays their messages, and tells when one is lost. Made by `start`."""
 
-    ``on_event(rank, event)`` is called for each message and ``on_failure(error)`` once, when any rank is lost before
-    `stop`. Start and stop it from the thread of the event loop: the ranks die with the thread that started them.
-    ``lab``: rank r runs on its host r modulo hosts.
-    """
-
-    def __init__(
-        self,
-        options: RankOptions,
-        on_event: Callable[[int, Event], None],
-        on_failure: Callable[[FerruleError], None],
-        lab: Lab | None = None,
-    ) -> None:
-        self.size = options.plan.world_size
+    def __init__(self, started: StartedRanks, options: RankOptions, on_event: Callable[[int, Event], None]) -> None:
+        self._started = started
         self._driver = options.plan.driver
-        self._on_event, self._on_failure = on_event, on_failure
-        self._logs = Path(tempfile.mkdtemp(prefix="ferrule-"))
+        self._on_event = on_event
         self._failure = RankFailure()
-        self._stopping = False
+        self._lost: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
+        self._settling: asyncio.Task[None] | None = None
         self._readers: list[asyncio.Task[None]] = []
         self._writers: list[asyncio.StreamWriter] = []  # in rank order; one that is dropped closes its socket
-        pairs = [socket.socketpair() for _ in range(self.size)]
-        self._ours = [ours for ours, _ in pairs]
-        theirs = [their for _, their in pairs]
-        module = [sys.executable, "-m", "ferrule.engine.worker", options.to_json()]
 
-        def command(rank: int) -> list[str]:
-            argv = [*module, str(theirs[rank].fileno())]
-            return argv if lab is None else lab.command(rank % lab.size, argv)
-
-        self._launcher = LocalLauncher(
-            command,
-            self.size,
-            env=rank_environment(options.threads),
-            rank_env=None if lab is None else lab.rank_env(self.size, port=lab.new_port()),
-            pass_fds=[[their.fileno()] for their in theirs],
-            output=self._logs,
-        )
+    @classmethod
+    async def start(cls, starter: RankStarter, options: RankOptions, on_event: Callable[[int, Event], None]) -> Self:
+        """``on_event(rank, event)`` is called for each message of a rank. Raises what the starter raises."""
+        ranks = cls(await starter.start(options), options, on_event)
         try:
-            self._launcher.start()
+            for rank, ours in enumerate(ranks._started.sockets):
+                _keep_alive(ours)
+                reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
+                ranks._writers.append(writer)
+                ranks._readers.append(asyncio.create_task(ranks._relay(rank, reader), name=f"rank {rank}"))
         except BaseException:
-            for ours in self._ours:
-                ours.close()
-            shutil.rmtree(self._logs, ignore_errors=True)
+            await ranks.stop(0)
             raise
-        finally:
-            for their in theirs:
-                their.close()
+        return ranks
 
-    async def connect(self) -> None:
-        """Begin to relay messages."""
-        for rank, ours in enumerate(self._ours):
-            reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
-            self._writers.append(writer)
-            self._readers.append(asyncio.create_task(self._relay(rank, reader), name=f"rank {rank}"))
+    async def lost(self) -> Loss:
+        """Wait until a rank is lost, and say why."""
+        return await asyncio.shield(self._lost)
 
     def send(self, message: Event) -> None:
-        """Send to the driver. Silent when it is gone: its loss is reported by `on_failure`."""
+        """Send to the driver. Silent when it is gone: its loss is reported by `lost`."""
         driver = self._writers[self._driver]
         if not driver.is_closing():
             driver.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
-    async def stop(self) -> None:
-        """End every rank and remove their logs. Returns within about a second; safe to call twice."""
-        self._stopping = True
-        self._launcher.stop(grace=0.3)
-        for task in self._readers:
+    async def stop(self, grace: float) -> None:
+        """End every rank within about ``grace`` seconds; safe to call twice. No event is relayed any more."""
+        tasks = [*self._readers, *([self._settling] if self._settling else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
-        for writer in self._writers:
-            writer.transport.abort()  # nobody is left to read what was not sent
-        for ours in self._ours[len(self._writers) :]:
-            ours.close()
-        shutil.rmtree(self._logs, ignore_errors=True)
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # also where this is cancelled meanwhile
+            for writer in self._writers:
+                writer.transport.abort()  # nobody is left to read what was not sent
+            for ours in self._started.sockets[len(self._writers) :]:
+                ours.close()
+            await self._started.stop(grace)
 
     async def _relay(self, rank: int, reader: asyncio.StreamReader) -> None:
         try:
-            while line := await reader.readline():
+            while (line := await reader.readline()).endswith(b"\n"):  # a rank that dies may leave a part of one
                 event: Event = json.loads(line)
                 if event["event"] == "error":
-                    self._failure.report(rank, event["type"], event["message"])
+                    self._failure.report(rank, event["type"], event["message"], event.get("lost"))
                 else:
                     self._on_event(rank, event)
         except ConnectionError:
             pass  # the same as the end of the stream: the rank is gone
         except Exception as error:  # noqa: BLE001 - a message that cannot be taken must not leave the model hanging
             self._failure.report(rank, "EngineError", f"its message could not be taken: {error!r}")
-        if not self._stopping:
-            self._stopping = True
-            await asyncio.sleep(SETTLE)
-            cause = self._failure.cause(self._launcher.poll(), self._logs)
-            self._launcher.stop(grace=0.1)
-            self._on_failure(cause)
+        if self._settling is None:
+            self._settling = asyncio.create_task(self._settle(), name="first cause")
+
+    async def _settle(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SETTLE
+        while loop.time() < deadline and not self._failure.certain(self._started.poll()):
+            await asyncio.sleep(SETTLE_STEP)
+        self._lost.set_result(self._failure.loss(self._started))
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Make a connection to another host end soon after that host is gone."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "darwin":
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPALIVE, KEEPALIVE)
+    else:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_QUESTIONS)

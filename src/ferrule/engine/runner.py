@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,11 +30,13 @@ WARM_UP = 4
 
 
 class Runner:
-    """``world`` is all ranks; the ranks of this rank's stage are split off it."""
+    """``world`` is all ranks; the ranks of this rank's stage are split off it. ``step_seconds``: what one token of one
+    sequence took in the trial run."""
 
     def __init__(self, options: RankOptions, world: Group, on_progress: Callable[[Progress], None]) -> None:
         self.options, self.world = options, world
         self.plan = options.plan
+        self.step_seconds = 0.0
         self.shard = self.plan.shards[world.rank]
         stage = world.split(color=self.shard.stage, key=self.shard.part)
         assert stage is not None  # only a rank without a colour gets none
@@ -65,6 +68,9 @@ class Runner:
         """Run a trial sequence on all ranks together, and return how many tokens the caches of every rank can hold."""
         self.run(Batch((Span(0, 0, WARM_UP, True),), (0,) * WARM_UP))
         self.run(Batch((Span(0, WARM_UP, 1, True),), (0,)))
+        begin = time.perf_counter()
+        self.run(Batch((Span(0, WARM_UP + 1, 1, True),), (0,)))
+        self.step_seconds = time.perf_counter() - begin
         self.model.check_trial(0)
         per_token = max(1, self.model.cache.sequences[0].bytes_per_token)
         self.run(Batch(released=(0,)))

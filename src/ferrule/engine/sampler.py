@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from transformers import (
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError
 
+_WORD = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
 COLD = 1e-5
 """Below this temperature only the likeliest token is left, and dividing by it would leave the range of float32."""
 
@@ -34,15 +38,17 @@ class Choice:
 
 
 class Sampler:
-    """Draws the tokens of one sequence; the same seed gives the same tokens."""
+    """Draws the tokens of one sequence; the same seed gives the same tokens.
 
-    def __init__(self, params: SamplingParams) -> None:
+    A token's random number depends on nothing but the seed and its place in the answer, so an answer can go on in
+    another process. ``drawn``: how many of its tokens there are already.
+    """
+
+    def __init__(self, params: SamplingParams, drawn: int = 0) -> None:
         self.params = params
         self.generator = torch.Generator()
-        if params.seed is None:
-            self.generator.seed()
-        else:
-            self.generator.manual_seed(params.seed & (2**63 - 1))
+        self.seed = secrets.randbits(64) if params.seed is None else params.seed
+        self.drawn = drawn
         self.greedy = params.temperature < COLD
         self.warpers = LogitsProcessorList()
         if not self.greedy:
@@ -61,6 +67,7 @@ class Sampler:
     def choose(self, logits: Tensor, tokens: Tokens[int], prompt: int) -> Choice:
         """The next token, from ``logits`` (vocabulary,) after ``tokens``, the first ``prompt`` of which were given."""
         scores = self._penalised(logits, tokens, prompt)
+        self.drawn += 1
         if self.greedy:
             token = int(scores.argmax())
         else:
@@ -75,6 +82,7 @@ class Sampler:
         return Choice(token, float(logprobs[token]), top)
 
     def _draw(self, scores: Tensor) -> int:
+        self.generator.manual_seed(mixed(self.seed, self.drawn))
         try:
             return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator))
         except RuntimeError:  # penalties as extreme as 1e-40 make scores infinite; one request must not end the others
@@ -102,3 +110,16 @@ class Sampler:
             if 0 <= token < len(scores):
                 scores[token] += bias
         return scores
+
+
+def mixed(seed: int, place: int) -> int:
+    """63 bits that look unrelated for seeds and places that are near to each other: the finaliser of SplitMix64
+    (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied to each in turn."""
+    state = _finalised(seed & _WORD)
+    return _finalised((state + place * _GOLDEN) & _WORD) >> 1
+
+
+def _finalised(word: int) -> int:
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
+    return word ^ (word >> 31)

@@ -33,13 +33,15 @@ class Sequence:
     """One request in progress.
 
     ``tokens`` are the prompt and what was generated; ``cached`` of them are in the cache and ``pending`` more in a
-    batch that is under way.
+    batch that is under way. ``stepwise``: the tokens behind the prompt are computed one at a time even if they are
+    known already.
     """
 
     identity: int
     tokens: list[int]
     prompt: int
     params: SamplingParams
+    stepwise: bool = False
     cached: int = 0
     pending: int = 0
     cancelled: bool = False
@@ -48,6 +50,13 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that are known but not yet computed: 1 while generating, more during the prompt."""
         return len(self.tokens) - self.cached
+
+    @property
+    def step(self) -> int:
+        """Tokens that it brings next, if there is room for them."""
+        if not self.stepwise:
+            return self.remaining
+        return self.prompt - self.cached if self.cached < self.prompt else 1
 
     @property
     def generated(self) -> int:
@@ -65,8 +74,17 @@ class Scheduler:
     by_identity: dict[int, Sequence] = field(default_factory=dict)
     _released: list[int] = field(default_factory=list)
 
-    def add(self, identity: int, prompt: Tokens[int], params: SamplingParams) -> None:
-        sequence = Sequence(identity, list(prompt), len(prompt), params)
+    def add(
+        self,
+        identity: int,
+        prompt: Tokens[int],
+        params: SamplingParams,
+        made: Tokens[int] = (),
+        *,
+        stepwise: bool = False,
+    ) -> None:
+        """``made``: tokens of its answer that are known already."""
+        sequence = Sequence(identity, [*prompt, *made], len(prompt), params, stepwise)
         self.by_identity[identity] = sequence
         self.waiting.append(sequence)
 
@@ -85,12 +103,12 @@ class Scheduler:
         spans: list[Span] = []
         tokens: list[int] = []
         share = -(-len(self.running) // self.limits.batches)  # so that every pipeline stage has a batch to work on
-        for sequence in sorted(self.running, key=lambda s: s.remaining > 1):  # long prompts must not hold up answers
+        for sequence in sorted(self.running, key=lambda s: s.step > 1):  # long prompts must not hold up answers
             if len(spans) >= share or len(tokens) >= self.limits.batch_tokens:
                 break
             if sequence.pending or sequence not in self.running:  # the second: it was just preempted
                 continue
-            count = min(sequence.remaining, self.limits.batch_tokens - len(tokens))
+            count = min(sequence.step, self.limits.batch_tokens - len(tokens))
             if not self._make_room(sequence, count):
                 continue
             last = sequence.cached + count

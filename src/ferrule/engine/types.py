@@ -11,7 +11,9 @@ from ferrule.errors import RequestError
 from ferrule.plan import Plan
 
 FinishReason = Literal["stop", "length"]
-State = Literal["loading", "ready", "failed", "closed"]
+State = Literal["loading", "ready", "recovering", "waiting", "failed", "closed"]
+"""``recovering``: a rank was lost, and the ranks are being started again. ``waiting``: the model cannot be held now; it
+comes back by itself when it can be. ``failed``: it does not come back."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,28 @@ class RankInfo:
 
 
 @dataclass(frozen=True)
+class Recovery:
+    """How a model came back, or is about to. ``at``: when it was lost, in seconds since 1970; ``seconds`` until it was
+    back and ``requests`` that then went on: None before."""
+
+    cause: str
+    at: float
+    seconds: float | None = None
+    requests: int | None = None
+
+
+@dataclass(frozen=True)
 class Health:
+    """``error``: why the model is not ready. ``since``: when this state began, in seconds since 1970. ``recoveries``:
+    how often it has come back."""
+
     state: State
     error: str | None = None
     running: int = 0
     waiting: int = 0
+    since: float = 0.0
+    recoveries: int = 0
+    last_recovery: Recovery | None = None
 
 
 class Tokenizer(Protocol):
@@ -140,8 +159,9 @@ class Engine(Protocol):
     def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
         """Yield tokens as they are made. Closing the iterator early cancels the sequence on every rank.
 
-        Raises `RequestError` (``code="context_length_exceeded"``) before the first token when the prompt leaves
-        no room, and `EngineError` at any point when a rank is lost.
+        When a rank is lost there is a pause, and the answer goes on. Raises `RequestError` before the first token when
+        the prompt leaves no room (``code="context_length_exceeded"``), and at any point for a request that crashes the
+        ranks again and again; `ModelUnavailable` when the model cannot be had in time; `EngineError` when it failed.
         """
         ...
 

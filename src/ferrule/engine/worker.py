@@ -19,14 +19,17 @@ from ferrule import fabric
 from ferrule.engine.batch import Batch, Kind, announce, receive
 from ferrule.engine.control import Control, params_from_json
 from ferrule.engine.memory import PeakMemory
-from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
+from ferrule.engine.options import LOAD_TIMEOUT, MEET_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.runner import Runner
 from ferrule.engine.sampler import Choice, Sampler
 from ferrule.engine.scheduler import Limits, Scheduler
 from ferrule.engine.shards.obtain import obtain
 from ferrule.engine.types import FinishReason, Progress, RankInfo
-from ferrule.errors import EngineError, FerruleError
+from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
 
+EXACT_SECONDS = 5.0
+"""What may be spent on computing an interrupted answer's tokens one at a time, as they were made: then its cache is
+equal to the last bit. Longer ones are computed in pieces, as prompts are, which rounds in another order."""
 IDLE_PERIOD = 1.0
 """Seconds after which an idle driver tells the others that it is alive."""
 
@@ -36,7 +39,7 @@ def main(arguments: list[str]) -> int:
     control = Control(int(arguments[1]))
     try:
         serve(options, control)
-    except FerruleError as error:
+    except FerruleError as error:  # of the fabric's, `serve` may have said more before; the first report counts
         control.send("error", type=type(error).__name__, message=str(error))
         return error.exit_code
     except Exception as error:
@@ -49,36 +52,55 @@ def serve(options: RankOptions, control: Control) -> None:
     """Load, report, and run until the process is ended: by its parent's signal, or by the loss of a peer."""
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(options.threads)
-    with fabric.init(strict=True, timeout=STEP_TIMEOUT) as world:
-        memory = PeakMemory()
-        control.progress(Progress(world.rank, "start"))
+    with fabric.init(strict=True, timeout=STEP_TIMEOUT, meet_timeout=MEET_TIMEOUT) as world:
+        try:
+            serve_in(world, options, control)
+        except FabricError as error:
+            control.send("error", type=type(error).__name__, message=str(error), lost=lost_rank(world))
+            raise
 
-        def on_progress(progress: Progress) -> None:
-            memory.sample()
-            control.progress(progress)
 
-        obtained = obtain(world, options, on_progress)
-        runner = Runner(replace(options, directory=str(obtained.directory)), world, on_progress)
-        control.progress(Progress(world.rank, "warm up"))
-        world.barrier(timeout=LOAD_TIMEOUT)
-        room = runner.warm_up()
+def lost_rank(world: fabric.Group) -> int | None:
+    """The rank that ``world`` has lost, if that is why it ended; a stage's group numbers its ranks otherwise."""
+    try:
+        world.check()
+    except PeerLost as error:
+        return error.rank
+    except FabricError:
+        return None
+    return None
+
+
+def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> None:
+    memory = PeakMemory()
+    control.progress(Progress(world.rank, "start"))
+
+    def on_progress(progress: Progress) -> None:
         memory.sample()
-        info = RankInfo(
-            rank=world.rank,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            device=f"cpu ({options.threads} thread{'s' if options.threads > 1 else ''})",
-            weight_bytes=runner.model.weight_bytes,
-            base_bytes=memory.base,
-            peak_bytes=memory.peak,
-            transports=transports(world),
-            received_bytes=obtained.received,
-        )
-        control.ready(info, room)
-        if world.rank == options.plan.driver:
-            Driver(options, runner, control, room).loop()
-        else:
-            follow(runner)
+        control.progress(progress)
+
+    obtained = obtain(world, options, on_progress)
+    runner = Runner(replace(options, directory=str(obtained.directory)), world, on_progress)
+    control.progress(Progress(world.rank, "warm up"))
+    world.barrier(timeout=LOAD_TIMEOUT)
+    room = runner.warm_up()
+    memory.sample()
+    info = RankInfo(
+        rank=world.rank,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        device=f"cpu ({options.threads} thread{'s' if options.threads > 1 else ''})",
+        weight_bytes=runner.model.weight_bytes,
+        base_bytes=memory.base,
+        peak_bytes=memory.peak,
+        transports=transports(world),
+        received_bytes=obtained.received,
+    )
+    control.ready(info, room)
+    if world.rank == options.plan.driver:
+        Driver(options, runner, control, room).loop()
+    else:
+        follow(runner)
 
 
 def transports(world: fabric.Group) -> str:
@@ -138,9 +160,10 @@ class Driver:
         for message in self.control.messages(wait):
             identity = message["id"]
             if message["op"] == "add":
-                params = params_from_json(message["params"])
-                self.samplers[identity] = Sampler(params)
-                self.scheduler.add(identity, message["prompt"], params)
+                params, made = params_from_json(message["params"]), message["made"]
+                self.samplers[identity] = Sampler(params, drawn=len(made))
+                stepwise = len(made) * self.runner.step_seconds <= EXACT_SECONDS
+                self.scheduler.add(identity, message["prompt"], params, made, stepwise=stepwise)
             elif message["op"] == "cancel":
                 self.scheduler.cancel(identity)
         self.samplers = {i: s for i, s in self.samplers.items() if i in self.scheduler.by_identity}

@@ -16,6 +16,7 @@ def init(
     *,
     strict: bool = False,
     timeout: float | None = None,
+    meet_timeout: float | None = None,
     transport: TransportChoice | None = None,
     settings: FabricSettings | None = None,
 ) -> Group:
@@ -27,18 +28,21 @@ def init(
     ``FERRULE_LISTEN_FD`` (rank 0 only: an inherited listening socket) and ``FERRULE_SPIN_US``. With nothing set the
     answer is a group of one; with ``strict`` that is an error too.
 
-    ``timeout``: seconds for the rendezvous and, unless given per call, for each operation. ``transport`` overrides
-    the environment and must be the same on all ranks. ``settings`` takes the place of the whole environment.
+    ``timeout``: seconds for the rendezvous and, unless given per call, for each operation. ``meet_timeout``: seconds
+    for the rendezvous alone, where that is to be another time. ``transport`` overrides the environment and must be
+    the same on all ranks. ``settings`` takes the place of the whole environment.
 
     Raises `ConfigError` (a variable is missing or wrong), `RendezvousError` (ranks missing, claimed twice, of
     another version), `AuthError` (another key).
     """
     if settings is None:
         settings = fabric_settings(os.environ, strict=strict)
+    for name, seconds in (("timeout", timeout), ("meet_timeout", meet_timeout)):
+        if seconds is not None and seconds <= 0:
+            raise ConfigError(f"{name}={seconds} must be more than 0")
     if timeout is not None:
-        if timeout <= 0:
-            raise ConfigError(f"timeout={timeout} must be more than 0")
         settings = replace(settings, timeout=timeout)
     if transport is not None:
         settings = replace(settings, transport=check_transport(transport, "transport"))
-    return Group(*rendezvous(settings, Deadline(settings.timeout)), settings.timeout)
+    meeting = Deadline(settings.timeout if meet_timeout is None else meet_timeout)
+    return Group(*rendezvous(settings, meeting), settings.timeout)

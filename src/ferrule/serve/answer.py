@@ -43,11 +43,14 @@ class Desk:
 
     @contextmanager
     def admit(self, sequences: int) -> Iterator[None]:
-        """Hold places for ``sequences``. Raises `ApiError` 503 when the engine does not run, 429 when it is busy."""
+        """Hold places for ``sequences``. Raises `ApiError` 503 when the engine does not run, 429 when it is busy.
+
+        While ranks are being restarted the engine itself says how long requests may wait.
+        """
         health = self.engine.health()
         if health.state == "failed":
             raise ApiError(503, f"the model has failed: {health.error}", code="engine_error")
-        if health.state != "ready":
+        if health.state in ("loading", "closed"):
             raise ApiError(503, f"the model is {health.state}", code="not_ready", retry_after=1)
         if sequences > self._max_sequences:
             raise ApiError(400, f"{sequences} sequences in one request; at most {self._max_sequences}", param="n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -108,11 +109,14 @@ def model_card(engine: Engine) -> dict[str, Any]:
 
 
 def health_response(engine: Engine) -> JSONResponse:
-    """200 while the engine runs, else 503 with the reason."""
+    """200 while the engine runs, else 503 with the reason; since when, and how often it has come back."""
     health = engine.health()
     ready = health.state == "ready"
     body: dict[str, Any] = {"status": "ok" if ready else health.state, "model": engine.name}
     body |= {"running": health.running, "waiting": health.waiting}
+    body |= {"since": round(health.since, 3), "recoveries": health.recoveries}
+    if health.last_recovery is not None:
+        body["last_recovery"] = asdict(health.last_recovery)
     if health.error is not None:
         body["error"] = health.error
     return JSONResponse(body, 200 if ready else 503)

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from ferrule.errors import EngineError, FabricError, FerruleError, RequestError
+from ferrule.errors import EngineError, FabricError, FerruleError, ModelUnavailable, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,8 @@ def api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, RequestError):
         return ApiError(400, str(error), code=error.code, param=error.param)
+    if isinstance(error, ModelUnavailable):
+        return ApiError(503, str(error), code=error.code, retry_after=error.retry_after)
     if isinstance(error, (EngineError, FabricError)):
         return ApiError(503, str(error), code=error.code)
     if isinstance(error, FerruleError):

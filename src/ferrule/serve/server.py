@@ -110,7 +110,7 @@ async def serve(
     """Start an engine and serve it on ``listener`` until SIGINT or SIGTERM; returns when everything is closed.
 
     While ``start`` runs, clients get status 503. ``on_ready`` is called once requests are answered. When the engine
-    fails later the server stays, and says so at ``/health``. Raises what ``start`` raises.
+    fails for good the server stays, and says so at ``/health``. Raises what ``start`` raises.
     """
     stop = asyncio.Event()
     gate = Gate()

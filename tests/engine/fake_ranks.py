@@ -1,0 +1,157 @@
+"""Ranks without processes: the far ends of their sockets, served by the same event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from ferrule.engine.options import RankOptions
+from ferrule.engine.starting import Formation, Loss
+from ferrule.errors import FerruleError
+from ferrule.plan import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Weights, make_plan
+
+LAYER = LayerSpec(LayerWeights(dense=Weights(1, 1)), AttentionSpec("full", 2, 2, 2, 2))
+SPEC = ModelSpec(
+    name="tiny",
+    architecture="Tiny",
+    model_type="tiny",
+    decoder=(LAYER,) * 3,
+    embedding=Weights(1, 1),
+    head=Weights(1, 1),
+    final=Weights(),
+    tied=False,
+    hidden_size=4,
+    query_heads=2,
+    key_value_heads=2,
+    vocab_size=1000,
+    max_context=512,
+)
+POISON = 666
+"""A prompt that begins with it kills the driver as soon as it is taken in."""
+
+
+def rank_options(ranks: int = 1) -> RankOptions:
+    return RankOptions("/nowhere", "auto", make_plan(SPEC, pipeline=ranks), 1, 64, 1, 64, ())
+
+
+def next_token(tokens: Sequence[int], seed: int) -> int:
+    """A pretended model: its next token depends on every token so far, on the prompt's length, and on the seed."""
+    return (sum(token * (place + 7) for place, token in enumerate(tokens)) * 31 + len(tokens) + seed) % 600
+
+
+class FakeRanks:
+    """`StartedRanks`. The driver answers requests, a token per round of the event loop and request."""
+
+    def __init__(self, options: RankOptions, hosts: Sequence[str] = ("", "", "")) -> None:
+        pairs = [socket.socketpair() for _ in range(options.plan.world_size)]
+        self.sockets, self.far = [ours for ours, _ in pairs], [far for _, far in pairs]
+        self.hosts = hosts[: len(pairs)]
+        self.driver = options.plan.driver
+        self.codes: list[int | None] = [None] * len(pairs)
+        self.stopped = False
+        self.asked: list[dict[str, Any]] = []
+        self.open: dict[int, dict[str, Any]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Say that all are ready, and answer."""
+        for rank in range(len(self.far)):
+            info = {"rank": rank, "pid": 1, "host": "", "device": "cpu", "transports": "shm"}
+            sizes = {"weight_bytes": 1, "base_bytes": 1, "peak_bytes": 1}
+            self.tell(rank, event="ready", info=info | sizes, cache_tokens=512)
+        self._task = asyncio.create_task(self._answer())
+
+    def tell(self, rank: int, **event: Any) -> None:
+        self.say(rank, json.dumps(event).encode() + b"\n")
+
+    def say(self, rank: int, words: bytes) -> None:
+        self.far[rank].sendall(words)
+
+    def die(self, rank: int, code: int) -> None:
+        self.codes[rank] = code
+        self.far[rank].close()
+        if rank == self.driver and self._task is not None:
+            self._task.cancel()
+
+    async def _answer(self) -> None:
+        far, rest = self.far[self.driver], b""
+        far.setblocking(False)
+        while True:
+            try:
+                *lines, rest = (rest + far.recv(1 << 16)).split(b"\n")
+            except BlockingIOError:
+                lines = []
+            for line in lines:
+                message = json.loads(line)
+                self.asked.append(message)
+                if message["op"] == "cancel":
+                    self.open.pop(message["id"], None)
+                elif message["prompt"][0] == POISON:
+                    self.die(self.driver, -11)
+                    return
+                else:
+                    self.open[message["id"]] = message
+            self._round()
+            await asyncio.sleep(0)
+
+    def _round(self) -> None:
+        made = []
+        for number, request in list(self.open.items()):
+            token = next_token(request["prompt"] + request["made"], request["params"]["seed"])
+            request["made"].append(token)
+            finish = "length" if len(request["made"]) >= request["params"]["max_tokens"] else None
+            made.append((number, token, None, (), finish))
+            if finish:
+                del self.open[number]
+        if made:
+            self.tell(self.driver, event="tokens", tokens=made)
+
+    def poll(self) -> Sequence[int | None]:
+        return tuple(self.codes)
+
+    def log_tail(self, rank: int) -> str:
+        return "oh"
+
+    async def stop(self, grace: float) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.stopped = True
+        if self._task is not None:
+            self._task.cancel()
+        for end in (*self.sockets, *self.far):
+            end.close()
+
+
+class FakeStarter:
+    """``loads``: how many starts get ready; the others die with ``code`` while they load."""
+
+    def __init__(self, loads: int = 0, code: int = -11) -> None:
+        self.loads, self.code = loads, code
+        self.started: list[FakeRanks] = []
+
+    async def start(self, options: RankOptions) -> FakeRanks:
+        ranks = FakeRanks(options)
+        self.started.append(ranks)
+        if len(self.started) <= self.loads:
+            ranks.begin()
+        elif self.loads:
+            ranks.die(0, self.code)
+        return ranks
+
+
+class FakePlanner:
+    """Raises the ``errors`` one after another, but not at the first start; remembers the losses."""
+
+    def __init__(self, starter: FakeStarter, *errors: FerruleError) -> None:
+        self.starter, self.errors = starter, list(errors)
+        self.losses: list[Loss | None] = []
+
+    async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
+        self.losses.append(loss)
+        if loss is not None and self.errors:
+            raise self.errors.pop(0)
+        return Formation(options, self.starter)

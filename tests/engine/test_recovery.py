@@ -1,0 +1,217 @@
+"""A model whose ranks die: what becomes of its requests. The ranks are sockets; no process is started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from fake_ranks import POISON, SPEC, FakePlanner, FakeStarter, next_token
+
+from ferrule.engine import crashes, local, supervisor
+from ferrule.engine.crashes import MOST_CRASHES, Crashes
+from ferrule.engine.local import LocalEngine
+from ferrule.engine.options import EngineOptions
+from ferrule.engine.prepare import PreparedModel
+from ferrule.engine.requests import CALM_TOKENS, Requests
+from ferrule.engine.starting import Loss
+from ferrule.engine.types import SamplingParams
+from ferrule.errors import EngineError, FerruleError, ModelError, ModelUnavailable, RequestError
+from ferrule.plan import make_plan
+
+SEEDED = SamplingParams(max_tokens=120, seed=5)
+MISSING = "host two is away"
+
+
+def undisturbed(prompt: list[int], count: int, seed: int = 5) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, seed))
+    return tokens[len(prompt) :]
+
+
+def running(
+    planner: FakePlanner, body: Callable[[LocalEngine], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run ``body`` with an engine on two fake ranks, within a deadline."""
+    monkeypatch.setattr(supervisor, "pause", lambda attempt: 0.01 * attempt)
+    plan = make_plan(SPEC, pipeline=2)
+    model = PreparedModel(Path("/nowhere"), SPEC, plan, cast(Any, None), SamplingParams(), frozenset(), "")
+
+    async def main() -> None:
+        engine = LocalEngine(EngineOptions("tiny"), model, planner)
+        await engine.load(None)
+        try:
+            async with asyncio.timeout(20):
+                await body(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
+
+
+async def ask(
+    engine: LocalEngine,
+    prompt: list[int],
+    params: SamplingParams = SEEDED,
+    at: dict[int, Callable[[], None]] | None = None,
+) -> list[int]:
+    """The whole answer. ``at``: what to do after so many tokens."""
+    made: list[int] = []
+    async for token in engine.generate(prompt, params):
+        made.append(token.id)
+        if at and len(made) in at:
+            at[len(made)]()
+    return made
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_answer_goes_on_behind_its_last_token(victim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    starter = FakeStarter(loads=9)
+    planner = FakePlanner(starter)
+
+    async def body(engine: LocalEngine) -> None:
+        at = {n: lambda: starter.started[-1].die(victim, -9) for n in (30, 200)}
+        long = SamplingParams(max_tokens=400, seed=5)
+        assert await ask(engine, [1, 2, 3], long, at) == undisturbed([1, 2, 3], 400)
+        health = engine.health()
+        assert (health.state, health.error, health.recoveries) == ("ready", None, 2)
+        assert health.last_recovery is not None
+        assert (health.last_recovery.requests, f"rank {victim} was killed" in health.last_recovery.cause) == (1, True)
+
+    running(planner, body, monkeypatch)
+    again = [ranks.asked[0] for ranks in starter.started[1:]]
+    assert all(message["prompt"] == [1, 2, 3] and message["params"]["seed"] == 5 for message in again)
+    assert len(again[0]["made"]) >= 30
+    assert [loss.ranks for loss in planner.losses if loss] == [(victim,)] * 2
+    assert all(ranks.stopped for ranks in starter.started)
+
+
+def test_what_cannot_be_held_waits_is_refused_meanwhile_and_returns_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    starter = FakeStarter(loads=2)
+    planner = FakePlanner(starter, ModelUnavailable(MISSING), ModelUnavailable(MISSING))
+    refused: list[str] = []
+
+    async def body(engine: LocalEngine) -> None:
+        asking = asyncio.create_task(ask(engine, [4], at={50: lambda: starter.started[0].die(1, -9)}))
+        while engine.health().state != "waiting":
+            await asyncio.sleep(0.001)
+        with pytest.raises(ModelUnavailable, match=MISSING):
+            await ask(engine, [7])
+        health = engine.health()
+        refused.append(health.error or "")
+        assert health.waiting == 1
+        assert await asking == undisturbed([4], 120)
+        assert engine.health().state == "ready"
+
+    running(planner, body, monkeypatch)
+    assert refused == [MISSING]
+
+
+def test_a_request_that_comes_meanwhile_waits_may_leave_and_waits_no_longer_than_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starter = FakeStarter(loads=2)
+    planner = FakePlanner(starter)
+    held = asyncio.Event()
+    form = planner.form
+
+    async def hold(options: Any, loss: Loss | None) -> Any:
+        if loss is not None:
+            await held.wait()
+        return await form(options, loss)
+
+    monkeypatch.setattr(planner, "form", hold)
+
+    async def body(engine: LocalEngine) -> None:
+        starter.started[0].die(0, -9)
+        while engine.health().state != "recovering":
+            await asyncio.sleep(0.001)
+        leaves = asyncio.create_task(ask(engine, [1]))
+        stays = asyncio.create_task(ask(engine, [2]))
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr(local, "NEW_SECONDS", 0.01)
+        with pytest.raises(ModelUnavailable, match="not back within"):
+            await ask(engine, [3])
+        assert engine.health().waiting == 2
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        held.set()
+        assert await stays == undisturbed([2], 120)
+
+    running(planner, body, monkeypatch)
+    assert [message["prompt"] for message in starter.started[1].asked] == [[2]]
+
+
+def test_a_request_that_crashes_the_ranks_is_given_up_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    starter = FakeStarter(loads=99)
+
+    async def body(engine: LocalEngine) -> None:
+        others = [asyncio.create_task(ask(engine, [n], SamplingParams(max_tokens=300, seed=5))) for n in (1, 2, 3)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(RequestError, match="3 crashes in a row") as caught:
+            await ask(engine, [POISON])
+        assert caught.value.code == "request_crashes_model"
+        assert [await other for other in others] == [undisturbed([n], 300) for n in (1, 2, 3)]
+        assert engine.health().recoveries == 3
+
+    running(FakePlanner(starter), body, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("loads", "errors", "told"),
+    [(1, (), f"{MOST_CRASHES} times within"), (2, (ModelError("a file is gone"),), "a file is gone")],
+)
+def test_it_gives_up_where_no_start_helps(
+    loads: int, errors: tuple[FerruleError, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starter = FakeStarter(loads)
+
+    async def body(engine: LocalEngine) -> None:
+        with pytest.raises(EngineError, match=told):
+            await ask(engine, [1], at={10: lambda: starter.started[0].die(0, -11)})
+        health = engine.health()
+        assert health.state == "failed"
+        assert told in (health.error or "")
+        with pytest.raises(EngineError, match="failed"):
+            await ask(engine, [1])
+
+    running(FakePlanner(starter, *errors), body, monkeypatch)
+    assert len(starter.started) == (MOST_CRASHES if loads == 1 else 1)
+
+
+def test_a_suspect_goes_on_alone_until_it_is_cleared() -> None:
+    requests = Requests()
+    one, two = requests.add([1], SEEDED), requests.add([2], SEEDED)
+    for _ in range(2):
+        for request in requests.due():
+            requests.sent(request)
+        assert requests.interrupted(crashed=True) == []
+    three = requests.add([3], SEEDED)
+    assert requests.due() == [one]
+    requests.sent(one)
+    assert requests.due() == []
+    cleared = [requests.took(one, 0, last=False) for _ in range(CALM_TOKENS)]
+    assert cleared == [False] * (CALM_TOKENS - 1) + [True]
+    assert requests.due() == [two]
+    requests.sent(two)
+    assert requests.interrupted(crashed=False) == []  # a cable: nobody is to blame
+    requests.sent(two)
+    assert requests.interrupted(crashed=True) == [two]
+    assert requests.due() == [one, three]
+
+
+def test_only_crashes_of_one_kind_within_a_while_are_hopeless() -> None:
+    def crash(rank: int, words: str = "", *, crashed: bool = True) -> Loss:
+        error = EngineError(f"rank {rank} was killed by SIGSEGV; its last words: {words}")
+        return Loss(error, (rank,), ("",), crashed)
+
+    history = Crashes()
+    assert not any(history.hopeless(crash(0, crashed=False), float(n)) for n in range(20))
+    assert not any(history.hopeless(crash(0), n * crashes.CRASH_SECONDS / 4) for n in range(20))
+    history.explained()
+    found = [history.hopeless(crash(n % 2, f"word {n}"), 1e5 + n) for n in range(MOST_CRASHES)]
+    assert found[:-1] == [None] * (MOST_CRASHES - 1)
+    assert "6 times within 5 s" in (found[-1] or "")
