@@ -156,7 +156,7 @@ def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> Fabr
         if name not in present:
             found = f"{', '.join(present)} is set but {name} is not" if present else f"{name} is not set"
             raise ConfigError(
-                f"{found}; start ranks with ferrule.cluster.launch_local, or set FERRULE_RANK and FERRULE_WORLD_SIZE"
+                f"{found}; start ranks with `ferrule launch -n 2 script.py`, or set FERRULE_RANK and FERRULE_WORLD_SIZE"
             )
     world_size = int(_number(environ, "FERRULE_WORLD_SIZE", 1, 1 << 16, whole=True))
     rank = int(_number(environ, "FERRULE_RANK", 0, world_size - 1, whole=True))

@@ -144,3 +144,10 @@ class ClusterError(FerruleError):
 
     exit_code = 9
     code = "cluster_error"
+
+
+class LaunchError(FerruleError):
+    """A host of a job cannot be reached, refuses to start its ranks, or was lost."""
+
+    exit_code = 10
+    code = "launch_error"

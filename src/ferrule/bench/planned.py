@@ -18,10 +18,10 @@ from pathlib import Path
 from ferrule.bench.decode import PROMPT, Ferrule
 from ferrule.bench.latency import least_disturbed
 from ferrule.bench.random_model import RandomModel, save_random_llama
+from ferrule.cluster import usable_cores
 from ferrule.engine import EngineOptions
 from ferrule.lab import Lab, mesh, pair
 from ferrule.plan import ClusterSpec, DeviceSpec, LinkSpec, ModelSpec, Plan, RailSpec, Workload, predict, read_model
-from ferrule.plan.device_backend import usable_cores
 from ferrule.plan.device_measure import measure_device
 from ferrule.plan.local import layout_of_plan
 from ferrule.plan.records import calibrate, calibrated, record_of

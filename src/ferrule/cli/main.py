@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ferrule import __version__
-from ferrule.cli import bench, chat, cluster, doctor, generate, lab, links, plan, serve, version
+from ferrule.cli import bench, chat, cluster, doctor, env, generate, lab, launch, links, plan, serve, version
 from ferrule.errors import FerruleError
 
 
@@ -77,6 +77,8 @@ app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=generate.EXAMPLES)(generate.generate)
 app.command(epilog=chat.EXAMPLES)(chat.chat)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
+app.command(epilog=launch.EXAMPLES, context_settings=launch.PASS_ON)(launch.launch)
+app.command(epilog=env.EXAMPLES)(env.env)
 app.command(epilog=version.EXAMPLES)(version.version)
 app.command(epilog=doctor.EXAMPLES, cls=doctor.Command)(doctor.doctor)
 app.command(epilog=cluster.UP_EXAMPLES)(cluster.up)

@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import IO, Literal, Self
 
 from ferrule.cluster.output import PrefixedOutput
-from ferrule.cluster.process import exit_fds, has_exited, signal_group, sleep_until_readable
+from ferrule.cluster.process import exit_fds, sleep_until_readable
+from ferrule.cluster.processes import Processes
 from ferrule.errors import ConfigError
-from ferrule.tied import tied
 
 _POLL_SECONDS = 0.02
 """How often exits are looked for where the system has no pidfd to wait on."""
@@ -85,28 +85,26 @@ class LocalLauncher:
         self._pass_fds = pass_fds or [()] * ranks
         self._key = key or secrets.token_hex(32)
         self._cwd = cwd
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._codes: list[int | None] = [None] * ranks
-        self._first_failed: int | None = None
+        self._processes = Processes()
         self._prefixed = PrefixedOutput()
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return tuple(process.pid for process in self._processes)
+        return self._processes.pids
 
     @property
     def first_failed(self) -> int | None:
         """The rank that first ended with a status other than 0, before `stop` was called."""
-        return self._first_failed
+        return self._processes.first_failed
 
     def start(self) -> Self:
         """Start every rank. If one cannot be started, none is left running and the `OSError` is raised."""
-        if self._processes:
+        if self.pids:
             raise ConfigError("this launcher has already started its ranks")
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         try:
             for rank in range(self.ranks):
-                self._processes.append(self._start_rank(rank, listener))
+                self._start_rank(rank, listener)
         except BaseException:
             self.stop(grace=0)
             raise
@@ -114,7 +112,7 @@ class LocalLauncher:
             listener.close()
         return self
 
-    def _start_rank(self, rank: int, listener: socket.socket) -> subprocess.Popen[bytes]:
+    def _start_rank(self, rank: int, listener: socket.socket) -> None:
         command = self._command(rank) if callable(self._command) else self._command
         # Anything of an outer job (its rank, its listening socket) must not leak into this one.
         env = {name: value for name, value in os.environ.items() if name not in OUTER_JOB}
@@ -133,21 +131,19 @@ class LocalLauncher:
         env |= self._rank_env[rank]
         stdout, stderr = self._streams(rank)
         try:
-            process = subprocess.Popen(
-                tied(command, self._cpus[rank]),
+            process = self._processes.start(
+                command,
                 env=env,
                 cwd=self._cwd,
-                stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
+                cpus=self._cpus[rank],
                 pass_fds=fds,
-                process_group=0,
             )
         finally:
             if not isinstance(stdout, int | None):
                 stdout.close()
         self._prefixed.add(rank, process)
-        return process
 
     def _streams(self, rank: int) -> tuple[IO[bytes] | int | None, int | None]:
         if isinstance(self._output, Path):
@@ -160,14 +156,7 @@ class LocalLauncher:
     def poll(self) -> tuple[int | None, ...]:
         """The exit status of every rank so far (None: still running). Never waits."""
         self._prefixed.pump()
-        for rank, process in enumerate(self._processes):
-            if self._codes[rank] is None and has_exited(process):
-                # Before the process is reaped its id cannot be reused, so this can only hit its own descendants.
-                signal_group(process.pid, signal.SIGKILL)
-                code = self._codes[rank] = process.wait()
-                if code != 0 and self._first_failed is None:
-                    self._first_failed = rank
-        return tuple(self._codes)
+        return self._processes.poll()
 
     def wait(self, timeout: float | None = None) -> JobResult:
         """Wait until every rank has ended; when one ends badly, stop the others.
@@ -178,14 +167,15 @@ class LocalLauncher:
         exits = exit_fds(self.pids)
         try:
             while None in self.poll():
-                if self._first_failed is not None:
+                if self.first_failed is not None:
                     self.stop()
                     break
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise TimeoutError(f"the job still runs after {timeout:g} s")
-                running = [fd for fd, code in zip(exits, self._codes, strict=True) if fd is not None and code is None]
-                if len(running) != self._codes.count(None):
+                left_over = self._processes.running
+                running = [fd for rank in left_over if (fd := exits[rank]) is not None]
+                if len(running) != len(left_over):
                     left = _POLL_SECONDS if left is None else min(left, _POLL_SECONDS)
                 sleep_until_readable([*running, *self._prefixed.fds()], left)
         finally:
@@ -193,30 +183,21 @@ class LocalLauncher:
                 if fd is not None:
                     os.close(fd)
         self._prefixed.finish()
-        return JobResult(tuple(code for code in self._codes if code is not None), self._first_failed)
+        return JobResult(tuple(code for code in self._processes.codes if code is not None), self.first_failed)
 
     def stop(self, grace: float = 0.4) -> None:
         """End every rank: SIGTERM, and SIGKILL for what is left after ``grace`` seconds. Safe to call twice."""
-        failed = self._first_failed
-        if None in self.poll():
-            failed = self._first_failed
-        running = [process for rank, process in enumerate(self._processes) if self._codes[rank] is None]
-        for process in running:
-            signal_group(process.pid, signal.SIGTERM)
+        self.poll()
+        self._processes.stopping = True  # what ends because of this is no failure of its own
+        self._processes.signal(signal.SIGTERM)
         deadline = time.monotonic() + grace
-        while None in self.poll()[: len(self._processes)] and time.monotonic() < deadline:
+        while None in self.poll() and time.monotonic() < deadline:
             time.sleep(0.005)
-        for process in running:
-            if process.returncode is None:
-                signal_group(process.pid, signal.SIGKILL)
-        for rank, process in enumerate(self._processes):
-            self._codes[rank] = process.wait()
-        # What ended because of this stop is no failure of its own.
-        self._first_failed = failed
+        self._processes.kill()
         self._prefixed.finish()
 
     def __enter__(self) -> Self:
-        if not self._processes:
+        if not self.pids:
             self.start()
         return self
 

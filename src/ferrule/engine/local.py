@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ferrule.cluster import usable_cores
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.prepare import PreparedModel, in_background, prepare
 from ferrule.engine.ranks import Event
@@ -26,7 +27,6 @@ from ferrule.engine.types import (
     Token,
 )
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable, RequestError
-from ferrule.plan.device_backend import usable_cores
 
 if TYPE_CHECKING:
     from ferrule.lab import Lab

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 
 from ferrule.errors import LinkError
 from ferrule.links.probe import Probe
@@ -45,15 +46,18 @@ def ask_ferrule(host: str, command: str, words: str, name: str, timeout: float, 
     return done.stdout
 
 
-def ssh_command(host: str, words: str, seconds: int) -> list[str]:
+def ssh_command(
+    host: str, words: str, seconds: int, *, program: Sequence[str] = ("ssh",), options: Sequence[str] = ()
+) -> list[str]:
     """What runs ``words`` in the shell of ``host``: it never asks, and gives up connecting after ``seconds``.
 
-    Raises `LinkError` on a machine without ssh.
+    ``program``: how to call ssh; ``options``: more of its own. Raises `LinkError` on a machine without it.
     """
-    program = shutil.which("ssh")
-    if program is None:
-        raise LinkError("there is no ssh on this machine; install it: sudo apt install openssh-client")
-    return [program, "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}", "--", host, words]
+    path = shutil.which(program[0])
+    if path is None:
+        raise LinkError(f"there is no {program[0]} on this machine; install it: sudo apt install openssh-client")
+    own = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}"]
+    return [path, *program[1:], *own, *options, "--", host, words]
 
 
 def _why(host: str, command: str, name: str, code: int, told: str) -> str:

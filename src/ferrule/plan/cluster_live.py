@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any, NamedTuple, Self
 
+from ferrule.cluster import usable_cores
 from ferrule.errors import ConfigError, LinkError, PlanError
 from ferrule.fabric.addresses import own_interfaces
 from ferrule.fabric.hosts import RankHost, this_host
@@ -19,7 +20,6 @@ from ferrule.links.remote import ask_ferrule
 from ferrule.plan.cluster import ClusterSpec, DeviceSpec
 from ferrule.plan.cluster_profile import Ends, join_rails, shaped_rail
 from ferrule.plan.cluster_rails import Sources
-from ferrule.plan.device_backend import usable_cores
 from ferrule.plan.device_measure import device_from, free_now, measure_device, measure_figures
 
 REMOTE_WORDS = "plan --device-json"

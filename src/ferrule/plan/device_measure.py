@@ -19,11 +19,12 @@ from typing import Any
 import psutil
 
 from ferrule import __version__
+from ferrule.cluster import usable_cores
 from ferrule.errors import PlanError
 from ferrule.files import cache_directory, locked, write_whole
 from ferrule.links.identity import identity
 from ferrule.plan.cluster import DeviceSpec
-from ferrule.plan.device_backend import processor, usable_cores
+from ferrule.plan.device_backend import processor
 from ferrule.plan.device_benchmark import Effort, Figures
 from ferrule.plan.device_memory import memory_free, nvidia_free
 

@@ -1,0 +1,66 @@
+"""What a user asks for in words (hosts, command, variables) as places and a task; pure but for this machine's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ferrule.cluster.launch.hostfile import MAX_SLOTS, HostEntry, check_variable, parse_hosts, read_hostfile
+from ferrule.cluster.launch.launcher import Task
+from ferrule.cluster.local import OUTER_JOB
+from ferrule.errors import ConfigError
+
+_OWN = OUTER_JOB | {"FERRULE_HOST_ID", "FERRULE_DEBUG"}
+"""Variables that are this process's own business."""
+
+
+def choose_hosts(
+    ranks: int | None, hosts: str | None, hostfile: Path | None, *, python: str | None = None
+) -> tuple[HostEntry, ...]:
+    """The hosts that were named, or this machine for all ranks. ``python``: of hosts that do not name their own.
+
+    Raises `ConfigError`."""
+    if hosts is not None and hostfile is not None:
+        raise ConfigError("give --hosts or --hostfile, not both")
+    if hosts is not None:
+        entries = parse_hosts(hosts)
+    elif hostfile is not None:
+        entries = read_hostfile(hostfile)
+    elif ranks is None:
+        raise ConfigError("how many ranks? give -n 2, or hosts: --hosts strix-a,strix-b")
+    elif not 1 <= ranks <= MAX_SLOTS:
+        raise ConfigError(f"-n {ranks} is no number of ranks from 1 to {MAX_SLOTS}")
+    else:
+        entries = (HostEntry("localhost", ranks),)
+    return tuple(replace(entry, python=entry.python or python) for entry in entries)
+
+
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
+    """Ferrule's settings, which must be the same on all hosts, as this process has them."""
+    return {name: value for name, value in environ.items() if name.startswith("FERRULE_") and name not in _OWN}
+
+
+def chosen_variables(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """``NAME=VALUE``, or ``NAME`` for the value that it has here. Raises `ConfigError`."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        check_variable(name, f"--env {word}")
+        if not equals and name not in environ:
+            raise ConfigError(f"--env {name}: it is not set here; give --env {name}=VALUE")
+        found[name] = value if equals else environ[name]
+    return found
+
+
+def make_task(words: Sequence[str], cwd: str, env: Mapping[str, str], *, module: bool = False) -> Task:
+    """``script.py`` and, with ``module``, the name of a module are run by the Python of each host; anything else is a
+    command. Raises `ConfigError`."""
+    if not words:
+        raise ConfigError("what to run? give a script, -m MODULE, or a command behind --")
+    argv: tuple[str | None, ...] = tuple(words)
+    if module:
+        argv = (None, "-m", *words)
+    elif words[0].endswith(".py"):
+        argv = (None, *words)
+    return Task(argv, cwd, env)
