@@ -1,6 +1,6 @@
 """The program that runs on each host of a job, starts its ranks, and ends them all when the launcher is gone.
 
-It talks over its standard input and output (`ferrule.cluster.launch.protocol`), so that it needs nothing but a way to be
+It talks over its standard input and output (see `protocol`), so that it needs nothing but a way to be
 started: by the launcher itself, by ssh. Whatever the ranks start belongs to it on Linux, even what detaches itself, and
 ends with it.
 """
