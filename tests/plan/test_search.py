@@ -19,6 +19,7 @@ from ferrule.plan import (
     Layout,
     LinkSpec,
     ModelSpec,
+    Objective,
     RailSpec,
     Workload,
     predict,
@@ -27,6 +28,7 @@ from ferrule.plan import (
 )
 from ferrule.plan.search_costs import Measure, StageCosts
 from ferrule.plan.search_cuttings import cuttings_of
+from ferrule.plan.search_many import many_hosts
 from ferrule.plan.search_shares import whole_shares
 
 
@@ -251,3 +253,19 @@ def test_many_hosts_find_what_few_find() -> None:
     assert not many.exact
     assert many.notes
     assert many.best.prediction.token_seconds <= few.best.prediction.token_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_the_heuristic_is_near_the_best(objective: Objective) -> None:
+    """A model with experts over five unlike hosts, of which pools hold three."""
+    cluster, work = unequal(5, 8, 6.0), Workload(context=512, prompt=64, concurrency=4)
+    exact = search(EXPERTS, cluster, work, objective)
+    assert exact.exact
+    assert exact.best is not None
+    layouts = many_hosts(EXPERTS, cluster, work, objective, BUILT_IN_ENGINE, runnable=False, pool=3).found
+    found = [told for layout in layouts if (told := predict(EXPERTS, cluster, layout, work)).fits]
+    best = exact.best.prediction
+    if objective == "latency":
+        assert min(told.token_seconds for told in found) <= best.token_seconds * 1.05
+    else:
+        assert min(told.step_seconds for told in found) <= best.step_seconds * 1.05

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Aim = Literal["sum", "max"]
+_LONGEST = np.finfo(np.float64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,11 @@ class StageTable:
         found: NDArray[np.intp] = np.minimum.reduce([every, *(use.reach for use in self.memory)])
         return found
 
-    @property
+    @cached_property
+    def all_fit(self) -> bool:
+        return all(use.all_held <= use.room for use in self.memory)
+
+    @cached_property
     def last_from(self) -> int:
         return max((use.last_from for use in self.memory), default=1)
 
@@ -129,8 +134,9 @@ def _runs(by_layer: Floats, always: float, first: float, last: float) -> Floats:
     return total
 
 
-def cut_layers(stages: Sequence[StageTable], aim: Aim) -> Cut | None:
-    """The best cut for ``stages`` in this order, each with at least one layer; None where nothing fits.
+def cut_layers(stages: Sequence[StageTable], aim: Aim, *, cap: float = np.inf) -> Cut | None:
+    """The best cut for ``stages`` in this order, each with at least one layer and none longer than ``cap``; None where
+    nothing fits.
 
     Dynamic programming over (stage, layer) in O(stages * layers^2): the best way to have placed the first b layers on
     the first s stages only depends on the best ways to have placed a < b of them on s - 1. Of equally good cuts that
@@ -141,7 +147,7 @@ def cut_layers(stages: Sequence[StageTable], aim: Aim) -> Cut | None:
     choices = []
     for stage in stages:
         options = np.maximum(best[:, None], stage.runs) if aim == "max" else best[:, None] + stage.runs
-        options = np.where(np.isfinite(stage.runs), options, np.inf)
+        options = np.where(stage.runs <= min(cap, _LONGEST), options, np.inf)
         behind = options[::-1].argmin(axis=0)
         choice = len(best) - 1 - behind
         best = options[choice, np.arange(len(best))]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ferrule.errors import PlanError
 from ferrule.plan.cluster import ClusterSpec
 from ferrule.plan.cost import predict
 from ferrule.plan.exchange import Exchange
@@ -18,8 +19,9 @@ from ferrule.plan.search_costs import Measure, StageCosts
 from ferrule.plan.search_exact import ExactSearch, Widths
 
 _NARROWINGS = 12
-_SETS = 64
-"""Up to so many connected sets of hosts are searched one by one: those of a ring of eight are 57."""
+_GROUPS = 200
+"""Sets of hosts are searched one by one where these have no more groups than so many together: a ring of five has
+182."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +150,13 @@ def _parts(cluster: ClusterSpec) -> tuple[list[_Part], bool]:
     ):
         return [_Part(cluster)], True
     classes = interchangeable(cluster)
-    sets = []
+    sets, groups = [], 0
     for counts in itertools.product(*(range(len(each) + 1) for each in classes)):
         some = sorted(name for each, count in zip(classes, counts, strict=True) for name in each[:count])
         if some and _connected(cluster, some):
             sets.append(_Part(cluster.among(some), all_used=True))
-    if len(sets) <= _SETS:
+            groups += math.prod(count + 1 for count in counts)
+    if groups <= _GROUPS:
         return sets, True
     return [_Part(cluster), _Part(cluster, relays=False)], False
 
@@ -180,7 +183,10 @@ def _longest(
     """Layouts with ever more room for context, up to the longest for which there is one at all, within a hundredth."""
 
     def room(layout: Layout) -> int:
-        return predict(model, cluster, layout, work, runtime).largest_context
+        try:
+            return predict(model, cluster, layout, work, runtime).largest_context
+        except PlanError:  # its hosts would need others to relay
+            return 0
 
     found: list[Layout] = []
     longest = max(map(room, known), default=0)
