@@ -80,7 +80,12 @@ def everything(model: ModelSpec, cluster: ClusterSpec, work: Workload) -> Iterat
 
 @pytest.mark.parametrize(
     ("model", "count", "memory", "concurrency"),
-    [(DENSE, 4, 1.0, 1), (DENSE, 3, 1.2, 6), (DENSE, 3, 1.0, 2), (EXPERTS, 3, 9.0, 1)],
+    [
+        (replace(DENSE, decoder=DENSE.decoder[:4]), 4, 0.9, 1),
+        (DENSE, 3, 1.2, 6),
+        (DENSE, 3, 1.0, 2),
+        (EXPERTS, 3, 9.0, 1),
+    ],
 )
 def test_as_good_as_trying_everything(model: ModelSpec, count: int, memory: float, concurrency: int) -> None:
     cluster = unequal(count, count, memory)
@@ -180,6 +185,27 @@ def test_a_chain_of_hosts_is_followed_and_no_layout_skips_the_host_between() -> 
     assert result.best is not None
     used = [set(candidate.layout.devices) for candidate in result.candidates]
     assert {"a", "c"} not in used
+
+
+@pytest.mark.parametrize("objective", ["latency", "context"])
+def test_a_ring_of_six_is_searched_by_a_bound(objective: Objective) -> None:
+    """And is no worse than four of its hosts, which are a chain."""
+    devices = unequal(6, 3, 0.8).devices
+    rail = RailSpec("tb", 1e-5, 3e9)
+    ring = ClusterSpec(
+        devices,
+        tuple(LinkSpec((a.name, b.name), (rail,)) for a, b in zip(devices, devices[1:] + devices[:1], strict=True)),
+    )
+    work = Workload(context=256, prompt=32, concurrency=3)
+    whole = search(DENSE, ring, work, objective)
+    part = search(DENSE, ring.among([device.name for device in devices[:4]]), work, objective)
+    assert whole.exact == (objective == "latency")
+    assert whole.best is not None
+    assert part.best is not None
+    if objective == "context":
+        assert whole.best.prediction.largest_context >= part.best.prediction.largest_context
+    else:
+        assert whole.best.prediction.token_seconds <= part.best.prediction.token_seconds
 
 
 def test_runnable_only_leaves_out_what_the_engine_cannot_run() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ferrule.errors import PlanError
 from ferrule.plan.cluster import ClusterSpec
@@ -12,9 +13,10 @@ from ferrule.plan.cost import predict
 from ferrule.plan.layout import OBJECTIVES, Candidate, Layout, Objective, Workload
 from ferrule.plan.model import ModelSpec
 from ferrule.plan.runtime import BUILT_IN_ENGINE, Runtime
-from ferrule.plan.search_few import few_hosts
+from ferrule.plan.search_few import Layouts, few_hosts, searched_whole
 from ferrule.plan.search_many import many_hosts
 from ferrule.plan.search_obstacle import obstacle_of
+from ferrule.plan.search_relayed import relayed_hosts
 
 FEW = 8
 """Up to so many hosts the search is exact."""
@@ -62,8 +64,7 @@ def search(
     work = work or Workload()
     _check(cluster, objective, top)
     cluster = _in_order(cluster)
-    find = few_hosts if len(cluster.devices) <= FEW else many_hosts
-    layouts = find(model, cluster, work, objective, runtime, runnable=runnable_only)
+    layouts = _finder(cluster, objective)(model, cluster, work, objective, runtime, runnable=runnable_only)
     candidates = _predicted(model, cluster, layouts.found, work, runtime)
     if runnable_only:
         candidates = [candidate for candidate in candidates if candidate.layout.obstacle is None]
@@ -72,6 +73,25 @@ def search(
     shown = ranked[:top] if single in ranked[:top] else [*ranked[: top - 1], single]
     exact = layouts.exact and objective not in _NEAR and not runtime.streams and not runtime.layer_message_bytes
     return SearchResult(objective, tuple(shown), single, exact, layouts.notes)
+
+
+class _Finder(Protocol):
+    def __call__(
+        self,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        work: Workload,
+        objective: Objective,
+        runtime: Runtime,
+        *,
+        runnable: bool,
+    ) -> Layouts: ...
+
+
+def _finder(cluster: ClusterSpec, objective: Objective) -> _Finder:
+    if len(cluster.devices) > FEW:
+        return many_hosts
+    return few_hosts if objective == "context" or searched_whole(cluster) else relayed_hosts
 
 
 def _in_order(cluster: ClusterSpec) -> ClusterSpec:

@@ -19,6 +19,7 @@ from ferrule.plan.search_costs import Measure, StageCosts
 from ferrule.plan.search_exact import ExactSearch, Widths
 
 _NARROWINGS = 12
+NOT_ALL = "some messages go best by way of other hosts: not every set of these was tried"
 _GROUPS = 200
 """Sets of hosts are searched one by one where these have no more groups than so many together: a ring of five has
 182."""
@@ -64,8 +65,7 @@ def few_hosts(
     found = searched(work.context)
     if objective == "context":
         found += _longest(model, cluster, work, runtime, found, searched)
-    note = () if exact else ("some messages go best by way of other hosts: not every set of these was tried",)
-    return Layouts(found, exact, note)
+    return Layouts(found, exact, () if exact else (NOT_ALL,))
 
 
 def best_of_each(search: ExactSearch, work: Workload, objective: Objective) -> list[Layout]:
@@ -110,19 +110,13 @@ def _overlapped(search: ExactSearch, work: Workload, count: int) -> list[tuple[f
         best = math.inf
         for stages in range(2, count // width + 1):
             # More stages than that are compared by the time that each sequence waits for its next token.
-            if one := _of_stages(search, work, stages, range(width, width + 1), best):
+            if one := of_stages(search, work, stages, range(width, width + 1), best):
                 best = one[0]
                 found.append(one)
     if not search.runnable and count > 2:
         best = min((seconds for seconds, _ in found), default=math.inf)
-        least = min(_measure(search, work, stages)[0].batch for stages in range(2, count))
         for stages in range(2, count):
-            widths = range(1, count - stages + 2)
-            _, batches = _measure(search, work, stages)
-            # Smaller batches take no longer: that spares pricing every group for each number of stages.
-            if not search.may_overlap(Measure("token", least), batches, range(1, count), best):
-                continue
-            if one := _of_stages(search, work, stages, widths, best):
+            if one := of_stages(search, work, stages, range(1, count), best):
                 best = one[0]
                 found.append(one)
     return found
@@ -134,11 +128,23 @@ def _measure(search: ExactSearch, work: Workload, stages: int) -> tuple[Measure,
     return Measure("token", -(-work.concurrency // batches)), batches
 
 
-def _of_stages(
+def of_stages(
     search: ExactSearch, work: Workload, stages: int, widths: Widths, bound: float
 ) -> tuple[float, Layout] | None:
+    """The best pipeline of so many stages, if a step of it takes less than ``bound``."""
     measure, batches = _measure(search, work, stages)
+    if len(widths) > 1:
+        # Smaller batches take no longer: that spares pricing every group for each number of stages.
+        least = min(_measure(search, work, other)[0].batch for other in range(2, sum(search.available)))
+        if not search.may_overlap(Measure("token", least), batches, widths, bound):
+            return None
+        widths = range(1, sum(search.available) - stages + 2)
     return search.overlapped(measure, batches, stages, widths, bound)
+
+
+def searched_whole(cluster: ClusterSpec) -> bool:
+    """Whether `few_hosts` searches everything."""
+    return _parts(cluster)[1]
 
 
 def _parts(cluster: ClusterSpec) -> tuple[list[_Part], bool]:
