@@ -1,4 +1,7 @@
-"""What the ranks of the fabric's tests do: ``python cases.py CASE ARGUMENTS`` with the environment of a launcher."""
+"""What the ranks of the fabric's tests do: ``python cases.py CASE[+CASE...] ARGUMENTS`` in a launcher's environment.
+
+Several cases follow each other in one group: a process takes longer to start than most of them.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,10 @@ def sweep(group: Group, arguments: dict[str, Any]) -> None:
 
 
 def every_collective(group: Group, arguments: dict[str, Any]) -> None:
-    """All operations, types (bfloat16 by torch) and reductions; reports the bits of a sum that is rounded, too."""
+    """All operations, types and reductions; reports the bits of a sum that is rounded, too.
+
+    With ``bfloat16`` that type as well: it takes torch, which every rank needs seconds to import.
+    """
     number = 0
     for dtype in DTYPES:
         for size in arguments["sizes"]:
@@ -90,7 +96,7 @@ def every_collective(group: Group, arguments: dict[str, Any]) -> None:
             for call in CALLS:
                 number += 1
                 call(group, inputs, number % group.size, list(OPS)[number % len(OPS)])
-    for size in arguments["sizes"]:
+    for size in arguments["sizes"] if arguments.get("bfloat16") else ():
         for op in OPS:
             all_bfloat16(group, exact_inputs(size, "float32", size, group.size), size % group.size, op)
     rounded = np.random.default_rng(group.rank).standard_normal(100_003).astype(np.float32)
@@ -501,7 +507,9 @@ def main() -> None:
     if name == "joins":
         joins(arguments)
     else:
-        globals()[name](fabric.init(strict=True), arguments)
+        group = fabric.init(strict=True)
+        for case in name.split("+"):
+            globals()[case](group, arguments)
 
 
 if __name__ == "__main__":

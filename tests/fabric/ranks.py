@@ -111,7 +111,13 @@ class Ranks:
 
 def run(case: str, size: int, **options: Any) -> list[dict[str, Any]]:
     """Run a case to its end and return one report per rank."""
-    with Ranks(case, size, **options) as ranks:
-        reports = ranks.reports()
+    (reports,) = run_all(case, size=size, **options)
+    return reports
+
+
+def run_all(*cases: str, size: int, **options: Any) -> list[list[dict[str, Any]]]:
+    """Run cases one after the other in the same group; for each of them one report per rank."""
+    with Ranks("+".join(cases), size, **options) as ranks:
+        reports = [ranks.reports() for _ in cases]
         ranks.finish()
     return reports

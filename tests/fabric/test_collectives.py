@@ -3,49 +3,41 @@
 from __future__ import annotations
 
 import pytest
-from ranks import run
-
-TRANSPORTS = ("shm", "tcp")
+from ranks import Ranks, run, run_all
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_results_equal_numpy_and_agree_over_all_transports(size: int) -> None:
+    """Collectives of all sizes and types, messages in their order (where there is a peer), and smaller groups."""
     digests = set()
-    for transport in TRANSPORTS if size > 1 else ("auto",):
-        reports = run("sweep", size, transport=transport, arguments={"seed": size, "count": 60})
+    for transport in ("shm", "tcp") if size > 1 else ("auto",):
+        cases = ("sweep", "point_to_point", "splits") if size > 1 else ("sweep", "splits")
+        reports, *_, splits = run_all(*cases, size=size, transport=transport, arguments={"seed": size, "count": 60})
         digests |= {report["digest"] for report in reports}
+        assert {report["transports"] for report in splits} == {transport if size > 1 else "self"}
+        assert splits[0]["text"].startswith(f"rank 0 of {size}")
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), pytest.param(3, "tcp", marks=pytest.mark.slow)])
-def test_torch_tensors_of_every_type(size: int, transport: str) -> None:
+def test_shared_memory_is_what_one_machine_gets_unasked() -> None:
+    assert {report["transports"] for report in run("splits", 4, transport="auto")} == {"shm"}
+
+
+@pytest.mark.slow
+def test_torch_tensors_of_every_type_over_tcp() -> None:
     pytest.importorskip("torch")
-    run("torch_types", size, transport=transport)
-
-
-@pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (2, "tcp"), (4, "shm"), (3, "tcp")])
-def test_messages_keep_their_order_and_are_buffered(size: int, transport: str) -> None:
-    run("point_to_point", size, transport=transport)
-
-
-@pytest.mark.parametrize(("size", "transport"), [(1, "auto"), (2, "shm"), (4, "auto"), (3, "tcp")])
-def test_split(size: int, transport: str) -> None:
-    reports = run("splits", size, transport=transport)
-    wanted = "self" if size == 1 else {"auto": "shm"}.get(transport, transport)
-    assert {report["transports"] for report in reports} == {wanted}
-    assert reports[0]["text"].startswith(f"rank 0 of {size}")
+    run("torch_types", 3, transport="tcp")
 
 
 @pytest.mark.slow
 def test_ranks_on_several_hosts_use_both_transports_at_once() -> None:
     """Two and two ranks share memory (so they are told), and TCP joins the pairs."""
     two_hosts = {"memory_ids": ["a", "b", "a", "b"]}
-    reports = run("sweep", 4, arguments={"seed": 4, "count": 60, **two_hosts})
+    arguments = {"seed": 4, "count": 60, **two_hosts}
+    reports, splits, _ = run_all("sweep", "splits", "point_to_point", size=4, arguments=arguments)
     everywhere_tcp = run("sweep", 4, transport="tcp", arguments={"seed": 4, "count": 60})
     assert {report["digest"] for report in reports} == {report["digest"] for report in everywhere_tcp}
-    reports = run("splits", 4, arguments=two_hosts)
-    assert {report["transports"] for report in reports} == {"shm+tcp"}
-    run("point_to_point", 4, arguments=two_hosts)
+    assert {report["transports"] for report in splits} == {"shm+tcp"}
 
 
 def test_no_room_for_shared_memory_falls_back_to_tcp_and_says_so() -> None:
@@ -54,9 +46,9 @@ def test_no_room_for_shared_memory_falls_back_to_tcp_and_says_so() -> None:
         assert "note: no shared memory: there is no room" in report["text"]
 
 
-def test_wrong_arguments_are_named_and_do_no_harm() -> None:
+def test_torch_tensors_of_every_type_and_wrong_arguments() -> None:
+    """Those are named and do no harm. Together, since importing torch is most of it."""
     pytest.importorskip("torch")
-    from ranks import Ranks
 
     wanted = [
         ("ValueError", "not contiguous"),
@@ -75,7 +67,8 @@ def test_wrong_arguments_are_named_and_do_no_harm() -> None:
         ("ValueError", "out has 7 elements"),
         ("TypeError", "another element type"),
     ]
-    with Ranks("arguments_checked", 2) as ranks:
+    with Ranks("torch_types+arguments_checked", 2, transport="shm") as ranks:
+        ranks.reports()
         for error, text in wanted:
             for report in ranks.reports():
                 assert report["error"] == error

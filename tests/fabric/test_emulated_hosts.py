@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import Ranks, run
+from ranks import Ranks, run, run_all
 
 from ferrule.lab import Lab, pair, switch
 
@@ -21,11 +21,10 @@ SILENCE_SECONDS = 2.0
 def test_two_hosts_and_one_cable_carry_every_collective() -> None:
     with Lab(pair()) as lab:
         here = run("sweep", 2, transport="tcp", arguments={"seed": 2, "count": 60})
-        there = run("sweep", 2, lab=lab, arguments={"seed": 2, "count": 60})
+        cases = ("sweep", "point_to_point", "torch_types", "splits")
+        there, _, _, splits = run_all(*cases, size=2, lab=lab, arguments={"seed": 2, "count": 60})
         assert {report["digest"] for report in there} == {report["digest"] for report in here}
-        run("point_to_point", 2, lab=lab)
-        run("torch_types", 2, lab=lab)
-        for rank, report in enumerate(run("splits", 2, lab=lab)):
+        for rank, report in enumerate(splits):
             assert report["transports"] == "tcp"
             other = 1 - rank
             assert f"rank {other} on host{other}" in report["text"]
@@ -34,16 +33,15 @@ def test_two_hosts_and_one_cable_carry_every_collective() -> None:
 
 def test_two_ranks_on_each_host_use_shared_memory_inside() -> None:
     with Lab(pair()) as lab:
-        reports = run("splits", 4, lab=lab)
-        assert {report["transports"] for report in reports} == {"shm+tcp"}
-        run("sweep", 4, lab=lab, arguments={"seed": 3, "count": 40})
+        reports, _ = run_all("splits", "sweep", size=4, lab=lab, arguments={"seed": 3, "count": 40})
+    assert {report["transports"] for report in reports} == {"shm+tcp"}
 
 
 def test_four_hosts_on_a_switch() -> None:
     with Lab(switch(4)) as lab:
-        reports = run("splits", 4, lab=lab)
-        assert {report["transports"] for report in reports} == {"tcp"}
-        run("every_collective", 4, lab=lab, arguments={"sizes": [0, 1, 1000, 70_001]})
+        arguments = {"sizes": [0, 1, 1000, 70_001]}
+        reports, _ = run_all("splits", "every_collective", size=4, lab=lab, arguments=arguments)
+    assert {report["transports"] for report in reports} == {"tcp"}
 
 
 def test_a_cable_that_one_socket_cannot_fill_gets_a_second_one() -> None:
@@ -53,11 +51,12 @@ def test_a_cable_that_one_socket_cannot_fill_gets_a_second_one() -> None:
             with lab.inside(host):
                 for name in ("tcp_rmem", "tcp_wmem"):
                     Path("/proc/sys/net/ipv4", name).write_text("4096 32768 32768")
-        for report in run("sockets", 2, lab=lab):
-            assert "(cable0) × 2 sockets" in report["text"]
-            assert report["bytes"][0] > 0, report
-            assert report["bytes"][1] > 0, report
-        run("every_collective", 2, lab=lab, arguments={"sizes": [0, 1, 1000, 70_001]})
+        arguments = {"sizes": [0, 1, 1000, 70_001]}
+        reports, _ = run_all("sockets", "every_collective", size=2, lab=lab, arguments=arguments)
+    for report in reports:
+        assert "(cable0) × 2 sockets" in report["text"]
+        assert report["bytes"][0] > 0, report
+        assert report["bytes"][1] > 0, report
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "recv"])

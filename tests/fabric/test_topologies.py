@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from ranks import Ranks, run
+from ranks import Ranks, run_all
 
 from ferrule.lab import Lab, Topology, chain, edges, mesh, ring, star
 
@@ -14,39 +14,41 @@ NOTICED_SECONDS = 2.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_hosts")]
 
+EVERYTHING = ("every_collective", "point_to_point", "splits")
+
+PARTIAL_MESH = edges(5, [(0, 1), (1, 2), (2, 0), (2, 3), (3, 4)])
+"""Pairs with a cable and pairs without, and a circle."""
+
 TOPOLOGIES = [
     pytest.param(mesh(5), id="mesh"),
     pytest.param(chain(5), id="chain"),
     pytest.param(ring(5), id="ring"),
     pytest.param(star(5), id="star"),
-    pytest.param(edges(5, [(0, 1), (1, 2), (2, 0), (2, 3), (3, 4)]), id="partial mesh"),
+    pytest.param(PARTIAL_MESH, id="partial mesh"),
 ]
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_every_collective(topology: Topology) -> None:
+    arguments = {"sizes": [0, 1, 4096, 70_001], "bfloat16": topology == PARTIAL_MESH}
     with Lab(topology) as lab:
-        reports = run("every_collective", 5, lab=lab, arguments={"sizes": [0, 1, 4096, 70_001]}, timeout=60)
-        assert len({report["digest"] for report in reports}) == 1
-        run("point_to_point", 5, lab=lab, timeout=60)
-        run("splits", 5, lab=lab, timeout=60)
+        reports, *_ = run_all(*EVERYTHING, size=5, lab=lab, arguments=arguments, timeout=60)
+    assert len({report["digest"] for report in reports}) == 1
 
 
 def test_seven_hosts_in_a_chain() -> None:
     with Lab(chain(7)) as lab:
-        reports = run("every_collective", 7, lab=lab, arguments={"sizes": [1, 4096]}, timeout=60)
-        assert "tcp via rank 1, rank 2, rank 3, rank 4, rank 5" in reports[0]["text"]
-        run("splits", 7, lab=lab, timeout=60)
+        reports, _ = run_all("every_collective", "splits", size=7, lab=lab, arguments={"sizes": [1, 4096]}, timeout=60)
+    assert "tcp via rank 1, rank 2, rank 3, rank 4, rank 5" in reports[0]["text"]
 
 
 def test_two_ranks_on_each_host_of_a_chain() -> None:
     with Lab(chain(3)) as lab:
-        reports = run("every_collective", 6, lab=lab, arguments={"sizes": [1, 4096]}, timeout=60)
-        # Ranks 0 and 3 are on the first host, 2 and 5 on the last.
-        lines = [line for line in reports[0]["text"].splitlines() if line.startswith("  rank ")]
-        assert ["via rank 1" in line for line in lines] == [False, True, False, False, True]
-        assert ["shared memory" in line for line in lines] == [False, False, True, False, False]
-        run("splits", 6, lab=lab, timeout=60)
+        reports, _ = run_all("every_collective", "splits", size=6, lab=lab, arguments={"sizes": [1, 4096]}, timeout=60)
+    # Ranks 0 and 3 are on the first host, 2 and 5 on the last.
+    lines = [line for line in reports[0]["text"].splitlines() if line.startswith("  rank ")]
+    assert ["via rank 1" in line for line in lines] == [False, True, False, False, True]
+    assert ["shared memory" in line for line in lines] == [False, False, True, False, False]
 
 
 def test_a_rank_between_that_is_killed_is_named_by_all() -> None:
