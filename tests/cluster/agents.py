@@ -55,5 +55,5 @@ async def until(what: Callable[[], bool]) -> None:
 
 
 def sees(agent: Agent, other: Agent) -> bool:
-    peer = agent.peers.get(other.settings.host)
+    peer = agent.circle.peers.get(other.circle.host)
     return peer is not None and peer.up

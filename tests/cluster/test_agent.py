@@ -12,13 +12,16 @@ from ferrule.cluster.connection import connect
 from ferrule.cluster.handshake import Caller, Purpose
 from ferrule.cluster.jobs import CONTROL
 from ferrule.cluster.records import HOST, MODEL
+from ferrule.cluster.token import derived_key
 from ferrule.errors import AuthError, ClusterError
 
 GREET = """
-import json, socket, sys
+import json, os, socket, sys
 control = socket.socket(fileno=int(sys.argv[1]))
 word = control.makefile("r").readline()
-control.sendall(json.dumps({"heard": word.strip()}).encode() + b"\\n")
+port = socket.socket(fileno=int(os.environ["FERRULE_LISTEN_FD"])).getsockname()[1]
+env = {name: value for name, value in os.environ.items() if name.startswith("FERRULE_")}
+control.sendall(json.dumps({"heard": word.strip(), "port": port, "env": env}).encode() + b"\\n")
 print("and these are my last words")
 sys.exit(int(word))
 """
@@ -30,18 +33,18 @@ def test_three_hosts_know_each_other_though_two_know_only_one(tmp_path):
         second, third = (make_home(tmp_path, name, seeds=(place(first),)) for name in ("second", "third"))
         async with running(first) as a, running(second) as b, running(third) as c:
             await until(lambda: all(sees(x, y) for x in (a, b, c) for y in (a, b, c) if x is not y))
-            a.write(MODEL, "demo", {"up": True})
-            await until(lambda: c.knowledge.present(MODEL) == {"demo": {"up": True}})
+            a.circle.write(MODEL, "demo", {"up": True})
+            await until(lambda: c.circle.knowledge.present(MODEL) == {"demo": {"up": True}})
             found = await client.ask_here(third, "reachable", seconds=SECONDS)
-            assert set(found["hosts"]) == {a.settings.host, b.settings.host, c.settings.host}
+            assert set(found["hosts"]) == {a.circle.settings.host, b.circle.settings.host, c.circle.settings.host}
             status = await client.ask_here(second, "status")
             assert {each["name"]: each["state"] for each in status["hosts"]} == {
                 "first": "up", "second": "here", "third": "up",
             }  # fmt: skip
         # What was decided is still known where an agent starts again, alone.
         async with running(third) as c:
-            assert c.knowledge.present(MODEL) == {"demo": {"up": True}}
-            assert {member.name for member in c.knowledge.members.values()} == {"first", "second", "third"}
+            assert c.circle.knowledge.present(MODEL) == {"demo": {"up": True}}
+            assert {member.name for member in c.circle.knowledge.members.values()} == {"first", "second", "third"}
 
     asyncio.run(scene())
 
@@ -67,7 +70,7 @@ def test_a_host_that_ends_is_noticed_and_so_is_its_return(tmp_path):
 def test_who_is_not_let_in_is_told_why(tmp_path):
     async def refusal(agent_home, home):
         async with running(home) as agent:
-            (peer,) = agent._seeds.values()
+            (peer,) = agent.circle._seeds.values()
             await until(lambda: peer.problem is not None)
             return peer.problem
 
@@ -79,9 +82,9 @@ def test_who_is_not_let_in_is_told_why(tmp_path):
             twin = make_home(tmp_path / "elsewhere", "first", seeds=(place(first),))
             assert "choose another name" in await refusal(first, twin)
             leaver = make_home(tmp_path, "leaver", seeds=(place(first),))
-            a.write(HOST, leaver.settings.host, None)
+            a.circle.write(HOST, leaver.settings.host, None)
             assert "has left the cluster" in await refusal(first, leaver)
-            assert [member.name for member in a.knowledge.members.values()] == ["first"]
+            assert [member.name for member in a.circle.knowledge.members.values()] == ["first"]
 
     asyncio.run(scene())
 
@@ -91,7 +94,7 @@ def test_another_version_is_refused_by_name(tmp_path, monkeypatch):
         first = make_home(tmp_path, "first")
         second = make_home(tmp_path, "second", seeds=(place(first),))
         async with running(first), running(second) as b:
-            member = replace(b.member, ferrule="0.0.9")
+            member = replace(b.circle.member, ferrule="0.0.9")
             connection = await connect(("127.0.0.1", first.settings.port), KEY, Caller(member.host, Purpose.PEER))
             await connection.send({"member": member.to_json(), "records": []})
             answer = await connection.receive(SECONDS)
@@ -109,9 +112,9 @@ def test_leaving_is_heard_by_the_others(tmp_path):
             async with running(second) as b:
                 await until(lambda: sees(a, b) and sees(b, a))
                 await client.ask_here(second, "leave")
-                await until(lambda: a.knowledge.gone(b.settings.host))
-            assert list(a.knowledge.members) == [a.settings.host]
-            assert a.peers == {}
+                await until(lambda: a.circle.knowledge.gone(b.circle.settings.host))
+            assert list(a.circle.knowledge.members) == [a.circle.settings.host]
+            assert a.circle.peers == {}
         assert client.was_taken_out(second)
 
     asyncio.run(scene())
@@ -121,7 +124,7 @@ def test_garbage_changes_nothing_and_gets_no_answer(tmp_path):
     async def scene():
         home = make_home(tmp_path, "first")
         async with running(home) as agent:
-            before = agent.knowledge
+            before = agent.circle.knowledge
             port = home.settings.port
             for words in (b"GET / HTTP/1.0\r\n\r\n", secrets.token_bytes(4096), b"", b"\0" * 65536):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -134,7 +137,7 @@ def test_garbage_changes_nothing_and_gets_no_answer(tmp_path):
                         continue  # it left while we still spoke
                     finally:
                         writer.close()
-            assert agent.knowledge == before
+            assert agent.circle.knowledge == before
             with pytest.raises(ClusterError, match="does not know 'dance'"):
                 await client.ask_here(home, "dance")
             with pytest.raises(ClusterError, match="no request"):
@@ -152,7 +155,7 @@ def test_a_frame_that_was_altered_is_not_taken(tmp_path):
             await connection.send({"do": "write", "kind": MODEL, "name": "evil", "value": {}})
             assert await connection.receive(SECONDS) is None
             connection.close()
-            assert agent.knowledge.present(MODEL) == {}
+            assert agent.circle.knowledge.present(MODEL) == {}
             with pytest.raises(AuthError):
                 await connect(home.socket, bytes(32), Caller(home.settings.host, Purpose.ASK))
 
@@ -161,8 +164,12 @@ def test_a_frame_that_was_altered_is_not_taken(tmp_path):
 
 async def start(home, **fields):
     connection = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.START))
-    order = {"job": "job-1", "rank": 0, "arguments": ["-c", GREET, CONTROL], "env": {}, "listen": False} | fields
-    return connection, await connection.ask(order, SECONDS)
+    order = {"job": "job-1", "rank": 0, "world_size": 2, "arguments": ["-c", GREET, CONTROL], "env": {}, "meet": []}
+    order |= fields
+    await connection.ask(order, SECONDS)
+    connection.pause()
+    await connection.send({"go": True})
+    return await connection.detach()
 
 
 def test_a_process_talks_to_whoever_ordered_it_and_its_end_is_told(tmp_path):
@@ -170,17 +177,22 @@ def test_a_process_talks_to_whoever_ordered_it_and_its_end_is_told(tmp_path):
         home = make_home(tmp_path, "first")
         async with running(home) as agent:
             life = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
-            await life.ask({"do": "job", "job": "job-1"}, SECONDS)
-            connection, answer = await start(home, listen=True)
-            assert 0 < answer["answer"]["port"] < 65536
-            reader, writer = connection.streams()
+            ports = await life.ask({"do": "job", "job": "job-1", "listen": [0]}, SECONDS)
+            port = ports["answer"]["0"]
+            control = await start(home, meet=[["10.0.0.1", 7], ["127.0.0.1", port]])
+            reader, writer = await asyncio.open_connection(sock=control)
             writer.write(b"3\n")
             async with asyncio.timeout(SECONDS):
-                assert json.loads(await reader.readline()) == {"heard": "3"}
+                heard = json.loads(await reader.readline())
+            assert heard["heard"] == "3"
+            assert heard["port"] == port
+            assert heard["env"]["FERRULE_ADDRESS"] == f"10.0.0.1:7,127.0.0.1:{port}"
+            assert heard["env"]["FERRULE_KEY"] == derived_key(KEY, "job job-1")
+            assert (heard["env"]["FERRULE_RANK"], heard["env"]["FERRULE_WORLD_SIZE"]) == ("0", "2")
             end = await life.receive(SECONDS)
             assert (end["exit"], end["code"]) == (0, 3)
             assert "last words" in end["tail"]
-            connection.close()
+            writer.close()
             life.close()
             await until(lambda: not agent.jobs)
             assert not list((home.directory / "jobs").iterdir())
@@ -196,13 +208,13 @@ def test_processes_end_with_the_connection_of_their_job(tmp_path):
             await life.ask({"do": "job", "job": "job-1"}, SECONDS)
             with pytest.raises(ClusterError, match="no job 'job-2'"):
                 await start(home, job="job-2")
-            connection, _ = await start(home, arguments=["-c", "import time; time.sleep(600)"])
+            control = await start(home, arguments=["-c", "import time; time.sleep(600)"])
             await until(lambda: bool(agent.jobs["job-1"].pids))
             (pid,) = agent.jobs["job-1"].pids
             life.close()
             await until(lambda: not agent.jobs)
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
-            connection.close()
+            control.close()
 
     asyncio.run(scene())

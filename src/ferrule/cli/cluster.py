@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ferrule.cli.cluster_tables import hosts_table
+from ferrule.cli.cluster_tables import hosts_table, show
 from ferrule.cluster import client
 from ferrule.cluster.discovery import installed
 from ferrule.cluster.home import (
@@ -179,7 +179,7 @@ def _place(text: str) -> tuple[str, int]:
 
 def _show(console: Console, home: ClusterHome) -> None:
     status = client.ask(home, "status")
-    console.print(hosts_table(status, _reports(home, status)))
+    show(hosts_table(status, _reports(home, status)))
     console.print(
         "\nAnother machine joins by this line (it lets whoever has it run programs here; keep it secret):\n",
         style="dim",
@@ -209,7 +209,7 @@ def leave(
     """Take this host, or another one, out of the cluster for good."""
     home = choose_cluster(cluster)
     if host is not None:
-        members = [Member.from_json(_member(fields)) for fields in client.ask(home, "status")["hosts"]]
+        members = [Member.of_status(fields) for fields in client.ask(home, "status")["hosts"]]
         found = next((member for member in members if member.name == host), None)
         if found is None:
             raise ClusterError(f"the cluster has no host {host!r}, only {', '.join(each.name for each in members)}")
@@ -242,13 +242,9 @@ def status(cluster: InCluster = None, as_json: AsJson = False) -> None:
             fields["report"] = reports.get(fields["host"])
         typer.echo(json.dumps(found, indent=2))
         return
-    Console().print(hosts_table(found, reports))
+    show(hosts_table(found, reports))
 
 
 def _reports(home: ClusterHome, status: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    members = [Member.from_json(_member(fields)) for fields in status["hosts"] if fields["state"] != "lost"]
+    members = [Member.of_status(fields) for fields in status["hosts"] if fields["state"] != "lost"]
     return asyncio.run(client.host_reports(home, members, REPORT_SECONDS))
-
-
-def _member(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: fields[name] for name in Member.__dataclass_fields__}

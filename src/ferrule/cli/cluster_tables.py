@@ -1,28 +1,45 @@
-"""How `ferrule status` lays out the hosts of a cluster."""
+"""How `ferrule status` and `ferrule models` lay out what they show."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ferrule.units import format_bytes
 
-_STYLES = {"here": "green", "up": "green", "lost": "bold red"}
+_STYLES = {
+    "here": "green", "up": "green", "lost": "bold red",
+    "ready": "green", "failed": "bold red", "unknown": "bold red", "waiting": "yellow", "recovering": "yellow",
+}  # fmt: skip
+_WIDE = 160
 
 
-def hosts_table(status: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A row for each host. ``reports``: by host id, of those that answered."""
-    table = Table(
-        title=f"cluster {status['cluster']}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
-    )
+def show(parts: Iterable[RenderableType]) -> None:
+    """Tables as wide as they need to be where nobody looks at a terminal."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, _WIDE))
+    for part in parts:
+        console.print(part, highlight=False)
+
+
+def hosts_table(status: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """A row for each host, and why some cannot be reached. ``reports``: by host id, of those that answered."""
+    title = f"cluster {status['cluster']}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     for column in ("host", "state", "address", "devices", "free memory", "links", "load", "heat"):
         table.add_column(column, header_style="dim", no_wrap=column in ("host", "state"))
-    for host in sorted(status["hosts"], key=lambda each: (each["state"] != "here", each["name"])):
+    hosts = sorted(status["hosts"], key=lambda each: (each["state"] != "here", each["name"]))
+    for host in hosts:
         table.add_row(*_row(host, reports.get(host["host"])))
-    return table
+    yield table
+    for host in hosts:
+        if host["problem"]:
+            yield Text(f"\n{host['name']} cannot be reached: {host['problem']}", style="dim")
 
 
 def _row(host: Mapping[str, Any], report: Mapping[str, Any] | None) -> list[Text | str]:
@@ -31,16 +48,7 @@ def _row(host: Mapping[str, Any], report: Mapping[str, Any] | None) -> list[Text
         state += Text(f" {_since(host['heard_seconds'])}", style="dim")
     address = str(host["way"][0]) if host["way"] else next(iter(host["addresses"]), "-")
     if report is None:
-        return [
-            host["name"],
-            state,
-            address,
-            Text(host["problem"] or "did not tell in time", style="dim"),
-            "",
-            "",
-            "",
-            "",
-        ]
+        return [host["name"], state, address, *["-"] * 5]
     devices = [f"{each['name']} {format_bytes(each['memory'])}" for each in report["devices"]]
     free = [format_bytes(each["free"]) for each in report["devices"]]
     heat = [f"{report['celsius']:.0f} °C"] if report["celsius"] is not None else []
@@ -66,3 +74,26 @@ def _since(seconds: float | None) -> str:
     if seconds is None:
         return "never heard"
     return f"for {seconds:.0f} s" if seconds < 120 else f"for {seconds / 60:.0f} min"
+
+
+def models_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """A row for each model, and what is wrong with those that are not ready."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("model", "state", "address", "on", "split", "tok/s", "recoveries"):
+        table.add_column(column, header_style="dim", no_wrap=column in ("model", "state", "address", "recoveries"))
+    for row in rows:
+        state = Text(row["state"], style=_STYLES.get(row["state"], ""))
+        split = f"{row['strategy']} on {', '.join(dict.fromkeys(row['hosts']))}" if row.get("hosts") else "-"
+        recoveries = str(row.get("recoveries", "-"))
+        table.add_row(row["name"], state, row["address"], row["on"], split, _speed(row), recoveries)
+    yield table
+    for row in rows:
+        if row.get("detail") and row["state"] != "ready":
+            yield Text(f"\n{row['name']}: {row['detail']}", style="dim")
+
+
+def _speed(row: Mapping[str, Any]) -> str:
+    measured, predicted = row.get("measured"), row.get("predicted")
+    if measured is None:
+        return "-"
+    return f"{measured:.1f}" + (f" ({predicted:.1f} predicted)" if predicted else "")

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import struct
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -89,17 +90,18 @@ class Connection:
         """Leave in the socket what comes from now on, for whoever gets it by `detach`."""
         self._writer.transport.pause_reading()  # type: ignore[attr-defined]
 
-    def detach(self) -> socket.socket:
+    async def detach(self) -> socket.socket:
         """The socket itself, for another process; nothing is sent or read here any more. `pause` before the other end
-        may send what is not meant for us."""
-        underlying = self._writer.get_extra_info("socket")
-        taken = socket.socket(fileno=os.dup(underlying.fileno()))
-        self._writer.transport.abort()
+        may send what is not meant for us. Raises `ClusterError` where the other end does not take what was sent."""
+        transport = self._writer.transport
+        deadline = asyncio.get_running_loop().time() + SEND_SECONDS
+        while transport.get_write_buffer_size():
+            if asyncio.get_running_loop().time() > deadline or transport.is_closing():
+                raise ClusterError("the connection broke")
+            await asyncio.sleep(0.001)
+        taken = socket.socket(fileno=os.dup(self._writer.get_extra_info("socket").fileno()))
+        transport.abort()
         return taken
-
-    def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """What is behind the connection, when other things than frames follow."""
-        return self._reader, self._writer
 
     def close(self) -> None:
         self._writer.transport.abort() if self._writer.is_closing() else self._writer.close()
@@ -140,7 +142,7 @@ async def connect(
         except BaseException:
             writer.close()
             raise
-    _without_delay(writer)
+    _as_agents_want(writer)
     return Connection(reader, writer, sends=keys.from_caller, receives=keys.from_agent)
 
 
@@ -157,7 +159,7 @@ async def accept(
                 answer, caller, keys = side.judge(await reader.readexactly(PROOF_BYTES))
                 writer.write(answer)
                 if caller is not None and keys is not None:
-                    _without_delay(writer)
+                    _as_agents_want(writer)
                     return _agents_end(reader, writer, keys), caller
             await writer.drain()
     except (StrangerError, asyncio.IncompleteReadError, OSError, TimeoutError):
@@ -171,7 +173,14 @@ def _agents_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys
     return Connection(reader, writer, sends=keys.from_agent, receives=keys.from_caller)
 
 
-def _without_delay(writer: asyncio.StreamWriter) -> None:
+def _as_agents_want(writer: asyncio.StreamWriter) -> None:
+    """No waiting for more to send; and a connection ends soon after the other host is gone or the cable is cut."""
     underlying = writer.get_extra_info("socket")
-    if underlying.family != socket.AF_UNIX:
-        underlying.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if underlying.family == socket.AF_UNIX:
+        return
+    underlying.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    underlying.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = [("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 4000)]
+    for name, value in [("TCP_KEEPALIVE" if sys.platform == "darwin" else "TCP_KEEPIDLE", 1), *options]:
+        if hasattr(socket, name):
+            underlying.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

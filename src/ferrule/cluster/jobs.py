@@ -13,12 +13,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from ferrule.cluster.local import OUTER_JOB
 from ferrule.cluster.process import exit_fds, has_exited, signal_group
+from ferrule.cluster.token import Address, derived_key, write_address
 from ferrule.errors import ClusterError
+from ferrule.fabric.addresses import own_interfaces
 from ferrule.tied import tied
 
 log = logging.getLogger(__name__)
@@ -37,14 +40,15 @@ Exited = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Order:
-    """A process to start: ``arguments`` of this Python, ``env`` beside the agent's. ``listen``: with a socket that
-    listens at a free port of all addresses, as rank 0 of a group needs."""
+    """A process to start: ``arguments`` of this Python, ``env`` beside the agent's. ``meet``: where it finds rank 0, or
+    somebody who knows the way; a link-local address is tried by way of every interface."""
 
     job: str
     rank: int
+    world_size: int
     arguments: tuple[str, ...]
     env: Mapping[str, str]
-    listen: bool
+    meet: tuple[Address, ...] = ()
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Order:
@@ -52,50 +56,78 @@ class Order:
         try:
             env = {str(name): str(value) for name, value in dict(fields["env"]).items()}
             arguments = tuple(map(str, fields["arguments"]))
-            made = cls(str(fields["job"]), int(fields["rank"]), arguments, env, bool(fields["listen"]))
+            meet = tuple((str(host), int(port)) for host, port in fields["meet"])
+            made = cls(str(fields["job"]), int(fields["rank"]), int(fields["world_size"]), arguments, env, meet)
         except (KeyError, TypeError, ValueError) as error:
             raise ClusterError(f"that is no order to start a process: {error!r}") from None
-        if not _NAME.fullmatch(made.job) or made.rank < 0:
+        if not _NAME.fullmatch(made.job) or not 0 <= made.rank < made.world_size:
             raise ClusterError(f"{made.job!r} rank {made.rank} cannot name a process")
         return made
 
 
 class Job:
-    """Ranks of one job on this host. ``on_exit`` is called once for each that ends. Use it from the main thread."""
+    """Ranks of one job on this host. ``on_exit`` is called once for each that ends. Use it from the main thread.
 
-    def __init__(self, name: str, logs: Path, on_exit: Exited) -> None:
+    ``ports``: where those ranks of it listen that `reserve` was called for, by rank.
+    """
+
+    def __init__(self, name: str, key: bytes, logs: Path, on_exit: Exited) -> None:
         if not _NAME.fullmatch(name):
             raise ClusterError(f"{name!r} cannot name a job")
         self.name = name
+        self._key = derived_key(key, f"job {name}")
         self._logs = logs / name
         self._on_exit = on_exit
+        self._listeners: dict[int, socket.socket] = {}
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._running.values()]
 
-    def start(self, order: Order, control: socket.socket, listener: socket.socket | None) -> int:
-        """Start one rank, which inherits both sockets; they remain the caller's to close. Returns its process id."""
+    def reserve(self, rank: int) -> int:
+        """A port for a rank that is started later: it is listened at from now on."""
+        if rank not in self._listeners:
+            self._listeners[rank] = listener_for_ranks()
+        port: int = self._listeners[rank].getsockname()[1]
+        return port
+
+    def start(self, order: Order, control: socket.socket) -> int:
+        """Start one rank, which inherits ``control``; that remains the caller's to close. Returns its process id."""
         if order.rank in self._running or len(self._running) >= _MAX_PROCESSES:
             raise ClusterError(f"rank {order.rank} of {order.job} runs already")
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         env = {name: value for name, value in os.environ.items() if name not in OUTER_JOB} | dict(order.env)
+        env |= {
+            "FERRULE_RANK": str(order.rank),
+            "FERRULE_WORLD_SIZE": str(order.world_size),
+            "FERRULE_KEY": self._key,
+            "FERRULE_ADDRESS": ",".join(map(write_address, ways_to(order.meet))),
+        }
         fds = [control.fileno()]
-        if listener is not None:
+        listener = self._listeners.pop(order.rank, None)
+        if listener is not None and order.rank == 0:
             env["FERRULE_LISTEN_FD"] = str(listener.fileno())
             fds.append(listener.fileno())
+        elif listener is not None:
+            env["FERRULE_LISTEN"] = f":{listener.getsockname()[1]}"
+            listener.close()
+            listener = None
         arguments = [each.replace(CONTROL, str(control.fileno())) for each in order.arguments]
-        with (self._logs / f"rank-{order.rank}.log").open("wb") as output:
-            process = subprocess.Popen(
-                tied([sys.executable, *arguments]),
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=fds,
-                process_group=0,
-            )
+        try:
+            with (self._logs / f"rank-{order.rank}.log").open("wb") as output:
+                process = subprocess.Popen(
+                    tied([sys.executable, *arguments]),
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=fds,
+                    process_group=0,
+                )
+        finally:
+            if listener is not None:
+                listener.close()
         self._running[order.rank] = process
         when_ended(process, lambda: self._ended(order.rank))
         return process.pid
@@ -116,7 +148,20 @@ class Job:
             signal_group(process.pid, signal.SIGKILL)
         while self._running:
             await asyncio.sleep(0.01)  # the kernel ends what is killed, and its descriptor tells `_ended`
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
         shutil.rmtree(self._logs, ignore_errors=True)
+
+
+def ways_to(places: Sequence[Address]) -> list[Address]:
+    """``places`` as this host may dial them: link-local ones by way of each of its interfaces."""
+    faces = dict.fromkeys(face.name for face in own_interfaces())
+    ways: list[Address] = []
+    for host, port in places:
+        link_local = ":" in host and ip_address(host).is_link_local
+        ways += [(f"{host}%{face}", port) for face in faces] if link_local else [(host, port)]
+    return ways
 
 
 def when_ended(process: subprocess.Popen[bytes], then: Callable[[], None]) -> None:

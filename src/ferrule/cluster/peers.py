@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -56,6 +57,7 @@ class Peer:
         self._news = asyncio.Event()
         self._answered = asyncio.Event()
         self.up = False
+        self.since = time.monotonic()
         self.heard = 0.0
         """When it last answered, by `time.monotonic`; 0: never."""
         self.way: Address | None = None
@@ -196,13 +198,14 @@ def _reason(place: Address, error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"{write_address(place)} did not answer"
     if isinstance(error, OSError):
-        return f"{write_address(place)}: {error.strerror or error}"
+        # asyncio puts words and the address of its own into `strerror`.
+        return f"{write_address(place)}: {os.strerror(error.errno).lower() if error.errno else error}"
     raise error
 
 
 def _dull(reason: str) -> bool:
     """An address that leads nowhere says less than one where somebody refused."""
-    return "did not answer" in reason or "onnect call failed" in reason or "nreachable" in reason
+    return "did not answer" in reason or "unreachable" in reason or "no route" in reason
 
 
 def reachable_ways(member: Member, interfaces: Sequence[str]) -> list[Address]:

@@ -83,6 +83,11 @@ class Member:
             raise ClusterError(f"a host describes itself in a way that cannot be read: {str(fields)[:120]}")
         return made
 
+    @classmethod
+    def of_status(cls, fields: Mapping[str, Any]) -> Self:
+        """From what an agent's ``status`` tells of a host."""
+        return cls.from_json({name: fields[name] for name in cls.__dataclass_fields__})
+
 
 @dataclass(frozen=True)
 class Knowledge:

@@ -1,0 +1,200 @@
+"""The models that should be up, and the processes that serve them on this host: one for each, kept running.
+
+A record of kind ``model`` says what is wanted and which host serves it, with which ``port``. Where that host has been
+silent for `TAKE_OVER_SECONDS`, the first of the others takes it over; the old one has it back when it returns, at once
+if it was cut off and still serves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferrule.cluster.circle import Circle
+from ferrule.cluster.connection import Message
+from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.jobs import tail, when_ended
+from ferrule.cluster.process import signal_group
+from ferrule.cluster.records import MODEL
+from ferrule.tied import tied
+
+log = logging.getLogger(__name__)
+
+TAKE_OVER_SECONDS = 5.0
+GIVE_BACK_SECONDS = 3.0
+"""How long a host that took a model over and cannot serve it waits before it gives it back."""
+_LOOK_SECONDS = 1.0
+_END_SECONDS = 5.0
+_PAUSES = (0.5, 2.0, 5.0, 15.0, 30.0)
+"""Before a process that ended is started again; the first again after it was ready."""
+READY = "ready"
+
+
+@dataclass
+class _Front:
+    """``wanted``: the record's value. ``state``: what the process told last."""
+
+    wanted: Mapping[str, Any]
+    process: subprocess.Popen[bytes] | None = None
+    state: dict[str, Any] = field(default_factory=lambda: {"state": "starting"})
+    failures: int = 0
+    again: float = 0.0
+    """When to start it again, by `time.monotonic`."""
+    since: float = field(default_factory=time.monotonic)
+
+
+def front_command(home: ClusterHome, name: str) -> list[str]:
+    """What serves a model: a room above this one."""
+    return [sys.executable, "-m", "ferrule.serve.front", str(home.directory), name]
+
+
+class Fronts:
+    """Used from one event loop in the main thread: what it starts dies with that. ``command``: what to start."""
+
+    def __init__(
+        self,
+        home: ClusterHome,
+        circle: Circle,
+        command: Callable[[ClusterHome, str], list[str]] = front_command,
+    ) -> None:
+        self._home, self._circle, self._command = home, circle, command
+        self._fronts: dict[str, _Front] = {}
+        self._ending: list[subprocess.Popen[bytes]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._keep(), name="fronts")
+
+    async def close(self) -> None:
+        """End every process that serves a model here."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for name in list(self._fronts):
+            self._end(name)
+        deadline = time.monotonic() + _END_SECONDS
+        while self._ending and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for process in self._ending:
+            signal_group(process.pid, signal.SIGKILL)
+
+    def look(self) -> None:
+        """Something has changed: a record, or who is there."""
+        self._news.set()
+
+    def told(self, name: str, state: Mapping[str, Any]) -> None:
+        """What the process that serves ``name`` tells of itself."""
+        front = self._fronts.get(name)
+        if front is not None:
+            front.state = dict(state)
+            front.since = time.monotonic()
+            if state.get("state") == READY:
+                front.failures = 0
+
+    def status(self) -> list[Message]:
+        """Of the models that are served here."""
+        return [
+            {"name": name, "wanted": dict(front.wanted), "pid": front.process.pid if front.process else None}
+            | {"failures": front.failures, **front.state}
+            for name, front in self._fronts.items()
+        ]
+
+    async def _keep(self) -> None:
+        while True:
+            self.decide()
+            self._apply()
+            try:
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+            self._news.clear()
+
+    def decide(self) -> None:
+        """Which models should move to or from this host."""
+        circle = self._circle
+        for name, wanted in circle.knowledge.present(MODEL).items():
+            host, owner = wanted.get("host"), wanted.get("owner")
+            front = self._fronts.get(name)
+            serving = front is not None and front.state.get("state") == READY
+            if host == circle.host:
+                cannot = front is not None and not serving and time.monotonic() - front.since > GIVE_BACK_SECONDS
+                if owner != host and isinstance(owner, str) and circle.is_up(owner) and cannot:
+                    circle.write(MODEL, name, {**wanted, "host": owner})
+            elif owner == circle.host and serving:
+                log.info("%s is served here still: taking it back", name)
+                circle.write(MODEL, name, {**wanted, "host": circle.host})
+            elif isinstance(host, str) and circle.silent_seconds(host) > TAKE_OVER_SECONDS and self._is_first():
+                log.info("the host that served %s is gone: taking it over", name)
+                circle.write(MODEL, name, {**wanted, "host": circle.host})
+
+    def _is_first(self) -> bool:
+        """Whether this host is the first, by id, of those that answer."""
+        circle = self._circle
+        return circle.host == min(host for host in circle.knowledge.members if circle.is_up(host))
+
+    def _apply(self) -> None:
+        wanted = {
+            name: value
+            for name, value in self._circle.knowledge.present(MODEL).items()
+            if value.get("host") == self._circle.host
+        }
+        for name, front in list(self._fronts.items()):
+            if wanted.get(name) != front.wanted:
+                self._end(name)
+        for name, value in wanted.items():
+            front = self._fronts.setdefault(name, _Front(value))
+            if front.process is None and time.monotonic() >= front.again:
+                self._begin(name, front)
+
+    def _begin(self, name: str, front: _Front) -> None:
+        folder = self._home.directory / "models"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        log_file = folder / f"{name.replace('/', '--')}.log"
+        with log_file.open("wb") as output:
+            process = subprocess.Popen(
+                tied(self._command(self._home, name)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        front.process = process
+
+        def ended() -> None:
+            signal_group(process.pid, signal.SIGKILL)
+            code = process.wait()
+            if process in self._ending:
+                self._ending.remove(process)
+                return
+            front.process = None
+            front.again = time.monotonic() + _PAUSES[min(front.failures, len(_PAUSES) - 1)]
+            front.failures += 1
+            front.since = time.monotonic()
+            last = tail(log_file).strip().rpartition("\n")[2]
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+            front.state = {"state": "failed", "detail": last or f"the process that serves it {how}"}
+            log.warning("%s: the process that serves it %s: %s", name, how, last)
+
+        when_ended(process, ended)
+
+    def _end(self, name: str) -> None:
+        front = self._fronts.pop(name)
+        if front.process is not None:
+            process = front.process
+            self._ending.append(process)
+            signal_group(process.pid, signal.SIGTERM)
+            asyncio.get_running_loop().call_later(_END_SECONDS, self._kill, process)
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        if process in self._ending:
+            os.killpg(process.pid, signal.SIGKILL)  # it is not reaped, so its number is still its own

@@ -1,0 +1,111 @@
+import asyncio
+import sys
+
+from agents import make_home, until
+
+from ferrule.cluster.fronts import GIVE_BACK_SECONDS, TAKE_OVER_SECONDS, Fronts
+from ferrule.cluster.records import HOST, MODEL, Knowledge, Member
+
+A, B, C = "a" * 32, "b" * 32, "c" * 32
+
+
+class FakeCircle:
+    """What `Fronts` asks of a `Circle`, with hosts that are as silent as a test says."""
+
+    def __init__(self, host, wanted):
+        self.host = host
+        self.silent = {}
+        self.knowledge = Knowledge()
+        for number, each in enumerate((A, B, C)):
+            member = Member(each, f"host{number}", 8421, (), "0.1.0", "3.11")
+            self.knowledge, _ = self.knowledge.written(HOST, each, member.to_json(), each)
+        self.write(MODEL, "demo", wanted)
+
+    def write(self, kind, name, value):
+        self.knowledge, _ = self.knowledge.written(kind, name, value, self.host)
+
+    def is_up(self, host):
+        return host not in self.silent
+
+    def silent_seconds(self, host):
+        return self.silent.get(host, 0.0)
+
+    @property
+    def serves(self):
+        return self.knowledge.present(MODEL)["demo"]["host"]
+
+
+def fronts_of(tmp_path, host, wanted, code="import time; time.sleep(600)"):
+    circle = FakeCircle(host, wanted)
+    home = make_home(tmp_path, "here")
+    return circle, Fronts(home, circle, lambda home, name: [sys.executable, "-c", code])
+
+
+def test_the_first_of_the_hosts_that_are_left_takes_over(tmp_path):
+    for host, expected in ((B, B), (C, A)):
+        circle, fronts = fronts_of(tmp_path / host, host, {"host": A, "owner": A})
+        circle.silent = {A: TAKE_OVER_SECONDS / 2}
+        fronts.decide()
+        assert circle.serves == A  # it may only be slow
+        circle.silent = {A: TAKE_OVER_SECONDS + 1}
+        fronts.decide()
+        assert circle.serves == expected
+
+
+def test_the_owner_takes_back_what_it_still_serves(tmp_path):
+    async def scene():
+        circle, fronts = fronts_of(tmp_path, A, {"host": A, "owner": A})
+        fronts.start()
+        await until(lambda: fronts.status() and fronts.status()[0]["pid"] is not None)
+        fronts.told("demo", {"state": "ready"})
+        circle.write(MODEL, "demo", {"host": B, "owner": A})  # another host believed it gone
+        fronts.decide()
+        assert circle.serves == A
+        pid = fronts.status()[0]["pid"]
+        fronts.look()
+        await asyncio.sleep(0)
+        assert fronts.status()[0]["pid"] == pid
+        await fronts.close()
+
+    asyncio.run(scene())
+
+
+def test_who_took_over_and_cannot_serve_gives_back(tmp_path):
+    async def scene():
+        circle, fronts = fronts_of(tmp_path, B, {"host": B, "owner": A}, "import sys; sys.exit('no such directory')")
+        circle.silent = {A: 60.0}
+        fronts.start()
+        await until(lambda: any(each["state"] == "failed" for each in fronts.status()))
+        assert fronts.status()[0]["detail"] == "no such directory"
+        fronts.decide()
+        assert circle.serves == B  # the owner is not there
+        circle.silent = {}
+        fronts._fronts["demo"].since -= GIVE_BACK_SECONDS + 1
+        fronts.decide()
+        assert circle.serves == A
+        await fronts.close()
+
+    asyncio.run(scene())
+
+
+def test_a_process_that_ends_is_started_again_and_a_model_that_is_stopped_is_not(tmp_path):
+    async def scene():
+        marks = tmp_path / "marks"
+        code = f"open({str(marks)!r}, 'a').write('x'); import time; time.sleep(600)"
+        circle, fronts = fronts_of(tmp_path, A, {"host": A, "owner": A}, code)
+        fronts.start()
+        await until(lambda: marks.exists() and marks.read_text() == "x")
+        fronts._fronts["demo"].process.kill()
+        await until(lambda: fronts.status()[0]["state"] == "failed")
+        assert "killed by signal 9" in fronts.status()[0]["detail"]
+        fronts._fronts["demo"].again = 0.0
+        fronts.look()
+        await until(lambda: marks.read_text() == "xx")
+        process = fronts._fronts["demo"].process
+        circle.write(MODEL, "demo", None)
+        fronts.look()
+        await until(lambda: fronts.status() == [])
+        await until(lambda: process.returncode is not None)
+        await fronts.close()
+
+    asyncio.run(scene())
