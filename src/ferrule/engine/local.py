@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -225,16 +225,17 @@ async def start(
     on_progress: ProgressCallback | None = None,
     *,
     lab: Lab | None = None,
-    planner: Planner | None = None,
+    planner: Callable[[PreparedModel], Planner] | None = None,
 ) -> LocalEngine:
     """Find, check, plan and load a model on ranks of this machine, or of a ``lab`` that is up, one host after another.
 
-    ``planner`` places the ranks elsewhere. ``on_progress`` is called from the event loop. Raises `ModelError`,
-    `PlanError` or `ConfigError` before any process is started where the files or the split are at fault, `EngineError`
-    where a rank fails.
+    ``planner``: makes what places the ranks elsewhere, of what is known of the model by then. ``on_progress`` is called
+    from the event loop. Raises `ModelError`, `PlanError` or `ConfigError` before any process is started where the files
+    or the split are at fault, `EngineError` where a rank fails.
     """
-    chosen = planner or (LocalPlanner() if lab is None else LabPlanner(lab))
-    engine = LocalEngine(options, await in_background(lambda: prepare(options)), chosen)
+    model = await in_background(lambda: prepare(options))
+    place = planner or (lambda _: LocalPlanner() if lab is None else LabPlanner(lab))
+    engine = LocalEngine(options, model, place(model))
     try:
         await engine.load(on_progress)
     except BaseException:

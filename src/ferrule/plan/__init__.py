@@ -24,7 +24,7 @@ from ferrule.plan.layout import (
     Term,
     Workload,
 )
-from ferrule.plan.make import make_plan
+from ferrule.plan.make import make_plan, plan_of_layout
 from ferrule.plan.model import ModelSpec
 from ferrule.plan.model_family import Cuts
 from ferrule.plan.model_headers import Stored
@@ -96,6 +96,7 @@ __all__ = [
     "measure_device",
     "parse_cluster",
     "part_of",
+    "plan_of_layout",
     "predict",
     "read_cluster",
     "read_model",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ferrule.errors import PlanError
+from ferrule.plan.layout import Layout
 from ferrule.plan.model import ModelSpec
 from ferrule.plan.model_layer import Share
 from ferrule.plan.plan import Plan, Shard, Strategy
@@ -32,6 +35,22 @@ def make_plan(model: ModelSpec, *, tensor: int = 1, pipeline: int = 1) -> Plan:
         raise PlanError(f"--pp {pipeline}: {model.pipeline_refusal}")
     head_bytes = model.final.bytes if model.tied and pipeline == 1 else model.head_bytes
     stages = split_layers(model.layer_bytes, pipeline, model.embedding_bytes, head_bytes)
+    return _plan(model, tensor, stages, _reason(tensor, pipeline))
+
+
+def plan_of_layout(model: ModelSpec, layout: Layout, reason: str) -> Plan:
+    """The engine's plan for a layout that it can run; rank r is on ``layout.devices[r]``.
+
+    Raises `PlanError` for one that it cannot, with why.
+    """
+    if layout.obstacle is not None:
+        raise PlanError(f"{model.name} cannot be split so: {layout.obstacle}")
+    stages = [(stage.first_layer, stage.last_layer) for stage in layout.stages]
+    return _plan(model, layout.stages[0].width, stages, reason)
+
+
+def _plan(model: ModelSpec, tensor: int, stages: Sequence[tuple[int, int]], reason: str) -> Plan:
+    pipeline = len(stages)
     shards = []
     for stage, (first, last) in enumerate(stages):
         size = model.rank_bytes(Share.even(tensor), model.vocabulary_share(tensor), first_layer=first, last_layer=last)
@@ -55,7 +74,7 @@ def make_plan(model: ModelSpec, *, tensor: int = 1, pipeline: int = 1) -> Plan:
         pipeline=pipeline,
         layers=model.layers,
         shards=tuple(shards),
-        reason=_reason(tensor, pipeline),
+        reason=reason,
     )
 
 

@@ -1,0 +1,154 @@
+"""Where the ranks of a model go on the hosts of a cluster: asked anew at every start, of the hosts that answer then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ferrule.cluster.client import ask_here, ask_member, host_reports
+from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.records import Member
+from ferrule.engine.cluster_ranks import ClusterStarter
+from ferrule.engine.options import EngineOptions, RankOptions
+from ferrule.engine.prepare import PreparedModel
+from ferrule.engine.starting import Formation, Loss
+from ferrule.errors import ClusterError, ConfigError, FerruleError, LinkError, ModelUnavailable
+from ferrule.plan import BUILT_IN_ENGINE, ModelSpec, Plan, Workload, cluster_of_reports, make_plan, plan_of_layout
+from ferrule.plan.cluster_live import HostReport, parse_report
+from ferrule.plan.cluster_rails import Sources
+from ferrule.plan.layout import Prediction
+from ferrule.plan.question import Question
+from ferrule.plan.records import calibrated, read_calibrations
+
+_log = logging.getLogger(__name__)
+
+DEVICE_SECONDS = 180.0
+"""For a host to describe itself: the first time it measures."""
+REACH_SECONDS = 1.0
+REPORT_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What was decided: rank r on ``hosts[r]``; ``prediction``: None where the user said how to split."""
+
+    plan: Plan
+    hosts: tuple[str, ...]
+    prediction: Prediction | None
+    notes: tuple[str, ...] = ()
+
+
+class ClusterPlanner:
+    """`Planner`. ``wanted``: names of hosts, all if empty. With ``options.tensor`` or ``options.pipeline`` given by the
+    user (``split``) the ranks are spread over the hosts in turn; else the planner chooses."""
+
+    def __init__(self, home: ClusterHome, options: EngineOptions, *, split: bool, wanted: Sequence[str] = ()) -> None:
+        self.placed: Placed | None = None
+        self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
+        self._spec: ModelSpec | None = None
+        self._reports: dict[str, HostReport] = {}
+
+    def about(self, model: PreparedModel) -> ClusterPlanner:
+        """Itself, once it knows which model it is for: it has to, before the first `form`."""
+        self._spec = model.spec
+        return self
+
+    async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
+        assert self._spec is not None
+        members = await self._members()
+        if self._split:
+            placed, ranks = self._spread(self._spec, members)
+            cores = await self._cores(ranks)
+        else:
+            reports = await self._described(members, fresh=loss is None)
+            members = [member for member in members if member.host in reports]
+            if not members:
+                raise ModelUnavailable("no host could be asked what it has")
+            placed, ranks = self._chosen(self._spec, options, members, reports)
+            cores = {host: len(report.host.cpus) for host, report in reports.items()}
+        self.placed = placed
+        hosts = [member.host for member in ranks]
+        threads = [self._options.threads or max(1, cores.get(host, 1) // hosts.count(host)) for host in hosts]
+        return Formation(replace(options, plan=placed.plan), ClusterStarter(self._home, ranks, threads))
+
+    async def _members(self) -> list[Member]:
+        """Those that answer now, this host first, then by name."""
+        status = await ask_here(self._home, "status")
+        known = {fields["host"]: Member.of_status(fields) for fields in status["hosts"]}
+        strange = set(self._wanted) - {member.name for member in known.values()}
+        if strange:
+            names = ", ".join(sorted(member.name for member in known.values()))
+            raise ConfigError(f"--hosts: the cluster has no {', '.join(sorted(strange))}, only {names}")
+        answering = (await ask_here(self._home, "reachable", seconds=REACH_SECONDS))["hosts"]
+        there = [known[host] for host in answering if host in known]
+        there = [member for member in there if not self._wanted or member.name in self._wanted]
+        if not there:
+            raise ModelUnavailable(f"none of the hosts {', '.join(self._wanted)} answers")
+        return sorted(there, key=lambda member: (member.host != status["host"], member.name))
+
+    async def _described(self, members: Sequence[Member], *, fresh: bool) -> dict[str, HostReport]:
+        """What the planner has to know of each host, by its id. After a loss what is known will do: time counts."""
+        if fresh:
+            self._reports.clear()
+
+        async def one(member: Member) -> None:
+            if member.host in self._reports:
+                return
+            try:
+                told = await ask_member(self._home, member, "device", timeout=DEVICE_SECONDS)
+                report = parse_report(str(told["text"]), member.name)
+            except (ClusterError, LinkError) as error:
+                _log.warning("%s is left out: %s", member.name, error)
+                return
+            # Hosts are called as the cluster calls them.
+            host = replace(report.host, host=member.name)
+            self._reports[member.host] = HostReport(replace(report.device, name=member.name), host, report.notes)
+
+        await asyncio.gather(*map(one, members))
+        return {member.host: self._reports[member.host] for member in members if member.host in self._reports}
+
+    async def _cores(self, members: Sequence[Member]) -> dict[str, int]:
+        """How many processors each host has that answers in time."""
+        different = list({member.host: member for member in members}.values())
+        reports = await host_reports(self._home, different, REPORT_SECONDS)
+        return {host: int(report["cores"]) for host, report in reports.items()}
+
+    def _spread(self, spec: ModelSpec, members: Sequence[Member]) -> tuple[Placed, list[Member]]:
+        """As the user said: neighbouring ranks on one host where there are more ranks than hosts."""
+        plan = make_plan(spec, tensor=self._options.tensor, pipeline=self._options.pipeline)
+        used = members[: plan.world_size]
+        ranks = [used[rank * len(used) // plan.world_size] for rank in range(plan.world_size)]
+        return Placed(plan, tuple(member.name for member in ranks), None), ranks
+
+    def _chosen(
+        self, spec: ModelSpec, options: RankOptions, members: Sequence[Member], reports: Mapping[str, HostReport]
+    ) -> tuple[Placed, list[Member]]:
+        cluster = cluster_of_reports([reports[member.host] for member in members], Sources.of_this_machine())
+        known = read_calibrations()
+        cluster = replace(cluster, devices=tuple(calibrated(device, known) for device in cluster.devices))
+        work = Workload(context=options.context, prompt=min(512, max(1, options.context // 2)))
+        question = Question(spec, cluster, work, "latency", BUILT_IN_ENGINE)
+        best = question.best()
+        if best is None:
+            raise ModelUnavailable(_missing(question, members))
+        by_name = {member.name: member for member in members}
+        ranks = [by_name[device] for device in best.layout.devices]
+        plan = plan_of_layout(spec, best.layout, f"the fastest for one stream on {_and(list(by_name))}")
+        return Placed(plan, best.layout.devices, best.prediction, cluster.notes), ranks
+
+
+def _missing(question: Question, members: Sequence[Member]) -> str:
+    from ferrule.plan.shortage import shortage
+
+    names = _and([member.name for member in members])
+    try:
+        reason: FerruleError = shortage(question).error(question.model.name)
+    except FerruleError as error:
+        reason = error
+    return f"{names} cannot hold it: {reason}"
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
