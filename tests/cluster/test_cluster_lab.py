@@ -1,15 +1,20 @@
 """Clusters as a user makes them, by the command line, in hosts of a lab."""
 
+import asyncio
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from ferrule.cluster import client
 from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.models import models
 from ferrule.lab import Lab, pair
 
 SECONDS = 60.0
@@ -22,19 +27,31 @@ class Hosts:
     def __init__(self, lab, folder):
         self.lab, self.folder = lab, folder
 
-    def run(self, host, *words, code=0):
+    def run(self, host, *words, code=0, timeout=SECONDS):
         env = {"FERRULE_STATE": str(self.folder / f"state{host}"), "COLUMNS": "200"}
         with self.lab.popen(
             host, [*FERRULE, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
-            out, err = process.communicate(timeout=SECONDS)
+            out, err = process.communicate(timeout=timeout)
         assert process.returncode == code, (words, out, err)
         return out if code == 0 else err
 
     def states(self, host, cluster="ferrule"):
         """By the agent's socket, which is a file: the command takes a second."""
-        home = ClusterHome(cluster, self.folder / f"state{host}" / "clusters")
-        return {each["name"]: each["state"] for each in client.ask(home, "status")["hosts"]}
+        return {each["name"]: each["state"] for each in client.ask(self.home(host, cluster), "status")["hosts"]}
+
+    def home(self, host, cluster="ferrule"):
+        return ClusterHome(cluster, self.folder / f"state{host}" / "clusters")
+
+    def models(self, host):
+        with self.lab.inside(host):
+            return asyncio.run(models(self.home(host)))
+
+    def until(self, what):
+        deadline = time.monotonic() + 3 * SECONDS
+        while not what():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
 
 @pytest.fixture
@@ -86,14 +103,9 @@ def test_two_commands_make_a_cluster_and_strangers_stay_out(hosts):
 
     (cable,) = hosts.lab.between(0, 1)
     cable.cut()
-    deadline = time.monotonic() + SECONDS
-    while hosts.states(0)["host1"] != "lost":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    hosts.until(lambda: hosts.states(0)["host1"] == "lost")
     cable.restore()
-    while hosts.states(0)["host1"] != "up":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    hosts.until(lambda: hosts.states(0)["host1"] == "up")
 
     hosts.run(1, "leave")
     assert hosts.states(0) == {"host0": "here"}
@@ -115,7 +127,88 @@ def test_a_host_without_multicast_joins_by_address_and_another_key_is_refused(ho
     hosts.run(1, "up", "--join", token, "--no-mdns", "--address", f"{address}:9000")
     hosts.run(1, "down")
     hosts.run(1, "up")  # it remembers
-    deadline = time.monotonic() + SECONDS
-    while hosts.states(1, "home") != {"host0": "up", "host1": "here"}:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    hosts.until(lambda: hosts.states(1, "home") == {"host0": "up", "host1": "here"})
+
+
+STREAM = """
+import json, sys, urllib.request
+body = {"prompt": "def f(x):", "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
+request = urllib.request.Request(
+    "http://127.0.0.1:8420/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+)
+with urllib.request.urlopen(request, timeout=120) as answer:
+    for line in answer:
+        if line.startswith(b"data: {"):
+            print(json.dumps(json.loads(line[6:])), flush=True)
+"""
+
+
+class Stream:
+    """An answer of 200 tokens, as a client on host 0 sees it."""
+
+    def __init__(self, hosts):
+        self.process = hosts.lab.popen(0, [sys.executable, "-c", STREAM], stdout=subprocess.PIPE, text=True)
+        self.text = ""
+        self.tokens = 0
+
+    def read(self, tokens=None):
+        while tokens is None or self.tokens < tokens:
+            line = self.process.stdout.readline()
+            if not line:
+                break
+            event = json.loads(line)
+            assert "error" not in event, event
+            self.text += event["choices"][0]["text"]
+            self.tokens += 1
+        return self.text
+
+    def rest(self):
+        self.read()
+        self.process.stdout.close()
+        assert self.process.wait(SECONDS) == 0
+        return self.text
+
+
+@pytest.mark.slow
+def test_a_served_model_survives_a_rank_a_cable_and_a_host(hosts):
+    token = token_in(hosts.run(0, "up", "--no-mdns"))
+    hosts.run(1, "up", "--no-mdns", "--join", token)
+    shown = hosts.run(0, "serve", "--demo", "--threads", "1", timeout=180)
+    assert "ferrule-demo" in shown
+    (row,) = hosts.models(1)
+    assert row["state"] == "ready"
+    assert row["hosts"] == ["host0", "host1"]
+    assert "is a model 'ferrule-demo' already" in hosts.run(1, "serve", "--demo", code=9)
+    undisturbed = Stream(hosts).rest()
+
+    def of_host(number, *, all_of_it):
+        pids = hosts.lab.processes(number)
+        return [pid for pid in pids if all_of_it or b"engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    (cable,) = hosts.lab.between(0, 1)
+    faults = {
+        "a rank": lambda: [os.kill(pid, signal.SIGKILL) for pid in of_host(1, all_of_it=False)],
+        "a cable": cable.cut,
+        "a host": lambda: [os.kill(pid, signal.SIGKILL) for pid in of_host(1, all_of_it=True)],
+    }
+    for fault, strike in faults.items():
+        stream = Stream(hosts)
+        stream.read(20)
+        strike()
+        assert stream.rest() == undisturbed, fault
+        if fault == "a cable":
+            cable.restore()
+            hosts.until(lambda: hosts.states(0)["host1"] == "up")
+            # The other host took the model over meanwhile, and gave it back.
+            hosts.until(lambda: all(row["state"] == "ready" and row["on"] == "host0" for row in hosts.models(0)))
+            hosts.run(0, "stop", "ferrule-demo")
+            hosts.run(0, "serve", "--demo", "--threads", "1", timeout=180)
+
+    # The power comes back: this host alone brings the model up again, by what is on its disk.
+    hosts.run(0, "down")
+    assert not hosts.lab.processes()
+    hosts.run(0, "up")
+    hosts.until(lambda: hosts.models(0)[0]["state"] == "ready")
+    assert Stream(hosts).rest() == undisturbed
+    hosts.run(0, "stop", "ferrule-demo")
+    assert hosts.models(0) == []

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ferrule import __version__
-from ferrule.cli import bench, chat, cluster, doctor, env, generate, lab, launch, links, plan, serve, version
+from ferrule.cli import bench, chat, cluster, doctor, env, generate, lab, launch, links, models, plan, serve, version
 from ferrule.errors import FerruleError
 
 
@@ -83,6 +83,8 @@ app.command(epilog=version.EXAMPLES)(version.version)
 app.command(epilog=doctor.EXAMPLES, cls=doctor.Command)(doctor.doctor)
 app.command(epilog=cluster.UP_EXAMPLES)(cluster.up)
 app.command(epilog=cluster.STATUS_EXAMPLES)(cluster.status)
+app.command(epilog=models.MODELS_EXAMPLES)(models.models)
+app.command(epilog=models.STOP_EXAMPLES)(models.stop)
 app.command(epilog=cluster.DOWN_EXAMPLES)(cluster.down)
 app.command(epilog=cluster.LEAVE_EXAMPLES)(cluster.leave)
 app.command(epilog=cluster.TOKEN_EXAMPLES)(cluster.token)

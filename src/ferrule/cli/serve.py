@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ferrule.cli.extras import needs
 from ferrule.cli.model import DEMO, DEMO_RANKS, Dtype, DtypeFlag, MaxContext, Pp, Threads, Tp, engine_options
+from ferrule.cli.models import running_cluster, serve_on_cluster
 from ferrule.errors import ConfigError, FerruleError
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from ferrule.engine import Engine
     from ferrule.engine.speed import Speed
     from ferrule.plan import DeviceSpec
+
+DEFAULT_PORT = 8420
 
 EXAMPLES = (
     "Examples:\n\n"
@@ -37,9 +40,15 @@ def serve(
         str, typer.Option("--host", help="Address to listen on; beyond loopback needs a key.")
     ] = "127.0.0.1",
     port: Annotated[
-        int,
-        typer.Option("--port", envvar="FERRULE_PORT", min=0, max=65535, help="Port to listen on; 0 for a free one."),
-    ] = 8420,
+        int | None,
+        typer.Option(
+            "--port",
+            envvar="FERRULE_PORT",
+            min=0,
+            max=65535,
+            help=f"Port to listen on, 0 for a free one; {DEFAULT_PORT} if left out.",
+        ),
+    ] = None,
     dtype: DtypeFlag = Dtype.auto,
     max_context: MaxContext = None,
     api_key: Annotated[
@@ -55,8 +64,17 @@ def serve(
         str | None, typer.Option("--name", metavar="NAME", help="What clients call the model; the default is its own.")
     ] = None,
     threads: Threads = None,
+    hosts: Annotated[
+        str | None, typer.Option("--hosts", metavar="A,B", help="In a cluster: only on these of its hosts.")
+    ] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="On this machine alone, until Ctrl-C, although it is in a cluster.")
+    ] = False,
 ) -> None:
-    """Serve a model over the OpenAI API."""
+    """Serve a model over the OpenAI API.
+
+    Where this machine is a host of a cluster (`ferrule up`), on the hosts of that; else on this machine.
+    """
     chosen = choose(model, demo=demo)
     if demo and tp is None and pp is None:
         tp = DEMO_RANKS
@@ -65,6 +83,24 @@ def serve(
     from rich.console import Console
 
     console = Console()
+    home = None if here else running_cluster()
+    if home is not None:
+        if api_key is not None:
+            raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
+        beyond = not _is_loopback(host)
+        wanted: dict[str, Any] = {
+            "tensor": tp,
+            "pipeline": pp,
+            "dtype": dtype.value,
+            "max_context": max_context,
+            "threads": threads,
+        }
+        wanted |= {"hosts": hosts.split(",") if hosts else None, "key": beyond}
+        serve_on_cluster(console, home, chosen, name, host, port, wanted)
+        return
+    if hosts is not None:
+        raise ConfigError("--hosts needs a cluster: ferrule up")
+    port = DEFAULT_PORT if port is None else port
     if console.is_terminal:  # the imports below take seconds, in which a blank screen looks like a hang
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
     with needs("serve", "serve"):
@@ -92,6 +128,15 @@ def serve(
         show_ready(console, engine, host, listener.getsockname()[1], with_key=api_key is not None, speed=speed)
 
     asyncio.run(run_server(load, listener, api_key=api_key, on_ready=ready))
+
+
+def _is_loopback(host: str) -> bool:
+    from ipaddress import ip_address
+
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def this_machine(console: Console, threads: int | None, *, measure: bool) -> DeviceSpec | None:
