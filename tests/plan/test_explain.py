@@ -23,15 +23,14 @@ from ferrule.plan import (
     Workload,
     read_model,
 )
+from ferrule.plan.changes import NEW_RAIL, one_more
 from ferrule.plan.curves import LATENCIES, over_context, over_hosts, over_latency
 from ferrule.plan.explain import (
-    NEW_RAIL,
     RDMA_SECONDS,
     another_cable,
     bottleneck,
     by_rdma,
     cautions,
-    one_more,
     verdict,
     what_ifs,
 )
@@ -103,6 +102,19 @@ def test_the_first_token_has_a_bottleneck_of_its_own() -> None:
     assert (found.kind, found.of) == ("compute", "prompt")
     assert "arithmetic on box-1" in found.words
     assert "of the prompt's time" in found.words
+
+
+def test_many_sequences_have_a_bottleneck_of_their_own() -> None:
+    """A step that waits for its slowest stage is told by that stage; the terms add up."""
+    question = ask(cluster(2), "throughput", concurrency=8)
+    uneven = Layout((Stage(("box-1",), 0, 24), Stage(("box-2",), 24, 28)))
+    for layout in (uneven, pipeline(), tensor(2)):
+        prediction = question.predicted(layout).prediction
+        assert sum(term.seconds for term in prediction.step_terms) == pytest.approx(prediction.step_seconds)
+    found = bottleneck(question, question.predicted(uneven))
+    assert (found.of, found.where) == ("step", "box-1")
+    assert found.words.endswith("of the time of a step of all sequences")
+    assert bottleneck(replace(question, work=Workload()), question.predicted(uneven)).of == "token"
 
 
 def test_what_does_not_fit_is_read_from_disk() -> None:

@@ -57,7 +57,7 @@ def test_lighter_weights_and_one_more_host_are_offered_where_they_help() -> None
     assert found.weights == "int8"
     assert found.lighter is not None
     assert found.lighter.prediction.fits
-    assert found.host == "m0"
+    assert (found.host, found.hosts) == ("m0", 1)
     assert found.larger is not None
     assert "m0-2" in found.larger.layout.devices
 

@@ -106,6 +106,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "memory": [{**asdict(use), "margin": use.margin} for use in prediction.memory],
         "terms": [_term(term, prediction.token_seconds) for term in prediction.terms],
         "prompt_terms": [_term(term, prediction.ttft_seconds) for term in prediction.prompt_terms],
+        "step_terms": [_term(term, prediction.step_seconds) for term in prediction.step_terms],
     }
 
 

@@ -82,10 +82,13 @@ class _Predictor:
         together = self._times(Pass(1, self.work.seen, each))
         around = self._around(together)
         # With several batches on their way the slowest stage sets the pace, its work for messages included.
-        slowest = max(time.busy + self._message_work(time) for time in together)
-        step = max(around, batches * slowest)
-        prompt_terms = self._prompt()
+        slowest = max(together, key=self._held_up)
+        step = max(around, batches * self._held_up(slowest))
         terms = tuple(self._terms(single))
+        step_terms = terms
+        if self.work.concurrency > 1:
+            step_terms = tuple(self._terms(together) if around >= step else self._pace(slowest, batches))
+        prompt_terms = self._prompt()
         watts = self._watts(together, step, batches)
         return Prediction(
             token_seconds=sum(term.seconds for term in terms),
@@ -95,6 +98,7 @@ class _Predictor:
             memory=self.memory,
             terms=terms,
             prompt_terms=tuple(prompt_terms),
+            step_terms=step_terms,
             largest_context=largest_context(self.model, self.cluster, self.layout, self.work, self.runtime),
             watts=watts,
             joules=None if watts is None else watts * step / self.work.concurrency,
@@ -140,6 +144,15 @@ class _Predictor:
         """Of a stage that hands over a batch, when it could be at the next one already."""
         return self.runtime.message_seconds if time.hop_where else 0.0
 
+    def _held_up(self, time: _StageTime) -> float:
+        """By one batch."""
+        return time.busy + self._message_work(time)
+
+    def _pace(self, slowest: _StageTime, batches: int) -> Iterable[Term]:
+        """Of the stage that all batches wait for."""
+        own = replace(slowest, hop=self._message_work(slowest))
+        return (replace(term, seconds=term.seconds * batches) for term in self._stage_terms(own))
+
     def _around(self, times: list[_StageTime]) -> float:
         return sum(time.busy + time.hop for time in times) + self._announcement()[0]
 
@@ -151,22 +164,25 @@ class _Predictor:
 
     def _terms(self, times: list[_StageTime]) -> Iterable[Term]:
         for time in times:
-            where, seconds = ", ".join(time.stage.devices), time.seconds
-            own: tuple[tuple[TermKind, float], ...] = (
-                ("weights", seconds.weights),
-                ("cache", seconds.cache),
-                ("compute", seconds.compute),
-                ("launch", seconds.launch),
-                ("disk", time.disk),
-            )
-            yield from (Term(kind, where, value) for kind, value in own if value)
-            if seconds.collective:
-                yield Term("collective", self.exchange.where(time.stage.devices), seconds.collective)
-            if time.hop:
-                yield Term("hop", time.hop_where, time.hop)
+            yield from self._stage_terms(time)
         announcement, where = self._announcement()
         if announcement:
             yield Term("hop", where, announcement)
+
+    def _stage_terms(self, time: _StageTime) -> Iterable[Term]:
+        where, seconds = ", ".join(time.stage.devices), time.seconds
+        own: tuple[tuple[TermKind, float], ...] = (
+            ("weights", seconds.weights),
+            ("cache", seconds.cache),
+            ("compute", seconds.compute),
+            ("launch", seconds.launch),
+            ("disk", time.disk),
+        )
+        yield from (Term(kind, where, value) for kind, value in own if value)
+        if seconds.collective:
+            yield Term("collective", self.exchange.where(time.stage.devices), seconds.collective)
+        if time.hop:
+            yield Term("hop", time.hop_where, time.hop)
 
     def _prompt(self) -> list[Term]:
         """Pieces of a prompt follow one upon another: each needs the cache of those before it on every stage."""

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations, count
 from typing import Literal
 
+from ferrule.plan.changes import one_more
 from ferrule.plan.cluster import ClusterSpec, LinkSpec, RailSpec
-from ferrule.plan.layout import Candidate, Layout, Term, TermKind
+from ferrule.plan.layout import Candidate, Layout, Prediction, Term, TermKind
 from ferrule.plan.model_storage import PLAIN
 from ferrule.plan.question import Question
 from ferrule.plan.runtime import BUILT_IN_ENGINE
 
 BottleneckKind = Literal["weights", "cache", "compute", "launch", "latency", "bandwidth", "hop", "disk"]
+Timed = Literal["token", "prompt", "step"]
+_TIMES: dict[Timed, str] = {
+    "token": "token time",
+    "prompt": "the prompt's time",
+    "step": "the time of a step of all sequences",
+}
 RDMA_SECONDS = 8e-6
 """A small message by RDMA over USB4, from program to program (`ferrule lab profiles`: usb4-40g-rdma)."""
 CABLE_SECONDS = 1e-3
@@ -26,8 +32,6 @@ PROCESSOR_FLOPS = 10e12
 """What computes faster than this, and was not measured on a processor, is taken to be a GPU."""
 WORTH_IT = 1.02
 """What is better by less than this is called as good."""
-NEW_RAIL = RailSpec("10 Gigabit Ethernet", 22e-6, 9.4e9 / 8)
-"""For hosts that have no cable yet: figures of ethernet-10g."""
 _WORDS: dict[BottleneckKind, str] = {
     "weights": "reading weights from memory on {}",
     "cache": "reading keys and values from memory on {}",
@@ -49,18 +53,17 @@ MANY = 8
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What takes most of the time of a token or a prompt. ``part``: of that time."""
+    """What takes most of the time of a token, a prompt, or a step of all sequences. ``part``: of that time."""
 
     kind: BottleneckKind
     where: str
     seconds: float
     part: float
-    of: Literal["token", "prompt"]
+    of: Timed
 
     @property
     def words(self) -> str:
-        whose = "token time" if self.of == "token" else "the prompt's time"
-        return f"{_WORDS[self.kind].format(self.where)}: {self.part:.0%} of {whose}".replace("%", " %")
+        return f"{_WORDS[self.kind].format(self.where)}: {self.part:.0%} of {_TIMES[self.of]}".replace("%", " %")
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,10 @@ class WhatIf:
 
 
 def bottleneck(question: Question, candidate: Candidate) -> Bottleneck:
-    """Of a prompt if the time to the first token is asked for, else of a token of a single stream."""
-    of: Literal["token", "prompt"] = "prompt" if question.objective == "ttft" else "token"
-    terms = candidate.prediction.prompt_terms if of == "prompt" else candidate.prediction.terms
+    """Of a prompt if the time to the first token is asked for, of a step if what many sequences get or use together is,
+    else of a token of a single stream."""
+    of = _timed(question)
+    terms = _terms(candidate.prediction, of)
     by_kind: dict[TermKind, float] = {}
     for term in terms:
         by_kind[term.kind] = by_kind.get(term.kind, 0.0) + term.seconds
@@ -96,12 +100,22 @@ def _places(terms: Iterable[Term]) -> str:
     return ", ".join(names) if len(names) <= NAMED else f"{', '.join(names[:2])} and {len(names) - 2} others"
 
 
-def _collective_kind(question: Question, layout: Layout, of: str) -> Literal["latency", "bandwidth"]:
+def _timed(question: Question) -> Timed:
+    if question.objective == "ttft":
+        return "prompt"
+    together = question.objective in ("throughput", "energy") and question.work.concurrency > 1
+    return "step" if together else "token"
+
+
+def _terms(prediction: Prediction, of: Timed) -> tuple[Term, ...]:
+    return {"token": prediction.terms, "prompt": prediction.prompt_terms, "step": prediction.step_terms}[of]
+
+
+def _collective_kind(question: Question, layout: Layout, of: Timed) -> Literal["latency", "bandwidth"]:
     """Which of the two is to blame: without it the collectives take less."""
 
     def seconds(cluster: ClusterSpec) -> float:
-        prediction = question.on(cluster).predicted(layout).prediction
-        terms = prediction.prompt_terms if of == "prompt" else prediction.terms
+        terms = _terms(question.on(cluster).predicted(layout).prediction, of)
         return sum(term.seconds for term in terms if term.kind == "collective")
 
     these = question.cluster.among(layout.devices)
@@ -194,19 +208,6 @@ def _could_be_rdma(rail: RailSpec) -> bool:
     return rail.transport == "tcp" and RDMA_SECONDS < rail.alpha < CABLE_SECONDS
 
 
-def one_more(cluster: ClusterSpec, like: str) -> ClusterSpec:
-    """One more device ``like`` another, with the same cables, and between the two the best that either has."""
-    stem, dash, digits = like.rpartition("-")
-    stem = stem if dash and digits.isdecimal() else like
-    name = next(name for number in count(2) if (name := f"{stem}-{number}") not in cluster.by_name)
-    own = [link for link in cluster.links if like in link.between]
-    links = [LinkSpec((name, next(end for end in link.between if end != like)), link.rails) for link in own]
-    rails = min(own, key=lambda link: (link.alpha, -link.bandwidth)).rails if own else (NEW_RAIL,)
-    links.append(LinkSpec((like, name), rails))
-    device = replace(cluster.by_name[like], name=name)
-    return replace(cluster, devices=(*cluster.devices, device), links=(*cluster.links, *links))
-
-
 def cautions(question: Question) -> list[str]:
     """What the built-in engine does not do yet although the predictions count on it."""
     if question.runtime is not BUILT_IN_ENGINE:
@@ -218,16 +219,6 @@ def cautions(question: Question) -> list[str]:
     if any(device.half_flops > PROCESSOR_FLOPS for device in fast):
         found.append("the built-in engine does not compute on GPUs yet: these figures are of one that does")
     return found
-
-
-def joined(cluster: ClusterSpec) -> ClusterSpec | None:
-    """With a new rail to every device that has no cable at all; None where each has one."""
-    lonely = {device.name for device in cluster.devices} - {end for link in cluster.links for end in link.between}
-    if not lonely or len(cluster.devices) == 1:
-        return None
-    pairs = combinations(cluster.by_name, 2)
-    new = tuple(LinkSpec(pair, (NEW_RAIL,)) for pair in pairs if lonely & set(pair))
-    return replace(cluster, links=(*cluster.links, *new))
 
 
 def verdict(question: Question, best: Candidate, single: Candidate, split: Candidate | None) -> str:

@@ -138,8 +138,9 @@ class Term:
 @dataclass(frozen=True)
 class Prediction:
     """``token_seconds``: from one token of a single stream to the next. ``step_seconds``: the same with all
-    ``concurrency`` sequences under way. ``ttft_seconds``: of one prompt. ``terms`` add up to ``token_seconds`` and
-    ``prompt_terms`` to ``ttft_seconds``. ``joules`` and ``dollars_per_million`` per token and million tokens at the
+    ``concurrency`` sequences under way. ``ttft_seconds``: of one prompt. ``terms`` add up to ``token_seconds``,
+    ``prompt_terms`` to ``ttft_seconds``, and ``step_terms`` to ``step_seconds``: where the slowest stage sets the pace,
+    those are of that stage alone. ``joules`` and ``dollars_per_million`` per token and million tokens at the
     concurrency, where watts and prices are known. ``largest_context``: of each of the concurrent sequences, by memory.
     """
 
@@ -150,6 +151,7 @@ class Prediction:
     memory: tuple[MemoryUse, ...]
     terms: tuple[Term, ...]
     prompt_terms: tuple[Term, ...]
+    step_terms: tuple[Term, ...]
     largest_context: int
     watts: float | None = None
     joules: float | None = None

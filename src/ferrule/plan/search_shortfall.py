@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ferrule.errors import PlanError
-from ferrule.plan.cluster import ClusterSpec, LinkSpec
+from ferrule.plan.changes import one_more
+from ferrule.plan.cluster import ClusterSpec
 from ferrule.plan.cost import predict
-from ferrule.plan.layout import Candidate, Layout, Workload
+from ferrule.plan.layout import Candidate, Layout, Objective, Workload
 from ferrule.plan.model import ModelSpec
 from ferrule.plan.runtime import BUILT_IN_ENGINE, Runtime
 from ferrule.plan.search import search
@@ -24,7 +25,7 @@ _MOST_STAGES = 64
 class Shortfall:
     """``attempt``: the layout that misses least, and ``missing``: how many bytes on its devices together. What would
     fit, or None where that does not help: ``shorter``, with ``context`` tokens for each sequence; ``lighter``, with
-    weights as ``weights``; ``larger``, with one more host like ``host``."""
+    weights as ``weights``; ``larger``, with so many ``hosts`` more like ``host``, in ``cluster``."""
 
     attempt: Candidate
     missing: int
@@ -34,26 +35,31 @@ class Shortfall:
     weights: str = ""
     larger: Candidate | None = None
     host: str = ""
+    hosts: int = 0
+    cluster: ClusterSpec | None = None
 
 
 def shortfall(
     model: ModelSpec,
     cluster: ClusterSpec,
     work: Workload | None = None,
+    objective: Objective = "latency",
     *,
     runtime: Runtime = BUILT_IN_ENGINE,
     stored_as: Callable[[str], ModelSpec] | None = None,
     formats: Sequence[str] = LIGHTER,
     runnable_only: bool = False,
+    more_hosts: int = 1,
 ) -> Shortfall | None:
     """None where something fits. ``stored_as``: the model with other weights, one of ``formats`` (the first that fits
-    is told), such as ``lambda weights: read_model(name, weights=weights)``."""
+    is told), such as ``lambda weights: read_model(name, weights=weights)``. ``more_hosts``: up to so many are tried.
+    """
     work = work or Workload()
 
     def best(model: ModelSpec, cluster: ClusterSpec, work: Workload) -> Candidate | None:
-        return search(model, cluster, work, runtime=runtime, runnable_only=runnable_only).best
+        return search(model, cluster, work, objective, runtime=runtime, runnable_only=runnable_only).best
 
-    result = search(model, cluster, work, runtime=runtime, runnable_only=runnable_only)
+    result = search(model, cluster, work, objective, runtime=runtime, runnable_only=runnable_only)
     if result.best is not None:
         return None
     attempts = [*result.candidates, *_along_all_hosts(model, cluster, work, runtime)]
@@ -71,8 +77,13 @@ def shortfall(
         if other.bytes < model.bytes and (lighter := best(other, cluster, work)):
             found = replace(found, lighter=lighter, weights=weights)
             break
-    more, host = one_more_host(cluster)
-    return replace(found, larger=best(model, more, work), host=host)
+    host = min(cluster.devices, key=lambda device: (-device.memory, device.name)).name
+    larger = cluster
+    for hosts in range(1, more_hosts + 1):
+        larger = one_more(larger, host)
+        if candidate := best(model, larger, work):
+            return replace(found, larger=candidate, host=host, hosts=hosts, cluster=larger)
+    return found
 
 
 def _missing(candidate: Candidate) -> int:
@@ -98,21 +109,3 @@ def _along_all_hosts(model: ModelSpec, cluster: ClusterSpec, work: Workload, run
         return [Candidate(layout, predict(model, cluster, layout, work, runtime))]
     except PlanError:  # no cables lead from one host to another
         return []
-
-
-def one_more_host(cluster: ClusterSpec) -> tuple[ClusterSpec, str]:
-    """With another like the roomiest host, linked like that one, and to it like that one to its nearest; and the name
-    of that host. A cluster of one gets no link."""
-    like = min(cluster.devices, key=lambda device: (-device.memory, device.name))
-    number = 2
-    while f"{like.name}-{number}" in cluster.by_name:
-        number += 1
-    twin = replace(like, name=f"{like.name}-{number}")
-    own = sorted(
-        (link for link in cluster.links if like.name in link.between), key=lambda link: (link.alpha, link.between)
-    )
-    links = [
-        LinkSpec((twin.name, next(name for name in link.between if name != like.name)), link.rails) for link in own
-    ]
-    links += [LinkSpec((like.name, twin.name), link.rails) for link in own[:1]]
-    return replace(cluster, devices=(*cluster.devices, twin), links=(*cluster.links, *links)), like.name

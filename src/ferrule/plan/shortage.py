@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ferrule.errors import PlanError
-from ferrule.plan.explain import MANY, NEW_RAIL, joined, one_more
+from ferrule.plan.changes import NEW_RAIL, joined
+from ferrule.plan.cluster import ClusterSpec
+from ferrule.plan.explain import MANY
 from ferrule.plan.layout import Candidate, MemoryUse
 from ferrule.plan.question import Question
 from ferrule.plan.runtime import BUILT_IN_ENGINE
@@ -55,21 +57,24 @@ class Shortage:
 def shortage(question: Question) -> Shortage:
     """Of a question that no plan answers."""
     lighter = dict(question.lighter)
+    with_cables = joined(question.cluster)
     found = shortfall(
         question.model,
         question.cluster,
         question.work,
+        question.objective,
         runtime=question.runtime,
         stored_as=lighter.__getitem__,
         formats=tuple(lighter),
         runnable_only=question.runtime is BUILT_IN_ENGINE,
+        more_hosts=MORE_HOSTS if with_cables is None and len(question.cluster.devices) < MANY else 0,
     )
     if found is None:
         raise PlanError(f"{question.model.name} fits; nothing is missing")
-    return Shortage(found.attempt, tuple(_nearest(question, found)))
+    return Shortage(found.attempt, tuple(_nearest(question, found, with_cables)))
 
 
-def _nearest(question: Question, found: Shortfall) -> Iterator[Nearest]:
+def _nearest(question: Question, found: Shortfall, with_cables: ClusterSpec | None) -> Iterator[Nearest]:
     work, lighter = question.work, dict(question.lighter)
     if found.shorter is not None:
         less = replace(question, work=replace(work, context=found.context, prompt=min(work.prompt, found.context)))
@@ -82,20 +87,8 @@ def _nearest(question: Question, found: Shortfall) -> Iterator[Nearest]:
         model = lighter[found.weights]
         sizes = f"{model.bytes / 2**30:.0f} GiB instead of {question.model.bytes / 2**30:.0f}"
         yield Nearest(f"weights as {found.weights}: {sizes}", question.of(model), found.lighter)
-    with_cables = joined(question.cluster)
-    if with_cables is not None:
-        if (cabled := question.on(with_cables).best()) is not None:
-            yield Nearest(f"{NEW_RAIL.name} to hosts without a cable", question.on(with_cables), cabled)
-    elif len(question.cluster.devices) < MANY:
-        yield from _more_hosts(question)
-
-
-def _more_hosts(question: Question) -> Iterator[Nearest]:
-    largest = max(question.cluster.devices, key=lambda device: device.memory)
-    cluster = question.cluster
-    for count in range(1, MORE_HOSTS + 1):
-        cluster = one_more(cluster, largest.name)
-        if (found := question.on(cluster).best()) is not None:
-            more = "one more host" if count == 1 else f"{count} more hosts"
-            yield Nearest(f"{more} like {largest.name}", question.on(cluster), found)
-            return
+    if with_cables is not None and (cabled := question.on(with_cables).best()) is not None:
+        yield Nearest(f"{NEW_RAIL.name} to hosts without a cable", question.on(with_cables), cabled)
+    if found.larger is not None and found.cluster is not None:
+        more = "one more host" if found.hosts == 1 else f"{found.hosts} more hosts"
+        yield Nearest(f"{more} like {found.host}", question.on(found.cluster), found.larger)
