@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from ferrule.bench.fabric import Sweep, bars, bench_fabric, contestants, launchers
+from ferrule.bench.fabric import Sweep, bars, bench_fabric, contestants, launchers, sweep
 from ferrule.bench.fabric.contestants import missing
 from ferrule.bench.fabric.operations import OPERATIONS
 from ferrule.bench.fabric.sweep import IMPLS
@@ -22,6 +22,12 @@ KEYS = [
     *("op", "bytes", "dtype", "transport", "ranks", "rails", "impl"),
     *("min_us", "median_us", "p99_us", "bus_gb_s"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured does not matter here."""
+    monkeypatch.setattr(sweep, "turn_us", lambda quick: 2e3)
 
 
 def run(*arguments: str) -> Result:

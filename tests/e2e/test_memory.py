@@ -20,6 +20,11 @@ SHAPE = RandomModel("random", hidden=1024, intermediate=4096, layers=8, heads=16
 PARAMETERS = 2 * 16000 * 1024 + 8 * (3 * 1024 * 4096 + (2 * 1024 + 2 * 512) * 1024)
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random_llama(tmp_path_factory.mktemp("model"), SHAPE)
+
+
 async def loaded(directory: Path, tensor: int, pipeline: int) -> tuple[RankInfo, ...]:
     engine = await start(EngineOptions(str(directory), tensor=tensor, pipeline=pipeline, threads=1))
     await engine.close()
@@ -27,9 +32,8 @@ async def loaded(directory: Path, tensor: int, pipeline: int) -> tuple[RankInfo,
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2)])
-def test_peak_memory_of_a_rank_is_its_shard_and_a_small_margin(tensor: int, pipeline: int, tmp_path: Path) -> None:
-    save_random_llama(tmp_path, SHAPE)
-    ranks = asyncio.run(loaded(tmp_path, tensor, pipeline))
+def test_peak_memory_of_a_rank_is_its_shard_and_a_small_margin(tensor: int, pipeline: int, model: Path) -> None:
+    ranks = asyncio.run(loaded(model, tensor, pipeline))
     whole = sum(rank.weight_bytes for rank in ranks)
     assert 2 * PARAMETERS <= whole < 2.01 * PARAMETERS  # the norms are on every rank
     for rank in ranks:

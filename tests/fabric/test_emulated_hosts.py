@@ -39,7 +39,7 @@ def test_two_ranks_on_each_host_use_shared_memory_inside() -> None:
 
 def test_four_hosts_on_a_switch() -> None:
     with Lab(switch(4)) as lab:
-        arguments = {"sizes": [0, 1, 1000, 70_001]}
+        arguments = {"sizes": [0, 1, 1000, 70_001], "bfloat16": True}
         reports, _ = run_all("splits", "every_collective", size=4, lab=lab, arguments=arguments)
     assert {report["transports"] for report in reports} == {"tcp"}
 

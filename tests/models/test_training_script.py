@@ -1,10 +1,14 @@
 """The script that makes the embedded model: its text, its packing and a smoke run of the whole."""
 
+import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ferrule.models import demo_path
@@ -15,6 +19,24 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 @pytest.fixture(autouse=True)
 def scripts_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+@pytest.fixture(scope="module")
+def documentation() -> Any:
+    """Reading it takes most of the script's smoke run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        from demo_model.docstrings import read_documentation
+
+        return read_documentation()
+
+
+@pytest.fixture
+def torch_as_before() -> Iterator[None]:
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
 
 
 @pytest.mark.parametrize(
@@ -76,32 +98,34 @@ def test_batches_are_full_and_the_same_each_time() -> None:
 
 
 @pytest.mark.slow
-def test_the_documentation_is_this_pythons_and_holds_no_path_of_this_machine() -> None:
-    from demo_model.docstrings import read_documentation
-
-    found = read_documentation()
-    names = {entry.name for entry in found.known}
+def test_the_documentation_is_this_pythons_and_holds_no_path_of_this_machine(documentation: Any) -> None:
+    names = {entry.name for entry in documentation.known}
     assert {"len", "str.split", "json.dumps", "math.sqrt", "os.path.join", "asyncio.gather"} <= names
     assert "logging.Logger.warning_once" not in names  # a stranger's method, there once transformers is imported
-    assert "for" in found.topics
-    signatures = {entry.name: entry.signature for entry in found.known}
+    assert "for" in documentation.topics
+    signatures = {entry.name: entry.signature for entry in documentation.known}
     assert signatures["platform.architecture"] == "platform.architecture(executable=..., bits='', linkage='')"
 
 
 @pytest.mark.slow
-def test_the_whole_script_runs_resumes_and_makes_a_model_that_loads(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "state.pt"
-
-    def run(out: Path) -> str:
-        command = [sys.executable, SCRIPTS / "train_demo_model.py", "--quick", "--out", out, "--checkpoint", checkpoint]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
+@pytest.mark.usefixtures("torch_as_before")
+def test_the_whole_script_runs_resumes_and_makes_a_model_that_loads(
+    documentation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    output = run(first)
-    assert "sha256" in output
-    assert "going on from step 5" in run(second)
+
+    def arguments(out: Path) -> list[str]:
+        script = SCRIPTS / "train_demo_model.py"
+        return [str(script), "--quick", "--out", str(out), "--checkpoint", str(tmp_path / "state.pt")]
+
+    done = subprocess.run([sys.executable, *arguments(first)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "sha256" in done.stdout
+    # Again in this process, with what was read already.
+    monkeypatch.setattr("demo_model.corpus.read_documentation", lambda: documentation)
+    monkeypatch.setattr(sys, "argv", arguments(second))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    assert "going on from step 5" in capsys.readouterr().out
     assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
     model = AutoModelForCausalLM.from_pretrained(first)
     assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(first))
