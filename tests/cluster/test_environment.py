@@ -33,7 +33,7 @@ def site(facts: HostFacts, address: str, ranks: tuple[int, ...], **entry: object
 
 def macs(*numbers: int) -> Job:
     found = [recorded(f"mac-studio-{number}") for number in numbers]
-    return Job(tuple(site(facts, f"192.168.1.10{n}", (n,)) for n, facts in enumerate(found)), KEY)
+    return Job(tuple(site(facts, f"192.168.1.{101 + n}", (n,)) for n, facts in enumerate(found)), KEY)
 
 
 def two_strix(ranks: int = 1) -> Job:
@@ -63,6 +63,13 @@ def test_ferrule_and_torch() -> None:
         "MASTER_ADDR": "192.168.1.21",
         "MASTER_PORT": "7001",
     }
+    # In a mesh of cables each host knows rank 0's by another address.
+    first = replace(job.sites[0], address="10.77.0.1")
+    far = replace(job.sites[1].facts, faces=tuple(one for one in job.sites[1].facts.faces if "10.77.1." in one.address))
+    mesh = Job((first, replace(job.sites[1], facts=far)), KEY)
+    assert env.torch_env(mesh, 1)["MASTER_ADDR"] == "10.77.1.1"
+    assert env.mlx_env(mesh, 1)["NCCL_HOST_IP"] == "10.77.1.1"
+    assert env.ferrule_env(mesh, 1)["FERRULE_ADDRESS"] == "10.77.1.1:7000,10.77.0.1:7000"
     # The USB4 cables are quicker than the network at 5 Gb/s.
     assert env.torch_defaults(job, job.sites[0]) == {
         "GLOO_SOCKET_IFNAME": "thunderbolt0",
@@ -108,9 +115,9 @@ def test_mlx_ring_and_rdma_devices_follow_the_cables() -> None:
     assert env.mlx_env(job, 1) == {
         "MLX_RANK": "1",
         "MLX_WORLD_SIZE": "3",
-        "NCCL_HOST_IP": "192.168.1.100",
+        "NCCL_HOST_IP": "192.168.1.101",
         "NCCL_PORT": "7003",
-        "MLX_JACCL_COORDINATOR": "192.168.1.100:7002",
+        "MLX_JACCL_COORDINATOR": "192.168.1.101:7002",
     }
     assert set(env.mlx_files(job)) == {"MLX_HOSTFILE", "MLX_IBV_DEVICES"}
     # Mac 1 and 4 share a cable without RDMA: neither a mesh nor a ring.
@@ -129,7 +136,7 @@ def test_what_a_hostfile_says_comes_first() -> None:
     job = Job(tuple(replace(one, entry=entry) for one, entry in zip(job.sites, entries, strict=True)), KEY)
     assert env.rdma_devices(job) == [[None, ["x", "y"]], ["z", None]]
     assert env.ring(job) == [["10.9.0.1:8000"], ["10.9.0.1:8001"]]
-    assert env.ferrule_env(job, 1)["FERRULE_ADDRESS"] == "192.168.1.100:7000"
+    assert env.ferrule_env(job, 1)["FERRULE_ADDRESS"] == "192.168.1.101:7000"
 
 
 def test_ranks_of_one_host() -> None:

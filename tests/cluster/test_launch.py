@@ -177,6 +177,21 @@ def test_places_that_cannot_be_reached(tmp_path: Path) -> None:
     assert "/no/python on other has no Ferrule" in told[4]
 
 
+def test_signal_while_hosts_are_reached(tmp_path: Path) -> None:
+    """Whoever does not answer is not waited for."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\nsleep 600 & echo $! >{tmp_path}/pid; kill -USR1 $PPID; wait")
+    ssh.chmod(0o755)
+    with Launcher([SshPlace(HostEntry("far"), [str(ssh)])]) as job:
+        before = signal.signal(signal.SIGUSR1, lambda *_: job.signal(signal.SIGINT))
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                job.connect()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+    wait_until_gone([int((tmp_path / "pid").read_text())])
+
+
 def test_what_cannot_start() -> None:
     with pytest.raises(LaunchError, match="localhost: there is no directory /does/not/exist"):
         launch(1, "true", cwd="/does/not/exist")

@@ -105,25 +105,26 @@ class RankOutput:
     def __call__(self, rank: int, stream: int, data: bytes) -> None:
         if self._logs:
             self._logs[rank].write(data)
-        *lines, rest = (self._rests.get((rank, stream), b"") + data).split(b"\n")
+        lines, end, rest = (self._rests.get((rank, stream), b"") + data).rpartition(b"\n")
         if len(rest) > _MAX_LINE:
-            lines.append(rest)
-            rest = b""
+            lines, end, rest = lines + end + rest, b"\n", b""
         self._rests[rank, stream] = rest
-        self._write(rank, stream, lines)
+        if end:
+            self._write(rank, stream, lines)
 
     def finish(self) -> None:
         """Also the last lines that have no end."""
         for (rank, stream), rest in sorted(self._rests.items()):
-            self._write(rank, stream, [rest] if rest else [])
+            if rest:
+                self._write(rank, stream, rest)
         self._rests.clear()
         self._files.close()
 
-    def _write(self, rank: int, stream: int, lines: list[bytes]) -> None:
-        if lines:
-            prefix = f"[{rank:{self._width}}] "
-            if self._colours[stream]:
-                prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
-            sink = self._sinks[stream]
-            sink.write(b"".join(prefix.encode() + line + b"\n" for line in lines))
-            sink.flush()
+    def _write(self, rank: int, stream: int, lines: bytes) -> None:
+        prefix = f"[{rank:{self._width}}] "
+        if self._colours[stream]:
+            prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
+        before = prefix.encode()
+        sink = self._sinks[stream]
+        sink.write(before + lines.replace(b"\n", b"\n" + before) + b"\n")
+        sink.flush()

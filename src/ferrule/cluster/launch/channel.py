@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from ferrule.cluster.launch.facts import HostFacts
 from ferrule.cluster.launch.places import Place
 from ferrule.cluster.launch.protocol import PROTOCOL, Decoder, Message, encode
+from ferrule.cluster.process import signal_group
 
 _CHUNK = 1 << 16
 _MAX_TOLD = 1 << 14
@@ -108,12 +110,12 @@ class Channel:
             self._stdin.close()
 
     def close(self, timeout: float) -> None:
-        """Hang up, and wait ``timeout`` seconds before the way there is cut."""
+        """Hang up, and wait ``timeout`` seconds before the way there is cut; at once where nobody has answered yet."""
         self.hang_up()
         try:
-            self._process.wait(timeout)
+            self._process.wait(timeout if self.facts is not None else 0)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            signal_group(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._open.clear()
         self._stdout.close()

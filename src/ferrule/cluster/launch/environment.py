@@ -6,7 +6,16 @@ import json
 from collections.abc import Sequence
 
 from ferrule.cluster.launch.facts import HostFacts, RdmaFace
-from ferrule.cluster.launch.job import Job, Site, common_faces, faces_toward, joined_by, quickest, with_port
+from ferrule.cluster.launch.job import (
+    Job,
+    Site,
+    common_faces,
+    faces_toward,
+    joined_by,
+    quickest,
+    ways_to_first,
+    with_port,
+)
 
 RING_PORT = "MLX_HOSTFILE"
 DEVICES = "MLX_IBV_DEVICES"
@@ -14,15 +23,11 @@ DEVICES = "MLX_IBV_DEVICES"
 
 def ferrule_env(job: Job, rank: int) -> dict[str, str]:
     """How the fabric's ranks find each other; several addresses of rank 0's host where several cables lead there."""
-    site, first = job.site(rank), job.sites[0]
-    addresses = [first.address]
-    if site is not first and not first.entry.addresses:
-        toward = faces_toward(first, site)
-        addresses += [face.address for face in toward if face.address != first.address and ":" not in face.address]
+    ways = ways_to_first(job, job.site(rank))
     return {
         "FERRULE_RANK": str(rank),
         "FERRULE_WORLD_SIZE": str(job.size),
-        "FERRULE_ADDRESS": ",".join(with_port(address, first.ports[0]) for address in addresses),
+        "FERRULE_ADDRESS": ",".join(with_port(address, job.sites[0].ports[0]) for address in ways),
         "FERRULE_KEY": job.key,
     }
 
@@ -39,7 +44,7 @@ def torch_env(job: Job, rank: int) -> dict[str, str]:
         "GROUP_RANK": str(host),
         "GROUP_WORLD_SIZE": str(len(job.sites)),
         "NODE_RANK": str(host),
-        "MASTER_ADDR": job.sites[0].address,
+        "MASTER_ADDR": ways_to_first(job, site)[0],
         "MASTER_PORT": str(job.sites[0].ports[1]),
     }
 
@@ -81,14 +86,15 @@ def mlx_env(job: Job, rank: int) -> dict[str, str]:
     if job.size == 1:
         return {}
     first = job.sites[0]
+    address = ways_to_first(job, job.site(rank))[0]
     env = {
         "MLX_RANK": str(rank),
         "MLX_WORLD_SIZE": str(job.size),
-        "NCCL_HOST_IP": first.address,
+        "NCCL_HOST_IP": address,
         "NCCL_PORT": str(first.ports[3]),
     }
     if DEVICES in mlx_files(job):
-        env["MLX_JACCL_COORDINATOR"] = with_port(first.address, first.ports[2])
+        env["MLX_JACCL_COORDINATOR"] = with_port(address, first.ports[2])
     return env
 
 

@@ -75,12 +75,13 @@ def find_addresses(entries: Sequence[HostEntry], facts: Sequence[HostFacts], own
     if len(entries) == 1:
         return [LOOPBACK]
     seen: dict[str, str] = {}
-    found = []
-    clients = [fact.client for fact in facts if fact.client]
-    for entry, fact, guess in zip(entries, facts, own, strict=True):
+    for entry, fact in zip(entries, facts, strict=True):
         twin = seen.setdefault(fact.machine, entry.name)
         if twin != entry.name:
             raise ConfigError(f"{twin} and {entry.name} are the same machine; name it once, with slots=2")
+    found = []
+    clients = [fact.client for fact in facts if fact.client]
+    for entry, fact, guess in zip(entries, facts, own, strict=True):
         if entry.addresses:
             found.append(entry.addresses[0])
             continue
@@ -130,6 +131,17 @@ def faces_toward(site: Site, other: Site) -> list[Face]:
     """The interfaces of ``site`` that are on a network with ``other``, the quickest first."""
     found = (face for face in site.facts.faces if any(face.shares_subnet(one) for one in other.facts.faces))
     return sorted(found, key=_slowness)
+
+
+def ways_to_first(job: Job, site: Site) -> list[str]:
+    """The addresses of rank 0's host for ``site``, the best first: the one that the hostfile gives, and nothing else;
+    or the usual one, if ``site`` is on a network with it or with no other of them, and then those of all cables."""
+    first = job.sites[0]
+    if site is first or first.entry.addresses:
+        return [first.address]
+    direct = [face.address for face in faces_toward(first, site) if face.address.count(":") == first.address.count(":")]
+    usual = [first.address] if first.address in direct or not direct else []
+    return list(dict.fromkeys([*usual, *direct, first.address]))
 
 
 def joined_by(site: Site, other: Site) -> set[str]:
