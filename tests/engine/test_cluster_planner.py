@@ -5,14 +5,15 @@ import pytest
 
 from ferrule.cluster.records import Member
 from ferrule.engine import cluster_planner
-from ferrule.engine.cluster_planner import ClusterPlanner
+from ferrule.engine.cluster_planner import ClusterPlanner, _rather_here
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.starting import Loss
 from ferrule.errors import ClusterError, ConfigError, EngineError, ModelUnavailable
 from ferrule.fabric.addresses import Interface
 from ferrule.fabric.hosts import RankHost
-from ferrule.plan import DeviceSpec, make_plan, read_model
+from ferrule.plan import ClusterSpec, DeviceSpec, Workload, make_plan, read_model
 from ferrule.plan.cluster_live import HostReport
+from ferrule.plan.question import Question
 
 MEMBERS = [
     Member(letter * 32, f"host{letter}", 8421, (f"10.0.0.{n}",), "0.1.0", "3.11") for n, letter in enumerate("abc")
@@ -106,6 +107,22 @@ def test_the_planner_chooses_hosts_and_again_when_one_is_lost(monkeypatch, spec)
         form(planner, spec, Loss(EngineError("gone"), (1,), ("hostc",), crashed=False))
 
 
+def test_one_host_is_this_one_if_it_is_as_good(monkeypatch, spec):
+    FakeCluster(monkeypatch, (40 * GB, 48 * GB, 64 * GB))
+    planner = ClusterPlanner(None, EngineOptions("x"), split=False)
+    form(planner, spec)
+    assert len(planner.placed.hosts) > 1 or planner.placed.hosts == ("hosta",)
+    question = Question(spec, ClusterSpec((report(0, 64 * GB).device,)), Workload(2048, 512))
+    (device,) = question.cluster.devices
+    slow, fast = replace(device, name="here", memory_bandwidth=GB), replace(device, name="there")
+    question = question.on(ClusterSpec((slow, fast)))
+    best = question.best()
+    assert best.layout.devices == ("there",)
+    assert _rather_here(question, best, "here") == best
+    same = question.on(ClusterSpec((replace(fast, name="here"), fast)))
+    assert _rather_here(same, same.best(), "here").layout.devices == ("here",)
+
+
 def test_hosts_that_were_not_named_or_cannot_tell_are_left_out(monkeypatch, spec):
     cluster = FakeCluster(monkeypatch, (64 * GB, 64 * GB, 64 * GB))
     planner = ClusterPlanner(None, EngineOptions("x"), split=False, wanted=("hostb",))
@@ -131,10 +148,12 @@ def test_a_layout_becomes_the_plan_that_the_engine_runs(monkeypatch, spec):
 
     half = Share.even(2)
     layout = Layout((Stage(("a", "b"), 0, 20, (half, half)), Stage(("c", "d"), 20, spec.layers, (half, half))))
-    plan = plan_of_layout(spec, layout, "because")
-    assert (plan.tensor, plan.pipeline, plan.driver, plan.reason) == (2, 2, 2, "because")
+    plan = plan_of_layout(spec, layout, "Because.")
+    assert (plan.tensor, plan.pipeline, plan.driver, plan.reason) == (
+        2, 2, 2, "2 pipeline stages chosen by the planner, every layer cut in 2 equal parts. Because.",
+    )  # fmt: skip
     assert [(shard.rank, shard.first_layer, shard.last_layer, shard.part) for shard in plan.shards] == [
         (0, 0, 20, 0), (1, 0, 20, 1), (2, 20, spec.layers, 0), (3, 20, spec.layers, 1),
     ]  # fmt: skip
     with pytest.raises(PlanError, match="only whole"):
-        plan_of_layout(spec, replace(layout, obstacle="only whole ones"), "because")
+        plan_of_layout(spec, replace(layout, obstacle="only whole ones"))

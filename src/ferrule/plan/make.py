@@ -38,15 +38,17 @@ def make_plan(model: ModelSpec, *, tensor: int = 1, pipeline: int = 1) -> Plan:
     return _plan(model, tensor, stages, _reason(tensor, pipeline))
 
 
-def plan_of_layout(model: ModelSpec, layout: Layout, reason: str) -> Plan:
-    """The engine's plan for a layout that it can run; rank r is on ``layout.devices[r]``.
+def plan_of_layout(model: ModelSpec, layout: Layout, verdict: str = "") -> Plan:
+    """The engine's plan for a layout that it can run; rank r is on ``layout.devices[r]``. ``verdict``: why this one.
 
     Raises `PlanError` for one that it cannot, with why.
     """
     if layout.obstacle is not None:
         raise PlanError(f"{model.name} cannot be split so: {layout.obstacle}")
     stages = [(stage.first_layer, stage.last_layer) for stage in layout.stages]
-    return _plan(model, layout.stages[0].width, stages, reason)
+    tensor = layout.stages[0].width
+    reason = _reason(tensor, len(stages), "chosen by the planner")
+    return _plan(model, tensor, stages, f"{reason}. {verdict}" if verdict else reason)
 
 
 def _plan(model: ModelSpec, tensor: int, stages: Sequence[tuple[int, int]], reason: str) -> Plan:
@@ -78,12 +80,12 @@ def _plan(model: ModelSpec, tensor: int, stages: Sequence[tuple[int, int]], reas
     )
 
 
-def _reason(tensor: int, pipeline: int) -> str:
+def _reason(tensor: int, pipeline: int, balanced: str = "balanced by weight bytes") -> str:
     if tensor == pipeline == 1:
         return "one rank holds the whole model"
     parts = []
     if pipeline > 1:
-        parts.append(f"{pipeline} pipeline stages balanced by weight bytes")
+        parts.append(f"{pipeline} pipeline stages {balanced}")
     if tensor > 1:
         parts.append(f"every layer cut in {tensor} equal parts")
     return ", ".join(parts)
