@@ -11,7 +11,22 @@ import typer
 from typer.core import TyperGroup
 
 from ferrule import __version__
-from ferrule.cli import bench, chat, cluster, doctor, env, generate, lab, launch, links, models, plan, serve, version
+from ferrule.cli import (
+    bench,
+    chat,
+    cluster,
+    doctor,
+    env,
+    generate,
+    lab,
+    launch,
+    links,
+    models,
+    plan,
+    serve,
+    service,
+    version,
+)
 from ferrule.errors import FerruleError
 
 
@@ -88,6 +103,7 @@ app.command(epilog=models.STOP_EXAMPLES)(models.stop)
 app.command(epilog=cluster.DOWN_EXAMPLES)(cluster.down)
 app.command(epilog=cluster.LEAVE_EXAMPLES)(cluster.leave)
 app.command(epilog=cluster.TOKEN_EXAMPLES)(cluster.token)
+app.add_typer(service.app, name="service")
 app.add_typer(links.app, name="links")
 app.add_typer(lab.app, name="lab")
 app.add_typer(bench.app, name="bench")

@@ -1,0 +1,99 @@
+"""The agent as a service of the user's systemd, so that it comes up with the machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from ferrule.cluster.home import ClusterHome
+from ferrule.errors import ClusterError
+
+_SECONDS = 20.0
+
+
+def unit_name(home: ClusterHome) -> str:
+    return f"ferrule-{home.name}.service"
+
+
+def unit_text(home: ClusterHome) -> str:
+    """What systemd is told: start the agent when the network is there, and again when it ends badly."""
+    words = [sys.executable, "-m", "ferrule.cluster.agent", str(home.directory), "-"]
+    return f"""[Unit]
+Description=Ferrule agent of the cluster {home.name}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+ExecStart={" ".join(map(_quoted, words))}
+Restart=on-failure
+RestartSec=2
+KillMode=mixed
+TimeoutStopSec=15
+LimitMEMLOCK=infinity
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def unit_file(home: ClusterHome) -> Path:
+    config = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(config) if config else Path.home() / ".config") / "systemd" / "user" / unit_name(home)
+
+
+def install(home: ClusterHome) -> Path:
+    """Write the unit, enable it, and start it. Raises `ClusterError` with what systemd says, or that there is none."""
+    _need_systemd()
+    file = unit_file(home)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(unit_text(home))
+    _systemctl("daemon-reload")
+    _systemctl("enable", "--now", unit_name(home))
+    return file
+
+
+def remove(home: ClusterHome) -> bool:
+    """Stop the service and take the unit away; False where there was none."""
+    file = unit_file(home)
+    if not file.exists():
+        return False
+    _need_systemd()
+    _systemctl("disable", "--now", unit_name(home))
+    file.unlink()
+    _systemctl("daemon-reload")
+    return True
+
+
+def lingers(user: str) -> bool:
+    """Whether the user's services run without a login."""
+    return (Path("/var/lib/systemd/linger") / user).exists()
+
+
+def _need_systemd() -> None:
+    if sys.platform != "linux" or shutil.which("systemctl") is None:
+        raise ClusterError(
+            "there is no systemd here; have your system's service manager run: ferrule up --foreground "
+            "(`ferrule service print` shows how systemd is told)"
+        )
+
+
+def _systemctl(*words: str) -> None:
+    command = ["systemctl", "--user", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ClusterError(f"`{' '.join(command)}` failed: {error}") from error
+    if done.returncode:
+        raise ClusterError(
+            f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}; it needs a login session "
+            "of the user, also over ssh: not su or sudo"
+        )
+
+
+def _quoted(word: str) -> str:
+    """As systemd reads a command line."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"' if any(letter in word for letter in " \t\"'\\;") else escaped
