@@ -111,7 +111,9 @@ def test_ranks_fill_one_host_after_the_other() -> None:
     hosts = parse_hosts("a:2,b:3,c")
     assert share_out(hosts, None) == [(0, 1), (2, 3, 4), (5,)]
     assert share_out(hosts, 4) == [(0, 1), (2, 3), ()]
-    with pytest.raises(ConfigError, match="7 ranks do not fit on the 6 slots of a:2,b:3,c:1"):
+    with pytest.raises(
+        ConfigError, match="7 ranks do not fit on the 6 slots of a:2,b:3,c:1; give the hosts more: a:3, or slots = 3"
+    ):
         share_out(hosts, 7)
 
 

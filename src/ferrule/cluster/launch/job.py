@@ -56,7 +56,11 @@ def share_out(entries: Sequence[HostEntry], ranks: int | None) -> list[tuple[int
     wanted = slots if ranks is None else ranks
     if not 1 <= wanted <= slots:
         names = ",".join(f"{entry.name}:{entry.slots}" for entry in entries)
-        raise ConfigError(f"{wanted} ranks do not fit on the {slots} slots of {names}; give the hosts more slots")
+        each = -(-wanted // len(entries))
+        raise ConfigError(
+            f"{wanted} ranks do not fit on the {slots} slots of {names}; give the hosts more: "
+            f"{entries[0].name}:{each}, or slots = {each} in the hostfile"
+        )
     found = []
     first = 0
     for entry in entries:
