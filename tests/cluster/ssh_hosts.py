@@ -17,7 +17,7 @@ from ferrule.lab import Lab
 
 SSHD = "/usr/sbin/sshd"
 PORT = 2222
-SECONDS = 60.0
+SECONDS = 180.0
 
 
 def obstacle() -> str | None:

@@ -89,7 +89,7 @@ def test_failure_on_another_host_ends_all(hosts: SshHosts, hostfile: str) -> Non
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_end_of_the_launcher(hosts: SshHosts, hostfile: str, number: signal.Signals) -> None:
     """Ctrl-C reaches ranks on both hosts as such; and a killed launcher leaves nothing (see `hostfile`)."""
-    with hosts.launch("--hostfile", hostfile, "--", str(hosts.python), "-c", SLEEP) as process:
+    with hosts.launch("--hostfile", hostfile, "--grace", "50", "--", str(hosts.python), "-c", SLEEP) as process:
         assert process.stdout is not None
         assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
         process.send_signal(number)
