@@ -16,7 +16,7 @@ from ferrule.plan.runtime import BUILT_IN_ENGINE, Runtime
 from ferrule.plan.search_few import Layouts, few_hosts, searched_whole
 from ferrule.plan.search_many import many_hosts
 from ferrule.plan.search_obstacle import obstacle_of
-from ferrule.plan.search_relayed import relayed_hosts
+from ferrule.plan.search_relayed import frugal_hosts, relayed_hosts
 
 FEW = 8
 """Up to so many hosts the search is exact."""
@@ -91,6 +91,8 @@ class _Finder(Protocol):
 def _finder(cluster: ClusterSpec, objective: Objective) -> _Finder:
     if len(cluster.devices) > FEW:
         return many_hosts
+    if objective == "energy":
+        return frugal_hosts
     return few_hosts if objective == "context" or searched_whole(cluster) else relayed_hosts
 
 

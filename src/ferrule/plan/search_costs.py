@@ -61,6 +61,7 @@ class StageCosts:
         self.pieces: dict[Cutting, tuple[float, float, int, float]] = {}
         self._memory: dict[Cutting, tuple[DeviceMemory, ...]] = {}
         self._hops: dict[tuple[str, str], tuple[float, float]] = {}
+        self._ends: dict[tuple[object, ...], tuple[float, float]] = {}
         self._shares: dict[tuple[Share, float], DeviceMemory] = {}
         self._exchanges: dict[tuple[str, ...], Exchange] = {}
 
@@ -84,16 +85,23 @@ class StageCosts:
 
     def _time(self, cutting: Cutting, measure: Measure) -> tuple[Floats, float, float, float]:
         """Of each kind of layer, of any stage, of what precedes the first layer, and of what follows the last."""
-        by_kind, first, last = np.zeros(len(self._kinds)), 0.0, 0.0
+        by_kind: Floats = np.zeros(len(self._kinds))
         try:
             cost = self._stage_cost(cutting)
             for which in self.passes(measure):
                 by_kind += [seconds.total for seconds in cost.layers(which)]
-                first += cost.first(which).total
-                last += cost.last(which).total
+            first, last = self._end_seconds(cutting, measure, cost)
         except PlanError:  # no cables join them
             return np.zeros(len(self._kinds)), np.inf, 0.0, 0.0
         return by_kind, 0.0, first, last
+
+    def _end_seconds(self, cutting: Cutting, measure: Measure, cost: StageCost) -> tuple[float, float]:
+        """The same however the layers are cut."""
+        key = (cutting.devices, vocabulary_of(self.model, cutting.stage(0, 1)), measure)
+        if key not in self._ends:
+            every = list(self.passes(measure))
+            self._ends[key] = sum(cost.first(one).total for one in every), sum(cost.last(one).total for one in every)
+        return self._ends[key]
 
     def with_context(self, context: int) -> StageCosts:
         """The same with room for other contexts: that changes no times."""

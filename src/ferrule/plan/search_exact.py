@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +44,7 @@ class ExactSearch:
         self.groups = list(self._groups())
         self._choices: dict[tuple[Measure, Widths], tuple[Choice, list[_Group]]] = {}
         self._tables: dict[tuple[Cutting, Measure], StageTable] = {}
-        self._bounds: dict[tuple[Measure, Widths], OrderSearch] = {}
+        self._bounds: dict[tuple[Measure, Widths, int | None], OrderSearch] = {}
 
     def _groups(self) -> Iterator[_Group]:
         for counts in itertools.product(*(range(count + 1) for count in self.available)):
@@ -69,7 +69,7 @@ class ExactSearch:
         """All groups of so many devices as stages."""
         key = (measure, widths)
         if key not in self._choices:
-            groups = self._undominated(measure, widths)
+            groups = self._undominated(lambda group: self._table(group, measure), widths)
             options = tuple(Option(group.counts, self._table(group, measure)) for group in groups)
             kinds = list(dict.fromkeys(group.counts for group in groups))
             place_of = {kind: place for place, kind in enumerate(kinds)}
@@ -78,12 +78,12 @@ class ExactSearch:
             self._choices[key] = Choice(self.available, options, hops, back), groups
         return self._choices[key]
 
-    def _undominated(self, measure: Measure, widths: Widths) -> list[_Group]:
+    def _undominated(self, table_of: Callable[[_Group], StageTable], widths: Widths) -> list[_Group]:
         """Without those that have no room for a layer, or are no better than another way to cut the same devices."""
         by_counts: dict[Counts, list[tuple[_Group, StageTable]]] = {}
         for group in self.groups:
             if len(group.cutting.devices) in widths:
-                table = self._table(group, measure)
+                table = table_of(group)
                 others = by_counts.setdefault(group.counts, [])
                 if table.has_room and not any(table.no_better_than(other) for _, other in others):
                     others[:] = [(kept, other) for kept, other in others if not other.no_better_than(table)]
@@ -105,6 +105,27 @@ class ExactSearch:
                 seconds[:, i, j] = self.costs.hop(a, b, measure), self.costs.back(a, b, measure)
         members = [np.array([i for i, count in enumerate(kind) for _ in range(count)], dtype=np.intp) for kind in kinds]
         return _between_groups(members, seconds[0]), _between_groups(members, seconds[1])
+
+    def has_room(self) -> bool:
+        """Whether any layout fits, whatever it takes."""
+        if any(all(use.all_held <= use.room for use in self.costs.memory(group.cutting)) for group in self.groups):
+            return True
+        nothing = np.zeros(self.costs.model.layers)
+        count = sum(self.available)
+        widths = [range(width, width + 1) for width in range(1, count // 2 + 1)]
+        for each in widths if self.runnable else [range(1, count)]:
+            tables: dict[_Group, StageTable] = {
+                group: StageTable(nothing, self.costs.memory(group.cutting))
+                for group in self.groups
+                if len(group.cutting.devices) in each
+            }
+            options = tuple(
+                Option(group.counts, tables[group]) for group in self._undominated(tables.__getitem__, each)
+            )
+            hops = np.zeros((len(options), len(options)))
+            if options and OrderSearch(Choice(self.available, options, hops, hops)).lower_bound() < math.inf:
+                return True
+        return False
 
     def layout(self, found: Found, groups: Sequence[_Group]) -> Layout:
         """With the names of devices in the places of classes."""
@@ -162,14 +183,16 @@ class ExactSearch:
         found = steps.quickest(bound)
         return None if found is None else (steps.seconds(found), self.layout(found, groups))
 
-    def may_overlap(self, measure: Measure, batches: int, widths: Widths, bound: float) -> bool:
-        """Whether a step of so many batches may take less than ``bound``, for all that its parts tell."""
+    def may_overlap(self, measure: Measure, batches: int, stages: int, widths: Widths, bound: float) -> bool:
+        """Whether a step of so many batches through so many stages may take less than ``bound``."""
         choice, groups = self.choice(measure, widths)
         if not groups:
             return False
-        if (measure, widths) not in self._bounds:
-            self._bounds[measure, widths] = OrderSearch(choice, all_used=self.all_used)
-        return _Steps(self._bounds[measure, widths], batches, self.costs.runtime.message_seconds).allowed(bound)
+        counted = stages if stages == 2 else None
+        key = (measure, widths, counted)
+        if key not in self._bounds:
+            self._bounds[key] = OrderSearch(choice, stages=counted, all_used=self.all_used)
+        return _Steps(self._bounds[key], batches, self.costs.runtime.message_seconds).allowed(bound)
 
 
 @dataclass(frozen=True)
@@ -205,12 +228,12 @@ class _Steps:
         return (seconds / self.batches - self.work) * (1 + _ROUNDING)
 
     def allowed(self, seconds: float) -> bool:
-        """Without an order and for any number of stages: quick, and mostly as good."""
-        return self.search.lower_bound(self._cap(seconds), counted=False) < seconds
+        """Without an order and for any number of stages but two: quick, and mostly as good."""
+        return self.search.lower_bound(self._cap(seconds), counted=self.search.stages == 2) < seconds
 
     def _allowed_from(self, bound: float) -> float:
         """Below this nothing is `allowed`."""
-        low = self.search.lower_bound(counted=self.batches == 1)
+        low = self.search.lower_bound(counted=self.batches == 1 or self.search.stages == 2)
         if self.batches == 1 or low >= bound:
             return low
 

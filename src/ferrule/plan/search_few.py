@@ -18,7 +18,6 @@ from ferrule.plan.search_classes import interchangeable
 from ferrule.plan.search_costs import Measure, StageCosts
 from ferrule.plan.search_exact import ExactSearch, Widths
 
-_NARROWINGS = 12
 NOT_ALL = "some messages go best by way of other hosts: not every set of these was tried"
 _GROUPS = 200
 """Sets of hosts are searched one by one where these have no more groups than so many together: a ring of five has
@@ -62,25 +61,30 @@ def few_hosts(
             found += best_of_each(search, work, objective)
         return found
 
+    def has_room(context: int) -> bool:
+        return any(
+            ExactSearch(known.with_context(context), runnable=runnable).has_room()
+            for part, known in zip(parts, costs, strict=True)
+            if part.relays
+        )
+
     found = searched(work.context)
     if objective == "context":
-        found += _longest(model, cluster, work, runtime, found, searched)
+        rooms = [_room(model, cluster, layout, work, runtime) for layout in found]
+        longest = _longest(model.max_context, max(rooms, default=0), has_room)
+        found += searched(longest) if longest > max(rooms, default=0) else []
     return Layouts(found, exact, () if exact else (NOT_ALL,))
 
 
 def best_of_each(search: ExactSearch, work: Workload, objective: Objective) -> list[Layout]:
     """The best one-stage layouts of each width, the best pipelines of each width of stages, and the best with stages of
-    different widths, if that beats all of these. For energy: the quickest, of which the most frugal is not always
-    one."""
+    different widths, if that beats all of these."""
     alone = Measure("prompt" if objective == "ttft" else "token")
     count = sum(search.available)
     if objective in ("throughput", "energy"):
         together = Measure("token", work.concurrency)
-        found = _best_stages(search, together) + _overlapped(search, work, count)
-        if objective == "throughput":
-            return [layout for _, layout in found]
-    else:
-        found = _best_stages(search, alone)
+        return [layout for _, layout in _best_stages(search, together) + _overlapped(search, work, count)]
+    found = _best_stages(search, alone)
     added = [search.added(alone, range(width, width + 1)) for width in range(1, count // 2 + 1)]
     if objective != "context":
         added += [search.added(alone, range(1, 2), stages) for stages in range(2, count + 1)]
@@ -136,7 +140,7 @@ def of_stages(
     if len(widths) > 1:
         # Smaller batches take no longer: that spares pricing every group for each number of stages.
         least = min(_measure(search, work, other)[0].batch for other in range(2, sum(search.available)))
-        if not search.may_overlap(Measure("token", least), batches, widths, bound):
+        if not search.may_overlap(Measure("token", least), batches, stages, widths, bound):
             return None
         widths = range(1, sum(search.available) - stages + 2)
     return search.overlapped(measure, batches, stages, widths, bound)
@@ -178,31 +182,21 @@ def _connected(cluster: ClusterSpec, names: Iterable[str]) -> bool:
     return not left
 
 
-def _longest(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    work: Workload,
-    runtime: Runtime,
-    known: Iterable[Layout],
-    searched: Callable[[int], list[Layout]],
-) -> list[Layout]:
-    """Layouts with ever more room for context, up to the longest for which there is one at all, within a hundredth."""
+def _room(model: ModelSpec, cluster: ClusterSpec, layout: Layout, work: Workload, runtime: Runtime) -> int:
+    try:
+        return predict(model, cluster, layout, work, runtime).largest_context
+    except PlanError:  # its hosts would need others to relay
+        return 0
 
-    def room(layout: Layout) -> int:
-        try:
-            return predict(model, cluster, layout, work, runtime).largest_context
-        except PlanError:  # its hosts would need others to relay
-            return 0
 
-    found: list[Layout] = []
-    longest = max(map(room, known), default=0)
-    high = tried = model.max_context
-    for _ in range(_NARROWINGS):
-        if high - longest <= longest // 100:
-            break
-        fitting = {layout: size for layout in searched(tried) if (size := room(layout)) >= tried}
-        found += fitting
-        longest = max([longest, *fitting.values()])
-        high = high if fitting else tried - 1
-        tried = (longest + high + 1) // 2
-    return found
+def _longest(most: int, least: int, has_room: Callable[[int], bool]) -> int:
+    """The longest context for which there is room, within a hundredth."""
+    high = tried = most
+    low = least
+    while high - low > low // 100:
+        if has_room(tried):
+            low = tried
+        else:
+            high = tried - 1
+        tried = (low + high + 1) // 2
+    return low

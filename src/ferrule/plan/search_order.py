@@ -69,7 +69,7 @@ class OrderSearch:
 
     def __init__(self, choice: Choice, *, stages: int | None = None, all_used: bool = False) -> None:
         self.choice = choice
-        self._stages, self._all_used = stages or 0, all_used
+        self.stages, self._all_used = stages or 0, all_used
         self._whole = Spans.of([option.table for option in choice.options])
         self._spans, self._cap = self._whole, math.inf
         self._layers = self._whole.layers
@@ -145,7 +145,7 @@ class OrderSearch:
         for."""
         self._capped(cap)
         options, left = self._fitting[self._all], self._left[self._all]
-        ahead = self._spans.from_start[options] + self.rest(max(0, self._stages - 1) if counted else 0)[left]
+        ahead = self._spans.from_start[options] + self.rest(max(0, self.stages - 1) if counted else 0)[left]
         return float(ahead.min()) + self._least_back if ahead.size else math.inf
 
     def best(self, *, bound: float = math.inf, cap: float = math.inf) -> Found | None:
@@ -165,7 +165,7 @@ class OrderSearch:
     def _below(self, bound: float) -> Found | None:
         waiting: dict[_Key, _State] = {}
         options, left = self._fitting[self._all], self._left[self._all]
-        to_come = max(0, self._stages - 1)
+        to_come = max(0, self.stages - 1)
         start = self._pruned(self._spans.from_start[options], to_come, left, bound)
         for place in np.flatnonzero(np.isfinite(start).any(axis=1)):
             index = int(options[place])
