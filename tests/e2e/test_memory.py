@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def loaded(directory: Path, tensor: int, pipeline: int) -> tuple[RankInfo, ...]:
-    engine = await start(EngineOptions(str(directory), tensor=tensor, pipeline=pipeline, threads=1))
+    engine = await start(EngineOptions(str(directory), tensor=tensor, pipeline=pipeline, threads=1, self_test=False))
     await engine.close()
     return engine.ranks
 

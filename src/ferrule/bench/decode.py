@@ -159,7 +159,7 @@ async def _measure(
             say(f"loading {impl} on {count} rank{'s' if count > 1 else ''}")
             contestant: Ferrule | Transformers
             if impl == "ferrule":
-                contestant = Ferrule(EngineOptions(str(directory), tensor=count, threads=threads))
+                contestant = Ferrule(EngineOptions(str(directory), tensor=count, threads=threads, self_test=False))
             else:
                 contestant = Transformers(directory, count, threads)
             contestants[impl, count] = await stack.enter_async_context(contestant)

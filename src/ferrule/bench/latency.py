@@ -147,7 +147,7 @@ async def _measure(
         contestants = {}
         for who, tensor, pipeline in (("alone", 1, 1), ("tensor", 2, 1), ("pipeline", 1, 2)):
             say(f"loading the model, {who}")
-            options = EngineOptions(str(directory), tensor=tensor, pipeline=pipeline, threads=threads)
+            options = EngineOptions(str(directory), tensor=tensor, pipeline=pipeline, threads=threads, self_test=False)
             contestants[who] = await stack.enter_async_context(Ferrule(options, lab))
             await contestants[who].turn(4)
         for number in range(rounds):

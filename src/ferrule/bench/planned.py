@@ -129,7 +129,12 @@ class _Run:
 async def _run(directory: Path, setting: Setting, rounds: int, tokens: int) -> _Run:
     """One engine after the other: several at once would wait for each other's memory."""
     options = EngineOptions(
-        str(directory), tensor=setting.tensor, pipeline=setting.pipeline, threads=1, max_context=CONTEXT
+        str(directory),
+        tensor=setting.tensor,
+        pipeline=setting.pipeline,
+        threads=1,
+        max_context=CONTEXT,
+        self_test=False,
     )
     turns: dict[Cables, list[list[float]]] = {}
     async with AsyncExitStack() as stack:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ferrule.cli.extras import needs
-from ferrule.cli.model import Dtype, DtypeFlag, MaxContext, Pp, Threads, Tp, engine_options
+from ferrule.cli.model import Dtype, DtypeFlag, MaxContext, Pp, SelfTest, Threads, Tp, engine_options
 from ferrule.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def generate(
     dtype: DtypeFlag = Dtype.auto,
     max_context: MaxContext = None,
     threads: Threads = None,
+    self_test: SelfTest = True,
 ) -> None:
     """Load a model, print its answer to one prompt, and exit."""
     with needs("serve", "generate"):
@@ -69,7 +70,9 @@ def generate(
         prompt = sys.stdin.read()
     if not prompt:
         raise ConfigError("the prompt is empty")
-    options = engine_options(model, tp=tp, pp=pp, dtype=dtype, max_context=max_context, threads=threads)
+    options = engine_options(
+        model, tp=tp, pp=pp, dtype=dtype, max_context=max_context, threads=threads, self_test=self_test
+    )
     given = {
         "max_tokens": max_tokens,
         "temperature": temperature,

@@ -42,6 +42,14 @@ Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, metavar="N", help="CPU threads per rank; the default shares the cores."),
 ]
+SelfTest = Annotated[
+    bool,
+    typer.Option(
+        "--self-test/--no-self-test",
+        envvar="FERRULE_SELF_TEST",
+        help="Compare a split model with the same model in one piece before it is ready.",
+    ),
+]
 
 
 def engine_options(
@@ -52,6 +60,7 @@ def engine_options(
     dtype: Dtype,
     max_context: int | None,
     threads: int | None,
+    self_test: bool,
     name: str | None = None,
 ) -> EngineOptions:
     """The flags as the engine takes them."""
@@ -65,4 +74,5 @@ def engine_options(
         max_context=max_context,
         threads=threads,
         name=name,
+        self_test=self_test,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ferrule.cli.extras import needs
-from ferrule.cli.model import DEMO, DEMO_RANKS, Dtype, DtypeFlag, MaxContext, Pp, Threads, Tp, engine_options
+from ferrule.cli.model import DEMO, DEMO_RANKS, Dtype, DtypeFlag, MaxContext, Pp, SelfTest, Threads, Tp, engine_options
 from ferrule.cli.models import running_cluster, serve_on_cluster
 from ferrule.errors import ConfigError, FerruleError
 
@@ -64,6 +64,7 @@ def serve(
         str | None, typer.Option("--name", metavar="NAME", help="What clients call the model; the default is its own.")
     ] = None,
     threads: Threads = None,
+    self_test: SelfTest = True,
     hosts: Annotated[
         str | None, typer.Option("--hosts", metavar="A,B", help="In a cluster: only on these of its hosts.")
     ] = None,
@@ -94,6 +95,7 @@ def serve(
             "dtype": dtype.value,
             "max_context": max_context,
             "threads": threads,
+            "self_test": self_test,
         }
         wanted |= {"hosts": hosts.split(",") if hosts else None, "key": beyond}
         serve_on_cluster(console, home, chosen, name, host, port, wanted)
@@ -112,7 +114,9 @@ def serve(
 
     from ferrule.cli.display import Loading, show_ready
 
-    options = engine_options(chosen, tp=tp, pp=pp, dtype=dtype, max_context=max_context, threads=threads, name=name)
+    options = engine_options(
+        chosen, tp=tp, pp=pp, dtype=dtype, max_context=max_context, threads=threads, self_test=self_test, name=name
+    )
     listener = listen(host, port, api_key=api_key)
     device = this_machine(console, threads, measure=tp is None and pp is None)
     speed: Speed | None = None

@@ -67,6 +67,7 @@ class LocalEngine:
             batch_tokens=options.batch_tokens,
             end_tokens=tuple(sorted(model.end_tokens)),
             identity=model.identity,
+            self_test=options.self_test,
         )
         self._supervisor = Supervisor(rank_options, planner, self)
 

@@ -23,7 +23,9 @@ from ferrule.engine.options import LOAD_TIMEOUT, MEET_TIMEOUT, STEP_TIMEOUT, Ran
 from ferrule.engine.runner import Runner
 from ferrule.engine.sampler import Choice, Sampler
 from ferrule.engine.scheduler import Limits, Scheduler
+from ferrule.engine.selftest.check import check, expected
 from ferrule.engine.shards.obtain import obtain
+from ferrule.engine.source import read_config
 from ferrule.engine.types import FinishReason, Progress, RankInfo
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
 
@@ -80,10 +82,14 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
         control.progress(progress)
 
     obtained = obtain(world, options, on_progress)
+    vocabulary = read_config(obtained.directory).vocab_size
+    reference = expected(world, options, obtained, vocabulary, on_progress)
     runner = Runner(replace(options, directory=str(obtained.directory)), world, on_progress)
     control.progress(Progress(world.rank, "warm up"))
     world.barrier(timeout=LOAD_TIMEOUT)
     room = runner.warm_up()
+    if reference is not None:
+        check(runner, reference, vocabulary, room, on_progress)
     memory.sample()
     info = RankInfo(
         rank=world.rank,

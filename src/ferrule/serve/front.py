@@ -26,7 +26,7 @@ from ferrule.serve.server import listen, serve
 log = logging.getLogger(__name__)
 
 TELL_SECONDS = 0.3
-_OPTIONS = ("dtype", "max_context", "threads", "tensor", "pipeline")
+_OPTIONS = ("dtype", "max_context", "threads", "tensor", "pipeline", "self_test")
 
 
 def options_of(wanted: Mapping[str, Any], name: str) -> EngineOptions:

@@ -1,0 +1,188 @@
+"""A model computed in one piece in float32, holding one layer at a time: what its parts together must give.
+
+It shares with the split model the reading of checkpoints and transformers' modules, but no slicing, no cache, no
+batching, no attention function and no fabric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from ferrule.engine import attention
+from ferrule.engine.architectures import mask_windows
+from ferrule.engine.checkpoint import Checkpoint
+from ferrule.engine.kv_cache import KVCache
+from ferrule.engine.loading import assign, fill, recipes, targets
+from ferrule.engine.model import empty, restore_buffers, tied
+from ferrule.engine.selftest.compare import Rows
+from ferrule.engine.selftest.prompts import columns
+from ferrule.engine.source import read_config
+
+NAME = "ferrule-reference"
+LONG_FLOPS = 2e11
+"""Arithmetic that the long prompt may cost, unless one layer of each kind costs more: seconds on one core."""
+MOST_KINDS = 8
+"""Layers up to which the long prompt goes to meet every kind of layer."""
+
+OnProgress = Callable[[int, int], None]
+
+
+def plain_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention by its definition, one head after the other. Arguments as in `attention.batch_attention`."""
+    window = getattr(module, attention.WINDOW) if sliding_window is None else sliding_window
+    heads, tokens, width = query.shape[1:]
+    place = torch.arange(tokens)
+    distance = place.unsqueeze(1) - place.unsqueeze(0)
+    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    scale = width**-0.5 if scaling is None else scaling
+    outputs = []
+    for head in range(heads):
+        of = head * key.shape[1] // heads
+        scores = (query[0, head] @ key[0, of].T) * scale
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if s_aux is not None:
+            sink = s_aux.reshape(-1)[head].expand(tokens, 1)
+            scores = torch.cat([scores, sink], dim=1)
+        weights = scores.softmax(dim=1)[:, :tokens]
+        outputs.append(weights @ value[0, of])
+    return torch.stack(outputs, dim=1).unsqueeze(0).contiguous(), None
+
+
+class _Stop(Exception):
+    """The layers that were wanted have run."""
+
+
+class Reference:
+    """The model of ``directory``, computed in one piece. ``on_progress``: layers run, and layers in all."""
+
+    def __init__(self, directory: Path, checkpoint: Checkpoint, on_progress: OnProgress) -> None:
+        self.config = read_config(directory)
+        self.checkpoint, self.on_progress = checkpoint, on_progress
+        AttentionInterface.register(NAME, plain_attention)
+        self.model = empty(self.config, torch.float32, NAME)
+        self.model.eval()
+        self.base = self.model.get_submodule(self.model.base_model_prefix)
+        attention.attach(self.base, KVCache(), mask_windows(self.config))
+        self.made_of = recipes(self.model, list(checkpoint.tensors))
+        self.aliases = tied(self.model, self.made_of)
+        self.layers = list(self.base.layers)
+        names = {module: name for name, module in self.model.named_modules()}
+        units = {names[unit]: unit for unit in _units(self.model, self.base)}
+        streamed = tuple(f"{name}." for name in units)
+        parameters = {name for name, _ in self.model.named_parameters()}
+        for name, tensor in targets(self.model):
+            if name not in parameters or not name.startswith(streamed):
+                self._load(name, tensor)  # small: buffers, and what belongs to no layer
+        restore_buffers(self.model)
+        self.ran, self.total = 0, len(self.layers)
+        for name, unit in units.items():
+            unit.register_forward_pre_hook(lambda module, _, name=name: self._enter(name, module))
+            unit.register_forward_hook(lambda module, _, out, name=name: self._leave(name, module))
+
+    def logits(self, ids: list[int], rows: list[int]) -> Rows:
+        """Of the tokens ``rows``: (rows, sampled columns)."""
+        self.ran, self.total = 0, len(self.layers)
+        with torch.inference_mode():
+            out = self.model(**_inputs(ids), use_cache=False, logits_to_keep=torch.tensor(rows))
+            return sampled(out.logits[0])
+
+    def hidden(self, ids: list[int], rows: list[int], depth: int) -> Rows:
+        """What the first ``depth`` layers make of the tokens ``rows``: (rows, sampled columns)."""
+        self.ran, self.total = 0, depth
+        with torch.inference_mode():
+            return run_to(self.layers[depth - 1], lambda: self.base(**_inputs(ids), use_cache=False), rows)
+
+    def depth(self, tokens: int, most: int) -> int:
+        """How many layers a prompt of ``tokens`` is run through: as many as cost little, but at least one of each kind
+        where that is no more than a few, and ``most`` at the most."""
+        kinds = getattr(self.config, "layer_types", None) or [""] * len(self.layers)
+        sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in self.layers]
+        seen = list(zip(kinds, sizes, strict=True))
+        last_new = max(seen.index(kind) for kind in set(seen)) + 1
+        active = [_active(layer, getattr(self.config, "num_experts_per_tok", None)) for layer in self.layers]
+        costs = [2.0 * tokens * (numbers + 2 * tokens * self.config.hidden_size) for numbers in active]
+        cheap = 1
+        while cheap < len(costs) and sum(costs[: cheap + 1]) <= LONG_FLOPS:
+            cheap += 1
+        return min(most, max(cheap, min(last_new, MOST_KINDS)))
+
+    def _load(self, name: str, like: Tensor) -> None:
+        held = torch.empty(like.shape, dtype=torch.float32 if like.is_floating_point() else like.dtype)
+        source = self.aliases.get(name, name)
+        fill(held, source, self.made_of[source], None, self.checkpoint, self.model)
+        assign(self.model, name, held)
+
+    def _enter(self, name: str, module: nn.Module) -> None:
+        for inner, parameter in list(module.named_parameters()):
+            self._load(f"{name}.{inner}", parameter)
+
+    def _leave(self, name: str, module: nn.Module) -> None:
+        for inner, parameter in list(module.named_parameters()):
+            assign(self.model, f"{name}.{inner}", torch.empty_like(parameter, device="meta"))
+        if module in self.layers:
+            self.ran += 1
+            self.on_progress(self.ran, self.total)
+
+
+def _units(module: nn.Module, base: nn.Module) -> Iterator[nn.Module]:
+    """The modules that are loaded as a whole when they are called."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict) or any(inner is base for inner in child.modules()):
+            yield from _units(child, base)
+        else:
+            yield child
+
+
+def _active(layer: nn.Module, chosen: int | None) -> int:
+    """Parameters that a token meets; of stacked experts those that are chosen."""
+    return sum(
+        parameter.numel() if chosen is None or parameter.dim() < 3 else parameter.numel() // parameter.shape[0] * chosen
+        for parameter in layer.parameters()
+    )
+
+
+def _inputs(ids: list[int]) -> dict[str, Tensor]:
+    return {"input_ids": torch.tensor([ids]), "position_ids": torch.arange(len(ids)).unsqueeze(0)}
+
+
+def run_to(layer: nn.Module, run: Callable[[], object], rows: list[int]) -> Rows:
+    """``run`` until ``layer`` has run; its output of the tokens ``rows``: (rows, sampled columns)."""
+    kept: list[Rows] = []
+
+    def keep(module: nn.Module, given: object, out: Any) -> None:
+        hidden: Tensor = out[0] if isinstance(out, tuple) else out
+        kept.append(sampled(hidden.movedim(-2, 0)[rows].reshape(len(rows), -1)))
+        raise _Stop
+
+    hook = layer.register_forward_hook(keep)
+    try:
+        run()
+    except _Stop:
+        pass
+    finally:
+        hook.remove()
+    return kept[0]
+
+
+def sampled(rows: Tensor) -> Rows:
+    found: Rows = rows[:, columns(rows.shape[1])].float().numpy()
+    return found
