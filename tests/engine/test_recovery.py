@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from fake_ranks import POISON, SPEC, FakePlanner, FakeStarter, next_token
+from fake_ranks import POISON, SPEC, FakePlanner, FakeRanks, FakeStarter, next_token
 
 from ferrule.engine import crashes, local, supervisor
 from ferrule.engine.crashes import MOST_CRASHES, Crashes
 from ferrule.engine.local import LocalEngine
-from ferrule.engine.options import EngineOptions
+from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.prepare import PreparedModel
 from ferrule.engine.requests import CALM_TOKENS, Requests
 from ferrule.engine.starting import Loss
@@ -180,6 +180,21 @@ def test_it_gives_up_where_no_start_helps(
 
     running(FakePlanner(starter, *errors), body, monkeypatch)
     assert len(starter.started) == (MOST_CRASHES if loads == 1 else 1)
+
+
+def test_a_load_that_takes_too_long_says_how_far_each_rank_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(FakeStarter):
+        async def start(self, options: RankOptions) -> FakeRanks:
+            ranks = await super().start(options)
+            ranks.say(1, b'{"event": "progress", "rank": 1, "phase": "receive", "done": 1, "total": 9}\n')
+            return ranks
+
+    async def body(engine: LocalEngine) -> None:
+        pytest.fail("it was not loaded")
+
+    monkeypatch.setattr(supervisor, "LOAD_TIMEOUT", 0.5)
+    with pytest.raises(EngineError, match=r"more than 0\.5 s; .* rank 0: not begun, rank 1: receive"):
+        running(FakePlanner(Slow()), body, monkeypatch)
 
 
 def test_a_suspect_goes_on_alone_until_it_is_cleared() -> None:

@@ -113,10 +113,15 @@ class Supervisor:
         size = running.plan.world_size
         ready = asyncio.get_running_loop().create_future()
 
+        reached: dict[int, str] = {}
+
         def heard(rank: int, event: Event) -> None:
             if event["event"] != "ready":
+                if event["event"] == "progress":
+                    reached[event["rank"]] = event["phase"]
                 self._served.heard(event)
                 return
+            reached[rank] = "ready"
             running.infos[rank] = RankInfo(**event["info"])
             running.cache_tokens = min(running.cache_tokens or event["cache_tokens"], event["cache_tokens"])
             if len(running.infos) == size and not ready.done():
@@ -129,7 +134,8 @@ class Supervisor:
             if lost in done:
                 raise RanksLostError(lost.result())
             if not done:
-                raise EngineError(f"loading took more than {LOAD_TIMEOUT:g} s")
+                stages = ", ".join(f"rank {rank}: {reached.get(rank, 'not begun')}" for rank in range(size))
+                raise EngineError(f"loading took more than {LOAD_TIMEOUT:g} s; where the ranks are: {stages}")
         except BaseException:
             await ranks.stop(END_SECONDS)
             raise
