@@ -1,67 +1,20 @@
 """Clusters as a user makes them, by the command line, in hosts of a lab."""
 
-import asyncio
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from lab_hosts import SECONDS, Hosts, Stream, token_in
 
-from ferrule.cluster import client
-from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.models import models
 from ferrule.lab import Lab, pair
-
-SECONDS = 60.0
-FERRULE = [sys.executable, "-m", "ferrule.cli.main"]
-
-
-class Hosts:
-    """Two hosts that share nothing but a cable."""
-
-    def __init__(self, lab, folder):
-        self.lab, self.folder = lab, folder
-
-    def run(self, host, *words, code=0, timeout=SECONDS):
-        env = {"FERRULE_STATE": str(self.folder / f"state{host}"), "COLUMNS": "200"}
-        with self.lab.popen(
-            host, [*FERRULE, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            out, err = process.communicate(timeout=timeout)
-        assert process.returncode == code, (words, out, err)
-        return out if code == 0 else err
-
-    def states(self, host, cluster="ferrule"):
-        """By the agent's socket, which is a file: the command takes a second."""
-        return {each["name"]: each["state"] for each in client.ask(self.home(host, cluster), "status")["hosts"]}
-
-    def home(self, host, cluster="ferrule"):
-        return ClusterHome(cluster, self.folder / f"state{host}" / "clusters")
-
-    def models(self, host):
-        with self.lab.inside(host):
-            return asyncio.run(models(self.home(host)))
-
-    def until(self, what):
-        deadline = time.monotonic() + 3 * SECONDS
-        while not what():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
 
 
 @pytest.fixture
 def hosts(emulated_hosts, tmp_path):
     with Lab(pair()) as lab:
         yield Hosts(lab, tmp_path)
-
-
-def token_in(words):
-    return re.search(r"ferrule1-\S+", words)[0]
 
 
 GARBAGE = """
@@ -130,45 +83,6 @@ def test_a_host_without_multicast_joins_by_address_and_another_key_is_refused(ho
     hosts.until(lambda: hosts.states(1, "home") == {"host0": "up", "host1": "here"})
 
 
-STREAM = """
-import json, sys, urllib.request
-body = {"prompt": "def f(x):", "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
-request = urllib.request.Request(
-    "http://127.0.0.1:8420/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-)
-with urllib.request.urlopen(request, timeout=120) as answer:
-    for line in answer:
-        if line.startswith(b"data: {"):
-            print(json.dumps(json.loads(line[6:])), flush=True)
-"""
-
-
-class Stream:
-    """An answer of 200 tokens, as a client on host 0 sees it."""
-
-    def __init__(self, hosts):
-        self.process = hosts.lab.popen(0, [sys.executable, "-c", STREAM], stdout=subprocess.PIPE, text=True)
-        self.text = ""
-        self.tokens = 0
-
-    def read(self, tokens=None):
-        while tokens is None or self.tokens < tokens:
-            line = self.process.stdout.readline()
-            if not line:
-                break
-            event = json.loads(line)
-            assert "error" not in event, event
-            self.text += event["choices"][0]["text"]
-            self.tokens += 1
-        return self.text
-
-    def rest(self):
-        self.read()
-        self.process.stdout.close()
-        assert self.process.wait(SECONDS) == 0
-        return self.text
-
-
 @pytest.mark.slow
 def test_a_served_model_survives_a_rank_a_cable_and_a_host(hosts):
     token = token_in(hosts.run(0, "up", "--no-mdns"))
@@ -181,15 +95,11 @@ def test_a_served_model_survives_a_rank_a_cable_and_a_host(hosts):
     assert "is a model 'ferrule-demo' already" in hosts.run(1, "serve", "--demo", code=9)
     undisturbed = Stream(hosts).rest()
 
-    def of_host(number, *, all_of_it):
-        pids = hosts.lab.processes(number)
-        return [pid for pid in pids if all_of_it or b"engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
     (cable,) = hosts.lab.between(0, 1)
     faults = {
-        "a rank": lambda: [os.kill(pid, signal.SIGKILL) for pid in of_host(1, all_of_it=False)],
+        "a rank": lambda: hosts.kill(1, "engine.worker"),
         "a cable": cable.cut,
-        "a host": lambda: [os.kill(pid, signal.SIGKILL) for pid in of_host(1, all_of_it=True)],
+        "a host": lambda: hosts.kill(1),
     }
     for fault, strike in faults.items():
         stream = Stream(hosts)
