@@ -74,6 +74,14 @@ def test_tensor_parallelism_pays_latency_for_every_collective_and_a_pipeline_for
     assert extra[0] - extra[1] == pytest.approx(2e-3)
 
 
+@pytest.mark.parametrize("layout", [tensor(2), pipeline(2)])
+def test_on_a_slow_cable_the_word_of_the_next_step_takes_its_time(layout: Layout) -> None:
+    telling = replace(PLAIN, announcement_bytes=4096)
+    before, after = (predict(MODEL, cluster(2, bandwidth=1e6), layout, Workload(), each) for each in (PLAIN, telling))
+    more = 1e-4 + 4096e-6 if layout.strategy == "tensor" else 4096e-6 - 8e-6
+    assert after.token_seconds - before.token_seconds == pytest.approx(more)
+
+
 def test_a_pipeline_serves_as_many_streams_as_it_has_stages_at_once() -> None:
     one = predict(MODEL, cluster(4, alpha=0.0), pipeline(4), Workload(concurrency=1), PLAIN)
     four = predict(MODEL, cluster(4, alpha=0.0), pipeline(4), Workload(concurrency=4), PLAIN)

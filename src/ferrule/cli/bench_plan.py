@@ -42,7 +42,7 @@ def plan(
         with needs("bench", "bench plan --lab"):
             from ferrule.bench.planned import bench_planned, choices
         with console.status("Measuring (nothing else should run now)") as status:
-            rows = bench_planned(quick=quick, rounds=1 if quick else 3, say=status.update)
+            rows = bench_planned(quick=quick, rounds=1 if quick else 5, say=status.update)
         _show_planned(console, rows)
         worst = max(choices(rows), key=lambda choice: choice.loss)
         console.print(
@@ -93,6 +93,13 @@ def _show_planned(console: Console, rows: list[PlannedRow]) -> None:
         )
     console.print(table)
     errors = [abs(row.error) for row in rows if row.tensor * row.pipeline > 1]
+    held_out = [abs(row.held_out_error) for row in rows if row.hosts > 1 and row.held_out_error is not None]
+    if held_out:
+        console.print(
+            f"calibrated by the other model alone: mean absolute error {sum(held_out) / len(held_out):.1%}, "
+            f"worst {max(held_out):.1%}",
+            highlight=False,
+        )
     console.print(
         f"{len(errors)} combinations: mean absolute error {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}; "
         f"memory off by at most {max(abs(row.memory_error_mib) for row in rows):.0f} MiB",

@@ -17,7 +17,7 @@ from ferrule.fabric.addresses import own_interfaces
 from ferrule.fabric.hosts import RankHost, this_host
 from ferrule.lab import Lab, Shaping, control
 from ferrule.links.remote import ask_ferrule
-from ferrule.plan.cluster import ClusterSpec, DeviceSpec
+from ferrule.plan.cluster import ClusterSpec, DeviceSpec, RailSpec
 from ferrule.plan.cluster_profile import Ends, join_rails, shaped_rail
 from ferrule.plan.cluster_rails import Sources
 from ferrule.plan.device_measure import device_from, free_now, measure_device, measure_figures
@@ -29,6 +29,9 @@ _BEGIN = '{"ferrule_device"'
 _VERSION = 1
 UNSHAPED_RATE = 20e9
 """Bits per second of an emulated cable without a rate, which is as fast as this machine copies: typical."""
+
+EMULATED_SECONDS = 13e-6
+"""What the bridge and the shaper between two emulated hosts add to a message, one way: measured."""
 
 
 class _Emulated(NamedTuple):
@@ -167,6 +170,13 @@ def cluster_of_standing_lab(
     return _emulated([host["name"] for host in status["hosts"]], cables, device, threads, options)
 
 
+def emulated_rail(name: str, shaping: Shaping, *, mtu: int | None = None) -> RailSpec:
+    """A lab's cable of this shape."""
+    shaping = shaping if shaping.rate is not None else replace(shaping, rate=UNSHAPED_RATE)
+    rail = shaped_rail(name, shaping, "tcp", mtu=mtu)
+    return replace(rail, alpha=rail.alpha + EMULATED_SECONDS)
+
+
 def _emulated(
     names: Sequence[str],
     cables: Sequence[_Emulated],
@@ -181,8 +191,7 @@ def _emulated(
     devices = tuple(replace(device, name=name, memory=memory) for name in names)
     rails: list[Ends] = []
     for cable in cables:
-        shaping = cable.shaping if cable.shaping.rate is not None else replace(cable.shaping, rate=UNSHAPED_RATE)
-        rail = shaped_rail(cable.name, shaping, "tcp", mtu=cable.mtu)
+        rail = emulated_rail(cable.name, cable.shaping, mtu=cable.mtu)
         rails += [(pair, rail) for pair in combinations(cable.hosts, 2)]
     note = f"emulated on this machine: {len(names)} hosts share its {cores} cores and its memory"
     return ClusterSpec(devices, join_rails(rails), cores, (note,))

@@ -26,6 +26,8 @@ _MTU = 1500
 _TCP_HEADERS = 52
 """IP 20, TCP 20 with 12 of time stamps."""
 _FRAME_HEADER = 14
+_MESSAGE_HEADER = 32
+"""Of the fabric's own (native/src/message.h)."""
 
 
 def cluster_from_profile(profile: str | LabProfile) -> ClusterSpec:
@@ -89,17 +91,23 @@ def shaped_rail(
     name: str, shaping: Shaping, transport: str, *, mtu: int | None = None, apple: bool = False
 ) -> RailSpec:
     """The rail over a cable of this shape. Its bandwidth is that of both ways under load at once, as in a collective,
-    where a cable collapses under that; and less headers, which published rates of verbs have taken off already."""
+    where a cable collapses under that; and less headers, which published rates of verbs have taken off already.
+
+    A message of n bytes takes a whole number of frames, so on average half a frame's headers more than its part of full
+    frames, and the fabric's header: time before it on a slow cable."""
     if shaping.rate is None:
         raise PlanError(f"cable {name}: its rate is not known; give it one")
-    rate = shaping.rate / 8
+    rate = whole = shaping.rate / 8
+    alpha = shaping.delay
     if shaping.collapse is not None:
         rate *= min(1.0, shaping.collapse / 2)
     if transport == "tcp":
         frame = mtu or _MTU
-        rate *= (frame - _TCP_HEADERS) / (frame + _FRAME_HEADER + shaping.overhead)
+        around = _FRAME_HEADER + shaping.overhead
+        rate *= (frame - _TCP_HEADERS) / (frame + around)
+        alpha += ((_TCP_HEADERS + around) / 2 + _MESSAGE_HEADER) / whole
     host = APPLE_TCP_SECONDS if apple and transport == "tcp" else HOST_SECONDS.get(transport, 0.0)
-    return RailSpec(name, shaping.delay + host, rate, transport)
+    return RailSpec(name, alpha + host, rate, transport)
 
 
 def join_rails(rails: Iterable[Ends]) -> tuple[LinkSpec, ...]:

@@ -136,7 +136,7 @@ class _Predictor:
         here, there = stages[place], stages[(place + 1) % len(stages)]
         last = place == len(stages) - 1
         layers = there.last_layer - there.first_layer
-        size = word_bytes(which) if last else message_bytes(self.model, self.runtime, which, layers)
+        size = word_bytes(self.runtime, which) if last else message_bytes(self.model, self.runtime, which, layers)
         seconds, where = hop(self.exchange, here.devices, there.devices, size)
         return seconds + self.runtime.message_seconds, where
 

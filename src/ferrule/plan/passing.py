@@ -25,8 +25,9 @@ def message_bytes(model: ModelSpec, runtime: Runtime, which: Pass, layers: int) 
     return float(which.rows * model.hidden_bytes + runtime.layer_message_bytes * layers)
 
 
-def word_bytes(which: Pass) -> float:
-    return which.sequences * WORD_BYTES
+def word_bytes(runtime: Runtime, which: Pass) -> float:
+    """From the last stage to the first: the words that were chosen, or all that a step is."""
+    return max(which.sequences * WORD_BYTES, float(runtime.announcement_bytes))
 
 
 def fellows(width: int, other: int) -> list[int]:
@@ -42,7 +43,7 @@ def hop(exchange: Exchange, here: Sequence[str], there: Sequence[str], size: flo
 
 def announcement(exchange: Exchange, runtime: Runtime, devices: Sequence[str]) -> tuple[float, str]:
     """What the ranks of the only stage wait for the driver's word, and which way that goes."""
-    if not runtime.announces or len(devices) == 1:
+    size = float(runtime.announcement_bytes)
+    if not size or len(devices) == 1:
         return 0.0, ""
-    slowest = max((exchange.route(devices[0], other) for other in devices[1:]), key=lambda route: route.alpha)
-    return slowest.alpha, slowest.where
+    return max((exchange.message(devices[0], each, size), exchange.route(devices[0], each).where) for each in devices[1:])

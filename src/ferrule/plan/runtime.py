@@ -16,7 +16,8 @@ class Runtime:
     where an engine works through them one by one. ``end_operations``: embedding, last norm, output matrix, sampling.
     ``message_seconds``: its own work for a message between stages, and ``collective_seconds`` for a collective, beside
     what the fabric's model counts. ``layer_message_bytes``: what goes to another stage for each of its layers with
-    every token, beside activations. ``announces``: the last stage tells the others what to run before they do.
+    every token, beside activations. ``announcement_bytes``: of what the last stage tells the others before
+    they run a step; 0: nothing.
     ``batches``: keeps as many batches on their way as there are stages. ``streams``: weights that do not fit are read
     from disk with every token. ``batch_tokens``: of a prompt, at once. ``activation_bytes``: of one number on its way
     through a layer.
@@ -32,7 +33,7 @@ class Runtime:
     message_seconds: float = 0.0
     collective_seconds: float = 0.0
     layer_message_bytes: int = 0
-    announces: bool = False
+    announcement_bytes: int = 0
     batches: bool = True
     streams: bool = False
     batch_tokens: int = 512
@@ -58,7 +59,7 @@ BUILT_IN_ENGINE = Runtime(
     end_operations=30,
     message_seconds=20e-6,
     collective_seconds=5e-6,
-    announces=True,
+    announcement_bytes=4096,  # one frame of fixed size (engine/batch.py)
 )
 MLX = Runtime("mlx")
 """mlx-lm, and exo on it: the graph of a token is built once and its kernels are started one after the other."""

@@ -178,7 +178,7 @@ class StageCosts:
 
     def back(self, last: Sequence[str], first: Sequence[str], measure: Measure) -> float:
         """Seconds that word of the next step takes from the last stage to the first."""
-        return self._between(last, first, [word_bytes(which) for which in self.passes(measure)])
+        return self._between(last, first, [word_bytes(self.runtime, which) for which in self.passes(measure)])
 
     def _between(self, here: Sequence[str], there: Sequence[str], sizes: Sequence[float]) -> float:
         ways = [self._pair(a, there[b]) for a, b in zip(here, fellows(len(here), len(there)), strict=True)]
