@@ -14,6 +14,7 @@ from ferrule.plan.cluster_file import format_cluster
 
 WHOLE = """
 cores = 2
+cores_together = 0.8
 
 [[device]]
 name = "strix"
@@ -82,7 +83,7 @@ def test_a_whole_file() -> None:
     )
     assert box == expected
     assert box.launch_seconds == pytest.approx(20e-6)
-    assert cluster.cores == 2
+    assert (cluster.cores, cluster.cores_together) == (2, 0.8)
     first = cluster.link("strix-1", "strix-2")
     assert first is not None
     assert [rail.name for rail in first.rails] == ["usb4-40g-1", "usb4-40g-2", "ethernet-1g"]
@@ -150,6 +151,7 @@ def test_a_route_that_the_fabric_would_not_take_is_noted() -> None:
         ("count = 3", "count = 0", "strix, count: a whole number from 1 to 1024 is needed, not 0"),
         ("count = 3", "count = 2000", "strix, count: a whole number from 1 to 1024"),
         ("cores = 2", "cores = 0", "mine.toml, cores: a whole number from 1"),
+        ("cores_together = 0.8", "cores_together = 1.5", "mine.toml: cluster: cores_together must be more than 0 and"),
         ('latency = "9us"\n', "", r"\[\[link\]\] 3: latency is missing; write latency = .*, or cable ="),
         ('latency = "9us"', 'latency = "-9us"', r"\[\[link\]\] 3, latency: at least 0 is needed, not '-9us'"),
         ('"10 Gb/s"', '"0 Gb/s"', r"\[\[link\]\] 3, bandwidth: more than 0 is needed, not '0 Gb/s'; write for example"),

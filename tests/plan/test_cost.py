@@ -145,6 +145,29 @@ def test_ranks_that_share_cores_take_turns() -> None:
     assert weights[1] == pytest.approx(2 * weights[0])
 
 
+def test_cores_that_compute_together_slow_each_other() -> None:
+    shared = replace(cluster(4, alpha=0.0), cores=3, cores_together=0.5)
+    assert [shared.turns(ranks) for ranks in (1, 2, 3, 6)] == pytest.approx([1, 1.5, 2, 4])
+    assert cluster(4).turns(4) == 1
+    work = Workload(prompt=1, depth=0)
+    alone, one_after_the_other, at_once = (
+        sum(term.seconds for term in predict(MODEL, shared, layout, work, PLAIN).terms if term.kind == "weights")
+        for layout in (pipeline(1), pipeline(3), tensor(3))
+    )
+    assert one_after_the_other == pytest.approx(alone)
+    assert at_once == pytest.approx(alone / 3 * 2, rel=0.01)
+
+
+def test_messages_of_emulated_hosts_need_their_machines_cores() -> None:
+    work = Workload(prompt=1, depth=0)
+    own, shared = cluster(4, alpha=0.0), replace(cluster(4, alpha=0.0), cores=2)
+    seconds = [
+        sum(term.seconds for term in predict(MODEL, each, tensor(4), work, PLAIN).terms if term.kind == "collective")
+        for each in (own, shared)
+    ]
+    assert seconds[1] > 10 * seconds[0]
+
+
 def test_the_busiest_device_has_more_experts_to_run_than_the_average() -> None:
     assert busiest_share([8, 8], 4, 1) == pytest.approx(2.646, abs=1e-3)  # 2 + what 3:1 and 4:0 draws add
     assert busiest_share([4, 4, 4, 4], 4, 1) == pytest.approx(1.969, abs=1e-3)

@@ -36,6 +36,7 @@ from ferrule.plan import (
 )
 from ferrule.plan.cluster_live import emulated_rail
 from ferrule.plan.device_measure import measure_device
+from ferrule.plan.device_together import ROUNDS, cores_together
 from ferrule.plan.local import layout_of_plan
 from ferrule.plan.records import calibrate, calibrated, record_of
 
@@ -141,6 +142,15 @@ class Run:
 Runs = Mapping[tuple[Path, Setting], Run]
 
 
+@dataclass(frozen=True)
+class Here:
+    """This machine: one thread of it as a device, its cores, and what each of them keeps while all compute."""
+
+    device: DeviceSpec
+    cores: int
+    together: float
+
+
 def bench_planned(
     *, quick: bool = False, rounds: int = 5, tokens: int = 16, say: Callable[[str], None] = lambda line: None
 ) -> list[PlannedRow]:
@@ -151,15 +161,18 @@ def bench_planned(
         for shape in models(quick=quick):
             say(f"making a random {shape.name} model")
             directories.append(save_random_llama(Path(scratch) / shape.name, shape))
-        device = measure_device("host", unit="cpu", threads=1)
+        say("measuring this machine")
+        here = Here(
+            measure_device("host", unit="cpu", threads=1), usable_cores(), cores_together(rounds=1 if quick else ROUNDS)
+        )
         for directory in directories:
-            runs = asyncio.run(race(directory, directories, rounds, tokens, say))
-            rows += rows_of(directory, runs, device)
+            runs = asyncio.run(race(directory, directories, rounds, tokens, 1 if quick else TRIES, say))
+            rows += rows_of(directory, runs, here)
     return rows
 
 
 async def race(
-    directory: Path, directories: Sequence[Path], rounds: int, tokens: int, say: Callable[[str], None]
+    directory: Path, directories: Sequence[Path], rounds: int, tokens: int, tries: int, say: Callable[[str], None]
 ) -> dict[tuple[Path, Setting], Run]:
     """All splits of one model, one after the other, each in turns with the single ranks of all models."""
     runs: dict[tuple[Path, Setting], Run] = {}
@@ -172,7 +185,7 @@ async def race(
                     say(f"{directory.name}: --tp {setting.tensor} --pp {setting.pipeline}, round {number + 1}")
                     for source, which, engine in (*alone, (directory, setting, split)):
                         for cables in which.cables:
-                            turn = await engine.turn(cables, tokens, bystanders)
+                            turn = await engine.turn(cables, tokens, tries, bystanders)
                             run = runs.setdefault((source, which), Run(engine.plan, engine.peak))
                             run.turns.setdefault(cables, []).append(turn)
     return runs
@@ -192,12 +205,12 @@ class _Engine:
         """Of the fullest rank's private memory."""
         return max(info.peak_bytes for info in self.ferrule.engine.ranks)
 
-    async def turn(self, cables: Cables, tokens: int, bystanders: Bystanders) -> Turn:
+    async def turn(self, cables: Cables, tokens: int, tries: int, bystanders: Bystanders) -> Turn:
         """The first of some that others leave alone; else that which they disturbed least."""
         for cable in self.lab.cables:
             cable.shape(delay=cables.delay, rate=cables.rate)
         turns: list[Turn] = []
-        while len(turns) < TRIES and (not turns or turns[-1].others > QUIET):
+        while len(turns) < tries and (not turns or turns[-1].others > QUIET):
             bystanders.begin()
             # The first token may still have met the cables as they were.
             seconds = (await self.ferrule.turn(tokens + 1))[1:]
@@ -221,13 +234,13 @@ async def _engine(directory: Path, setting: Setting) -> AsyncIterator[_Engine]:
             yield _Engine(ferrule, lab)
 
 
-def rows_of(directory: Path, runs: Runs, device: DeviceSpec) -> list[PlannedRow]:
+def rows_of(directory: Path, runs: Runs, here: Here) -> list[PlannedRow]:
     """What was measured of the model in ``directory`` beside what is predicted."""
     specs = {source: read_model(str(source)) for source, _ in runs}
     spec = specs[directory]
-    everything = _calibrated(device, specs, runs, specs)
+    everything = _calibrated(here, specs, runs, specs)
     others = [source for source in specs if source != directory]
-    held_out = _calibrated(device, specs, runs, others) if others else None
+    held_out = _calibrated(here, specs, runs, others) if others else None
     rows = []
     for (source, setting), run in runs.items():
         for cables in run.turns if source == directory else ():
@@ -235,21 +248,22 @@ def rows_of(directory: Path, runs: Runs, device: DeviceSpec) -> list[PlannedRow]
     return rows
 
 
-def _cluster(device: DeviceSpec, ranks: int, cables: Cables) -> ClusterSpec:
+def _cluster(here: Here, ranks: int, cables: Cables) -> ClusterSpec:
     names = [f"host-{rank}" for rank in range(ranks)]
     rail = emulated_rail("cable", Shaping(delay=cables.delay, rate=cables.rate))
-    devices = tuple(replace(device, name=name, kind=device.kind) for name in names)
+    devices = tuple(replace(here.device, name=name, kind=here.device.kind) for name in names)
     links = tuple(LinkSpec(ends, (rail,)) for ends in combinations(names, 2))
-    return ClusterSpec(devices, links, cores=usable_cores())
+    return ClusterSpec(devices, links, cores=here.cores, cores_together=here.together)
 
 
 def _work() -> Workload:
     return Workload(context=WARM, prompt=PROMPT)
 
 
-def _calibrated(device: DeviceSpec, specs: Mapping[Path, ModelSpec], runs: Runs, by: Collection[Path]) -> DeviceSpec:
+def _calibrated(here: Here, specs: Mapping[Path, ModelSpec], runs: Runs, by: Collection[Path]) -> Here:
     """By what single ranks of the models ``by`` did."""
-    cluster = _cluster(device, 1, Cables())
+    device = here.device
+    cluster = _cluster(here, 1, Cables())
     records = [
         record_of(
             specs[source],
@@ -262,17 +276,15 @@ def _calibrated(device: DeviceSpec, specs: Mapping[Path, ModelSpec], runs: Runs,
         for source in by
     ]
     (found,) = calibrate([record for record in records if record is not None], {device.kind: device})
-    return calibrated(device, {found.kind: found})
+    return replace(here, device=calibrated(device, {found.kind: found}))
 
 
-def _row(
-    spec: ModelSpec, setting: Setting, cables: Cables, run: Run, device: DeviceSpec, held_out: DeviceSpec | None
-) -> PlannedRow:
-    def predicted(device: DeviceSpec) -> Prediction:
-        cluster = _cluster(device, setting.ranks, cables)
+def _row(spec: ModelSpec, setting: Setting, cables: Cables, run: Run, here: Here, held_out: Here | None) -> PlannedRow:
+    def predicted(here: Here) -> Prediction:
+        cluster = _cluster(here, setting.ranks, cables)
         return predict(spec, cluster, layout_of_plan(run.plan, [each.name for each in cluster.devices]), _work())
 
-    prediction = predicted(device)
+    prediction = predicted(here)
     return PlannedRow(
         spec.name,
         setting.tensor,

@@ -34,6 +34,7 @@ def question_json(question: Question) -> dict[str, Any]:
             "devices": [asdict(device) for device in cluster.devices],
             "links": [asdict(link) for link in cluster.links],
             "cores": cluster.cores,
+            "cores_together": cluster.cores_together,
             "notes": list(cluster.notes),
         },
         "work": asdict(question.work),

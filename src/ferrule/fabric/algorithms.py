@@ -21,7 +21,7 @@ from ferrule.units import format_bytes
 
 _UNLIMITED = (1 << 64) - 1
 _SIZES = tuple(1 << power for power in range(3, 33))
-_WORK_SECONDS = 3e-6
+WORK_SECONDS = 3e-6
 """What one message costs the rank that sends or receives it: about a system call and its share of the loop."""
 _FORWARD_SECONDS = 10e-6
 """What it costs that rank: it forwards all that pass through it one after the other, each with a few system calls."""
@@ -124,10 +124,11 @@ def _merge(rows: list[Decision]) -> list[Decision]:
 
 
 class Model:
-    """Predicts how long a collective takes over given links."""
+    """Predicts how long a collective takes over given links. ``work``: seconds of each end of a message."""
 
-    def __init__(self, costs: LinkCosts) -> None:
+    def __init__(self, costs: LinkCosts, work: float = WORK_SECONDS) -> None:
         self._costs = costs
+        self._work_seconds = work
         self._n = costs.size
         self.tree = best_tree(costs)
         self.ring = best_ring(costs)
@@ -155,7 +156,7 @@ class Model:
 
     def _work(self, messages: float) -> float:
         """Of one rank that sends and receives so many messages."""
-        return 2 * messages * _WORK_SECONDS * self._costs.crowding
+        return 2 * messages * self._work_seconds * self._costs.crowding
 
     def _busiest(self, flows: Iterable[tuple[int, int, float]]) -> float:
         """Seconds that the link needs that has most to carry; flows are (from, to, bytes) over their paths."""

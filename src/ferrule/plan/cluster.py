@@ -115,12 +115,14 @@ class LinkSpec:
 @dataclass(frozen=True)
 class ClusterSpec:
     """Machines and cables. ``cores``: where all devices are emulated on one machine, how many cores that has: more
-    ranks than those take turns; None: each device has processors of its own."""
+    ranks than those take turns; None: each device has processors of its own. ``cores_together``: the part of its speed
+    that each of these cores keeps while all compute."""
 
     devices: tuple[DeviceSpec, ...]
     links: tuple[LinkSpec, ...] = ()
     cores: int | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
+    cores_together: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -140,6 +142,8 @@ class ClusterSpec:
             seen.add(frozenset(link.between))
         if self.cores is not None:
             _positive("cluster", cores=self.cores)
+        if not 0 < self.cores_together <= 1:
+            raise PlanError(f"cluster: cores_together must be more than 0 and at most 1, not {self.cores_together}")
 
     @cached_property
     def by_name(self) -> dict[str, DeviceSpec]:
@@ -151,6 +155,13 @@ class ClusterSpec:
 
     def link(self, a: str, b: str) -> LinkSpec | None:
         return self._by_ends.get(frozenset((a, b)))
+
+    def turns(self, ranks: int) -> float:
+        """By how much longer each of so many ranks needs that compute at the same time."""
+        if self.cores is None:
+            return 1.0
+        others = (min(ranks, self.cores) - 1) / max(1, self.cores - 1)
+        return max(1.0, ranks / self.cores) * (1 + (1 / self.cores_together - 1) * others)
 
     def costs(self, names: Sequence[str]) -> LinkCosts:
         """What the fabric calls link costs, for one rank on each of the named devices, in that order."""

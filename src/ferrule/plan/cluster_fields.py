@@ -134,6 +134,7 @@ SECONDS = Unit(parse_seconds, '"5us"')
 FLOPS = Unit(_plain, "59e12")
 WATTS = Unit(_plain, "133")
 DOLLARS = Unit(_plain, "1999")
+PART = Unit(_plain, "0.8")
 
 
 def tables(data: Mapping[str, Any], key: str, origin: str) -> list[Mapping[str, Any]]:

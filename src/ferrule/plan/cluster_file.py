@@ -41,6 +41,7 @@ from ferrule.plan.cluster_fields import (
     BYTES_PER_SECOND,
     DOLLARS,
     FLOPS,
+    PART,
     RATE,
     SECONDS,
     WATTS,
@@ -98,7 +99,7 @@ def parse_cluster(text: str, origin: str = "cluster.toml") -> ClusterSpec:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin} is not TOML: {error}") from None
-    whole = Table(data, origin, ("device", "link", "route", "cores", "notes"))
+    whole = Table(data, origin, ("device", "link", "route", "cores", "cores_together", "notes"))
     known = _profiles()
     devices: dict[str, DeviceSpec] = {}
     machines: dict[str, Machine] = {}
@@ -119,8 +120,11 @@ def parse_cluster(text: str, origin: str = "cluster.toml") -> ClusterSpec:
         if len(rails) > _MAX_RAILS:
             raise ConfigError(f"{origin}: there are more than {_MAX_RAILS} cables; plan for fewer devices or cables")
     cores = whole.count("cores", MAX_CORES)
+    together = whole.number("cores_together", PART)
     try:
-        cluster = ClusterSpec(tuple(devices.values()), join_rails(rails), cores, _notes(whole))
+        cluster = ClusterSpec(
+            tuple(devices.values()), join_rails(rails), cores, _notes(whole), 1.0 if together is None else together
+        )
     except PlanError as error:
         raise PlanError(f"{origin}: {error}") from None
     routes = [
@@ -143,6 +147,8 @@ def format_cluster(cluster: ClusterSpec) -> str:
     lines = []
     if cluster.cores is not None:
         lines.append(f"cores = {cluster.cores}")
+    if cluster.cores_together != 1.0:
+        lines.append(f"cores_together = {cluster.cores_together!r}")
     if cluster.notes:
         lines.append(f"notes = [{', '.join(map(_quoted, cluster.notes))}]")
     for device in cluster.devices:

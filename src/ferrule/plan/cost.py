@@ -138,7 +138,12 @@ class _Predictor:
         layers = there.last_layer - there.first_layer
         size = word_bytes(self.runtime, which) if last else message_bytes(self.model, self.runtime, which, layers)
         seconds, where = hop(self.exchange, here.devices, there.devices, size)
+        if not last:
+            seconds += self.runtime.stage_operations * self._launch(there.devices)
         return seconds + self.runtime.message_seconds, where
+
+    def _launch(self, names: tuple[str, ...]) -> float:
+        return max(self.cluster.by_name[name].launch_seconds for name in names)
 
     def _message_work(self, time: _StageTime) -> float:
         """Of a stage that hands over a batch, when it could be at the next one already."""

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from ferrule.errors import PlanError
-from ferrule.fabric.algorithms import CANDIDATES, Model
+from ferrule.fabric.algorithms import CANDIDATES, WORK_SECONDS, Model
 from ferrule.fabric.costs import LinkCosts
 from ferrule.fabric.topology import TYPICAL_BYTES, Path, cheapest_paths, link_cost
 from ferrule.plan.cluster import ClusterSpec
 
+EMULATED_WORK = 25e-6
+"""Seconds of a processor for each end of a message between emulated hosts: both systems, and half of the shaper's."""
 PAIR_AT_ONCE = 128 << 10
 """Up to this size two ranks exchange all they have; above, each reduces half (native/src/collectives_net.cpp)."""
 
@@ -98,12 +100,13 @@ class Exchange:
     def _team(self, devices: Sequence[str]) -> _Team:
         key = tuple(devices)
         if key not in self._teams:
-            self._teams[key] = _Team(self, key, self._costs.crowding)
+            work = WORK_SECONDS if self._cluster.cores is None else EMULATED_WORK
+            self._teams[key] = _Team(self, key, self._costs.crowding, work)
         return self._teams[key]
 
 
 class _Team:
-    def __init__(self, exchange: Exchange, devices: tuple[str, ...], crowding: float) -> None:
+    def __init__(self, exchange: Exchange, devices: tuple[str, ...], crowding: float, work: float) -> None:
         routes = [[exchange.route(a, b) if a != b else None for b in devices] for a in devices]
         everywhere = [route for row in routes for route in row if route is not None]
         slowest = max(everywhere, key=lambda route: (route.alpha, route.beta, route.where))
@@ -115,10 +118,16 @@ class _Team:
             tuple(tuple(None if route is None else route.beta for route in row) for row in routes),
             crowding,
         )
+        self._work = work
 
     @cached_property
     def _model(self) -> Model:
         return Model(self._costs)
+
+    @cached_property
+    def _told(self) -> Model:
+        """What the time is worked out by; which algorithm is used, the fabric decides by `_model`."""
+        return Model(self._costs, self._work)
 
     def seconds(self, kind: str, size: float) -> float:
         if self._size == 2:
@@ -130,7 +139,7 @@ class _Team:
     @lru_cache(maxsize=256)  # noqa: B019 - as long as its exchange
     def _of(self, kind: str, size: int) -> float:
         asked = -(-size // self._size) if kind == "all_gather" else size
-        return self._model.seconds(kind, self._algorithm(kind, asked), asked)
+        return self._told.seconds(kind, self._algorithm(kind, asked), asked)
 
     def _algorithm(self, kind: str, size: int) -> str:
         """What the fabric's decision table has for it (`choose_algorithms`). Its rows end at powers of two; only the

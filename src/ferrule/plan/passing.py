@@ -46,4 +46,5 @@ def announcement(exchange: Exchange, runtime: Runtime, devices: Sequence[str]) -
     size = float(runtime.announcement_bytes)
     if not size or len(devices) == 1:
         return 0.0, ""
-    return max((exchange.message(devices[0], each, size), exchange.route(devices[0], each).where) for each in devices[1:])
+    routes = [exchange.route(devices[0], other) for other in devices[1:]]
+    return max((route.alpha + size * route.beta, route.where) for route in routes)

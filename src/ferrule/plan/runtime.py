@@ -14,7 +14,8 @@ class Runtime:
     ``attention_operations``, ``dense_operations`` and ``expert_operations``: how many operations (kernels) those parts
     of a layer are, norms and residual sums included; ``each_expert_operations``: more for every expert that is touched,
     where an engine works through them one by one. ``end_operations``: embedding, last norm, output matrix, sampling.
-    ``message_seconds``: its own work for a message between stages, and ``collective_seconds`` for a collective, beside
+    ``stage_operations``: of every stage but the first before its layers. ``message_seconds``: its own work for a
+    message between stages, and ``collective_seconds`` for a collective, beside
     what the fabric's model counts. ``layer_message_bytes``: what goes to another stage for each of its layers with
     every token, beside activations. ``announcement_bytes``: of what the last stage tells the others before
     they run a step; 0: nothing.
@@ -30,6 +31,7 @@ class Runtime:
     expert_operations: int = 16
     each_expert_operations: int = 0
     end_operations: int = 8
+    stage_operations: int = 0
     message_seconds: float = 0.0
     collective_seconds: float = 0.0
     layer_message_bytes: int = 0
@@ -57,6 +59,8 @@ BUILT_IN_ENGINE = Runtime(
     expert_operations=24,
     each_expert_operations=8,
     end_operations=30,
+    # What is to be run, positions, their rotation, the mask: about 30, measured without layers.
+    stage_operations=30,
     message_seconds=20e-6,
     collective_seconds=5e-6,
     announcement_bytes=4096,  # one frame of fixed size (engine/batch.py)

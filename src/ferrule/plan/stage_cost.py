@@ -78,8 +78,7 @@ class StageCost:
         self._model, self._runtime, self._exchange = model, runtime, exchange
         self._stage = stage
         self._devices = [cluster.by_name[name] for name in stage.devices]
-        # Ranks that share cores take turns.
-        self._turns = max(1.0, stage.width / cluster.cores) if cluster.cores else 1.0
+        self._turns = cluster.turns(stage.width)
 
     def layers(self, which: Pass) -> list[Seconds]:
         """By layer of the whole model."""
