@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from ferrule.cluster import usable_cores
 from ferrule.errors import PlanError
-from ferrule.plan.device_backend import choose_backend, usable_cores
+from ferrule.plan.device_backend import choose_backend
 
 ROUNDS = 5
 SECONDS = 0.3
