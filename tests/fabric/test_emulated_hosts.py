@@ -45,13 +45,13 @@ def test_four_hosts_on_a_switch() -> None:
 
 
 def test_a_cable_that_one_socket_cannot_fill_gets_a_second_one() -> None:
-    """1 ms each way and windows of 32 KiB: a socket carries 16 MB/s at most, two carry twice that."""
-    with Lab(pair().shaped(delay=1e-3)) as lab:
+    """2 ms each way and windows of 32 KiB: a socket carries 8 MB/s at most, two carry twice that, on busy cores too."""
+    with Lab(pair().shaped(delay=2e-3)) as lab:
         for host in range(2):
             with lab.inside(host):
                 for name in ("tcp_rmem", "tcp_wmem"):
                     Path("/proc/sys/net/ipv4", name).write_text("4096 32768 32768")
-        arguments = {"sizes": [0, 1, 1000, 70_001]}
+        arguments = {"sizes": [70_001]}
         reports, _ = run_all("sockets", "every_collective", size=2, lab=lab, arguments=arguments)
     for report in reports:
         assert "(cable0) × 2 sockets" in report["text"]
