@@ -40,9 +40,15 @@ class Server:
 
     def ranks(self) -> list[psutil.Process]:
         """The rank processes, in rank order."""
+        return self._named("ferrule rank")
+
+    def spares(self) -> list[psutil.Process]:
+        """Those that wait, with their imports done."""
+        return self._named("ferrule spare")
+
+    def _named(self, name: str) -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children(recursive=True)
-        workers = [child for child in children if "ferrule.engine.worker" in " ".join(child.cmdline())]
-        return sorted(workers, key=lambda worker: worker.pid)
+        return sorted((child for child in children if child.name() == name), key=lambda child: child.pid)
 
     def stop(self) -> None:
         if self.process.poll() is None:

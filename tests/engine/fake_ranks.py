@@ -130,7 +130,7 @@ class FakeStarter:
     """``loads``: how many starts get ready; the others die with ``code`` while they load."""
 
     def __init__(self, loads: int = 0, code: int = -11) -> None:
-        self.loads, self.code = loads, code
+        self.loads, self.code, self.prepared, self.closed = loads, code, 0, False
         self.started: list[FakeRanks] = []
 
     async def start(self, options: RankOptions) -> FakeRanks:
@@ -141,6 +141,12 @@ class FakeStarter:
         elif self.loads:
             ranks.die(0, self.code)
         return ranks
+
+    async def prepare(self, options: RankOptions) -> None:
+        self.prepared += 1
+
+    async def close(self) -> None:
+        self.closed = True
 
 
 class FakePlanner:
@@ -154,4 +160,4 @@ class FakePlanner:
         self.losses.append(loss)
         if loss is not None and self.errors:
             raise self.errors.pop(0)
-        return Formation(options, self.starter)
+        return Formation(options, self.starter, self.starter)

@@ -87,6 +87,7 @@ def test_an_answer_goes_on_behind_its_last_token(victim: int, monkeypatch: pytes
     assert len(again[0]["made"]) >= 30
     assert [loss.ranks for loss in planner.losses if loss] == [(victim,)] * 2
     assert all(ranks.stopped for ranks in starter.started)
+    assert starter.closed
 
 
 def test_what_cannot_be_held_waits_is_refused_meanwhile_and_returns_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

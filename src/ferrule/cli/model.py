@@ -62,6 +62,7 @@ def engine_options(
     threads: int | None,
     self_test: bool,
     name: str | None = None,
+    spares: bool = False,
 ) -> EngineOptions:
     """The flags as the engine takes them."""
     from ferrule.engine import EngineOptions
@@ -75,4 +76,5 @@ def engine_options(
         threads=threads,
         name=name,
         self_test=self_test,
+        spares=spares,
     )

@@ -71,6 +71,12 @@ def serve(
     here: Annotated[
         bool, typer.Option("--here", help="On this machine alone, until Ctrl-C, although it is in a cluster.")
     ] = False,
+    spares: Annotated[
+        bool,
+        typer.Option(
+            "--spares/--no-spares", help="Keep a process ready for each rank, so that answers soon go on if one dies."
+        ),
+    ] = True,
 ) -> None:
     """Serve a model over the OpenAI API.
 
@@ -115,7 +121,15 @@ def serve(
     from ferrule.cli.display import Loading, show_ready
 
     options = engine_options(
-        chosen, tp=tp, pp=pp, dtype=dtype, max_context=max_context, threads=threads, self_test=self_test, name=name
+        chosen,
+        tp=tp,
+        pp=pp,
+        dtype=dtype,
+        max_context=max_context,
+        threads=threads,
+        self_test=self_test,
+        name=name,
+        spares=spares,
     )
     listener = listen(host, port, api_key=api_key)
     device = this_machine(console, threads, measure=tp is None and pp is None)

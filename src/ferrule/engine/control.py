@@ -1,7 +1,8 @@
 """The rank's end of the socket to the process that started it: JSON, one message a line.
 
-Down, to the driver only: ``{"op": "add", "id", "prompt", "made", "params"}``, where ``made`` are the tokens of its
-answer that were made before a crash; ``{"op": "cancel", "id"}``.
+Down, first, to a rank that was started without: ``{"op": "start", "options"}``, `RankOptions` as JSON. To the driver:
+``{"op": "add", "id", "prompt", "made", "params"}``, where ``made`` are the tokens of its answer that were made before a
+crash; ``{"op": "cancel", "id"}``.
 Up: ``{"event": "progress" | "ready" | "tokens" | "load" | "error", ...}``. `ferrule.engine.ranks` is the other end.
 """
 
@@ -13,10 +14,13 @@ import socket
 from dataclasses import asdict
 from typing import Any
 
+from ferrule.engine.options import RankOptions
 from ferrule.engine.types import Progress, RankInfo, SamplingParams
 from ferrule.errors import EngineError
 
 CHUNK = 1 << 16
+SPARE_PERIOD = 60.0
+"""Seconds between the looks of a spare rank at whether it is wanted; both the start and the end wake it at once."""
 
 
 class Control:
@@ -42,6 +46,12 @@ class Control:
     def ready(self, info: RankInfo, cache_tokens: int) -> None:
         self.send("ready", info=asdict(info), cache_tokens=cache_tokens)
 
+    def options(self) -> RankOptions:
+        """Wait for what this rank is to do: as long as the process that started it lives, since it may be a spare."""
+        while not (messages := self.messages(SPARE_PERIOD)):
+            continue
+        return RankOptions.from_json(messages[0]["options"])  # all others come only when this rank is ready
+
     def messages(self, wait: float) -> list[dict[str, Any]]:
         """What has come down, after at most ``wait`` seconds. Raises `EngineError` when the other end is gone."""
         if not self._poll.poll(wait * 1000):
@@ -51,6 +61,12 @@ class Control:
             raise EngineError("the process that started this rank is gone")
         *lines, self._received = (self._received + chunk).split(b"\n")
         return [json.loads(line) for line in lines]
+
+
+def send_options(connection: socket.socket, options: RankOptions) -> None:
+    """Tell a rank that waits what it is to do: the other end of `Control.options`."""
+    message = {"op": "start", "options": options.to_json()}
+    connection.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
 
 def params_to_json(params: SamplingParams) -> dict[str, Any]:

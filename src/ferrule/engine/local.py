@@ -235,7 +235,8 @@ async def start(
     or the split are at fault, `EngineError` where a rank fails.
     """
     model = await in_background(lambda: prepare(options))
-    place = planner or (lambda _: LocalPlanner() if lab is None else LabPlanner(lab))
+    spares = options.spares
+    place = planner or (lambda _: LocalPlanner(spares=spares) if lab is None else LabPlanner(lab, spares=spares))
     engine = LocalEngine(options, model, place(model))
     try:
         await engine.load(on_progress)

@@ -26,7 +26,8 @@ class EngineOptions:
     how many parts each layer and the stack of layers is cut. ``max_context``: tokens of prompt and answer together;
     None means what the model was made for. ``name``: what the API calls the model. ``threads``: CPU threads per rank;
     None shares the machine's cores out. ``max_sequences``: how many sequences run at once. ``batch_tokens``: the most
-    tokens computed in one step. ``self_test``: compare a split model with its reference before it is ready."""
+    tokens computed in one step. ``self_test``: compare a split model with its reference before it is ready.
+    ``spares``: keep processes ready that take over when ranks die."""
 
     model: str
     tensor: int = 1
@@ -38,6 +39,7 @@ class EngineOptions:
     max_sequences: int = 64
     batch_tokens: int = 512
     self_test: bool = True
+    spares: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:

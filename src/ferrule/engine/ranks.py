@@ -136,6 +136,7 @@ class Ranks:
         finally:  # also where this is cancelled meanwhile
             for writer in self._writers:
                 writer.transport.abort()  # nobody is left to read what was not sent
+            await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
             for ours in self._started.sockets[len(self._writers) :]:
                 ours.close()
             await self._started.stop(grace)

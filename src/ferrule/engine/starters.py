@@ -9,10 +9,12 @@ import socket
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ferrule.cluster import LocalLauncher
+from ferrule.engine.control import send_options
 from ferrule.engine.options import RankOptions
 from ferrule.engine.starting import Formation, Loss
 from ferrule.errors import ModelUnavailable
@@ -54,27 +56,61 @@ class LocalRanks:
         log = self._logs / f"rank-{rank}.log"
         return " | ".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:]) if log.exists() else ""
 
+    async def discard(self) -> None:
+        """End ranks that were never used."""
+        for ours in self.sockets:
+            ours.close()
+        await self.stop(0)
+
     async def stop(self, grace: float) -> None:
         self._launcher.stop(grace)
         shutil.rmtree(self._logs, ignore_errors=True)
 
 
 class LocalStarter:
-    """`RankStarter` of this machine. ``lab``: rank r runs on its host r modulo hosts."""
+    """`RankStarter` of this machine. ``lab``: rank r runs on its host r modulo hosts.
 
-    def __init__(self, lab: Lab | None = None) -> None:
-        self._lab = lab
+    Most of a start is a rank's imports. With ``spares``, a process for each rank has them done ahead of the next start.
+    """
+
+    def __init__(self, lab: Lab | None = None, *, spares: bool = False) -> None:
+        self._lab, self._with_spares = lab, spares
+        self._spares: tuple[tuple[int, int], LocalRanks] | None = None
 
     async def start(self, options: RankOptions) -> LocalRanks:
         """Start it from the thread of the event loop, which lives as long as the ranks may."""
+        ready, self._spares = self._spares, None
+        if ready is not None:
+            kind, ranks = ready
+            if kind == _kind(options) and all(code is None for code in ranks.poll()):
+                return self._told(ranks, options)
+            await ranks.discard()
+        return self._told(self._start(options), options)
+
+    @staticmethod
+    def _told(ranks: LocalRanks, options: RankOptions) -> LocalRanks:
+        for ours in ranks.sockets:
+            with suppress(ConnectionError):  # it has died meanwhile, which is noticed by whoever reads
+                send_options(ours, options)
+        return ranks
+
+    async def prepare(self, options: RankOptions) -> None:
+        if self._with_spares and self._spares is None:
+            self._spares = _kind(options), self._start(options)
+
+    async def close(self) -> None:
+        ready, self._spares = self._spares, None
+        if ready is not None:
+            await ready[1].discard()
+
+    def _start(self, options: RankOptions) -> LocalRanks:
         lab, size = self._lab, options.plan.world_size
         logs = Path(tempfile.mkdtemp(prefix="ferrule-"))
         pairs = [socket.socketpair() for _ in range(size)]
         theirs = [their for _, their in pairs]
-        module = [sys.executable, "-m", "ferrule.engine.worker", options.to_json()]
 
         def command(rank: int) -> list[str]:
-            argv = [*module, str(theirs[rank].fileno())]
+            argv = [sys.executable, "-m", "ferrule.engine.worker", str(theirs[rank].fileno())]
             return argv if lab is None else lab.command(rank % lab.size, argv)
 
         launcher = LocalLauncher(
@@ -101,18 +137,27 @@ class LocalStarter:
         return LocalRanks(launcher, [ours for ours, _ in pairs], hosts, logs)
 
 
+def _kind(options: RankOptions) -> tuple[int, int]:
+    """What ranks are told at their start; the rest comes over their control connection."""
+    return options.plan.world_size, options.threads
+
+
 class LocalPlanner:
     """Always the same plan, on this machine: a process that died can be started again."""
 
+    def __init__(self, *, spares: bool = False) -> None:
+        self._starter = LocalStarter(spares=spares)
+
     async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
-        return Formation(options, LocalStarter())
+        return Formation(options, self._starter, self._starter)
 
 
 class LabPlanner:
     """Always the same plan, on the hosts of a lab, as soon as cables lead to all of them."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, *, spares: bool = False) -> None:
         self._lab = lab
+        self._starter = LocalStarter(lab, spares=spares)
 
     async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
         if loss is not None:
@@ -124,7 +169,7 @@ class LabPlanner:
                     f"{' and '.join(missing)} cannot be reached from {self._lab.name(0)}, and the model needs "
                     f"{len(needed)} hosts; it returns by itself when the cables are back"
                 )
-        return Formation(options, LocalStarter(self._lab))
+        return Formation(options, self._starter, self._starter)
 
     async def _reached(self) -> set[int]:
         """The hosts to which cables lead that carry something now, from the first one on."""

@@ -48,12 +48,27 @@ class StartedRanks(Protocol):
 
 
 class RankStarter(Protocol):
+    """Starts ``python -m ferrule.engine.worker`` for each rank, with the environment by which ranks meet
+    (docs/fabric.md), and gives it its options as an argument or as the first message of its control connection."""
+
     async def start(self, options: RankOptions) -> StartedRanks:
-        """Start one process for each rank of ``options.plan``, and return without waiting for them to load.
+        """Start one process for each rank of ``options.plan``, and return without waiting for anything of it.
 
         Where they cannot be started nothing is left running, and it raises `ModelUnavailable` if that may change by
         itself, else another `FerruleError`, which is final.
         """
+        ...
+
+
+class SpareKeeper(Protocol):
+    """Makes the next start quick by processes that are started ahead of it."""
+
+    async def prepare(self, options: RankOptions) -> None:
+        """A model with these options runs."""
+        ...
+
+    async def close(self) -> None:
+        """End what `prepare` started. Safe to call twice."""
         ...
 
 
@@ -77,6 +92,7 @@ class Formation:
 
     options: RankOptions
     starter: RankStarter
+    spares: SpareKeeper | None = None
 
 
 class Planner(Protocol):

@@ -6,17 +6,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ferrule.engine.crashes import Crashes, pause
 from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
 from ferrule.engine.ranks import Event, Ranks
-from ferrule.engine.starting import Loss, Planner
+from ferrule.engine.starting import Formation, Loss, Planner, RankStarter
 from ferrule.engine.types import RankInfo, Recovery, State
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable
 from ferrule.plan import Plan
 
+PREPARE_SECONDS = 5.0
+"""After the model is ready, so that the next start's preparations do not take processors from its first answers."""
 END_SECONDS = 0.1
 """Grace for the ranks that are left when one is lost: what they had to say has been heard."""
 
@@ -79,6 +81,8 @@ class Supervisor:
         self._crashes = Crashes()
         self._ranks: Ranks | None = None
         self._task: asyncio.Task[None] | None = None
+        self._formation: Formation | None = None
+        self._proven: tuple[RankStarter, Plan] | None = None
 
     async def start(self) -> None:
         """Wait until every rank is ready. Raises the first cause where one fails; no process is left then."""
@@ -101,6 +105,8 @@ class Supervisor:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._formation is not None and self._formation.spares is not None:
+            await self._formation.spares.close()
         if self._ranks is not None:
             ranks, self._ranks = self._ranks, None
             await ranks.stop(0.3)
@@ -109,7 +115,14 @@ class Supervisor:
         formation = await self._planner.form(self._options, loss)
         if self.state == "waiting":
             self._enter("recovering", self.error)
-        running = Running(formation.options.plan)
+        old = None if self._formation is None else self._formation.spares
+        if old is not None and old is not formation.spares:
+            await old.close()
+        self._formation = formation
+        options = formation.options
+        if self._proven == (formation.starter, options.plan):  # on the same hosts, so that it has nothing new to find
+            options = replace(options, self_test=False)
+        running = Running(options.plan)
         size = running.plan.world_size
         ready = asyncio.get_running_loop().create_future()
 
@@ -127,7 +140,7 @@ class Supervisor:
             if len(running.infos) == size and not ready.done():
                 ready.set_result(None)
 
-        ranks = await Ranks.start(formation.starter, formation.options, heard)
+        ranks = await Ranks.start(formation.starter, options, heard)
         lost = asyncio.create_task(ranks.lost())
         try:
             done, _ = await asyncio.wait([ready, lost], timeout=LOAD_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +154,7 @@ class Supervisor:
             raise
         finally:
             lost.cancel()
-        self._ranks = ranks
+        self._ranks, self._proven = ranks, (formation.starter, options.plan)
         self._enter("ready", None)
         going_on = self._served.went_up(running)
         if self.last is not None and self.last.requests is None:
@@ -151,7 +164,7 @@ class Supervisor:
     async def _keep(self, ranks: Ranks) -> None:
         try:
             while True:
-                loss = await ranks.lost()
+                loss = await self._run(ranks)
                 self._ranks = None
                 self.last = Recovery(str(loss.error), time.time())
                 self._enter("recovering", loss.error)
@@ -164,6 +177,17 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 - requests must not wait for a supervisor that is gone
             _log.exception("the supervisor of the model's ranks failed")
             self._fail(EngineError(f"{type(error).__name__}: {error}; please report this with the server's log"))
+
+    async def _run(self, ranks: Ranks) -> Loss:
+        """Until a rank is lost. Prepares for that meanwhile."""
+        lost = asyncio.create_task(ranks.lost())
+        try:
+            await asyncio.wait([lost], timeout=PREPARE_SECONDS)
+            if not lost.done() and self._formation is not None and self._formation.spares is not None:
+                await self._formation.spares.prepare(self._formation.options)
+            return await lost
+        finally:
+            lost.cancel()
 
     async def _bring_back(self, loss: Loss) -> Ranks:
         """Raises the error for which the model fails."""

@@ -1,4 +1,4 @@
-"""A rank's process: ``python -m ferrule.engine.worker OPTIONS_JSON CONTROL_FD``.
+"""A rank's process: ``python -m ferrule.engine.worker [OPTIONS_JSON] CONTROL_FD``. Without options it waits for them.
 
 Every rank loads its part and then runs the batches that one of them, the driver, announces. The driver also talks to
 the process that started the ranks: it takes requests, schedules, samples and sends tokens back.
@@ -11,6 +11,7 @@ import socket
 import sys
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import transformers
@@ -32,14 +33,18 @@ from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
 EXACT_SECONDS = 5.0
 """What may be spent on computing an interrupted answer's tokens one at a time, as they were made: then its cache is
 equal to the last bit. Longer ones are computed in pieces, as prompts are, which rounds in another order."""
+RANK, SPARE = "ferrule rank", "ferrule spare"
+"""Names of processes."""
 IDLE_PERIOD = 1.0
 """Seconds after which an idle driver tells the others that it is alive."""
 
 
 def main(arguments: list[str]) -> int:
-    options = RankOptions.from_json(arguments[0])
-    control = Control(int(arguments[1]))
+    control = Control(int(arguments[-1]))
     try:
+        name_process(SPARE)
+        options = RankOptions.from_json(arguments[0]) if len(arguments) > 1 else control.options()
+        name_process(RANK)
         serve(options, control)
     except FerruleError as error:  # of the fabric's, `serve` may have said more before; the first report counts
         control.send("error", type=type(error).__name__, message=str(error))
@@ -48,6 +53,12 @@ def main(arguments: list[str]) -> int:
         control.send("error", type="EngineError", message=f"{type(error).__name__}: {error}")
         raise
     return 0
+
+
+def name_process(name: str) -> None:
+    """As ``top`` and ``ps`` show it, where the system lets a process name itself."""
+    if sys.platform == "linux":
+        Path("/proc/self/comm").write_text(name)
 
 
 def serve(options: RankOptions, control: Control) -> None:
