@@ -41,8 +41,12 @@ class Hosts(Lab):
         return super().env(host) | {"FERRULE_MODEL_CACHE": str(home / "shards"), "XDG_CACHE_HOME": str(home)} | own
 
 
+def options(model: Path) -> EngineOptions:
+    return EngineOptions(str(model), tensor=2, dtype="float32", threads=1, max_context=512)
+
+
 async def served(model: Path, lab: Lab) -> tuple[list[int], tuple[RankInfo, ...]]:
-    engine = await start(EngineOptions(str(model), tensor=2, dtype="float32", threads=1), lab=lab)
+    engine = await start(options(model), lab=lab)
     try:
         params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
         return [token.id async for token in engine.generate(PROMPT, params)], engine.ranks
@@ -59,7 +63,7 @@ async def killed(model: Path, lab: Lab) -> None:
                 os.kill(process, signal.SIGKILL)
 
     with pytest.raises(FerruleError):
-        await start(EngineOptions(str(model), tensor=2, dtype="float32", threads=1), on_progress, lab=lab)
+        await start(options(model), on_progress, lab=lab)
 
 
 def expected(model: Path) -> list[int]:

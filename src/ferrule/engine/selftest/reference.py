@@ -72,7 +72,8 @@ class _Stop(Exception):
 
 
 class Reference:
-    """The model of ``directory``, computed in one piece. ``on_progress``: layers run, and layers in all."""
+    """The model of ``directory``, computed in one piece. ``on_progress``: bytes of the layers that
+    have run, and of those to be run."""
 
     def __init__(self, directory: Path, checkpoint: Checkpoint, on_progress: OnProgress) -> None:
         self.config = read_config(directory)
@@ -93,21 +94,21 @@ class Reference:
             if name not in parameters or not name.startswith(streamed):
                 self._load(name, tensor)  # small: buffers, and what belongs to no layer
         restore_buffers(self.model)
-        self.ran, self.total = 0, len(self.layers)
+        self.ran, self.total = 0, 0
         for name, unit in units.items():
             unit.register_forward_pre_hook(lambda module, _, name=name: self._enter(name, module))
             unit.register_forward_hook(lambda module, _, out, name=name: self._leave(name, module))
 
     def logits(self, ids: list[int], rows: list[int]) -> Rows:
         """Of the tokens ``rows``: (rows, sampled columns)."""
-        self.ran, self.total = 0, len(self.layers)
+        self.ran, self.total = 0, sum(map(_bytes, self.layers))
         with torch.inference_mode():
             out = self.model(**_inputs(ids), use_cache=False, logits_to_keep=torch.tensor(rows))
             return sampled(out.logits[0])
 
     def hidden(self, ids: list[int], rows: list[int], depth: int) -> Rows:
         """What the first ``depth`` layers make of the tokens ``rows``: (rows, sampled columns)."""
-        self.ran, self.total = 0, depth
+        self.ran, self.total = 0, sum(map(_bytes, self.layers[:depth]))
         with torch.inference_mode():
             return run_to(self.layers[depth - 1], lambda: self.base(**_inputs(ids), use_cache=False), rows)
 
@@ -139,7 +140,7 @@ class Reference:
         for inner, parameter in list(module.named_parameters()):
             assign(self.model, f"{name}.{inner}", torch.empty_like(parameter, device="meta"))
         if module in self.layers:
-            self.ran += 1
+            self.ran += _bytes(module)
             self.on_progress(self.ran, self.total)
 
 
@@ -150,6 +151,11 @@ def _units(module: nn.Module, base: nn.Module) -> Iterator[nn.Module]:
             yield from _units(child, base)
         else:
             yield child
+
+
+def _bytes(layer: nn.Module) -> int:
+    """Of its parameters, as they are held here."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in layer.parameters())
 
 
 def _active(layer: nn.Module, chosen: int | None) -> int:
