@@ -1,9 +1,11 @@
 import itertools
 
 import pytest
+from agents import make_home
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ferrule.cluster.circle import Circle
 from ferrule.cluster.records import HOST, MODEL, Knowledge, Member, Record
 from ferrule.cluster.store import Store
 from ferrule.errors import ClusterError
@@ -77,12 +79,51 @@ def test_two_hosts_cannot_have_one_name():
     "fields",
     [
         None, [], ["host"], ["king", A, 1, A, {}], [HOST, "", 1, A, {}], [HOST, A, "1", A, {}], [HOST, A, -1, A, {}],
-        [HOST, A, 1, "me", {}], [HOST, A, 1, A, "text"], [HOST, "x" * 999, 1, A, {}],
+        [HOST, A, 1, "me", {}], [HOST, A, 1, A, "text"], [MODEL, "x" * 999, 1, A, {}], [MODEL, "demo", 1 << 70, A, {}],
+        [HOST, A, 1, A, {"name": "no host"}], [HOST, B, 1, A, MEMBER.to_json()],
+        [HOST, A, 1, A, MEMBER.to_json() | {"addresses": ["localhost"]}],
     ],
 )  # fmt: skip
 def test_nonsense_is_no_record(fields):
     with pytest.raises(ClusterError):
         Record.from_json(fields)
+
+
+def test_what_no_other_host_would_take_is_not_written():
+    """It would keep this host away from the others, and its agent from ever starting again."""
+    for name, value in (("x" * 201, {}), ("", {}), ("demo", "text")):
+        with pytest.raises(ClusterError, match="cannot be used"):
+            Knowledge().written(MODEL, name, value, A)
+
+
+def test_a_full_disk_stops_one_write_and_not_the_next(tmp_path):
+    store = Store(tmp_path / "state.db")
+    (pages,) = store._database.execute("pragma page_count").fetchone()
+    store._database.execute(f"pragma max_page_count = {pages}")
+    with pytest.raises(ClusterError, match="room on the disk"):
+        store.keep([Record(MODEL, "large", 1, A, {"x": "x" * 100_000})])
+    assert not store._database.in_transaction
+    store._database.execute(f"pragma max_page_count = {1 << 20}")
+    small = Record(MODEL, "small", 1, A, {})
+    store.keep([small])
+    assert list(store.load().records.values()) == [small]
+    store.close()
+
+
+class FullStore:
+    def keep(self, records):
+        raise ClusterError("the disk is full")
+
+
+def test_on_a_full_disk_nothing_is_decided_and_others_are_still_heard(tmp_path):
+    circle = Circle(make_home(tmp_path, "first"), lambda: None)
+    circle._store.close()
+    circle._store = FullStore()
+    with pytest.raises(ClusterError, match="full"):
+        circle.write(MODEL, "demo", {})
+    assert circle.all_records() == []
+    circle.learn([Record(MODEL, "other", 1, B, {})])
+    assert circle.knowledge.present(MODEL) == {"other": {}}
 
 
 def test_what_is_kept_survives(tmp_path):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from ipaddress import ip_address
 from typing import Annotated, Any
 
 import typer
@@ -77,6 +78,8 @@ def up(
     """
     console = Console()
     seeds = [_place(text) for text in address or ()]
+    if listen:
+        _check_listen(listen)
     token = JoinToken.decode(join) if join is not None else None
     home = _home(token, cluster)
     if home.exists and not home.is_running() and client.was_taken_out(home):
@@ -167,6 +170,16 @@ def _adapt(
     home.write_settings(new)
 
 
+def _check_listen(text: str) -> None:
+    """Others are told to come there, so neither a name nor "every address" will do. Raises `ConfigError`."""
+    try:
+        fits = not ip_address(text).is_unspecified
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ConfigError(f"--listen {text!r} is no address of an interface, such as 192.168.1.5: see ferrule links")
+
+
 def _place(text: str) -> tuple[str, int]:
     """``host``, ``host:port``, an IPv6 address, or one in brackets with a port."""
     if text.count(":") == 1 or (text.startswith("[") and "]:" in text):
@@ -220,11 +233,24 @@ def leave(
     if home.is_running():
         client.ask(home, "leave")
         client.stop_agent(home)
-    elif not client.say_goodbye(home):
-        name = home.settings.name
-        typer.echo(f"no other host could be told; if there are any, say there: ferrule leave --host {name}", err=True)
+    else:
+        _say_goodbye(home)
     home.remove()
     typer.echo(f"this host has left the cluster {home.name!r}")
+
+
+def _say_goodbye(home: ClusterHome) -> None:
+    """A host whose files are damaged can leave, too: its errors say that it should."""
+    try:
+        told, why = client.say_goodbye(home), ""
+    except ClusterError as error:
+        told, why = [], f" ({error})"
+    if not told:
+        typer.echo(
+            f"no other host could be told{why}; if there are any, say there: ferrule leave --host NAME, with this "
+            "host's name",
+            err=True,
+        )
 
 
 def token(cluster: InCluster = None) -> None:

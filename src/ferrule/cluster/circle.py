@@ -83,25 +83,35 @@ class Circle:
 
     def learn(self, records: Sequence[Record]) -> None:
         """Take in what another host knows; what is new is kept, and told to the others."""
-        self.knowledge, news = self.knowledge.merged(records)
-        if news:
-            self._keep(news)
+        known, news = self.knowledge.merged(records)
+        if not news:
+            return
+        try:
+            self._store.keep(news)
+        except ClusterError as error:  # the others have it; this host must not be lost because its disk is full
+            log.error("what other hosts told is not kept: %s", error)
+        self.knowledge = known
+        self._spread(news)
 
     def write(self, kind: str, name: str, value: dict[str, Any] | None) -> None:
-        """Decide something for all."""
-        self.knowledge, record = self.knowledge.written(kind, name, value, self.host)
-        self._keep([record])
+        """Decide something for all. Raises `ClusterError`, and nothing is decided, where it cannot be kept."""
+        self._decide(*self.knowledge.written(kind, name, value, self.host))
 
     def all_records(self) -> list[list[Any]]:
         return [record.to_json() for record in self.knowledge.records.values()]
 
     def _introduce_own(self) -> None:
-        self.knowledge, record = self.knowledge.introduced(self.member)
+        known, record = self.knowledge.introduced(self.member)
         if record is not None:
-            self._keep([record])
+            self._decide(known, record)
 
-    def _keep(self, news: Sequence[Record]) -> None:
-        self._store.keep(news)
+    def _decide(self, known: Knowledge, record: Record) -> None:
+        # On disk first: a version that others hear of and that is then forgotten would be given twice.
+        self._store.keep([record])
+        self.knowledge = known
+        self._spread([record])
+
+    def _spread(self, news: Sequence[Record]) -> None:
         if any(record.kind == HOST for record in news):
             self._meet()
         for peer in (*self.peers.values(), *self._seeds.values()):

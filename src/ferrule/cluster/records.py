@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any, Self
 
 from ferrule.errors import ClusterError
@@ -18,6 +19,8 @@ from ferrule.errors import ClusterError
 HOST, MODEL = "host", "model"
 KINDS = (HOST, MODEL)
 _MAX_NAME = 200
+_MAX_VERSION = 1 << 62
+"""What a database and every JSON reader can hold."""
 _HOST_ID = re.compile("[0-9a-f]{32}")
 
 
@@ -52,8 +55,10 @@ class Record:
             or not isinstance(writer, str)
             or not _HOST_ID.fullmatch(writer)
             or not isinstance(value, dict | None)
-            or version < 0
+            or not 0 <= version < _MAX_VERSION
         ):
+            raise ClusterError(f"a record cannot be used: {str(fields)[:120]}")
+        if kind == HOST and value is not None and Member.from_json(value).host != name:
             raise ClusterError(f"a record cannot be used: {str(fields)[:120]}")
         return cls(kind, name, version, writer, value)
 
@@ -79,7 +84,13 @@ class Member:
             made = cls(**{**fields, "addresses": tuple(map(str, fields["addresses"]))})
         except (TypeError, KeyError) as error:
             raise ClusterError(f"a host describes itself in a way that cannot be read: {error}") from None
-        if not isinstance(made.port, int) or not 0 < made.port < 65536 or not _HOST_ID.fullmatch(str(made.host)):
+        if (
+            not isinstance(made.port, int)
+            or not 0 < made.port < 65536
+            or not _HOST_ID.fullmatch(str(made.host))
+            or not isinstance(made.name, str)
+            or not all(map(_is_address, made.addresses))
+        ):
             raise ClusterError(f"a host describes itself in a way that cannot be read: {str(fields)[:120]}")
         return made
 
@@ -114,9 +125,9 @@ class Knowledge:
         return (Knowledge(found), tuple(news)) if news else (self, ())
 
     def written(self, kind: str, name: str, value: Mapping[str, Any] | None, writer: str) -> tuple[Knowledge, Record]:
-        """With a new version of one record."""
+        """With a new version of one record. Raises `ClusterError` for one that no other host would take."""
         old = self.records.get((kind, name))
-        record = Record(kind, name, 1 if old is None else old.version + 1, writer, value)
+        record = Record.from_json([kind, name, 1 if old is None else old.version + 1, writer, value])
         return Knowledge({**self.records, (kind, name): record}), record
 
     def present(self, kind: str) -> dict[str, Mapping[str, Any]]:
@@ -144,6 +155,14 @@ class Knowledge:
     def name_taken(self, member: Member) -> bool:
         """Whether another host has this one's name already."""
         return any(other.name == member.name and other.host != member.host for other in self.members.values())
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def hash_of(record: Record) -> int:

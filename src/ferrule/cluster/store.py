@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from ferrule.cluster.records import Knowledge, Record
@@ -54,10 +55,16 @@ class Store:
             self._database.executemany("insert or replace into record values (?, ?, ?, ?, ?)", rows)
             self._database.execute("commit")
         except sqlite3.Error as error:
+            with suppress(sqlite3.Error):  # so that the next attempt can begin
+                self._database.execute("rollback")
             raise self._broken(error) from error
 
     def close(self) -> None:
         self._database.close()
 
     def _broken(self, error: sqlite3.Error) -> ClusterError:
-        return ClusterError(f"{self._file} cannot be used: {error}; leave the cluster and join it again")
+        if isinstance(error, sqlite3.OperationalError):  # of the system: a full disk, rights, a lock
+            cure = "make room on the disk and see that the file is this user's"
+        else:
+            cure = "leave the cluster and join it again"
+        return ClusterError(f"{self._file} cannot be used: {error}; {cure}")

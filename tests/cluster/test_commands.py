@@ -1,0 +1,25 @@
+"""What `ferrule up` and `ferrule leave` do where no agent runs."""
+
+import pytest
+from agents import make_home
+
+from ferrule.cli import cluster as commands
+from ferrule.errors import ConfigError
+
+
+@pytest.mark.parametrize("file", ["state.db", "host.json", "key"])
+def test_a_host_with_a_damaged_file_can_leave_as_its_error_says(tmp_path, monkeypatch, capsys, file):
+    monkeypatch.setenv("FERRULE_STATE", str(tmp_path))
+    home = make_home(tmp_path, "clusters")
+    (home.directory / file).write_text("not what it was, " * 100)
+    commands.leave(cluster=None, host=None)
+    assert not home.directory.exists()
+    assert "no other host could be told" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("listen", ["strix-1.local", "0.0.0.0", "::"])
+def test_an_agent_does_not_listen_where_others_cannot_be_sent(tmp_path, monkeypatch, listen):
+    monkeypatch.setenv("FERRULE_STATE", str(tmp_path))
+    with pytest.raises(ConfigError, match="ferrule links"):
+        commands.up(listen=listen)
+    assert not list(tmp_path.iterdir())
