@@ -2,15 +2,17 @@ import asyncio
 import json
 import os
 import secrets
+import socket
 from dataclasses import replace
 
 import pytest
 from agents import KEY, SECONDS, make_home, place, running, sees, until
 
 from ferrule.cluster import client
+from ferrule.cluster.agent import _MAX_STRANGERS, Agent
 from ferrule.cluster.connection import connect
 from ferrule.cluster.handshake import Caller, Purpose
-from ferrule.cluster.jobs import CONTROL
+from ferrule.cluster.jobs import CONTROL, Job, Order, tail
 from ferrule.cluster.records import HOST, MODEL
 from ferrule.cluster.token import derived_key
 from ferrule.errors import AuthError, ClusterError
@@ -36,6 +38,7 @@ def test_three_hosts_know_each_other_though_two_know_only_one(tmp_path):
             a.circle.write(MODEL, "demo", {"up": True})
             await until(lambda: c.circle.knowledge.present(MODEL) == {"demo": {"up": True}})
             found = await client.ask_here(third, "reachable", seconds=SECONDS)
+            await until(lambda: c.circle.host in b.circle.peers[a.circle.host].saw)
             assert set(found["hosts"]) == {a.circle.settings.host, b.circle.settings.host, c.circle.settings.host}
             status = await client.ask_here(second, "status")
             assert {each["name"]: each["state"] for each in status["hosts"]} == {
@@ -198,6 +201,57 @@ def test_a_process_talks_to_whoever_ordered_it_and_its_end_is_told(tmp_path):
             assert not list((home.directory / "jobs").iterdir())
 
     asyncio.run(scene())
+
+
+def test_strangers_who_stay_do_not_keep_anybody_out(tmp_path):
+    async def scene():
+        home = make_home(tmp_path, "first")
+        async with running(home):
+            port = home.settings.port
+            strangers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(_MAX_STRANGERS + 4)]
+            await client.ask_here(home, "status")
+            (await connect(("127.0.0.1", port), KEY, Caller(home.settings.host, Purpose.ASK))).close()
+            for stranger in strangers:
+                stranger.close()
+
+    asyncio.run(scene())
+
+
+def test_a_host_that_was_taken_out_does_not_bring_itself_back(tmp_path):
+    """Also where a service manager starts its agent."""
+
+    async def scene():
+        home = make_home(tmp_path, "first")
+        async with running(home) as agent:
+            agent.circle.write(HOST, home.settings.host, None)
+        again = Agent(home)
+        await asyncio.wait_for(again.run(lambda _: None), SECONDS)
+        assert again.circle.knowledge.gone(home.settings.host)
+
+    asyncio.run(scene())
+
+
+def test_nothing_is_started_for_a_job_that_has_ended(tmp_path):
+    async def scene():
+        job = Job("job-1", KEY, tmp_path / "jobs", lambda rank, code, tail: None)
+        await job.end()
+        order = Order("job-1", 0, 1, ("-c", "pass"), {})
+        ours, theirs = socket.socketpair()
+        with ours, theirs, pytest.raises(ClusterError, match="has ended"):
+            job.start(order, theirs)
+
+    asyncio.run(scene())
+
+
+def test_the_end_of_a_large_log_is_read_and_no_more(tmp_path):
+    log = tmp_path / "rank-0.log"
+    assert tail(log) == ""
+    with log.open("wb") as opened:
+        opened.truncate(1 << 26)  # a hole: it takes no room
+        opened.seek(0, os.SEEK_END)
+        opened.write(b"\nlast words\n")
+    assert tail(log).endswith("\nlast words")
+    assert len(tail(log)) < 1 << 15
 
 
 def test_processes_end_with_the_connection_of_their_job(tmp_path):

@@ -1,8 +1,11 @@
 import asyncio
+import math
 import sys
+import time
 
 from agents import make_home, until
 
+from ferrule.cluster.circle import Circle
 from ferrule.cluster.fronts import GIVE_BACK_SECONDS, TAKE_OVER_SECONDS, Fronts
 from ferrule.cluster.records import HOST, MODEL, Knowledge, Member
 
@@ -84,6 +87,71 @@ def test_who_took_over_and_cannot_serve_gives_back(tmp_path):
         fronts.decide()
         assert circle.serves == A
         await fronts.close()
+
+    asyncio.run(scene())
+
+
+def test_a_model_that_is_ordered_again_waits_for_its_old_process(tmp_path):
+    """Which has the port, and the memory."""
+
+    async def scene():
+        marks = tmp_path / "marks"
+        code = (
+            f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(marks)!r}, 'a').write('x')\n"
+            "while True: time.sleep(600)"
+        )
+        circle, fronts = fronts_of(tmp_path, A, {"host": A, "owner": A}, code)
+        fronts.start()
+        await until(lambda: marks.exists() and marks.read_text() == "x")
+        old = fronts._fronts["demo"].process
+        circle.write(MODEL, "demo", None)
+        fronts.look()
+        await until(lambda: [each["state"] for each in fronts.status()] == ["ending"])
+        circle.write(MODEL, "demo", {"host": A, "owner": A, "port": 1})
+        fronts.look()
+        await until(lambda: fronts.status()[0]["wanted"].get("port") == 1)
+        assert fronts.status()[0]["pid"] is None
+        old.kill()
+        await until(lambda: marks.read_text() == "xx")
+        fronts._fronts["demo"].process.kill()
+        await fronts.close()
+
+    asyncio.run(scene())
+
+
+def test_what_cannot_be_started_is_told_and_tried_again(tmp_path):
+    async def scene():
+        _, fronts = fronts_of(tmp_path, A, {"host": A, "owner": A})
+        models = tmp_path / "here" / "testing" / "models"
+        models.touch()  # no directory
+        fronts.start()
+        await until(lambda: fronts.status() and fronts.status()[0]["state"] == "failed")
+        assert "cannot be started" in fronts.status()[0]["detail"]
+        models.unlink()
+        fronts._fronts["demo"].again = 0.0
+        fronts.look()
+        await until(lambda: fronts.status()[0]["pid"] is not None)
+        await fronts.close()
+
+    asyncio.run(scene())
+
+
+def test_a_host_that_others_see_is_not_silent_and_one_that_left_is_for_ever(tmp_path):
+    """Hosts in a chain have no cable to all others: they would take models from each other for ever."""
+
+    async def scene():
+        circle = Circle(make_home(tmp_path, "here"), lambda: None)
+        known = Knowledge()
+        for host in (A, B):
+            known, _ = known.written(HOST, host, Member(host, host[:1], 8421, (), "0.1.0", "3.11").to_json(), host)
+        circle.learn(list(known.records.values()))
+        circle.peers[A].since -= 60.0
+        assert circle.silent_seconds(A) >= 60.0
+        circle.peers[B].saw[A] = time.monotonic()
+        assert circle.silent_seconds(A) < TAKE_OVER_SECONDS
+        circle.write(HOST, A, None)
+        assert circle.silent_seconds(A) == math.inf
+        await circle.close()
 
     asyncio.run(scene())
 

@@ -37,7 +37,7 @@ DEVICE_SECONDS = 150.0
 DESCRIBED_SECONDS = 20.0
 """After which a host is asked again what it is like: its free memory changes."""
 _MAX_STRANGERS = 64
-"""Connections that have not proved themselves yet; more are hung up on."""
+"""Connections that have not proved themselves yet; of more the oldest is hung up on."""
 _REPORT_SECONDS = 10.0
 _PEER_SILENCE_SECONDS = 4 * LOST_SECONDS
 
@@ -51,7 +51,7 @@ class Agent:
         self.fronts = Fronts(home, self.circle)
         self.jobs: dict[str, Job] = {}
         self.started = time.time()
-        self._strangers = 0
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._visits: set[asyncio.Task[Any]] = set()
         self._stop = asyncio.Event()
         self._reporter = Reporter()
@@ -81,6 +81,8 @@ class Agent:
             ready({"port": self.circle.settings.port, "addresses": list(self.circle.member.addresses)})
             waits = [asyncio.create_task(event.wait()) for event in (self._stop, self.circle.dismissed)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if self.circle.broken is not None:  # a service manager starts it again
+                raise ClusterError(f"the agent failed: {self.circle.broken!r}; please report this with its log")
         finally:
             for wait in waits:
                 wait.cancel()
@@ -119,14 +121,16 @@ class Agent:
     # Who calls
 
     async def _arrived(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._strangers >= _MAX_STRANGERS:
-            writer.transport.abort()
-            return
-        self._strangers += 1
+        if len(self._strangers) >= _MAX_STRANGERS:
+            # Who belongs here needs milliseconds: so many who do not cannot keep it out.
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+        self._strangers[writer] = None
         try:
             accepted = await accept(reader, writer, self.circle.key)
         finally:
-            self._strangers -= 1
+            self._strangers.pop(writer, None)
         if accepted is None:
             return
         connection, caller = accepted
@@ -172,7 +176,7 @@ class Agent:
                 circle.learn([Record.from_json(each) for each in message["records"]])
                 await connection.send({"records": circle.all_records()})
             else:
-                await connection.send({"digest": circle.knowledge.digest})
+                await connection.send({"digest": circle.knowledge.digest, "sees": circle.sees()})
 
     # Questions and orders
 
@@ -280,7 +284,7 @@ class Agent:
         connection.pause()
         with await connection.detach() as control:
             try:
-                job.start(order, control)
+                job.start(order, control)  # raises, too, where the job has ended meanwhile
             except OSError as error:
                 raise ClusterError(f"rank {order.rank} of {order.job} cannot be started: {error}") from error
 

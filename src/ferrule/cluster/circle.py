@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import platform
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 INTERFACES_SECONDS = 5.0
 """How often it is looked whether a cable came or went."""
 _MAX_HEARD = 64
+_MAX_SEEDS = 256
+"""Anybody on the network may claim by multicast DNS to be somewhere."""
 _LAST_WORD_SECONDS = 1.0
 
 
@@ -38,7 +41,8 @@ class Circle:
         self.settings: HostSettings = home.settings
         self.key = home.key
         self.dismissed = asyncio.Event()
-        """Set when another host has taken this one out."""
+        """Set when another host has taken this one out, or something here is broken."""
+        self.broken: BaseException | None = None
         self.peers: dict[str, Peer] = {}
         self.knowledge: Knowledge
         self._store = Store(home.directory / "state.db")
@@ -65,6 +69,10 @@ class Circle:
         return Member(settings.host, settings.name, settings.port, addresses, __version__, platform.python_version())
 
     def start(self) -> None:
+        if self.knowledge.gone(self.host):
+            log.warning("this host was taken out of the cluster; join it again, or: ferrule leave")
+            self.dismissed.set()
+            return
         self._introduce_own()
         self._run("interfaces", self._watch_interfaces())
         for text in self.settings.seeds:
@@ -128,9 +136,19 @@ class Circle:
         return host == self.host or (host in self.peers and self.peers[host].up)
 
     def silent_seconds(self, host: str) -> float:
-        """How long nothing was heard of a host; since this agent began, if nothing ever was."""
+        """How long nothing was heard of a host, not by those that are up either; since this agent began, if nothing
+        ever was. For ever, where it is no host of the cluster any more."""
+        if self.is_up(host):
+            return 0.0
         peer = self.peers.get(host)
-        return 0.0 if self.is_up(host) or peer is None else time.monotonic() - (peer.heard or peer.since)
+        if peer is None:
+            return math.inf
+        by_others = [other.saw.get(host, 0.0) for other in self.peers.values()]
+        return time.monotonic() - max([peer.heard or peer.since, *by_others])
+
+    def sees(self) -> list[str]:
+        """The ids of the hosts to which this one has a connection."""
+        return [host for host, peer in self.peers.items() if peer.up]
 
     async def reachable(self, seconds: float) -> list[str]:
         """The ids of the hosts that answer right now, this one first."""
@@ -223,7 +241,7 @@ class Circle:
 
     def _try_seed(self, place: Address) -> None:
         """A place where a member may be, of which nothing else is known."""
-        if place in self._seeds or place in reachable_ways(self.member, ()):
+        if place in self._seeds or len(self._seeds) >= _MAX_SEEDS or place in reachable_ways(self.member, ()):
             return
         peer = Peer(self.key, lambda: self.member, self, lambda: [place], self._changed)
         self._seeds[place] = peer
@@ -275,6 +293,7 @@ class Circle:
         def ended(task: asyncio.Future[None]) -> None:
             if not task.cancelled() and task.exception() is not None:
                 log.error("%s ended: %r", name, task.exception(), exc_info=task.exception())
+                self.broken = task.exception()
                 self.dismissed.set()  # an agent that no longer knows what happens must not go on
 
         task.add_done_callback(ended)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.jobs import tail, when_ended
 from ferrule.cluster.process import signal_group
 from ferrule.cluster.records import MODEL
+from ferrule.errors import ClusterError
 from ferrule.tied import tied
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Fronts:
     ) -> None:
         self._home, self._circle, self._command = home, circle, command
         self._fronts: dict[str, _Front] = {}
-        self._ending: list[subprocess.Popen[bytes]] = []
+        self._ending: dict[subprocess.Popen[bytes], str] = {}
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
@@ -101,17 +101,24 @@ class Fronts:
                 front.failures = 0
 
     def status(self) -> list[Message]:
-        """Of the models that are served here."""
+        """Of the models that are served here, or still end."""
         return [
             {"name": name, "wanted": dict(front.wanted), "pid": front.process.pid if front.process else None}
             | {"failures": front.failures, **front.state}
             for name, front in self._fronts.items()
+        ] + [
+            {"name": name, "wanted": {}, "pid": process.pid, "state": "ending"}
+            for process, name in self._ending.items()
+            if name not in self._fronts
         ]
 
     async def _keep(self) -> None:
         while True:
-            self.decide()
-            self._apply()
+            try:
+                self.decide()
+                self._apply()
+            except ClusterError as error:
+                log.error("models stay where they are for now: %s", error)
             try:
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._news.wait()
@@ -140,7 +147,7 @@ class Fronts:
     def _is_first(self) -> bool:
         """Whether this host is the first, by id, of those that answer."""
         circle = self._circle
-        return circle.host == min(host for host in circle.knowledge.members if circle.is_up(host))
+        return circle.host == min((host for host in circle.knowledge.members if circle.is_up(host)), default=None)
 
     def _apply(self) -> None:
         wanted = {
@@ -153,8 +160,11 @@ class Fronts:
                 self._end(name)
         for name, value in wanted.items():
             front = self._fronts.setdefault(name, _Front(value))
-            if front.process is None and time.monotonic() >= front.again:
-                self._begin(name, front)
+            if front.process is None and time.monotonic() >= front.again and name not in self._ending.values():
+                try:  # not beside the old one, which has the port and the memory
+                    self._begin(name, front)
+                except OSError as error:
+                    self._failed(name, front, f"it cannot be started: {error}")
 
     def _begin(self, name: str, front: _Front) -> None:
         folder = self._home.directory / "models"
@@ -173,28 +183,31 @@ class Fronts:
         def ended() -> None:
             signal_group(process.pid, signal.SIGKILL)
             code = process.wait()
-            if process in self._ending:
-                self._ending.remove(process)
+            if self._ending.pop(process, None) is not None:
+                self.look()  # another may wait for its place
                 return
-            front.process = None
-            front.again = time.monotonic() + _PAUSES[min(front.failures, len(_PAUSES) - 1)]
-            front.failures += 1
-            front.since = time.monotonic()
             last = tail(log_file).strip().rpartition("\n")[2]
             how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-            front.state = {"state": "failed", "detail": last or f"the process that serves it {how}"}
-            log.warning("%s: the process that serves it %s: %s", name, how, last)
+            self._failed(name, front, last or f"the process that serves it {how}")
 
         when_ended(process, ended)
+
+    def _failed(self, name: str, front: _Front, detail: str) -> None:
+        front.process = None
+        front.again = time.monotonic() + _PAUSES[min(front.failures, len(_PAUSES) - 1)]
+        front.failures += 1
+        front.since = time.monotonic()
+        front.state = {"state": "failed", "detail": detail}
+        log.warning("%s is not served: %s", name, detail)
 
     def _end(self, name: str) -> None:
         front = self._fronts.pop(name)
         if front.process is not None:
             process = front.process
-            self._ending.append(process)
+            self._ending[process] = name
             signal_group(process.pid, signal.SIGTERM)
             asyncio.get_running_loop().call_later(_END_SECONDS, self._kill, process)
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         if process in self._ending:
-            os.killpg(process.pid, signal.SIGKILL)  # it is not reaped, so its number is still its own
+            signal_group(process.pid, signal.SIGKILL)  # it is not reaped, so its number is still its own

@@ -29,7 +29,10 @@ log = logging.getLogger(__name__)
 CONTROL = "{control}"
 """In a command: the number of the descriptor of the process's control socket."""
 GRACE_SECONDS = 0.5
+KILLED_SECONDS = 5.0
+"""How long the kernel may take to end what is killed."""
 TAIL_LINES = 12
+_TAIL_BYTES = 1 << 14
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _MAX_PROCESSES = 256
 _LOOK_SECONDS = 0.05
@@ -80,6 +83,7 @@ class Job:
         self._on_exit = on_exit
         self._listeners: dict[int, socket.socket] = {}
         self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._over = False
 
     @property
     def pids(self) -> list[int]:
@@ -94,6 +98,8 @@ class Job:
 
     def start(self, order: Order, control: socket.socket) -> int:
         """Start one rank, which inherits ``control``; that remains the caller's to close. Returns its process id."""
+        if self._over:
+            raise ClusterError(f"the job {order.job!r} has ended")
         if order.rank in self._running or len(self._running) >= _MAX_PROCESSES:
             raise ClusterError(f"rank {order.rank} of {order.job} runs already")
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -138,7 +144,11 @@ class Job:
         self._on_exit(rank, process.wait(), tail(self._logs / f"rank-{rank}.log"))
 
     async def end(self, grace: float = GRACE_SECONDS) -> None:
-        """End every rank: SIGTERM, and SIGKILL after ``grace`` seconds. Removes their logs. Safe to call twice."""
+        """End every rank: SIGTERM, and SIGKILL after ``grace`` seconds. Removes their logs. Safe to call twice.
+
+        None is started any more from then on: nobody would end it.
+        """
+        self._over = True
         for process in self._running.values():
             signal_group(process.pid, signal.SIGTERM)
         deadline = asyncio.get_running_loop().time() + grace
@@ -146,8 +156,11 @@ class Job:
             await asyncio.sleep(0.01)
         for process in self._running.values():
             signal_group(process.pid, signal.SIGKILL)
-        while self._running:
+        deadline = asyncio.get_running_loop().time() + KILLED_SECONDS
+        while self._running and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)  # the kernel ends what is killed, and its descriptor tells `_ended`
+        if self._running:
+            log.error("job %s: processes %s are killed and do not end; do they wait for a disk?", self.name, self.pids)
         for listener in self._listeners.values():
             listener.close()
         self._listeners.clear()
@@ -195,5 +208,11 @@ def listener_for_ranks() -> socket.socket:
 
 
 def tail(file: Path) -> str:
-    lines: Sequence[str] = file.read_text(errors="replace").splitlines() if file.exists() else ()
+    """The last lines of a log, which may be a large one; empty where it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(max(0, opened.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = opened.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
     return "\n".join(lines[-TAIL_LINES:])

@@ -56,6 +56,8 @@ class Peer:
         self._on_change = on_change
         self._news = asyncio.Event()
         self._answered = asyncio.Event()
+        self.saw: dict[str, float] = {}
+        """When it last said that it has a connection to a host, by `time.monotonic`."""
         self.up = False
         self.since = time.monotonic()
         self.heard = 0.0
@@ -72,12 +74,13 @@ class Peer:
 
     async def answers(self, seconds: float) -> bool:
         """Whether it answers now, within ``seconds``."""
+        asked = time.monotonic()
         self._answered.clear()
         self._news.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._answered.wait()
-        return self._answered.is_set()
+        return self.heard >= asked  # somebody else may have cleared the event again
 
     async def run(self) -> None:
         failures = 0
@@ -142,6 +145,7 @@ class Peer:
         if answer is None:
             raise ClusterError("it closed the connection")
         self.heard = time.monotonic()
+        self.saw.update((str(host), self.heard) for host in answer.get("sees", ()))
         self._answered.set()
         return answer
 

@@ -51,6 +51,7 @@ class Record:
             kind not in KINDS
             or not isinstance(name, str)
             or not 0 < len(name) <= _MAX_NAME
+            or not name.isprintable()
             or not isinstance(version, int)
             or not isinstance(writer, str)
             or not _HOST_ID.fullmatch(writer)
