@@ -75,6 +75,18 @@ def spec():
     return read_model("llama-3.1-8b")
 
 
+def test_an_agent_that_does_not_answer_is_waited_for(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch)
+
+    async def busy(home, what, **arguments):
+        raise ClusterError("this host's agent does not answer (in time)")
+
+    monkeypatch.setattr(cluster_planner, "ask_here", busy)
+    with pytest.raises(ModelUnavailable, match="does not answer"):
+        form(ClusterPlanner(None, EngineOptions("x"), split=False), spec)
+    assert cluster.described == []
+
+
 def test_ranks_are_spread_over_the_hosts_as_the_user_said(monkeypatch, spec):
     cluster = FakeCluster(monkeypatch)
     planner = ClusterPlanner(None, EngineOptions("x", tensor=2), split=True)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,7 +60,8 @@ def serve_on_cluster(
         console.print(f"{name} goes on loading; see ferrule models, or end it: ferrule stop {name}", highlight=False)
         raise
     except ClusterError:
-        asyncio.run(cluster_models.unwant(home, name))
+        with suppress(ClusterError):  # it may have been stopped meanwhile; why it was not served is told
+            asyncio.run(cluster_models.unwant(home, name))
         raise
     _show_ready(console, home, name, found)
 

@@ -58,7 +58,10 @@ class ClusterPlanner:
 
     async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
         assert self._spec is not None
-        members = await self._members()
+        try:
+            members = await self._members()
+        except ClusterError as error:  # an agent that is busy, or starts again, is no reason to give the model up
+            raise ModelUnavailable(str(error)) from error
         if self._split:
             placed, ranks = self._spread(self._spec, members)
             cores = await self._cores(ranks)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from ferrule.cluster.client import connect_member
 from ferrule.cluster.connection import Connection
@@ -19,6 +20,7 @@ from ferrule.engine.options import RankOptions
 from ferrule.engine.starters import LOG_TAIL, rank_environment
 from ferrule.errors import AuthError, ClusterError, ModelUnavailable
 
+_T = TypeVar("_T")
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 5.0
 """How long an agent may take to begin a job, or to start a process."""
@@ -63,7 +65,7 @@ class ClusterRanks:
         """`stop` has to be called also where this raises."""
         job = f"ranks-{secrets.token_hex(6)}"
         members = {member.host: member for member in self._members}
-        ports = await asyncio.gather(*(self._begin(member, job) for member in members.values()))
+        ports = await _all_or_none(self._begin(member, job) for member in members.values())
         places = dict(zip(members, ports, strict=True))
         # Rank 0's host first; the others know a way to it. On a host of its own no cable need be plugged in.
         meet = [(address, places[host]) for host, member in members.items() for address in member.addresses]
@@ -73,7 +75,7 @@ class ClusterRanks:
             self._start_rank(rank, job, replace(options, threads=threads[rank]), meet)
             for rank in range(len(self._members))
         ]
-        self.sockets = list(await asyncio.gather(*starting))
+        self.sockets = await _all_or_none(starting)
 
     def poll(self) -> Sequence[int | None]:
         return list(self._codes)
@@ -136,3 +138,17 @@ class ClusterRanks:
                 await life.send({"do": "end", "grace": grace})
                 await self._ended[host].wait()
         life.close()
+
+
+async def _all_or_none(works: Iterable[Awaitable[_T]]) -> list[_T]:
+    """What all of them return; where one fails none goes on, and sockets of the others are closed."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        for made in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(made, socket.socket):
+                made.close()
+        raise
