@@ -34,7 +34,8 @@ def test_the_service_is_written_enabled_and_taken_away(tmp_path, systemctl):
     assert not service.remove(home)
 
 
-def test_what_systemd_says_is_passed_on(tmp_path, systemctl):
+def test_what_systemd_says_is_passed_on_and_what_runs_goes_on(tmp_path, systemctl, monkeypatch):
+    monkeypatch.setattr(service, "stop_agent", lambda home: pytest.fail("an agent was stopped for nothing"))
     (tmp_path / "broken").touch()
     with pytest.raises(ClusterError, match=r"no bus.*login session"):
         service.install(make_home(tmp_path, "here"))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ferrule.cluster import client, service
+from ferrule.cluster import service
 from ferrule.cluster.home import choose_cluster
 
 INSTALL_EXAMPLES = "Examples:\n\nferrule up && ferrule service install"
@@ -25,8 +25,7 @@ InCluster = Annotated[
 def install(cluster: InCluster = None) -> None:
     """Run this host's agent as a service of the user: from now on, and after each start of the machine."""
     home = choose_cluster(cluster)
-    client.stop_agent(home)  # the service's own takes over; models come up again
-    file = service.install(home)
+    file = service.install(home)  # its own agent takes over; models come up again
     typer.echo(f"wrote {file}; the agent runs. journalctl --user -u {service.unit_name(home)} shows what it says")
     user = getpass.getuser()
     if not service.lingers(user):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ferrule.cluster.client import stop_agent
 from ferrule.cluster.home import ClusterHome
 from ferrule.errors import ClusterError
 
@@ -45,12 +46,16 @@ def unit_file(home: ClusterHome) -> Path:
 
 
 def install(home: ClusterHome) -> Path:
-    """Write the unit, enable it, and start it. Raises `ClusterError` with what systemd says, or that there is none."""
+    """Write the unit, enable it, and start it in place of an agent that runs.
+
+    Raises `ClusterError` with what systemd says, or that there is none.
+    """
     _need_systemd()
     file = unit_file(home)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(unit_text(home))
     _systemctl("daemon-reload")
+    stop_agent(home)  # not before systemd has answered: what runs must not end for nothing
     _systemctl("enable", "--now", unit_name(home))
     return file
 
