@@ -68,12 +68,19 @@ def run(
         runners.append(MadeRunner(options, world, stage))
         breaking(runners[-1])
 
-    def body(world: Any) -> None:
+    def body(world: Any) -> EngineError | None:
         owned = Expected(plan.world_size - 1, reference if world.rank == plan.world_size - 1 else None)
-        check(runners[world.rank], owned, VOCABULARY, CONTEXT, lambda progress: None)
+        try:
+            check(runners[world.rank], owned, VOCABULARY, CONTEXT, lambda progress: None)
+        except EngineError as error:  # not raised here: the first to end would end the others' last message
+            return error
+        return None
 
     try:
-        on_all(worlds, body)
+        verdicts = on_all(worlds, body)
+        assert len(set(map(str, verdicts))) == 1, "every rank hears the same"
+        if verdicts[0] is not None:
+            raise verdicts[0]
     finally:
         for group in [*worlds, *(group for stage in stages for group in stage)]:
             group.abort()

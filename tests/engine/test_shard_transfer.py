@@ -17,7 +17,7 @@ from ferrule.engine.shards.store import Store
 from ferrule.engine.shards.transfer import Receiver, Wire, transfer
 from ferrule.engine.shards.weight_files import Reader, read_layout
 from ferrule.engine.slicing import Slicing
-from ferrule.errors import EngineError
+from ferrule.errors import EngineError, FerruleError
 
 SHAPE = (30, 40)
 TENSORS = {f"t{number}": np.random.default_rng(number).standard_normal(SHAPE) for number in range(8)}
@@ -82,8 +82,19 @@ def run(model: Path, root: Path, noise: int = 0) -> tuple[list[int], list[Store]
         together.wait()
         return receiver.received
 
+    causes: list[EngineError] = []
+
+    def noted(group: Any) -> int:
+        try:
+            return body(group)
+        except EngineError as error:
+            causes.append(error)  # before the others hear of it, and raise errors of their own
+            raise
+
     try:
-        return on_all(groups, body), stores
+        return on_all(groups, noted), stores
+    except FerruleError as error:
+        raise causes[0] if causes else error from None
     finally:
         together.abort()
         for group in groups:
