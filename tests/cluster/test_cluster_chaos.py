@@ -1,6 +1,6 @@
 """Fault after fault while four clients read answers:
 
-    FERRULE_FAULTS=50 pytest -m soak tests/cluster/test_chaos.py -s
+    FERRULE_FAULTS=50 pytest -m soak tests/cluster/test_cluster_chaos.py -s
 
 Takes some ten seconds for a fault on two cores. Prints how long clients waited for their next token.
 """
