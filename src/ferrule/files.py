@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _POLL_SECONDS = 0.01
@@ -18,6 +20,22 @@ def cache_directory() -> Path:
     Raises `RuntimeError` for a user without a home.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferrule"
+
+
+def runtime_directory(name: str) -> Path:
+    """``$XDG_RUNTIME_DIR/ferrule/NAME`` or ``/tmp/ferrule-UID/NAME``, made if it is not there: for this user alone, and
+    for what need not outlive a start of the machine. Raises `PermissionError` if others can change it."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) / "ferrule" if runtime else Path(tempfile.gettempdir()) / f"ferrule-{os.getuid()}"
+    for path in (base, base / name):
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise PermissionError(
+                f"{path} must be a directory of this user alone (mode 700); remove it, or set XDG_RUNTIME_DIR"
+            )
+    return base / name
 
 
 @contextmanager

@@ -93,11 +93,12 @@ def test_ranks_are_spread_over_the_hosts_as_the_user_said(monkeypatch, spec):
     formation = form(planner, spec)
     assert planner.placed.hosts == ("hosta", "hostb")
     assert formation.options.plan.tensor == 2
-    assert formation.starter._threads == [4, 4]
+    assert formation.starter.threads == (4, 4)
+    assert form(planner, spec).starter == formation.starter
     cluster.answering = [MEMBERS[0].host]
     formation = form(planner, spec, Loss(EngineError("gone"), (1,), ("hostb",), crashed=False))
     assert planner.placed.hosts == ("hosta", "hosta")
-    assert formation.starter._threads == [2, 2]
+    assert formation.starter.threads == (2, 2)
     assert cluster.described == []  # nothing had to be measured
 
 

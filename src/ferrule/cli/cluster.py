@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ferrule.cli.cluster_flags import AsJson, InCluster
 from ferrule.cli.cluster_tables import hosts_table, show
-from ferrule.cluster import client
+from ferrule.cluster import client, service
 from ferrule.cluster.discovery import installed
 from ferrule.cluster.home import (
     DEFAULT_CLUSTER,
@@ -39,11 +40,6 @@ LEAVE_EXAMPLES = "Examples:\n\nferrule leave\n\nferrule leave --host strix-2"
 TOKEN_EXAMPLES = "Examples:\n\nferrule token"
 
 REPORT_SECONDS = 3.0
-
-InCluster = Annotated[
-    str | None, typer.Option("--cluster", metavar="NAME", envvar="FERRULE_CLUSTER", help="Where there are several.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 def up(
@@ -232,9 +228,11 @@ def leave(
             return
     if home.is_running():
         client.ask(home, "leave")
-        client.stop_agent(home)
     else:
         _say_goodbye(home)
+    if service.remove(home):
+        typer.echo("the service is gone")
+    client.stop_agent(home)
     home.remove()
     typer.echo(f"this host has left the cluster {home.name!r}")
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ferrule.cli.cluster_flags import AsJson, InCluster
 from ferrule.cli.cluster_tables import models_table, show
 from ferrule.cli.model import DEMO
 from ferrule.cluster import models as cluster_models
@@ -22,9 +23,6 @@ from ferrule.errors import ClusterError
 MODELS_EXAMPLES = "Examples:\n\nferrule models\n\nferrule models --json"
 STOP_EXAMPLES = "Examples:\n\nferrule stop Qwen3-8B"
 
-InCluster = Annotated[
-    str | None, typer.Option("--cluster", metavar="NAME", envvar="FERRULE_CLUSTER", help="Where there are several.")
-]
 _POLL_SECONDS = 0.3
 
 
@@ -97,9 +95,7 @@ def _show_ready(console: Console, home: ClusterHome, name: str, row: Mapping[str
     )
 
 
-def models(
-    cluster: InCluster = None, as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False
-) -> None:
+def models(cluster: InCluster = None, as_json: AsJson = False) -> None:
     """Show the models that the cluster serves, where, and how they are."""
     found = asyncio.run(cluster_models.models(choose_cluster(cluster)))
     if as_json:

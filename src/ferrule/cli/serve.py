@@ -103,7 +103,7 @@ def serve(
             "threads": threads,
             "self_test": self_test,
         }
-        wanted |= {"hosts": hosts.split(",") if hosts else None, "key": beyond}
+        wanted |= {"hosts": [each.strip() for each in hosts.split(",")] if hosts else None, "key": beyond}
         serve_on_cluster(console, home, chosen, name, host, port, wanted)
         return
     if hosts is not None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import getpass
-from typing import Annotated
 
 import typer
 
+from ferrule.cli.cluster_flags import InCluster
 from ferrule.cluster import service
 from ferrule.cluster.home import choose_cluster
 
@@ -15,10 +15,6 @@ REMOVE_EXAMPLES = "Examples:\n\nferrule service remove"
 PRINT_EXAMPLES = "Examples:\n\nferrule service print > ~/.config/systemd/user/ferrule-home.service"
 
 app = typer.Typer(no_args_is_help=True, help="Have the agent come up with the machine (systemd).")
-
-InCluster = Annotated[
-    str | None, typer.Option("--cluster", metavar="NAME", envvar="FERRULE_CLUSTER", help="Where there are several.")
-]
 
 
 @app.command(epilog=INSTALL_EXAMPLES)

@@ -224,9 +224,10 @@ def clusters_nearby(seconds: float = LISTEN_SECONDS) -> list[Heard]:
 
 def token_of(home: ClusterHome) -> JoinToken:
     """The join token with this host's addresses."""
-    port = home.settings.port
-    addresses = [face.address for face in own_interfaces() if not face.ip.is_link_local]
-    return JoinToken(home.name, home.key, tuple((address, port) for address in addresses))
+    settings = home.settings
+    found = [face.address for face in own_interfaces() if not face.ip.is_link_local]
+    addresses = [settings.listen] if settings.listen else found
+    return JoinToken(home.name, home.key, tuple((address, settings.port) for address in addresses))
 
 
 def same_cluster(home: ClusterHome, token: JoinToken) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 from ferrule.cluster.token import KEY_BYTES, check_cluster_name
 from ferrule.config import host_id
 from ferrule.errors import ClusterError, ConfigError
-from ferrule.files import write_whole
+from ferrule.files import runtime_directory, write_whole
 from ferrule.lab.control import here
 
 DEFAULT_CLUSTER = "ferrule"
@@ -109,9 +109,10 @@ class ClusterHome:
         path = str(self.directory / SOCKET)
         if len(path.encode()) <= _MAX_SOCKET_PATH:
             return path
-        folder = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/ferrule-{os.getuid()}") / "agents"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return str(folder / f"{self.settings.host[:16]}.sock")
+        try:
+            return str(runtime_directory("agents") / f"{self.settings.host[:16]}.sock")
+        except PermissionError as error:
+            raise ClusterError(str(error)) from None
 
     def create(self, key: bytes, settings: HostSettings) -> None:
         """Make the directory, with the key last: without it there is no cluster."""

@@ -79,9 +79,9 @@ async def unwant(home: ClusterHome, name: str) -> None:
 
 
 async def free_port(home: ClusterHome, listen: str, wanted: int | None) -> int:
-    """A port for one more model on this host. Raises `ConfigError` where ``wanted`` is taken."""
+    """A port for one more model on this host: ``wanted``, any for 0 and None. Raises `ConfigError` if it is taken."""
     taken = {value.get("port") for value in (await ask_here(home, "wanted")).values()} | {home.settings.port}
-    if wanted is not None:
+    if wanted:
         if wanted in taken:
             raise ConfigError(f"another model of the cluster has port {wanted}; choose another with --port")
         return wanted

@@ -75,7 +75,7 @@ class ClusterPlanner:
         self.placed = placed
         hosts = [member.host for member in ranks]
         threads = [self._options.threads or max(1, cores.get(host, 1) // hosts.count(host)) for host in hosts]
-        return Formation(replace(options, plan=placed.plan), ClusterStarter(self._home, ranks, threads))
+        return Formation(replace(options, plan=placed.plan), ClusterStarter(self._home, tuple(ranks), tuple(threads)))
 
     async def _members(self) -> list[Member]:
         """Those that answer now, this host first, then by name."""

@@ -7,7 +7,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ferrule.cluster.client import connect_member
@@ -29,16 +29,18 @@ _STOP_SECONDS = 1.0
 connection is gone."""
 
 
+@dataclass(frozen=True)
 class ClusterStarter:
-    """`RankStarter`: rank r on ``members[r]`` with ``threads[r]`` threads."""
+    """`RankStarter`: rank r on ``members[r]`` with ``threads[r]`` threads. Equal ones start the same ranks."""
 
-    def __init__(self, home: ClusterHome, members: Sequence[Member], threads: Sequence[int]) -> None:
-        self._home, self._members, self._threads = home, members, threads
+    home: ClusterHome
+    members: tuple[Member, ...]
+    threads: tuple[int, ...]
 
     async def start(self, options: RankOptions) -> ClusterRanks:
-        ranks = ClusterRanks(self._home, self._members)
+        ranks = ClusterRanks(self.home, self.members)
         try:
-            await ranks.start(options, self._threads)
+            await ranks.start(options, self.threads)
         except (ClusterError, AuthError, OSError, TimeoutError) as error:
             await ranks.stop(0)
             raise ModelUnavailable(f"ranks could not be started: {error or 'a host did not answer in time'}") from error

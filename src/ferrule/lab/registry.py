@@ -15,10 +15,8 @@ import re
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.errors import ConfigError, LabError
-from ferrule.files import locked, write_whole
+from ferrule.files import locked, runtime_directory, write_whole
 from ferrule.lab.netns import ENTER, enter_path, process_ids
 
 STATE, CONTROL, LOCK, LOG = "state.json", "control", "lock", "log"
@@ -39,17 +37,10 @@ _SO_NETNS_COOKIE = 71
 
 def folder() -> Path:
     """The directory of all labs of this user, made if it is not there. Raises `LabError` if others can change it."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime) / "ferrule" if runtime else Path(tempfile.gettempdir()) / f"ferrule-{os.getuid()}"
-    for path in (base, base / "labs"):
-        with suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise LabError(
-                f"{path} must be a directory of this user alone (mode 700); remove it, or set XDG_RUNTIME_DIR"
-            )
-    return base / "labs"
+    try:
+        return runtime_directory("labs")
+    except PermissionError as error:
+        raise LabError(str(error)) from None
 
 
 def check_name(name: str) -> str:
