@@ -7,7 +7,7 @@ this rank holds are read; any other conversion is done on the whole tensors by t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,9 +76,7 @@ def load(
     held. Raises `ModelError` where a tensor is missing or has another shape than the architecture says.
     """
     wanted = dict(targets(model))
-    missing = [aliases.get(name, name) for name in wanted if aliases.get(name, name) not in made_of]
-    if missing:
-        raise ModelError(f"{checkpoint.directory} has no weights for {some(missing)}; download the model again")
+    check_complete([aliases.get(name, name) for name in wanted], made_of, checkpoint)
     total = sum(tensor.numel() * tensor.element_size() for tensor in wanted.values())
     done = 0
     on_bytes(0, total)
@@ -90,6 +88,13 @@ def load(
         done += held.numel() * held.element_size()
         on_bytes(done, total)
     return total
+
+
+def check_complete(names: Iterable[str], made_of: Mapping[str, Recipe], checkpoint: Checkpoint) -> None:
+    """Raise `ModelError` where the checkpoint makes nothing of some of these parameters."""
+    missing = [name for name in names if name not in made_of]
+    if missing:
+        raise ModelError(f"{checkpoint.directory} has no weights for {some(missing)}; download the model again")
 
 
 def targets(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -18,7 +18,7 @@ from ferrule.engine import attention
 from ferrule.engine.architectures import mask_windows
 from ferrule.engine.checkpoint import Checkpoint
 from ferrule.engine.kv_cache import KVCache
-from ferrule.engine.loading import assign, fill, recipes, targets
+from ferrule.engine.loading import assign, check_complete, fill, recipes, targets
 from ferrule.engine.model import empty, restore_buffers, tied
 from ferrule.engine.selftest.compare import Rows
 from ferrule.engine.selftest.prompts import columns
@@ -129,6 +129,7 @@ class Reference:
     def _load(self, name: str, like: Tensor) -> None:
         held = torch.empty(like.shape, dtype=torch.float32 if like.is_floating_point() else like.dtype)
         source = self.aliases.get(name, name)
+        check_complete([source], self.made_of, self.checkpoint)
         fill(held, source, self.made_of[source], None, self.checkpoint, self.model)
         assign(self.model, name, held)
 
