@@ -53,13 +53,14 @@ class Hosts:
             assert time.monotonic() < deadline
             time.sleep(0.1)
 
-    def kill(self, host, among="", number=signal.SIGKILL):
-        """Kill, or signal otherwise, the processes of a host with ``among`` in their commands; returns how many."""
+    def kill(self, host, among="", number=signal.SIGKILL, most=None):
+        """Kill, or signal otherwise, the processes of a host with ``among`` in their commands, or so many of them;
+        returns how many."""
         pids = self.lab.processes(host)
         struck = 0
         for pid in pids:
             with suppress(FileNotFoundError, ProcessLookupError):
-                if among.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if struck != most and among.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, number)
                     struck += 1
         return struck

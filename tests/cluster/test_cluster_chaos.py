@@ -78,7 +78,7 @@ def test_no_answer_is_lost_whatever_breaks(emulated_hosts, tmp_path):
 
         faults = {
             "a rank is killed": lambda: hosts.kill(dice.randrange(2), "engine.worker"),
-            "a rank stands still": lambda: hosts.kill(dice.randrange(2), "engine.worker", signal.SIGSTOP),
+            "a rank stands still": lambda: hosts.kill(dice.randrange(2), "engine.worker", signal.SIGSTOP, 1),
             "the cable is cut": cut,
             "an agent is killed": lambda: (hosts.kill(1, "cluster.agent"), hosts.run(1, "up")),
             "a host is killed": lose_host,

@@ -36,6 +36,8 @@ _END_SECONDS = 5.0
 _PAUSES = (0.5, 2.0, 5.0, 15.0, 30.0)
 """Before a process that ended is started again; the first again after it was ready."""
 READY = "ready"
+_SERVING = (READY, "recovering")
+"""Clients are connected, or will soon have their next token."""
 
 
 @dataclass
@@ -132,7 +134,7 @@ class Fronts:
         for name, wanted in circle.knowledge.present(MODEL).items():
             host, owner = wanted.get("host"), wanted.get("owner")
             front = self._fronts.get(name)
-            serving = front is not None and front.state.get("state") == READY
+            serving = front is not None and front.state.get("state") in _SERVING
             if host == circle.host:
                 cannot = front is not None and not serving and time.monotonic() - front.since > GIVE_BACK_SECONDS
                 if owner != host and isinstance(owner, str) and circle.is_up(owner) and cannot:
