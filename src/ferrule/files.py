@@ -1,9 +1,10 @@
-"""Files that several processes share: where the user's cache is, a lock that dies with its holder, whole contents."""
+"""Files that several processes share: where the user's cache is, locks that die with their holders, whole contents."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import select
 import stat
 import tempfile
 import time
@@ -60,8 +61,56 @@ def locked(path: Path, timeout: float) -> Iterator[None]:
         yield
 
 
+def hold(path: Path, seconds: float) -> int | None:
+    """Take the lock ``path`` (made if missing); returns its descriptor, which whoever inherits it holds too, until the
+    last of them dies. None if another process has it for longer than ``seconds``. Raises `OSError`."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + seconds
+    while not _try_lock(lock, fcntl.LOCK_EX):
+        if time.monotonic() > deadline:
+            os.close(lock)
+            return None
+        time.sleep(_POLL_SECONDS)
+    return lock
+
+
+def held(path: Path) -> bool:
+    """Whether a process lives that has the lock ``path`` by `hold`."""
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+
+
+def line_within(descriptor: int, seconds: float) -> bytes:
+    """The first line that comes through a pipe, or nothing at its end or after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    found = b""
+    while not found.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            return b""
+        more = os.read(descriptor, 1 << 16)
+        if not more:
+            return b""
+        found += more
+    return found
+
+
 def write_whole(path: Path, text: str) -> None:
     """Replace what is in ``path`` in one go: nobody reads half of it. For one writer at a time. Raises `OSError`."""
     fresh = path.with_name(f".{path.name}.new")  # what a killed process left there is written over
     fresh.write_text(text)
     fresh.replace(path)
+
+
+def _try_lock(lock: int, kind: int) -> bool:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from ferrule.cluster.store import Store
 from ferrule.cluster.token import Address, JoinToken, fingerprint, write_address
 from ferrule.errors import AuthError, ClusterError, FerruleError
 from ferrule.fabric.addresses import own_interfaces
+from ferrule.files import line_within
 
 START_SECONDS = 15.0
 JOIN_SECONDS = 15.0
@@ -51,7 +51,7 @@ def start_agent(home: ClusterHome) -> dict[str, Any]:
         os.close(lock)
     assert process.stdout is not None
     with process.stdout as words:
-        line = _line_within(words.fileno(), START_SECONDS)
+        line = line_within(words.fileno(), START_SECONDS)
     if not line:
         process.kill()
         process.wait(STOP_SECONDS)
@@ -238,18 +238,3 @@ def with_seeds(settings: HostSettings, token: JoinToken, more: Sequence[Address]
     """The settings of a host that joins: where it may find the others."""
     places = dict.fromkeys([*more, *token.addresses])
     return replace(settings, seeds=tuple(map(write_address, places)))
-
-
-def _line_within(descriptor: int, seconds: float) -> bytes:
-    """The first line that comes, or nothing at the end or after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    found = b""
-    while not found.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-            return b""
-        more = os.read(descriptor, 1 << 16)
-        if not more:
-            return b""
-        found += more
-    return found

@@ -7,13 +7,11 @@ where it answers this host's programs.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
 import shutil
 import socket
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ from pathlib import Path
 from ferrule.cluster.token import KEY_BYTES, check_cluster_name
 from ferrule.config import host_id
 from ferrule.errors import ClusterError, ConfigError
-from ferrule.files import runtime_directory, write_whole
+from ferrule.files import held, hold, runtime_directory, write_whole
 from ferrule.lab.control import here
 
 DEFAULT_CLUSTER = "ferrule"
@@ -140,25 +138,14 @@ class ClusterHome:
         Raises `ClusterError` where another agent has it.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while not _try_lock(lock):
-            if time.monotonic() > deadline:
-                os.close(lock)
-                raise ClusterError(f"an agent of the cluster {self.name!r} runs on this host already: ferrule status")
-            time.sleep(0.01)
+        lock = hold(self.directory / _LOCK, _LOCK_SECONDS)
+        if lock is None:
+            raise ClusterError(f"an agent of the cluster {self.name!r} runs on this host already: ferrule status")
         return lock
 
     def is_running(self) -> bool:
         """Whether an agent holds the lock."""
-        try:
-            lock = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            return not _try_lock(lock, fcntl.LOCK_SH)
-        finally:
-            os.close(lock)
+        return held(self.directory / _LOCK)
 
 
 def known_clusters() -> list[ClusterHome]:
@@ -188,11 +175,3 @@ def choose_cluster(name: str | None) -> ClusterHome:
 
 def new_host_id() -> str:
     return secrets.token_hex(16)
-
-
-def _try_lock(lock: int, kind: int = fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.errors import ConfigError, LabError
+from ferrule.files import line_within
 from ferrule.lab import registry
 from ferrule.lab.lab import obstacle
 from ferrule.lab.netns import ENTER
@@ -174,7 +175,7 @@ def _start(command: Sequence[str], folder: Path) -> None:
         os.close(lock)
     assert process.stdout is not None
     with process.stdout as words:
-        line = _line_within(words.fileno(), UP_SECONDS)
+        line = line_within(words.fileno(), UP_SECONDS)
     if not line:
         process.kill()
         process.wait(DOWN_SECONDS)
@@ -185,21 +186,6 @@ def _start(command: Sequence[str], folder: Path) -> None:
     except BaseException:
         process.wait(DOWN_SECONDS)
         raise
-
-
-def _line_within(descriptor: int, seconds: float) -> str:
-    """The first line that comes, or nothing at the end or after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    found = b""
-    while not found.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-            return ""
-        more = os.read(descriptor, 1 << 16)
-        if not more:
-            return ""
-        found += more
-    return found.decode()
 
 
 def _end(lab: Path) -> None:

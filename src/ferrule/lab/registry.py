@@ -8,7 +8,6 @@ lab whose holder was killed, the directory and programs in its hosts, is cleared
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ferrule import files
 from ferrule.errors import ConfigError, LabError
 from ferrule.files import locked, runtime_directory, write_whole
 from ferrule.lab.netns import ENTER, enter_path, process_ids
@@ -64,26 +64,15 @@ def alone() -> Iterator[Path]:
 
 def hold(lab: Path) -> int:
     """Take the lock of a lab's directory; returns its descriptor. Whoever inherits that holds the lock, too."""
-    lock = os.open(lab / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + _HOLD_SECONDS
-    while not _try_lock(lock):
-        if time.monotonic() > deadline:  # longer than anybody only looks whether it is held
-            os.close(lock)
-            raise LabError(f"the lab {lab.name!r} is held by another process")
-        time.sleep(0.01)
+    lock = files.hold(lab / LOCK, _HOLD_SECONDS)  # longer than anybody only looks whether it is held
+    if lock is None:
+        raise LabError(f"the lab {lab.name!r} is held by another process")
     return lock
 
 
 def held(lab: Path) -> bool:
     """Whether the process that holds the lab lives."""
-    try:
-        lock = os.open(lab / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return not _try_lock(lock, fcntl.LOCK_SH)
-    finally:
-        os.close(lock)
+    return files.held(lab / LOCK)
 
 
 def write_state(lab: Path, state: Mapping[str, Any]) -> None:
@@ -171,11 +160,3 @@ def _is_inside(pid: int, inodes: set[int], cookies: set[int]) -> bool:
         return os.stat(path).st_ino in inodes and cookie(path, f"/proc/{pid}/ns/user") in cookies  # noqa: PTH116 - it is a link to nowhere
     except (OSError, LabError, subprocess.TimeoutExpired):  # it ended, or belongs to somebody else
         return False
-
-
-def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
