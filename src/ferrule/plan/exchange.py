@@ -14,7 +14,8 @@ from ferrule.plan.cluster import ClusterSpec
 
 EMULATED_WORK = 50e-6
 """Seconds of a processor for each end of a message between emulated hosts: both systems, the shaper, and waiting that
-keeps others from a core. Measured with four ranks on two cores, 300 us of work between sums of 1 KiB."""
+keeps others from a core. 27 to 54 us with four ranks on two cores, 300 us of work between sums of 1 KiB; chosen among
+these with the engine's rows in sight (docs/planner.md)."""
 PAIR_AT_ONCE = 128 << 10
 """Up to this size two ranks exchange all they have; above, each reduces half (native/src/collectives_net.cpp)."""
 
