@@ -148,6 +148,21 @@ def test_pytest_runs_in_a_guest(vm_lab: VmLab) -> None:
     assert "1 failed, 1 passed" in result.console
 
 
+def test_guest_that_stays_up_takes_commands(vm_lab: VmLab) -> None:
+    with vm_lab.boot(Guest(script="echo up > /results/up", name="box", sessions=2, cpus=1)) as guest:
+        assert guest.check("hostname", DEADLINE) == "box\n"
+        done = guest.run("echo out; echo err >&2; exit 4", DEADLINE)
+        assert (done.exit_code, done.output, done.errors) == (4, "out\n", "err\n")
+        with pytest.raises(GuestError, match=r"'read < /dev/ttyS0' took longer than 0\.5 s"):
+            guest.run("read < /dev/ttyS0", 0.5)
+        with pytest.raises(GuestError, match="status 3 and said: no"):
+            guest.check("echo no; exit 3", DEADLINE)
+        assert guest.check("echo still", DEADLINE) == "still\n"
+        assert guest.shut_down(DEADLINE).check().files == {"up": b"up\n"}
+        with pytest.raises(GuestError, match="went down"):
+            guest.run("true", DEADLINE)
+
+
 def test_what_cannot_be_had_is_refused_by_name(vm_lab: VmLab, tmp_path: Path) -> None:
     with pytest.raises(LabError, match="no module no_such_driver"):
         vm_lab.boot(Guest(script="", modules=["no_such_driver"]))

@@ -7,8 +7,10 @@
 See docs/lab.md.
 """
 
-from ferrule.lab.vm.guest import Guest, Result, RunningGuest
+from ferrule.lab.vm.guest import Guest, Result
 from ferrule.lab.vm.lab import RDMA, VmLab, obstacle
 from ferrule.lab.vm.python import PYTEST
+from ferrule.lab.vm.running import RunningGuest
+from ferrule.lab.vm.session import Completed
 
-__all__ = ["PYTEST", "RDMA", "Guest", "Result", "RunningGuest", "VmLab", "obstacle"]
+__all__ = ["PYTEST", "RDMA", "Completed", "Guest", "Result", "RunningGuest", "VmLab", "obstacle"]

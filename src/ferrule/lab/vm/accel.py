@@ -21,11 +21,12 @@ _INIT = f'#!/bin/busybox sh\necho "{_READY}"\n/bin/busybox poweroff -f\n'
 
 
 def choose_accelerator(qemu: Qemu, kernel: Path, tree: Tree, cache: Path) -> Accelerator:
-    """KVM if a guest boots with it within some seconds, else TCG. The answer is kept until the host restarts."""
+    """KVM if a guest boots with it within some seconds, else TCG. The answer is kept until the host restarts, for all
+    versions of the emulator: it depends on the host."""
     if not os.access(_DEVICE, os.R_OK | os.W_OK):
         return TCG
     memory = cache / "accelerator"
-    question = f"{_BOOT_ID.read_text().strip()} {qemu.command[0]}"
+    question = _BOOT_ID.read_text().strip()
     if memory.exists():
         asked, _, name = memory.read_text().rpartition("\n")
         if asked == question:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import re
 import shlex
-import tarfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from ferrule.errors import GuestError, LabError
+from ferrule.errors import ConfigError, GuestError, LabError
 from ferrule.lab.vm import python
 from ferrule.lab.vm.image import Image
 from ferrule.lab.vm.kernel import Kernel
-from ferrule.lab.vm.process import TAIL_LINES, Machine
+from ferrule.lab.vm.process import Machine, tail
 from ferrule.lab.vm.tree import Tree
 
 _INIT = Path(__file__).with_name("init.sh")
@@ -37,7 +32,6 @@ _AT_HAND = (
 """Modules that `ip`, `tc` and others load by themselves when they are asked for what these do."""
 
 _ETC = {
-    "hosts": "127.0.0.1 localhost guest\n::1 localhost\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "passwd": "root:x:0:0:root:/root:/bin/bash\n",
     "group": "root:x:0:\n",
@@ -46,13 +40,17 @@ _ETC = {
 
 @dataclass(frozen=True)
 class Guest:
-    """A virtual machine that runs one script and powers off.
+    """A virtual machine that runs one script and powers off; with ``sessions`` it stays up after it and takes commands.
 
     ``script``: bash, or any program's text behind a ``#!`` line; it runs as root in /root, its output goes to the
     console, and what it leaves in /results comes back. ``modules``: loaded before it, in this order; a name is one of
     the kernel's or of `ferrule.lab.vm.module.FROM_SOURCE`, a path a module built for this kernel. ``python``: import
     names of packages that the guest's Python has; none: no Python. ``files``: text, bytes or a host file or directory
     by guest path; programs bring their shared libraries. ``env``: for the script. ``cpus``, ``memory_mb``: its size.
+    ``name``: its own. ``sessions``: how many commands it runs at a time; ``terminals``: consoles for shells (hvc0...).
+    ``controllers``: sockets of PCI devices that another process serves, such as those of `ferrule.lab.usb4`.
+    ``exact_time``: its clock counts its instructions, so that what it measures is the same whatever else the host does;
+    with one processor, about half as fast, and not for guests that wait for others.
     """
 
     script: str
@@ -62,6 +60,20 @@ class Guest:
     env: Mapping[str, str] = field(default_factory=dict)
     cpus: int = 2
     memory_mb: int = 2048
+    name: str = "guest"
+    sessions: int = 0
+    terminals: int = 0
+    controllers: Sequence[Path] = ()
+    exact_time: bool = False
+
+    def __post_init__(self) -> None:
+        if self.exact_time and self.cpus != 1:
+            raise ConfigError(f"exact time is that of one processor: give the guest cpus=1, not {self.cpus}")
+        if self.exact_time and self.controllers:
+            raise ConfigError(
+                "exact time is that of one guest: what comes over a cable comes at another guest's time; "
+                "use the mock core, which has both hosts in one guest (docs/virtual-usb4.md)"
+            )
 
 
 @dataclass(frozen=True)
@@ -77,58 +89,12 @@ class Result:
     def check(self) -> Self:
         """This result, or a `GuestError` with the console's last lines if the script failed."""
         if self.exit_code != 0:
-            tail = "\n".join(self.console.splitlines()[-TAIL_LINES:])
             raise GuestError(
-                f"the guest's script ended with status {self.exit_code}; the last lines of its console:\n{tail}",
+                f"the guest's script ended with status {self.exit_code}; the last lines of its console:\n"
+                f"{tail(self.console)}",
                 console=self.console,
             )
         return self
-
-
-class RunningGuest:
-    """A guest that was booted; `wait` for it, or leave the context to kill it."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._started = time.monotonic()
-
-    @property
-    def pid(self) -> int:
-        """QEMU's process id."""
-        return self._machine.pid
-
-    def console(self) -> str:
-        """What it has said so far."""
-        return self._machine.console()
-
-    def wait(self, timeout: float) -> Result:
-        """Its result, at most ``timeout`` seconds from now.
-
-        Raises `GuestError`, with the end of the console, if it does not finish in time (it is killed then), crashes,
-        or powers off before its script ended.
-        """
-        self._machine.wait(timeout)
-        seconds = time.monotonic() - self._started
-        try:
-            files = _unpack(self._machine.results())
-            exit_code = int(files.pop("lab/status"))
-        except (tarfile.TarError, KeyError, ValueError):
-            panic = re.search(r"Kernel panic - not syncing: (.*)", self._machine.console())
-            what = f"the guest crashed: {panic[1]}" if panic else "the guest went down before its script ended"
-            raise self._machine.error(what) from None
-        results = {name.removeprefix("results/"): data for name, data in files.items()}
-        return Result(exit_code, self._machine.console(), results, seconds)
-
-    def close(self) -> None:
-        self._machine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def write_image(guest: Guest, machine: Machine, tree: Tree, kernel: Kernel, own: Mapping[str, Path]) -> None:
@@ -143,10 +109,12 @@ def write_image(guest: Guest, machine: Machine, tree: Tree, kernel: Kernel, own:
         environment.setdefault("PYTHONPATH", python.PACKAGES)
     lines = (f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
     image.add_bytes("/lab/environment", "".join(lines).encode())
-    for name, text in _ETC.items():
-        image.add_bytes(f"/etc/{name}", text.encode())
+    image.add_bytes("/lab/sessions", f"{guest.sessions and guest.sessions + 1}\n".encode())
     for path, content in guest.files.items():
         _add(image, path, content)
+    hosts = f"127.0.0.1 localhost {guest.name}\n::1 localhost\n"
+    for name, text in (_ETC | {"hosts": hosts, "hostname": f"{guest.name}\n"}).items():
+        image.add_bytes(f"/etc/{name}", text.encode())
     image.add_tree()
     if guest.python:
         image.add_files(python.standard_library())
@@ -177,13 +145,3 @@ def _add(image: Image, path: str, content: str | bytes | Path) -> None:
 
 def _files_below(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-
-
-def _unpack(data: bytes) -> dict[str, bytes]:
-    files = {}
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        for member in archive:
-            content = archive.extractfile(member)
-            if content is not None:
-                files[member.name] = content.read()
-    return files

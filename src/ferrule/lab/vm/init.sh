@@ -9,15 +9,35 @@ mount -t devpts devpts /dev/pts
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /run
 mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
+hostname "$(cat /etc/hostname)"
 
 status=0
 while read -r module; do
     modprobe "$module" || { echo "lab: modprobe $module failed"; status=125; }
 done < /lab/modules
 ip link set lo up
-hostname guest
 . /lab/environment
 cd /root || status=125
+
+port() { # NAME: the device of the port that the host calls so
+    local each
+    for each in /sys/class/virtio-ports/*; do
+        [ "$(cat "$each/name")" = "lab.$1" ] && echo "/dev/${each##*/}"
+    done
+}
+
+serve() { # NUMBER: run what the host sends, one command after the other (session.py has the protocol)
+    local mark script end
+    exec 3<> "$(port "session$1")" 4> "$(port "errors$1")"
+    while :; do
+        read -r -u 3 mark script end || { sleep 1; continue; }
+        [ "$end" = end ] || continue
+        setsid bash -c "$(base64 -d <<< "$script")" < /dev/null >&3 2>&4 3>&- 4>&- &
+        echo $! > "/run/lab/job$1"
+        wait $! 2> /dev/null
+        printf '\n%s %d\n' "$mark" $? >&3
+    done
+}
 
 echo "lab: script starts, kernel $(uname -r)"
 if [ $status = 0 ]; then
@@ -26,8 +46,16 @@ if [ $status = 0 ]; then
 fi
 echo "lab: script ended with status $status"
 
+read -r sessions < /lab/sessions
+if [ "$sessions" -gt 0 ] && [ $status = 0 ]; then
+    mkdir -p /run/lab
+    mkfifo /run/lab/stop
+    for ((each = 0; each < sessions; each++)); do
+        serve $each &
+    done
+    read -r _ < /run/lab/stop
+fi
+
 echo $status > /lab/status
-for port in /sys/class/virtio-ports/*; do
-    [ "$(cat "$port/name")" = lab.results ] && tar -C / -cf - lab/status results > "/dev/${port##*/}"
-done
+tar -C / -cf - lab/status results > "$(port results)"
 poweroff -f

@@ -12,13 +12,14 @@ from ferrule.errors import LabError
 from ferrule.lab.vm.accel import choose_accelerator
 from ferrule.lab.vm.cache import default_cache
 from ferrule.lab.vm.commands import missing
-from ferrule.lab.vm.guest import Guest, Result, RunningGuest, write_image
+from ferrule.lab.vm.guest import Guest, Result, write_image
 from ferrule.lab.vm.kernel import Kernel, fetch_kernel
 from ferrule.lab.vm.module import FROM_SOURCE, build_from_source
 from ferrule.lab.vm.packages import Archive
 from ferrule.lab.vm.process import Machine
-from ferrule.lab.vm.qemu import Accelerator, Qemu, find_qemu
-from ferrule.lab.vm.sources import host_release, host_sources, suite_sources
+from ferrule.lab.vm.qemu import EXACT, VFIO_USER_SINCE, Accelerator, Qemu, find_qemu
+from ferrule.lab.vm.running import RunningGuest, stream_names
+from ferrule.lab.vm.sources import host_release, host_sources, newest_suite, suite_sources
 from ferrule.lab.vm.tree import Tree, fetch_tree
 
 _BASE = ("bash", "busybox-static", "iproute2", "kmod")
@@ -53,14 +54,23 @@ class VmLab:
     def boot(self, guest: Guest) -> RunningGuest:
         """Start ``guest``; several may run at a time. It is killed when the calling thread ends."""
         own = self._own_modules(guest)
-        machine = Machine(self.qemu, self.accelerator, self.kernel.image, cpus=guest.cpus, memory_mb=guest.memory_mb)
+        machine = Machine(
+            self.newer_qemu if guest.controllers else self.qemu,
+            EXACT if guest.exact_time else self.accelerator,
+            self.kernel.image,
+            cpus=guest.cpus,
+            memory_mb=guest.memory_mb,
+            streams=stream_names(guest),
+            terminals=guest.terminals,
+            controllers=guest.controllers,
+        )
         try:
             write_image(guest, machine, self.tree, self.kernel, own)
             machine.start()
         except BaseException:
             machine.close()
             raise
-        return RunningGuest(machine)
+        return RunningGuest(machine, guest)
 
     def run(self, guest: Guest, timeout: float) -> Result:
         """Boot ``guest`` and wait at most ``timeout`` seconds for its result; see `RunningGuest.wait`."""
@@ -83,6 +93,12 @@ class VmLab:
     @cached_property
     def qemu(self) -> Qemu:
         return find_qemu(self._archive(self._release), self._cache / self._release)
+
+    @cached_property
+    def newer_qemu(self) -> Qemu:
+        """One that has devices which another process serves."""
+        suite = newest_suite(self._release)
+        return find_qemu(self._archive(suite), self._cache / suite, since=VFIO_USER_SINCE)
 
     @cached_property
     def accelerator(self) -> Accelerator:

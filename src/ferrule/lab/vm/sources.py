@@ -11,6 +11,8 @@ from ferrule.errors import LabError
 
 SOURCES = Path("/etc/apt")
 OS_RELEASE = Path("/etc/os-release")
+_STABLE = ("bookworm", "trixie")
+"""Releases with backports, the newest one last."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,12 @@ def suite_sources(suite: str, sources: Iterable[Source], release: str) -> list[S
     if suite != base:
         chosen.append(Source(archive.uri, suite, ("main",), archive.signed_by))
     return chosen
+
+
+def newest_suite(release: str) -> str:
+    """Where a host with this release finds the newest stable kernel and emulator: its own suite if that is newer than
+    the last stable release."""
+    return f"{_STABLE[-1]}-backports" if release in _STABLE else release
 
 
 def _base(suite: str) -> str:

@@ -1,0 +1,135 @@
+"""Commands in a guest that is up, through a pair of its ports: one for requests and output, one for errors.
+
+A request is a line: a mark that nobody can guess, the script in base64, and ``end``. The answer is the script's output,
+then the mark on a line of its own with the exit status.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import select
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ferrule.errors import LabError
+
+_CHUNK = 1 << 16
+_MOST_SCRIPT = 1 << 20
+
+Sink = Callable[[bytes], object]
+
+
+class SessionLost(LabError):
+    """The guest went away."""
+
+
+class SessionTimeout(LabError):
+    """The command did not end in time, and still runs."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """How a command in a guest ended."""
+
+    exit_code: int
+    output: str
+    errors: str
+
+
+class Session:
+    """Runs one command after the other. Ours are both sockets until `close`."""
+
+    def __init__(self, output: socket.socket, errors: socket.socket) -> None:
+        self._output = output
+        self._errors = errors
+        for end in (output, errors):
+            end.setblocking(False)
+
+    def run(self, script: str, timeout: float, output: Sink, errors: Sink) -> int:
+        """The exit status of a bash ``script``; what it writes goes to ``output`` and ``errors`` as it comes.
+
+        What earlier commands left unread comes first. Raises `SessionTimeout` after ``timeout`` seconds (the command
+        still runs then), `SessionLost` when the guest ends.
+        """
+        mark = secrets.token_hex(16)
+        deadline = time.monotonic() + timeout
+        self._send(request(mark, script), deadline)
+        reply = Reply(mark)
+        ends = [self._output, self._errors]
+        while reply.status is None:
+            ready = select.select(ends, [], [], max(deadline - time.monotonic(), 0))[0]
+            if not ready:
+                raise SessionTimeout("the command did not end in time")
+            for end in ready:
+                chunk = _read(end)
+                if end is self._errors:
+                    ends = ends if chunk else [self._output]
+                    errors(chunk)
+                elif not chunk:
+                    raise SessionLost("the guest went down")
+                elif words := reply.feed(chunk):
+                    output(words)
+        # The guest's writes to its ports end in the order in which it made them: what is to come is there.
+        while select.select([self._errors], [], [], 0)[0] and (chunk := _read(self._errors)):
+            errors(chunk)
+        return reply.status
+
+    def _send(self, line: bytes, deadline: float) -> None:
+        while line:
+            ready = select.select([], [self._output], [], max(deadline - time.monotonic(), 0))[1]
+            if not ready:
+                raise SessionTimeout("the guest takes no command")
+            try:
+                line = line[os.write(self._output.fileno(), line) :]
+            except OSError as error:
+                raise SessionLost("the guest went down") from error
+
+    def close(self) -> None:
+        self._output.close()
+        self._errors.close()
+
+
+class Reply:
+    """Finds the end of a command's output. ``status`` is its exit status, None until it came."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = f"\n{mark} ".encode()
+        self._held = b""
+        self.status: int | None = None
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What of the output is certain not to belong to the mark."""
+        self._held += chunk
+        words, mark, rest = self._held.partition(self._mark)
+        if mark:
+            number, newline, _ = rest.partition(b"\n")
+            if newline:
+                self.status = int(number)
+                self._held = b""
+                return words
+            self._held = mark + rest
+            return words
+        keep = next(size for size in range(len(self._mark) - 1, -1, -1) if words.endswith(self._mark[:size]))
+        words, self._held = words[: len(words) - keep], words[len(words) - keep :]
+        return words
+
+
+def _read(end: socket.socket) -> bytes:
+    """What is there, or nothing if the guest is gone."""
+    try:
+        return end.recv(_CHUNK)
+    except ConnectionError:
+        return b""
+
+
+def request(mark: str, script: str) -> bytes:
+    """The line that asks a guest to run ``script``."""
+    encoded = script.encode()
+    if len(encoded) > _MOST_SCRIPT:
+        raise LabError(f"a command for a guest has at most {_MOST_SCRIPT} bytes, not {len(encoded)}; give it as a file")
+    # The first newline ends what a client that died has left of a line.
+    return f"\n{mark} ".encode() + base64.b64encode(encoded) + b" end\n"
