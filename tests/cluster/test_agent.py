@@ -8,14 +8,16 @@ from dataclasses import replace
 import pytest
 from agents import KEY, SECONDS, make_home, place, running, sees, until
 
-from ferrule.cluster import client
+from ferrule.cluster import circle, client
 from ferrule.cluster.agent import _MAX_STRANGERS, Agent
+from ferrule.cluster.circle import Circle
 from ferrule.cluster.connection import connect
 from ferrule.cluster.handshake import Caller, Purpose
 from ferrule.cluster.jobs import CONTROL, Job, Order, tail
 from ferrule.cluster.records import HOST, MODEL
 from ferrule.cluster.token import derived_key
 from ferrule.errors import AuthError, ClusterError
+from ferrule.fabric.addresses import Interface
 
 GREET = """
 import json, os, socket, sys
@@ -66,6 +68,26 @@ def test_a_host_that_ends_is_noticed_and_so_is_its_return(tmp_path):
                 ]
                 assert lost["state"] == "lost"
                 assert lost["problem"]
+
+    asyncio.run(scene())
+
+
+def test_a_host_whose_cables_are_all_out_is_still_known_by_its_addresses(tmp_path, monkeypatch):
+    """If the others heard of none when a cable is back for a moment, they could not find it after the next cut."""
+    home = make_home(tmp_path, "first")
+    home.write_settings(replace(home.settings, listen=""))
+    faces = [Interface("cable0", "10.0.0.1", 24)]
+    monkeypatch.setattr(circle, "own_interfaces", lambda: tuple(faces))
+
+    async def scene():
+        known = Circle(home, lambda: None)
+        known._introduce_own()
+        faces.clear()
+        known._introduce_own()
+        assert known.knowledge.members[known.host].addresses == ("10.0.0.1",)
+        faces.append(Interface("cable0", "10.0.0.2", 24))
+        assert known.member.addresses == ("10.0.0.2",)
+        await known.close()
 
     asyncio.run(scene())
 
@@ -178,10 +200,12 @@ async def start(home, **fields):
 def test_a_process_talks_to_whoever_ordered_it_and_its_end_is_told(tmp_path):
     async def scene():
         home = make_home(tmp_path, "first")
+        (home.directory / "jobs" / "job-0").mkdir(parents=True)  # of an agent that was killed
         async with running(home) as agent:
             life = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
-            ports = await life.ask({"do": "job", "job": "job-1", "listen": [0]}, SECONDS)
-            port = ports["answer"]["0"]
+            begun = await life.ask({"do": "job", "job": "job-1", "listen": [0]}, SECONDS)
+            port = begun["answer"]["0"]
+            assert begun["addresses"] == ["127.0.0.1"]
             control = await start(home, meet=[["10.0.0.1", 7], ["127.0.0.1", port]])
             reader, writer = await asyncio.open_connection(sock=control)
             writer.write(b"3\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,7 +78,7 @@ class FakeRanks:
             self._task.cancel()
 
     async def _answer(self) -> None:
-        far, rest = self.far[self.driver], b""
+        far, rest, beat = self.far[self.driver], b"", 0.0
         far.setblocking(False)
         while True:
             try:
@@ -95,6 +96,10 @@ class FakeRanks:
                 else:
                     self.open[message["id"]] = message
             self._round()
+            if (now := time.monotonic()) > beat + 1:
+                beat = now
+                for rank in [rank for rank, code in enumerate(self.codes) if code is None]:
+                    self.tell(rank, event="alive")
             await asyncio.sleep(0)
 
     def _round(self) -> None:

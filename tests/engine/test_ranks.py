@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from fake_ranks import FakeRanks, FakeStarter, rank_options
 
+from ferrule.engine import ranks as ranks_module
 from ferrule.engine.ranks import Event, RankFailure, Ranks
+from ferrule.engine.silence import SILENT_SECONDS, TICK_SECONDS, Silence
 from ferrule.engine.starting import Loss
 
 
@@ -62,3 +65,45 @@ def test_the_cause_is_chosen_over_its_consequences() -> None:
     failure.report(2, "ModelError", "a tensor is missing")
     assert str(failure.loss(started).error) == "a tensor is missing"
     started.close()
+
+
+def test_a_rank_that_was_stopped_before_it_met_the_others_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "TICK_SECONDS", 0.01)
+
+    async def loss() -> Loss:
+        starter = FakeStarter()
+        options = replace(rank_options(2), meet_seconds=0.2)
+        ranks = await Ranks.start(starter, options, refuse)
+
+        async def live() -> None:
+            while True:
+                starter.started[0].tell(1, event="alive")
+                await asyncio.sleep(0)
+
+        living = asyncio.create_task(live())
+        try:
+            return await asyncio.wait_for(ranks.lost(), 20)
+        finally:
+            living.cancel()
+            await ranks.stop(0)
+
+    found = asyncio.run(loss())
+    assert "rank 0: it has given no sign of life for" in str(found.error)
+    assert (found.ranks, found.crashed) == ((0,), False)
+
+
+def test_silence_is_not_held_against_ranks_while_the_watcher_stood_still_too() -> None:
+    silence = Silence(2, patience=25.0)
+    silence.ready(0)
+    assert silence.tick(3600.0) == {}  # a laptop that was shut
+    ticks = 0
+    while not (silent := silence.tick(TICK_SECONDS)):
+        ticks += 1
+    assert list(silent) == [0]  # the other one is loading still
+    assert SILENT_SECONDS - 3 <= ticks <= SILENT_SECONDS
+    silence.heard(0)
+    while not (silent := silence.tick(TICK_SECONDS)):
+        silence.heard(0)
+        ticks += 1
+    assert list(silent) == [1]
+    assert 22 <= ticks <= 25

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +52,7 @@ class Agent:
         self.fronts = Fronts(home, self.circle)
         self.jobs: dict[str, Job] = {}
         self.started = time.time()
+        self._job_logs = home.directory / "jobs"
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._visits: set[asyncio.Task[Any]] = set()
         self._stop = asyncio.Event()
@@ -73,6 +75,7 @@ class Agent:
 
     async def run(self, ready: Callable[[Message], None]) -> None:
         """Until it is stopped. ``ready`` is called when others can reach it. Raises `ClusterError`."""
+        shutil.rmtree(self._job_logs, ignore_errors=True)  # of an agent that was killed, and its jobs with it
         servers = [await self._listen(), await self._listen_here()]
         waits: list[asyncio.Task[Any]] = []
         try:
@@ -243,7 +246,7 @@ class Agent:
         job = Job(
             name,
             self.circle.key,
-            self.home.directory / "jobs",
+            self._job_logs,
             lambda rank, code, tail: exits.put_nowait({"exit": rank, "code": code, "tail": tail}),
         )
         self.jobs[name] = job
@@ -255,7 +258,7 @@ class Agent:
         telling: asyncio.Task[None] | None = None
         try:
             ports = {str(rank): job.reserve(int(rank)) for rank in message.get("listen", [])}
-            await connection.send({"answer": ports})
+            await connection.send({"answer": ports, "addresses": list(self.circle.member.addresses)})
             telling = asyncio.create_task(tell())
             while (order := await connection.receive()) is not None:
                 if order.get("do") == "end":

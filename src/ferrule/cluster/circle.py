@@ -66,6 +66,9 @@ class Circle:
         settings = self.settings
         own = settings.listen
         addresses = (own,) if own else tuple(dict.fromkeys(face.address for face in own_interfaces()))
+        known = self.knowledge.members.get(settings.host)
+        if not addresses and known is not None:  # every cable is out; when one is back it will lead to the same address
+            addresses = known.addresses
         return Member(settings.host, settings.name, settings.port, addresses, __version__, platform.python_version())
 
     def start(self) -> None:

@@ -67,12 +67,11 @@ class ClusterRanks:
         """`stop` has to be called also where this raises."""
         job = f"ranks-{secrets.token_hex(6)}"
         members = {member.host: member for member in self._members}
-        ports = await _all_or_none(self._begin(member, job) for member in members.values())
-        places = dict(zip(members, ports, strict=True))
+        places = await _all_or_none(self._begin(member, job) for member in members.values())
         # Rank 0's host first; the others know a way to it. On a host of its own no cable need be plugged in.
-        meet = [(address, places[host]) for host, member in members.items() for address in member.addresses]
+        meet = [(address, port) for port, addresses in places for address in addresses]
         if len(members) == 1:
-            meet = [(LOOPBACK, ports[0])]
+            meet = [(LOOPBACK, places[0][0])]
         starting = [
             self._start_rank(rank, job, replace(options, threads=threads[rank]), meet)
             for rank in range(len(self._members))
@@ -92,15 +91,19 @@ class ClusterRanks:
             task.cancel()
         await asyncio.gather(*self._listening, return_exceptions=True)
 
-    async def _begin(self, member: Member, job: str) -> int:
-        """Begin the job on one host; returns the port on which its first rank will listen."""
+    async def _begin(self, member: Member, job: str) -> tuple[int, Sequence[str]]:
+        """Begin the job on one host; returns the port on which its first rank will listen, and its addresses.
+
+        They are those that it has now, too: its record may be some seconds older than its last cable.
+        """
         life, _ = await connect_member(self._home, member, Purpose.ASK)
         self._lives[member.host] = life
         self._ended[member.host] = asyncio.Event()
         first = next(rank for rank, other in enumerate(self._members) if other.host == member.host)
         answer = await life.ask({"do": "job", "job": job, "listen": [first]}, START_SECONDS)
         self._listening.append(asyncio.create_task(self._listen(member.host, life), name=f"job on {member.name}"))
-        return int(answer["answer"][str(first)])
+        addresses = dict.fromkeys([*map(str, answer["addresses"]), *member.addresses])
+        return int(answer["answer"][str(first)]), list(addresses)
 
     async def _listen(self, host: str, life: Connection) -> None:
         """Note how ranks end."""
@@ -122,7 +125,7 @@ class ClusterRanks:
             "job": job,
             "rank": rank,
             "world_size": len(self._members),
-            "arguments": ["-m", "ferrule.engine.worker", options.to_json(), CONTROL],
+            "arguments": ["-m", "ferrule.lifeline", "ferrule.engine.worker", options.to_json(), CONTROL],
             "env": rank_environment(options.threads),
             "meet": meet,
         }

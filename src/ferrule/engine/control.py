@@ -1,9 +1,10 @@
-"""The rank's end of the socket to the process that started it: JSON, one message a line.
+"""The rank's end of the line to the process that started it (`ferrule.lifeline`): JSON, one message a line.
 
 Down, first, to a rank that was started without: ``{"op": "start", "options"}``, `RankOptions` as JSON. To the driver:
 ``{"op": "add", "id", "prompt", "made", "params"}``, where ``made`` are the tokens of its answer that were made before a
 crash; ``{"op": "cancel", "id"}``.
-Up: ``{"event": "progress" | "ready" | "tokens" | "load" | "error", ...}``. `ferrule.engine.ranks` is the other end.
+Up: ``{"event": "alive" | "progress" | "ready" | "tokens" | "load" | "error", ...}``. The other end is
+`ferrule.engine.ranks`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from ferrule.engine.options import RankOptions
 from ferrule.engine.types import Progress, RankInfo, SamplingParams
 from ferrule.errors import EngineError
+from ferrule.lifeline import Lifeline
 
 CHUNK = 1 << 16
 SPARE_PERIOD = 60.0
@@ -24,19 +26,18 @@ SPARE_PERIOD = 60.0
 
 
 class Control:
-    """``fd`` is an inherited, connected stream socket, now owned by this object."""
+    """``line``: to the process that started this one."""
 
-    def __init__(self, fd: int) -> None:
-        self.socket = socket.socket(fileno=fd)
-        self.socket.setblocking(True)
+    def __init__(self, line: Lifeline) -> None:
+        self._line = line
         self._received = b""
         self._poll = select.poll()  # unlike select it takes descriptors of any number
-        self._poll.register(self.socket, select.POLLIN)
+        self._poll.register(line.socket, select.POLLIN)
 
     def send(self, event: str, **fields: Any) -> None:
         line = json.dumps({"event": event, **fields}, separators=(",", ":"))
         try:
-            self.socket.sendall(line.encode() + b"\n")
+            self._line.send(line.encode() + b"\n")
         except OSError as error:
             raise EngineError(f"the process that started this rank is gone: {error}") from None
 
@@ -56,7 +57,7 @@ class Control:
         """What has come down, after at most ``wait`` seconds. Raises `EngineError` when the other end is gone."""
         if not self._poll.poll(wait * 1000):
             return []
-        chunk = self.socket.recv(CHUNK)
+        chunk = self._line.socket.recv(CHUNK)
         if not chunk:
             raise EngineError("the process that started this rank is gone")
         *lines, self._received = (self._received + chunk).split(b"\n")

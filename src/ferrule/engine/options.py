@@ -16,6 +16,9 @@ LOAD_TIMEOUT = 3600.0
 
 MEET_TIMEOUT = 120.0
 """Seconds in which all ranks must have found each other; the slowest machine needs some for its imports."""
+RETURN_TIMEOUT = 20.0
+"""The same where ranks start again on machines that have done it before: one that is not there by then will not come.
+After each start that failed it is doubled, up to `MEET_TIMEOUT`."""
 
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 
@@ -60,6 +63,7 @@ class EngineOptions:
 class RankOptions:
     """What one rank needs to know; handed to its process as JSON. ``end_tokens``: ids that end an answer.
     ``identity``: which model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds.
+    ``meet_seconds``: in which all ranks must have found each other.
     """
 
     directory: str
@@ -72,6 +76,7 @@ class RankOptions:
     end_tokens: tuple[int, ...]
     identity: str = ""
     self_test: bool = True
+    meet_seconds: float = MEET_TIMEOUT
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -7,11 +7,13 @@ import json
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from ferrule import errors
 from ferrule.engine.options import RankOptions
+from ferrule.engine.silence import TICK_SECONDS, Silence
 from ferrule.engine.starting import Loss, RankStarter, StartedRanks
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost, RendezvousError
 
@@ -98,6 +100,8 @@ class Ranks:
         self._failure = RankFailure()
         self._lost: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
         self._settling: asyncio.Task[None] | None = None
+        self._silence = Silence(options.plan.world_size, options.meet_seconds)
+        self._watching = asyncio.create_task(self._watch(), name="signs of life")
         self._readers: list[asyncio.Task[None]] = []
         self._writers: list[asyncio.StreamWriter] = []  # in rank order; one that is dropped closes its socket
 
@@ -128,7 +132,7 @@ class Ranks:
 
     async def stop(self, grace: float) -> None:
         """End every rank within about ``grace`` seconds; safe to call twice. No event is relayed any more."""
-        tasks = [*self._readers, *([self._settling] if self._settling else [])]
+        tasks = [self._watching, *self._readers, *([self._settling] if self._settling else [])]
         for task in tasks:
             task.cancel()
         try:
@@ -144,15 +148,36 @@ class Ranks:
     async def _relay(self, rank: int, reader: asyncio.StreamReader) -> None:
         try:
             while (line := await reader.readline()).endswith(b"\n"):  # a rank that dies may leave a part of one
+                self._silence.heard(rank)
                 event: Event = json.loads(line)
-                if event["event"] == "error":
-                    self._failure.report(rank, event["type"], event["message"], event.get("lost"))
-                else:
-                    self._on_event(rank, event)
+                match event["event"]:
+                    case "alive":
+                        continue
+                    case "error":
+                        self._failure.report(rank, event["type"], event["message"], event.get("lost"))
+                        continue
+                    case "ready":
+                        self._silence.ready(rank)
+                self._on_event(rank, event)
         except ConnectionError:
             pass  # the same as the end of the stream: the rank is gone
         except Exception as error:  # noqa: BLE001 - a message that cannot be taken must not leave the model hanging
             self._failure.report(rank, "EngineError", f"its message could not be taken: {error!r}")
+        self._find_cause()
+
+    async def _watch(self) -> None:
+        """Until ranks give no sign of life although their connections stand."""
+        silent: dict[int, float] = {}
+        last = time.monotonic()
+        while not silent:
+            await asyncio.sleep(TICK_SECONDS)
+            last, before = time.monotonic(), last
+            silent = self._silence.tick(last - before)
+        for rank, seconds in silent.items():
+            self._failure.report(rank, PeerLost.__name__, f"it has given no sign of life for {seconds:.0f} s", rank)
+        self._find_cause()
+
+    def _find_cause(self) -> None:
         if self._settling is None:
             self._settling = asyncio.create_task(self._settle(), name="first cause")
 

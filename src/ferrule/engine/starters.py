@@ -110,7 +110,7 @@ class LocalStarter:
         theirs = [their for _, their in pairs]
 
         def command(rank: int) -> list[str]:
-            argv = [sys.executable, "-m", "ferrule.engine.worker", str(theirs[rank].fileno())]
+            argv = [sys.executable, "-m", "ferrule.lifeline", "ferrule.engine.worker", str(theirs[rank].fileno())]
             return argv if lab is None else lab.command(rank % lab.size, argv)
 
         launcher = LocalLauncher(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ferrule.engine.crashes import Crashes, pause
-from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
+from ferrule.engine.options import LOAD_TIMEOUT, MEET_TIMEOUT, RETURN_TIMEOUT, RankOptions
 from ferrule.engine.ranks import Event, Ranks
 from ferrule.engine.starting import Formation, Loss, Planner, RankStarter
 from ferrule.engine.types import RankInfo, Recovery, State
@@ -87,7 +87,7 @@ class Supervisor:
     async def start(self) -> None:
         """Wait until every rank is ready. Raises the first cause where one fails; no process is left then."""
         try:
-            ranks = await self._bring_up(None)
+            ranks = await self._bring_up(None, MEET_TIMEOUT)
         except RanksLostError as error:
             raise error.loss.error from None
         self._task = asyncio.create_task(self._keep(ranks), name="supervisor")
@@ -111,7 +111,7 @@ class Supervisor:
             ranks, self._ranks = self._ranks, None
             await ranks.stop(0.3)
 
-    async def _bring_up(self, loss: Loss | None) -> Ranks:
+    async def _bring_up(self, loss: Loss | None, patience: float) -> Ranks:
         formation = await self._planner.form(self._options, loss)
         if self.state == "waiting":
             self._enter("recovering", self.error)
@@ -119,7 +119,7 @@ class Supervisor:
         if old is not None and old is not formation.spares:
             await old.close()
         self._formation = formation
-        options = formation.options
+        options = replace(formation.options, meet_seconds=patience)
         if self._proven == (formation.starter, options.plan):  # on the same hosts, so that it has nothing new to find
             options = replace(options, self_test=False)
         running = Running(options.plan)
@@ -191,7 +191,7 @@ class Supervisor:
 
     async def _bring_back(self, loss: Loss) -> Ranks:
         """Raises the error for which the model fails."""
-        attempt = 0
+        attempt, patience = 0, RETURN_TIMEOUT
         while True:
             reason = self._crashes.hopeless(loss, self._clock())
             if reason is not None:
@@ -200,11 +200,12 @@ class Supervisor:
                 await asyncio.sleep(pause(attempt))
                 attempt += 1
                 try:
-                    return await self._bring_up(loss)
+                    return await self._bring_up(loss, patience)
                 except ModelUnavailable as error:
                     self._wait(error)
                 except RanksLostError as error:
                     loss = error.loss
+                    patience = min(2 * patience, MEET_TIMEOUT)
                     break
             if not loss.crashed:
                 self._wait(loss.error)

@@ -1,4 +1,5 @@
-"""A rank's process: ``python -m ferrule.engine.worker [OPTIONS_JSON] CONTROL_FD``. Without options it waits for them.
+"""A rank's process: ``python -m ferrule.lifeline ferrule.engine.worker [OPTIONS_JSON] CONTROL_FD``. Without options it
+waits for them.
 
 Every rank loads its part and then runs the batches that one of them, the driver, announces. The driver also talks to
 the process that started the ranks: it takes requests, schedules, samples and sends tokens back.
@@ -20,7 +21,7 @@ from ferrule import fabric
 from ferrule.engine.batch import Batch, Kind, announce, receive
 from ferrule.engine.control import Control, params_from_json
 from ferrule.engine.memory import PeakMemory
-from ferrule.engine.options import LOAD_TIMEOUT, MEET_TIMEOUT, STEP_TIMEOUT, RankOptions
+from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.runner import Runner
 from ferrule.engine.sampler import Choice, Sampler
 from ferrule.engine.scheduler import Limits, Scheduler
@@ -29,6 +30,7 @@ from ferrule.engine.shards.obtain import obtain
 from ferrule.engine.source import read_config
 from ferrule.engine.types import FinishReason, Progress, RankInfo
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
+from ferrule.lifeline import Lifeline
 
 EXACT_SECONDS = 5.0
 """What may be spent on computing an interrupted answer's tokens one at a time, as they were made: then its cache is
@@ -39,11 +41,11 @@ IDLE_PERIOD = 1.0
 """Seconds after which an idle driver tells the others that it is alive."""
 
 
-def main(arguments: list[str]) -> int:
-    control = Control(int(arguments[-1]))
+def main(arguments: list[str], line: Lifeline) -> int:
+    control = Control(line)
     try:
         name_process(SPARE)
-        options = RankOptions.from_json(arguments[0]) if len(arguments) > 1 else control.options()
+        options = RankOptions.from_json(arguments[0]) if arguments else control.options()
         name_process(RANK)
         serve(options, control)
     except FerruleError as error:  # of the fabric's, `serve` may have said more before; the first report counts
@@ -65,7 +67,7 @@ def serve(options: RankOptions, control: Control) -> None:
     """Load, report, and run until the process is ended: by its parent's signal, or by the loss of a peer."""
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(options.threads)
-    with fabric.init(strict=True, timeout=STEP_TIMEOUT, meet_timeout=MEET_TIMEOUT) as world:
+    with fabric.init(strict=True, timeout=STEP_TIMEOUT, meet_timeout=options.meet_seconds) as world:
         try:
             serve_in(world, options, control)
         except FabricError as error:
@@ -209,7 +211,3 @@ class Driver:
         if load != self.reported:
             self.control.send("load", running=load[0], waiting=load[1])
             self.reported = load
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
