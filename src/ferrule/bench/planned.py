@@ -11,7 +11,7 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -36,7 +36,7 @@ from ferrule.plan import (
 )
 from ferrule.plan.cluster_live import emulated_rail
 from ferrule.plan.device_measure import measure_device
-from ferrule.plan.device_together import ROUNDS, cores_together
+from ferrule.plan.device_together import CoresTogether
 from ferrule.plan.local import layout_of_plan
 from ferrule.plan.records import calibrate, calibrated, record_of
 
@@ -83,14 +83,17 @@ def models(*, quick: bool) -> tuple[RandomModel, ...]:
 class PlannedRow:
     """Milliseconds per token of a single stream. ``tensor`` and ``pipeline`` 1: the rank that calibrated.
 
-    ``held_out_ms``: predicted when only single ranks of other models calibrate; None where there are none.
-    ``memory_mib`` and ``predicted_memory_mib``: the peak of private memory of the fullest rank."""
+    ``alone_ms``: what the model's single rank took in the same rounds. ``together``: what a core kept of its speed then
+    while all computed. ``held_out_ms``: predicted when only single ranks of other models calibrate; None where there
+    are none. ``memory_mib`` and ``predicted_memory_mib``: the peak of private memory of the fullest rank."""
 
     model: str
     tensor: int
     pipeline: int
     cables: Cables
     measured_ms: float
+    alone_ms: float
+    together: float
     predicted_ms: float
     held_out_ms: float | None
     memory_mib: float
@@ -99,6 +102,16 @@ class PlannedRow:
     @property
     def hosts(self) -> int:
         return self.tensor * self.pipeline
+
+    @property
+    def measured(self) -> float:
+        """In times of the single rank."""
+        return self.measured_ms / self.alone_ms
+
+    @property
+    def predicted(self) -> float:
+        """In times of the single rank."""
+        return self.predicted_ms / self.alone_ms
 
     @property
     def error(self) -> float:
@@ -129,6 +142,9 @@ class Run:
     peak: int
     turns: dict[Cables, list[Turn]] = field(default_factory=dict)
 
+    def add(self, cables: Cables, turn: Turn) -> None:
+        self.turns.setdefault(cables, []).append(turn)
+
     def milliseconds(self, cables: Cables) -> float:
         """Per token: the median turn's median token, of the turns that others left alone if there are such."""
         turns = self.turns[cables]
@@ -139,7 +155,18 @@ class Run:
         )
 
 
-Runs = Mapping[tuple[Path, Setting], Run]
+@dataclass
+class Beside:
+    """What was measured in the same rounds: a split, the single ranks of all models, and what a core keeps of its speed
+    while all compute, which on a virtual machine changes within minutes."""
+
+    split: Run
+    alone: dict[Path, Run]
+    kept: list[float] = field(default_factory=list)
+
+    @property
+    def together(self) -> float:
+        return statistics.median(self.kept)
 
 
 @dataclass(frozen=True)
@@ -148,7 +175,7 @@ class Here:
 
     device: DeviceSpec
     cores: int
-    together: float
+    together: float = 1.0
 
 
 def bench_planned(
@@ -162,33 +189,37 @@ def bench_planned(
             say(f"making a random {shape.name} model")
             directories.append(save_random_llama(Path(scratch) / shape.name, shape))
         say("measuring this machine")
-        here = Here(
-            measure_device("host", unit="cpu", threads=1), usable_cores(), cores_together(rounds=1 if quick else ROUNDS)
-        )
+        here = Here(measure_device("host", unit="cpu", threads=1), usable_cores())
         for directory in directories:
-            runs = asyncio.run(race(directory, directories, rounds, tokens, 1 if quick else TRIES, say))
-            rows += rows_of(directory, runs, here)
+            found = asyncio.run(race(directory, directories, rounds, tokens, 1 if quick else TRIES, say))
+            rows += rows_of(directory, found, here)
     return rows
 
 
 async def race(
     directory: Path, directories: Sequence[Path], rounds: int, tokens: int, tries: int, say: Callable[[str], None]
-) -> dict[tuple[Path, Setting], Run]:
+) -> dict[Setting, Beside]:
     """All splits of one model, one after the other, each in turns with the single ranks of all models."""
-    runs: dict[tuple[Path, Setting], Run] = {}
+    found: dict[Setting, Beside] = {}
     bystanders = Bystanders()
     async with AsyncExitStack() as stack:
-        alone = [(each, ALONE, await stack.enter_async_context(_engine(each, ALONE))) for each in directories]
+        together = stack.enter_context(CoresTogether())
+        alone = {each: await stack.enter_async_context(_engine(each, ALONE)) for each in directories}
         for setting in SETTINGS:
             async with _engine(directory, setting) as split:
+                beside = Beside(
+                    Run(split.plan, split.peak), {each: Run(one.plan, one.peak) for each, one in alone.items()}
+                )
                 for number in range(rounds):
                     say(f"{directory.name}: --tp {setting.tensor} --pp {setting.pipeline}, round {number + 1}")
-                    for source, which, engine in (*alone, (directory, setting, split)):
-                        for cables in which.cables:
-                            turn = await engine.turn(cables, tokens, tries, bystanders)
-                            run = runs.setdefault((source, which), Run(engine.plan, engine.peak))
-                            run.turns.setdefault(cables, []).append(turn)
-    return runs
+                    beside.kept.append(together.measure())
+                    for each, one in alone.items():
+                        for cables in ALONE.cables:
+                            beside.alone[each].add(cables, await one.turn(cables, tokens, tries, bystanders))
+                    for cables in setting.cables:
+                        beside.split.add(cables, await split.turn(cables, tokens, tries, bystanders))
+                found[setting] = beside
+    return found
 
 
 @dataclass(frozen=True)
@@ -234,18 +265,32 @@ async def _engine(directory: Path, setting: Setting) -> AsyncIterator[_Engine]:
             yield _Engine(ferrule, lab)
 
 
-def rows_of(directory: Path, runs: Runs, here: Here) -> list[PlannedRow]:
+def rows_of(directory: Path, found: Mapping[Setting, Beside], here: Here) -> list[PlannedRow]:
     """What was measured of the model in ``directory`` beside what is predicted."""
-    specs = {source: read_model(str(source)) for source, _ in runs}
-    spec = specs[directory]
-    everything = _calibrated(here, specs, runs, specs)
-    others = [source for source in specs if source != directory]
-    held_out = _calibrated(here, specs, runs, others) if others else None
+    (sources,) = {tuple(beside.alone) for beside in found.values()}
+    specs = {source: read_model(str(source)) for source in sources}
+    together = statistics.median(beside.together for beside in found.values())
+    whole = Beside(_merged(beside.alone[directory] for beside in found.values()), {}, [together])
+    whole.alone = {source: _merged(beside.alone[source] for beside in found.values()) for source in sources}
     rows = []
-    for (source, setting), run in runs.items():
-        for cables in run.turns if source == directory else ():
-            rows.append(_row(spec, setting, cables, run, everything, held_out))
+    for setting, beside in {ALONE: whole, **found}.items():
+        now = replace(here, together=beside.together)
+        everything = _calibrated(now, specs, beside.alone, sources)
+        others = [source for source in sources if source != directory]
+        held_out = _calibrated(now, specs, beside.alone, others) if others else None
+        for cables in beside.split.turns:
+            rows.append(_row(specs[directory], setting, cables, beside, directory, everything, held_out))
     return rows
+
+
+def _merged(runs: Iterable[Run]) -> Run:
+    """All turns of one split."""
+    first, *others = runs
+    merged = replace(first, turns={cables: list(turns) for cables, turns in first.turns.items()})
+    for run in others:
+        for cables, turns in run.turns.items():
+            merged.turns.setdefault(cables, []).extend(turns)
+    return merged
 
 
 def _cluster(here: Here, ranks: int, cables: Cables) -> ClusterSpec:
@@ -260,7 +305,7 @@ def _work() -> Workload:
     return Workload(context=WARM, prompt=PROMPT)
 
 
-def _calibrated(here: Here, specs: Mapping[Path, ModelSpec], runs: Runs, by: Collection[Path]) -> Here:
+def _calibrated(here: Here, specs: Mapping[Path, ModelSpec], alone: Mapping[Path, Run], by: Collection[Path]) -> Here:
     """By what single ranks of the models ``by`` did."""
     device = here.device
     cluster = _cluster(here, 1, Cables())
@@ -268,9 +313,9 @@ def _calibrated(here: Here, specs: Mapping[Path, ModelSpec], runs: Runs, by: Col
         record_of(
             specs[source],
             cluster,
-            layout_of_plan(runs[source, ALONE].plan, ["host-0"]),
+            layout_of_plan(alone[source].plan, ["host-0"]),
             _work(),
-            runs[source, ALONE].milliseconds(Cables()) / 1e3,
+            alone[source].milliseconds(Cables()) / 1e3,
             at=time.time(),
         )
         for source in by
@@ -279,7 +324,17 @@ def _calibrated(here: Here, specs: Mapping[Path, ModelSpec], runs: Runs, by: Col
     return replace(here, device=calibrated(device, {found.kind: found}))
 
 
-def _row(spec: ModelSpec, setting: Setting, cables: Cables, run: Run, here: Here, held_out: Here | None) -> PlannedRow:
+def _row(
+    spec: ModelSpec,
+    setting: Setting,
+    cables: Cables,
+    beside: Beside,
+    directory: Path,
+    here: Here,
+    held_out: Here | None,
+) -> PlannedRow:
+    run = beside.split
+
     def predicted(here: Here) -> Prediction:
         cluster = _cluster(here, setting.ranks, cables)
         return predict(spec, cluster, layout_of_plan(run.plan, [each.name for each in cluster.devices]), _work())
@@ -291,6 +346,8 @@ def _row(spec: ModelSpec, setting: Setting, cables: Cables, run: Run, here: Here
         setting.pipeline,
         cables,
         run.milliseconds(cables),
+        beside.alone[directory].milliseconds(Cables()),
+        here.together,
         prediction.token_seconds * 1e3,
         None if held_out is None else predicted(held_out).token_seconds * 1e3,
         run.peak / (1 << 20),
@@ -302,7 +359,8 @@ def _row(spec: ModelSpec, setting: Setting, cables: Cables, run: Run, here: Here
 class Choice:
     """Of all that was measured of ``model`` on so many hosts: what the planner would have taken, and the best.
 
-    The single rank is always a choice. ``loss``: how much slower the planner's first choice was."""
+    The single rank is always a choice. All count by the single rank of the same rounds: the machine's speed drifts.
+    ``loss``: how much slower the planner's first choice was."""
 
     model: str
     hosts: int
@@ -312,7 +370,7 @@ class Choice:
 
     @property
     def loss(self) -> float:
-        return self.chosen.measured_ms / self.best.measured_ms - 1
+        return self.chosen.measured / self.best.measured - 1
 
 
 def choices(rows: Sequence[PlannedRow]) -> list[Choice]:
@@ -323,6 +381,6 @@ def choices(rows: Sequence[PlannedRow]) -> list[Choice]:
         alone = [row for row in mine if row.hosts == 1]
         for hosts, cables in dict.fromkeys((row.hosts, row.cables) for row in mine if row.hosts > 1):
             among = [*alone, *(row for row in mine if (row.hosts, row.cables) == (hosts, cables))]
-            chosen = min(among, key=lambda row: row.predicted_ms)
-            found.append(Choice(model, hosts, cables, chosen, min(among, key=lambda row: row.measured_ms)))
+            chosen = min(among, key=lambda row: row.predicted)
+            found.append(Choice(model, hosts, cables, chosen, min(among, key=lambda row: row.measured)))
     return found

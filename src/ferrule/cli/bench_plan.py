@@ -91,6 +91,10 @@ def _show_planned(console: Console, rows: list[PlannedRow]) -> None:
             f"{row.memory_mib:.0f}",
             f"{row.predicted_memory_mib:.0f}",
         )
+    kept = [row.together for row in rows]
+    table.caption = (
+        f"While all cores compute, each keeps {min(kept):.2f} to {max(kept):.2f} of its speed (measured beside)"
+    )
     console.print(table)
     errors = [abs(row.error) for row in rows if row.tensor * row.pipeline > 1]
     held_out = [abs(row.held_out_error) for row in rows if row.hosts > 1 and row.held_out_error is not None]

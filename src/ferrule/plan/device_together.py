@@ -18,26 +18,37 @@ from ferrule.cluster import usable_cores
 from ferrule.errors import PlanError
 from ferrule.plan.device_backend import choose_backend
 
-ROUNDS = 5
 SECONDS = 0.3
-"""Of each kind of work in each round."""
+"""Of each kind of work, alone and together."""
 _WIDTH, _COUNT, _SMALL = 2048, 12, 300
 """Weights that fit into few caches, 96 MiB in bfloat16; operations that take as long as the clock needs to be exact."""
 
 
-def cores_together(cores: int | None = None, rounds: int = ROUNDS) -> float:
-    """From 0 to 1; 1 where there is one core. Takes some seconds. Raises `PlanError` where it cannot be measured."""
-    count = usable_cores() if cores is None else cores
-    if count == 1:
-        return 1.0
-    with ExitStack() as stack:
-        workers = [stack.enter_context(_Worker()) for _ in range(count)]
-        kept = []
-        for _ in range(rounds):
-            alone = _work(workers[:1])
-            together = _work(workers)
-            kept.append(statistics.geometric_mean(a / b for a, b in zip(alone, together, strict=True)))
-    return min(1.0, statistics.median(kept))
+class CoresTogether:
+    """Measures it, as often as asked: processes that wait in between."""
+
+    def __init__(self, cores: int | None = None) -> None:
+        self._count = usable_cores() if cores is None else cores
+        self._stack = ExitStack()
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> CoresTogether:
+        with ExitStack() as stack:
+            if self._count > 1:
+                self._workers = [stack.enter_context(_Worker()) for _ in range(self._count)]
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def measure(self) -> float:
+        """From 0 to 1, in about a second; 1 where there is one core. Raises `PlanError`."""
+        if not self._workers:
+            return 1.0
+        alone = _work(self._workers[:1])
+        together = _work(self._workers)
+        return min(1.0, statistics.geometric_mean(a / b for a, b in zip(alone, together, strict=True)))
 
 
 def _work(workers: Sequence[_Worker]) -> list[float]:
