@@ -259,6 +259,21 @@ def test_shares_make_the_slowest_as_quick_as_can_be() -> None:
             assert slowest(found) == min(map(slowest, ways))
 
 
+def test_shares_are_given_piece_by_piece() -> None:
+    """Each to the device that would be done with it first; so many pieces are not given one by one."""
+    dice = random.Random(4)
+    for _ in range(200):
+        count, total = dice.randint(1, 8), dice.choice([8, 64, 256])
+        each = [dice.choice([1.0, 2.0, dice.uniform(0.1, 10)]) for _ in range(count)]
+        before = [dice.choice([0.0, dice.uniform(-1, 60)]) for _ in range(count)]
+        most = [dice.choice([total, dice.randint(total // count + 1, total)]) for _ in range(count)]
+        given = [1] * count
+        while sum(given) < total:
+            done = [(before[i] + (given[i] + 1) * each[i], i) for i in range(count) if given[i] < most[i]]
+            given[min(done)[1]] += 1
+        assert whole_shares(total, each, before=before, most=most) == tuple(given)
+
+
 def test_many_hosts_find_what_few_find() -> None:
     """Nine hosts of which only three have any room."""
     three = unequal(3, 7, 1.0)

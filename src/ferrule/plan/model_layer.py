@@ -208,7 +208,7 @@ class LayerSpec:
     def parameters(self) -> int:
         return self.weights.total.parameters
 
-    @property
+    @cached_property
     def active_parameters(self) -> int:
         """Parameters that one token uses: all but the routed experts that it is not sent to."""
         if self.experts is None:
@@ -218,6 +218,17 @@ class LayerSpec:
 
     def held_bytes(self, share: Share = WHOLE) -> int:
         """Bytes of weights on a rank with ``share`` of this layer."""
+        found = self._held.get(share)
+        if found is None:
+            found = self._held[share] = self._held_bytes(share)
+        return found
+
+    @cached_property
+    def _held(self) -> dict[Share, int]:
+        """Searches ask for the same shares thousands of times."""
+        return {}
+
+    def _held_bytes(self, share: Share) -> int:
         return (
             self.weights.attention.held(share.query)
             + self.weights.key_value.held(self._key_value(share) if self.heads_cut else share.query)

@@ -39,6 +39,14 @@ class Cutting:
     shares: tuple[Share, ...] = (WHOLE,)
     experts: bool = False
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """A search looks each up many times."""
+        return hash((self.devices, self.shares, self.experts))
+
     def stage(self, first: int, last: int) -> Stage:
         return Stage(self.devices, first, last, self.shares, self.experts)
 
@@ -63,6 +71,7 @@ class StageCosts:
         self._hops: dict[tuple[str, str], tuple[float, float]] = {}
         self._ends: dict[tuple[object, ...], tuple[float, float]] = {}
         self._shares: dict[tuple[Share, float], DeviceMemory] = {}
+        self._beside: dict[tuple[Share, float], tuple[Floats, DeviceMemory]] = {}
         self._exchanges: dict[tuple[str, ...], Exchange] = {}
 
     @cached_property
@@ -143,26 +152,35 @@ class StageCosts:
         """By any device, without a process."""
         if (share, vocabulary) in self._shares:
             return self._shares[share, vocabulary]
+        weights, none = self._without_context(share, vocabulary)
+        cache = [
+            layer.cache_bytes(self.work.context, self.runtime.cache, share) * self.work.concurrency
+            for layer in self._kinds
+        ]
+        found = self._shares[share, vocabulary] = replace(none, by_layer=(weights + cache)[self._kind_of])
+        return found
+
+    def _without_context(self, share: Share, vocabulary: float) -> tuple[Floats, DeviceMemory]:
+        """Weights by kind of layer, and all that is held beside layers."""
+        if (share, vocabulary) in self._beside:
+            return self._beside[share, vocabulary]
         model = self.model
-        by_kind: Floats = np.array(
-            [
-                layer.held_bytes(share)
-                + layer.cache_bytes(self.work.context, self.runtime.cache, share) * self.work.concurrency
-                for layer in self._kinds
-            ]
-        )
         part = Stage(("",), 0, len(self._kinds))
         inner, whole = (
             activation_bytes(each, part, share, self.work, self.runtime) for each in (self._inner, self._short)
         )
         head = float(model.head.held(vocabulary))
-        found = self._shares[share, vocabulary] = DeviceMemory(
-            room=0.0,
-            by_layer=by_kind[self._kind_of],
-            always=inner + 2.0,  # 2: rounding
-            first=float(model.embedding.held(vocabulary)),
-            last=head + model.final.held(1.0) + whole - inner,
-            tied=head if model.tied else 0.0,
+        weights: Floats = np.array([float(layer.held_bytes(share)) for layer in self._kinds])
+        found = self._beside[share, vocabulary] = (
+            weights,
+            DeviceMemory(
+                room=0.0,
+                by_layer=weights,
+                always=inner + 2.0,  # 2: rounding
+                first=float(model.embedding.held(vocabulary)),
+                last=head + model.final.held(1.0) + whole - inner,
+                tied=head if model.tied else 0.0,
+            ),
         )
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,9 @@ from ferrule.plan.search_costs import Cutting, Measure, StageCosts
 from ferrule.plan.search_cut import Floats, StageTable
 from ferrule.plan.search_cuttings import cuttings_of
 from ferrule.plan.search_obstacle import stage_obstacle
-from ferrule.plan.search_order import Choice, Counts, Found, Option, OrderSearch
+from ferrule.plan.search_order import Choice, Found, Option, OrderSearch
+from ferrule.plan.search_room import have_room
+from ferrule.plan.search_sets import Counts
 
 CLOSE = 5e-3
 """How near to the optimum the throughput of a pipeline must be when both its slowest stage and its hops matter."""
@@ -69,7 +71,7 @@ class ExactSearch:
         """All groups of so many devices as stages."""
         key = (measure, widths)
         if key not in self._choices:
-            groups = self._undominated(lambda group: self._table(group, measure), widths)
+            groups = self._undominated(measure, widths)
             options = tuple(Option(group.counts, self._table(group, measure)) for group in groups)
             kinds = list(dict.fromkeys(group.counts for group in groups))
             place_of = {kind: place for place, kind in enumerate(kinds)}
@@ -78,12 +80,12 @@ class ExactSearch:
             self._choices[key] = Choice(self.available, options, hops, back), groups
         return self._choices[key]
 
-    def _undominated(self, table_of: Callable[[_Group], StageTable], widths: Widths) -> list[_Group]:
+    def _undominated(self, measure: Measure, widths: Widths) -> list[_Group]:
         """Without those that have no room for a layer, or are no better than another way to cut the same devices."""
         by_counts: dict[Counts, list[tuple[_Group, StageTable]]] = {}
         for group in self.groups:
             if len(group.cutting.devices) in widths:
-                table = table_of(group)
+                table = self._table(group, measure)
                 others = by_counts.setdefault(group.counts, [])
                 if table.has_room and not any(table.no_better_than(other) for _, other in others):
                     others[:] = [(kept, other) for kept, other in others if not other.no_better_than(table)]
@@ -110,22 +112,19 @@ class ExactSearch:
         """Whether any layout fits, whatever it takes."""
         if any(all(use.all_held <= use.room for use in self.costs.memory(group.cutting)) for group in self.groups):
             return True
-        nothing = np.zeros(self.costs.model.layers)
         count = sum(self.available)
         widths = [range(width, width + 1) for width in range(1, count // 2 + 1)]
-        for each in widths if self.runnable else [range(1, count)]:
-            tables: dict[_Group, StageTable] = {
-                group: StageTable(nothing, self.costs.memory(group.cutting))
-                for group in self.groups
-                if len(group.cutting.devices) in each
-            }
-            options = tuple(
-                Option(group.counts, tables[group]) for group in self._undominated(tables.__getitem__, each)
+        return any(
+            have_room(
+                self.available,
+                [
+                    (group.counts, self.costs.memory(group.cutting))
+                    for group in self.groups
+                    if len(group.cutting.devices) in each
+                ],
             )
-            hops = np.zeros((len(options), len(options)))
-            if options and OrderSearch(Choice(self.available, options, hops, hops)).lower_bound() < math.inf:
-                return True
-        return False
+            for each in (widths if self.runnable else [range(1, count)])
+        )
 
     def layout(self, found: Found, groups: Sequence[_Group]) -> Layout:
         """With the names of devices in the places of classes."""

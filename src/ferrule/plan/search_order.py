@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ferrule.plan.search_cut import Floats, StageTable
-from ferrule.plan.search_spans import Places, Spans
+from ferrule.plan.search_sets import Counts, FreeSets, Places
+from ferrule.plan.search_spans import Spans
 
-Counts = tuple[int, ...]
 _Key = tuple[int, int, int, int]
 """First stage (-1: any), last stage (-1: any), free devices, stages still to come (0: any)."""
 _WIDENINGS = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
@@ -73,22 +72,10 @@ class OrderSearch:
         self._whole = Spans.of([option.table for option in choice.options])
         self._spans, self._cap = self._whole, math.inf
         self._layers = self._whole.layers
+        sets = FreeSets(choice.available, [option.counts for option in choice.options])
+        self._all, self._fitting, self._left = sets.all, sets.fitting, sets.left
+        self._levels = [np.flatnonzero(sets.sizes == size) for size in range(1, int(sets.sizes[-1]) + 1)]
         counts = np.array([option.counts for option in choice.options])
-        radix = np.cumprod([1, *(count + 1 for count in choice.available[:-1])])
-        states = np.array(list(itertools.product(*(range(count + 1) for count in choice.available))))
-        states = states[np.argsort(states.sum(axis=1), kind="stable")]
-        by_code = {int(code): place for place, code in enumerate(states @ radix)}
-        self._all = len(states) - 1
-        codes = counts @ radix
-        self._fitting = [np.flatnonzero((counts <= free).all(axis=1)) for free in states]
-        """By set of free devices (the smaller first): the options that these allow."""
-        self._left = [
-            np.array([by_code[int(code)] for code in free @ radix - codes[those]], dtype=np.intp)
-            for free, those in zip(states, self._fitting, strict=True)
-        ]
-        """The same order: the set that each leaves."""
-        sizes = states.sum(axis=1)
-        self._levels = [np.flatnonzero(sizes == size) for size in range(1, int(sizes[-1]) + 1)]
         beside = (counts[:, None, :] + counts[None, :, :] <= np.array(choice.available)).all(axis=2)
         self._any_first = _constant(choice.back[beside])
         self._any_last = self._any_first and _constant(choice.hops[beside])

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrule.plan.search_cut import Floats, StageTable
-
-Places = NDArray[np.intp]
+from ferrule.plan.search_sets import Places
 
 
 @dataclass(frozen=True, eq=False)
