@@ -266,7 +266,7 @@ def test_shares_are_given_piece_by_piece() -> None:
         count, total = dice.randint(1, 8), dice.choice([8, 64, 256])
         each = [dice.choice([1.0, 2.0, dice.uniform(0.1, 10)]) for _ in range(count)]
         before = [dice.choice([0.0, dice.uniform(-1, 60)]) for _ in range(count)]
-        most = [dice.choice([total, dice.randint(total // count + 1, total)]) for _ in range(count)]
+        most = [dice.choice([total, dice.randint(-(-total // count), total)]) for _ in range(count)]
         given = [1] * count
         while sum(given) < total:
             done = [(before[i] + (given[i] + 1) * each[i], i) for i in range(count) if given[i] < most[i]]
