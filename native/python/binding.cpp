@@ -17,6 +17,9 @@
 #include "shaper.h"
 #endif
 #include "tensors.h"
+#ifdef __linux__
+#include "usb4.h"
+#endif
 #include "verbs.h"
 
 namespace nb = nanobind;
@@ -113,6 +116,7 @@ NB_MODULE(_native, module) {
   ferrule::bind_relay(module);
 #ifdef __linux__
   ferrule::bind_shaper(module);
+  ferrule::bind_usb4(module);
 #endif
   ferrule::bind_group(module);
   bind_raw(module);

@@ -1,0 +1,354 @@
+"""Routers and cables together: control packets answered and passed on, plug events, paths from ring to ring."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ferrule import _native
+from ferrule.errors import ConfigError
+from ferrule.lab.usb4 import packets
+from ferrule.lab.usb4.cable import Cable, Link
+from ferrule.lab.usb4.packets import Event, HotPlug, Notification, Packet, Read, Write, XDomain
+from ferrule.lab.usb4.profile import Fault, FaultKind, Plan
+from ferrule.lab.usb4.router import BadAccess, Router
+
+TRAINING_SECONDS = 1.0
+"""From two ends with power to a link that is up; hardware takes about as long."""
+
+_EVENT_SECONDS = 0.255
+_EVENT_TRIES = 20
+_PLUG, _UNPLUG = 2, 3
+
+
+@dataclass
+class _Told:
+    """A hot plug event that was not acknowledged yet."""
+
+    event: HotPlug
+    again: float
+    tries: int = 1
+
+
+def unique_id(host: str, number: int) -> int:
+    """The same for the same host in every lab."""
+    return int.from_bytes(hashlib.sha256(f"{host}/{number}".encode()).digest()[:8], "little")
+
+
+class Network:
+    """All routers and cables of a plan. Times are seconds of a clock that the caller has."""
+
+    def __init__(
+        self, plan: Plan, engine: _native.Usb4Engine, training: float = TRAINING_SECONDS, seed: int = 0
+    ) -> None:
+        self.plan = plan
+        self._engine = engine
+        self._training = training
+        self._random = random.Random(seed)
+        self._powered: list[bool] = []
+        self.routers: list[Router] = []
+        for host, number in plan.controllers():
+            engine.add_controller(host.hops)
+            self.routers.append(Router(host.ids, unique_id(host.name, number), host.ports, host.hops))
+            self._powered.append(False)
+        self.cables: list[Cable] = []
+        self._at: dict[tuple[int, int], tuple[Cable, int]] = {}
+        for spec in plan.cables:
+            cable = Cable(spec, (plan.place(spec.a), plan.place(spec.b)))
+            for end in (0, 1):
+                self._at[cable.ends[end]] = (cable, end)
+                engine.add_wire(seed * 1000 + self.wire(len(self.cables), end), self.interface(len(self.cables), end))
+            self.cables.append(cable)
+            self._shape(cable)
+        self._told: dict[tuple[int, int], _Told] = {}
+        self._paths: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._counter = itertools.count()
+        self._control = [{"passed": 0, "lost": 0} for _ in range(2 * len(self.cables))]
+
+    def interfaces(self) -> list[str]:
+        """Names for a trace: one of each router, and one of each end of each cable."""
+        routers = [f"{host.name} router {number}" for host, number in self.plan.controllers()]
+        return routers + [f"{cable.spec.name} from {host}" for cable in self.cables for host in cable.spec.hosts]
+
+    def wire(self, cable: int, end: int) -> int:
+        """The engine's number of the direction from this end."""
+        return 2 * cable + end
+
+    def interface(self, cable: int, end: int) -> int:
+        return len(self.routers) + self.wire(cable, end)
+
+    def power(self, controller: int, on: bool, now: float) -> None:
+        """A guest has this controller now, or has lost it."""
+        self._powered[controller] = on
+        self.reset(controller, now)
+
+    def reset(self, controller: int, now: float) -> None:
+        """All that its guest told it is forgotten, and its links go down."""
+        self._engine.reset(controller)
+        self.routers[controller].reset()
+        for end in [key for key in self._told if key[0] == controller]:
+            del self._told[end]
+        for cable in self.cables:
+            if controller in (cable.ends[0][0], cable.ends[1][0]):
+                self._drop(cable, now)
+        self.update(now)
+
+    # --- cables
+
+    def update(self, now: float) -> None:
+        """Let pass what time brought: links that have trained, packets that arrive, events to be told again."""
+        while self._later and self._later[0][0] <= now:
+            heapq.heappop(self._later)[2]()
+        for cable in self.cables:
+            if cable.update(now, self._can(cable), self._training):
+                self._changed(cable, now)
+            cable.show(self._routers(cable))
+        for (controller, _), told in list(self._told.items()):
+            if told.again <= now:
+                told.again, told.tries = now + _EVENT_SECONDS, told.tries + 1
+                self._send(controller, told.event)
+        self._told = {key: told for key, told in self._told.items() if told.tries < _EVENT_TRIES}
+        self._connect()
+
+    def deadline(self) -> float | None:
+        """When `update` has something to do."""
+        times = [cable.up_at for cable in self.cables if cable.link == Link.TRAINING]
+        times += [told.again for told in self._told.values()] + [each[0] for each in self._later[:1]]
+        return min(times, default=None)
+
+    def cable(self, name: str) -> Cable:
+        for cable in self.cables:
+            if cable.spec.name == name:
+                return cable
+        raise ConfigError(f"the lab has no cable {name!r}, only {', '.join(each.spec.name for each in self.cables)}")
+
+    def plug(self, name: str, plugged: bool, now: float) -> None:
+        self.cable(name).plugged = plugged
+        self.update(now)
+
+    def strike(self, name: str, fault: Fault, now: float) -> None:
+        """One fault more; one of the same kind and sender is replaced."""
+        cable = self.cable(name)
+        if fault.sender is not None and fault.sender not in cable.spec.hosts:
+            raise ConfigError(f"{name} does not lead to {fault.sender!r}, but to {' and '.join(cable.spec.hosts)}")
+        others = [each for each in cable.faults if (each.kind, each.sender) != (fault.kind, fault.sender)]
+        self._suffer(cable, [*others, fault], now)
+
+    def heal(self, name: str, now: float) -> None:
+        self._suffer(self.cable(name), [], now)
+
+    def reshape(self, name: str, rate: float | None, delay_us: float) -> None:
+        """Another rate and delay, from now on."""
+        cable = self.cable(name)
+        cable.spec = replace(cable.spec, rate=rate, delay_us=delay_us)
+        self._shape(cable)
+
+    def _suffer(self, cable: Cable, faults: list[Fault], now: float) -> None:
+        lanes = cable.two_lanes
+        cable.faults = faults
+        self._shape(cable)
+        for end, (controller, _) in enumerate(cable.ends):
+            for transmit, kind in ((True, FaultKind.STALL_TX), (False, FaultKind.STALL_RX)):
+                for ring in range(1, self._hops(controller)):
+                    self._engine.stall(controller, transmit, ring, cable.struck(kind, end) > 0)
+            self._engine.lose_interrupts(controller, cable.struck(FaultKind.LOSE_INTERRUPTS, end))
+        if cable.two_lanes != lanes:
+            self._drop(cable, now)
+        self.update(now)
+
+    def _shape(self, cable: Cable) -> None:
+        number = self.cables.index(cable)
+        for end in (0, 1):
+            self._engine.shape(self.wire(number, end), **asdict(cable.shape(end)))
+
+    def _hops(self, controller: int) -> int:
+        return self.plan.controllers()[controller][0].hops
+
+    def _routers(self, cable: Cable) -> tuple[Router, Router]:
+        return self.routers[cable.ends[0][0]], self.routers[cable.ends[1][0]]
+
+    def _can(self, cable: Cable) -> bool:
+        return all(self._powered[at] and not self.routers[at].resetting(port) for at, port in cable.ends)
+
+    def _drop(self, cable: Cable, now: float) -> None:
+        """The link is lost, if only for a moment."""
+        if cable.link == Link.UP:
+            cable.retrain()
+            self._changed(cable, now)
+        cable.retrain()
+
+    def _changed(self, cable: Cable, now: float) -> None:
+        up = cable.link == Link.UP
+        for end, (controller, port) in enumerate(cable.ends):
+            router = self.routers[controller]
+            if not up:
+                self._engine.clear(self.wire(self.cables.index(cable), end))
+            if self._powered[controller] and router.enabled and not router.resetting(port):
+                event = HotPlug(0, router.lane(port), unplug=not up)
+                self._told[controller, port] = _Told(event, now + _EVENT_SECONDS)
+                cable.show(self._routers(cable))
+                self._send(controller, event)
+
+    # --- paths
+
+    def _connect(self) -> None:
+        wanted = {}
+        for controller, router in enumerate(self.routers):
+            for ring in range(1, self._hops(controller)):
+                path = self._path(controller, router, ring)
+                if path is not None:
+                    wanted[controller, ring] = path
+        for key in self._paths.keys() - wanted.keys():
+            self._engine.disconnect(*key)
+        for key, path in wanted.items():
+            if self._paths.get(key) != path:
+                self._engine.connect(*key, *path)
+        self._paths = wanted
+
+    def _path(self, controller: int, router: Router, ring: int) -> tuple[int, int, int, int] | None:
+        """The wire, the other controller and its ring, and the HopID on the cable, for frames of a Tx ring."""
+        first = router.hop(router.host_adapter, ring)
+        port = router.port_of(first.out_adapter) if first is not None else None
+        if first is None or port is None or (controller, port) not in self._at:
+            return None
+        cable, end = self._at[controller, port]
+        if cable.link != Link.UP:
+            return None
+        peer, peer_port = cable.ends[1 - end]
+        other = self.routers[peer]
+        second = other.hop(other.lane(peer_port), first.next_hop)
+        if second is None or second.out_adapter != other.host_adapter or second.next_hop >= self._hops(peer):
+            return None
+        if second.waits_for_credits and second.credits == 0:
+            return None
+        return self.wire(self.cables.index(cable), end), peer, second.next_hop, first.next_hop
+
+    # --- control packets
+
+    def take(self, controller: int, kind: int, data: bytes, now: float) -> None:
+        """A control packet from a guest. One that is damaged is lost, as on hardware."""
+        self._engine.trace_control(controller, kind, data, False)
+        try:
+            packet = packets.decode(kind, data)
+        except packets.PacketError:
+            return
+        match packet:
+            case Read() | Write():
+                self._send(controller, self._access(controller, packet, now))
+            case Notification(event=Event.HOT_PLUG_ACK):
+                port = self.routers[controller].port_of(packet.adapter)
+                told = self._told.get((controller, -1 if port is None else port))
+                if told is not None and packet.plug == (_UNPLUG if told.event.unplug else _PLUG):
+                    del self._told[controller, -1 if port is None else port]
+            case XDomain():
+                self._pass_on(controller, packet, now)
+            case _:
+                pass
+
+    def _access(self, controller: int, packet: Read | Write, now: float) -> Packet:
+        if packet.route:
+            return self._unreachable(controller, packet.route)
+        router, at = self.routers[controller], packet.address
+        answered = replace(at, adapter=router.host_adapter)
+        try:
+            if isinstance(packet, Read):
+                return Read(0, answered, router.read(at.space, at.adapter, at.offset, at.count), from_router=True)
+            if len(packet.data) != at.count:
+                raise BadAccess(False)
+            effect = router.write(at.space, at.adapter, at.offset, packet.data)
+        except BadAccess as error:
+            event = Event.NO_SUCH_ADAPTER if error.adapter else Event.BAD_ADDRESS
+            return Notification(0, event, at.adapter, from_router=True)
+        if effect.links or effect.paths or effect.enabled:
+            self.update(now)
+        return Write(0, answered, from_router=True)
+
+    def _unreachable(self, controller: int, route: int) -> Notification:
+        """Behind a cable is another host's router, which answers to its own connection manager only."""
+        adapter = route & 0x3F
+        port = self.routers[controller].port_of(adapter)
+        there = self._at.get((controller, -1 if port is None else port))
+        up = there is not None and there[0].link == Link.UP
+        return Notification(route, Event.BAD_ADDRESS if up else Event.NOT_CONNECTED, adapter, from_router=True)
+
+    def _pass_on(self, controller: int, packet: XDomain, now: float) -> None:
+        port = self.routers[controller].port_of(packet.route & 0x3F)
+        found = self._at.get((controller, -1 if port is None else port))
+        if found is None or packet.route >> 6 or found[0].link != Link.UP:
+            self._send(controller, self._unreachable(controller, packet.route))
+            return
+        cable, end = found
+        peer, peer_port = cable.ends[1 - end]
+        arrives = replace(packet, route=self.routers[peer].lane(peer_port), from_router=True)
+        number = self.cables.index(cable)
+        shape = cable.shape(end)
+        lost = shape.mute or self._random.random() < shape.drop
+        data = bytearray(packets.encode(arrives))
+        if self._random.random() < shape.corrupt:
+            data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
+        self._engine.trace_control(self.interface(number, end), packet.kind, bytes(data), lost)
+        self._control[self.wire(number, end)]["lost" if lost else "passed"] += 1
+        if lost:
+            return
+
+        def arrive() -> None:
+            if cable.link == Link.UP:
+                self._deliver(peer, arrives.kind, bytes(data))
+
+        if shape.delay:
+            heapq.heappush(self._later, (now + shape.delay, next(self._counter), arrive))
+        else:
+            arrive()
+
+    def _send(self, controller: int, packet: Packet) -> None:
+        self._deliver(controller, packet.kind, packets.encode(packet))
+
+    def _deliver(self, controller: int, kind: int, data: bytes) -> None:
+        self._engine.trace_control(controller, kind, data, False)
+        self._engine.send_control(controller, kind, data)
+
+    # --- what there is to say
+
+    def state(self) -> dict[str, Any]:
+        hosts: dict[str, list[dict[str, Any]]] = {}
+        for number, (host, _) in enumerate(self.plan.controllers()):
+            said = {"connected": self._powered[number], "enabled": self.routers[number].enabled}
+            hosts.setdefault(host.name, []).append(said)
+        return {
+            "hosts": hosts,
+            "cables": {
+                cable.spec.name: {
+                    "link": cable.link.value,
+                    "plugged": cable.plugged,
+                    "gbps": cable.spec.gbps,
+                    "lanes": cable.width if cable.link == Link.UP else 0,
+                    "faults": [_fault_words(fault) for fault in cable.faults],
+                }
+                for cable in self.cables
+            },
+        }
+
+    def counters(self) -> dict[str, Any]:
+        hosts: dict[str, list[dict[str, int]]] = {}
+        for number, (host, _) in enumerate(self.plan.controllers()):
+            hosts.setdefault(host.name, []).append(self._engine.controller_counters(number))
+        cables = {
+            cable.spec.name: {
+                host: self._engine.wire_counters(self.wire(number, end))
+                | {f"control_{what}": count for what, count in self._control[self.wire(number, end)].items()}
+                for end, host in enumerate(cable.spec.hosts)
+            }
+            for number, cable in enumerate(self.cables)
+        }
+        return {"hosts": hosts, "cables": cables}
+
+
+def _fault_words(fault: Fault) -> str:
+    chance = f"={fault.chance:g}" if fault.chance != 1 else ""
+    return f"{fault.kind}{chance}" + (f" from {fault.sender}" if fault.sender else "")

@@ -1,0 +1,164 @@
+"""The process that emulates the controllers and cables of a lab; run as a program by `ferrule.lab.usb4.lab.Usb4Lab`.
+
+Argument: a file with the lab as JSON. It answers on the socket ``control`` beside that file, one line of JSON each
+way, and has a socket for QEMU for each controller. It says one line when it is ready.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ferrule import _native
+from ferrule.errors import ConfigError, FerruleError, LabError
+from ferrule.lab.usb4 import trace
+from ferrule.lab.usb4.network import Network
+from ferrule.lab.usb4.profile import CONTROL, Fault, FaultKind, Plan, from_json, socket_name
+from ferrule.lab.usb4.session import Gone, Session
+
+_CONTROL_SECONDS = 5.0
+_MOST_BYTES = 1 << 16
+_LONGEST_WAIT = 1.0
+
+
+class Server:
+    def __init__(self, folder: Path, plan: Plan, *, training: float, seed: int) -> None:
+        self._folder = folder
+        self._engine = _native.Usb4Engine()
+        self._network = Network(plan, self._engine, training, seed)
+        self._selector = selectors.DefaultSelector()
+        self._sessions: dict[int, Session] = {}
+        self._down = False
+        self._requests: dict[str, Callable[..., Any]] = {
+            "state": self._network.state,
+            "counters": self._network.counters,
+            "plug": lambda cable, on: self._network.plug(cable, on, time.monotonic()),
+            "fault": self._fault,
+            "heal": lambda cable: self._network.heal(cable, time.monotonic()),
+            "reshape": self._network.reshape,
+            "down": self._stop,
+        }
+        for number, (host, own) in enumerate(plan.controllers()):
+            self._listen(socket_name(host.name, own), self._accepting(number, host.ids))
+        self._listen(CONTROL, self._accept_control)
+        self._selector.register(self._engine.control_event(), selectors.EVENT_READ, self._take_control)
+
+    def trace(self, path: Path, most: int) -> None:
+        with path.open("wb") as file:
+            file.write(trace.head(self._network.interfaces()))
+            file.flush()
+            self._engine.open_trace(file.fileno(), most)
+
+    def run(self) -> None:
+        while not self._down:
+            now = time.monotonic()
+            self._network.update(now)
+            deadline = self._network.deadline()
+            wait = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, max(0.0, deadline - now))
+            for key, _ in self._selector.select(wait):
+                key.data()
+
+    def close(self) -> None:
+        for session in self._sessions.values():
+            session.close()
+        self._selector.close()
+
+    def _listen(self, name: str, accept: Callable[[socket.socket], None]) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(self._folder / name))
+        listener.listen(4)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener, accept))
+
+    def _accept(self, listener: socket.socket, use: Callable[[socket.socket], None]) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return  # it was gone again
+        use(connection)
+
+    # --- guests
+
+    def _accepting(self, controller: int, ids: tuple[int, int]) -> Callable[[socket.socket], None]:
+        def accept(connection: socket.socket) -> None:
+            if controller in self._sessions:
+                connection.close()  # a controller is in one machine
+                return
+
+            def reset() -> None:
+                self._network.reset(controller, time.monotonic())
+
+            session = Session(connection, self._engine, controller, ids, reset)
+            self._sessions[controller] = session
+            self._network.power(controller, True, time.monotonic())
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._serve(controller, session))
+
+        return accept
+
+    def _serve(self, controller: int, session: Session) -> None:
+        try:
+            session.receive()
+        except Gone:
+            self._selector.unregister(session.connection)
+            del self._sessions[controller]
+            session.close()
+            self._network.power(controller, False, time.monotonic())
+
+    def _take_control(self) -> None:
+        while (packet := self._engine.take_control()) is not None:
+            self._network.take(*packet, time.monotonic())
+
+    # --- whoever has the lab
+
+    def _accept_control(self, connection: socket.socket) -> None:
+        """One request; its answer; done."""
+        with connection, suppress(OSError):
+            connection.settimeout(_CONTROL_SECONDS)
+            line = connection.makefile("rb").readline(_MOST_BYTES)
+            connection.sendall(json.dumps(self._answer(line)).encode() + b"\n")
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            name = request.pop("do")
+            if name not in self._requests:
+                raise LabError(f"the USB4 lab does not know {name!r}")
+            return {"answer": self._requests[name](**request)}
+        except FerruleError as error:
+            return {"error": str(error), "code": error.code}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return {"error": f"no request to a USB4 lab: {error}", "code": ConfigError.code}
+
+    def _fault(self, cable: str, kind: str, chance: float, sender: str | None) -> None:
+        self._network.strike(cable, Fault(FaultKind(kind), chance, sender), time.monotonic())
+
+    def _stop(self) -> None:
+        self._down = True
+
+
+def main(arguments: list[str]) -> int:
+    plan_file = Path(arguments[0])
+    said = json.loads(plan_file.read_text())
+    server = Server(plan_file.parent, from_json(said["plan"]), training=said["training"], seed=said["seed"])
+    if said["trace"] is not None:
+        server.trace(Path(said["trace"]), said["trace_bytes"])
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    os.close(sys.stdout.fileno())
+    try:
+        server.run()
+    finally:
+        server.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
