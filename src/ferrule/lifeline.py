@@ -1,22 +1,35 @@
 """The line from a process to whoever started it, and the program that such a process is:
-``python -m ferrule.lifeline MODULE [ARGUMENT ...] DESCRIPTOR``.
+``python -m ferrule.lifeline MODULE [ARGUMENT ...] DESCRIPTOR``, or ``--spare MODULE DESCRIPTOR``.
 
 A process that is stopped, or hangs in the kernel, does not end. So it says every second that it lives, from before it
 imports ``MODULE``, which takes seconds, until its end; a thread of its own says it, however long a computation takes.
 It imports little, so that the first sign comes soon.
+
+A spare imports ``MODULE`` and then waits at its socket for what it is to do: it answers each `QUESTION`, and is told
+its environment, its arguments, and the descriptors of its log, of its line, and perhaps of where it listens.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 BEAT_SECONDS = 1.0
 BEAT = b'{"event":"alive"}\n'
+SPARE_FLAG = "--spare"
+SPARE_NAME = "ferrule spare"
+"""Of a process that waits."""
+QUESTION, ANSWER = b"?", b"!"
+LISTEN_FD = "FERRULE_LISTEN_FD"
+_CHUNK = 1 << 16
+_MOST_FDS = 3
 
 
 class Lifeline:
@@ -54,9 +67,61 @@ class Lifeline:
                 self.socket.sendall(BEAT[sent:])
 
 
+def name_process(name: str) -> None:
+    """As ``top`` and ``ps`` show it, where the system lets a process name itself."""
+    if sys.platform == "linux":
+        Path("/proc/self/comm").write_text(name)
+
+
+def send_order(
+    spare: socket.socket, arguments: Sequence[str], env: Mapping[str, str], log: int, line: int, listener: int | None
+) -> None:
+    """Tell a spare what it is to do; the descriptors remain the caller's. Raises `OSError`, and it has to be ended."""
+    order = json.dumps({"arguments": list(arguments), "env": dict(env)}).encode() + b"\n"
+    fds = [log, line] if listener is None else [log, line, listener]
+    sent = socket.send_fds(spare, [order], fds)
+    spare.sendall(order[sent:])
+
+
+def wait_for_order(spare: socket.socket) -> list[str] | None:
+    """What a spare is to do: its arguments, the number of its line last; None where it is not needed any more.
+
+    Its environment and its log are as ordered then.
+    """
+    data = b""
+    fds: list[int] = []
+    while not data.endswith(b"\n"):
+        piece, more, _, _ = socket.recv_fds(spare, _CHUNK, _MOST_FDS)
+        if not piece:
+            return None
+        if piece == QUESTION:
+            spare.sendall(ANSWER)
+            continue
+        data += piece
+        fds += more
+    order = json.loads(data)
+    log, line, *listener = fds
+    os.dup2(log, sys.stdout.fileno())
+    os.dup2(log, sys.stderr.fileno())
+    os.close(log)
+    os.environ.update(order["env"])
+    if listener:
+        os.environ[LISTEN_FD] = str(listener[0])
+    return [*order["arguments"], str(line)]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Import a module, and call its ``main`` with the other arguments and the line."""
     name, *rest = arguments
+    if name == SPARE_FLAG:
+        name, fd = rest
+        name_process(SPARE_NAME)
+        importlib.import_module(name)
+        with socket.socket(fileno=int(fd)) as spare:
+            ordered = wait_for_order(spare)
+        if ordered is None:
+            return 0
+        rest = ordered
     line = Lifeline(int(rest.pop()))
     line.start()
     status: int = importlib.import_module(name).main(rest, line)

@@ -147,7 +147,7 @@ class FakeStarter:
             ranks.die(0, self.code)
         return ranks
 
-    async def prepare(self, options: RankOptions) -> None:
+    async def prepare(self, formation: Formation) -> None:
         self.prepared += 1
 
     async def close(self) -> None:

@@ -102,6 +102,7 @@ def serve(
             "max_context": max_context,
             "threads": threads,
             "self_test": self_test,
+            "spares": spares,
         }
         wanted |= {"hosts": [each.strip() for each in hosts.split(",")] if hosts else None, "key": beyond}
         serve_on_cluster(console, home, chosen, name, host, port, wanted)

@@ -25,10 +25,11 @@ from ferrule.cluster.connection import Connection, Message, accept
 from ferrule.cluster.fronts import Fronts
 from ferrule.cluster.handshake import Caller, Purpose
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.jobs import Job, Order
+from ferrule.cluster.jobs import Job, Order, base_environment
 from ferrule.cluster.peers import LOST_SECONDS
 from ferrule.cluster.records import MODEL, Record
 from ferrule.cluster.report import Reporter
+from ferrule.cluster.spares import Kind, Spares
 from ferrule.errors import ClusterError, FerruleError
 from ferrule.tied import tied
 
@@ -51,6 +52,7 @@ class Agent:
         self.circle = Circle(home, lambda: self.fronts.look())
         self.fronts = Fronts(home, self.circle)
         self.jobs: dict[str, Job] = {}
+        self.spares = Spares(base_environment)
         self.started = time.time()
         self._job_logs = home.directory / "jobs"
         self._strangers: dict[asyncio.StreamWriter, None] = {}
@@ -159,6 +161,9 @@ class Agent:
                     if message.get("do") == "job":
                         await self._serve_job(connection, message)
                         return
+                    if message.get("do") == "spares":
+                        await self._serve_spares(connection, message)
+                        return
                     await connection.send(await self._answer(message))
             case Purpose.START:
                 await self._start_process(connection)
@@ -183,9 +188,10 @@ class Agent:
 
     # Questions and orders
 
-    async def _answer(self, message: Message) -> Message:
+    async def _answer(self, message: Message, what: Callable[[Message], Awaitable[Any]] | None = None) -> Message:
+        """``what``: how, if not by what is asked."""
         try:
-            what = self._asked.get(str(message.get("do")))
+            what = what or self._asked.get(str(message.get("do")))
             if what is None:
                 raise ClusterError(f"the agent does not know {message.get('do')!r}; is it of another version?")
             return {"answer": await what(message)}
@@ -271,6 +277,21 @@ class Agent:
             await job.end(grace=0.1)
             del self.jobs[name]
 
+    async def _serve_spares(self, connection: Connection, first: Message) -> None:
+        """Keep processes ready as long as this connection lives; it may ask again."""
+
+        async def keep(message: Message) -> Message:
+            kind = Kind.of(str(message["module"]), {str(name): str(value) for name, value in message["env"].items()})
+            return {"kept": self.spares.keep(connection, kind, int(message["count"]))}
+
+        message: Message | None = first
+        try:
+            while message is not None:
+                await connection.send(await self._answer(message, keep))
+                message = await connection.receive()
+        finally:
+            self.spares.release(connection)
+
     async def _start_process(self, connection: Connection) -> None:
         message = await connection.receive(LOST_SECONDS)
         try:
@@ -285,9 +306,11 @@ class Agent:
         if await connection.receive(LOST_SECONDS) is None:  # the word that the other end is ready for the process
             return
         connection.pause()
+        fits = Kind.of_command(order.arguments, order.env)
         with await connection.detach() as control:
+            spare = None if fits is None else await self.spares.take(fits[0])
             try:
-                job.start(order, control)  # raises, too, where the job has ended meanwhile
+                job.start(order, control, spare)  # raises, too, where the job has ended meanwhile
             except OSError as error:
                 raise ClusterError(f"rank {order.rank} of {order.job} cannot be started: {error}") from error
 

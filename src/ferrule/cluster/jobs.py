@@ -17,11 +17,14 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from ferrule.cluster.ending import when_ended
 from ferrule.cluster.local import OUTER_JOB
-from ferrule.cluster.process import exit_fds, has_exited, signal_group
+from ferrule.cluster.process import signal_group
+from ferrule.cluster.spares import Kind, Spare
 from ferrule.cluster.token import Address, derived_key, write_address
 from ferrule.errors import ClusterError
 from ferrule.fabric.addresses import own_interfaces
+from ferrule.lifeline import LISTEN_FD, send_order
 from ferrule.tied import tied
 
 log = logging.getLogger(__name__)
@@ -35,7 +38,6 @@ TAIL_LINES = 12
 _TAIL_BYTES = 1 << 14
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _MAX_PROCESSES = 256
-_LOOK_SECONDS = 0.05
 
 Exited = Callable[[int, int, str], None]
 """Called with the rank, its status as in `subprocess`, and the last lines of its output."""
@@ -96,46 +98,47 @@ class Job:
         port: int = self._listeners[rank].getsockname()[1]
         return port
 
-    def start(self, order: Order, control: socket.socket) -> int:
-        """Start one rank, which inherits ``control``; that remains the caller's to close. Returns its process id."""
+    def start(self, order: Order, control: socket.socket, spare: Spare | None = None) -> int:
+        """Start one rank, which inherits ``control``; that remains the caller's to close. Returns its process id.
+
+        ``spare``: a process that may take it over; from now on this job's to end.
+        """
+        try:
+            return self._start(order, control, spare)
+        finally:
+            if spare is not None and spare.process not in self._running.values():
+                spare.kill()
+
+    def _start(self, order: Order, control: socket.socket, spare: Spare | None) -> int:
         if self._over:
             raise ClusterError(f"the job {order.job!r} has ended")
         if order.rank in self._running or len(self._running) >= _MAX_PROCESSES:
             raise ClusterError(f"rank {order.rank} of {order.job} runs already")
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        env = {name: value for name, value in os.environ.items() if name not in OUTER_JOB} | dict(order.env)
-        env |= {
+        place = {
             "FERRULE_RANK": str(order.rank),
             "FERRULE_WORLD_SIZE": str(order.world_size),
             "FERRULE_KEY": self._key,
             "FERRULE_ADDRESS": ",".join(map(write_address, ways_to(order.meet))),
         }
-        fds = [control.fileno()]
         listener = self._listeners.pop(order.rank, None)
-        if listener is not None and order.rank == 0:
-            env["FERRULE_LISTEN_FD"] = str(listener.fileno())
-            fds.append(listener.fileno())
-        elif listener is not None:
-            env["FERRULE_LISTEN"] = f":{listener.getsockname()[1]}"
+        if listener is not None and order.rank != 0:
+            place["FERRULE_LISTEN"] = f":{listener.getsockname()[1]}"
             listener.close()
             listener = None
-        arguments = [each.replace(CONTROL, str(control.fileno())) for each in order.arguments]
         try:
             with (self._logs / f"rank-{order.rank}.log").open("wb") as output:
-                process = subprocess.Popen(
-                    tied([sys.executable, *arguments]),
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=fds,
-                    process_group=0,
-                )
+                if spare is None or not _took_over(spare, order, place, output.fileno(), control, listener):
+                    process = _started(order, place, output.fileno(), control, listener)
+                    when_ended(process, lambda: self._ended(order.rank))
+                else:
+                    process = spare.process
+                    spare.on_end = lambda: self._ended(order.rank)
+                    spare.line.close()
         finally:
             if listener is not None:
                 listener.close()
         self._running[order.rank] = process
-        when_ended(process, lambda: self._ended(order.rank))
         return process.pid
 
     def _ended(self, rank: int) -> None:
@@ -167,6 +170,58 @@ class Job:
         shutil.rmtree(self._logs, ignore_errors=True)
 
 
+def base_environment() -> dict[str, str]:
+    """What a rank inherits, whatever it is to do."""
+    return {name: value for name, value in os.environ.items() if name not in OUTER_JOB}
+
+
+def _started(
+    order: Order, place: Mapping[str, str], output: int, control: socket.socket, listener: socket.socket | None
+) -> subprocess.Popen[bytes]:
+    env = base_environment() | dict(order.env) | dict(place)
+    fds = [control.fileno()]
+    if listener is not None:
+        env[LISTEN_FD] = str(listener.fileno())
+        fds.append(listener.fileno())
+    arguments = [each.replace(CONTROL, str(control.fileno())) for each in order.arguments]
+    return subprocess.Popen(
+        tied([sys.executable, *arguments]),
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        pass_fds=fds,
+        process_group=0,
+    )
+
+
+def _took_over(
+    spare: Spare,
+    order: Order,
+    place: Mapping[str, str],
+    output: int,
+    control: socket.socket,
+    listener: socket.socket | None,
+) -> bool:
+    """Whether a spare has the order."""
+    _, arguments = Kind.of_command(order.arguments, order.env) or (None, [])
+    if arguments[-1:] != [CONTROL]:
+        return False
+    try:
+        send_order(
+            spare.line,
+            arguments[:-1],
+            place,
+            output,
+            control.fileno(),
+            None if listener is None else listener.fileno(),
+        )
+    except OSError as error:  # it has just ended, or the order is too long for the socket
+        log.warning("a spare process could not take over rank %d of %s: %s", order.rank, order.job, error)
+        return False
+    return True
+
+
 def ways_to(places: Sequence[Address]) -> list[Address]:
     """``places`` as this host may dial them: link-local ones by way of each of its interfaces."""
     faces = dict.fromkeys(face.name for face in own_interfaces())
@@ -175,29 +230,6 @@ def ways_to(places: Sequence[Address]) -> list[Address]:
         link_local = ":" in host and ip_address(host).is_link_local
         ways += [(f"{host}%{face}", port) for face in faces] if link_local else [(host, port)]
     return ways
-
-
-def when_ended(process: subprocess.Popen[bytes], then: Callable[[], None]) -> None:
-    """Call ``then`` from the event loop when our child has ended, and is not reaped yet."""
-    loop = asyncio.get_running_loop()
-    (watch,) = exit_fds([process.pid])
-    if watch is None:  # no such thing on this system
-
-        def look() -> None:
-            if has_exited(process):
-                then()
-            else:
-                loop.call_later(_LOOK_SECONDS, look)
-
-        loop.call_soon(look)
-        return
-
-    def ended(descriptor: int) -> None:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-        then()
-
-    loop.add_reader(watch, ended, watch)
 
 
 def listener_for_ranks() -> socket.socket:

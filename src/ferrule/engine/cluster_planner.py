@@ -11,6 +11,7 @@ from ferrule.cluster.client import ask_here, ask_member, host_reports
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.records import Member
 from ferrule.engine.cluster_ranks import ClusterStarter
+from ferrule.engine.cluster_spares import ClusterSpares
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.prepare import PreparedModel
 from ferrule.engine.starting import Formation, Loss
@@ -47,6 +48,7 @@ class ClusterPlanner:
 
     def __init__(self, home: ClusterHome, options: EngineOptions, *, split: bool, wanted: Sequence[str] = ()) -> None:
         self.placed: Placed | None = None
+        self.spares = ClusterSpares(home) if options.spares else None
         self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
         self._spec: ModelSpec | None = None
         self._reports: dict[str, HostReport] = {}
@@ -75,7 +77,8 @@ class ClusterPlanner:
         self.placed = placed
         hosts = [member.host for member in ranks]
         threads = [self._options.threads or max(1, cores.get(host, 1) // hosts.count(host)) for host in hosts]
-        return Formation(replace(options, plan=placed.plan), ClusterStarter(self._home, tuple(ranks), tuple(threads)))
+        starter = ClusterStarter(self._home, tuple(ranks), tuple(threads))
+        return Formation(replace(options, plan=placed.plan), starter, self.spares)
 
     async def _members(self) -> list[Member]:
         """Those that answer now, this host first, then by name."""

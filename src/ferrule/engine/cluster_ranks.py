@@ -16,12 +16,14 @@ from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.jobs import CONTROL
 from ferrule.cluster.records import Member
+from ferrule.cluster.spares import LIFELINE
 from ferrule.engine.options import RankOptions
 from ferrule.engine.starters import LOG_TAIL, rank_environment
 from ferrule.errors import AuthError, ClusterError, ModelUnavailable
 
 _T = TypeVar("_T")
 LOOPBACK = "127.0.0.1"
+RANK_MODULE = "ferrule.engine.worker"
 START_SECONDS = 5.0
 """How long an agent may take to begin a job, or to start a process."""
 _STOP_SECONDS = 1.0
@@ -125,7 +127,7 @@ class ClusterRanks:
             "job": job,
             "rank": rank,
             "world_size": len(self._members),
-            "arguments": ["-m", "ferrule.lifeline", "ferrule.engine.worker", options.to_json(), CONTROL],
+            "arguments": [*LIFELINE, RANK_MODULE, options.to_json(), CONTROL],
             "env": rank_environment(options.threads),
             "meet": meet,
         }

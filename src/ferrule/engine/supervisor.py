@@ -19,6 +19,8 @@ from ferrule.plan import Plan
 
 PREPARE_SECONDS = 5.0
 """After the model is ready, so that the next start's preparations do not take processors from its first answers."""
+LOOK_SECONDS = 30.0
+"""Between the looks at whether the preparations are still there."""
 END_SECONDS = 0.1
 """Grace for the ranks that are left when one is lost: what they had to say has been heard."""
 
@@ -180,14 +182,23 @@ class Supervisor:
 
     async def _run(self, ranks: Ranks) -> Loss:
         """Until a rank is lost. Prepares for that meanwhile."""
-        lost = asyncio.create_task(ranks.lost())
+        preparing = asyncio.create_task(self._prepare(), name="preparations")
         try:
-            await asyncio.wait([lost], timeout=PREPARE_SECONDS)
-            if not lost.done() and self._formation is not None and self._formation.spares is not None:
-                await self._formation.spares.prepare(self._formation.options)
-            return await lost
+            return await ranks.lost()
         finally:
-            lost.cancel()
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
+
+    async def _prepare(self) -> None:
+        """Keep ready what makes the next start quick."""
+        wait = PREPARE_SECONDS
+        while self._formation is not None and self._formation.spares is not None:
+            await asyncio.sleep(wait)
+            wait = LOOK_SECONDS
+            try:
+                await self._formation.spares.prepare(self._formation)
+            except FerruleError as error:  # it comes back all the same, only later
+                _log.warning("no spare processes: %s", error)
 
     async def _bring_back(self, loss: Loss) -> Ranks:
         """Raises the error for which the model fails."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 import transformers
@@ -30,13 +28,13 @@ from ferrule.engine.shards.obtain import obtain
 from ferrule.engine.source import read_config
 from ferrule.engine.types import FinishReason, Progress, RankInfo
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
-from ferrule.lifeline import Lifeline
+from ferrule.lifeline import SPARE_NAME, Lifeline, name_process
 
 EXACT_SECONDS = 5.0
 """What may be spent on computing an interrupted answer's tokens one at a time, as they were made: then its cache is
 equal to the last bit. Longer ones are computed in pieces, as prompts are, which rounds in another order."""
-RANK, SPARE = "ferrule rank", "ferrule spare"
-"""Names of processes."""
+RANK_NAME = "ferrule rank"
+"""Of the process."""
 IDLE_PERIOD = 1.0
 """Seconds after which an idle driver tells the others that it is alive."""
 
@@ -44,9 +42,9 @@ IDLE_PERIOD = 1.0
 def main(arguments: list[str], line: Lifeline) -> int:
     control = Control(line)
     try:
-        name_process(SPARE)
+        name_process(SPARE_NAME)
         options = RankOptions.from_json(arguments[0]) if arguments else control.options()
-        name_process(RANK)
+        name_process(RANK_NAME)
         serve(options, control)
     except FerruleError as error:  # of the fabric's, `serve` may have said more before; the first report counts
         control.send("error", type=type(error).__name__, message=str(error))
@@ -55,12 +53,6 @@ def main(arguments: list[str], line: Lifeline) -> int:
         control.send("error", type="EngineError", message=f"{type(error).__name__}: {error}")
         raise
     return 0
-
-
-def name_process(name: str) -> None:
-    """As ``top`` and ``ps`` show it, where the system lets a process name itself."""
-    if sys.platform == "linux":
-        Path("/proc/self/comm").write_text(name)
 
 
 def serve(options: RankOptions, control: Control) -> None:

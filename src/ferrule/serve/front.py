@@ -26,7 +26,7 @@ from ferrule.serve.server import listen, serve
 log = logging.getLogger(__name__)
 
 TELL_SECONDS = 0.3
-_OPTIONS = ("dtype", "max_context", "threads", "tensor", "pipeline", "self_test")
+_OPTIONS = ("dtype", "max_context", "threads", "tensor", "pipeline", "self_test", "spares")
 
 
 def options_of(wanted: Mapping[str, Any], name: str) -> EngineOptions:
@@ -101,6 +101,7 @@ class Front:
                 "running": health.running,
                 "waiting": health.waiting,
                 "recoveries": health.recoveries,
+                "spares": 0 if self._planner.spares is None else self._planner.spares.kept,
                 "measured": None if self._measured is None else 1 / self._measured,
                 "ranks": [{"rank": each.rank, "host": each.host, "transports": each.transports}
                           for each in self._engine.ranks],

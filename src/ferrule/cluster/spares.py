@@ -1,0 +1,147 @@
+"""Processes that an agent keeps ready for ranks that start later: they have done their imports, most of a start.
+
+They belong to whoever asked for them, and end with that connection; any order that fits may have them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ferrule.cluster.ending import when_ended
+from ferrule.cluster.process import signal_group
+from ferrule.errors import ClusterError
+from ferrule.lifeline import ANSWER, QUESTION, SPARE_FLAG
+from ferrule.tied import tied
+
+log = logging.getLogger(__name__)
+
+LIFELINE = ("-m", "ferrule.lifeline")
+ANSWER_SECONDS = 1.0
+"""For a spare to show that it lives before it is trusted with a rank: it may have been stopped, or still import."""
+MOST = 16
+"""Spares of one model on one host."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What fits: processes of one ``module`` with the same environment from their start on."""
+
+    module: str
+    env: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, module: str, env: Mapping[str, str]) -> Kind:
+        return cls(module, tuple(sorted(env.items())))
+
+    @classmethod
+    def of_command(cls, arguments: Sequence[str], env: Mapping[str, str]) -> tuple[Kind, list[str]] | None:
+        """Of a command that a spare can take over, and what is left of that to tell it."""
+        if tuple(arguments[: len(LIFELINE)]) != LIFELINE or len(arguments) <= len(LIFELINE):
+            return None
+        _, _, module, *rest = arguments
+        return cls.of(module, env), rest
+
+
+class Spare:
+    """A process that waits. ``on_end`` is called when it has ended, and has to reap it."""
+
+    def __init__(self, kind: Kind, environment: Mapping[str, str], on_end: Callable[[], None]) -> None:
+        self.kind, self.on_end = kind, on_end
+        self.line, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self.process = subprocess.Popen(
+                    tied([sys.executable, *LIFELINE, SPARE_FLAG, kind.module, str(theirs.fileno())]),
+                    env=dict(environment) | dict(kind.env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    process_group=0,
+                )
+            except OSError:
+                self.line.close()
+                raise
+        self.line.setblocking(False)
+        when_ended(self.process, lambda: self.on_end())
+
+    async def answers(self) -> bool:
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):  # also where it is late
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await loop.sock_sendall(self.line, QUESTION)
+                return await loop.sock_recv(self.line, len(ANSWER)) == ANSWER
+        return False
+
+    def kill(self) -> None:
+        """`on_end` reaps it."""
+        self.line.close()
+        signal_group(self.process.pid, signal.SIGKILL)
+
+
+class Spares:
+    """Of all who asked for any. ``environment``: what they inherit. Used from one event loop in the main thread."""
+
+    def __init__(self, environment: Callable[[], Mapping[str, str]] = lambda: os.environ) -> None:
+        self._environment = environment
+        self._kept: dict[object, list[Spare]] = {}
+
+    def keep(self, holder: object, kind: Kind, count: int) -> int:
+        """Have ``count`` of a kind ready for ``holder``; those of another kind end. Returns how many there are."""
+        if not 0 <= count <= MOST:
+            raise ClusterError(f"{count} spare processes are not kept, only up to {MOST}")
+        kept = self._kept.setdefault(holder, [])
+        unwanted = [spare for spare in kept if spare.kind != kind]
+        unwanted += [spare for spare in kept if spare.kind == kind][count:]
+        for spare in unwanted:
+            kept.remove(spare)
+            spare.kill()
+        while len(kept) < count:
+            try:
+                kept.append(self._started(holder, kind))
+            except OSError as error:
+                log.warning("no spare process can be started: %s", error)
+                break
+        return len(kept)
+
+    def release(self, holder: object) -> None:
+        """End those of ``holder``."""
+        for spare in self._kept.pop(holder, []):
+            spare.kill()
+
+    async def take(self, kind: Kind) -> Spare | None:
+        """One that fits and lives: the caller's from now on. Others that do not answer are ended."""
+        while True:
+            found = next(
+                ((holder, spare) for holder, kept in self._kept.items() for spare in kept if spare.kind == kind), None
+            )
+            if found is None:
+                return None
+            holder, spare = found
+            self._kept[holder].remove(spare)
+            if await spare.answers():
+                return spare
+            spare.kill()
+
+    @property
+    def pids(self) -> list[int]:
+        return [spare.process.pid for kept in self._kept.values() for spare in kept]
+
+    def _started(self, holder: object, kind: Kind) -> Spare:
+        def ended() -> None:
+            spare.line.close()
+            spare.process.wait()
+            if spare in self._kept.get(holder, []):
+                self._kept[holder].remove(spare)
+
+        spare = Spare(kind, self._environment(), ended)
+        return spare
