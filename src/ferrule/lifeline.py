@@ -5,8 +5,9 @@ A process that is stopped, or hangs in the kernel, does not end. So it says ever
 imports ``MODULE``, which takes seconds, until its end; a thread of its own says it, however long a computation takes.
 It imports little, so that the first sign comes soon.
 
-A spare imports ``MODULE`` and then waits at its socket for what it is to do: it answers each `QUESTION`, and is told
-its environment, its arguments, and the descriptors of its log, of its line, and perhaps of where it listens.
+A spare imports ``MODULE``, says `IMPORTING` meanwhile and `READY` then, and waits at its socket for what it is to do.
+It answers each `QUESTION` by `READY`, and is told its environment, its arguments, and the descriptors of its log, of
+its line, and perhaps of where it listens.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 BEAT_SECONDS = 1.0
@@ -26,7 +28,8 @@ BEAT = b'{"event":"alive"}\n'
 SPARE_FLAG = "--spare"
 SPARE_NAME = "ferrule spare"
 """Of a process that waits."""
-QUESTION, ANSWER = b"?", b"!"
+QUESTION, READY, IMPORTING = b"?", b"!", b"."
+IMPORTING_SECONDS = 0.5
 LISTEN_FD = "FERRULE_LISTEN_FD"
 _CHUNK = 1 << 16
 _MOST_FDS = 3
@@ -83,6 +86,21 @@ def send_order(
     spare.sendall(order[sent:])
 
 
+def _import_aloud(name: str, spare: socket.socket) -> None:
+    done = threading.Event()
+
+    def tell() -> None:
+        with suppress(OSError):
+            while not done.wait(IMPORTING_SECONDS):
+                spare.sendall(IMPORTING)
+
+    telling = threading.Thread(target=tell, daemon=True)
+    telling.start()
+    importlib.import_module(name)
+    done.set()
+    telling.join()
+
+
 def wait_for_order(spare: socket.socket) -> list[str] | None:
     """What a spare is to do: its arguments, the number of its line last; None where it is not needed any more.
 
@@ -90,12 +108,14 @@ def wait_for_order(spare: socket.socket) -> list[str] | None:
     """
     data = b""
     fds: list[int] = []
+    with suppress(OSError):  # it may have got its order meanwhile, and nobody listens any more
+        spare.sendall(READY)
     while not data.endswith(b"\n"):
         piece, more, _, _ = socket.recv_fds(spare, _CHUNK, _MOST_FDS)
         if not piece:
             return None
         if piece == QUESTION:
-            spare.sendall(ANSWER)
+            spare.sendall(READY)
             continue
         data += piece
         fds += more
@@ -116,8 +136,8 @@ def main(arguments: Sequence[str]) -> int:
     if name == SPARE_FLAG:
         name, fd = rest
         name_process(SPARE_NAME)
-        importlib.import_module(name)
         with socket.socket(fileno=int(fd)) as spare:
+            _import_aloud(name, spare)
             ordered = wait_for_order(spare)
         if ordered is None:
             return 0

@@ -21,6 +21,16 @@ async def keep(connection, count, env=ENV):
     return answer["answer"]["kept"]
 
 
+async def ready(connection, count):
+    async with asyncio.timeout(SECONDS):
+        while True:
+            question = {"do": "spares", "module": "greeter", "env": ENV, "count": count}
+            answer = (await connection.ask(question, SECONDS))["answer"]
+            if answer == {"kept": count, "ready": count}:
+                return
+            await asyncio.sleep(0.01)
+
+
 async def run_rank(home, job, code, env=ENV):
     """What rank 0 of a new job said, and how it ended."""
     life = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
@@ -52,15 +62,22 @@ def test_a_spare_becomes_the_rank_that_is_ordered_and_only_one_that_lives_and_fi
             (spare,) = agent.spares.pids
             other = {**ENV, "OMP_NUM_THREADS": "3"}
             assert await run_rank(home, "job-1", 3, other) != spare
-            monkeypatch.setattr(spares, "ANSWER_SECONDS", SECONDS)  # it may import still
+            monkeypatch.setattr(spares, "ANSWER_SECONDS", SECONDS)
+            await ready(front, 1)
             assert await run_rank(home, "job-2", 4) == spare
             assert agent.spares.pids == []
+            # One that imports still is ahead of a new process, too.
+            monkeypatch.setattr(spares, "IMPORTING_PATIENCE", SECONDS)
+            assert await keep(front, 1) == 1
+            (spare,) = agent.spares.pids
+            assert await run_rank(home, "job-3", 6) == spare
             # One that was stopped is found out, and the rank starts all the same.
             assert await keep(front, 1) == 1
             (spare,) = agent.spares.pids
+            await ready(front, 1)
             os.kill(spare, signal.SIGSTOP)
             monkeypatch.setattr(spares, "ANSWER_SECONDS", 0.1)
-            assert await run_rank(home, "job-3", 5) != spare
+            assert await run_rank(home, "job-4", 5) != spare
             await until(lambda: not exists(spare))
             # They end with whoever asked for them, and one that died is replaced when it asks again.
             assert await keep(front, 2) == 2

@@ -147,8 +147,9 @@ class FakeStarter:
             ranks.die(0, self.code)
         return ranks
 
-    async def prepare(self, formation: Formation) -> None:
+    async def prepare(self, formation: Formation) -> bool:
         self.prepared += 1
+        return True
 
     async def close(self) -> None:
         self.closed = True

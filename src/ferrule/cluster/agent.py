@@ -282,7 +282,8 @@ class Agent:
 
         async def keep(message: Message) -> Message:
             kind = Kind.of(str(message["module"]), {str(name): str(value) for name, value in message["env"].items()})
-            return {"kept": self.spares.keep(connection, kind, int(message["count"]))}
+            kept, ready = self.spares.keep(connection, kind, int(message["count"]))
+            return {"kept": kept, "ready": ready}
 
         message: Message | None = first
         try:

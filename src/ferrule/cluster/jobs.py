@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -128,20 +129,21 @@ class Job:
             listener = None
         try:
             with (self._logs / f"rank-{order.rank}.log").open("wb") as output:
-                if spare is None or not _took_over(spare, order, place, output.fileno(), control, listener):
-                    process = _started(order, place, output.fileno(), control, listener)
-                    when_ended(process, lambda: self._ended(order.rank))
-                else:
+                if spare is not None and _took_over(spare, order, place, output.fileno(), control, listener):
                     process = spare.process
-                    spare.on_end = lambda: self._ended(order.rank)
-                    spare.line.close()
+                    spare.on_end = partial(self._ended, order.rank, spare)
+                else:
+                    process = _started(order, place, output.fileno(), control, listener)
+                    when_ended(process, partial(self._ended, order.rank))
         finally:
             if listener is not None:
                 listener.close()
         self._running[order.rank] = process
         return process.pid
 
-    def _ended(self, rank: int) -> None:
+    def _ended(self, rank: int, was: Spare | None = None) -> None:
+        if was is not None:
+            was.line.close()
         process = self._running.pop(rank)
         signal_group(process.pid, signal.SIGKILL)  # its own children; its number is not free before `wait`
         self._on_exit(rank, process.wait(), tail(self._logs / f"rank-{rank}.log"))

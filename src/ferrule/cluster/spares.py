@@ -19,14 +19,17 @@ from dataclasses import dataclass
 from ferrule.cluster.ending import when_ended
 from ferrule.cluster.process import signal_group
 from ferrule.errors import ClusterError
-from ferrule.lifeline import ANSWER, QUESTION, SPARE_FLAG
+from ferrule.lifeline import IMPORTING_SECONDS, QUESTION, READY, SPARE_FLAG
 from ferrule.tied import tied
 
 log = logging.getLogger(__name__)
 
 LIFELINE = ("-m", "ferrule.lifeline")
 ANSWER_SECONDS = 1.0
-"""For a spare to show that it lives before it is trusted with a rank: it may have been stopped, or still import."""
+"""For a spare to show that it lives before it is trusted with a rank: it may have been stopped."""
+IMPORTING_PATIENCE = 4 * IMPORTING_SECONDS
+"""The same for one that has not done its imports yet: even then it is ahead of a new process."""
+_CHUNK = 1 << 12
 MOST = 16
 """Spares of one model on one host."""
 
@@ -56,6 +59,7 @@ class Spare:
 
     def __init__(self, kind: Kind, environment: Mapping[str, str], on_end: Callable[[], None]) -> None:
         self.kind, self.on_end = kind, on_end
+        self._ready = False
         self.line, theirs = socket.socketpair()
         with theirs:
             try:
@@ -74,12 +78,22 @@ class Spare:
         self.line.setblocking(False)
         when_ended(self.process, lambda: self.on_end())
 
-    async def answers(self) -> bool:
+    @property
+    def ready(self) -> bool:
+        """Whether it has done its imports."""
+        with suppress(OSError):  # also where it has said nothing new
+            self._ready |= READY in self.line.recv(_CHUNK)
+        return self._ready
+
+    async def lives(self) -> bool:
+        """Whether it gives a sign of life."""
         loop = asyncio.get_running_loop()
         with suppress(OSError):  # also where it is late
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await loop.sock_sendall(self.line, QUESTION)
-                return await loop.sock_recv(self.line, len(ANSWER)) == ANSWER
+            ready = self.ready
+            async with asyncio.timeout(ANSWER_SECONDS if ready else IMPORTING_PATIENCE):
+                if ready:
+                    await loop.sock_sendall(self.line, QUESTION)
+                return await loop.sock_recv(self.line, _CHUNK) != b""
         return False
 
     def kill(self) -> None:
@@ -95,8 +109,11 @@ class Spares:
         self._environment = environment
         self._kept: dict[object, list[Spare]] = {}
 
-    def keep(self, holder: object, kind: Kind, count: int) -> int:
-        """Have ``count`` of a kind ready for ``holder``; those of another kind end. Returns how many there are."""
+    def keep(self, holder: object, kind: Kind, count: int) -> tuple[int, int]:
+        """Have ``count`` of a kind for ``holder``; those of another kind end.
+
+        Returns how many there are, and how many of them are ready. Raises `ClusterError`.
+        """
         if not 0 <= count <= MOST:
             raise ClusterError(f"{count} spare processes are not kept, only up to {MOST}")
         kept = self._kept.setdefault(holder, [])
@@ -111,7 +128,7 @@ class Spares:
             except OSError as error:
                 log.warning("no spare process can be started: %s", error)
                 break
-        return len(kept)
+        return len(kept), sum(spare.ready for spare in kept)
 
     def release(self, holder: object) -> None:
         """End those of ``holder``."""
@@ -128,7 +145,7 @@ class Spares:
                 return None
             holder, spare = found
             self._kept[holder].remove(spare)
-            if await spare.answers():
+            if await spare.lives():
                 return spare
             spare.kill()
 

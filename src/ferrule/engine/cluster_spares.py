@@ -27,22 +27,23 @@ class ClusterSpares:
         self._home = home
         self._holding: dict[str, Connection] = {}
         self._kept: dict[str, int] = {}
-        self._working: asyncio.Task[None] | None = None
+        self._ready: dict[str, int] = {}
+        self._working: asyncio.Task[bool] | None = None
 
     @property
     def kept(self) -> int:
         """How many there were when they were last looked at, on all hosts."""
         return sum(self._kept.values())
 
-    async def prepare(self, formation: Formation) -> None:
+    async def prepare(self, formation: Formation) -> bool:
         starter = formation.starter
         assert isinstance(starter, ClusterStarter)
         if self._working is not None:  # of a caller that could not wait
             await asyncio.wait([self._working])
         self._working = asyncio.create_task(self._prepare(starter), name="spares")
-        await asyncio.shield(self._working)  # half a question would spoil the connection
+        return await asyncio.shield(self._working)  # half a question would spoil the connection
 
-    async def _prepare(self, starter: ClusterStarter) -> None:
+    async def _prepare(self, starter: ClusterStarter) -> bool:
         members = {member.host: member for member in starter.members}
         threads = dict(zip((member.host for member in starter.members), starter.threads, strict=True))
         counts = Counter(member.host for member in starter.members)
@@ -51,6 +52,7 @@ class ClusterSpares:
         await asyncio.gather(
             *(self._keep(member, counts[host], rank_environment(threads[host])) for host, member in members.items())
         )
+        return sum(self._ready.values()) == len(starter.members)
 
     async def close(self) -> None:
         if self._working is not None:
@@ -67,6 +69,7 @@ class ClusterSpares:
                 self._holding[member.host], _ = await connect_member(self._home, member, Purpose.ASK)
             answer = await self._holding[member.host].ask(wanted, START_SECONDS)
             self._kept[member.host] = int(answer["answer"]["kept"])
+            self._ready[member.host] = int(answer["answer"]["ready"])
         except (ClusterError, AuthError, OSError, TimeoutError) as error:
             self._let_go(member.host)
             if known:  # its agent may have started again
@@ -76,6 +79,7 @@ class ClusterSpares:
 
     def _let_go(self, host: str) -> None:
         self._kept.pop(host, None)
+        self._ready.pop(host, None)
         connection = self._holding.pop(host, None)
         if connection is not None:
             connection.close()

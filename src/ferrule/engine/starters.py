@@ -94,11 +94,12 @@ class LocalStarter:
                 send_options(ours, options)
         return ranks
 
-    async def prepare(self, formation: Formation) -> None:
+    async def prepare(self, formation: Formation) -> bool:
         if self._spares is not None and any(code is not None for code in self._spares[1].poll()):
             await self.close()
         if self._with_spares and self._spares is None:
             self._spares = _kind(formation.options), self._start(formation.options)
+        return True
 
     async def close(self) -> None:
         ready, self._spares = self._spares, None

@@ -63,8 +63,11 @@ class RankStarter(Protocol):
 class SpareKeeper(Protocol):
     """Makes the next start quick by processes that are started ahead of it."""
 
-    async def prepare(self, formation: Formation) -> None:
-        """A formation like this one may have to be started. Called again and again, to replace what has ended."""
+    async def prepare(self, formation: Formation) -> bool:
+        """A formation like this one may have to be started. Called again and again, to replace what has ended.
+
+        Returns whether all is ready.
+        """
         ...
 
     async def close(self) -> None:
