@@ -83,7 +83,8 @@ def send_order(
     order = json.dumps({"arguments": list(arguments), "env": dict(env)}).encode() + b"\n"
     fds = [log, line] if listener is None else [log, line, listener]
     sent = socket.send_fds(spare, [order], fds)
-    spare.sendall(order[sent:])
+    if sent < len(order):  # not for nothing left: it may have taken the order and hung up
+        spare.sendall(order[sent:])
 
 
 def _import_aloud(name: str, spare: socket.socket) -> None:
