@@ -22,6 +22,7 @@ DEFAULT_TIMEOUT = 300.0
 """Seconds an operation may wait: long enough for a peer that loads a model, short enough not to look hung forever."""
 
 DEFAULT_HEARTBEAT = 0.8
+DEFAULT_MOVE_BACK = 30.0
 """Seconds of silence after which a peer is lost."""
 
 _MIN_HEARTBEAT = 0.05
@@ -100,6 +101,13 @@ def model_settings(environ: Mapping[str, str]) -> ModelSettings:
     path = tuple(each for each in environ.get("FERRULE_MODEL_PATH", "").split(os.pathsep) if each)
     cache = environ.get("FERRULE_MODEL_CACHE")
     return ModelSettings(path, Path(cache).expanduser() if cache else None)
+
+
+def move_back_seconds(environ: Mapping[str, str]) -> float | None:
+    """``FERRULE_MOVE_BACK``: how long hosts must have been up before a cluster's model moves to them; None: never."""
+    if environ.get("FERRULE_MOVE_BACK", "").strip().lower() == "never":
+        return None
+    return _seconds(environ, "FERRULE_MOVE_BACK", DEFAULT_MOVE_BACK)
 
 
 def verbs_settings(environ: Mapping[str, str]) -> VerbsSettings:

@@ -137,8 +137,10 @@ class FakeStarter:
     def __init__(self, loads: int = 0, code: int = -11) -> None:
         self.loads, self.code, self.prepared, self.closed = loads, code, 0, False
         self.started: list[FakeRanks] = []
+        self.asked: RankOptions
 
     async def start(self, options: RankOptions) -> FakeRanks:
+        self.asked = options
         ranks = FakeRanks(options)
         self.started.append(ranks)
         if len(self.started) <= self.loads:
@@ -161,9 +163,17 @@ class FakePlanner:
     def __init__(self, starter: FakeStarter, *errors: FerruleError) -> None:
         self.starter, self.errors = starter, list(errors)
         self.losses: list[Loss | None] = []
+        self.place: Formation | None = None
+        """A better one, for a model that runs elsewhere."""
 
     async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
         self.losses.append(loss)
         if loss is not None and self.errors:
             raise self.errors.pop(0)
         return Formation(options, self.starter, self.starter)
+
+    async def better(self, options: RankOptions, now: Formation) -> Formation | None:
+        return None if self.place == now else self.place
+
+    def chosen(self, formation: Formation) -> None:
+        pass

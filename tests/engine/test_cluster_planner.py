@@ -40,6 +40,7 @@ class FakeCluster:
         self.answering = [member.host for member in MEMBERS]
         self.memory = dict(zip([member.host for member in MEMBERS], memory, strict=True))
         self.described = []
+        self.up_seconds = 31.0
         monkeypatch.setattr(cluster_planner, "ask_here", self.ask_here)
         monkeypatch.setattr(cluster_planner, "ask_member", self.ask_member)
         monkeypatch.setattr(cluster_planner, "host_reports", self.reports)
@@ -49,7 +50,13 @@ class FakeCluster:
     async def ask_here(self, home, what, **arguments):
         if what == "reachable":
             return {"hosts": self.answering}
-        return {"host": MEMBERS[0].host, "hosts": [member.to_json() for member in MEMBERS]}
+        rows = [
+            member.to_json()
+            | {"state": "here" if member is MEMBERS[0] else "up" if member.host in self.answering else "lost"}
+            | {"up_seconds": self.up_seconds if member.host in self.answering else None}
+            for member in MEMBERS
+        ]
+        return {"host": MEMBERS[0].host, "hosts": rows}
 
     async def ask_member(self, home, member, what, **arguments):
         self.described.append(member.name)
@@ -118,6 +125,46 @@ def test_the_planner_chooses_hosts_and_again_when_one_is_lost(monkeypatch, spec)
     cluster.answering = [MEMBERS[0].host]
     with pytest.raises(ModelUnavailable, match=r"hosta cannot hold it: .*GiB.* too little"):
         form(planner, spec, Loss(EngineError("gone"), (1,), ("hostc",), crashed=False))
+
+
+def better(planner, spec, now):
+    return asyncio.run(planner.better(RankOptions("/models/x", "auto", make_plan(spec), 1, 2048, 8, 512, ()), now))
+
+
+def test_a_model_moves_back_to_hosts_that_have_been_up_for_a_while(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch)
+    planner = ClusterPlanner(None, EngineOptions("x", tensor=2), split=True)
+    whole = form(planner, spec)
+    assert better(planner, spec, whole) is None
+    everybody, cluster.answering = cluster.answering, [MEMBERS[0].host]
+    alone = form(planner, spec, Loss(EngineError("gone"), (1,), ("hostb",), crashed=False))
+    assert better(planner, spec, alone) is None
+    cluster.answering, cluster.up_seconds = everybody, 29.0
+    assert better(planner, spec, alone) is None
+    cluster.up_seconds = 30.0
+    assert better(planner, spec, alone) == whole
+    assert planner.placed.hosts == ("hosta", "hosta")  # so far
+    planner.chosen(whole)
+    assert planner.placed.hosts == ("hosta", "hostb")
+    monkeypatch.setenv("FERRULE_MOVE_BACK", "never")
+    assert better(ClusterPlanner(None, EngineOptions("x", tensor=2), split=True), spec, alone) is None
+
+
+def test_where_the_planner_chose_a_model_moves_only_to_where_it_is_faster(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch, (40 * GB, 40 * GB, 40 * GB))
+    planner = ClusterPlanner(None, EngineOptions("x"), split=False)
+    cluster.answering = [MEMBERS[0].host]
+    alone = form(planner, spec)
+    cluster.answering = [member.host for member in MEMBERS]
+    found = better(planner, spec, alone)
+    assert found is not None
+    assert len(found.starter.members) > 1
+    assert better(planner, spec, found) is None
+    described = list(cluster.described)
+    monkeypatch.setattr(cluster_planner, "MOVE_WORTH", 100.0)
+    planner._weighed = None
+    assert better(planner, spec, alone) is None
+    assert cluster.described == described
 
 
 def test_one_host_is_this_one_if_it_is_as_good(monkeypatch, spec):

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 from fake_ranks import POISON, SPEC, FakePlanner, FakeRanks, FakeStarter, next_token
 
-from ferrule.engine import crashes, local, supervisor
+from ferrule.engine import crashes, local, supervisor, tending
 from ferrule.engine.crashes import MOST_CRASHES, Crashes
 from ferrule.engine.local import LocalEngine
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.prepare import PreparedModel
 from ferrule.engine.requests import CALM_TOKENS, Requests
-from ferrule.engine.starting import Loss
+from ferrule.engine.starting import Formation, Loss
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError, FerruleError, ModelError, ModelUnavailable, RequestError
 from ferrule.plan import make_plan
@@ -196,6 +196,63 @@ def test_a_load_that_takes_too_long_says_how_far_each_rank_is(monkeypatch: pytes
     monkeypatch.setattr(supervisor, "LOAD_TIMEOUT", 0.5)
     with pytest.raises(EngineError, match=r"more than 0\.5 s; .* rank 0: not begun, rank 1: receive"):
         running(FakePlanner(Slow()), body, monkeypatch)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PREPARE_SECONDS", "LOOK_SECONDS", "STEP_SECONDS", "GRACE_SECONDS"):
+        monkeypatch.setattr(tending, name, 0.005)
+
+
+def test_a_model_moves_to_a_better_place_and_answers_go_on(soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = FakeStarter(loads=9), FakeStarter(loads=9)
+    planner = FakePlanner(before)
+
+    async def body(engine: LocalEngine) -> None:
+        def back() -> None:
+            planner.place = Formation(before.asked, after, after)
+
+        asking = asyncio.create_task(ask(engine, [1, 2], SamplingParams(max_tokens=400, seed=5), {40: back}))
+        monkeypatch.setattr(local, "NEW_SECONDS", 0.0)  # those that come during a move may wait as long as others
+        while engine.health().state != "recovering":
+            await asyncio.sleep(0)
+        assert await ask(engine, [3]) == undisturbed([3], 120)
+        assert await asking == undisturbed([1, 2], 400)
+        health = engine.health()
+        assert (health.state, health.recoveries) == ("ready", 0)
+
+    running(planner, body, monkeypatch)
+    assert (len(before.started), len(after.started)) == (1, 1)
+    assert before.started[0].stopped
+
+
+def test_a_model_waits_for_a_good_moment_and_goes_back_where_it_cannot_move(
+    soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = FakeStarter(loads=9), FakeStarter(loads=1)
+    after.started.append(cast(Any, None))  # it has loaded its one time
+    planner = FakePlanner(before)
+    monkeypatch.setattr(tending, "GRACE_SECONDS", 600.0)
+
+    async def body(engine: LocalEngine) -> None:
+        answer = engine.generate([7], SamplingParams(max_tokens=500, seed=5))
+        await anext(answer)
+        planner.place = Formation(before.asked, after, after)
+        while not after.prepared:
+            await asyncio.sleep(0.001)
+        for _ in range(100):
+            await anext(answer)
+        assert len(after.started) == 1
+        await answer.aclose()
+        while len(before.started) < 2 or engine.health().state != "ready":
+            await asyncio.sleep(0.001)
+        assert await ask(engine, [4]) == undisturbed([4], 120)
+        looks = before.prepared
+        while before.prepared < looks + 3:
+            await asyncio.sleep(0.001)
+
+    running(planner, body, monkeypatch)
+    assert (len(before.started), len(after.started)) == (2, 2)  # and it does not try that again so soon
 
 
 def test_a_suspect_goes_on_alone_until_it_is_cleared() -> None:

@@ -201,6 +201,7 @@ class Circle:
                 member.to_json()
                 | {
                     "state": state,
+                    "up_seconds": now - peer.up_since if peer is not None and peer.up else None,
                     "heard_seconds": now - peer.heard if peer is not None and peer.heard else None,
                     "problem": peer.problem if peer is not None and not peer.up else None,
                     "way": peer.way if peer is not None and peer.up else None,

@@ -59,6 +59,8 @@ class Peer:
         self.saw: dict[str, float] = {}
         """When it last said that it has a connection to a host, by `time.monotonic`."""
         self.up = False
+        self.up_since = 0.0
+        """When it came up, by `time.monotonic`."""
         self.since = time.monotonic()
         self.heard = 0.0
         """When it last answered, by `time.monotonic`; 0: never."""
@@ -151,7 +153,7 @@ class Peer:
 
     def _set(self, up: bool) -> None:
         if self.up != up:
-            self.up = up
+            self.up, self.up_since = up, time.monotonic()
             self._on_change()
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ferrule.cluster.client import ask_here, ask_member, host_reports
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.records import Member
+from ferrule.config import move_back_seconds
 from ferrule.engine.cluster_ranks import ClusterStarter
 from ferrule.engine.cluster_spares import ClusterSpares
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.prepare import PreparedModel
-from ferrule.engine.starting import Formation, Loss
+from ferrule.engine.starting import Formation, Loss, RankStarter
 from ferrule.errors import ClusterError, ConfigError, FerruleError, LinkError, ModelUnavailable
 from ferrule.plan import BUILT_IN_ENGINE, ModelSpec, Plan, Workload, cluster_of_reports, make_plan, plan_of_layout
 from ferrule.plan.cluster_live import HostReport, parse_report
@@ -28,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 DEVICE_SECONDS = 180.0
 """For a host to describe itself: the first time it measures."""
+MOVE_WORTH = 1.2
 REACH_SECONDS = 1.0
 REPORT_SECONDS = 3.0
 
@@ -50,6 +53,9 @@ class ClusterPlanner:
         self.placed: Placed | None = None
         self.spares = ClusterSpares(home) if options.spares else None
         self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
+        self._steady = move_back_seconds(os.environ)
+        self._placements: dict[tuple[RankStarter, Plan], Placed] = {}
+        self._weighed: tuple[tuple[tuple[str, ...], RankStarter], Formation | None] | None = None
         self._spec: ModelSpec | None = None
         self._reports: dict[str, HostReport] = {}
 
@@ -59,26 +65,69 @@ class ClusterPlanner:
         return self
 
     async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
-        assert self._spec is not None
         try:
             members = await self._members()
         except ClusterError as error:  # an agent that is busy, or starts again, is no reason to give the model up
             raise ModelUnavailable(str(error)) from error
+        formation = await self._formation(options, members, fresh=loss is None)
+        self.chosen(formation)
+        return formation
+
+    async def better(self, options: RankOptions, now: Formation) -> Formation | None:
+        """With hosts that have been up for `FERRULE_MOVE_BACK`: on more of them where the user said how to split, else
+        where the planner expects tokens to come `MOVE_WORTH` times as fast."""
+        if self._steady is None:
+            return None
+        try:
+            members = await self._steady_members(self._steady)
+            question = (tuple(member.host for member in members), now.starter)
+            if self._weighed is None or self._weighed[0] != question:
+                found = await self._formation(options, members, fresh=False) if members else None
+                self._weighed = question, found if found is not None and self._is_better(found, now) else None
+        except FerruleError as error:
+            _log.info("whether there is a better place for the model cannot be told: %s", error)
+            return None
+        return self._weighed[1]
+
+    def chosen(self, formation: Formation) -> None:
+        self.placed = self._placement(formation)
+
+    def _placement(self, formation: Formation) -> Placed:
+        return self._placements[formation.starter, formation.options.plan]
+
+    def _is_better(self, one: Formation, now: Formation) -> bool:
+        new, old = self._placement(one), self._placement(now)
+        if one.starter == now.starter:
+            return False
+        if new.prediction is None or old.prediction is None:
+            return len(set(new.hosts)) > len(set(old.hosts))
+        return old.prediction.token_seconds >= MOVE_WORTH * new.prediction.token_seconds
+
+    async def _formation(self, options: RankOptions, members: Sequence[Member], *, fresh: bool) -> Formation:
+        assert self._spec is not None
         if self._split:
             placed, ranks = self._spread(self._spec, members)
             cores = await self._cores(ranks)
         else:
-            reports = await self._described(members, fresh=loss is None)
+            reports = await self._described(members, fresh=fresh)
             members = [member for member in members if member.host in reports]
             if not members:
                 raise ModelUnavailable("no host could be asked what it has")
-            placed, ranks = self._chosen(self._spec, options, members, reports)
+            # In a thread: it may take a second, in which answers of a model that runs must go on.
+            placed, ranks = await asyncio.to_thread(self._chosen, self._spec, options, members, reports)
             cores = {host: len(report.host.cpus) for host, report in reports.items()}
-        self.placed = placed
         hosts = [member.host for member in ranks]
         threads = [self._options.threads or max(1, cores.get(host, 1) // hosts.count(host)) for host in hosts]
         starter = ClusterStarter(self._home, tuple(ranks), tuple(threads))
+        self._placements[starter, placed.plan] = placed
         return Formation(replace(options, plan=placed.plan), starter, self.spares)
+
+    async def _steady_members(self, seconds: float) -> list[Member]:
+        """Those that have been up for so long, as `_members` has them."""
+        status = await ask_here(self._home, "status")
+        up = [each for each in status["hosts"] if each["state"] == "here" or (each["up_seconds"] or 0.0) >= seconds]
+        there = [Member.of_status(each) for each in up if not self._wanted or each["name"] in self._wanted]
+        return sorted(there, key=lambda member: (member.host != status["host"], member.name))
 
     async def _members(self) -> list[Member]:
         """Those that answer now, this host first, then by name."""

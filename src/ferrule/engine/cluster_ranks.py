@@ -31,13 +31,25 @@ _STOP_SECONDS = 1.0
 connection is gone."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClusterStarter:
-    """`RankStarter`: rank r on ``members[r]`` with ``threads[r]`` threads. Equal ones start the same ranks."""
+    """`RankStarter`: rank r on ``members[r]`` with ``threads[r]`` threads. Equal ones start the same ranks on the same
+    hosts, whatever addresses these have by now."""
 
     home: ClusterHome
     members: tuple[Member, ...]
     threads: tuple[int, ...]
+
+    @property
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """For each rank its host, by id, and its threads."""
+        return tuple((member.host, threads) for member, threads in zip(self.members, self.threads, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClusterStarter) and self.places == other.places
+
+    def __hash__(self) -> int:
+        return hash(self.places)
 
     async def start(self, options: RankOptions) -> ClusterRanks:
         ranks = ClusterRanks(self.home, self.members)

@@ -87,7 +87,7 @@ class LocalEngine:
         request = self._requests.add(prompt, params)
         stream = self._streams[request.number] = asyncio.Queue()
         try:
-            self._limit_wait(request, NEW_SECONDS)
+            self._limit_wait(request, INTERRUPTED_SECONDS if self._supervisor.moving else NEW_SECONDS)
             self._send_due()
             finished = False
             while not finished:
@@ -146,6 +146,9 @@ class LocalEngine:
         going_on = sum(bool(request.made) and not request.finished for request in self._requests.open.values())
         self._send_due()
         return going_on
+
+    def idle(self) -> bool:
+        return not self._requests.open
 
     def went_down(self, loss: Loss) -> bool:
         self._running = self._waiting = 0

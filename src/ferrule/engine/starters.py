@@ -145,7 +145,17 @@ def _kind(options: RankOptions) -> tuple[int, int]:
     return options.plan.world_size, options.threads
 
 
-class LocalPlanner:
+class SamePlan:
+    """The part of a `Planner` that has one plan only."""
+
+    async def better(self, options: RankOptions, now: Formation) -> Formation | None:
+        return None
+
+    def chosen(self, formation: Formation) -> None:
+        pass
+
+
+class LocalPlanner(SamePlan):
     """Always the same plan, on this machine: a process that died can be started again."""
 
     def __init__(self, *, spares: bool = False) -> None:
@@ -155,7 +165,7 @@ class LocalPlanner:
         return Formation(options, self._starter, self._starter)
 
 
-class LabPlanner:
+class LabPlanner(SamePlan):
     """Always the same plan, on the hosts of a lab, as soon as cables lead to all of them."""
 
     def __init__(self, lab: Lab, *, spares: bool = False) -> None:

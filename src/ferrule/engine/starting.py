@@ -108,3 +108,14 @@ class Planner(Protocol):
         the model cannot be held now: then the engine waits, and asks again. Any other `FerruleError` is final.
         """
         ...
+
+    async def better(self, options: RankOptions, now: Formation) -> Formation | None:
+        """A formation to which a model that runs as ``now`` should move, such as on hosts that are back; None: stay.
+
+        Asked every few seconds. It never raises a `FerruleError`: where it cannot be told, the model stays.
+        """
+        ...
+
+    def chosen(self, formation: Formation) -> None:
+        """This formation, of `form` or of `better`, is started now."""
+        ...

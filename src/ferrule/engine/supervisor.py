@@ -13,14 +13,13 @@ from ferrule.engine.crashes import Crashes, pause
 from ferrule.engine.options import LOAD_TIMEOUT, MEET_TIMEOUT, RETURN_TIMEOUT, RankOptions
 from ferrule.engine.ranks import Event, Ranks
 from ferrule.engine.starting import Formation, Loss, Planner, RankStarter
+from ferrule.engine.tending import Tending
 from ferrule.engine.types import RankInfo, Recovery, State
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable
 from ferrule.plan import Plan
 
-PREPARE_SECONDS = 5.0
-"""After the model is ready, so that the next start's preparations do not take processors from its first answers."""
-LOOK_SECONDS = 30.0
-"""Between the looks at whether the preparations are still there."""
+MOST_PROVEN = 8
+"""Formations of which it is remembered that they passed the self-test."""
 END_SECONDS = 0.1
 """Grace for the ranks that are left when one is lost: what they had to say has been heard."""
 
@@ -55,6 +54,10 @@ class Served(Protocol):
         """The model is ready: send the requests that are open. Returns how many were interrupted and go on."""
         ...
 
+    def idle(self) -> bool:
+        """Whether no request runs or waits."""
+        ...
+
     def went_down(self, loss: Loss) -> bool:
         """The ranks are gone. Returns whether a request is to blame, and given up."""
         ...
@@ -79,12 +82,16 @@ class Supervisor:
         self.since = time.time()
         self.recoveries = 0
         self.last: Recovery | None = None
+        self.moving = False
+        """Whether it is away only because it moves to a better place."""
         self._options, self._planner, self._served, self._clock = options, planner, served, clock
         self._crashes = Crashes()
         self._ranks: Ranks | None = None
         self._task: asyncio.Task[None] | None = None
         self._formation: Formation | None = None
-        self._proven: tuple[RankStarter, Plan] | None = None
+        self._proven: list[tuple[RankStarter, Plan]] = []
+        self._tending = Tending(planner, options, served.idle, clock)
+        self._load_seconds = 0.0
 
     async def start(self) -> None:
         """Wait until every rank is ready. Raises the first cause where one fails; no process is left then."""
@@ -114,7 +121,11 @@ class Supervisor:
             await ranks.stop(0.3)
 
     async def _bring_up(self, loss: Loss | None, patience: float) -> Ranks:
-        formation = await self._planner.form(self._options, loss)
+        return await self._launch(await self._planner.form(self._options, loss), patience)
+
+    async def _launch(self, formation: Formation, patience: float) -> Ranks:
+        begun = self._clock()
+        self._planner.chosen(formation)
         if self.state == "waiting":
             self._enter("recovering", self.error)
         old = None if self._formation is None else self._formation.spares
@@ -122,7 +133,7 @@ class Supervisor:
             await old.close()
         self._formation = formation
         options = replace(formation.options, meet_seconds=patience)
-        if self._proven == (formation.starter, options.plan):  # on the same hosts, so that it has nothing new to find
+        if (formation.starter, options.plan) in self._proven:  # on the same hosts, so that it has nothing new to find
             options = replace(options, self_test=False)
         running = Running(options.plan)
         size = running.plan.world_size
@@ -156,7 +167,8 @@ class Supervisor:
             raise
         finally:
             lost.cancel()
-        self._ranks, self._proven = ranks, (formation.starter, options.plan)
+        self._ranks, self._load_seconds = ranks, self._clock() - begun
+        self._proven = [*self._proven[1 - MOST_PROVEN :], (formation.starter, options.plan)]
         self._enter("ready", None)
         going_on = self._served.went_up(running)
         if self.last is not None and self.last.requests is None:
@@ -166,39 +178,67 @@ class Supervisor:
     async def _keep(self, ranks: Ranks) -> None:
         try:
             while True:
-                loss = await self._run(ranks)
-                self._ranks = None
-                self.last = Recovery(str(loss.error), time.time())
-                self._enter("recovering", loss.error)
-                if self._served.went_down(loss):
-                    self._crashes.explained()
-                await ranks.stop(END_SECONDS)
-                ranks = await self._bring_back(loss)
+                ended = await self._run(ranks)
+                if isinstance(ended, Loss):
+                    ranks = await self._recover(ranks, ended)
+                else:
+                    ranks = await self._move(ranks, ended)
         except FerruleError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - requests must not wait for a supervisor that is gone
             _log.exception("the supervisor of the model's ranks failed")
             self._fail(EngineError(f"{type(error).__name__}: {error}; please report this with the server's log"))
 
-    async def _run(self, ranks: Ranks) -> Loss:
-        """Until a rank is lost. Prepares for that meanwhile."""
-        preparing = asyncio.create_task(self._prepare(), name="preparations")
+    async def _run(self, ranks: Ranks) -> Loss | Formation:
+        """Until a rank is lost, or the model should move to another formation."""
+        assert self._formation is not None
+        lost = asyncio.create_task(ranks.lost())
+        tending = asyncio.create_task(self._tending.until_better(self._formation, self._load_seconds), name="tending")
         try:
-            return await ranks.lost()
+            await asyncio.wait([lost, tending], return_when=asyncio.FIRST_COMPLETED)
+            return lost.result() if lost.done() else tending.result()
         finally:
-            preparing.cancel()
-            await asyncio.gather(preparing, return_exceptions=True)
+            lost.cancel()
+            tending.cancel()
+            await asyncio.gather(tending, return_exceptions=True)
 
-    async def _prepare(self) -> None:
-        """Keep ready what makes the next start quick."""
-        wait = PREPARE_SECONDS
-        while self._formation is not None and self._formation.spares is not None:
-            await asyncio.sleep(wait)
-            wait = LOOK_SECONDS
+    async def _recover(self, ranks: Ranks, loss: Loss) -> Ranks:
+        self.last = Recovery(str(loss.error), time.time())
+        await self._take_down(ranks, loss)
+        return await self._bring_back(loss)
+
+    async def _move(self, ranks: Ranks, better: Formation) -> Ranks:
+        """Back to the formation that ran, where the better one does not start."""
+        before, begun = self._formation, self._clock()
+        assert before is not None
+        self.moving = True
+        try:
+            await self._take_down(ranks, Loss(EngineError("the model moves to other hosts"), (), (), crashed=False))
             try:
-                await self._formation.spares.prepare(self._formation)
-            except FerruleError as error:  # it comes back all the same, only later
-                _log.warning("no spare processes: %s", error)
+                moved = await self._launch(better, RETURN_TIMEOUT)
+            except (FerruleError, RanksLostError) as error:
+                _log.warning("the model could not move to other hosts, so it goes back: %s", error)
+                self._tending.failed(better)
+            else:
+                _log.info("the model moved to other hosts within %.1f s", self._clock() - begun)
+                return moved
+            try:
+                return await self._launch(before, RETURN_TIMEOUT)
+            except ModelUnavailable as error:
+                loss = Loss(error, (), (), crashed=False)
+            except RanksLostError as error:
+                loss = error.loss
+            self.last = Recovery(str(loss.error), time.time())
+            return await self._bring_back(loss)
+        finally:
+            self.moving = False
+
+    async def _take_down(self, ranks: Ranks, loss: Loss) -> None:
+        self._ranks = None
+        self._enter("recovering", loss.error)
+        if self._served.went_down(loss):
+            self._crashes.explained()
+        await ranks.stop(END_SECONDS)
 
     async def _bring_back(self, loss: Loss) -> Ranks:
         """Raises the error for which the model fails."""
