@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ferrule.cli import lab_demo
+from ferrule.cli import lab_demo, lab_vm
 from ferrule.cli.lab_tables import check_tables, lab_tables, profile_tables, profiles_json
 from ferrule.lab import control, shipped
 from ferrule.lab.check import check as check_shaper
@@ -35,6 +35,7 @@ PROFILES_EXAMPLES = "Examples:\n\nferrule lab profiles\n\nferrule lab profiles -
 app = typer.Typer(no_args_is_help=True, help="Rehearse on emulated machines and cables, all on this one.")
 
 app.add_typer(lab_demo.app, name="demo")
+app.add_typer(lab_vm.app, name="vm")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 

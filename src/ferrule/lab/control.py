@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ferrule.errors import ConfigError, LabError
-from ferrule.files import line_within
-from ferrule.lab import registry
+from ferrule.lab import held, registry
 from ferrule.lab.lab import obstacle
 from ferrule.lab.netns import ENTER
 from ferrule.lab.profile import find_lab, shipped
 
 UP_SECONDS = 60.0
-ASK_SECONDS = 20.0
-DOWN_SECONDS = 20.0
-_LOG_TAIL = 2000
+_ASK_SECONDS = 20.0
 
 
 def up(name_or_file: str, *, name: str | None = None, seed: int = 0) -> dict[str, Any]:
@@ -47,7 +38,8 @@ def up(name_or_file: str, *, name: str | None = None, seed: int = 0) -> dict[str
             raise ConfigError(f"there is a lab {title!r} already; end it (ferrule lab down {title}) or use --as NAME")
         folder.mkdir(mode=0o700)
         try:
-            _start([*prefix, sys.executable, "-m", "ferrule.lab.holder", str(folder), wanted, str(seed)], folder)
+            command = [*prefix, sys.executable, "-m", "ferrule.lab.holder", str(folder), wanted, str(seed)]
+            held.start(command, folder, UP_SECONDS)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -63,7 +55,7 @@ def down(names: Sequence[str] = ()) -> list[str]:
             if name not in present:
                 raise ConfigError(f"there is no lab {name!r} to end; there are {', '.join(present) or 'none'}")
         for name in names or present:
-            _end(labs / name)
+            held.end(labs / name, UP_SECONDS)
         return sorted({*registry.reap(labs)} & {*(names or present)})
 
 
@@ -95,16 +87,7 @@ def choose(name: str | None, host: str | None = None) -> str:
 
 def ask(name: str, request: str, **arguments: Any) -> Any:
     """Ask the process that holds a lab. Raises `ConfigError` or `LabError` with what it answers."""
-    path = registry.folder() / name / registry.CONTROL
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(ASK_SECONDS)
-            connection.connect(str(path))
-            connection.sendall(json.dumps({"do": request, **arguments}).encode() + b"\n")
-            reply = json.loads(connection.makefile("rb").readline())
-    except (OSError, ValueError) as error:
-        raise LabError(f"the lab {name!r} does not answer ({error}); `ferrule lab down {name}` ends it") from error
-    return _unwrap(reply)
+    return held.ask(registry.folder() / name, request, **arguments)
 
 
 @dataclass(frozen=True)
@@ -150,86 +133,12 @@ def _rights() -> list[str]:
     unshare = shutil.which("unshare")
     if os.geteuid() != 0 and unshare is not None:
         prefix = [unshare, "--user", "--map-root-user", "--net", "--mount"]
-        tried = subprocess.run([*prefix, "true"], capture_output=True, text=True, check=False, timeout=ASK_SECONDS)
+        tried = subprocess.run([*prefix, "true"], capture_output=True, text=True, check=False, timeout=_ASK_SECONDS)
         if tried.returncode == 0:
             return prefix
         reason = f"{reason} (`unshare`: {tried.stderr.strip()})"
     raise LabError(reason)
 
 
-def _start(command: Sequence[str], folder: Path) -> None:
-    """Run the holder in a session of its own, and wait until it is ready. Raises what it says."""
-    lock = registry.hold(folder)
-    try:
-        with (folder / registry.LOG).open("wb") as log:
-            process = subprocess.Popen(
-                [*command, str(lock)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=[lock],
-                text=True,
-            )
-    finally:
-        os.close(lock)
-    assert process.stdout is not None
-    with process.stdout as words:
-        line = line_within(words.fileno(), UP_SECONDS)
-    if not line:
-        process.kill()
-        process.wait(DOWN_SECONDS)
-        said = (folder / registry.LOG).read_text(errors="replace")[-_LOG_TAIL:].strip()
-        raise LabError(f"the lab did not come up within {UP_SECONDS:g} s, or ended: {said or 'it said nothing'}")
-    try:
-        _unwrap(json.loads(line))
-    except BaseException:
-        process.wait(DOWN_SECONDS)
-        raise
-
-
-def _end(lab: Path) -> None:
-    """Ask it to end; end it when it does not answer."""
-    deadline = time.monotonic() + UP_SECONDS
-    while registry.held(lab):
-        pid = registry.read_state(lab).get("pid")
-        if pid is not None:
-            with suppress(ProcessLookupError):
-                process = os.pidfd_open(pid)
-                try:
-                    _finish(lab, process)
-                finally:
-                    os.close(process)
-            return
-        # It is coming up, and whoever started it was killed meanwhile.
-        if time.monotonic() > deadline:
-            raise LabError(f"the lab {lab.name!r} neither comes up nor ends; see {lab / registry.LOG}")
-        time.sleep(0.01)
-
-
-def _finish(lab: Path, process: int) -> None:
-    try:
-        ask(lab.name, "down")
-    except LabError:
-        signal.pidfd_send_signal(process, signal.SIGTERM)
-    for last in (signal.SIGKILL, None):
-        # Its lock is free as soon as it is dead; a moment before that its descriptor may be readable already.
-        deadline = time.monotonic() + DOWN_SECONDS
-        while registry.held(lab) and time.monotonic() < deadline:
-            select.select([process], [], [], 0.05)
-        if not registry.held(lab):
-            return
-        if last is not None:
-            signal.pidfd_send_signal(process, last)
-    raise LabError(f"the process that holds the lab {lab.name!r} does not end")
-
-
 def _has(lab: Path, host: str) -> bool:
     return any(each["name"] == host for each in registry.read_state(lab).get("hosts", ()))
-
-
-def _unwrap(reply: Any) -> Any:
-    if "error" in reply:
-        kind = ConfigError if reply.get("code") == ConfigError.code else LabError
-        raise kind(reply["error"])
-    return reply.get("answer")

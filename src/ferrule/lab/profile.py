@@ -72,10 +72,19 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Usb4Lanes:
+    """How a USB4 cable trained: so many lanes of so many Gb/s each."""
+
+    lanes: int
+    gbps: int
+
+
+@dataclass(frozen=True)
 class CableProfile:
     """A kind of cable; ``figures`` are what it was made of, by the name of the number.
 
-    ``transport``: what moves tensors over it on real machines, ``tcp`` or ``verbs``.
+    ``transport``: what moves tensors over it on real machines, ``tcp`` or ``verbs``. ``usb4``: None if it is no USB4
+    cable, or one that virtual machines cannot have.
     """
 
     name: str
@@ -84,6 +93,7 @@ class CableProfile:
     mtu: int | None
     figures: Mapping[str, Figure]
     transport: str = "tcp"
+    usb4: Usb4Lanes | None = None
 
 
 @dataclass(frozen=True)
@@ -193,8 +203,8 @@ _OPTIONAL: dict[str, Callable[[str], float]] = {
 
 
 def _cable(name: str, table: Mapping[str, Any], where: str) -> CableProfile:
-    numbers = [key for key in table if key not in ("title", "transport")]
-    _known(table, ("title", "mtu", *Shaping.__dataclass_fields__, "transport"), where, "entry")
+    numbers = [key for key in table if key not in ("title", "transport", "usb4")]
+    _known(table, ("title", "mtu", *Shaping.__dataclass_fields__, "transport", "usb4"), where, "entry")
     figures = {key: _figure(table, key, where, int if key == "mtu" else partial(parse_number, key)) for key in numbers}
     found: dict[str, Any] = {key: figure.value for key, figure in figures.items()}
     mtu = found.pop("mtu", None)
@@ -207,7 +217,17 @@ def _cable(name: str, table: Mapping[str, Any], where: str) -> CableProfile:
     transport = _text(table, "transport", where) if "transport" in table else "tcp"
     if transport not in TRANSPORTS:
         raise ConfigError(f"{where}: transport is one of {', '.join(TRANSPORTS)}, not {transport!r}")
-    return CableProfile(name, _text(table, "title", where), shaping, mtu, figures, transport)
+    usb4 = _usb4(table["usb4"], where) if "usb4" in table else None
+    return CableProfile(name, _text(table, "title", where), shaping, mtu, figures, transport, usb4)
+
+
+def _usb4(entry: Any, where: str) -> Usb4Lanes:
+    if not isinstance(entry, dict) or set(entry) != {"lanes", "gbps"}:
+        raise ConfigError(f"{where}: usb4 says how the cable trained: usb4 = {{ lanes = 2, gbps = 20 }}")
+    lanes, gbps = entry["lanes"], entry["gbps"]
+    if lanes not in (1, 2) or gbps not in (10, 20):
+        raise ConfigError(f"{where}, usb4: there are 1 or 2 lanes of 10 or 20 Gb/s, not {lanes} of {gbps}")
+    return Usb4Lanes(lanes, gbps)
 
 
 @dataclass(frozen=True)

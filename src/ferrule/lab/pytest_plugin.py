@@ -13,7 +13,15 @@ and in a test::
         server = lab.popen(1, ["my-server"])
         lab.cables[0].cut()
 
-The lab, and all that was started in it, is gone when the test ends. Where there can be no lab the test is skipped, with
+The same hosts as virtual machines with real kernels, joined by emulated USB4 cables (docs/virtual-usb4.md)::
+
+    def test_my_driver(ferrule_vms):
+        lab = ferrule_vms("two-strix", Guest(script="", modules=["thunderbolt_net", Path("my_driver.ko")], cpus=1))
+        lab.wait_for_cables(120)
+        lab["strix-1"].check("ping -c 1 strix-2")
+        lab.usb4.unplug("cable0")
+
+A lab, and all that was started in it, is gone when the test ends. Where there can be no lab the test is skipped, with
 the reason.
 """
 
@@ -26,8 +34,11 @@ from typing import Any
 import pytest
 
 from ferrule.lab import Lab, Topology, find_lab, obstacle
+from ferrule.lab.vm import TOOLS, Guest, JoinedGuests, VmLab
+from ferrule.lab.vm import obstacle as vm_obstacle
 
 MakeLab = Callable[..., Lab]
+MakeVms = Callable[..., JoinedGuests]
 
 
 @pytest.fixture
@@ -46,5 +57,27 @@ def ferrule_lab() -> Iterator[MakeLab]:
                 profile = find_lab(wanted)
                 return labs.enter_context(Lab(profile.topology, **({"names": profile.hosts} | options)))
             return labs.enter_context(Lab(wanted, **options))
+
+        yield make
+
+
+@pytest.fixture
+def ferrule_vms() -> Iterator[MakeVms]:
+    """A function that boots the hosts of a profile (its name, or a TOML file) until the test ends.
+
+    ``template``: what the hosts are like; ``suite``: the Debian suite of their kernel; ``machines``: where they boot,
+    instead.
+    """
+    reason = vm_obstacle()
+    if reason is not None:
+        pytest.skip(reason)
+    with ExitStack() as labs:
+
+        def make(
+            wanted: str, template: Guest | None = None, *, suite: str | None = None, machines: VmLab | None = None
+        ) -> JoinedGuests:
+            machines = machines or VmLab(packages=TOOLS, suite=suite)
+            machines.prepare()
+            return labs.enter_context(JoinedGuests(find_lab(wanted), machines, template))
 
         yield make

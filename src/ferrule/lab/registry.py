@@ -35,10 +35,11 @@ _REAP_SECONDS = 5.0
 _SO_NETNS_COOKIE = 71
 
 
-def folder() -> Path:
-    """The directory of all labs of this user, made if it is not there. Raises `LabError` if others can change it."""
+def folder(kind: str = "labs") -> Path:
+    """The directory of all labs of this user, made if it is not there. ``kind``: "labs" of emulated hosts, or "vms" of
+    virtual machines. Raises `LabError` if others can change it."""
     try:
-        return runtime_directory("labs")
+        return runtime_directory(kind)
     except PermissionError as error:
         raise LabError(str(error)) from None
 
@@ -51,9 +52,9 @@ def check_name(name: str) -> str:
 
 
 @contextmanager
-def alone() -> Iterator[Path]:
-    """Nobody else of this user makes or clears away a lab meanwhile."""
-    labs = folder()
+def alone(kind: str = "labs") -> Iterator[Path]:
+    """Nobody else of this user makes or clears away a lab of this kind meanwhile."""
+    labs = folder(kind)
     with ExitStack() as kept:
         try:
             kept.enter_context(locked(labs / f".{LOCK}", _LOCK_SECONDS))

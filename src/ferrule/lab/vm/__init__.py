@@ -4,13 +4,30 @@
     result = lab.run(Guest(modules=["rdma_rxe"], python=["numpy", "ferrule"], script=SCRIPT), timeout=120)
     result.check().files["answer.json"]
 
-See docs/lab.md.
+    with JoinedGuests(find_lab("two-strix")) as lab:  # its hosts, joined by emulated USB4 cables
+        lab.wait_for_cables(120)
+        lab["strix-1"].check("ping -c 1 strix-2")
+
+See docs/lab.md and docs/virtual-usb4.md.
 """
 
 from ferrule.lab.vm.guest import Guest, Result
+from ferrule.lab.vm.joined import NETWORK, TOOLS, JoinedGuests
 from ferrule.lab.vm.lab import RDMA, VmLab, obstacle
 from ferrule.lab.vm.python import PYTEST
 from ferrule.lab.vm.running import RunningGuest
 from ferrule.lab.vm.session import Completed
 
-__all__ = ["PYTEST", "RDMA", "Completed", "Guest", "Result", "RunningGuest", "VmLab", "obstacle"]
+__all__ = [
+    "NETWORK",
+    "PYTEST",
+    "RDMA",
+    "TOOLS",
+    "Completed",
+    "Guest",
+    "JoinedGuests",
+    "Result",
+    "RunningGuest",
+    "VmLab",
+    "obstacle",
+]

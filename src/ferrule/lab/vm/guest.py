@@ -140,7 +140,8 @@ def _add(image: Image, path: str, content: str | bytes | Path) -> None:
         else:
             image.add_files([(path, content)])
     else:
-        image.add_bytes(path, content.encode() if isinstance(content, str) else content)
+        data = content.encode() if isinstance(content, str) else content
+        image.add_bytes(path, data, 0o755 if data.startswith(b"#!") else 0o644)
 
 
 def _files_below(directory: Path) -> list[Path]:

@@ -19,11 +19,15 @@ ip link set lo up
 . /lab/environment
 cd /root || status=125
 
-port() { # NAME: the device of the port that the host calls so
-    local each
-    for each in /sys/class/virtio-ports/*; do
-        [ "$(cat "$each/name")" = "lab.$1" ] && echo "/dev/${each##*/}"
+port() { # NAME: the device of the port that the host calls so; the kernel finds them one after the other
+    local each try
+    for try in {1..100}; do
+        each=$(grep -lx "lab.$1" /sys/class/virtio-ports/*/name 2> /dev/null)
+        [ -z "$each" ] || break
+        sleep 0.1
     done
+    each=${each%/name}
+    echo "/dev/${each##*/}"
 }
 
 serve() { # NUMBER: run what the host sends, one command after the other (session.py has the protocol)

@@ -55,7 +55,7 @@ class VmLab:
         """Start ``guest``; several may run at a time. It is killed when the calling thread ends."""
         own = self._own_modules(guest)
         machine = Machine(
-            self.newer_qemu if guest.controllers else self.qemu,
+            self.qemu,
             EXACT if guest.exact_time else self.accelerator,
             self.kernel.image,
             cpus=guest.cpus,
@@ -92,10 +92,6 @@ class VmLab:
 
     @cached_property
     def qemu(self) -> Qemu:
-        return find_qemu(self._archive(self._release), self._cache / self._release)
-
-    @cached_property
-    def newer_qemu(self) -> Qemu:
         """One that has devices which another process serves."""
         suite = newest_suite(self._release)
         return find_qemu(self._archive(suite), self._cache / suite, since=VFIO_USER_SINCE)

@@ -116,7 +116,7 @@ class Qemu:
         return words
 
 
-def find_qemu(archive: Archive, cache: Path, *, since: tuple[int, int] = (0, 0)) -> Qemu:
+def find_qemu(archive: Archive, cache: Path, *, since: tuple[int, int]) -> Qemu:
     """The host's QEMU if it is not older than ``since``, or that of ``archive``, fetched on the first call.
 
     Raises `LabError` where that is older, too.

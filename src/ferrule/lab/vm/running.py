@@ -69,7 +69,7 @@ class RunningGuest:
             raise self._machine.error(f"{self.name}: {_first_line(script)!r} took longer than {timeout:g} s") from None
         except SessionLost:
             raise self._fallen() from None
-        self._free.put(number)
+        self.free_session(number)
         return Completed(status, *(b"".join(parts).decode(errors="replace") for parts in kept))
 
     def check(self, script: str, timeout: float = 60.0) -> str:
@@ -83,7 +83,7 @@ class RunningGuest:
         return done.output
 
     def take_session(self, timeout: float) -> int:
-        """The number of a session that nobody uses, which is the caller's until `reset_session`."""
+        """The number of a session that nobody uses, the caller's until `free_session` or `reset_session`."""
         if len(self._sessions) < 2:
             raise ConfigError(f"{self.name} takes no commands: give the guest sessions")
         try:
@@ -94,6 +94,10 @@ class RunningGuest:
     def sockets(self, number: int) -> tuple[socket.socket, socket.socket]:
         """Our ends of a session that was taken, for `Session` in another process."""
         return self._machine.stream(f"session{number}"), self._machine.stream(f"errors{number}")
+
+    def free_session(self, number: int) -> None:
+        """Give back a session that was taken; what ran in it has ended."""
+        self._free.put(number)
 
     def reset_session(self, number: int) -> None:
         """End what runs in a session that was taken, and make it free. Raises `GuestError` where that cannot be."""

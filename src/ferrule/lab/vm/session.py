@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from ferrule.errors import LabError
 
 _CHUNK = 1 << 16
+_LOOK_SECONDS = 0.5
 _MOST_SCRIPT = 1 << 20
 
 Sink = Callable[[bytes], object]
@@ -46,6 +47,9 @@ class Session:
     def __init__(self, output: socket.socket, errors: socket.socket) -> None:
         self._output = output
         self._errors = errors
+        self._cancelled = False
+        self.busy = False
+        """Whether a command runs, or was left running."""
         for end in (output, errors):
             end.setblocking(False)
 
@@ -53,17 +57,19 @@ class Session:
         """The exit status of a bash ``script``; what it writes goes to ``output`` and ``errors`` as it comes.
 
         What earlier commands left unread comes first. Raises `SessionTimeout` after ``timeout`` seconds (the command
-        still runs then), `SessionLost` when the guest ends.
+        still runs then) or `cancel`, `SessionLost` when the guest ends.
         """
+        self.busy = True
         mark = secrets.token_hex(16)
         deadline = time.monotonic() + timeout
         self._send(request(mark, script), deadline)
         reply = Reply(mark)
         ends = [self._output, self._errors]
         while reply.status is None:
-            ready = select.select(ends, [], [], max(deadline - time.monotonic(), 0))[0]
-            if not ready:
+            left = deadline - time.monotonic()
+            if left <= 0 or self._cancelled:
                 raise SessionTimeout("the command did not end in time")
+            ready = select.select(ends, [], [], min(left, _LOOK_SECONDS))[0]
             for end in ready:
                 chunk = _read(end)
                 if end is self._errors:
@@ -76,7 +82,12 @@ class Session:
         # The guest's writes to its ports end in the order in which it made them: what is to come is there.
         while select.select([self._errors], [], [], 0)[0] and (chunk := _read(self._errors)):
             errors(chunk)
+        self.busy = False
         return reply.status
+
+    def cancel(self) -> None:
+        """Let another thread's `run` end soon."""
+        self._cancelled = True
 
     def _send(self, line: bytes, deadline: float) -> None:
         while line:

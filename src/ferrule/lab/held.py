@@ -1,0 +1,126 @@
+"""A lab's directory and the process in the background that holds the lab: start it, ask it, end it.
+
+The process takes the directory and the descriptor of its lock (`ferrule.lab.registry`), says in a line of JSON what
+became of it, and answers on a socket in the directory, one line of JSON each way for a request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ferrule.errors import ConfigError, LabError
+from ferrule.files import line_within
+from ferrule.lab import registry
+
+_ASK_SECONDS = 20.0
+_DOWN_SECONDS = 20.0
+_LOG_TAIL = 2000
+
+
+def ask(lab: Path, request: str, **arguments: Any) -> Any:
+    """Ask the process that holds a lab. Raises `ConfigError` or `LabError` with what it answers."""
+    try:
+        with connect(lab) as connection:
+            connection.settimeout(_ASK_SECONDS)
+            connection.sendall(json.dumps({"do": request, **arguments}).encode() + b"\n")
+            reply = json.loads(connection.makefile("rb").readline())
+    except (OSError, ValueError) as error:
+        raise LabError(f"the lab {lab.name!r} does not answer ({error}); end it (`down {lab.name}`)") from error
+    return unwrap(reply)
+
+
+def connect(lab: Path) -> socket.socket:
+    """A connection to the process that holds a lab. Raises `OSError`."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(_ASK_SECONDS)
+        connection.connect(str(lab / registry.CONTROL))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def unwrap(reply: Any) -> Any:
+    """What is in an answer. Raises `ConfigError` or `LabError` if that is an error."""
+    if "error" in reply:
+        kind = ConfigError if reply.get("code") == ConfigError.code else LabError
+        raise kind(reply["error"])
+    return reply.get("answer")
+
+
+def start(command: Sequence[str], folder: Path, seconds: float) -> None:
+    """Run the holder in a session of its own, and wait until it is ready. Raises what it says."""
+    lock = registry.hold(folder)
+    try:
+        with (folder / registry.LOG).open("wb") as log:
+            process = subprocess.Popen(
+                [*command, str(lock)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=[lock],
+                text=True,
+            )
+    finally:
+        os.close(lock)
+    assert process.stdout is not None
+    with process.stdout as words:
+        line = line_within(words.fileno(), seconds)
+    if not line:
+        process.kill()
+        process.wait(_DOWN_SECONDS)
+        said = (folder / registry.LOG).read_text(errors="replace")[-_LOG_TAIL:].strip()
+        raise LabError(f"the lab did not come up within {seconds:g} s, or ended: {said or 'it said nothing'}")
+    try:
+        unwrap(json.loads(line))
+    except BaseException:
+        process.wait(_DOWN_SECONDS)
+        raise
+
+
+def end(lab: Path, seconds: float) -> None:
+    """Ask it to end; end it when it does not answer. ``seconds``: what it may take to come up."""
+    deadline = time.monotonic() + seconds
+    while registry.held(lab):
+        pid = registry.read_state(lab).get("pid")
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                process = os.pidfd_open(pid)
+                try:
+                    _finish(lab, process)
+                finally:
+                    os.close(process)
+            return
+        # It is coming up, and whoever started it was killed meanwhile.
+        if time.monotonic() > deadline:
+            raise LabError(f"the lab {lab.name!r} neither comes up nor ends; see {lab / registry.LOG}")
+        time.sleep(0.01)
+
+
+def _finish(lab: Path, process: int) -> None:
+    try:
+        ask(lab, "down")
+    except LabError:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+    for last in (signal.SIGKILL, None):
+        # Its lock is free as soon as it is dead; a moment before that its descriptor may be readable already.
+        deadline = time.monotonic() + _DOWN_SECONDS
+        while registry.held(lab) and time.monotonic() < deadline:
+            select.select([process], [], [], 0.05)
+        if not registry.held(lab):
+            return
+        if last is not None:
+            signal.pidfd_send_signal(process, last)
+    raise LabError(f"the process that holds the lab {lab.name!r} does not end")

@@ -1,0 +1,52 @@
+#!/bin/bash
+# In a guest with USB4 cables, as `lab-cables`: gives each cable's interface its address when it appears, as a network
+# manager does. /lab/cables has a line for each: PCI address of the controller, route to the peer, cable, own address,
+# the peer's.
+#   lab-cables          settle what is there, and go on doing so
+#   lab-cables up NAME SECONDS   wait until the cable NAME (or: all) has a carrier and the peer answers
+#   lab-cables show     cable, interface, address, the peer's address
+
+interface() { # the interface of the peer with the route $2 at the controller $1, if it is there
+    local path
+    for path in /sys/class/net/thunderbolt*; do
+        case $(realpath "$path/device" 2> /dev/null) in */"$1"/*-"$2"/*) echo "${path##*/}" ;; esac
+    done
+}
+
+settle() {
+    local slot route cable address peer name
+    while read -r slot route cable address peer; do
+        name=$(interface "$slot" "$route")
+        [ -n "$name" ] || continue
+        ip link property add dev "$name" altname "$cable" 2> /dev/null
+        ip address replace "$address" dev "$name"
+        ip link set "$name" up
+    done < /lab/cables
+}
+
+up() { # CABLE SECONDS
+    local slot route cable address peer end=$((SECONDS + $2))
+    while read -r slot route cable address peer; do
+        [ "$1" = all ] || [ "$1" = "$cable" ] || continue
+        until ping -c 1 -W 1 "$peer" > /dev/null 2>&1; do
+            if [ $SECONDS -ge $end ]; then
+                echo "$cable: the peer $peer did not answer within $2 s; its interface here: $(interface "$slot" "$route")" >&2
+                return 1
+            fi
+            sleep 0.1
+        done
+    done < /lab/cables
+}
+
+case $1 in
+    up) up "$2" "$3" ;;
+    show)
+        while read -r slot route cable address peer; do
+            echo "$cable $(interface "$slot" "$route") $address $peer"
+        done < /lab/cables
+        ;;
+    *)
+        settle
+        ip -o monitor link | while read -r _; do settle; done
+        ;;
+esac

@@ -1,0 +1,38 @@
+"""What can happen to a cable between virtual machines, by the words of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ferrule.errors import ConfigError
+from ferrule.lab.usb4 import FAULTS, parse_fault
+from ferrule.lab.vm.joined import JoinedGuests
+
+WORDS = {
+    "unplug": "pulled out at both ends",
+    "replug": "plugged in again",
+    "clear": "nothing is wrong with it any more; an unplugged one stays so",
+    **{f"{kind}=1%" if "part of" in what else str(kind): what for kind, what in FAULTS.items()},
+}
+"""What can happen, and what that is."""
+
+
+def strike(lab: JoinedGuests, cable: str, words: Sequence[str], sender: str | None = None) -> dict[str, Any]:
+    """Let something happen to ``cable``; ``sender``: only to what this host sends, or only to its controller.
+
+    Returns what is wrong with it then. Raises `ConfigError` for a cable or words that are not known.
+    """
+    known = [each.name for each in lab.wiring.cables]
+    if cable not in known:
+        raise ConfigError(f"the lab has no cable {cable!r}, only {', '.join(known) or 'none'}")
+    for word in words:
+        if word == "unplug":
+            lab.usb4.unplug(cable)
+        elif word == "replug":
+            lab.usb4.plug(cable)
+        elif word == "clear":
+            lab.usb4.heal(cable)
+        else:
+            lab.usb4.fault(cable, parse_fault(word, sender))
+    return {"name": cable, **lab.usb4.state()["cables"][cable]}

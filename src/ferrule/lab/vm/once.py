@@ -1,0 +1,192 @@
+"""Commands on labs of virtual machines: on one that is up, or on one that lives as long as the command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ferrule.errors import ConfigError, FerruleError, GuestError
+from ferrule.lab.profile import find_lab
+from ferrule.lab.vm import control
+from ferrule.lab.vm.control import Borrowed
+from ferrule.lab.vm.joined import JoinedGuests
+from ferrule.lab.vm.options import VmOptions
+from ferrule.lab.vm.session import Session, SessionTimeout
+from ferrule.lab.vm.terminal import interact
+from ferrule.lab.vm.wiring import Wiring, wire
+from ferrule.lab.vm.words import Job, job
+
+BOOT_SECONDS = 180.0
+_LISTEN_SECONDS = 30
+_LEAVE_SECONDS = 10.0
+_READY = b"lab: listens\n"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A lab in which commands run. ``borrow``: a session of one of its guests, with a terminal if asked for."""
+
+    wiring: Wiring
+    borrow: Callable[[str, bool], AbstractContextManager[Borrowed]]
+
+    def host(self, name: str | None) -> str:
+        """This host, or the first. Raises `ConfigError`."""
+        if name is not None and name not in self.wiring.hosts:
+            raise ConfigError(f"the lab has no host {name!r}, only {', '.join(self.wiring.hosts)}")
+        return name or self.wiring.hosts[0]
+
+
+def find(name_or_file: str) -> str | None:
+    """The name of the lab that is up and is called so, or made of this profile. Raises `ConfigError` for neither."""
+    with suppress(ConfigError):  # a file's path cannot name a lab
+        if control.is_up(name_or_file):
+            return name_or_file
+    name = find_lab(name_or_file).name
+    return name if control.is_up(name) else None
+
+
+@contextmanager
+def place(name_or_file: str, options: VmOptions) -> Iterator[Place]:
+    """The lab that is up, or one that ends with the block."""
+    name = find(name_or_file)
+    if name is not None:
+        wiring = wire(find_lab(control.ask(name, "status")["profile"]))
+        yield Place(wiring, lambda host, terminal: control.borrow(name, host, terminal=terminal))
+        return
+    trace = Path(options.trace) if options.trace else None
+    template = options.template()
+    with JoinedGuests(find_lab(name_or_file), options.machines(), template, hops=options.hops, trace=trace) as guests:
+        yield Place(guests.wiring, partial(_own_session, guests))
+
+
+@contextmanager
+def _own_session(guests: JoinedGuests, host: str, terminal: bool) -> Iterator[Borrowed]:
+    guest = guests[host]
+    number = guest.take_session(_LEAVE_SECONDS)
+    session = Session(*guest.sockets(number))
+    yield Borrowed(session, guest.terminal(0) if terminal else None, 0 if terminal else None)
+    if session.busy:
+        guest.reset_session(number)
+    else:
+        guest.free_session(number)
+
+
+def run(
+    name_or_file: str,
+    options: VmOptions,
+    words: Sequence[str],
+    *,
+    on: str | None = None,
+    peer_command: str = "",
+    timeout: float = 600,
+    wait: bool = True,
+) -> int:
+    """The exit status of a command on a host of a lab; see `ferrule.lab.vm.words.job` for what its words mean.
+
+    What it writes goes to this process's output and errors, what its peer writes to its errors. ``timeout`` in seconds
+    counts from when the host's cables are up (``wait``). Raises `GuestError` when it takes longer.
+    """
+    with ExitStack() as held:
+        where = held.enter_context(place(name_or_file, options))
+        host = where.host(on)
+        wanted = job(words, host, where.wiring, peer_command)
+        with where.borrow(host, False) as here:
+            _ready(here.session, host, wait)
+            if wanted.peer_script:
+                held.enter_context(_peer(where, wanted, timeout))
+            try:
+                return here.session.run(_with_env(wanted, wanted.script), timeout, _write(1), _write(2))
+            except SessionTimeout:
+                raise GuestError(f"{host}: {wanted.script!r} took longer than {timeout:g} s") from None
+
+
+def shell(name_or_file: str, on: str | None, command: Sequence[str]) -> int:
+    """A command on a console of a host, joined with this process's terminal; its exit status."""
+    with place(name_or_file, VmOptions()) as where:
+        host = where.host(on)
+        with where.borrow(host, True) as here:
+            assert here.terminal is not None
+            assert here.number is not None
+            _ready(here.session, host, False)
+            return interact(
+                here.session, here.terminal, here.number, command, _with_env(job([], host, where.wiring), "")
+            )
+
+
+def _ready(session: Session, host: str, cables: bool) -> None:
+    """Wait until the host is up, and its cables, too."""
+    said: list[bytes] = []
+    command = f"lab-cables up all {BOOT_SECONDS / 2:.0f}" if cables else ":"
+    try:
+        status = session.run(command, BOOT_SECONDS, said.append, said.append)
+    except SessionTimeout:
+        raise GuestError(f"{host} did not come up within {BOOT_SECONDS:g} s") from None
+    if status != 0:
+        words = b"".join(said).decode(errors="replace").strip()
+        raise GuestError(f"{host}: {words} (--no-wait runs the command all the same)")
+
+
+@contextmanager
+def _peer(where: Place, wanted: Job, timeout: float) -> Iterator[None]:
+    """Run the peer's command from when it listens until it ends or, some seconds after the block, is ended."""
+    listens = threading.Event()
+    ended: list[int | FerruleError] = []
+
+    def hear(words: bytes) -> None:
+        if not listens.is_set() and words.startswith(_READY):
+            listens.set()
+            words = words.removeprefix(_READY)
+        _write(2)(words)
+
+    def serve(session: Session) -> None:
+        try:
+            ended.append(session.run(_with_env(wanted, _serve(wanted.peer_script)), timeout, hear, _write(2)))
+        except FerruleError as error:
+            ended.append(error)
+        listens.set()
+
+    with where.borrow(wanted.peer, False) as there:
+        thread = threading.Thread(target=serve, args=(there.session,), daemon=True)
+        thread.start()
+        listens.wait(BOOT_SECONDS)
+        if ended and ended[0] != 0:
+            raise GuestError(f"{wanted.peer}: {wanted.peer_script!r} ended with {ended[0]}")
+        try:
+            yield
+        finally:
+            thread.join(_LEAVE_SECONDS)
+            there.session.cancel()
+            thread.join(_LEAVE_SECONDS)
+
+
+def _serve(command: str) -> str:
+    """Runs ``command``, and says so when a socket listens that did not before, or some seconds are over."""
+    return f"""
+        sockets() {{ cat /proc/net/{{tcp,tcp6,udp,udp6}} 2> /dev/null | grep -cE ' (0A|07) '; }}
+        before=$(sockets)
+        {{ {command}
+        }} &
+        end=$((SECONDS + {_LISTEN_SECONDS}))
+        until [ "$(sockets)" -gt "$before" ] || [ $SECONDS -ge $end ] || ! kill -0 $! 2> /dev/null; do sleep 0.1; done
+        echo {shlex.quote(_READY.decode().strip())}
+        wait $!
+    """
+
+
+def _with_env(wanted: Job, script: str) -> str:
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in wanted.env.items()]
+    return "\n".join([*lines, script])
+
+
+def _write(descriptor: int) -> Callable[[bytes], object]:
+    def write(words: bytes) -> None:
+        while words:
+            words = words[os.write(descriptor, words) :]
+
+    return write

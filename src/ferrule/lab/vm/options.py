@@ -1,0 +1,76 @@
+"""What a lab of virtual machines is made of, as the commands take it and hand it on to the process that holds it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ferrule.errors import ConfigError
+from ferrule.lab.vm.guest import Guest
+from ferrule.lab.vm.joined import NETWORK, TOOLS
+from ferrule.lab.vm.lab import RDMA, VmLab
+from ferrule.lab.vm.sources import host_release, newest_suite
+
+KERNELS = {"6.1": "bookworm", "6.12": "trixie", "newest": ""}
+"""Series of kernels and the Debian suites that have them; the newest stable one is in that of `newest_suite`."""
+
+PYTHON = ("numpy", "ferrule", "typer", "click", "rich", "markdown_it", "mdurl", "pygments", "typing_extensions")
+"""What ``ferrule`` needs in a guest to look at its links and at the machine."""
+
+
+@dataclass(frozen=True)
+class VmOptions:
+    """``kernel``: one of `KERNELS`, or a Debian suite. ``modules``: names, or paths of ``.ko`` files. ``packages``:
+    Debian packages beside those that labs have. ``rdma``: soft-RoCE on each cable, with its tools. ``python``: guests
+    can run ``ferrule``. ``trace``: a file for what crosses the cables, or empty. ``hops``: rings of each controller."""
+
+    kernel: str = "newest"
+    cpus: int = 1
+    memory_mb: int = 1024
+    modules: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    rdma: bool = False
+    python: bool = False
+    trace: str = ""
+    hops: int = 12
+
+    def machines(self) -> VmLab:
+        """Where they boot. Raises `LabError` where that cannot be."""
+        suite = KERNELS.get(self.kernel, self.kernel) or newest_suite(host_release())
+        packages = dict.fromkeys([*TOOLS, *(RDMA if self.rdma else ()), *self.packages])
+        return VmLab(packages=tuple(packages), suite=suite)
+
+    def template(self) -> Guest:
+        """What all hosts have in common. Raises `ConfigError` for a module's file that is not there."""
+        own: list[str | Path] = []
+        for module in self.modules:
+            path = Path(module)
+            if path.suffix == ".ko" and not path.is_file():
+                raise ConfigError(f"there is no module {path}; give a file, or the name of one of the kernel's modules")
+            own.append(path.resolve() if path.suffix == ".ko" else module)
+        files = {"/usr/local/bin/ferrule": _FERRULE} if self.python else {}
+        return Guest(
+            script="",
+            modules=[*NETWORK, *(("rdma_rxe",) if self.rdma else ()), *own],
+            python=PYTHON if self.python else (),
+            files=files,
+            env={"LAB_RXE": "1"} if self.rdma else {},
+            cpus=self.cpus,
+            memory_mb=self.memory_mb,
+            terminals=2,
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        values: dict[str, Any] = json.loads(text)
+        for name in ("modules", "packages"):
+            values[name] = tuple(values[name])
+        return cls(**values)
+
+
+_FERRULE = '#!/bin/sh\nexec python3 -m ferrule.cli.main "$@"\n'

@@ -1,0 +1,57 @@
+"""What `ferrule lab vm run` makes of a command: the peer's name and address in it, and what a lone word means. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ferrule.errors import ConfigError
+from ferrule.lab.vm.wiring import Wiring
+
+_LONE = {
+    "ping": ("ping -c 5 {peer}", ""),
+    "iperf3": ("iperf3 -c {peer} -t 5", "iperf3 -s -1"),
+}
+"""Commands that say nothing without arguments: what they mean then, on the host and on its peer."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """``script`` for the host; ``peer_script`` for the host ``peer``, empty for none; ``env``: what both find."""
+
+    script: str
+    peer: str
+    peer_script: str
+    env: dict[str, str]
+
+
+def job(words: Sequence[str], host: str, wiring: Wiring, peer_command: str = "") -> Job:
+    """What runs when ``words`` are to run on ``host``, and ``peer_command`` on its peer meanwhile.
+
+    The peer is the host at the other end of the first cable. ``{peer}``, ``{peer_address}`` and ``{host}`` are replaced
+    in both; programs find them as PEER, PEER_ADDRESS and FERRULE_HOST_ID. A lone ``ping`` or ``iperf3`` goes to the
+    peer. Raises `ConfigError` where there is no peer and one is asked for.
+    """
+    neighbours = wiring.neighbours(host)
+    known = {"host": host}
+    env = {"FERRULE_HOST_ID": host}
+    if neighbours:
+        known |= {"peer": neighbours[0].host, "peer_address": neighbours[0].address}
+        env |= {"PEER": neighbours[0].host, "PEER_ADDRESS": neighbours[0].address}
+    if len(words) == 1 and words[0] in _LONE and not peer_command:
+        whole, peer_command = _LONE[words[0]]
+        words = whole.split()
+    script = shlex.join(_fill(word, known) for word in words)
+    other = _fill(peer_command, known)
+    if other and not neighbours:
+        raise ConfigError(f"{host} has no cable, and so no peer to run {peer_command!r} on")
+    return Job(script, neighbours[0].host if neighbours else "", other, env)
+
+
+def _fill(text: str, known: dict[str, str]) -> str:
+    for name, value in known.items():
+        text = text.replace(f"{{{name}}}", value)
+    if "{peer}" in text or "{peer_address}" in text:
+        raise ConfigError(f"the host has no cable, and so no peer: {text}")
+    return text
