@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ferrule.cli import cluster_ray
 from ferrule.cli.cluster_flags import AsJson, InCluster
 from ferrule.cli.cluster_tables import hosts_table, show
 from ferrule.cluster import client, service
@@ -26,10 +27,12 @@ from ferrule.cluster.home import (
     new_host_id,
     own_host_name,
 )
+from ferrule.cluster.raynode.token import remove_link
 from ferrule.cluster.records import Member
 from ferrule.cluster.token import KEY_BYTES, JoinToken
 from ferrule.config import parse_address
 from ferrule.errors import ClusterError, ConfigError
+from ferrule.units import parse_bytes
 
 UP_EXAMPLES = (
     "Examples:\n\nferrule up\n\nferrule up --join ferrule1-...\n\nferrule up --join ferrule1-... --address 192.168.1.5"
@@ -66,6 +69,15 @@ def up(
     mdns: Annotated[
         bool | None, typer.Option("--mdns/--no-mdns", help="Tell of this host, and hear of others, by multicast DNS.")
     ] = None,
+    ray: Annotated[
+        bool | None, typer.Option("--ray/--no-ray", help="Also run Ray on all hosts, from now on; or no more.")
+    ] = None,
+    ray_port: Annotated[
+        int | None, typer.Option("--ray-port", help="The first of the 300 ports that Ray takes on each host; 8600.")
+    ] = None,
+    ray_memory: Annotated[
+        str | None, typer.Option("--ray-memory", metavar="SIZE", help="Of Ray's objects on each host; 200 MiB.")
+    ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay, as a service manager wants it.")] = False,
 ) -> None:
     """Make this machine a host of a cluster: start a new one, join one, or come back to it.
@@ -73,6 +85,9 @@ def up(
     An agent stays in the background until `ferrule down`. Nothing of the system is changed, and no root is needed.
     """
     console = Console()
+    if ray:
+        cluster_ray.check_installed()
+    store = parse_bytes(ray_memory) if ray_memory is not None else None
     seeds = [_place(text) for text in address or ()]
     if listen:
         _check_listen(listen)
@@ -89,7 +104,10 @@ def up(
         settings = HostSettings(new_host_id(), host_name or own_host_name(), port or DEFAULT_PORT)
         home.create(token.key if token is not None else os.urandom(KEY_BYTES), settings)
     elif home.is_running():
-        console.print(f"this host's agent of the cluster {home.name!r} runs already", highlight=False)
+        if ray is not None:
+            cluster_ray.order(home, ray, ray_port, store)
+        else:
+            console.print(f"this host's agent of the cluster {home.name!r} runs already", highlight=False)
         _show(console, home)
         return
     _adapt(home, token, seeds, host_name, port, listen, mdns)
@@ -107,6 +125,8 @@ def up(
         if fresh:
             home.remove()  # nothing half made is left
         raise
+    if ray is not None:
+        cluster_ray.order(home, ray, ray_port, store)
     _show(console, home)
 
 
@@ -188,7 +208,8 @@ def _place(text: str) -> tuple[str, int]:
 
 def _show(console: Console, home: ClusterHome) -> None:
     status = client.ask(home, "status")
-    show(hosts_table(status, _reports(home, status)))
+    reports = _reports(home, status)
+    show([*hosts_table(status, reports), *cluster_ray.ray_lines(status, reports)])
     console.print(
         "\nAnother machine joins by this line (it lets whoever has it run programs here; keep it secret):\n",
         style="dim",
@@ -233,6 +254,7 @@ def leave(
     if service.remove(home):
         typer.echo("the service is gone")
     client.stop_agent(home)
+    remove_link(home)
     home.remove()
     typer.echo(f"this host has left the cluster {home.name!r}")
 
@@ -266,7 +288,7 @@ def status(cluster: InCluster = None, as_json: AsJson = False) -> None:
             fields["report"] = reports.get(fields["host"])
         typer.echo(json.dumps(found, indent=2))
         return
-    show(hosts_table(found, reports))
+    show([*hosts_table(found, reports), *cluster_ray.ray_lines(found, reports)])
 
 
 def _reports(home: ClusterHome, status: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ferrule.cli import cluster_ray
+from ferrule.cli.cluster_flags import InCluster
 from ferrule.cli.launch import ConnectTimeout, Hostfile, Hosts, Python, Ranks, Ssh, places, warn
+from ferrule.cluster.home import choose_cluster
 from ferrule.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +27,9 @@ PORT = 29500
 
 
 def env(
-    kind: Annotated[Literal["nccl", "mlx", "torch"], typer.Argument(help="For NCCL and RCCL, MLX, or torch.")],
+    kind: Annotated[
+        Literal["nccl", "mlx", "torch", "ray"], typer.Argument(help="For NCCL and RCCL, MLX, torch, or Ray.")
+    ],
     ranks: Ranks = None,
     hosts: Hosts = None,
     hostfile: Hostfile = None,
@@ -33,12 +38,17 @@ def env(
     python: Python = None,
     ssh: Ssh = "ssh",
     connect_timeout: ConnectTimeout = 10,
+    cluster: InCluster = None,
 ) -> None:
     """Print the environment that `ferrule launch` would set, for use elsewhere: eval "$(ferrule env nccl)".
 
     Interfaces and RDMA ports are those of the cables that join the hosts, by their exact names; without hosts, those
-    of this machine. MLX's two files are written to Ferrule's cache.
+    of this machine. MLX's two files are written to Ferrule's cache. For Ray: how to connect to that of this host's
+    cluster (ferrule up --ray).
     """
+    if kind == "ray":
+        _print(cluster_ray.connection(choose_cluster(cluster)))
+        return
     from ferrule.cluster import Launcher
 
     alone = ranks is None and hosts is None and hostfile is None
@@ -48,7 +58,11 @@ def env(
     with Launcher(where, ranks, connect_seconds=connect_timeout, say=warn) as launcher:
         job = launcher.connect(links=True)
     found = _variables(kind, job, rank, port, alone=alone)
-    for name, value in found.items():
+    _print(found)
+
+
+def _print(variables: dict[str, str]) -> None:
+    for name, value in variables.items():
         typer.echo(f"export {name}={shlex.quote(value)}")
 
 

@@ -27,6 +27,7 @@ from ferrule.cluster.handshake import Caller, Purpose
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.jobs import Job, Order, base_environment
 from ferrule.cluster.peers import LOST_SECONDS
+from ferrule.cluster.raynode.nodes import RayNodes
 from ferrule.cluster.records import MODEL, Record
 from ferrule.cluster.report import Reporter
 from ferrule.cluster.spares import Kind, Spares
@@ -41,6 +42,7 @@ DESCRIBED_SECONDS = 20.0
 _MAX_STRANGERS = 64
 """Connections that have not proved themselves yet; of more the oldest is hung up on."""
 _REPORT_SECONDS = 10.0
+_MAX_GRACE = 10.0
 _PEER_SILENCE_SECONDS = 4 * LOST_SECONDS
 
 
@@ -49,8 +51,9 @@ class Agent:
 
     def __init__(self, home: ClusterHome) -> None:
         self.home = home
-        self.circle = Circle(home, lambda: self.fronts.look())
+        self.circle = Circle(home, self._look)
         self.fronts = Fronts(home, self.circle)
+        self.ray = RayNodes(home, self.circle)
         self.jobs: dict[str, Job] = {}
         self.spares = Spares(base_environment)
         self.started = time.time()
@@ -73,6 +76,8 @@ class Agent:
             "reachable": self._reachable,
             "leave": self._leave,
             "stop": self._halt,
+            "ray": self._ray,
+            "want_ray": self._want_ray,
         }
 
     async def run(self, ready: Callable[[Message], None]) -> None:
@@ -83,6 +88,7 @@ class Agent:
         try:
             self.circle.start()
             self.fronts.start()
+            self.ray.start()
             ready({"port": self.circle.settings.port, "addresses": list(self.circle.member.addresses)})
             waits = [asyncio.create_task(event.wait()) for event in (self._stop, self.circle.dismissed)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -92,6 +98,10 @@ class Agent:
             for wait in waits:
                 wait.cancel()
             await self._close(servers)
+
+    def _look(self) -> None:
+        self.fronts.look()
+        self.ray.look()
 
     def stop(self) -> None:
         """Let `run` return."""
@@ -115,7 +125,7 @@ class Agent:
     async def _close(self, servers: Sequence[asyncio.Server]) -> None:
         for server in servers:
             server.close()
-        await self.fronts.close()
+        await asyncio.gather(self.fronts.close(), self.ray.close())
         visits = list(self._visits)
         for visit in visits:
             visit.cancel()
@@ -205,7 +215,7 @@ class Agent:
 
     async def _report(self, message: Message) -> Message:
         async with self._reporting, asyncio.timeout(_REPORT_SECONDS):
-            return (await asyncio.to_thread(self._reporter.report)).to_json()
+            return (await asyncio.to_thread(self._reporter.report)).to_json() | {"ray": self.ray.status()}
 
     async def _device(self, message: Message) -> Message:
         """What the planner has to know of this host; the first time it is measured, which takes seconds."""
@@ -227,6 +237,16 @@ class Agent:
 
     async def _write(self, message: Message) -> Message:
         self.circle.write(message["kind"], message["name"], message["value"])
+        return {}
+
+    async def _ray(self, message: Message) -> Message:
+        return self.ray.status()
+
+    async def _want_ray(self, message: Message) -> Message:
+        if message["wanted"]:
+            self.ray.want(message.get("port"), message.get("store"))
+        else:
+            self.ray.unwant()
         return {}
 
     async def _reachable(self, message: Message) -> Message:
@@ -274,7 +294,7 @@ class Agent:
             if telling is not None:
                 telling.cancel()
                 await asyncio.gather(telling, return_exceptions=True)
-            await job.end(grace=0.1)
+            await job.end(min(_MAX_GRACE, float(message.get("grace", 0.1))))
             del self.jobs[name]
 
     async def _serve_spares(self, connection: Connection, first: Message) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import logging
 import math
 import platform
@@ -54,6 +55,7 @@ class Circle:
         self._discovery: Discovery | None = None
         self._faces: tuple[str, ...] = ()
         self._leaving = False
+        self._ray = ray_version()
 
     @property
     def host(self) -> str:
@@ -69,7 +71,8 @@ class Circle:
         known = self.knowledge.members.get(settings.host)
         if not addresses and known is not None:  # every cable is out; when one is back it will lead to the same address
             addresses = known.addresses
-        return Member(settings.host, settings.name, settings.port, addresses, __version__, platform.python_version())
+        versions = __version__, platform.python_version(), self._ray
+        return Member(settings.host, settings.name, settings.port, addresses, *versions)
 
     def start(self) -> None:
         if self.knowledge.gone(self.host):
@@ -301,3 +304,11 @@ class Circle:
                 self.dismissed.set()  # an agent that no longer knows what happens must not go on
 
         task.add_done_callback(ended)
+
+
+def ray_version() -> str:
+    """Of the Ray that is installed; empty where none is. Ray itself is not imported: that takes a second."""
+    try:
+        return importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        return ""

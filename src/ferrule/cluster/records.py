@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from ferrule.errors import ClusterError
 
-HOST, MODEL = "host", "model"
-KINDS = (HOST, MODEL)
+HOST, MODEL, RAY = "host", "model", "ray"
+KINDS = (HOST, MODEL, RAY)
 _MAX_NAME = 200
 _MAX_VERSION = 1 << 62
 """What a database and every JSON reader can hold."""
@@ -66,7 +66,8 @@ class Record:
 
 @dataclass(frozen=True)
 class Member:
-    """A host as its own agent describes it. ``addresses``: where it may be reached, the best first."""
+    """A host as its own agent describes it. ``addresses``: where it may be reached, the best first. ``ray``: its
+    version of Ray; empty where there is none."""
 
     host: str
     name: str
@@ -74,6 +75,7 @@ class Member:
     addresses: tuple[str, ...]
     ferrule: str
     python: str
+    ray: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {**self.__dict__, "addresses": list(self.addresses)}
@@ -90,6 +92,7 @@ class Member:
             or not 0 < made.port < 65536
             or not _HOST_ID.fullmatch(str(made.host))
             or not isinstance(made.name, str)
+            or not isinstance(made.ray, str)
             or not all(map(_is_address, made.addresses))
         ):
             raise ClusterError(f"a host describes itself in a way that cannot be read: {str(fields)[:120]}")

@@ -91,18 +91,19 @@ class HostFacts:
         )
 
 
-def own_facts(environ: Mapping[str, str], *, links: bool) -> HostFacts:
+def own_facts(environ: Mapping[str, str], *, links: bool, ends: tuple[str, str] | None = None) -> HostFacts:
     """This host, where ``environ`` is that of its ranks. ``links``: also versions, interfaces and cables, which takes
-    some tenths of a second."""
+    some tenths of a second. ``ends``: of the connection to the launcher; None: as ssh tells."""
     emulated = environ.get("FERRULE_HOST_ID", "")
     words = os.environ.get("SSH_CONNECTION", "").split()
+    client, server = ends or ((words[0], words[2]) if len(words) == 4 else ("", ""))
     found = HostFacts(
         name=emulated or socket.gethostname(),
         machine=f"{emulated} {_machine()}",
         cores=usable_cores(),
         loopback="lo" if sys.platform == "linux" else "lo0",
-        client=_unmapped(words[0]) if len(words) == 4 else "",
-        server=_unmapped(words[2]) if len(words) == 4 else "",
+        client=_unmapped(client),
+        server=_unmapped(server),
     )
     if not links:
         return found

@@ -8,7 +8,6 @@ ends with it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -23,6 +22,7 @@ from typing import Any
 from ferrule.cluster.launch.facts import own_facts
 from ferrule.cluster.launch.protocol import GREETING, PROTOCOL, Decoder, Message, encode
 from ferrule.cluster.local import OUTER_JOB
+from ferrule.cluster.orphans import adopt_orphans, kill_orphans
 from ferrule.cluster.process import exit_fds
 from ferrule.cluster.processes import Processes
 
@@ -30,17 +30,17 @@ LOST_GRACE = 1.0
 """Seconds that ranks have to end when the launcher is gone."""
 
 _POLL_SECONDS = 0.02
-_REAP_SECONDS = 5.0
 _CHUNK = 1 << 16
 _MAX_WAITING = 1 << 20
 """Bytes for the launcher; ranks that print more wait until it has read them."""
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Supervisor:
-    """One job's ranks on this host. ``below`` and ``above``: where the launcher's words come from and ours go."""
+    """One job's ranks on this host. ``below`` and ``above``: where the launcher's words come from and ours go.
+    ``ends``: the addresses of the launcher's end and ours of the way here, where ssh does not tell them."""
 
-    def __init__(self, below: int, above: int) -> None:
+    def __init__(self, below: int, above: int, *, ends: tuple[str, str] | None = None) -> None:
+        self._ends = ends
         self._below, self._above = below, above
         self._decoder = Decoder()
         self._waiting = bytearray(GREETING)
@@ -69,7 +69,7 @@ class Supervisor:
                 self._look_at_ranks()
         finally:
             self._processes.kill()
-            _kill_orphans()
+            kill_orphans()
             self._files.close()
         return 0
 
@@ -175,7 +175,7 @@ class Supervisor:
             ports.append(self._listener.getsockname()[1])
         self._sockets = [_keep_port() for _ in range(message["ports"])]
         ports += [kept.getsockname()[1] for kept in self._sockets]
-        facts = own_facts(self._environment, links=message["links"])
+        facts = own_facts(self._environment, links=message["links"], ends=self._ends)
         self._tell({"op": "hello", "protocol": PROTOCOL, "ports": ports, "facts": facts.to_json()})
 
     def _start(self, message: Message) -> None:
@@ -288,26 +288,8 @@ def _with_own_programs(path: str) -> str:
     return path if sys.prefix == sys.base_prefix or own in path.split(os.pathsep) else f"{own}{os.pathsep}{path}"
 
 
-def _adopt_orphans() -> None:
-    """From now on, what our descendants leave behind becomes our child (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _kill_orphans() -> None:
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    deadline = time.monotonic() + _REAP_SECONDS
-    while time.monotonic() < deadline and children.exists() and (pids := children.read_text().split()):
-        for pid in map(int, pids):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in map(int, pids):
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-
-
 def main() -> int:
-    _adopt_orphans()
+    adopt_orphans()
     above = os.dup(1)
     os.dup2(2, 1)  # whatever else prints must not come between the messages
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

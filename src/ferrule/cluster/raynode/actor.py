@@ -1,0 +1,31 @@
+"""What tells Ray's programs of a host: an actor on each, by the host's name, in the namespace ``ferrule``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ferrule.cluster.client import ask
+from ferrule.cluster.home import ClusterHome
+
+
+class HostAgent:
+    """Asks the agent beside it. ``directory``: of the cluster, on this host."""
+
+    def __init__(self, directory: str) -> None:
+        folder = Path(directory)
+        self._home = ClusterHome(folder.name, folder.parent)
+
+    def host(self) -> str:
+        """The host's name."""
+        return self._home.settings.name
+
+    def report(self) -> dict[str, Any]:
+        """Devices, memory, links, load, heat and power, as in ``ferrule status --json``."""
+        found: dict[str, Any] = ask(self._home, "report")
+        return found
+
+    def cluster(self) -> dict[str, Any]:
+        """Who belongs to the cluster, and how this host sees them."""
+        found: dict[str, Any] = ask(self._home, "status")
+        return found

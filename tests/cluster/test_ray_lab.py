@@ -1,0 +1,105 @@
+"""Ray on a cluster, by the command line, in hosts of a lab."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lab_hosts import SECONDS, Hosts, token_in
+
+from ferrule.cluster import client
+from ferrule.lab import Lab, pair
+
+pytestmark = pytest.mark.slow
+
+ASK = """
+import json, ray
+ray.init(namespace="ferrule", log_to_driver=False)
+hosts = ["host0", "host1"]
+agents = {host: ray.get_actor(host) for host in hosts}
+print(json.dumps({host: ray.get(agents[host].report.remote())["devices"][0]["memory"] for host in hosts}))
+
+@ray.remote(num_cpus=0)
+def where():
+    return ray.get_runtime_context().get_node_labels()["ferrule_host"]
+
+print(json.dumps([ray.get(where.options(resources={f"ferrule_host:{host}": 0.01}).remote()) for host in hosts]))
+"""
+
+
+@pytest.fixture
+def hosts(emulated_hosts, tmp_path):
+    with Lab(pair()) as lab:
+        yield Hosts(lab, tmp_path)
+
+
+def ray_state(hosts, host):
+    return client.ask(hosts.home(host), "ray")
+
+
+def program(hosts, host, text, **env):
+    with hosts.lab.popen(
+        host, [sys.executable, "-c", text], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        out, err = process.communicate(timeout=SECONDS)
+    return process.returncode, out, err
+
+
+def variables(hosts, host):
+    lines = hosts.run(host, "env", "ray").splitlines()
+    return dict(line.removeprefix("export ").split("=", 1) for line in lines)
+
+
+def processes(hosts, host, word):
+    """Those with ``word`` in their commands."""
+    return [pid for pid in hosts.lab.processes(host) if word in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_ray_on_a_cluster(hosts, tmp_path, monkeypatch):
+    token = token_in(hosts.run(0, "up", "--no-mdns", "--ray"))
+    refuse_another_version(hosts, token, tmp_path, monkeypatch)
+    hosts.run(1, "up")
+    hosts.until(lambda: ray_state(hosts, 1)["state"] == "node")
+    shown = json.loads(hosts.run(1, "status", "--json"))
+    states = {each["name"]: each["report"]["ray"]["state"] for each in shown["hosts"]}
+    assert states == {"host0": "head", "host1": "node"}
+    use_it(hosts)
+
+    hosts.kill(0)
+    hosts.until(lambda: ray_state(hosts, 1)["state"] == "head")
+    hosts.run(0, "up")  # it comes back as a node of the new head
+    hosts.until(lambda: ray_state(hosts, 0)["state"] == "node")
+    hosts.kill(1, "ferrule.cluster.agent")
+    hosts.until(lambda: not hosts.lab.processes(1))
+    hosts.run(0, "down")
+    assert not hosts.lab.processes()
+
+
+def refuse_another_version(hosts, token, folder, monkeypatch):
+    other = folder / "other" / "ray-2.1.0.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.1.0\n")
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(other.parent), prepend=os.pathsep)
+        hosts.run(1, "up", "--no-mdns", "--join", token)
+        hosts.until(lambda: "Ray 2.1.0 here" in ray_state(hosts, 1).get("why", ""))
+        assert not processes(hosts, 1, b"raylet")
+    assert "Ray 2.1.0 here" in hosts.run(0, "status")
+    hosts.run(1, "down")
+
+
+def use_it(hosts):
+    env = variables(hosts, 1)
+    secret = Path(env["RAY_AUTH_TOKEN_PATH"])
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert not [pid for host in (0, 1) for pid in processes(hosts, host, secret.read_bytes())]
+    code, out, err = program(hosts, 1, ASK, **env)
+    assert code == 0, err
+    memory, names = map(json.loads, out.splitlines())
+    assert min(memory.values()) > 1 << 28
+    assert names == ["host0", "host1"]
+    code, _, err = program(hosts, 1, ASK, **{**env, "RAY_AUTH_TOKEN_PATH": "", "RAY_AUTH_TOKEN": "0" * 64})
+    assert code != 0
+    assert "Failed to connect to Ray cluster" in err
