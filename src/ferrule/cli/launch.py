@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ferrule.errors import ConfigError
+
 if TYPE_CHECKING:
     from ferrule.cluster import JobResult, Launcher, Place, Task
 
 EXAMPLES = (
     "Examples:\n\nferrule launch -n 4 train.py --epochs 3\n\nferrule launch -n 2 -m my_package.train\n\n"
-    "ferrule launch --hosts strix-a,strix-b:2 -- python train.py\n\nferrule launch --hostfile hosts.toml train.py"
+    "ferrule launch --hosts strix-a,strix-b:2 -- python train.py\n\nferrule launch --hostfile hosts.toml train.py\n\n"
+    "ferrule launch --cluster -n 4 train.py"
 )
 PASS_ON = {"allow_interspersed_args": False}
 """What comes behind the command is the command's."""
@@ -56,9 +59,10 @@ def launch(
     ssh: Ssh = "ssh",
     connect_timeout: ConnectTimeout = 10,
     grace: Annotated[float, typer.Option("--grace", help="Seconds that ranks have to end after Ctrl-C.", min=0)] = 5,
+    cluster: Annotated[bool, typer.Option("--cluster", help="On the hosts of the cluster: see ferrule up.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run where, and run nothing.")] = False,
 ) -> None:
-    """Run a program as several ranks, here and on other hosts over ssh.
+    """Run a program as several ranks, here and on other hosts: over ssh, or those of the cluster.
 
     Sets what Ferrule, torch, MLX and NCCL or RCCL need to find each other. Output is prefixed by rank; when one rank
     fails, all are ended, and its exit code is that of the command.
@@ -67,7 +71,10 @@ def launch(
     from ferrule.cluster.launch.request import chosen_variables, make_task
 
     task = make_task(command, cwd or str(Path.cwd()), chosen_variables(env or [], os.environ), module=module)
-    where = places(ranks, hosts, hostfile, python, ssh, connect_timeout)
+    if cluster:
+        where = _cluster_places(ranks, hosts, hostfile, python)
+    else:
+        where = places(ranks, hosts, hostfile, python, ssh, connect_timeout)
     if dry_run:
         _show_plan(where, ranks, task)
         return
@@ -109,6 +116,18 @@ def places(
     entries = choose_hosts(ranks, hosts, hostfile, python=python)
     own = [replace(entry, env={**forwarded(os.environ), **entry.env}) for entry in entries]
     return [place_for(entry, program=shlex.split(ssh), seconds=int(seconds)) for entry in own]
+
+
+def _cluster_places(ranks: int | None, hosts: str | None, hostfile: Path | None, python: str | None) -> list[Place]:
+    """Raises `ConfigError` and `ClusterError`."""
+    from ferrule.cluster.home import choose_cluster
+    from ferrule.cluster.launch.members import member_places
+    from ferrule.cluster.launch.request import forwarded
+
+    if hostfile is not None or python is not None:
+        raise ConfigError("--hostfile and --python are for hosts over ssh: with --cluster each agent's Python runs")
+    home = choose_cluster(os.environ.get("FERRULE_CLUSTER"))
+    return member_places(home, ranks, hosts, forwarded(os.environ))
 
 
 @contextmanager

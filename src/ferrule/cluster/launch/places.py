@@ -16,6 +16,7 @@ from typing import Protocol
 from ferrule.cluster.launch.hostfile import HostEntry
 
 SUPERVISOR = ("-P", "-m", "ferrule.cluster.launch.supervisor")
+BRIDGE = ("-P", "-m", "ferrule.cluster.launch.bridge")
 _NOT_FOUND = 127
 _SSH_FAILED = 255
 
@@ -79,6 +80,22 @@ class SshPlace:
         if "connect to host" in last:
             return f"cannot reach {name} ({last}); is it on, on the same network, and does it run sshd?"
         return f"cannot log in to {name} ({last}); `ssh {name} true` must work without a password (ssh-copy-id {name})"
+
+
+@dataclass(frozen=True)
+class ClusterPlace:
+    """A host of the cluster, by its agent. ``member``: that host as JSON; ``directory``: of the cluster, here."""
+
+    entry: HostEntry
+    directory: str
+    member: str
+    distant: bool = field(default=True, init=False)
+
+    def command(self) -> list[str]:
+        return [sys.executable, *BRIDGE, self.directory, self.member]
+
+    def why(self, code: int, told: str) -> str:
+        return f"no supervisor on {self.entry.name}: {_last_line(told) or f'it ended with code {code}'}"
 
 
 def place_for(entry: HostEntry, *, program: Sequence[str] = ("ssh",), seconds: int = 10) -> Place:

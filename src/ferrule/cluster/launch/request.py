@@ -36,6 +36,28 @@ def choose_hosts(
     return tuple(replace(entry, python=entry.python or python) for entry in entries)
 
 
+def spread(names: Sequence[str], ranks: int | None) -> tuple[HostEntry, ...]:
+    """Ranks over all of these hosts, as evenly as it goes; None: one on each. Raises `ConfigError`."""
+    wanted = len(names) if ranks is None else ranks
+    if not 1 <= wanted <= MAX_SLOTS:
+        raise ConfigError(f"-n {ranks} is no number of ranks from 1 to {MAX_SLOTS}")
+    each, more = divmod(wanted, len(names))
+    slots = [each + (index < more) for index in range(len(names))]
+    return tuple(HostEntry(name, count) for name, count in zip(names, slots, strict=True) if count)
+
+
+def chosen_of(names: Sequence[str], ranks: int | None, hosts: str | None, whose: str) -> tuple[HostEntry, ...]:
+    """Which of the hosts ``names``, that are up, take how many ranks: those of ``--hosts``, or all. ``whose``: what
+    they belong to, for errors. Raises `ConfigError`."""
+    if hosts is None:
+        return spread(names, ranks)
+    entries = parse_hosts(hosts)
+    for entry in entries:
+        if entry.name not in names:
+            raise ConfigError(f"no host {entry.name!r} of {whose} is up, only {', '.join(names)}")
+    return entries
+
+
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """Ferrule's settings, which must be the same on all hosts, as this process has them."""
     return {name: value for name, value in environ.items() if name.startswith("FERRULE_") and name not in _OWN}
