@@ -16,7 +16,7 @@ run: $(VENV)/.serve
 	@exec $(VENV)/bin/ferrule serve --demo
 
 test: $(VENV)/.test
-	$(VENV)/bin/python -m pytest -q
+	$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
