@@ -125,6 +125,7 @@ void bind_usb4(nb::module_& module) {
         engine.send_control({each, kind, {bytes.begin(), bytes.end()}});
       }, "controller"_a, "kind"_a, "data"_a)
       .def("open_trace", &Engine::open_trace, "fd"_a, "most"_a)
+      .def("close_trace", &Engine::close_trace)
       .def("trace_control", [](Engine& engine, std::uint32_t interface, unsigned kind, const nb::bytes& data, bool dropped) {
         engine.trace_control(interface, kind, view(data), dropped);
       }, "interface"_a, "kind"_a, "data"_a, "dropped"_a)

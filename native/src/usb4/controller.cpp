@@ -59,7 +59,7 @@ void Controller::stall(bool transmit, unsigned ring, bool on) { (transmit ? tx_ 
 
 void Controller::read(std::uint32_t offset, std::span<std::byte> data) {
   std::fill(data.begin(), data.end(), std::byte{0});
-  if (offset >= kBarSize) return;
+  if (offset >= kBarSize || data.empty()) return;
   const std::size_t size = std::min<std::size_t>(data.size(), kBarSize - offset);
   // Reading the status takes it, and only whole words of it can be read.
   if (offset >= kStatus && offset < kStatusClear && offset % kWord == 0 && size == kWord) {
@@ -71,7 +71,7 @@ void Controller::read(std::uint32_t offset, std::span<std::byte> data) {
 }
 
 void Controller::write(std::uint32_t offset, std::span<const std::byte> data) {
-  if (offset >= kBarSize) return;
+  if (offset >= kBarSize || data.empty()) return;
   const std::size_t size = std::min<std::size_t>(data.size(), kBarSize - offset);
   if (offset % kWord != 0 || size % kWord != 0) {  // half a doorbell; no other register is written so
     std::memcpy(bar_.data() + offset, data.data(), size);

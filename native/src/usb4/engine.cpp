@@ -141,6 +141,11 @@ void Engine::open_trace(int fd, std::size_t most) {
   trace_.open(fd, most);
 }
 
+void Engine::close_trace() {
+  const std::lock_guard guard(mutex_);
+  trace_.close();
+}
+
 void Engine::trace_control(std::uint32_t interface, unsigned kind, std::span<const std::byte> data, bool dropped) {
   const std::lock_guard guard(mutex_);
   trace_.add(interface,

@@ -64,6 +64,7 @@ class Engine {
   void send_control(ControlPacket packet);
 
   void open_trace(int fd, std::size_t most);
+  void close_trace();
   void trace_control(std::uint32_t interface, unsigned kind, std::span<const std::byte> data, bool dropped);
   std::uint64_t trace_lost();
 

@@ -20,16 +20,18 @@ constexpr std::size_t kEnough = 1 << 18;
 
 }  // namespace
 
-Trace::~Trace() {
+Trace::~Trace() { close(); }
+
+void Trace::close() {
   flush();
   if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
 }
 
 void Trace::open(int fd, std::size_t most) {
-  flush();
+  close();
   const int own = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (own < 0) throw std::system_error(errno, std::generic_category(), "cannot open the trace");
-  if (fd_ >= 0) ::close(fd_);
   fd_ = own;
   most_ = most;
 }

@@ -35,6 +35,7 @@ class Trace {
   bool is_open() const { return fd_ >= 0; }
   void add(std::uint32_t interface, const TraceHeader& header, std::span<const std::byte> data);
   void flush();
+  void close();
   std::uint64_t lost() const { return lost_; }  // packets that could not be written
 
  private:

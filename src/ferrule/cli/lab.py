@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ferrule.cli import lab_demo, lab_vm
+from ferrule.cli import lab_demo, lab_usb4, lab_vm
 from ferrule.cli.lab_tables import check_tables, lab_tables, profile_tables, profiles_json
 from ferrule.lab import control, shipped
 from ferrule.lab.check import check as check_shaper
@@ -36,6 +36,7 @@ app = typer.Typer(no_args_is_help=True, help="Rehearse on emulated machines and 
 
 app.add_typer(lab_demo.app, name="demo")
 app.add_typer(lab_vm.app, name="vm")
+app.add_typer(lab_usb4.app, name="usb4")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 

@@ -112,7 +112,8 @@ class Usb4Lab:
         return state
 
     def counters(self) -> dict[str, Any]:
-        """Frames, bytes and what became of them, for each host's controllers and each cable and sender."""
+        """Frames, bytes and what became of them, for each host's controllers and each cable and sender; and how many
+        packets the trace had no room for (``untraced``)."""
         counters: dict[str, Any] = self._ask("counters")
         return counters
 

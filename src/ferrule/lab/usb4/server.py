@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import socket
 import sys
@@ -27,6 +28,7 @@ from ferrule.lab.usb4.session import Gone, Session
 _CONTROL_SECONDS = 5.0
 _MOST_BYTES = 1 << 16
 _LONGEST_WAIT = 1.0
+_MOST_LEFT = 64
 
 
 class Server:
@@ -70,6 +72,7 @@ class Server:
         for session in self._sessions.values():
             session.close()
         self._selector.close()
+        self._engine.close_trace()
 
     def _listen(self, name: str, accept: Callable[[socket.socket], None]) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -89,6 +92,7 @@ class Server:
 
     def _accepting(self, controller: int, ids: tuple[int, int]) -> Callable[[socket.socket], None]:
         def accept(connection: socket.socket) -> None:
+            self._hear_out(controller)
             if controller in self._sessions:
                 connection.close()  # a controller is in one machine
                 return
@@ -103,7 +107,17 @@ class Server:
 
         return accept
 
+    def _hear_out(self, controller: int) -> None:
+        """A guest that has gone may have left messages, and the next one be there before they are read."""
+        for _ in range(_MOST_LEFT):
+            session = self._sessions.get(controller)
+            if session is None or not select.select([session.connection], [], [], 0)[0]:
+                return
+            self._serve(controller, session)
+
     def _serve(self, controller: int, session: Session) -> None:
+        if self._sessions.get(controller) is not session:
+            return  # it ended since the selector spoke of it
         try:
             session.receive()
         except Gone:
