@@ -28,6 +28,17 @@ def where():
 print(json.dumps([ray.get(where.options(resources={f"ferrule_host:{host}": 0.01}).remote()) for host in hosts]))
 """
 
+SUM = """
+import os
+import numpy as np
+import ferrule.fabric as fabric
+
+with fabric.init(strict=True) as group:
+    x = np.full(4, group.rank + 1.0)
+    group.all_reduce(x)
+    print(os.environ["FERRULE_HOST_ID"], x[0])
+"""
+
 
 @pytest.fixture
 def hosts(emulated_hosts, tmp_path):
@@ -66,6 +77,7 @@ def test_ray_on_a_cluster(hosts, tmp_path, monkeypatch):
     states = {each["name"]: each["report"]["ray"]["state"] for each in shown["hosts"]}
     assert states == {"host0": "head", "host1": "node"}
     use_it(hosts)
+    launch_on_it(hosts, tmp_path)
 
     hosts.kill(0)
     hosts.until(lambda: ray_state(hosts, 1)["state"] == "head")
@@ -103,3 +115,17 @@ def use_it(hosts):
     code, _, err = program(hosts, 1, ASK, **{**env, "RAY_AUTH_TOKEN_PATH": "", "RAY_AUTH_TOKEN": "0" * 64})
     assert code != 0
     assert "Failed to connect to Ray cluster" in err
+
+
+def launch_on_it(hosts, folder):
+    (folder / "sum.py").write_text(SUM)
+    (folder / "fail.py").write_text(
+        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(600)\n"
+    )
+    before = sorted(processes(hosts, 0, b"ferrule.cluster"))
+    out = hosts.run(0, "launch", "--ray", "-n", "4", str(folder / "sum.py"))
+    assert sorted(out.splitlines()) == [f"[{rank}] host{rank // 2} 10.0" for rank in range(4)]
+    said = hosts.run(0, "launch", "--ray", str(folder / "fail.py"), code=7)
+    assert "rank 1 on host1 ended with exit code 7" in said
+    hosts.until(lambda: sorted(processes(hosts, 0, b"ferrule.cluster")) == before)
+    hosts.until(lambda: not any(processes(hosts, host, b"launch.supervisor") for host in (0, 1)))

@@ -24,7 +24,7 @@ _STATES = {"head": "green", "node": "green", "starting": "yellow", "failed": "bo
 def check_installed() -> None:
     """Raises `ConfigError` where Ray cannot run here."""
     if not ray_version():
-        raise ConfigError("--ray needs the cluster extra (ray is not installed): pip install 'ferrule[cluster]'")
+        raise ConfigError("Ray needs the cluster extra (ray is not installed): pip install 'ferrule[cluster]'")
 
 
 def order(home: ClusterHome, wanted: bool, port: int | None, store: int | None) -> None:

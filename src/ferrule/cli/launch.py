@@ -60,9 +60,13 @@ def launch(
     connect_timeout: ConnectTimeout = 10,
     grace: Annotated[float, typer.Option("--grace", help="Seconds that ranks have to end after Ctrl-C.", min=0)] = 5,
     cluster: Annotated[bool, typer.Option("--cluster", help="On the hosts of the cluster: see ferrule up.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="On the nodes of the cluster's Ray, or of $RAY_ADDRESS.")] = False,
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", metavar="HOST:PORT", help="On the nodes of this Ray.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run where, and run nothing.")] = False,
 ) -> None:
-    """Run a program as several ranks, here and on other hosts: over ssh, or those of the cluster.
+    """Run a program as several ranks, here and on other hosts: over ssh, by agents, by Ray.
 
     Sets what Ferrule, torch, MLX and NCCL or RCCL need to find each other. Output is prefixed by rank; when one rank
     fails, all are ended, and its exit code is that of the command.
@@ -71,7 +75,9 @@ def launch(
     from ferrule.cluster.launch.request import chosen_variables, make_task
 
     task = make_task(command, cwd or str(Path.cwd()), chosen_variables(env or [], os.environ), module=module)
-    if cluster:
+    if ray or ray_address is not None:
+        where = _ray_places(ray_address, ranks, hosts, hostfile, python)
+    elif cluster:
         where = _cluster_places(ranks, hosts, hostfile, python)
     else:
         where = places(ranks, hosts, hostfile, python, ssh, connect_timeout)
@@ -124,10 +130,33 @@ def _cluster_places(ranks: int | None, hosts: str | None, hostfile: Path | None,
     from ferrule.cluster.launch.members import member_places
     from ferrule.cluster.launch.request import forwarded
 
-    if hostfile is not None or python is not None:
-        raise ConfigError("--hostfile and --python are for hosts over ssh: with --cluster each agent's Python runs")
+    _refuse_ssh(hostfile, python)
     home = choose_cluster(os.environ.get("FERRULE_CLUSTER"))
     return member_places(home, ranks, hosts, forwarded(os.environ))
+
+
+def _ray_places(
+    address: str | None, ranks: int | None, hosts: str | None, hostfile: Path | None, python: str | None
+) -> list[Place]:
+    """Raises `ConfigError`, `ClusterError` and `LaunchError`."""
+    from ferrule.cli import cluster_ray
+    from ferrule.cluster.home import choose_cluster
+    from ferrule.cluster.launch.ray_nodes import ray_places
+    from ferrule.cluster.launch.request import forwarded
+
+    _refuse_ssh(hostfile, python)
+    cluster_ray.check_installed()
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is None:
+        ours = cluster_ray.connection(choose_cluster(os.environ.get("FERRULE_CLUSTER")))
+        address = ours["RAY_ADDRESS"]
+        os.environ.update(ours)  # for what is started to talk to Ray
+    return ray_places(address, ranks, hosts, forwarded(os.environ))
+
+
+def _refuse_ssh(hostfile: Path | None, python: str | None) -> None:
+    if hostfile is not None or python is not None:
+        raise ConfigError("--hostfile and --python are for hosts over ssh; here the Python of agents, or of Ray, runs")
 
 
 @contextmanager

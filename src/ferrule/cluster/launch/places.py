@@ -16,6 +16,7 @@ from typing import Protocol
 from ferrule.cluster.launch.hostfile import HostEntry
 
 SUPERVISOR = ("-P", "-m", "ferrule.cluster.launch.supervisor")
+RAY_BRIDGE = ("-P", "-m", "ferrule.cluster.launch.ray_bridge")
 BRIDGE = ("-P", "-m", "ferrule.cluster.launch.bridge")
 _NOT_FOUND = 127
 _SSH_FAILED = 255
@@ -95,6 +96,28 @@ class ClusterPlace:
         return [sys.executable, *BRIDGE, self.directory, self.member]
 
     def why(self, code: int, told: str) -> str:
+        return f"no supervisor on {self.entry.name}: {_last_line(told) or f'it ended with code {code}'}"
+
+
+@dataclass(frozen=True)
+class RayPlace:
+    """A node of Ray at ``place``. ``address``: the node's; ``cpus``, ``gpus``: what the ranks take of it."""
+
+    entry: HostEntry
+    place: str
+    node: str
+    address: str
+    cpus: int
+    gpus: int
+    distant: bool = field(default=True, init=False)
+
+    def command(self) -> list[str]:
+        words = ["to", self.place, self.node, self.address, str(self.cpus), str(self.gpus)]
+        return [sys.executable, *RAY_BRIDGE, *words]
+
+    def why(self, code: int, told: str) -> str:
+        if "No module named" in told and "ferrule" in told:
+            return f"the Python of Ray on {self.entry.name} has no Ferrule; install it there, the same version as here"
         return f"no supervisor on {self.entry.name}: {_last_line(told) or f'it ended with code {code}'}"
 
 

@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -288,14 +288,15 @@ def _with_own_programs(path: str) -> str:
     return path if sys.prefix == sys.base_prefix or own in path.split(os.pathsep) else f"{own}{os.pathsep}{path}"
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
+    """Argument: this host's address for the others, where neither ssh nor the job tells it."""
     adopt_orphans()
     above = os.dup(1)
     os.dup2(2, 1)  # whatever else prints must not come between the messages
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(128 + signal.SIGHUP))
-    return Supervisor(0, above).run()
+    return Supervisor(0, above, ends=("", arguments[0]) if arguments else None).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
