@@ -181,6 +181,11 @@ unsigned Controller::room(unsigned hop) const {
   return (offered + ring.size - ring.index) % ring.size;
 }
 
+bool Controller::runs() const {
+  const auto enabled = [](const Ring& ring) { return ring.enabled; };
+  return std::any_of(tx_.begin(), tx_.end(), enabled) || std::any_of(rx_.begin(), rx_.end(), enabled);
+}
+
 bool Controller::waits(unsigned hop) const {
   return hop < hops_ && rx_[hop].enabled && (rx_[hop].options & kOptionE2e) != 0;
 }

@@ -57,6 +57,8 @@ class Controller {
   // Descriptors that an Rx ring has for frames, and whether its senders must wait for them.
   unsigned room(unsigned ring) const;
   bool waits(unsigned ring) const;
+  // Whether its driver has started any ring.
+  bool runs() const;
   bool receives(unsigned ring) const { return ring < hops_ && rx_[ring].enabled; }
   // Raise what is due; when something will be.
   Time interrupt(Time now);

@@ -21,6 +21,7 @@ using Clock = std::chrono::steady_clock;
 // waits in between is what interrupt moderation makes wait on hardware, too.
 constexpr Time kBusyPause = 40'000;
 constexpr Time kIdlePause = 500'000;
+constexpr Time kSleep = 1'000'000'000;  // no ring to look at; starting one wakes
 constexpr Time kBusyFor = 5'000'000;
 constexpr unsigned long kTimerSlack = 1000;
 constexpr std::size_t kMostControl = 512;
@@ -170,8 +171,10 @@ void Engine::run() {
     Time next = kNever;
     awake_ = false;
     if (pass(now, next)) busy_until = now + kBusyFor;
-    const Time pause = now < busy_until ? kBusyPause : kIdlePause;
-    if (pause == kIdlePause) trace_.flush();
+    const auto runs = [](const auto& controller) { return controller->runs(); };
+    const bool looks = std::any_of(controllers_.begin(), controllers_.end(), runs);
+    const Time pause = now < busy_until ? kBusyPause : looks ? kIdlePause : kSleep;
+    if (pause != kBusyPause) trace_.flush();
     const Time until = std::min(next, since_start() + pause);
     woken_.wait_until(lock, Clock::time_point(std::chrono::nanoseconds(until)), [this] { return awake_ || ends_; });
   }

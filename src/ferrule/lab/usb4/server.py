@@ -61,10 +61,11 @@ class Server:
 
     def run(self) -> None:
         while not self._down:
-            now = time.monotonic()
-            self._network.update(now)
             deadline = self._network.deadline()
-            wait = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, max(0.0, deadline - now))
+            wait = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, deadline - time.monotonic())
+            if wait <= 0:
+                self._network.update(time.monotonic())
+                wait = 0
             for key, _ in self._selector.select(wait):
                 key.data()
 
