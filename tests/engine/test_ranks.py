@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import replace
 
 import pytest
@@ -107,3 +108,49 @@ def test_silence_is_not_held_against_ranks_while_the_watcher_stood_still_too() -
         ticks += 1
     assert list(silent) == [1]
     assert 22 <= ticks <= 25
+
+
+def test_ranks_meet_when_all_have_done_their_imports() -> None:
+    async def scene() -> None:
+        starter = FakeStarter()
+        ranks = await Ranks.start(starter, rank_options(2), refuse)
+        far = starter.started[0].far
+        try:
+            starter.started[0].tell(1, event="here")
+            far[1].setblocking(False)
+            await asyncio.sleep(0.01)
+            with pytest.raises(BlockingIOError):
+                far[1].recv(100)
+            starter.started[0].tell(0, event="here")
+            far[0].setblocking(False)
+            async with asyncio.timeout(20):
+                for end in far:
+                    assert await asyncio.get_running_loop().sock_recv(end, 100) == b'{"op":"meet"}\n'
+        finally:
+            await ranks.stop(0)
+
+    asyncio.run(scene())
+
+
+def test_an_error_is_taken_up_at_once_and_a_host_that_does_not_answer_is_no_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def late(self: asyncio.StreamReader) -> bytes:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    async def loss(words: bytes) -> Loss:
+        starter = FakeStarter()
+        ranks = await Ranks.start(starter, rank_options(), refuse)
+        starter.started[0].say(0, words)
+        try:
+            return await asyncio.wait_for(ranks.lost(), 10)
+        finally:
+            await ranks.stop(0)
+
+    # Its process may take long to end.
+    found = asyncio.run(loss(b'{"event": "error", "type": "PeerLost", "message": "rank 3 is gone", "lost": 3}\n'))
+    assert (str(found.error), found.ranks, found.crashed) == ("rank 0: rank 3 is gone", (3,), False)
+    monkeypatch.setattr(asyncio.StreamReader, "readline", late)
+    found = asyncio.run(loss(b""))
+    assert "rank 0: its host does not answer any more (Connection timed out)" in str(found.error)
+    assert (found.ranks, found.crashed) == ((0,), False)

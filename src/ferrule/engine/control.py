@@ -1,9 +1,10 @@
 """The rank's end of the line to the process that started it (`ferrule.lifeline`): JSON, one message a line.
 
-Down, first, to a rank that was started without: ``{"op": "start", "options"}``, `RankOptions` as JSON. To the driver:
+Down, first, to a rank that was started without: ``{"op": "start", "options"}``, `RankOptions` as JSON. To each, when
+all have said that they are here: ``{"op": "meet"}``. To the driver:
 ``{"op": "add", "id", "prompt", "made", "params"}``, where ``made`` are the tokens of its answer that were made before a
 crash; ``{"op": "cancel", "id"}``.
-Up: ``{"event": "alive" | "progress" | "ready" | "tokens" | "load" | "error", ...}``. The other end is
+Up: ``{"event": "alive" | "here" | "progress" | "ready" | "tokens" | "load" | "error", ...}``. The other end is
 `ferrule.engine.ranks`.
 """
 
@@ -31,6 +32,7 @@ class Control:
     def __init__(self, line: Lifeline) -> None:
         self._line = line
         self._received = b""
+        self._early: list[dict[str, Any]] = []
         self._poll = select.poll()  # unlike select it takes descriptors of any number
         self._poll.register(line.socket, select.POLLIN)
 
@@ -49,9 +51,17 @@ class Control:
 
     def options(self) -> RankOptions:
         """Wait for what this rank is to do: as long as the process that started it lives, since it may be a spare."""
-        while not (messages := self.messages(SPARE_PERIOD)):
-            continue
-        return RankOptions.from_json(messages[0]["options"])  # all others come only when this rank is ready
+        return RankOptions.from_json(self._next()["options"])
+
+    def meet(self) -> None:
+        """Say that this rank has done its imports, and wait until all have: only then does their time to meet begin."""
+        self.send("here")
+        self._next()
+
+    def _next(self) -> dict[str, Any]:
+        while not self._early:
+            self._early = self.messages(SPARE_PERIOD)
+        return self._early.pop(0)
 
     def messages(self, wait: float) -> list[dict[str, Any]]:
         """What has come down, after at most ``wait`` seconds. Raises `EngineError` when the other end is gone."""

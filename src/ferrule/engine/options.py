@@ -15,7 +15,7 @@ LOAD_TIMEOUT = 3600.0
 """Seconds that ranks wait for the slowest one to load."""
 
 MEET_TIMEOUT = 120.0
-"""Seconds in which all ranks must have found each other; the slowest machine needs some for its imports."""
+"""Seconds in which all ranks must have found each other, once all have done their imports."""
 RETURN_TIMEOUT = 20.0
 """The same where ranks start again on machines that have done it before: one that is not there by then will not come.
 After each start that failed it is doubled, up to `MEET_TIMEOUT`."""

@@ -100,6 +100,7 @@ class Ranks:
         self._failure = RankFailure()
         self._lost: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
         self._settling: asyncio.Task[None] | None = None
+        self._here: set[int] = set()
         self._silence = Silence(options.plan.world_size, options.meet_seconds)
         self._watching = asyncio.create_task(self._watch(), name="signs of life")
         self._readers: list[asyncio.Task[None]] = []
@@ -126,9 +127,12 @@ class Ranks:
 
     def send(self, message: Event) -> None:
         """Send to the driver. Silent when it is gone: its loss is reported by `lost`."""
-        driver = self._writers[self._driver]
-        if not driver.is_closing():
-            driver.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        self._tell(self._driver, message)
+
+    def _tell(self, rank: int, message: Event) -> None:
+        writer = self._writers[rank]
+        if not writer.is_closing():
+            writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
     async def stop(self, grace: float) -> None:
         """End every rank within about ``grace`` seconds; safe to call twice. No event is relayed any more."""
@@ -153,17 +157,29 @@ class Ranks:
                 match event["event"]:
                     case "alive":
                         continue
+                    case "here":
+                        self._arrived(rank)
+                        continue
                     case "error":
                         self._failure.report(rank, event["type"], event["message"], event.get("lost"))
+                        self._find_cause()  # its end may take seconds
                         continue
                     case "ready":
                         self._silence.ready(rank)
                 self._on_event(rank, event)
         except ConnectionError:
             pass  # the same as the end of the stream: the rank is gone
+        except OSError as error:
+            self._failure.report(rank, PeerLost.__name__, f"its host does not answer any more ({error.strerror})", rank)
         except Exception as error:  # noqa: BLE001 - a message that cannot be taken must not leave the model hanging
             self._failure.report(rank, "EngineError", f"its message could not be taken: {error!r}")
         self._find_cause()
+
+    def _arrived(self, rank: int) -> None:
+        self._here.add(rank)
+        if len(self._here) == len(self._started.sockets):
+            for other in range(len(self._writers)):
+                self._tell(other, {"op": "meet"})
 
     async def _watch(self) -> None:
         """Until ranks give no sign of life although their connections stand."""

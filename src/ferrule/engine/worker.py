@@ -45,6 +45,7 @@ def main(arguments: list[str], line: Lifeline) -> int:
         name_process(SPARE_NAME)
         options = RankOptions.from_json(arguments[0]) if arguments else control.options()
         name_process(RANK_NAME)
+        control.meet()
         serve(options, control)
     except FerruleError as error:  # of the fabric's, `serve` may have said more before; the first report counts
         control.send("error", type=type(error).__name__, message=str(error))
