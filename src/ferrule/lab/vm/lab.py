@@ -14,7 +14,7 @@ from ferrule.lab.vm.cache import default_cache
 from ferrule.lab.vm.commands import missing
 from ferrule.lab.vm.guest import Guest, Result, write_image
 from ferrule.lab.vm.kernel import Kernel, fetch_kernel
-from ferrule.lab.vm.module import FROM_SOURCE, build_from_source
+from ferrule.lab.vm.module import FROM_SOURCE, build_from_directory, build_from_source
 from ferrule.lab.vm.packages import Archive
 from ferrule.lab.vm.process import Machine
 from ferrule.lab.vm.qemu import EXACT, VFIO_USER_SINCE, Accelerator, Qemu, find_qemu
@@ -99,6 +99,12 @@ class VmLab:
     @cached_property
     def accelerator(self) -> Accelerator:
         return choose_accelerator(self.qemu, self.kernel.image, self.tree, self._cache)
+
+    def build(self, source: Path, name: str) -> Path:
+        """The module ``name`` (for `Guest.modules`), built for `kernel` from the directory ``source``, whose Makefile
+        has ``obj-m``. The build is kept until a file of ``source`` changes. Raises `LabError` if it fails."""
+        directory = self._cache / self._suite
+        return build_from_directory(source, name, self._archive(self._suite), self.kernel, directory)
 
     def _own_modules(self, guest: Guest) -> dict[str, Path]:
         own = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import hashlib
 import os
 import shutil
 import tarfile
@@ -32,6 +33,27 @@ def build_from_source(name: str, archive: Archive, kernel: Kernel, cache: Path) 
             shutil.copyfile(built, target / f"{name}.ko")
 
     return made_once(cache / f"module-{name}-{kernel.release}", make) / f"{name}.ko"
+
+
+def build_from_directory(source: Path, name: str, archive: Archive, kernel: Kernel, cache: Path) -> Path:
+    """The file of the module ``name``, built for ``kernel`` from a copy of ``source``; again when that has changed."""
+    files = sorted(
+        path for path in source.iterdir() if path.suffix in (".c", ".h") or path.name in ("Makefile", "Kbuild")
+    )
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+
+    def make(target: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            for path in files:
+                shutil.copyfile(path, Path(scratch) / path.name)
+            built = build_module(
+                Path(scratch), name, fetch_headers(archive, kernel, cache / f"headers-{kernel.release}")
+            )
+            shutil.copyfile(built, target / f"{name}.ko")
+
+    return made_once(cache / f"module-{name}-{digest.hexdigest()[:12]}-{kernel.release}", make) / f"{name}.ko"
 
 
 def build_module(source: Path, name: str, headers: Path) -> Path:

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Rings that the kernel and one process both see. The process may write anything into
+ * them at any time: sizes and our own index are kept outside, entries are copied before
+ * they are looked at.
+ */
+#include <linux/log2.h>
+#include <linux/mm.h>
+#include <linux/slab.h>
+
+#include "ferrule_rdma.h"
+
+void fer_mmap_free(struct rdma_user_mmap_entry *entry)
+{
+	struct fer_queue *q = container_of(entry, struct fer_queue, entry);
+
+	free_pages_exact(q->buf, q->size);
+	kfree(q);
+}
+
+/* One place stays empty, so that full and empty differ. */
+struct fer_queue *fer_queue_create(struct ib_ucontext *uctx, u32 elems, u32 elem_size,
+				   struct mminfo *info)
+{
+	struct fer_queue *q = kzalloc(sizeof(*q), GFP_KERNEL_ACCOUNT);
+	u32 slots = roundup_pow_of_two(elems + 1);
+	int err;
+
+	if (!q)
+		return ERR_PTR(-ENOMEM);
+	q->log2 = order_base_2(elem_size);
+	q->mask = slots - 1;
+	q->size = PAGE_ALIGN(sizeof(struct rxe_queue_buf) + ((size_t)slots << q->log2));
+	q->buf = alloc_pages_exact(q->size, GFP_KERNEL_ACCOUNT | __GFP_ZERO | __GFP_NOWARN);
+	if (!q->buf) {
+		kfree(q);
+		return ERR_PTR(-ENOMEM);
+	}
+	q->buf->log2_elem_size = q->log2;
+	q->buf->index_mask = q->mask;
+	err = rdma_user_mmap_entry_insert(uctx, &q->entry, q->size);
+	if (err) {
+		free_pages_exact(q->buf, q->size);
+		kfree(q);
+		return ERR_PTR(err);
+	}
+	info->offset = rdma_user_mmap_get_offset(&q->entry);
+	info->size = q->size;
+	return q;
+}
+
+/* The memory stays until the process has unmapped it, too. */
+void fer_queue_destroy(struct fer_queue *queue)
+{
+	rdma_user_mmap_entry_remove(&queue->entry);
+}
+
+int fer_mmap(struct ib_ucontext *uctx, struct vm_area_struct *vma)
+{
+	struct rdma_user_mmap_entry *entry = rdma_user_mmap_entry_get(uctx, vma);
+	struct fer_queue *q;
+	int err;
+
+	if (!entry)
+		return -EINVAL;
+	q = container_of(entry, struct fer_queue, entry);
+	err = rdma_user_mmap_io(uctx, vma, page_to_pfn(virt_to_page(q->buf)), q->size,
+				vma->vm_page_prot, entry);
+	rdma_user_mmap_entry_put(entry);
+	return err;
+}

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Queue pairs: their life and their states. What they do is in req.c and resp.c. */
+#include <linux/slab.h>
+#include <rdma/uverbs_ioctl.h>
+
+#include "ferrule_rdma.h"
+
+#define FLUSH_EVERY (10 * NSEC_PER_MSEC)
+
+/* ---- references and the lists of the link ---- */
+
+static void last_put(struct kref *ref)
+{
+	complete(&container_of(ref, struct fer_qp, ref)->gone);
+}
+
+void fer_qp_put(struct fer_qp *qp)
+{
+	kref_put(&qp->ref, last_put);
+}
+
+struct fer_qp *fer_qp_find(struct fer_dev *dev, u32 qpn)
+{
+	struct fer_qp *qp;
+
+	xa_lock(&dev->qps);
+	qp = xa_load(&dev->qps, qpn);
+	if (qp)
+		kref_get(&qp->ref);
+	xa_unlock(&dev->qps);
+	return qp;
+}
+
+/* Have it looked at in the next round; whoever is not in one wakes the thread, too. */
+void fer_qp_activate(struct fer_qp *qp)
+{
+	struct fer_link *link = qp->dev->link;
+
+	spin_lock(&link->qp_lock);
+	if (!qp->is_active && !qp->dead) {
+		kref_get(&qp->ref);
+		qp->is_active = true;
+		list_add_tail(&qp->active_node, &link->active);
+	}
+	spin_unlock(&link->qp_lock);
+}
+
+/* Have fer_req_timeout() called at deadline, or earlier. Under link->engine. */
+void fer_qp_timer(struct fer_qp *qp, u64 deadline)
+{
+	struct fer_link *link = qp->dev->link;
+
+	spin_lock(&link->qp_lock);
+	if (qp->is_timed) {
+		qp->deadline = min(qp->deadline, deadline);
+	} else if (!qp->dead) {
+		kref_get(&qp->ref);
+		qp->is_timed = true;
+		qp->deadline = deadline;
+		list_add_tail(&qp->timed_node, &link->timed);
+	}
+	link->next_timer = min(link->next_timer, deadline);
+	spin_unlock(&link->qp_lock);
+}
+
+static void leave_lists(struct fer_qp *qp)
+{
+	struct fer_link *link = qp->dev->link;
+	int refs = 0;
+
+	spin_lock(&link->qp_lock);
+	qp->dead = true;
+	if (qp->is_active) {
+		list_del_init(&qp->active_node);
+		qp->is_active = false;
+		refs++;
+	}
+	if (qp->is_timed) {
+		list_del_init(&qp->timed_node);
+		qp->is_timed = false;
+		refs++;
+	}
+	spin_unlock(&link->qp_lock);
+	while (refs--)
+		fer_qp_put(qp);
+}
+
+/* ---- what is done with it in a round ---- */
+
+bool fer_qp_run(struct fer_qp *qp)
+{
+	bool more = false;
+
+	switch (qp->state) {
+	case IB_QPS_ERR:
+		fer_req_flush(qp);
+		fer_resp_flush(qp);
+		/* receives are posted without a call: look for new ones now and then */
+		fer_qp_timer(qp, ktime_get_ns() + FLUSH_EVERY);
+		return false;
+	case IB_QPS_RTS:
+	case IB_QPS_SQD:
+		more = fer_resp_run(qp, 16);
+		return fer_req_run(qp, 16) || more;
+	case IB_QPS_RTR:
+		return fer_resp_run(qp, 16);
+	default:
+		return false;
+	}
+}
+
+void fer_qp_event(struct fer_qp *qp, enum ib_event_type type)
+{
+	struct ib_event event = {
+		.device = qp->ib.device, .element.qp = &qp->ib, .event = type,
+	};
+
+	if (qp->init.event_handler)
+		qp->init.event_handler(&event, qp->init.qp_context);
+}
+
+/* Nothing more is sent or taken; all that is posted is flushed. Under qp->lock. */
+void fer_qp_fail(struct fer_qp *qp)
+{
+	if (qp->state == IB_QPS_ERR)
+		return;
+	qp->state = IB_QPS_ERR;
+	qp->req.expires = 0;
+	qp->req.wait = 0;
+	if (qp->ib.srq)
+		fer_qp_event(qp, IB_EVENT_QP_LAST_WQE_REACHED);
+	fer_qp_activate(qp);
+}
+
+/* ---- verbs ---- */
+
+static int check_init(struct ib_qp_init_attr *init)
+{
+	struct ib_qp_cap *cap = &init->cap;
+
+	if (init->create_flags)
+		return -EOPNOTSUPP;
+	if (init->qp_type != IB_QPT_RC && init->qp_type != IB_QPT_UC &&
+	    init->qp_type != IB_QPT_UD)
+		return -EOPNOTSUPP;
+	if (!init->send_cq || !init->recv_cq)
+		return -EINVAL;
+	if (cap->max_send_wr > FER_MAX_QP_WR || cap->max_send_sge > FER_MAX_SGE ||
+	    cap->max_inline_data > FER_MAX_INLINE)
+		return -EINVAL;
+	if (!init->srq && (cap->max_recv_wr > FER_MAX_QP_WR || cap->max_recv_sge > FER_MAX_SGE))
+		return -EINVAL;
+	return 0;
+}
+
+static int create_queues(struct fer_qp *qp, struct ib_ucontext *uctx, struct ib_qp_cap *cap,
+			 struct rxe_create_qp_resp *resp)
+{
+	u32 extra = max(cap->max_send_sge * (u32)sizeof(struct rxe_sge), cap->max_inline_data);
+	int err;
+
+	qp->req.max_sge = cap->max_send_sge;
+	qp->req.max_inline = cap->max_inline_data;
+	qp->req.queue = fer_queue_create(uctx, max(cap->max_send_wr, 1u),
+					 sizeof(struct rxe_send_wqe) + extra, &resp->sq_mi);
+	if (IS_ERR(qp->req.queue))
+		return PTR_ERR(qp->req.queue);
+	qp->req.wqe = kvcalloc(qp->req.queue->mask + 1, sizeof(*qp->req.wqe), GFP_KERNEL_ACCOUNT);
+	if (!qp->req.wqe) {
+		err = -ENOMEM;
+		goto no_wqe;
+	}
+	if (qp->ib.srq) {
+		qp->resp.rq = &to_fer_srq(qp->ib.srq)->rq;
+		return 0;
+	}
+	qp->resp.rq = &qp->resp.own;
+	err = fer_rq_init(&qp->resp.own, uctx, cap->max_recv_wr, cap->max_recv_sge, &resp->rq_mi);
+	if (!err)
+		return 0;
+	kvfree(qp->req.wqe);
+no_wqe:
+	fer_queue_destroy(qp->req.queue);
+	return err;
+}
+
+static void destroy_queues(struct fer_qp *qp)
+{
+	fer_queue_destroy(qp->req.queue);
+	kvfree(qp->req.wqe);
+	if (!qp->ib.srq)
+		fer_queue_destroy(qp->resp.own.queue);
+}
+
+int fer_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_udata *udata)
+{
+	struct fer_dev *dev = to_fer_dev(ibqp->device);
+	struct fer_ucontext *uctx = rdma_udata_to_drv_context(udata, struct fer_ucontext, ib);
+	struct rxe_create_qp_resp resp = {};
+	struct fer_qp *qp = to_fer_qp(ibqp);
+	int err;
+
+	if (!udata)
+		return -EOPNOTSUPP;
+	if (udata->outlen < sizeof(resp))
+		return -EINVAL;
+	err = check_init(init);
+	if (err)
+		return err;
+	err = fer_take(&dev->num_qp, FER_MAX_QP);
+	if (err)
+		return err;
+	qp->dev = dev;
+	qp->init = *init;
+	qp->sig_all = init->sq_sig_type == IB_SIGNAL_ALL_WR;
+	qp->ib.srq = init->srq;
+	qp->state = IB_QPS_RESET;
+	kref_init(&qp->ref);
+	init_completion(&qp->gone);
+	mutex_init(&qp->lock);
+	INIT_LIST_HEAD(&qp->active_node);
+	INIT_LIST_HEAD(&qp->timed_node);
+	err = create_queues(qp, &uctx->ib, &init->cap, &resp);
+	if (err)
+		goto put_count;
+	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
+	if (err)
+		goto no_number;
+	err = xa_alloc_cyclic(&dev->qps, &ibqp->qp_num, qp, XA_LIMIT(16, FER_QPN_MASK),
+			      &dev->next_qpn, GFP_KERNEL);
+	if (err < 0)
+		goto no_number;
+	return 0;
+no_number:
+	destroy_queues(qp);
+put_count:
+	atomic_dec(&dev->num_qp);
+	return err;
+}
+
+int fer_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
+{
+	struct fer_qp *qp = to_fer_qp(ibqp);
+
+	xa_erase(&qp->dev->qps, ibqp->qp_num);
+	mutex_lock(&qp->lock);
+	qp->state = IB_QPS_RESET;
+	mutex_unlock(&qp->lock);
+	leave_lists(qp);
+	fer_qp_put(qp);
+	wait_for_completion(&qp->gone); /* a round may hold it for a moment */
+	destroy_queues(qp);
+	atomic_dec(&qp->dev->num_qp);
+	return 0;
+}
+
+static int check_attr(struct fer_qp *qp, struct ib_qp_attr *attr, int mask)
+{
+	enum ib_qp_state cur = mask & IB_QP_CUR_STATE ? attr->cur_qp_state : qp->state;
+	enum ib_qp_state next = mask & IB_QP_STATE ? attr->qp_state : cur;
+
+	if (cur != qp->state || !ib_modify_qp_is_ok(cur, next, qp->ib.qp_type, mask))
+		return -EINVAL;
+	if (mask & IB_QP_MAX_QP_RD_ATOMIC && attr->max_rd_atomic > FER_MAX_RD_ATOM)
+		return -EINVAL;
+	if (mask & IB_QP_MAX_DEST_RD_ATOMIC && attr->max_dest_rd_atomic > FER_MAX_RD_ATOM)
+		return -EINVAL;
+	if (mask & IB_QP_PORT && attr->port_num != 1)
+		return -EINVAL;
+	if (mask & IB_QP_PKEY_INDEX && attr->pkey_index)
+		return -EINVAL;
+	return 0;
+}
+
+static void take_attr(struct fer_qp *qp, struct ib_qp_attr *attr, int mask)
+{
+	if (mask & IB_QP_ACCESS_FLAGS)
+		qp->attr.qp_access_flags = attr->qp_access_flags;
+	if (mask & IB_QP_PKEY_INDEX)
+		qp->attr.pkey_index = attr->pkey_index;
+	if (mask & IB_QP_PORT)
+		qp->attr.port_num = attr->port_num;
+	if (mask & IB_QP_QKEY)
+		qp->attr.qkey = attr->qkey;
+	if (mask & IB_QP_AV)
+		qp->attr.ah_attr = attr->ah_attr;
+	if (mask & IB_QP_PATH_MTU)
+		qp->attr.path_mtu = attr->path_mtu;
+	if (mask & IB_QP_TIMEOUT)
+		qp->attr.timeout = attr->timeout;
+	if (mask & IB_QP_RETRY_CNT)
+		qp->attr.retry_cnt = attr->retry_cnt;
+	if (mask & IB_QP_RNR_RETRY)
+		qp->attr.rnr_retry = attr->rnr_retry;
+	if (mask & IB_QP_MIN_RNR_TIMER)
+		qp->attr.min_rnr_timer = attr->min_rnr_timer;
+	if (mask & IB_QP_MAX_QP_RD_ATOMIC)
+		qp->attr.max_rd_atomic = attr->max_rd_atomic;
+	if (mask & IB_QP_MAX_DEST_RD_ATOMIC)
+		qp->attr.max_dest_rd_atomic = attr->max_dest_rd_atomic;
+	if (mask & IB_QP_DEST_QPN) {
+		qp->attr.dest_qp_num = attr->dest_qp_num & FER_QPN_MASK;
+		qp->peer_qpn = qp->attr.dest_qp_num;
+	}
+	if (mask & IB_QP_RQ_PSN) {
+		qp->attr.rq_psn = attr->rq_psn & FER_PSN_MASK;
+		qp->resp.psn = qp->attr.rq_psn;
+	}
+	if (mask & IB_QP_SQ_PSN) {
+		qp->attr.sq_psn = attr->sq_psn & FER_PSN_MASK;
+		qp->req.psn = qp->attr.sq_psn;
+		qp->req.una = qp->attr.sq_psn;
+		qp->req.top = qp->attr.sq_psn;
+	}
+	qp->req.retries = qp->attr.retry_cnt;
+	qp->req.rnr_retries = qp->attr.rnr_retry;
+}
+
+int fer_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct ib_udata *udata)
+{
+	struct fer_qp *qp = to_fer_qp(ibqp);
+	int err;
+
+	if (mask & ~IB_QP_ATTR_STANDARD_BITS)
+		return -EOPNOTSUPP;
+	mutex_lock(&qp->lock);
+	err = check_attr(qp, attr, mask);
+	if (err)
+		goto unlock;
+	take_attr(qp, attr, mask);
+	if (mask & IB_QP_STATE && attr->qp_state != qp->state) {
+		if (attr->qp_state == IB_QPS_RESET) {
+			fer_req_reset(qp);
+			fer_resp_reset(qp);
+			memset(&qp->attr, 0, sizeof(qp->attr));
+		}
+		if (attr->qp_state == IB_QPS_ERR)
+			fer_qp_fail(qp);
+		qp->state = attr->qp_state;
+	}
+	fer_qp_activate(qp);
+unlock:
+	mutex_unlock(&qp->lock);
+	fer_link_kick(qp->dev->link);
+	return err;
+}
+
+int fer_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
+		 struct ib_qp_init_attr *init)
+{
+	struct fer_qp *qp = to_fer_qp(ibqp);
+
+	mutex_lock(&qp->lock);
+	*attr = qp->attr;
+	attr->qp_state = qp->state;
+	attr->cur_qp_state = qp->state;
+	attr->cap = qp->init.cap;
+	attr->rq_psn = qp->resp.psn;
+	attr->sq_psn = qp->req.psn;
+	*init = qp->init;
+	mutex_unlock(&qp->lock);
+	return 0;
+}
+
+/* The doorbell: user space has put requests into the ring. */
+int fer_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struct ib_send_wr **bad)
+{
+	struct fer_qp *qp = to_fer_qp(ibqp);
+
+	if (wr) {
+		*bad = wr; /* requests come through the ring only */
+		return -EOPNOTSUPP;
+	}
+	if (READ_ONCE(qp->state) == IB_QPS_RESET)
+		return -EINVAL;
+	fer_qp_activate(qp);
+	fer_link_drive(qp->dev->link);
+	return 0;
+}

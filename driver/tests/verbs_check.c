@@ -1,0 +1,583 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * verbs_check DEVICE GID_INDEX SEED TEST...: queue pairs of one device talk to each other, and
+ * every byte is compared. Each wait has a deadline; the first thing that is wrong ends it.
+ */
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define AREA	(2 << 20)	/* bytes that each side has registered */
+#define DEPTH	16
+#define WAIT	20.0		/* seconds for any completion */
+#define ACCESS	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | \
+		 IBV_ACCESS_REMOTE_ATOMIC)
+
+struct side {
+	struct ibv_cq *cq;
+	struct ibv_comp_channel *channel;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	uint8_t *area;
+};
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static int gid_index;
+static unsigned int seed;
+static const char *test = "start";
+
+__attribute__((format(printf, 1, 2), noreturn)) static void fail(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	fprintf(stderr, "FAILED %s: ", test);
+	vfprintf(stderr, format, args);
+	fprintf(stderr, " (errno %d)\n", errno);
+	exit(1);
+}
+
+#define NEED(x) do { if (!(x)) fail("line %d: %s", __LINE__, #x); } while (0)
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+static uint32_t draw(void)
+{
+	seed = seed * 1664525u + 1013904223u;
+	return seed >> 8;
+}
+
+static void scribble(uint8_t *p, size_t n)
+{
+	while (n--)
+		*p++ = draw();
+}
+
+/* ---- making and joining ---- */
+
+static struct side make(struct ibv_pd *in, enum ibv_qp_type type, struct ibv_srq *srq)
+{
+	struct side s = { 0 };
+	struct ibv_qp_init_attr init = {
+		.qp_type = type, .srq = srq,
+		.cap = { .max_send_wr = 64, .max_recv_wr = 64, .max_send_sge = 3, .max_recv_sge = 3,
+			 .max_inline_data = 64 },
+	};
+
+	NEED(s.channel = ibv_create_comp_channel(context));
+	NEED(s.cq = ibv_create_cq(context, 256, NULL, s.channel, 0));
+	init.send_cq = init.recv_cq = s.cq;
+	NEED(s.qp = ibv_create_qp(in, &init));
+	NEED(s.area = calloc(1, AREA));
+	NEED(s.mr = ibv_reg_mr(in, s.area, AREA, ACCESS));
+	return s;
+}
+
+static void drop(struct side *s)
+{
+	NEED(!ibv_destroy_qp(s->qp));
+	NEED(!ibv_destroy_cq(s->cq));
+	NEED(!ibv_destroy_comp_channel(s->channel));
+	NEED(!ibv_dereg_mr(s->mr));
+	free(s->area);
+}
+
+struct joining {
+	int access, timeout, retry, rnr_retry;
+};
+
+static void to_init(struct side *s, int access)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+				    .qp_access_flags = access };
+
+	NEED(!ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+			    IBV_QP_ACCESS_FLAGS));
+}
+
+static void to_ready(struct side *s, uint32_t peer, uint32_t psn, uint32_t peer_psn,
+		     struct joining how)
+{
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
+		.rq_psn = peer_psn, .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
+		.ah_attr = { .is_global = 1, .port_num = 1,
+			     .grh = { .sgid_index = gid_index, .hop_limit = 1 } },
+	};
+	int rc = s->qp->qp_type == IBV_QPT_RC;
+
+	NEED(!ibv_query_gid(context, 1, gid_index, &attr.ah_attr.grh.dgid));
+	NEED(!ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+			    IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+			    (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0)));
+	attr = (struct ibv_qp_attr){
+		.qp_state = IBV_QPS_RTS, .sq_psn = psn, .timeout = how.timeout,
+		.retry_cnt = how.retry, .rnr_retry = how.rnr_retry, .max_rd_atomic = 4,
+	};
+	NEED(!ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN |
+			    (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+				  IBV_QP_MAX_QP_RD_ATOMIC : 0)));
+}
+
+static void join_how(struct side *a, struct side *b, struct joining how)
+{
+	/* close to the end of the numbers, so that they wrap */
+	uint32_t psn_a = 0xfffff0 + draw() % 16, psn_b = draw() & 0xffffff;
+
+	to_init(a, how.access);
+	to_init(b, how.access);
+	to_ready(a, b->qp->qp_num, psn_a, psn_b, how);
+	to_ready(b, a->qp->qp_num, psn_b, psn_a, how);
+}
+
+static void join(struct side *a, struct side *b)
+{
+	join_how(a, b, (struct joining){ ACCESS, 16, 7, 7 });
+}
+
+/* ---- posting and waiting ---- */
+
+/* Three pieces of an area, so that lists are used. */
+static int pieces(struct side *s, uint32_t at, uint32_t length, struct ibv_sge *sge)
+{
+	uint32_t first = length / 3, second = length / 5;
+	uint64_t addr = (uintptr_t)s->area + at;
+
+	sge[0] = (struct ibv_sge){ addr, first, s->mr->lkey };
+	sge[1] = (struct ibv_sge){ addr + first, second, s->mr->lkey };
+	sge[2] = (struct ibv_sge){ addr + first + second, length - first - second, s->mr->lkey };
+	return 3;
+}
+
+static int post(struct side *s, enum ibv_wr_opcode op, uint32_t at, uint32_t length,
+		struct side *peer, uint32_t peer_at, uint64_t id, int flags)
+{
+	struct ibv_sge sge[3];
+	struct ibv_send_wr *bad, wr = {
+		.wr_id = id, .sg_list = sge, .opcode = op, .send_flags = flags | IBV_SEND_SIGNALED,
+		.imm_data = htobe32(0x12340000 + (uint32_t)id),
+		.num_sge = pieces(s, at, length, sge),
+	};
+
+	if (peer) {
+		wr.wr.rdma.remote_addr = (uintptr_t)peer->area + peer_at;
+		wr.wr.rdma.rkey = peer->mr->rkey;
+	}
+	return ibv_post_send(s->qp, &wr, &bad);
+}
+
+static void post_recv(struct side *s, uint32_t at, uint32_t length, uint64_t id)
+{
+	struct ibv_sge sge[3];
+	struct ibv_recv_wr *bad, wr = { .wr_id = id, .sg_list = sge,
+					.num_sge = pieces(s, at, length, sge) };
+
+	NEED(!ibv_post_recv(s->qp, &wr, &bad));
+}
+
+static struct ibv_wc wait_any(struct side *s)
+{
+	double end = now() + WAIT;
+	struct ibv_wc wc;
+
+	for (;;) {
+		int got = ibv_poll_cq(s->cq, 1, &wc);
+
+		if (got == 1)
+			return wc;
+		NEED(got == 0);
+		if (now() > end)
+			fail("no completion in %g s", WAIT);
+	}
+}
+
+static struct ibv_wc wait_for(struct side *s, uint64_t id, enum ibv_wc_status status)
+{
+	struct ibv_wc wc = wait_any(s);
+
+	if (wc.status != status || wc.wr_id != id)
+		fail("completion of %llu is '%s' (%#x), not '%s' of %llu",
+		     (unsigned long long)wc.wr_id, ibv_wc_status_str(wc.status), wc.vendor_err,
+		     ibv_wc_status_str(status), (unsigned long long)id);
+	NEED(wc.qp_num == s->qp->qp_num);
+	return wc;
+}
+
+static void same(const uint8_t *a, const uint8_t *b, size_t n, const char *what)
+{
+	size_t i;
+
+	for (i = 0; i < n; i++)
+		if (a[i] != b[i])
+			fail("%s: byte %zu of %zu is %02x, not %02x", what, i, n, b[i], a[i]);
+}
+
+/* ---- the tests ---- */
+
+static const uint32_t sizes[] = { 0, 1, 7, 64, 1000, 4031, 4032, 4033, 8064, 40000, 1 << 20 };
+
+/* Each operation with each size, and what lies around the target stays as it is. */
+static void operations(enum ibv_qp_type type)
+{
+	struct side a = make(pd, type, NULL), b = make(pd, type, NULL);
+	static const enum ibv_wr_opcode ops[] = { IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
+						  IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
+						  IBV_WR_RDMA_READ };
+	uint8_t *before = malloc(AREA);
+	uint64_t id = 1;
+	size_t i, j;
+
+	join(&a, &b);
+	for (i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+		for (j = 0; j < (type == IBV_QPT_RC ? 5 : 4); j++, id++) {
+			enum ibv_wr_opcode op = ops[j];
+			uint32_t n = sizes[i];
+			struct side *to = op == IBV_WR_RDMA_READ ? &a : &b;
+			struct ibv_wc wc;
+
+			scribble(a.area, n + 64);
+			scribble(b.area, n + 64);
+			memcpy(before, to->area, AREA);
+			if (op != IBV_WR_RDMA_WRITE && op != IBV_WR_RDMA_READ)
+				post_recv(&b, op == IBV_WR_RDMA_WRITE_WITH_IMM ? 1 << 20 : 13,
+					  n, id);
+			NEED(!post(&a, op, op == IBV_WR_RDMA_READ ? 13 : 5, n, &b,
+				   op == IBV_WR_RDMA_READ ? 5 : 13, id, 0));
+			wc = wait_for(&a, id, IBV_WC_SUCCESS);
+			if (op != IBV_WR_RDMA_WRITE && op != IBV_WR_RDMA_READ) {
+				wc = wait_for(&b, id, IBV_WC_SUCCESS);
+				NEED(wc.byte_len == n);
+				NEED(op == IBV_WR_SEND || (wc.wc_flags & IBV_WC_WITH_IMM &&
+				     wc.imm_data == htobe32(0x12340000 + (uint32_t)id)));
+				NEED(wc.opcode == (op == IBV_WR_RDMA_WRITE_WITH_IMM ?
+						   IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV));
+			} else if (type == IBV_QPT_UC) {
+				/* nothing tells when it has arrived: a SEND behind it does */
+				post_recv(&b, 0, 0, id);
+				NEED(!post(&a, IBV_WR_SEND, 0, 0, NULL, 0, id, 0));
+				wait_for(&a, id, IBV_WC_SUCCESS);
+				wait_for(&b, id, IBV_WC_SUCCESS);
+			}
+			same((to == &a ? b.area : a.area) + 5, to->area + 13, n, "data");
+			same(before, to->area, 13, "before the data");
+			same(before + 13 + n, to->area + 13 + n, AREA - 13 - n, "behind the data");
+		}
+	}
+	free(before);
+	drop(&a);
+	drop(&b);
+}
+
+/* Many requests under way, both ways at a time, of random kinds and sizes. */
+static void traffic(int rounds)
+{
+	struct side s[2] = { make(pd, IBV_QPT_RC, NULL), make(pd, IBV_QPT_RC, NULL) };
+	const uint32_t slot = AREA / 2 / DEPTH;
+	int round, i, side;
+
+	join(&s[0], &s[1]);
+	for (round = 0; round < rounds; round++) {
+		enum ibv_wr_opcode op[2][DEPTH];
+		uint32_t length[2][DEPTH];
+		int left[2] = { 0, 0 };
+
+		/* an area's first half is sent from, its second half is written to */
+		for (side = 0; side < 2; side++)
+			scribble(s[side].area, AREA / 2);
+		for (side = 0; side < 2; side++)
+			for (i = 0; i < DEPTH; i++) {
+				static const enum ibv_wr_opcode kinds[] = {
+					IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
+					IBV_WR_RDMA_WRITE_WITH_IMM };
+				op[side][i] = kinds[draw() % 4];
+				length[side][i] = draw() % 4 ? draw() % 9000 : draw() % slot;
+			}
+		for (side = 0; side < 2; side++)
+			for (i = 0; i < DEPTH; i++) {
+				if (op[side][i] == IBV_WR_SEND ||
+				    op[side][i] == IBV_WR_RDMA_WRITE_WITH_IMM) {
+					post_recv(&s[!side], AREA / 2 + i * slot, slot, 1000 + i);
+					left[!side]++;
+				}
+			}
+		for (i = 0; i < DEPTH; i++)
+			for (side = 0; side < 2; side++) {
+				uint32_t mine = i * slot, theirs = AREA / 2 + i * slot;
+				int read = op[side][i] == IBV_WR_RDMA_READ;
+
+				NEED(!post(&s[side], op[side][i], read ? theirs : mine,
+					   length[side][i], &s[!side], read ? mine : theirs, i, 0));
+				left[side]++;
+			}
+		for (side = 0; side < 2; side++) {
+			int sent = 0;
+
+			while (left[side]--) {
+				struct ibv_wc wc = wait_any(&s[side]);
+
+				if (wc.status != IBV_WC_SUCCESS)
+					fail("round %d: %s", round, ibv_wc_status_str(wc.status));
+				if (wc.wr_id < 1000)
+					NEED(wc.wr_id == (uint64_t)sent++);
+			}
+		}
+		for (side = 0; side < 2; side++) {
+			for (i = 0; i < DEPTH; i++) {
+				uint32_t at = i * slot;
+
+				if (op[side][i] == IBV_WR_RDMA_READ)
+					same(s[!side].area + at, s[side].area + AREA / 2 + at,
+					     length[side][i], "read");
+				else
+					same(s[side].area + at, s[!side].area + AREA / 2 + at,
+					     length[side][i], "sent or written");
+			}
+		}
+	}
+	drop(&s[0]);
+	drop(&s[1]);
+}
+
+/* What must be refused: the target stays as it is, and both ends stop. */
+static void attack(const char *what, int access, uint32_t rkey, uint64_t addr, uint32_t length,
+		   struct ibv_pd *target_pd, enum ibv_wr_opcode op)
+{
+	struct side a = make(pd, IBV_QPT_RC, NULL), b = make(target_pd, IBV_QPT_RC, NULL);
+	struct ibv_send_wr *bad, wr = { .wr_id = 7, .num_sge = 1, .opcode = op,
+					.send_flags = IBV_SEND_SIGNALED };
+	struct ibv_sge sge = { (uintptr_t)a.area, length, a.mr->lkey };
+	struct ibv_qp_init_attr init;
+	uint8_t *before = malloc(AREA);
+	struct ibv_qp_attr attr;
+	struct ibv_wc wc;
+
+	join_how(&a, &b, (struct joining){ access, 16, 7, 7 });
+	memset(a.area, 0x66, AREA);
+	memcpy(before, b.area, AREA);
+	wr.sg_list = &sge;
+	wr.wr.rdma.remote_addr = addr ? addr : (uintptr_t)b.area;
+	wr.wr.rdma.rkey = rkey ? rkey : b.mr->rkey;
+	if (length > AREA / 2)
+		wr.wr.rdma.remote_addr += AREA / 2;
+	NEED(!ibv_post_send(a.qp, &wr, &bad));
+	wc = wait_any(&a);
+	if (wc.status != IBV_WC_REM_ACCESS_ERR)
+		fail("%s: %s", what, ibv_wc_status_str(wc.status));
+	same(before, b.area, AREA, what);
+	NEED(!ibv_query_qp(a.qp, &attr, IBV_QP_STATE, &init) && attr.qp_state == IBV_QPS_ERR);
+	NEED(!ibv_post_send(a.qp, &wr, &bad));
+	wait_for(&a, 7, IBV_WC_WR_FLUSH_ERR);
+	free(before);
+	drop(&a);
+	drop(&b);
+}
+
+static void attacks(void)
+{
+	struct ibv_pd *other = ibv_alloc_pd(context);
+	struct side victim = make(other, IBV_QPT_RC, NULL);
+	struct ibv_mr *read_only;
+	int kind;
+
+	NEED(read_only = ibv_reg_mr(pd, victim.area, AREA, IBV_ACCESS_REMOTE_READ));
+	for (kind = 0; kind < 2; kind++) {
+		enum ibv_wr_opcode op = kind ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+
+		attack("a key that nobody has", ACCESS, 0xdeadbeef, 0, 100, pd, op);
+		attack("a key of another protection domain", ACCESS, victim.mr->rkey,
+		       (uintptr_t)victim.area, 100, pd, op);
+		attack("beyond the end", ACCESS, 0, 0, AREA / 2 + 1, pd, op);
+		attack("before the beginning", ACCESS, read_only->rkey,
+		       (uintptr_t)victim.area - 1, 100, pd, op);
+		attack("an address that wraps", ACCESS, read_only->rkey, ~0ull - 10, 100, pd, op);
+		attack("a queue pair without access", IBV_ACCESS_LOCAL_WRITE, 0, 0, 100, pd, op);
+	}
+	attack("memory that is read-only", ACCESS, read_only->rkey, (uintptr_t)victim.area, 100, pd,
+	       IBV_WR_RDMA_WRITE);
+	NEED(!ibv_dereg_mr(read_only));
+	drop(&victim);
+	NEED(!ibv_dealloc_pd(other));
+}
+
+/* Every request comes back, whatever happens. */
+static void endings(void)
+{
+	struct side a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	int i;
+
+	test = "no receive is posted";
+	join_how(&a, &b, (struct joining){ ACCESS, 16, 7, 1 });
+	NEED(!post(&a, IBV_WR_SEND, 0, 100, NULL, 0, 1, 0));
+	NEED(!post(&a, IBV_WR_SEND, 0, 100, NULL, 0, 2, 0));
+	wait_for(&a, 1, IBV_WC_RNR_RETRY_EXC_ERR);
+	wait_for(&a, 2, IBV_WC_WR_FLUSH_ERR);
+	drop(&a);
+	drop(&b);
+
+	test = "a receive comes late";
+	a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+	join(&a, &b);
+	scribble(a.area, 50000);
+	NEED(!post(&a, IBV_WR_SEND, 0, 50000, NULL, 0, 1, 0));
+	NEED(!post(&a, IBV_WR_RDMA_WRITE, 0, 5000, &b, 60000, 2, 0));
+	poll(NULL, 0, 30);
+	post_recv(&b, 0, 50000, 3);
+	wait_for(&b, 3, IBV_WC_SUCCESS);
+	wait_for(&a, 1, IBV_WC_SUCCESS);
+	wait_for(&a, 2, IBV_WC_SUCCESS);
+	same(a.area, b.area, 50000, "late");
+
+	test = "flush";
+	for (i = 0; i < 10; i++)
+		post_recv(&b, 0, 100, 100 + i);
+	NEED(!ibv_modify_qp(b.qp, &attr, IBV_QP_STATE));
+	for (i = 0; i < 10; i++)
+		wait_for(&b, 100 + i, IBV_WC_WR_FLUSH_ERR);
+	post_recv(&b, 0, 100, 200); /* also what is posted afterwards */
+	wait_for(&b, 200, IBV_WC_WR_FLUSH_ERR);
+	drop(&b);
+
+	test = "the peer is gone";
+	NEED(!post(&a, IBV_WR_SEND, 0, 100, NULL, 0, 5, 0));
+	drop(&a); /* with a request under way */
+	a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+	join_how(&a, &b, (struct joining){ ACCESS, 12, 2, 7 });
+	drop(&b);
+	NEED(!post(&a, IBV_WR_SEND, 0, 100, NULL, 0, 6, 0));
+	wait_for(&a, 6, IBV_WC_RETRY_EXC_ERR);
+	drop(&a);
+
+	test = "a message that is too long";
+	a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+	join(&a, &b);
+	post_recv(&b, 0, 99, 1);
+	NEED(!post(&a, IBV_WR_SEND, 0, 100, NULL, 0, 1, 0));
+	wait_for(&b, 1, IBV_WC_LOC_LEN_ERR);
+	wait_for(&a, 1, IBV_WC_REM_INV_REQ_ERR);
+	drop(&a);
+	drop(&b);
+}
+
+static void expect_event(struct side *s, int is)
+{
+	struct pollfd p = { .fd = s->channel->fd, .events = POLLIN };
+	struct ibv_cq *cq;
+	void *unused;
+
+	NEED(poll(&p, 1, is ? (int)(WAIT * 1000) : 0) == is);
+	if (is) {
+		NEED(!ibv_get_cq_event(s->channel, &cq, &unused));
+		ibv_ack_cq_events(cq, 1);
+	}
+}
+
+static void events(void)
+{
+	struct side a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+
+	join(&a, &b);
+	NEED(!ibv_req_notify_cq(b.cq, 1)); /* only for what is solicited */
+	post_recv(&b, 0, 10, 1);
+	post_recv(&b, 0, 10, 2);
+	NEED(!post(&a, IBV_WR_SEND, 0, 10, NULL, 0, 1, 0));
+	wait_for(&a, 1, IBV_WC_SUCCESS);
+	wait_for(&b, 1, IBV_WC_SUCCESS);
+	expect_event(&b, 0);
+	NEED(!post(&a, IBV_WR_SEND, 0, 10, NULL, 0, 2, IBV_SEND_SOLICITED));
+	expect_event(&b, 1);
+	wait_for(&b, 2, IBV_WC_SUCCESS);
+	wait_for(&a, 2, IBV_WC_SUCCESS);
+	NEED(!ibv_req_notify_cq(a.cq, 0));
+	NEED(!post(&a, IBV_WR_RDMA_WRITE, 0, 10, &b, 0, 3, 0));
+	expect_event(&a, 1);
+	wait_for(&a, 3, IBV_WC_SUCCESS);
+	drop(&a);
+	drop(&b);
+}
+
+static void atomics(void)
+{
+	struct side a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+	volatile uint64_t *word = (uint64_t *)b.area, *old = (uint64_t *)a.area;
+	struct ibv_sge sge = { (uintptr_t)a.area, 8, a.mr->lkey };
+	struct ibv_send_wr *bad, wr = { .sg_list = &sge, .num_sge = 1,
+					.send_flags = IBV_SEND_SIGNALED };
+	uint64_t i;
+
+	join(&a, &b);
+	wr.wr.atomic.remote_addr = (uintptr_t)b.area;
+	wr.wr.atomic.rkey = b.mr->rkey;
+	for (i = 0; i < 20; i++) {
+		wr.wr_id = i;
+		wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+		wr.wr.atomic.compare_add = 3;
+		NEED(!ibv_post_send(a.qp, &wr, &bad));
+		wait_for(&a, i, IBV_WC_SUCCESS);
+		NEED(*old == 3 * i && *word == 3 * i + 3);
+	}
+	wr.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
+	wr.wr.atomic.compare_add = 60;
+	wr.wr.atomic.swap = 5;
+	for (i = 0; i < 2; i++) { /* the second one finds another value */
+		NEED(!ibv_post_send(a.qp, &wr, &bad));
+		wait_for(&a, wr.wr_id, IBV_WC_SUCCESS);
+		NEED(*old == (i ? 5 : 60) && *word == 5);
+	}
+	drop(&a);
+	drop(&b);
+}
+
+int main(int argc, char **argv)
+{
+	struct ibv_device **devices = ibv_get_device_list(NULL);
+	int i;
+
+	NEED(argc > 4 && devices);
+	for (i = 0; devices[i] && strcmp(ibv_get_device_name(devices[i]), argv[1]); i++)
+		;
+	NEED(devices[i]);
+	gid_index = atoi(argv[2]);
+	seed = strtoul(argv[3], NULL, 0);
+	NEED(context = ibv_open_device(devices[i]));
+	NEED(pd = ibv_alloc_pd(context));
+	for (i = 4; i < argc; i++) {
+		double begin = now();
+
+		test = argv[i];
+		if (!strcmp(test, "rc"))
+			operations(IBV_QPT_RC);
+		else if (!strcmp(test, "uc"))
+			operations(IBV_QPT_UC);
+		else if (!strcmp(test, "traffic"))
+			traffic(8);
+		else if (!strcmp(test, "attacks"))
+			attacks();
+		else if (!strcmp(test, "endings"))
+			endings();
+		else if (!strcmp(test, "events"))
+			events();
+		else if (!strcmp(test, "atomics"))
+			atomics();
+		else
+			fail("no such test");
+		printf("ok %s %.2f s\n", argv[i], now() - begin);
+		fflush(stdout);
+	}
+	NEED(!ibv_dealloc_pd(pd));
+	NEED(!ibv_close_device(context));
+	return 0;
+}

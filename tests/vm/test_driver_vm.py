@@ -1,0 +1,84 @@
+"""The USB4 verbs driver on its loopback wire, in a virtual machine: what programs see, data under faults, unloading."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ferrule.lab.vm import Guest, VmLab
+
+pytestmark = [pytest.mark.slow, pytest.mark.vm]
+
+DRIVER = Path(__file__).parents[2] / "driver"
+DEADLINE = 300
+"""Seconds for a guest that takes about 25 on a quiet machine."""
+
+SCRIPT = r"""
+ip link set lo up; ip link set frl0 up; ip addr add 10.9.0.1/24 dev frl0
+faults=/sys/kernel/debug/ferrule_rdma/ferrule0
+mkdir -p /results; dmesg -C
+
+check() {
+    echo "== $(cut -d' ' -f1 /proc/uptime) $*"
+    timeout 120 "$@" || { echo "rc $?: $*"; cat $faults/qps $faults/stats; exit 1; }
+}
+
+pair() {  # a perftest program with itself, over the loopback wire
+    timeout 60 "$@" -d ferrule0 -x 1 > /tmp/server 2>&1 &
+    for ((i = 0; i < 100; i++)); do grep -q ':4853 .* 0A' /proc/net/tcp && break; sleep 0.1; done
+    check "$@" -d ferrule0 -x 1 127.0.0.1
+    wait %1 || { cat /tmp/server; exit 1; }
+}
+
+set_faults() {
+    for name in drop corrupt duplicate reorder delay_us; do echo 0 > $faults/$name; done
+    for fault in "$@"; do echo ${fault#*=} > $faults/${fault%=*}; done
+    echo "faults: $*"
+}
+
+check ibv_devinfo -d ferrule0 | tee /results/devinfo
+[ "$(cat /sys/class/infiniband/ferrule0/ports/1/gids/1)" = 0000:0000:0000:0000:0000:ffff:0a09:0001 ] || exit 1
+for verb in send write read; do
+    pair ib_${verb}_lat -s 64 -n 50
+    pair ib_${verb}_bw -s 65536 -n 50 -q 2
+done
+check /lab/verbs_check ferrule0 1 1 rc uc events atomics endings attacks
+set_faults drop=200
+check /lab/verbs_check ferrule0 1 2 traffic atomics
+set_faults drop=100 corrupt=100 duplicate=200 reorder=500 delay_us=100
+check /lab/verbs_check ferrule0 1 3 traffic atomics
+grep . $faults/stats > /results/stats
+set_faults
+/lab/verbs_check ferrule0 1 4 traffic traffic traffic traffic traffic > /tmp/left 2>&1 &
+for ((i = 0; i < 100; i++)); do grep -q ok /tmp/left && break; sleep 0.05; done
+rmmod ferrule_rdma || exit 1   # under traffic
+wait
+[ -z "$(rdma link)" ] || exit 1
+modprobe ferrule_rdma loopback=2 && rdma link && rmmod ferrule_rdma || exit 1
+dmesg > /results/dmesg
+"""
+
+
+def test_loopback_device(vm_lab: VmLab, tmp_path: Path) -> None:
+    program = tmp_path / "verbs_check"
+    source = DRIVER / "tests" / "verbs_check.c"
+    subprocess.run(
+        ["gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, source, "-libverbs"], check=True, timeout=60
+    )
+    module = vm_lab.build(DRIVER / "kernel", "ferrule_rdma")
+    guest = Guest(
+        script="rmmod ferrule_rdma; modprobe ferrule_rdma loopback=1 || exit 1\n" + SCRIPT,
+        modules=["ib_uverbs", module],
+        files={"/lab/verbs_check": program},
+    )
+    result = vm_lab.run(guest, DEADLINE).check()
+    assert b"PORT_ACTIVE" in result.files["devinfo"]
+    stats = dict(line.split() for line in result.files["stats"].decode().splitlines())
+    for name in ("rx_bad_crc", "resent", "rx_duplicate", "rx_out_of_order", "nak_access"):
+        assert int(stats[name]) > 0, name
+    log = result.files["dmesg"].decode()
+    assert not [
+        line for line in log.splitlines() if any(word in line for word in ("WARNING", "BUG", "Oops", "Call Trace"))
+    ]
