@@ -292,6 +292,9 @@ def test_memory_that_is_not_there_is_not_mapped(lab: Lab) -> None:
     ):
         with pytest.raises(OSError, match="Invalid argument"):
             driver.ask(Command.DMA_MAP, DmaMap(3, offset, address, size).encode(), (fd,))
+    os.ftruncate(fd, 1 << 60)
+    with pytest.raises(OSError, match="Invalid argument"):  # more than there can be
+        driver.ask(Command.DMA_MAP, DmaMap(3, 0, 1 << 60, 1 << 60).encode(), (fd,))
     with pytest.raises(OSError, match="Invalid argument"):  # twice
         driver.ask(Command.DMA_MAP, DmaMap(3, 0, 0x100000 + MEMORY - 4096, 4096).encode(), (fd,))
     with pytest.raises(OSError, match="Invalid argument"):

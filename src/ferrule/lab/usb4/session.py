@@ -39,6 +39,7 @@ REGISTERS_BYTES = 0x40000
 _REGIONS, _IRQS = 9, 5
 _CONFIG_REGION, _MSIX_IRQ = 7, 2
 _MOST_FDS = 16
+_MOST_WAITING = 64
 _CHUNK = 1 << 16
 _SEND_SECONDS = 5.0
 _PAGE = 0x1000
@@ -90,8 +91,8 @@ class Session:
         except OSError as error:
             raise Gone(str(error)) from None
         self._fds += fds
-        if not data:
-            raise Gone("closed")
+        if not data or len(self._fds) > _MOST_WAITING:
+            raise Gone("closed" if not data else "sends descriptors that belong to no message")
         self._buffer += data
         while len(self._buffer) >= HEADER_BYTES:
             try:
@@ -116,7 +117,7 @@ class Session:
         except ProtocolError as error:
             self.refused += 1
             answer = reply(header, error=error.errno)
-        except (ValueError, OSError):
+        except (ValueError, RuntimeError):  # what the engine raises for memory that cannot be mapped
             self.refused += 1
             answer = reply(header, error=errno.EINVAL)
         if header.no_reply:
