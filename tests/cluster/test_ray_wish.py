@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from ferrule.cluster.home import ClusterHome, HostSettings
+from ferrule.cluster.launch.ray_end import ranks_environment
 from ferrule.cluster.raynode.token import temp_directory, token_file
 from ferrule.cluster.raynode.wish import NodePlan, RayWish, node_env, skew, successor
 from ferrule.cluster.records import Member
@@ -90,3 +91,15 @@ def test_rays_sockets_have_short_paths(tmp_path, monkeypatch):
     assert len(str(link)) < 40
     assert link.readlink() == home.directory / "ray" / "tmp"
     link.unlink()
+
+
+def test_ranks_on_ray_do_not_take_what_ray_set_for_its_own_tasks():
+    worker = {
+        "PATH": "/bin",
+        "RAY_JOB_ID": "1",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "RAY_AUTH_MODE": "token",
+    }
+    assert ranks_environment(worker) == {"PATH": "/bin", "RAY_AUTH_MODE": "token"}
+    assert ranks_environment({"CUDA_VISIBLE_DEVICES": "1"}) == {"CUDA_VISIBLE_DEVICES": "1"}

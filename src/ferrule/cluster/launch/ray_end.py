@@ -25,7 +25,6 @@ class RayEnd:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd="/",
             bufsize=0,
         )
         streams = (self._supervisor.stdin, self._supervisor.stdout, self._supervisor.stderr)

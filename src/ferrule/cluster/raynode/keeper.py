@@ -75,9 +75,7 @@ class Keeper:
             self._temp.unlink()
 
     def _start(self, command: list[str], log: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            tied(command), env=self._order["env"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/"
-        )
+        return subprocess.Popen(tied(command), env=self._order["env"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def _check_ports(self) -> None:
         for what, port in self._order["ports"].items():
