@@ -6,8 +6,9 @@ import sys
 import time
 
 import pytest
-from lab_hosts import SECONDS, Hosts, Stream, token_in
+from lab_hosts import FERRULE, SECONDS, Hosts, Stream, token_in
 
+from ferrule.cluster import client
 from ferrule.lab import Lab, pair
 
 
@@ -66,6 +67,27 @@ def test_two_commands_make_a_cluster_and_strangers_stay_out(hosts):
     hosts.run(0, "down")
     assert not hosts.lab.processes()
     assert took < 20  # what users are promised; it takes about four
+
+
+@pytest.mark.slow
+def test_two_hosts_that_begin_at_the_same_moment_are_told_of_each_other(hosts):
+    def begin(host):
+        env = {"FERRULE_STATE": str(hosts.folder / f"state{host}")}
+        return hosts.lab.popen(host, [*FERRULE, "up"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    both = [begin(host) for host in (0, 1)]
+    for process in both:
+        process.communicate(timeout=SECONDS)
+    made = [process.returncode == 0 for process in both]
+    assert any(made)
+    if not all(made):  # one was so much later that it heard of the other, and was refused
+        return
+    hosts.until(lambda: client.ask(hosts.home(0), "status")["rivals"] == ["host1"])
+    assert "another cluster that is called ferrule, too, on host1" in " ".join(hosts.run(0, "status").split())
+    token = token_in(hosts.run(0, "token"))
+    hosts.run(1, "leave")
+    hosts.run(1, "up", "--join", token)
+    hosts.until(lambda: client.ask(hosts.home(0), "status")["rivals"] == [])
 
 
 @pytest.mark.slow

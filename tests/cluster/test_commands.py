@@ -1,9 +1,13 @@
 """What `ferrule up` and `ferrule leave` do where no agent runs."""
 
+import io
+
 import pytest
 from agents import make_home
+from rich.console import Console
 
 from ferrule.cli import cluster as commands
+from ferrule.cli.cluster_tables import hosts_table, models_table
 from ferrule.errors import ConfigError
 
 
@@ -23,3 +27,22 @@ def test_an_agent_does_not_listen_where_others_cannot_be_sent(tmp_path, monkeypa
     with pytest.raises(ConfigError, match="ferrule links"):
         commands.up(listen=listen)
     assert not list(tmp_path.iterdir())
+
+
+def test_names_that_other_hosts_chose_are_no_markup():
+    host = {
+        "host": "a" * 32,
+        "name": "[red]x[/red]",
+        "state": "up",
+        "way": None,
+        "addresses": ["10.0.0.1"],
+        "problem": None,
+    }
+    console = Console(file=io.StringIO(), width=200)
+    for part in hosts_table({"cluster": "here", "hosts": [host], "rivals": []}, {}):
+        console.print(part)
+    row = {"name": "[b]m", "state": "ready", "address": "http://[::1]:8420", "on": "[link=x]"}
+    for part in models_table([row]):
+        console.print(part)
+    for word in ("[red]x[/red]", "[b]m", "http://[::1]:8420", "[link=x]"):
+        assert word in console.file.getvalue()

@@ -52,3 +52,14 @@ def test_without_systemd_it_says_what_to_do(tmp_path, monkeypatch):
 )
 def test_words_are_quoted_as_systemd_reads_them(word, quoted):
     assert service._quoted(word) == quoted
+
+
+def test_the_service_finds_models_and_programs_as_the_user_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", '/data/100% "ours"')
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    text = service.unit_text(make_home(tmp_path, "here"))
+    assert 'Environment="HF_HOME=/data/100%% \\"ours\\""' in text.splitlines()
+    assert f'Environment="PATH={os.environ["PATH"]}"' in text.splitlines()
+    assert "secret" not in text
+    assert "XDG_CACHE_HOME" not in text

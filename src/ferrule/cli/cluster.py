@@ -127,6 +127,8 @@ def up(
         raise
     if ray is not None:
         cluster_ray.order(home, ray, ray_port, store)
+    if fresh and token is None and home.settings.mdns:
+        client.await_rivals(home)
     _show(console, home)
 
 

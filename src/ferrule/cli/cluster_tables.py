@@ -40,24 +40,32 @@ def hosts_table(status: Mapping[str, Any], reports: Mapping[str, Mapping[str, An
     for host in hosts:
         if host["problem"]:
             yield Text(f"\n{host['name']} cannot be reached: {host['problem']}", style="dim")
+    if status["rivals"]:
+        where = ", ".join(status["rivals"])
+        yield Text(
+            f"\nthere is another cluster that is called {status['cluster']}, too, on {where}: to make one of "
+            "the two, leave one (ferrule leave) and join with what `ferrule token` prints in the other",
+            style="yellow",
+        )
 
 
 def _row(host: Mapping[str, Any], report: Mapping[str, Any] | None) -> list[Text | str]:
     state = Text(host["state"], style=_STYLES[host["state"]])
     if host["state"] == "lost":
         state += Text(f" {_since(host['heard_seconds'])}", style="dim")
-    address = str(host["way"][0]) if host["way"] else next(iter(host["addresses"]), "-")
+    name = Text(host["name"])  # not markup: another host chose it
+    address = Text(str(host["way"][0]) if host["way"] else next(iter(host["addresses"]), "-"))
     if report is None:
-        return [host["name"], state, address, *["-"] * 5]
+        return [name, state, address, *["-"] * 5]
     devices = [f"{each['name']} {format_bytes(each['memory'])}" for each in report["devices"]]
     free = [format_bytes(each["free"]) for each in report["devices"]]
     heat = [f"{report['celsius']:.0f} °C"] if report["celsius"] is not None else []
     heat += [f"{report['watts']:.0f} W"] if report["watts"] is not None else []
     return [
-        host["name"],
+        name,
         state,
         address,
-        "\n".join(devices),
+        Text("\n".join(devices)),
         "\n".join(free),
         Text("\n").join(map(_link, report["links"])),
         f"{report['load']:.0%}",
@@ -85,7 +93,8 @@ def models_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
         state = Text(row["state"], style=_STYLES.get(row["state"], ""))
         split = f"{row['strategy']} on {', '.join(dict.fromkeys(row['hosts']))}" if row.get("hosts") else "-"
         recoveries = str(row.get("recoveries", "-"))
-        table.add_row(row["name"], state, row["address"], row["on"], split, _speed(row), recoveries)
+        told = [Text(row["name"]), state, Text(row["address"]), Text(row["on"]), Text(split)]
+        table.add_row(*told, _speed(row), recoveries)
     yield table
     for row in rows:
         if row.get("detail") and row["state"] != "ready":

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ferrule.cluster.agent_log import log_to
 from ferrule.cluster.circle import Circle
 from ferrule.cluster.connection import Connection, Message, accept
 from ferrule.cluster.fronts import Fronts
@@ -365,9 +366,9 @@ def main(arguments: Sequence[str]) -> int:
     """
     directory = Path(arguments[0])
     home = ClusterHome(directory.name, directory.parent)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     os.umask(0o077)
     try:
+        log_to(None if arguments[1] == "-" else home.log)  # a service manager keeps its own
         if arguments[1] == "-":
             home.take()
         else:

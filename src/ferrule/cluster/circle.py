@@ -52,6 +52,8 @@ class Circle:
         self._seeds: dict[Address, Peer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._heard: dict[str, Heard] = {}
+        self._rivals: dict[str, str] = {}
+        """Names, by id, of hosts of another cluster that is called the same."""
         self._discovery: Discovery | None = None
         self._faces: tuple[str, ...] = ()
         self._leaving = False
@@ -221,6 +223,7 @@ class Circle:
             "hosts": hosts,
             "seeds": seeds,
             "mdns": self._discovery is not None,
+            "rivals": sorted(set(self._rivals.values())),
         }
 
     # Ways to others
@@ -260,12 +263,17 @@ class Circle:
 
     def _on_heard(self, heard: Heard) -> None:
         if heard.fingerprint != fingerprint(self.key) or heard.host == self.host:
+            if heard.cluster == self.name and heard.host != self.host and len(self._rivals) < _MAX_HEARD:
+                self._rivals[heard.host] = heard.name
             return
         if len(self._heard) < _MAX_HEARD or heard.host in self._heard:
             self._heard[heard.host] = heard
         if heard.host not in self.knowledge.members and not self.knowledge.gone(heard.host):
             for place in heard.addresses:
                 self._try_seed(place)
+
+    def _on_gone(self, host: str) -> None:
+        self._rivals.pop(host, None)
 
     async def _watch_interfaces(self) -> None:
         """Tell of cables that come and go, and listen on those that came."""
@@ -285,7 +293,8 @@ class Circle:
             self._discovery = None
         if not self.settings.mdns or not installed():
             return
-        discovery = Discovery(self.name, fingerprint(self.key), self._on_heard)
+        self._rivals.clear()
+        discovery = Discovery(self.name, fingerprint(self.key), self._on_heard, self._on_gone)
         try:
             await discovery.start(self.member)
             self._discovery = discovery

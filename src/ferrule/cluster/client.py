@@ -222,6 +222,13 @@ def clusters_nearby(seconds: float = LISTEN_SECONDS) -> list[Heard]:
     return list(found.values())
 
 
+def await_rivals(home: ClusterHome, seconds: float = LISTEN_SECONDS) -> None:
+    """Give the agent time to hear of a cluster of the same name that began at the same moment."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and installed() and not ask(home, "status")["rivals"]:
+        time.sleep(_POLL_SECONDS)
+
+
 def token_of(home: ClusterHome) -> JoinToken:
     """The join token with this host's addresses."""
     settings = home.settings

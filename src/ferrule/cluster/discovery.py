@@ -48,14 +48,21 @@ def installed() -> bool:
 
 
 class Discovery:
-    """Tells of this host, and listens for others: ``on_heard`` is called for each, also again when it changes.
+    """Tells of this host, and listens for others: ``on_heard`` is called for each, also again when it changes,
+    ``on_gone`` with the id of a host that says good-bye.
 
     An interface without multicast, or a firewall, makes it deaf, which is no error: see `ferrule doctor`. It knows the
     interfaces that are there when it starts: make a new one when they change.
     """
 
-    def __init__(self, cluster: str, fingerprint: str, on_heard: Callable[[Heard], None]) -> None:
-        self._cluster, self._fingerprint, self._on_heard = cluster, fingerprint, on_heard
+    def __init__(
+        self,
+        cluster: str,
+        fingerprint: str,
+        on_heard: Callable[[Heard], None],
+        on_gone: Callable[[str], None] = lambda host: None,
+    ) -> None:
+        self._cluster, self._fingerprint, self._on_heard, self._on_gone = cluster, fingerprint, on_heard, on_gone
         self._zeroconf: Any = None
         self._browser: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,7 +110,8 @@ class Discovery:
         from zeroconf import ServiceStateChange
 
         if state_change is ServiceStateChange.Removed:
-            return  # its silence is noticed by other means
+            self._on_gone(name.removesuffix(f".{SERVICE}"))  # of members the silence is noticed by other means, too
+            return
         task = asyncio.ensure_future(self._look_up(zeroconf, service_type, name))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 
 import psutil
 
+from ferrule.cluster.sensor import Sensor
 from ferrule.links import Inventory, NetDevice, Probe
 from ferrule.links.power import PowerMeter
 
 _NVIDIA = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 _NVIDIA_SECONDS = 3.0
+_SENSOR_SECONDS = 2.0
+"""Less than a client waits for a report."""
 _AMD = "0x1002"
 _HOT = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "amdgpu")
 
@@ -65,28 +69,40 @@ class Reporter:
     def __init__(self) -> None:
         self._meter = PowerMeter()
         self._process = psutil.Process()
+        self._links: Sensor[Inventory | None] = Sensor("the inventory of links", Probe.live().inventory, None)
+        self._amd: Sensor[tuple[DeviceReport, ...]] = Sensor("the AMD driver", lambda: tuple(_amd_gpus()), ())
+        self._nvidia: Sensor[tuple[DeviceReport, ...]] = Sensor("nvidia-smi", lambda: tuple(_nvidia_gpus()), ())
+        self._heat = Sensor("the sensor of heat", _celsius, None)
+        self._power = Sensor("the meter of power", self._watts, None)
 
     def report(self) -> HostReport:
-        """Takes some tenths of a second: call it beside the event loop."""
-        inventory = Probe.live().inventory()
-        meter, self._meter = self._meter, PowerMeter()
+        """Takes some tenths of a second, or `_SENSOR_SECONDS` where a driver hangs: call it beside the event loop."""
+        for sensor in (self._links, self._amd, self._nvidia, self._heat, self._power):
+            sensor.begin()
+        deadline = time.monotonic() + _SENSOR_SECONDS
+        inventory = self._links.value(deadline)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         times = self._process.cpu_times()
         return HostReport(
             cores=cores,
             load=min(1.0, os.getloadavg()[0] / cores),
-            devices=(_processor(inventory), *_amd_gpus(), *_nvidia_gpus()),
-            links=tuple(_link(each) for each in inventory.netdevs if _is_link(each)),
-            celsius=_celsius(),
-            watts=meter.watts(),
+            devices=(_processor(inventory), *self._amd.value(deadline), *self._nvidia.value(deadline)),
+            links=tuple(_link(each) for each in inventory.netdevs if _is_link(each)) if inventory is not None else (),
+            celsius=self._heat.value(deadline),
+            watts=self._power.value(deadline),
             agent_bytes=self._process.memory_info().rss,
             agent_cpu_seconds=times.user + times.system,
         )
 
+    def _watts(self) -> float | None:
+        meter, self._meter = self._meter, PowerMeter()
+        return meter.watts()
 
-def _processor(inventory: Inventory) -> DeviceReport:
+
+def _processor(inventory: Inventory | None) -> DeviceReport:
     memory = psutil.virtual_memory()
-    return DeviceReport("cpu", inventory.machine.cpu or "processor", memory.total, memory.available)
+    name = inventory.machine.cpu if inventory is not None else None
+    return DeviceReport("cpu", name or "processor", memory.total, memory.available)
 
 
 def _amd_gpus() -> Iterator[DeviceReport]:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from ferrule.cluster.client import stop_agent
@@ -13,6 +14,13 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.errors import ClusterError
 
 _SECONDS = 20.0
+_KEPT = (
+    *("PATH", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", "XDG_STATE_HOME"),
+    *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE"),
+    *("FERRULE_STATE", "FERRULE_MODEL_PATH", "FERRULE_MODEL_CACHE"),
+)
+"""Variables of a login that systemd would not know, and by which models and programs are found. No secrets: anybody may
+read a unit."""
 
 
 def unit_name(home: ClusterHome) -> str:
@@ -28,7 +36,7 @@ After=network-online.target
 Wants=network-online.target
 
 [Service]
-ExecStart={" ".join(map(_quoted, words))}
+{_environment(os.environ)}ExecStart={" ".join(map(_quoted, words))}
 Restart=on-failure
 RestartSec=2
 KillMode=mixed
@@ -38,6 +46,15 @@ LimitMEMLOCK=infinity
 [Install]
 WantedBy=default.target
 """
+
+
+def _environment(environ: Mapping[str, str]) -> str:
+    """What the agent finds in its environment, as this process does, in lines of a unit."""
+    found = {name: environ[name] for name in _KEPT if environ.get(name, "").isprintable() and environ.get(name)}
+    escaped = {
+        name: value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") for name, value in found.items()
+    }
+    return "".join(f'Environment="{name}={value}"\n' for name, value in escaped.items())
 
 
 def unit_file(home: ClusterHome) -> Path:
