@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab_hosts import SECONDS, Hosts, token_in
+from lab_hosts import Hosts, token_in
 
 from ferrule.cluster import client
 from ferrule.lab import Lab, pair
 
 pytestmark = pytest.mark.slow
+RAY_SECONDS = 180.0
+"""Ray starts in six; on a busy machine it takes ten times as long."""
 
 ASK = """
 import json, ray
@@ -54,7 +56,7 @@ def program(hosts, host, text, **env):
     with hosts.lab.popen(
         host, [sys.executable, "-c", text], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        out, err = process.communicate(timeout=SECONDS)
+        out, err = process.communicate(timeout=RAY_SECONDS)
     return process.returncode, out, err
 
 
@@ -69,7 +71,7 @@ def processes(hosts, host, word):
 
 
 def test_ray_on_a_cluster(hosts, tmp_path, monkeypatch):
-    token = token_in(hosts.run(0, "up", "--no-mdns", "--ray"))
+    token = token_in(hosts.run(0, "up", "--no-mdns", "--ray", timeout=RAY_SECONDS))
     refuse_another_version(hosts, token, tmp_path, monkeypatch)
     hosts.run(1, "up")
     hosts.until(lambda: ray_state(hosts, 1)["state"] == "node")
@@ -123,9 +125,9 @@ def launch_on_it(hosts, folder):
         "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(600)\n"
     )
     before = sorted(processes(hosts, 0, b"ferrule.cluster"))
-    out = hosts.run(0, "launch", "--ray", "-n", "4", str(folder / "sum.py"))
+    out = hosts.run(0, "launch", "--ray", "-n", "4", str(folder / "sum.py"), timeout=RAY_SECONDS)
     assert sorted(out.splitlines()) == [f"[{rank}] host{rank // 2} 10.0" for rank in range(4)]
-    said = hosts.run(0, "launch", "--ray", str(folder / "fail.py"), code=7)
+    said = hosts.run(0, "launch", "--ray", str(folder / "fail.py"), code=7, timeout=RAY_SECONDS)
     assert "rank 1 on host1 ended with exit code 7" in said
     hosts.until(lambda: sorted(processes(hosts, 0, b"ferrule.cluster")) == before)
     hosts.until(lambda: not any(processes(hosts, host, b"launch.supervisor") for host in (0, 1)))
