@@ -19,6 +19,7 @@ _VERSION = 1
 _HEADER = struct.Struct("<BBHHBB")
 _CORRUPT, _DROPPED = 1, 2
 _SHOWN_WORDS = 8
+_IP_TYPE = 13  # word of a ThunderboltIP packet's type, behind three UUIDs
 _IP_HEADER = struct.Struct("<IHHI")  # ThunderboltIP: bytes of a frame, its number, its packet's, frames of that
 
 
@@ -103,9 +104,10 @@ def describe(traced: Traced) -> str:
 
 def _frame(traced: Traced) -> str:
     text = f"path {traced.hop}: {traced.length} bytes, SOF {traced.sof}, EOF {traced.eof}"
-    if (traced.sof, traced.eof) == (2, 3) and len(traced.data) >= _IP_HEADER.size:
+    if (traced.sof, traced.eof) == (1, 2) and len(traced.data) >= _IP_HEADER.size:
         size, index, number, count = _IP_HEADER.unpack_from(traced.data)
-        text += f"; ThunderboltIP packet {number}, frame {index + 1} of {count}, {size} bytes"
+        if size == traced.length - _IP_HEADER.size and index < count:
+            text += f"; ThunderboltIP packet {number}, frame {index + 1} of {count}"
     return text
 
 
@@ -139,8 +141,9 @@ def _event(number: int) -> str:
 
 _PROTOCOLS = {
     bytes.fromhex("b638d70e42ff40bb97c290e2c0b2ff07"): "discovery",
-    bytes.fromhex("798f589ed8a0e75c8d1b76b2b3ae2a6d"): "network",
+    bytes.fromhex("798f589e36168a4797c65664a920c8dd"): "ThunderboltIP",
 }
+_THUNDERBOLT_IP = {0: "login", 1: "login response", 2: "logout", 3: "status"}
 _DISCOVERY = {
     1: "UUID (old)",
     2: "UUID response",
@@ -165,6 +168,9 @@ def _xdomain(body: tuple[int, ...]) -> str:
     sequence = body[0] >> 27 & 3
     if protocol == "discovery":
         return f"{_DISCOVERY.get(body[5], f'type {body[5]}')}, sequence {sequence}{_words(body[6:])}"
+    if protocol == "ThunderboltIP" and len(body) > _IP_TYPE:
+        kind = _THUNDERBOLT_IP.get(body[_IP_TYPE], f"type {body[_IP_TYPE]}")
+        return f"{protocol} {kind}{_words(body[_IP_TYPE + 1 :])}"
     return f"{protocol or uuid.hex()}, sequence {sequence}{_words(body[5:])}"
 
 
