@@ -18,8 +18,9 @@ from ferrule.lab.vm.cache import locked, made_once
 from ferrule.lab.vm.cpio import CpioWriter
 from ferrule.lab.vm.elf import parse_elf, read_elf
 from ferrule.lab.vm.kernel import Kernel
+from ferrule.lab.vm.module import take_checksums
 from ferrule.lab.vm.python import package, standard_library
-from ferrule.lab.vm.sources import Source, host_release, host_sources, suite_sources
+from ferrule.lab.vm.sources import Source, host_release, host_sources, newest_suite, suite_sources
 
 
 def read_cpio(data: bytes) -> dict[str, tuple[int, bytes]]:
@@ -221,3 +222,21 @@ def test_a_lock_that_is_held_is_waited_for_and_then_named(tmp_path: Path) -> Non
     lock = tmp_path / "lock"
     with locked(lock, 1), pytest.raises(LabError, match="another process has held"), locked(lock, 0.2):
         pytest.fail("two hold one lock")
+
+
+def test_stand_in_takes_the_checksums_of_the_kernel(tmp_path: Path) -> None:
+    made = tmp_path / ".ring.o.cmd"
+    made.write_text("cmd := gcc\n#SYMVER tb_ring_start 0x1\n#SYMVER own 0x2\n")
+    assert (
+        take_checksums(tmp_path, "0xabcd\ttb_ring_start\tdrivers/thunderbolt\tEXPORT_SYMBOL_GPL\t\n0x9\tx\tvmlinux\n")
+        == 1
+    )
+    assert made.read_text() == "cmd := gcc\n#SYMVER tb_ring_start 0xabcd\n#SYMVER own 0x2\n"
+
+
+def test_newest_kernel_of_a_release() -> None:
+    assert [newest_suite(release) for release in ("bookworm", "trixie", "forky")] == [
+        "trixie-backports",
+        "trixie-backports",
+        "forky",
+    ]

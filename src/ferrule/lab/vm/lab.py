@@ -14,12 +14,12 @@ from ferrule.lab.vm.cache import default_cache
 from ferrule.lab.vm.commands import missing
 from ferrule.lab.vm.guest import Guest, Result, write_image
 from ferrule.lab.vm.kernel import Kernel, fetch_kernel
-from ferrule.lab.vm.module import FROM_SOURCE, build_from_directory, build_from_source
+from ferrule.lab.vm.module import FROM_SOURCE, build_from_source, built_once
 from ferrule.lab.vm.packages import Archive
 from ferrule.lab.vm.process import Machine
 from ferrule.lab.vm.qemu import EXACT, VFIO_USER_SINCE, Accelerator, Qemu, find_qemu
 from ferrule.lab.vm.running import RunningGuest, stream_names
-from ferrule.lab.vm.sources import host_release, host_sources, newest_suite, suite_sources
+from ferrule.lab.vm.sources import base_suite, host_release, host_sources, newest_suite, suite_sources
 from ferrule.lab.vm.tree import Tree, fetch_tree
 
 _BASE = ("bash", "busybox-static", "iproute2", "kmod")
@@ -77,6 +77,20 @@ class VmLab:
         with self.boot(guest) as running:
             return running.wait(timeout)
 
+    def build(self, source: Path, name: str, *, stands_in: bool = False) -> Path:
+        """The module ``name`` (for `Guest.modules`), built for `kernel` from the directory ``source``, whose Makefile
+        has ``obj-m``. The build is kept until a file of ``source`` changes. ``stands_in``: see
+        `ferrule.lab.vm.module.build_module`. Raises `LabError` if it fails."""
+        return built_once(
+            source,
+            name,
+            self._archive(self._suite),
+            self.kernel,
+            self._archive(base_suite(self._suite)),
+            self._cache / self._suite,
+            stands_in=stands_in,
+        )
+
     @cached_property
     def kernel(self) -> Kernel:
         return fetch_kernel(
@@ -99,12 +113,6 @@ class VmLab:
     @cached_property
     def accelerator(self) -> Accelerator:
         return choose_accelerator(self.qemu, self.kernel.image, self.tree, self._cache)
-
-    def build(self, source: Path, name: str) -> Path:
-        """The module ``name`` (for `Guest.modules`), built for `kernel` from the directory ``source``, whose Makefile
-        has ``obj-m``. The build is kept until a file of ``source`` changes. Raises `LabError` if it fails."""
-        directory = self._cache / self._suite
-        return build_from_directory(source, name, self._archive(self._suite), self.kernel, directory)
 
     def _own_modules(self, guest: Guest) -> dict[str, Path]:
         own = {}

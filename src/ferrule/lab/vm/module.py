@@ -1,10 +1,8 @@
-"""Build kernel modules that the distribution leaves out, from its own kernel source."""
+"""Build kernel modules: from a directory, or those that the distribution leaves out from its own kernel source."""
 
 from __future__ import annotations
 
-import ctypes.util
 import hashlib
-import os
 import shutil
 import tarfile
 import tempfile
@@ -12,14 +10,12 @@ from pathlib import Path
 
 from ferrule.errors import LabError
 from ferrule.lab.vm.cache import made_once
-from ferrule.lab.vm.commands import missing, run
+from ferrule.lab.vm.compiler import Compiler, compiler_for
 from ferrule.lab.vm.kernel import Kernel, fetch_headers
 from ferrule.lab.vm.packages import Archive
 
 FROM_SOURCE = {"siw": "drivers/infiniband/sw/siw"}
 """Modules that are in the kernel's source but not in the distribution's kernel: name to directory."""
-
-_BUILD_SECONDS = 600
 
 
 def build_from_source(name: str, archive: Archive, kernel: Kernel, cache: Path) -> Path:
@@ -29,51 +25,76 @@ def build_from_source(name: str, archive: Archive, kernel: Kernel, cache: Path) 
     def make(target: Path) -> None:
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             source = _extract(archive, kernel, directory, Path(scratch))
-            built = build_module(source, name, fetch_headers(archive, kernel, cache / f"headers-{kernel.release}"))
+            headers = fetch_headers(archive, kernel, cache / f"headers-{kernel.release}")
+            built = build_module(source, name, headers, compiler_for(headers, lambda: archive, cache))
             shutil.copyfile(built, target / f"{name}.ko")
 
     return made_once(cache / f"module-{name}-{kernel.release}", make) / f"{name}.ko"
 
 
-def build_from_directory(source: Path, name: str, archive: Archive, kernel: Kernel, cache: Path) -> Path:
-    """The file of the module ``name``, built for ``kernel`` from a copy of ``source``; again when that has changed."""
-    files = sorted(
-        path for path in source.iterdir() if path.suffix in (".c", ".h") or path.name in ("Makefile", "Kbuild")
-    )
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-
-    def make(target: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            for path in files:
-                shutil.copyfile(path, Path(scratch) / path.name)
-            built = build_module(
-                Path(scratch), name, fetch_headers(archive, kernel, cache / f"headers-{kernel.release}")
-            )
-            shutil.copyfile(built, target / f"{name}.ko")
-
-    return made_once(cache / f"module-{name}-{digest.hexdigest()[:12]}-{kernel.release}", make) / f"{name}.ko"
-
-
-def build_module(source: Path, name: str, headers: Path) -> Path:
+def build_module(source: Path, name: str, headers: Path, compiler: Compiler, *, stands_in: bool = False) -> Path:
     """Build the module in the directory ``source`` against a kernel's ``headers``; gives the path of ``name``.ko.
 
-    ``source`` has a Makefile with ``obj-m``. Raises `LabError` with the compiler's last words.
+    ``source`` has a Makefile with ``obj-m``. ``stands_in``: it exports what one of the kernel's own modules does, and
+    that one's users shall take it. Raises `LabError` with the compiler's last words.
     """
-    lacking = missing(["make", "gcc"])
-    if ctypes.util.find_library("elf") is None:  # objtool of the headers is linked with it
-        lacking.append("libelf")
-    if lacking:
-        raise LabError(
-            f"building the kernel module {name} needs {', '.join(lacking)}, which this host lacks; "
-            "as root: apt-get install gcc make libelf-dev"
-        )
-    # No type information for debuggers: it would need pahole.
-    options = [f"-j{os.cpu_count() or 1}", f"M={source}", "CC=gcc", "CONFIG_DEBUG_INFO_BTF_MODULES="]
-    command = ["make", "-s", "-C", str(headers), *options, "modules"]
-    run(command, timeout=_BUILD_SECONDS, what=f"build the kernel module {name}", env={"MAKEFLAGS": ""})
+    what = f"build the kernel module {name}"
+    compiler.make(headers, source, what=what)
+    if stands_in and take_checksums(source, (headers / "Module.symvers").read_text()):
+        for pattern in ("*.ko", "*.mod.c", "*.mod.o", "Module.symvers"):
+            for made in source.glob(pattern):
+                made.unlink()
+        compiler.make(headers, source, what=what)
     return source / f"{name}.ko"
+
+
+def take_checksums(source: Path, symbols: str) -> int:
+    """Give what the objects in ``source`` export the checksums that the kernel has for those names (``symbols`` is its
+    Module.symvers); returns how many there are.
+
+    They are made of the types of arguments with all that these refer to, private structures of the real module
+    among it, so ours differ where kernels have CONFIG_MODVERSIONS. Without it there are none.
+    """
+    known = {fields[1]: fields[0] for line in symbols.splitlines() if len(fields := line.split()) > 1}
+    count = 0
+    for path in source.glob(".*.o.cmd"):
+        lines = path.read_text().splitlines()
+        for number, line in enumerate(lines):
+            words = line.split()
+            if len(words) == 3 and words[0] == "#SYMVER" and words[1] in known:
+                lines[number] = f"#SYMVER {words[1]} {known[words[1]]}"
+                count += 1
+        path.write_text("\n".join(lines) + "\n")
+    return count
+
+
+def built_once(
+    source: Path, name: str, archive: Archive, kernel: Kernel, compilers: Archive, cache: Path, *, stands_in: bool
+) -> Path:
+    """As `build_module`, for ``kernel``, but of the same files only once. ``source`` stays as it is.
+
+    ``archive``: where its headers are; ``compilers``: where the compiler is if this host has another one.
+    """
+    files = {path.name: path.read_bytes() for path in sorted(source.iterdir()) if _is_source(path)}
+    if "Makefile" not in files:
+        raise LabError(f"{source} has no Makefile; a kernel module needs one with obj-m := {name}.o")
+    digest = hashlib.sha256(repr((files, stands_in)).encode()).hexdigest()[:12]
+
+    def make(target: Path) -> None:
+        headers = fetch_headers(archive, kernel, cache / f"headers-{kernel.release}")
+        compiler = compiler_for(headers, lambda: compilers, cache)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            for file, data in files.items():
+                (Path(scratch) / file).write_bytes(data)
+            shutil.copyfile(
+                build_module(Path(scratch), name, headers, compiler, stands_in=stands_in), target / f"{name}.ko"
+            )
+
+    return made_once(cache / f"module-{name}-{kernel.release}-{digest}", make) / f"{name}.ko"
+
+
+def _is_source(path: Path) -> bool:
+    return path.is_file() and (path.suffix in (".c", ".h", ".S") or path.name in ("Makefile", "Kbuild"))
 
 
 def _extract(archive: Archive, kernel: Kernel, directory: str, scratch: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,8 +17,11 @@ from ferrule.lab.vm.sources import host_release, newest_suite
 KERNELS = {"6.1": "bookworm", "6.12": "trixie", "newest": ""}
 """Series of kernels and the Debian suites that have them; the newest stable one is in that of `newest_suite`."""
 
-PYTHON = ("numpy", "ferrule", "typer", "click", "rich", "markdown_it", "mdurl", "pygments", "typing_extensions")
-"""What ``ferrule`` needs in a guest to look at its links and at the machine."""
+_PYTHON = (
+    *("numpy", "ferrule", "typer", "click", "shellingham", "annotated_doc", "typing_extensions"),
+    *("rich", "markdown_it", "mdurl", "pygments"),
+)
+"""What ``ferrule`` needs in a guest to look at its links and at the machine, with any version of its dependencies."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class VmOptions:
         return Guest(
             script="",
             modules=[*NETWORK, *(("rdma_rxe",) if self.rdma else ()), *own],
-            python=PYTHON if self.python else (),
+            python=[name for name in _PYTHON if find_spec(name)] if self.python else (),
             files=files,
             env={"LAB_RXE": "1"} if self.rdma else {},
             cpus=self.cpus,

@@ -109,7 +109,7 @@ def suite_sources(suite: str, sources: Iterable[Source], release: str) -> list[S
             "add the distribution's own sources"
         )
     security = next((source for source in own if source.suite.endswith("-security")), None)
-    base = _base(suite)
+    base = base_suite(suite)
     if base == release:
         chosen = own
     else:
@@ -127,7 +127,8 @@ def newest_suite(release: str) -> str:
     return f"{_STABLE[-1]}-backports" if release in _STABLE else release
 
 
-def _base(suite: str) -> str:
+def base_suite(suite: str) -> str:
+    """The release to which ``suite`` belongs: ``trixie`` of ``trixie-backports``."""
     return re.split(r"[-/]", suite, maxsplit=1)[0]
 
 
