@@ -181,6 +181,31 @@ def test_chance_falls_on_frames_and_is_counted(lab: Lab) -> None:
     assert [counters[name] for name in ("frames", "delivered", "dropped", "duplicated", "corrupted")] == [3, 3, 1, 1, 1]
 
 
+def test_frames_change_places(lab: Lab) -> None:
+    pair = lab.pair()
+    lab.ask("fault", kind="reorder", chance=1, sender="a")
+    first, second = pair.send(2)
+    assert pair.arrived(2) == [second, first]
+
+
+def test_controllers_that_stand_still_or_keep_quiet(lab: Lab) -> None:
+    pair = lab.pair()
+    for kind, sender in (("stall-tx", "a"), ("stall-rx", "b")):
+        lab.ask("fault", kind=kind, chance=1, sender=sender)
+        sent = pair.send(1)
+        assert pair.second.receive(pair.into, 0.02) is None
+        lab.ask("heal")
+        assert pair.arrived(1) == sent
+    pair.second.write(0x38200, 1 << 12 + 2)
+    lab.ask("fault", kind="lose-interrupts", chance=1, sender="b")
+    while pair.second.interrupted(0):
+        pass
+    assert pair.arrived(len(pair.send(1)))
+    assert not pair.second.interrupted(0.02)
+    counters = json.loads(ask(lab.folder, b'{"do": "counters"}\n'))["answer"]["hosts"]["b"][0]
+    assert counters["lost_interrupts"] > 0
+
+
 def test_a_slow_cable_is_as_slow_as_it_says(lab: Lab) -> None:
     pair = lab.pair()
     ask(lab.folder, b'{"do": "reshape", "name": "cable0", "rate": 1e6, "delay_us": 20000}\n')
