@@ -1,0 +1,109 @@
+"""Stock kernels on emulated USB4: hosts reach each other, and the doctor sees in a real sysfs what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferrule.lab import find_lab
+from ferrule.lab.usb4 import Fault, FaultKind
+from ferrule.lab.vm import NETWORK, TOOLS, Guest, JoinedGuests, VmLab
+from ferrule.lab.vm.options import KERNELS
+from ferrule.lab.vm.sources import host_release, newest_suite
+
+pytestmark = pytest.mark.vm
+
+SECONDS = 240
+"""For what takes ten on a quiet machine."""
+DOCTOR = Path(__file__).with_name("doctor_in_guest.py")
+WRONG = re.compile(r"WARNING|BUG|Oops|Call Trace|INFO: task|KASAN|unreferenced object|possible circular")
+LISTEN = "mkfifo /tmp/never; timeout 200 nc -l -p 9000 <> /tmp/never > /tmp/came 2> /dev/null &"
+SEND = """
+head -c 4000000 /dev/urandom > /tmp/sent
+until nc strix-2 9000 < /tmp/sent 2> /dev/null; do sleep 0.2; done
+sha256sum < /tmp/sent
+"""
+BAD_LINK = {"cable-half-speed", "cable-one-lane", "thunderbolt-net-missing", "peer-offers-no-network"}
+
+
+def machines(series: str) -> VmLab:
+    return VmLab(packages=TOOLS, suite=KERNELS[series] or newest_suite(host_release()))
+
+
+def doctor(lab: JoinedGuests, host: str = "strix-1") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(lab[host].check("python3 /lab/doctor.py", SECONDS))
+    found["links"] = {(one, subject) for one, _, subject in found["findings"] if one in BAD_LINK}
+    return found
+
+
+def expect_quiet_kernels(lab: JoinedGuests) -> None:
+    for host in lab.hosts:
+        said = lab[host].check("dmesg", SECONDS)
+        assert not WRONG.search(said), said
+
+
+@pytest.mark.slow
+def test_doctor_and_tcp_on_stock_kernels(vm_lab: VmLab) -> None:
+    """Two cables, one of which trained at half speed; then one pulled out, one lane lost, and a module missing."""
+    template = Guest(
+        script="",
+        modules=NETWORK,
+        python=["numpy", "ferrule"],
+        files={"/lab/doctor.py": DOCTOR},
+        cpus=1,
+        memory_mb=1024,
+    )
+    with JoinedGuests(find_lab("half-trained"), vm_lab, template) as lab:
+        lab.wait_for_cables(SECONDS)
+        found = doctor(lab)
+        assert [(peer["lanes"], peer["gbps"], len(peer["netdevs"])) for peer in found["peers"]] == [
+            ([2, 2], [20, 20], 1),
+            ([2, 2], [10, 10], 1),
+        ]
+        assert {peer["device"] for peer in found["peers"]} == {"strix-2"}
+        assert {one for one, _ in found["links"]} == {"cable-half-speed"}
+
+        lab["strix-2"].check(LISTEN, SECONDS)
+        sent = lab["strix-1"].check(SEND, SECONDS)
+        assert lab["strix-2"].check("sha256sum < /tmp/came", SECONDS) == sent
+
+        lab.usb4.unplug("cable1")
+        lab.usb4.wait_link("cable1", "down", SECONDS)
+        lab.usb4.fault("cable0", Fault(FaultKind.HALF_LANE))
+        lab["strix-1"].check(
+            "until [ $(cat /sys/bus/thunderbolt/devices/?-1/rx_lanes) = 1 ]; do sleep 0.2; done", SECONDS
+        )
+        lab.wait_for_cables(SECONDS, "cable0")
+        found = doctor(lab)
+        assert [peer["lanes"] for peer in found["peers"]] == [[1, 1]]
+        assert {one for one, _ in found["links"]} == {"cable-one-lane"}
+
+        lab["strix-1"].check("rmmod thunderbolt_net", SECONDS)
+        assert {one for one, _ in doctor(lab)["links"]} == {"cable-one-lane", "thunderbolt-net-missing"}
+        expect_quiet_kernels(lab)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("series", KERNELS)
+def test_cables_come_and_go(series: str) -> None:
+    """Each cable pulled out and plugged in again, lanes lost and found, a peer that reboots."""
+    template = Guest(script="", modules=NETWORK, cpus=1, memory_mb=768)
+    with JoinedGuests(find_lab("two-strix"), machines(series), template) as lab:
+        lab.wait_for_cables(SECONDS)
+        for cycle in range(4):
+            cable = f"cable{cycle % 2}"
+            lab.usb4.unplug(cable)
+            lab.usb4.wait_link(cable, "down", SECONDS)
+            lab.usb4.plug(cable)
+            lab.wait_for_cables(SECONDS)
+        lab.usb4.fault("cable0", Fault(FaultKind.HALF_LANE))
+        lab.wait_for_cables(SECONDS)
+        lab.usb4.heal("cable0")
+        lab.wait_for_cables(SECONDS)
+        lab.boot("strix-2")
+        lab.wait_for_cables(SECONDS)
+        expect_quiet_kernels(lab)
