@@ -7,6 +7,7 @@ from agents import make_home
 from rich.console import Console
 
 from ferrule.cli import cluster as commands
+from ferrule.cli import cluster_ray
 from ferrule.cli.cluster_tables import hosts_table, models_table
 from ferrule.errors import ConfigError
 
@@ -46,3 +47,15 @@ def test_names_that_other_hosts_chose_are_no_markup():
         console.print(part)
     for word in ("[red]x[/red]", "[b]m", "http://[::1]:8420", "[link=x]"):
         assert word in console.file.getvalue()
+
+
+def test_what_up_is_told_of_ray_makes_sense(tmp_path, monkeypatch):
+    monkeypatch.setenv("FERRULE_STATE", str(tmp_path))
+    with pytest.raises(ConfigError, match="go with --ray"):
+        commands.up(ray_port=9000)
+    with pytest.raises(ConfigError, match="without --foreground"):
+        commands.up(ray=True, foreground=True)
+    monkeypatch.setattr(cluster_ray, "ray_version", lambda: "")
+    with pytest.raises(ConfigError, match=r"pip install 'ferrule\[cluster\]'"):
+        commands.up(ray=True)
+    assert not list(tmp_path.iterdir())

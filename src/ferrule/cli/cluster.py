@@ -85,6 +85,10 @@ def up(
     An agent stays in the background until `ferrule down`. Nothing of the system is changed, and no root is needed.
     """
     console = Console()
+    if ray is not None and foreground:
+        raise ConfigError("--ray and --no-ray are orders to an agent that runs: without --foreground, on any host")
+    if (ray_port or ray_memory) and not ray:
+        raise ConfigError("--ray-port and --ray-memory go with --ray")
     if ray:
         cluster_ray.check_installed()
     store = parse_bytes(ray_memory) if ray_memory is not None else None
