@@ -16,7 +16,7 @@ from ferrule.cluster.raynode.wish import connection_env
 from ferrule.errors import ClusterError, ConfigError
 from ferrule.units import format_bytes
 
-UP_SECONDS = 120.0
+UP_SECONDS = 180.0
 _POLL_SECONDS = 0.25
 _STATES = {"head": "green", "node": "green", "starting": "yellow", "failed": "bold red"}
 

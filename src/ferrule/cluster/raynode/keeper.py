@@ -22,13 +22,15 @@ from typing import Any
 from ferrule.cluster.orphans import adopt_orphans, kill_orphans, reap_orphans
 from ferrule.tied import tied
 
-START_SECONDS = 90.0
+START_SECONDS = 75.0
 HEAD_SECONDS = 60.0
 """How long to try to reach a head that may be starting still."""
 END_SECONDS = 2.0
 _DIAL_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 _REAP_EVERY = 5.0
+_ATTEMPTS = 2
+"""Ray gives up where its own processes need more than some 15 s to begin, as they may while a model is loaded."""
 
 
 class _RefusedError(Exception):
@@ -52,16 +54,28 @@ class Keeper:
         temp = self._temp.resolve()
         self._logs = f"{self._order['log']} and {temp}/session_latest/logs"
         shutil.rmtree(temp, ignore_errors=True)  # what was logged the last time
+        Path(self._order["log"]).unlink(missing_ok=True)
         temp.mkdir(mode=0o700, parents=True)
         command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *self._order["words"]]
-        with Path(self._order["log"]).open("wb") as log:
-            self._ray = self._start(command, log.fileno())
-            self._introduce(log.fileno())
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                self._begin(command)
+                break
+            except _RefusedError:
+                if not left:
+                    raise
+                self.end()
+        assert self._ray is not None
         _say({"up": True})
         while not self._told_to_end(_REAP_EVERY):
             reap_orphans(self._ray.pid)
             if self._ray.poll() is not None:
                 raise _RefusedError(f"Ray's node ended; see {self._logs}")
+
+    def _begin(self, command: list[str]) -> None:
+        with Path(self._order["log"]).open("ab") as log:
+            self._ray = self._start(command, log.fileno())
+            self._introduce(log.fileno())
 
     def end(self) -> None:
         """Leave nothing behind. The node is asked first, so that the others hear of it at once."""
@@ -71,6 +85,9 @@ class Keeper:
             while self._ray.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS / 5)
         kill_orphans()
+
+    def forget(self) -> None:
+        """Take the short way to Ray's directory away."""
         if self._temp.is_symlink():
             self._temp.unlink()
 
@@ -167,6 +184,7 @@ def main() -> int:
         return 1
     finally:
         keeper.end()
+        keeper.forget()
     return 0
 
 

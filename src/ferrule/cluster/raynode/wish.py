@@ -30,10 +30,10 @@ HEALTH = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
-    "RAY_agent_register_timeout_ms": "90000",
+    "RAY_agent_register_timeout_ms": "60000",
 }
 """A frozen host is noticed after some 4 s; by default it takes Ray 66 s. Sooner, busy hosts would be taken for dead.
-On such a one Ray's Python processes need longer than the 30 s that they have to say they are there."""
+On those Ray's own processes may need more than the 30 s that they have to register."""
 LEAN = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_worker_prestart": "false",
