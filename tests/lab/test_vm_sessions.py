@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ferrule.errors import ConfigError, LabError
 from ferrule.lab.vm import Guest
+from ferrule.lab.vm.once import READY
 from ferrule.lab.vm.qemu import EXACT, TCG, Hardware, Qemu, controller_slot, qemu_version
 from ferrule.lab.vm.session import Reply, Session, SessionLost, SessionTimeout, request
 
@@ -38,6 +39,10 @@ def test_nothing_is_held_back_that_cannot_be_the_mark() -> None:
     assert reply.feed(b"64 bytes from strix-2\n64") == b"64 bytes from strix-2\n64"
     assert reply.feed(b"\n0123") == b""
     assert reply.feed(b"!") == b"\n0123!"
+
+
+def test_word_that_a_peer_listens_comes_at_once() -> None:
+    assert Reply(MARK).feed(READY) == READY
 
 
 def guest(requests: socket.socket, errors: socket.socket) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,15 @@ def test_doctor_and_tcp_on_stock_kernels(vm_lab: VmLab) -> None:
         lab["strix-1"].check("rmmod thunderbolt_net", SECONDS)
         assert {one for one, _ in doctor(lab)["links"]} == {"cable-one-lane", "thunderbolt-net-missing"}
         expect_quiet_kernels(lab)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("series", KERNELS)
+def test_command_measures_tcp(series: str) -> None:
+    command = [sys.executable, "-m", "ferrule.cli.main", "lab", "vm", "run", "two-strix", "--kernel", series]
+    done = subprocess.run([*command, "--", "iperf3"], capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "receiver" in done.stdout
 
 
 @pytest.mark.soak

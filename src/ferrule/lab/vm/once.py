@@ -25,7 +25,8 @@ from ferrule.lab.vm.words import Job, job
 BOOT_SECONDS = 180.0
 _LISTEN_SECONDS = 30
 _LEAVE_SECONDS = 10.0
-_READY = b"lab: listens\n"
+READY = b"lab: listens."
+"""Not a line: the end of one may be held back until more comes."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,9 @@ def _peer(where: Place, wanted: Job, timeout: float) -> Iterator[None]:
     ended: list[int | FerruleError] = []
 
     def hear(words: bytes) -> None:
-        if not listens.is_set() and words.startswith(_READY):
+        if not listens.is_set() and words.startswith(READY):
             listens.set()
-            words = words.removeprefix(_READY)
+            words = words.removeprefix(READY)
         _write(2)(words)
 
     def serve(session: Session) -> None:
@@ -174,7 +175,7 @@ def _serve(command: str) -> str:
         }} &
         end=$((SECONDS + {_LISTEN_SECONDS}))
         until [ "$(sockets)" -gt "$before" ] || [ $SECONDS -ge $end ] || ! kill -0 $! 2> /dev/null; do sleep 0.1; done
-        echo {shlex.quote(_READY.decode().strip())}
+        printf %s {shlex.quote(READY.decode())}
         wait $!
     """
 
