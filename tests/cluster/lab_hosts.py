@@ -28,7 +28,7 @@ class Hosts:
         self.lab, self.folder = lab, folder
 
     def run(self, host, *words, code=0, timeout=SECONDS):
-        env = {"FERRULE_STATE": str(self.folder / f"state{host}"), "COLUMNS": "200"}
+        env = {"FERRULE_STATE": str(self.folder / f"state{host}"), "COLUMNS": "200", "FERRULE_MOVE_BACK": "2"}
         with self.lab.popen(
             host, [*FERRULE, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:

@@ -22,7 +22,7 @@ FAULTS = int(os.environ.get("FERRULE_FAULTS", "50"))
 CLIENTS = 4
 TOKENS = 120
 ROUND = 5
-"""Faults after which the model is served anew on both hosts: it stays on one when the other was lost."""
+"""Faults after which the model is served anew on both hosts: faults come too soon for it to move back by itself."""
 
 
 class Clients:
