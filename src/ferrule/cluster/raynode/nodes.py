@@ -126,10 +126,11 @@ class RayNodes:
         if wish is None:
             return
         if wish.head == circle.host:
+            met = any(peer.up for peer in circle.peers.values())
+            usable = wish.address in _own_addresses() and not (met and ip_address(wish.address).is_loopback)
             # A cable that is out for a moment must not cost what runs on this host.
-            move = self._state == "failed" or any(peer.up for peer in circle.peers.values())
-            if move and wish.address not in _own_addresses():
-                circle.write(RAY, NAME, replace(wish, address=self._own_address()).to_json())
+            if not usable and (met or self._state == "failed") and (address := self._own_address()) != wish.address:
+                circle.write(RAY, NAME, replace(wish, address=address).to_json())
         elif circle.silent_seconds(wish.head) > TAKE_OVER_SECONDS:
             members = circle.knowledge.members
             if successor(wish, members, [host for host in members if circle.is_up(host)]) == circle.host:
