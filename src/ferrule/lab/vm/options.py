@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,7 +42,11 @@ class VmOptions:
     hops: int = 12
 
     def machines(self) -> VmLab:
-        """Where they boot. Raises `LabError` where that cannot be."""
+        """Where they boot. Raises `ConfigError` for what names no kernel, `LabError` where no guest can run."""
+        if self.kernel not in KERNELS and not re.fullmatch(r"[a-z]+(-backports)?", self.kernel):
+            raise ConfigError(
+                f"there is no kernel {self.kernel!r}; choose {', '.join(KERNELS)}, or a Debian suite (trixie-backports)"
+            )
         suite = KERNELS.get(self.kernel, self.kernel) or newest_suite(host_release())
         packages = dict.fromkeys([*TOOLS, *(RDMA if self.rdma else ()), *self.packages])
         return VmLab(packages=tuple(packages), suite=suite)

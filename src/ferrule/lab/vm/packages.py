@@ -38,6 +38,7 @@ Dir::Etc::preferencesparts "{root}/empty";
 APT::Sandbox::User "";
 APT::Get::Assume-Yes "true";
 APT::Install-Recommends "false";
+APT::Update::Error-Mode "any";
 Acquire::Languages "none";
 Acquire::Retries "3";
 """
@@ -107,7 +108,7 @@ class Archive:
         self._update(root)
 
     def _update(self, root: Path) -> None:
-        what = f"fetch the package lists of {self._suite}"
+        what = f"fetch the package lists of {self._suite}: what the cache lacks comes from this host's package archive"
         run(["apt-get", "update", "-q"], timeout=_UPDATE_SECONDS, what=what, env=self._env(root))
         (root / _UPDATED).touch()
 
