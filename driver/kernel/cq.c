@@ -29,7 +29,7 @@ int fer_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr, struct
 	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
 	if (err)
 		goto destroy;
-	ibcq->cqe = attr->cqe;
+	ibcq->cqe = cq->queue->mask;
 	return 0;
 destroy:
 	fer_queue_destroy(cq->queue);

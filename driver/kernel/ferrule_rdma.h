@@ -20,16 +20,20 @@
 
 #define FER_WINDOW	256		/* frames that may be under way; a power of two */
 #define FER_MAX_QP	256
-#define FER_MAX_QP_WR	4096
+#define FER_MAX_QP_WR	4095	/* one less than a power of two: rings keep one place empty */
 #define FER_MAX_SGE	8
 #define FER_MAX_INLINE	256
 #define FER_MAX_RD_ATOM	16
 #define FER_MAX_CQ	512
-#define FER_MAX_CQE	16384
+#define FER_MAX_CQE	16383
 #define FER_MAX_MR	4096
 #define FER_MAX_PD	256
 #define FER_MAX_SRQ	64
 #define FER_MAX_AH	4096
+
+/* of the user ABI; kernels before 6.2 have no name for it */
+#define FER_WR_ATOMIC_WRITE	15
+#define FER_WC_ATOMIC_WRITE	9
 
 struct fer_dev;
 struct fer_link;

@@ -63,12 +63,26 @@ static void copy_piece(struct fer_mr *mr, u64 at, u8 *buf, u32 len, bool to_mr)
 		memcpy_from_page(buf, page, offset, len);
 }
 
+/* Eight aligned bytes in one piece: nobody sees half of them. */
+static void store_word(struct fer_mr *mr, u64 at, const u8 *buf)
+{
+	u64 value, *base = kmap_local_page(mr->pages[at >> PAGE_SHIFT]);
+
+	memcpy(&value, buf, sizeof(value));
+	WRITE_ONCE(base[(at & ~PAGE_MASK) / sizeof(value)], value);
+	kunmap_local(base);
+}
+
 /* The caller has checked the range with fer_mr_get(). */
 void fer_mr_copy(struct fer_mr *mr, u64 addr, u8 *buf, u32 len, bool to_mr)
 {
 	u64 at = mr->offset + (addr - mr->iova);
 	u32 piece;
 
+	if (to_mr && len == 8 && !(at & 7)) {
+		store_word(mr, at, buf);
+		return;
+	}
 	while (len) {
 		piece = min_t(u32, len, PAGE_SIZE - (at & ~PAGE_MASK));
 		if (to_mr && piece == len && piece > 1) {

@@ -156,7 +156,7 @@ static int check_init(struct ib_qp_init_attr *init)
 static int create_queues(struct fer_qp *qp, struct ib_ucontext *uctx, struct ib_qp_cap *cap,
 			 struct rxe_create_qp_resp *resp)
 {
-	u32 extra = max(cap->max_send_sge * (u32)sizeof(struct rxe_sge), cap->max_inline_data);
+	u32 extra = max3(cap->max_send_sge * (u32)sizeof(struct rxe_sge), cap->max_inline_data, 8u);
 	int err;
 
 	qp->req.max_sge = cap->max_send_sge;
@@ -170,14 +170,17 @@ static int create_queues(struct fer_qp *qp, struct ib_ucontext *uctx, struct ib_
 		err = -ENOMEM;
 		goto no_wqe;
 	}
+	cap->max_send_wr = qp->req.queue->mask; /* so much there is room for */
 	if (qp->ib.srq) {
 		qp->resp.rq = &to_fer_srq(qp->ib.srq)->rq;
 		return 0;
 	}
 	qp->resp.rq = &qp->resp.own;
 	err = fer_rq_init(&qp->resp.own, uctx, cap->max_recv_wr, cap->max_recv_sge, &resp->rq_mi);
-	if (!err)
+	if (!err) {
+		cap->max_recv_wr = qp->resp.own.max_wr;
 		return 0;
+	}
 	kvfree(qp->req.wqe);
 no_wqe:
 	fer_queue_destroy(qp->req.queue);
@@ -223,6 +226,7 @@ int fer_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_ud
 	err = create_queues(qp, &uctx->ib, &init->cap, &resp);
 	if (err)
 		goto put_count;
+	qp->init.cap = init->cap;
 	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
 	if (err)
 		goto no_number;

@@ -53,6 +53,8 @@ static u32 wc_opcode(const struct fer_swqe *w)
 	case IB_WR_RDMA_WRITE:
 	case IB_WR_RDMA_WRITE_WITH_IMM:
 		return IB_WC_RDMA_WRITE;
+	case FER_WR_ATOMIC_WRITE:
+		return FER_WC_ATOMIC_WRITE;
 	case IB_WR_RDMA_READ:
 		return IB_WC_RDMA_READ;
 	case IB_WR_ATOMIC_CMP_AND_SWP:
@@ -134,6 +136,7 @@ static u8 check_opcode(struct fer_qp *qp, u32 opcode)
 	case IB_WR_RDMA_READ:
 	case IB_WR_ATOMIC_CMP_AND_SWP:
 	case IB_WR_ATOMIC_FETCH_AND_ADD:
+	case FER_WR_ATOMIC_WRITE:
 		return is_rc(qp) ? 0 : IB_WC_LOC_QP_OP_ERR;
 	default:
 		return IB_WC_LOC_QP_OP_ERR;
@@ -146,6 +149,12 @@ static u8 take_data(struct fer_qp *qp, struct fer_swqe *w, const struct rxe_send
 	u64 length = 0;
 	u32 i;
 
+	if (w->opcode == FER_WR_ATOMIC_WRITE) {
+		w->inlined = true;
+		w->length = 8;
+		memcpy(w->data, shared->dma.inline_data, 8);
+		return w->addr & 7 ? IB_WC_LOC_QP_OP_ERR : 0;
+	}
 	w->inlined = w->flags & IB_SEND_INLINE && !wants_answer(w);
 	if (w->inlined) {
 		if (copy->dma.length > qp->req.max_inline)
@@ -230,7 +239,8 @@ static int fill_data(struct fer_qp *qp, struct fer_swqe *w, u32 offset, u8 *to, 
 
 static int fill_message(struct fer_qp *qp, struct fer_swqe *w, struct fer_hdr *hdr, u8 *payload)
 {
-	bool write = w->opcode == IB_WR_RDMA_WRITE || w->opcode == IB_WR_RDMA_WRITE_WITH_IMM;
+	bool write = w->opcode == IB_WR_RDMA_WRITE || w->opcode == IB_WR_RDMA_WRITE_WITH_IMM ||
+		     w->opcode == FER_WR_ATOMIC_WRITE;
 
 	hdr->op = write ? FER_OP_WRITE : FER_OP_SEND;
 	hdr->total = w->length;

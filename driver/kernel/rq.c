@@ -11,9 +11,11 @@ int fer_rq_init(struct fer_rq *rq, struct ib_ucontext *uctx, u32 max_wr, u32 max
 
 	spin_lock_init(&rq->lock);
 	rq->max_sge = max_sge;
-	rq->max_wr = max_wr;
 	rq->queue = fer_queue_create(uctx, max(max_wr, 1u), size, info);
-	return PTR_ERR_OR_ZERO(rq->queue);
+	if (IS_ERR(rq->queue))
+		return PTR_ERR(rq->queue);
+	rq->max_wr = rq->queue->mask;
+	return 0;
 }
 
 /* The oldest posted receive: 0, -EAGAIN if there is none, -EINVAL if it is nonsense. */
@@ -65,6 +67,7 @@ int fer_create_srq(struct ib_srq *ibsrq, struct ib_srq_init_attr *init, struct i
 	err = fer_rq_init(&srq->rq, &uctx->ib, init->attr.max_wr, init->attr.max_sge, &resp.mi);
 	if (err)
 		goto put_count;
+	init->attr.max_wr = srq->rq.max_wr;
 	srq->num = atomic_inc_return(&dev->srq_seq);
 	srq->limit = init->attr.srq_limit;
 	resp.srq_num = srq->num;
