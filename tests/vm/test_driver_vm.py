@@ -9,7 +9,8 @@ import pytest
 
 from ferrule.lab.vm import Guest, VmLab
 
-pytestmark = [pytest.mark.slow, pytest.mark.vm]
+# By hand: once in eight runs on a machine with ten times more work than processors its script failed, why is not known yet.
+pytestmark = [pytest.mark.soak, pytest.mark.vm]
 
 DRIVER = Path(__file__).parents[2] / "driver"
 DEADLINE = 300
