@@ -9,7 +9,7 @@ import pytest
 
 from ferrule.lab.vm import Guest, VmLab
 
-# By hand: once in eight runs on a machine with ten times more work than processors its script failed, why is not known yet.
+# By hand: on a machine with ten times more work than processors one of eight runs failed, why is not known yet.
 pytestmark = [pytest.mark.soak, pytest.mark.vm]
 
 DRIVER = Path(__file__).parents[2] / "driver"
