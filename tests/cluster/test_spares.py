@@ -129,5 +129,9 @@ def test_a_model_keeps_as_many_spares_as_ranks_on_each_host_also_when_an_agent_s
                 await until(lambda: b.spares.pids == [])
                 await keeper.close()
                 await until(lambda: a.spares.pids == [])
+                keeper = ClusterSpares(first, spread=True)  # either host alone would have all three ranks
+                await keeper.prepare(both)
+                assert (len(a.spares.pids), len(b.spares.pids)) == (3, 3)
+                await keeper.close()
 
     asyncio.run(scene())

@@ -51,7 +51,7 @@ class ClusterPlanner:
 
     def __init__(self, home: ClusterHome, options: EngineOptions, *, split: bool, wanted: Sequence[str] = ()) -> None:
         self.placed: Placed | None = None
-        self.spares = ClusterSpares(home) if options.spares else None
+        self.spares = ClusterSpares(home, spread=split) if options.spares else None
         self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
         self._steady = move_back_seconds(os.environ)
         self._placements: dict[tuple[RankStarter, Plan], Placed] = {}

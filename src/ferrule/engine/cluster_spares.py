@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -12,6 +13,7 @@ from ferrule.cluster.connection import Connection
 from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.records import Member
+from ferrule.cluster.spares import MOST
 from ferrule.engine.cluster_ranks import RANK_MODULE, START_SECONDS, ClusterStarter
 from ferrule.engine.starters import rank_environment
 from ferrule.engine.starting import Formation
@@ -21,10 +23,13 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterSpares:
-    """`SpareKeeper`: as many on each host as it has ranks. They end with this program's connection to the agent."""
+    """`SpareKeeper`: as many on each host as it has ranks. They end with this program's connection to the agent.
 
-    def __init__(self, home: ClusterHome) -> None:
-        self._home = home
+    ``spread``: the number of ranks stays the same when a host is lost, so each host has spares for its share then.
+    """
+
+    def __init__(self, home: ClusterHome, *, spread: bool = False) -> None:
+        self._home, self._spread = home, spread
         self._holding: dict[str, Connection] = {}
         self._kept: dict[str, int] = {}
         self._ready: dict[str, int] = {}
@@ -47,12 +52,15 @@ class ClusterSpares:
         members = {member.host: member for member in starter.members}
         threads = dict(zip((member.host for member in starter.members), starter.threads, strict=True))
         counts = Counter(member.host for member in starter.members)
+        if self._spread and len(counts) > 1:
+            share = min(MOST, math.ceil(len(starter.members) / (len(counts) - 1)))
+            counts = Counter({host: max(count, share) for host, count in counts.items()})
         for host in self._holding.keys() - members.keys():
             self._let_go(host)
         await asyncio.gather(
             *(self._keep(member, counts[host], rank_environment(threads[host])) for host, member in members.items())
         )
-        return sum(self._ready.values()) == len(starter.members)
+        return sum(self._ready.values()) == counts.total()
 
     async def close(self) -> None:
         if self._working is not None:
