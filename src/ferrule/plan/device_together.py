@@ -1,27 +1,24 @@
 """How much of its speed a core keeps while all cores of this machine compute.
 
 Cores share memory, caches, and in virtual machines often the execution units of one core. Processes of one thread do
-what decoding does, one alone and as many as there are cores, in turns. The part run by itself is
-``python -m ferrule.plan.device_together``.
+what decoding does (`ferrule.plan.device_decoding`), one alone and as many as there are cores, in turns.
 """
 
 from __future__ import annotations
 
+import select
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from ferrule.cluster import usable_cores
 from ferrule.errors import PlanError
-from ferrule.plan.device_backend import choose_backend
 
-SECONDS = 0.3
-"""Of each kind of work, alone and together."""
-_WIDTH, _COUNT, _SMALL = 2048, 12, 300
-"""Weights that fit into few caches, 96 MiB in bfloat16; operations that take as long as the clock needs to be exact."""
+ANSWER_SECONDS = 60.0
+"""For a process that is to work for half a second; the first time it imports what it needs."""
 
 
 class CoresTogether:
@@ -62,7 +59,7 @@ def _work(workers: Sequence[_Worker]) -> list[float]:
 class _Worker:
     def __enter__(self) -> _Worker:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ferrule.plan.device_together"],
+            [sys.executable, "-m", "ferrule.plan.device_decoding"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -83,6 +80,8 @@ class _Worker:
 
     def answer(self) -> list[float]:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], ANSWER_SECONDS)[0]:
+            raise PlanError(f"a process that measures this machine's cores has said nothing for {ANSWER_SECONDS:g} s")
         line = self._process.stdout.readline()
         try:
             return [float(word) for word in line.split()] if line else self._ended()
@@ -91,42 +90,3 @@ class _Worker:
 
     def _ended(self) -> list[float]:
         raise PlanError("a process that measures this machine's cores has ended")
-
-
-def _median(work: Callable[[], object], end: float) -> float:
-    times: list[float] = []
-    while not times or time.time() < end:
-        begin = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
-
-
-def main() -> None:
-    """For each time of day on stdin: from then on do each kind of work, and tell the median seconds of one go."""
-    backend = choose_backend("cpu", 1)
-    dtype = "bf16" if "bf16" in backend.dtypes else backend.dtypes[0]
-    products = [backend.linear(1, _WIDTH, _WIDTH, dtype) for _ in range(_COUNT)]
-    small = backend.small()
-
-    def read() -> None:
-        for product in products:
-            product()
-
-    def start_operations() -> None:
-        for _ in range(_SMALL):
-            small()
-
-    read()
-    for line in sys.stdin:
-        start = float(line)
-        time.sleep(max(0.0, start - time.time()))
-        middle = start + SECONDS
-        reading = _median(read, middle)
-        time.sleep(max(0.0, middle - time.time()))
-        sys.stdout.write(f"{reading} {_median(start_operations, middle + SECONDS)}\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
