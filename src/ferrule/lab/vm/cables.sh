@@ -1,7 +1,7 @@
 #!/bin/bash
 # In a guest with USB4 cables, as `lab-cables`: gives each cable's interface its address when it appears, as a network
-# manager does. /lab/cables has a line for each: PCI address of the controller, route to the peer, cable, own address,
-# the peer's.
+# manager does; with LAB_RXE a soft-RoCE device, too, that has the cable's name. /lab/cables has a line for each: PCI
+# address of the controller, route to the peer, cable, own address, the peer's.
 #   lab-cables          settle what is there, and go on doing so
 #   lab-cables up NAME SECONDS   wait until the cable NAME (or: all) has a carrier and the peer answers
 #   lab-cables show     cable, interface, address, the peer's address
@@ -21,6 +21,8 @@ settle() {
         ip link property add dev "$name" altname "$cable" 2> /dev/null
         ip address replace "$address" dev "$name"
         ip link set "$name" up
+        [ -z "$LAB_RXE" ] || rdma link show "$cable/1" > /dev/null 2>&1 ||
+            rdma link add "$cable" type rxe netdev "$name"
     done < /lab/cables
 }
 

@@ -24,6 +24,9 @@ _PYTHON = (
 )
 """What ``ferrule`` needs in a guest to look at its links and at the machine, with any version of its dependencies."""
 
+_SOFT_ROCE = ("rdma_rxe", "ib_uverbs", "rdma_ucm")
+"""Newer kernels leave the last two, by which programs reach a device, to udev."""
+
 
 @dataclass(frozen=True)
 class VmOptions:
@@ -62,7 +65,7 @@ class VmOptions:
         files = {"/usr/local/bin/ferrule": _FERRULE} if self.python else {}
         return Guest(
             script="",
-            modules=[*NETWORK, *(("rdma_rxe",) if self.rdma else ()), *own],
+            modules=[*NETWORK, *(_SOFT_ROCE if self.rdma else ()), *own],
             python=[name for name in _PYTHON if find_spec(name)] if self.python else (),
             files=files,
             env={"LAB_RXE": "1"} if self.rdma else {},
