@@ -31,32 +31,18 @@ def up(name_or_file: str, *, name: str | None = None, seed: int = 0) -> dict[str
     title = registry.check_name(name or profile.name)
     wanted = name_or_file if name_or_file in shipped().labs else str(Path(name_or_file).resolve())
     prefix = _rights()
-    with registry.alone() as labs:
-        registry.reap(labs)
-        folder = labs / title
-        if folder.exists():
-            raise ConfigError(f"there is a lab {title!r} already; end it (ferrule lab down {title}) or use --as NAME")
-        folder.mkdir(mode=0o700)
-        try:
-            command = [*prefix, sys.executable, "-m", "ferrule.lab.holder", str(folder), wanted, str(seed)]
-            held.start(command, folder, UP_SECONDS)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+
+    def command(folder: Path) -> list[str]:
+        return [*prefix, sys.executable, "-m", "ferrule.lab.holder", str(folder), wanted, str(seed)]
+
+    held.up(registry.LABS, title, command, UP_SECONDS, "ferrule lab down")
     status: dict[str, Any] = ask(title, "status")
     return status
 
 
 def down(names: Sequence[str] = ()) -> list[str]:
     """End these labs, or all, and clear away what is left of others; returns the names of those that ended."""
-    with registry.alone() as labs:
-        present = [lab.name for lab in labs.iterdir() if lab.is_dir()]
-        for name in names:
-            if name not in present:
-                raise ConfigError(f"there is no lab {name!r} to end; there are {', '.join(present) or 'none'}")
-        for name in names or present:
-            held.end(labs / name, UP_SECONDS)
-        return sorted({*registry.reap(labs)} & {*(names or present)})
+    return held.down(registry.LABS, names, UP_SECONDS)
 
 
 def labs() -> tuple[list[dict[str, Any]], list[str]]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,36 @@ def unwrap(reply: Any) -> Any:
     return reply.get("answer")
 
 
-def start(command: Sequence[str], folder: Path, seconds: float) -> None:
+def up(kind: str, title: str, command: Callable[[Path], Sequence[str]], seconds: float, down: str) -> None:
+    """Make a lab's directory and start the process that holds it. ``command``: of a directory; ``down``: the words of
+    the command that ends labs of this kind. Raises `ConfigError` for a name that is taken, and what the process says.
+    """
+    with registry.alone(kind) as labs:
+        registry.reap(labs)
+        folder = labs / title
+        if folder.exists():
+            raise ConfigError(f"there is a lab {title!r} already; end it ({down} {title}) or use --as NAME")
+        folder.mkdir(mode=0o700)
+        try:
+            _start(command(folder), folder, seconds)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def down(kind: str, names: Sequence[str], seconds: float) -> list[str]:
+    """End these labs, or all, and clear away what is left of others; returns the names of those that ended."""
+    with registry.alone(kind) as labs:
+        present = [lab.name for lab in labs.iterdir() if lab.is_dir()]
+        for name in names:
+            if name not in present:
+                raise ConfigError(f"there is no lab {name!r} to end; there are {', '.join(present) or 'none'}")
+        for name in names or present:
+            _end(labs / name, seconds)
+        return sorted({*registry.reap(labs)} & {*(names or present)})
+
+
+def _start(command: Sequence[str], folder: Path, seconds: float) -> None:
     """Run the holder in a session of its own, and wait until it is ready. Raises what it says."""
     lock = registry.hold(folder)
     try:
@@ -90,7 +120,7 @@ def start(command: Sequence[str], folder: Path, seconds: float) -> None:
         raise
 
 
-def end(lab: Path, seconds: float) -> None:
+def _end(lab: Path, seconds: float) -> None:
     """Ask it to end; end it when it does not answer. ``seconds``: what it may take to come up."""
     deadline = time.monotonic() + seconds
     while registry.held(lab):

@@ -28,6 +28,7 @@ from ferrule.files import locked, runtime_directory, write_whole
 from ferrule.lab.netns import ENTER, enter_path, process_ids
 
 STATE, CONTROL, LOCK, LOG = "state.json", "control", "lock", "log"
+LABS = "labs"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _LOCK_SECONDS = 60.0
 _HOLD_SECONDS = 2.0
@@ -35,7 +36,7 @@ _REAP_SECONDS = 5.0
 _SO_NETNS_COOKIE = 71
 
 
-def folder(kind: str = "labs") -> Path:
+def folder(kind: str = LABS) -> Path:
     """The directory of all labs of this user, made if it is not there. ``kind``: "labs" of emulated hosts, or "vms" of
     virtual machines. Raises `LabError` if others can change it."""
     try:
@@ -52,7 +53,7 @@ def check_name(name: str) -> str:
 
 
 @contextmanager
-def alone(kind: str = "labs") -> Iterator[Path]:
+def alone(kind: str = LABS) -> Iterator[Path]:
     """Nobody else of this user makes or clears away a lab of this kind meanwhile."""
     labs = folder(kind)
     with ExitStack() as kept:

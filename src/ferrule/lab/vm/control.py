@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,34 +32,18 @@ def up(name_or_file: str, options: VmOptions, *, name: str | None = None) -> dic
     wire(profile)
     title = registry.check_name(name or profile.name)
     wanted = name_or_file if name_or_file in shipped().labs else str(Path(name_or_file).resolve())
-    with registry.alone(KIND) as labs:
-        registry.reap(labs)
-        folder = labs / title
-        if folder.exists():
-            raise ConfigError(
-                f"there is a lab {title!r} already; end it (ferrule lab vm down {title}) or use --as NAME"
-            )
-        folder.mkdir(mode=0o700)
-        try:
-            command = [sys.executable, "-m", "ferrule.lab.vm.holder", str(folder), wanted, options.to_json()]
-            held.start(command, folder, _UP_SECONDS)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+
+    def command(folder: Path) -> list[str]:
+        return [sys.executable, "-m", "ferrule.lab.vm.holder", str(folder), wanted, options.to_json()]
+
+    held.up(KIND, title, command, _UP_SECONDS, "ferrule lab vm down")
     status: dict[str, Any] = ask(title, "status")
     return status
 
 
 def down(names: Sequence[str] = ()) -> list[str]:
     """End these labs, or all; returns the names of those that ended."""
-    with registry.alone(KIND) as labs:
-        present = [lab.name for lab in labs.iterdir() if lab.is_dir()]
-        for name in names:
-            if name not in present:
-                raise ConfigError(f"there is no lab {name!r} to end; there are {', '.join(present) or 'none'}")
-        for name in names or present:
-            held.end(labs / name, _UP_SECONDS)
-        return sorted({*registry.reap(labs)} & {*(names or present)})
+    return held.down(KIND, names, _UP_SECONDS)
 
 
 def labs() -> list[dict[str, Any]]:
