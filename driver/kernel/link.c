@@ -19,6 +19,7 @@
 #define RESEND_GAP	(500 * NSEC_PER_USEC)
 #define RTO_MAX		(200 * NSEC_PER_MSEC)
 #define DEAD_AFTER	(3 * (u64)NSEC_PER_SEC)
+#define DEAD_TRIES	8	/* so that a machine that stood still itself asks again first */
 #define MASK		(FER_WINDOW - 1)
 
 static unsigned int rto_us = 5000;
@@ -409,7 +410,8 @@ static void run_timers(struct fer_link *link, u64 now)
 		send_ack(link);
 	if (link->tx_una != link->tx_next) {
 		oldest = &link->tx[link->tx_una & MASK];
-		if (now > link->progress && now - link->progress > DEAD_AFTER) {
+		if (oldest->tries >= DEAD_TRIES && now > link->progress &&
+		    now - link->progress > DEAD_AFTER) {
 			restart(link);
 		} else if (now > oldest->sent && now - oldest->sent > link->rto) {
 			link->rto = min_t(u64, link->rto * 2, RTO_MAX);
