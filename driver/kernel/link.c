@@ -458,7 +458,7 @@ static bool can_send(struct fer_link *link)
 	spin_lock(&link->qp_lock);
 	any = !list_empty(&link->active);
 	spin_unlock(&link->qp_lock);
-	return any && link->tx_next - link->tx_una < FER_WINDOW;
+	return any && link->up && link->tx_next - link->tx_una < FER_WINDOW;
 }
 
 /* One round of everything, holding link->engine. True: there was something to do. */
