@@ -3,7 +3,7 @@
 #include <linux/debugfs.h>
 #include <linux/seq_file.h>
 
-#include "ferrule_rdma.h"
+#include "qp.h"
 
 static struct dentry *root;
 

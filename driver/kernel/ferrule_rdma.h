@@ -225,114 +225,6 @@ struct fer_mr {
 	struct ib_umem *umem;
 };
 
-/* Where receives are posted: of one queue pair, or shared. */
-struct fer_rq {
-	spinlock_t lock;
-	struct fer_queue *queue;
-	u32 max_sge;
-	u32 max_wr;
-};
-
-struct fer_srq {
-	struct ib_srq ib;
-	struct fer_rq rq;
-	u32 num;
-	u32 limit;
-};
-
-/* A send request, copied from the shared ring and checked; only this copy is used. */
-struct fer_swqe {
-	u64 wr_id;
-	u8 opcode;		/* enum ib_wr_opcode */
-	u8 flags;		/* enum ib_send_flags */
-	u8 num_sge;
-	u8 status;		/* enum ib_wc_status, once it is known to fail */
-	bool inlined;
-	bool started;
-	u32 imm;
-	u32 length;
-	u32 first_psn, last_psn;
-	u64 addr;
-	u32 rkey;
-	u64 compare_add, swap;	/* of atomics */
-	u32 dqpn, ah_num;	/* of datagrams; rkey is the qkey */
-	union {
-		struct rxe_sge sge[FER_MAX_SGE];
-		u8 data[FER_MAX_INLINE];
-	};
-};
-
-struct fer_rwqe {
-	u64 wr_id;
-	u32 num_sge;
-	u32 length;
-	struct rxe_sge sge[FER_MAX_SGE];
-};
-
-/* A READ or atomic that the responder still has to answer, or has answered (atomics). */
-struct fer_res {
-	u8 op;
-	u32 psn, frames, sent;
-	u32 rkey, total;
-	u64 addr;
-	u64 original;		/* atomics: what was there before */
-};
-
-struct fer_qp {
-	struct ib_qp ib;
-	struct fer_dev *dev;
-	struct kref ref;		/* the table's, the lists', of whoever looks */
-	struct completion gone;
-	struct mutex lock;		/* all below but the list nodes */
-	struct list_head active_node;
-	struct list_head timed_node;
-	bool is_active;
-	bool is_timed;
-	bool dead;			/* being destroyed: on no list any more */
-	u64 deadline;			/* of the timer; link->qp_lock */
-
-	enum ib_qp_state state;
-	struct ib_qp_attr attr;
-	struct ib_qp_init_attr init;
-	u32 peer_qpn;
-	bool sig_all;
-
-	struct {
-		struct fer_queue *queue;	/* its idx: first not yet copied */
-		struct fer_swqe *wqe;		/* copies, by ring index */
-		u32 max_sge, max_inline;
-		u32 cons;		/* oldest that is not complete */
-		u32 cur;		/* being sent */
-		u32 psn;		/* of the next frame */
-		u32 una;		/* oldest frame without answer */
-		u32 top;		/* behind the newest frame that was ever sent */
-		u32 reads;		/* READs and atomics under way */
-		u8 retries, rnr_retries;
-		u64 wait;		/* until when: receiver not ready */
-		u64 expires;		/* when the oldest frame is late, 0: none is out */
-		bool stalled;		/* wqe[cur] has a status that is not yet reported */
-	} req;
-
-	struct {
-		struct fer_rq *rq;
-		struct fer_rq own;
-		u32 psn;		/* expected */
-		bool in_message;
-		u8 op;
-		u32 offset;
-		bool have_wqe;
-		struct fer_rwqe wqe;
-		bool ack;		/* ack_psn is to be sent */
-		u32 ack_psn;
-		u8 nak;			/* to be sent behind what is owed */
-		u32 nak_psn;
-		bool nak_sent;		/* a gap is reported once */
-		bool closed;		/* after nak nothing more is taken */
-		struct fer_res res[FER_MAX_RD_ATOM];
-		u32 res_head, res_tail;	/* answered up to, put up to */
-	} resp;
-};
-
 struct fer_dev {
 	struct ib_device ib;
 	struct list_head node;
@@ -356,9 +248,6 @@ FER_TO(pd, ib_pd)
 FER_TO(ah, ib_ah)
 FER_TO(cq, ib_cq)
 FER_TO(mr, ib_mr)
-FER_TO(srq, ib_srq)
-FER_TO(qp, ib_qp)
-#undef FER_TO
 
 /* One more of what is limited; -ENOMEM if there are enough. */
 static inline int fer_take(atomic_t *count, int limit)
@@ -383,48 +272,6 @@ void fer_mr_copy(struct fer_mr *mr, u64 addr, u8 *buf, u32 len, bool to_mr);
 int fer_mr_atomic(struct fer_mr *mr, u64 addr, u8 op, u64 compare_add, u64 swap, u64 *old);
 int fer_sge_copy(struct fer_pd *pd, const struct rxe_sge *sge, u32 num, u32 offset, u8 *buf,
 		 u32 len, bool to_memory);
-
-/* qp.c */
-int fer_create_qp(struct ib_qp *qp, struct ib_qp_init_attr *init, struct ib_udata *udata);
-int fer_modify_qp(struct ib_qp *qp, struct ib_qp_attr *attr, int mask, struct ib_udata *udata);
-int fer_query_qp(struct ib_qp *qp, struct ib_qp_attr *attr, int mask,
-		 struct ib_qp_init_attr *init);
-int fer_destroy_qp(struct ib_qp *qp, struct ib_udata *udata);
-int fer_post_send(struct ib_qp *qp, const struct ib_send_wr *wr, const struct ib_send_wr **bad);
-struct fer_qp *fer_qp_find(struct fer_dev *dev, u32 qpn);
-void fer_qp_put(struct fer_qp *qp);
-void fer_qp_activate(struct fer_qp *qp);
-void fer_qp_timer(struct fer_qp *qp, u64 deadline);
-void fer_qp_fail(struct fer_qp *qp);
-bool fer_qp_run(struct fer_qp *qp);
-void fer_qp_event(struct fer_qp *qp, enum ib_event_type type);
-
-/* rq.c */
-int fer_rq_init(struct fer_rq *rq, struct ib_ucontext *uctx, u32 max_wr, u32 max_sge,
-		struct mminfo *info);
-int fer_rq_take(struct fer_rq *rq, struct fer_rwqe *wqe);
-int fer_create_srq(struct ib_srq *srq, struct ib_srq_init_attr *init, struct ib_udata *udata);
-int fer_modify_srq(struct ib_srq *srq, struct ib_srq_attr *attr, enum ib_srq_attr_mask mask,
-		   struct ib_udata *udata);
-int fer_query_srq(struct ib_srq *srq, struct ib_srq_attr *attr);
-int fer_destroy_srq(struct ib_srq *srq, struct ib_udata *udata);
-void fer_srq_taken(struct fer_srq *srq);
-
-/* req.c */
-bool fer_req_run(struct fer_qp *qp, int budget);
-void fer_req_ack(struct fer_qp *qp, u32 psn);
-void fer_req_nak(struct fer_qp *qp, const struct fer_hdr *hdr);
-void fer_req_response(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload);
-void fer_req_timeout(struct fer_qp *qp, u64 now);
-void fer_req_flush(struct fer_qp *qp);
-void fer_req_reset(struct fer_qp *qp);
-
-/* resp.c */
-void fer_resp_frame(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload);
-void fer_resp_dgram(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload);
-bool fer_resp_run(struct fer_qp *qp, int budget);
-void fer_resp_flush(struct fer_qp *qp);
-void fer_resp_reset(struct fer_qp *qp);
 
 /* main.c */
 void fer_dev_dealloc(struct ib_device *ibdev);

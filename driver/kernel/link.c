@@ -11,7 +11,7 @@
 #include <linux/random.h>
 #include <linux/slab.h>
 
-#include "ferrule_rdma.h"
+#include "qp.h"
 
 #define FRAMES		(FER_WINDOW + 8)
 #define ACK_EVERY	32
@@ -183,7 +183,7 @@ static void deliver(struct fer_link *link, const struct fer_hdr *hdr, u8 *payloa
 	}
 	mutex_lock(&qp->lock);
 	if (hdr->op == FER_OP_DGRAM) {
-		fer_resp_dgram(qp, hdr, payload);
+		fer_dgram_take(qp, hdr, payload);
 	} else if (hdr->sqpn != qp->peer_qpn || qp->state < IB_QPS_RTR ||
 		   qp->state > IB_QPS_SQD) {
 		fer_count(link, FER_STAT_WRONG_PEER);

@@ -3,7 +3,7 @@
 #include <linux/slab.h>
 #include <rdma/uverbs_ioctl.h>
 
-#include "ferrule_rdma.h"
+#include "qp.h"
 
 #define FLUSH_EVERY (10 * NSEC_PER_MSEC)
 
@@ -93,17 +93,17 @@ bool fer_qp_run(struct fer_qp *qp)
 
 	switch (qp->state) {
 	case IB_QPS_ERR:
-		fer_req_flush(qp);
-		fer_resp_flush(qp);
+		fer_sq_flush(qp);
+		fer_reply_flush(qp);
 		/* receives are posted without a call: look for new ones now and then */
 		fer_qp_timer(qp, ktime_get_ns() + FLUSH_EVERY);
 		return false;
 	case IB_QPS_RTS:
 	case IB_QPS_SQD:
-		more = fer_resp_run(qp, 16);
+		more = fer_reply_run(qp, 16);
 		return fer_req_run(qp, 16) || more;
 	case IB_QPS_RTR:
-		return fer_resp_run(qp, 16);
+		return fer_reply_run(qp, 16);
 	default:
 		return false;
 	}
@@ -334,8 +334,8 @@ int fer_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct 
 	take_attr(qp, attr, mask);
 	if (mask & IB_QP_STATE && attr->qp_state != qp->state) {
 		if (attr->qp_state == IB_QPS_RESET) {
-			fer_req_reset(qp);
-			fer_resp_reset(qp);
+			fer_sq_reset(qp);
+			fer_reply_reset(qp);
 			memset(&qp->attr, 0, sizeof(qp->attr));
 		}
 		if (attr->qp_state == IB_QPS_ERR)

@@ -1,54 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The responder: carries out what the peer asks for, after checking it, and answers.
+ * The responder: carries out what the peer asks for, after checking it.
  * Everything runs under link->engine and qp->lock.
  */
-#include <linux/slab.h>
-
-#include "ferrule_rdma.h"
-
-#define GRH 40
-
-static bool is_rc(struct fer_qp *qp)
-{
-	return qp->ib.qp_type == IB_QPT_RC;
-}
-
-static u32 pending(struct fer_qp *qp)
-{
-	return qp->resp.res_tail - qp->resp.res_head;
-}
+#include "qp.h"
 
 /* ---- refusing ---- */
-
-static void nak(struct fer_qp *qp, enum fer_nak code, u32 psn)
-{
-	static const enum fer_stat stats[] = {
-		[FER_NAK_RNR] = FER_STAT_RNR_NAK, [FER_NAK_SEQ] = FER_STAT_SEQ_NAK,
-		[FER_NAK_INVALID] = FER_STAT_INVALID_NAK, [FER_NAK_ACCESS] = FER_STAT_ACCESS_NAK,
-		[FER_NAK_OPERATION] = FER_STAT_INVALID_NAK,
-	};
-
-	fer_count(qp->dev->link, stats[code]);
-	qp->resp.nak = code;
-	qp->resp.nak_psn = psn;
-	if (code != FER_NAK_RNR && code != FER_NAK_SEQ)
-		qp->resp.closed = true;
-}
 
 /* A request that must not be: RC tells the peer and stops, UC drops the message. */
 static void refuse(struct fer_qp *qp, enum fer_nak code, const struct fer_hdr *hdr)
 {
 	qp->resp.in_message = false;
-	if (is_rc(qp))
-		nak(qp, code, hdr->psn);
+	if (fer_is_rc(qp))
+		fer_reply_nak(qp, code, hdr->psn);
 	else
 		fer_count(qp->dev->link, FER_STAT_UC_DROPPED);
 }
 
 /* ---- receives ---- */
 
-static void complete_recv(struct fer_qp *qp, enum ib_wc_status status, const struct fer_hdr *hdr,
+void fer_resp_complete(struct fer_qp *qp, enum ib_wc_status status, const struct fer_hdr *hdr,
 			  u32 bytes, u32 flags)
 {
 	struct ib_uverbs_wc wc = {
@@ -70,7 +41,7 @@ static void complete_recv(struct fer_qp *qp, enum ib_wc_status status, const str
 }
 
 /* 0: qp->resp.wqe is a receive to fill. */
-static int take_recv(struct fer_qp *qp)
+int fer_resp_take(struct fer_qp *qp)
 {
 	int err;
 
@@ -89,9 +60,9 @@ static int take_recv(struct fer_qp *qp)
 static void bad_recv(struct fer_qp *qp, enum ib_wc_status status, enum fer_nak code,
 		     const struct fer_hdr *hdr)
 {
-	complete_recv(qp, status, NULL, 0, 0);
+	fer_resp_complete(qp, status, NULL, 0, 0);
 	refuse(qp, code, hdr);
-	if (!is_rc(qp))
+	if (!fer_is_rc(qp))
 		fer_qp_fail(qp);
 }
 
@@ -102,7 +73,7 @@ static bool do_send(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 	int err;
 
 	if (hdr->flags & FER_FIRST) {
-		err = take_recv(qp);
+		err = fer_resp_take(qp);
 		if (err == -EAGAIN) {
 			refuse(qp, FER_NAK_RNR, hdr);
 			return false;
@@ -123,7 +94,7 @@ static bool do_send(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 		return false;
 	}
 	if (hdr->flags & FER_LAST)
-		complete_recv(qp, IB_WC_SUCCESS, hdr, hdr->total, 0);
+		fer_resp_complete(qp, IB_WC_SUCCESS, hdr, hdr->total, 0);
 	return true;
 }
 
@@ -137,9 +108,9 @@ static bool do_write(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 		return false;
 	}
 	if (hdr->flags & FER_LAST && hdr->flags & FER_IMM) {
-		err = take_recv(qp);
-		if (err == -EAGAIN && is_rc(qp)) {
-			nak(qp, FER_NAK_RNR, hdr->psn); /* the message goes on from here */
+		err = fer_resp_take(qp);
+		if (err == -EAGAIN && fer_is_rc(qp)) {
+			fer_reply_nak(qp, FER_NAK_RNR, hdr->psn); /* the message goes on from here */
 			return false;
 		}
 		if (err == -EAGAIN) {
@@ -163,7 +134,7 @@ static bool do_write(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 		fer_mr_put(mr);
 	}
 	if (hdr->flags & FER_LAST && hdr->flags & FER_IMM)
-		complete_recv(qp, IB_WC_SUCCESS, hdr, hdr->total, 0);
+		fer_resp_complete(qp, IB_WC_SUCCESS, hdr, hdr->total, 0);
 	return true;
 }
 
@@ -192,7 +163,7 @@ static bool do_piece(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 	return done;
 }
 
-/* ---- READ and atomics: put down here, answered by fer_resp_run() ---- */
+/* ---- READ and atomics: put down here, answered by fer_reply_run() ---- */
 
 static struct fer_res *put_res(struct fer_qp *qp)
 {
@@ -203,7 +174,7 @@ static bool do_read(struct fer_qp *qp, const struct fer_hdr *hdr)
 {
 	struct fer_mr *mr = NULL;
 
-	if (pending(qp) >= qp->attr.max_dest_rd_atomic) {
+	if (fer_owed(qp) >= qp->attr.max_dest_rd_atomic) {
 		refuse(qp, FER_NAK_INVALID, hdr);
 		return false;
 	}
@@ -229,7 +200,7 @@ static bool do_atomic(struct fer_qp *qp, const struct fer_hdr *hdr, const u8 *pa
 	struct fer_mr *mr = NULL;
 	int err;
 
-	if (hdr->addr & 7 || pending(qp) >= qp->attr.max_dest_rd_atomic) {
+	if (hdr->addr & 7 || fer_owed(qp) >= qp->attr.max_dest_rd_atomic) {
 		refuse(qp, FER_NAK_INVALID, hdr);
 		return false;
 	}
@@ -262,7 +233,7 @@ static void repeat(struct fer_qp *qp, const struct fer_hdr *hdr)
 	switch (hdr->op) {
 	case FER_OP_READ:
 		if (fer_psn_diff(hdr->psn + fer_frames(hdr->total), qp->resp.psn) <= 0 &&
-		    pending(qp) < qp->attr.max_dest_rd_atomic)
+		    fer_owed(qp) < qp->attr.max_dest_rd_atomic)
 			do_read(qp, hdr);
 		return;
 	case FER_OP_CMP_SWAP:
@@ -272,7 +243,7 @@ static void repeat(struct fer_qp *qp, const struct fer_hdr *hdr)
 
 			if (old.op != hdr->op || old.psn != hdr->psn)
 				continue;
-			if (pending(qp) < qp->attr.max_dest_rd_atomic) {
+			if (fer_owed(qp) < qp->attr.max_dest_rd_atomic) {
 				old.sent = 0;
 				*put_res(qp) = old;
 			}
@@ -297,7 +268,7 @@ static void rc_frame(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 		return;
 	if (ahead > 0) {
 		if (!qp->resp.nak_sent && !qp->resp.nak)
-			nak(qp, FER_NAK_SEQ, qp->resp.psn);
+			fer_reply_nak(qp, FER_NAK_SEQ, qp->resp.psn);
 		qp->resp.nak_sent = true;
 		return;
 	}
@@ -358,169 +329,8 @@ static void uc_frame(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 
 void fer_resp_frame(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 {
-	if (is_rc(qp))
+	if (fer_is_rc(qp))
 		rc_frame(qp, hdr, payload);
 	else if (qp->ib.qp_type == IB_QPT_UC)
 		uc_frame(qp, hdr, payload);
-}
-
-/* A datagram arrives with 40 bytes before it that say where it came from. */
-void fer_resp_dgram(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
-{
-	struct ib_grh grh = {
-		.version_tclass_flow = cpu_to_be32(6 << 28),
-		.next_hdr = 0x1b, .hop_limit = 1,
-	};
-	u32 len;
-
-	if (qp->ib.qp_type != IB_QPT_UD || hdr->len < 32 || hdr->rkey != qp->attr.qkey ||
-	    qp->state < IB_QPS_RTR || qp->state > IB_QPS_SQD) {
-		fer_count(qp->dev->link, FER_STAT_WRONG_PEER);
-		return;
-	}
-	len = hdr->len - 32;
-	memcpy(&grh.sgid, payload, 16);
-	memcpy(&grh.dgid, payload + 16, 16);
-	grh.paylen = cpu_to_be16(len);
-	if (take_recv(qp)) {
-		fer_count(qp->dev->link, FER_STAT_UC_DROPPED);
-		return;
-	}
-	if (qp->resp.wqe.length < GRH + len) {
-		complete_recv(qp, IB_WC_LOC_LEN_ERR, NULL, 0, 0);
-		fer_qp_fail(qp);
-		return;
-	}
-	if (fer_sge_copy(to_fer_pd(qp->ib.pd), qp->resp.wqe.sge, qp->resp.wqe.num_sge, 0,
-			 (u8 *)&grh, GRH, true) ||
-	    fer_sge_copy(to_fer_pd(qp->ib.pd), qp->resp.wqe.sge, qp->resp.wqe.num_sge, GRH,
-			 payload + 32, len, true)) {
-		complete_recv(qp, IB_WC_LOC_PROT_ERR, NULL, 0, 0);
-		fer_qp_fail(qp);
-		return;
-	}
-	complete_recv(qp, IB_WC_SUCCESS, hdr, GRH + len, IB_WC_GRH);
-}
-
-/* ---- answering ---- */
-
-/* The next frame of an answer. False: the memory may not be read any more. */
-static bool fill_answer(struct fer_qp *qp, struct fer_res *res, struct fer_hdr *hdr, u8 *payload)
-{
-	struct fer_mr *mr;
-
-	hdr->psn = (res->psn + res->sent) & FER_PSN_MASK;
-	if (res->op != FER_OP_READ) {
-		hdr->op = FER_OP_ATOMIC_RESP;
-		hdr->len = 8;
-		memcpy(payload, &res->original, 8);
-		return true;
-	}
-	hdr->op = FER_OP_READ_RESP;
-	hdr->total = res->total;
-	hdr->offset = res->sent * FER_PAYLOAD;
-	hdr->len = min_t(u32, FER_PAYLOAD, res->total - hdr->offset);
-	if (!hdr->offset)
-		hdr->flags |= FER_FIRST;
-	if (hdr->offset + hdr->len == hdr->total)
-		hdr->flags |= FER_LAST;
-	if (!res->total)
-		return true;
-	mr = fer_mr_get(to_fer_pd(qp->ib.pd), res->rkey, res->addr, res->total,
-			IB_ACCESS_REMOTE_READ);
-	if (!mr)
-		return false;
-	fer_mr_copy(mr, res->addr + hdr->offset, payload, hdr->len, false);
-	fer_mr_put(mr);
-	return true;
-}
-
-static void answer(struct fer_qp *qp, struct fer_frame *frame, struct fer_hdr *hdr)
-{
-	struct fer_res *res = &qp->resp.res[qp->resp.res_head % FER_MAX_RD_ATOM];
-
-	if (!fill_answer(qp, res, hdr, frame->data + FER_HDR)) {
-		fer_link_put(qp->dev->link, frame);
-		qp->resp.res_head = qp->resp.res_tail;
-		nak(qp, FER_NAK_ACCESS, hdr->psn);
-		return;
-	}
-	fer_link_send(qp->dev->link, frame, hdr);
-	if (++res->sent == res->frames)
-		qp->resp.res_head++;
-}
-
-static void send_nak(struct fer_qp *qp, struct fer_frame *frame, struct fer_hdr *hdr)
-{
-	hdr->op = FER_OP_NAK;
-	hdr->psn = qp->resp.nak_psn;
-	hdr->imm = qp->resp.nak;
-	hdr->offset = qp->resp.nak == FER_NAK_RNR ? qp->attr.min_rnr_timer : 0;
-	fer_link_send(qp->dev->link, frame, hdr);
-	qp->resp.nak = 0;
-	if (qp->resp.closed) {
-		fer_qp_fail(qp);
-		fer_qp_event(qp, hdr->imm == FER_NAK_ACCESS ? IB_EVENT_QP_ACCESS_ERR :
-						   IB_EVENT_QP_REQ_ERR);
-	}
-}
-
-/* Send what is owed, in order: answers, then acknowledgements. True: there is more. */
-bool fer_resp_run(struct fer_qp *qp, int budget)
-{
-	while (budget-- > 0 && qp->state != IB_QPS_ERR) {
-		struct fer_hdr hdr = { .dqpn = qp->peer_qpn, .sqpn = qp->ib.qp_num };
-		struct fer_frame *frame;
-
-		if (!pending(qp) && !qp->resp.ack && !qp->resp.nak)
-			return false;
-		frame = fer_link_get(qp->dev->link);
-		if (!frame)
-			return true;
-		if (pending(qp)) {
-			answer(qp, frame, &hdr);
-		} else if (qp->resp.ack) {
-			hdr.op = FER_OP_ACK;
-			hdr.psn = qp->resp.ack_psn;
-			qp->resp.ack = false;
-			fer_link_send(qp->dev->link, frame, &hdr);
-		} else {
-			send_nak(qp, frame, &hdr);
-		}
-	}
-	return qp->state != IB_QPS_ERR;
-}
-
-void fer_resp_flush(struct fer_qp *qp)
-{
-	u32 most;
-
-	if (qp->resp.have_wqe)
-		complete_recv(qp, IB_WC_WR_FLUSH_ERR, NULL, 0, 0);
-	if (qp->ib.srq)
-		return;
-	for (most = qp->resp.rq->queue->mask + 1; most; most--) {
-		if (fer_rq_take(qp->resp.rq, &qp->resp.wqe) == -EAGAIN)
-			return;
-		complete_recv(qp, IB_WC_WR_FLUSH_ERR, NULL, 0, 0);
-	}
-}
-
-void fer_resp_reset(struct fer_qp *qp)
-{
-	struct fer_queue *q = qp->resp.own.queue;
-
-	if (!qp->ib.srq) {
-		q->idx = smp_load_acquire(&q->buf->producer_index) & q->mask;
-		smp_store_release(&q->buf->consumer_index, q->idx);
-	}
-	qp->resp.in_message = false;
-	qp->resp.have_wqe = false;
-	qp->resp.ack = false;
-	qp->resp.nak = 0;
-	qp->resp.nak_sent = false;
-	qp->resp.closed = false;
-	qp->resp.res_head = 0;
-	qp->resp.res_tail = 0;
-	memset(qp->resp.res, 0, sizeof(qp->resp.res));
 }

@@ -2,7 +2,7 @@
 /* Receive queues: of one queue pair, or shared by several. */
 #include <rdma/uverbs_ioctl.h>
 
-#include "ferrule_rdma.h"
+#include "qp.h"
 
 int fer_rq_init(struct fer_rq *rq, struct ib_ucontext *uctx, u32 max_wr, u32 max_sge,
 		struct mminfo *info)

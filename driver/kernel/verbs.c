@@ -3,7 +3,7 @@
 #include <linux/slab.h>
 #include <rdma/uverbs_ioctl.h>
 
-#include "ferrule_rdma.h"
+#include "qp.h"
 
 static int query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
 			struct ib_udata *udata)

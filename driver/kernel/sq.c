@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The send queue: requests are copied out of the ring, and completed in order.
+ * Everything runs under link->engine and qp->lock.
+ */
+#include "qp.h"
+
+/* ---- completions ---- */
+
+static u32 wc_opcode(const struct fer_swqe *w)
+{
+	switch (w->opcode) {
+	case IB_WR_RDMA_WRITE:
+	case IB_WR_RDMA_WRITE_WITH_IMM:
+		return IB_WC_RDMA_WRITE;
+	case FER_WR_ATOMIC_WRITE:
+		return FER_WC_ATOMIC_WRITE;
+	case IB_WR_RDMA_READ:
+		return IB_WC_RDMA_READ;
+	case IB_WR_ATOMIC_CMP_AND_SWP:
+		return IB_WC_COMP_SWAP;
+	case IB_WR_ATOMIC_FETCH_AND_ADD:
+		return IB_WC_FETCH_ADD;
+	default:
+		return IB_WC_SEND;
+	}
+}
+
+/* The oldest request is done, one way or the other: its place in the ring is free. */
+static void retire(struct fer_qp *qp, enum ib_wc_status status)
+{
+	struct fer_queue *sq = qp->req.queue;
+	struct fer_swqe *w = &qp->req.wqe[qp->req.cons];
+	struct ib_uverbs_wc wc = {
+		.wr_id = w->wr_id, .status = status, .opcode = wc_opcode(w),
+		.byte_len = w->length, .qp_num = qp->ib.qp_num, .port_num = 1,
+	};
+
+	if (fer_wants_answer(w) && w->started)
+		qp->req.reads--;
+	w->started = false;
+	if (qp->req.cur == qp->req.cons)
+		qp->req.cur = (qp->req.cur + 1) & sq->mask;
+	qp->req.cons = (qp->req.cons + 1) & sq->mask;
+	smp_store_release(&sq->buf->consumer_index, qp->req.cons);
+	if (status != IB_WC_SUCCESS || qp->sig_all || w->flags & IB_SEND_SIGNALED)
+		fer_cq_push(to_fer_cq(qp->init.send_cq), &wc, false);
+}
+
+void fer_sq_fail(struct fer_qp *qp, enum ib_wc_status status)
+{
+	if (qp->req.cons != qp->req.queue->idx)
+		retire(qp, status);
+	fer_qp_fail(qp);
+}
+
+void fer_sq_complete(struct fer_qp *qp)
+{
+	while (qp->req.cons != qp->req.queue->idx) {
+		struct fer_swqe *w = &qp->req.wqe[qp->req.cons];
+
+		if (w->status) {
+			fer_sq_fail(qp, w->status);
+			return;
+		}
+		if (!w->started || fer_psn_diff(qp->req.una, w->last_psn) <= 0)
+			return;
+		retire(qp, IB_WC_SUCCESS);
+	}
+}
+
+/* Go on sending from psn, which is between una and top. */
+void fer_sq_seek(struct fer_qp *qp, u32 psn)
+{
+	u32 i = qp->req.cons;
+
+	while (i != qp->req.queue->idx && qp->req.wqe[i].started &&
+	       fer_psn_diff(psn, qp->req.wqe[i].last_psn) > 0)
+		i = (i + 1) & qp->req.queue->mask;
+	qp->req.cur = i;
+	qp->req.psn = psn;
+	qp->req.stalled = false;
+}
+
+/* ---- from the ring ---- */
+
+static u8 check_opcode(struct fer_qp *qp, u32 opcode)
+{
+	switch (opcode) {
+	case IB_WR_SEND:
+	case IB_WR_SEND_WITH_IMM:
+		return 0;
+	case IB_WR_RDMA_WRITE:
+	case IB_WR_RDMA_WRITE_WITH_IMM:
+		return fer_is_ud(qp) ? IB_WC_LOC_QP_OP_ERR : 0;
+	case IB_WR_RDMA_READ:
+	case IB_WR_ATOMIC_CMP_AND_SWP:
+	case IB_WR_ATOMIC_FETCH_AND_ADD:
+	case FER_WR_ATOMIC_WRITE:
+		return fer_is_rc(qp) ? 0 : IB_WC_LOC_QP_OP_ERR;
+	default:
+		return IB_WC_LOC_QP_OP_ERR;
+	}
+}
+
+static u8 take_data(struct fer_qp *qp, struct fer_swqe *w, const struct rxe_send_wqe *shared,
+		    const struct rxe_send_wqe *copy)
+{
+	u64 length = 0;
+	u32 i;
+
+	if (w->opcode == FER_WR_ATOMIC_WRITE) {
+		w->inlined = true;
+		w->length = 8;
+		memcpy(w->data, shared->dma.inline_data, 8);
+		return w->addr & 7 ? IB_WC_LOC_QP_OP_ERR : 0;
+	}
+	w->inlined = w->flags & IB_SEND_INLINE && !fer_wants_answer(w);
+	if (w->inlined) {
+		if (copy->dma.length > qp->req.max_inline)
+			return IB_WC_LOC_LEN_ERR;
+		w->length = copy->dma.length;
+		memcpy(w->data, shared->dma.inline_data, w->length);
+		return 0;
+	}
+	if (copy->dma.num_sge > qp->req.max_sge)
+		return IB_WC_LOC_QP_OP_ERR;
+	w->num_sge = copy->dma.num_sge;
+	memcpy(w->sge, shared->dma.sge, w->num_sge * sizeof(w->sge[0]));
+	for (i = 0; i < w->num_sge; i++)
+		length += w->sge[i].length;
+	if (length > (fer_is_ud(qp) ? ib_mtu_enum_to_int(IB_MTU_2048) : FER_MAX_MSG))
+		return IB_WC_LOC_LEN_ERR;
+	w->length = length;
+	if (w->opcode == IB_WR_ATOMIC_CMP_AND_SWP || w->opcode == IB_WR_ATOMIC_FETCH_AND_ADD) {
+		if (length < 8)
+			return IB_WC_LOC_LEN_ERR;
+		w->length = 8;
+	}
+	return 0;
+}
+
+/* Copy the next request out of memory that its owner may change at any time. */
+void fer_sq_fetch(struct fer_qp *qp)
+{
+	struct fer_queue *sq = qp->req.queue;
+	const struct rxe_send_wqe *shared = fer_queue_at(sq, sq->idx);
+	struct fer_swqe *w = &qp->req.wqe[sq->idx];
+	struct rxe_send_wqe copy;
+
+	memcpy(&copy, shared, sizeof(copy));
+	barrier(); /* from here on only the copy counts */
+	w->wr_id = copy.wr.wr_id;
+	w->opcode = copy.wr.opcode;
+	w->flags = copy.wr.send_flags;
+	w->imm = (__force u32)copy.wr.ex.imm_data;
+	w->started = false;
+	w->num_sge = 0;
+	w->length = 0;
+	w->addr = copy.wr.wr.rdma.remote_addr;
+	w->rkey = copy.wr.wr.rdma.rkey;
+	if (w->opcode == IB_WR_ATOMIC_CMP_AND_SWP || w->opcode == IB_WR_ATOMIC_FETCH_AND_ADD) {
+		w->rkey = copy.wr.wr.atomic.rkey;
+		w->compare_add = copy.wr.wr.atomic.compare_add;
+		w->swap = copy.wr.wr.atomic.swap;
+	}
+	if (fer_is_ud(qp)) {
+		w->dqpn = copy.wr.wr.ud.remote_qpn;
+		w->rkey = copy.wr.wr.ud.remote_qkey;
+		w->ah_num = copy.wr.wr.ud.ah_num;
+	}
+	w->status = check_opcode(qp, copy.wr.opcode);
+	if (!w->status)
+		w->status = take_data(qp, w, shared, &copy);
+	sq->idx = (sq->idx + 1) & sq->mask;
+}
+
+/* ---- endings ---- */
+
+/* After an error: everything that was posted comes back. */
+void fer_sq_flush(struct fer_qp *qp)
+{
+	struct fer_queue *sq = qp->req.queue;
+	u32 most = sq->mask + 1;
+
+	while (most--) {
+		if (qp->req.cons == sq->idx) {
+			if (!fer_queue_posted(sq))
+				return;
+			fer_sq_fetch(qp);
+		}
+		retire(qp, IB_WC_WR_FLUSH_ERR);
+	}
+	fer_qp_activate(qp);
+}
+
+/* Back to the start; what is in the ring is forgotten. */
+void fer_sq_reset(struct fer_qp *qp)
+{
+	struct fer_queue *sq = qp->req.queue;
+
+	sq->idx = smp_load_acquire(&sq->buf->producer_index) & sq->mask;
+	smp_store_release(&sq->buf->consumer_index, sq->idx);
+	qp->req.cons = sq->idx;
+	qp->req.cur = sq->idx;
+	qp->req.reads = 0;
+	qp->req.wait = 0;
+	qp->req.expires = 0;
+	qp->req.stalled = false;
+}
