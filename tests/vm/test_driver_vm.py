@@ -22,14 +22,20 @@ mkdir -p /results; dmesg -c > /dev/null
 
 check() {
     echo "== $(cut -d' ' -f1 /proc/uptime) $*"
-    timeout 120 "$@" || { echo "rc $?: $*"; cat $faults/qps $faults/stats; exit 1; }
+    "$@" || { echo "rc $?: $*"; cat $faults/qps $faults/stats; exit 1; }
+}
+
+# At the end it measures the processor's clock, and fails where a crowded host makes that uneven; its work is done then.
+perftest() {
+    timeout 120 "$@" > "/tmp/$side" 2>&1 && return
+    grep -q "Can't produce a report" "/tmp/$side" || { cat "/tmp/$side"; return 1; }
 }
 
 pair() {  # a perftest program with itself, over the loopback wire
-    timeout 120 "$@" -d ferrule0 -x 1 > /tmp/server 2>&1 &
+    side=server perftest "$@" -d ferrule0 -x 1 &
     for ((i = 0; i < 600; i++)); do grep -q ':4853 .* 0A' /proc/net/tcp && break; sleep 0.1; done
-    check "$@" -d ferrule0 -x 1 127.0.0.1
-    wait %1 || { cat /tmp/server; exit 1; }
+    side=client check perftest "$@" -d ferrule0 -x 1 127.0.0.1
+    wait %1 || exit 1
 }
 
 set_faults() {
@@ -38,17 +44,17 @@ set_faults() {
     echo "faults: $*"
 }
 
-check ibv_devinfo -d ferrule0 | tee /results/devinfo
+check timeout 60 ibv_devinfo -d ferrule0 | tee /results/devinfo
 [ "$(cat /sys/class/infiniband/ferrule0/ports/1/gids/1)" = 0000:0000:0000:0000:0000:ffff:0a09:0001 ] || exit 1
 for verb in send write read; do
     pair ib_${verb}_lat -s 64 -n 50
     pair ib_${verb}_bw -s 65536 -n 50 -q 2
 done
-check /lab/verbs_check ferrule0 1 1 rc uc events atomics endings attacks
+check timeout 120 /lab/verbs_check ferrule0 1 1 rc uc events atomics endings attacks
 set_faults drop=200
-check /lab/verbs_check ferrule0 1 2 traffic atomics
+check timeout 120 /lab/verbs_check ferrule0 1 2 traffic atomics
 set_faults drop=100 corrupt=100 duplicate=200 reorder=500 delay_us=100
-check /lab/verbs_check ferrule0 1 3 traffic atomics
+check timeout 120 /lab/verbs_check ferrule0 1 3 traffic atomics
 grep . $faults/stats > /results/stats
 set_faults
 /lab/verbs_check ferrule0 1 4 traffic traffic traffic traffic traffic > /tmp/left 2>&1 &
