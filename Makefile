@@ -1,5 +1,6 @@
 # make run   install into .venv and serve the embedded model on two ranks
 # make test  install what the tests need and run the quick ones
+# make driver-deb  the kernel module for RDMA over USB4, as a Debian package in dist/
 #
 # TORCH is what pip is asked for: set it to another version, or to a path or options of your own, if you need
 # a particular build, e.g.  make run TORCH='torch==2.13.0'
@@ -10,7 +11,7 @@ TORCH ?= torch==2.13.0
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 NATIVE := $(shell find native -type f 2>/dev/null)
 
-.PHONY: run test check lint clean
+.PHONY: run test check lint clean driver-deb
 
 run: $(VENV)/.serve
 	@exec $(VENV)/bin/ferrule serve --demo
@@ -23,6 +24,9 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+driver-deb: $(VENV)/.test
+	$(VENV)/bin/ferrule driver package --output dist
 
 check:
 	@sh scripts/check-tools.sh $(PYTHON)

@@ -144,3 +144,6 @@ module_exit(ferrule_exit);
 MODULE_DESCRIPTION("RDMA verbs over a USB4 cable");
 MODULE_AUTHOR("The Ferrule authors");
 MODULE_LICENSE("GPL");
+#ifdef FER_RELEASE
+MODULE_VERSION(__stringify(FER_RELEASE));
+#endif

@@ -151,3 +151,10 @@ class LaunchError(FerruleError):
 
     exit_code = 10
     code = "launch_error"
+
+
+class DriverError(FerruleError):
+    """The kernel module for RDMA over USB4 cannot be installed or removed, or RDMA was demanded and is not there."""
+
+    exit_code = 11
+    code = "driver_error"

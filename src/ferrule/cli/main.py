@@ -16,6 +16,7 @@ from ferrule.cli import (
     chat,
     cluster,
     doctor,
+    driver,
     env,
     generate,
     lab,
@@ -106,6 +107,7 @@ app.command(epilog=cluster.TOKEN_EXAMPLES)(cluster.token)
 app.add_typer(service.app, name="service")
 app.add_typer(links.app, name="links")
 app.add_typer(lab.app, name="lab")
+app.add_typer(driver.app, name="driver")
 app.add_typer(bench.app, name="bench")
 
 

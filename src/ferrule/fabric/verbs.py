@@ -59,7 +59,7 @@ def connect_verbs(
             elif choice == "verbs":
                 raise RendezvousError(
                     f"RDMA was asked for, but ranks {min(rank, other)} and {max(rank, other)} have none: {reason}; "
-                    "check the devices with `rdma link`, or set FERRULE_TRANSPORT=auto"
+                    "`ferrule driver check` on both hosts says what is missing, or set FERRULE_TRANSPORT=auto"
                 )
             elif pair.promising:
                 verbs.notes.append(f"no RDMA to rank {other}: {reason}")

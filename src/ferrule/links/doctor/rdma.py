@@ -10,6 +10,7 @@ from ferrule.links.doctor.cures import by_hand, family, install, load_module, ru
 from ferrule.links.findings import Cure, Finding
 from ferrule.links.linux.flow_control import PFC
 from ferrule.links.linux.machine import SYSTEMCTL
+from ferrule.links.linux.rdma import OWN_DRIVER
 from ferrule.links.own import PAUSE
 from ferrule.links.types import UNLIMITED_BYTES, Evidence, FlowControl, Inventory, RdmaDevice, RdmaPort
 from ferrule.units import format_bytes
@@ -210,8 +211,8 @@ def _driver(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _lossless(inventory: Inventory) -> Iterator[Finding]:
-    """What this end does is read; what a switch does no machine can see."""
-    for device in _cards(inventory):
+    """What this end does is read; what a switch does no machine can see. Our driver sends again what is lost."""
+    for device in (one for one in _cards(inventory) if one.driver != OWN_DRIVER):
         for port in device.ports:
             if port.link_layer == "Ethernet" and port.state == "ACTIVE":
                 for name in port.netdevs[:1]:

@@ -34,6 +34,10 @@ HARDWARE_COUNTERS = (
     "rx_icrc_encapsulated",
     "duplicate_request",
 )
+OWN_DRIVER = "ferrule_rdma"
+"""Of RDMA devices that are USB4 cables (docs/driver.md)."""
+OWN_DESCRIPTION = "ferrule"
+"""How it calls its devices, whatever udev names them."""
 _ENUMERATED = r"[0-9]{1,3}: ?(.+)"
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MAX_GIDS = 1024
@@ -57,6 +61,9 @@ def _device(reader: Reader, name: str, mtus: dict[tuple[str, int], tuple[int, in
     node_type = reader.matched(f"{path}/node_type", _ENUMERATED, lambda match: match[1])
     device = reader.link(f"{path}/device")
     address = device.rpartition("/")[2] if device else ""
+    driver = reader.last(f"{path}/device/driver") if device else _emulated(reader, path, node_type)
+    if (reader.text(f"{path}/node_desc") or "").strip() == OWN_DESCRIPTION:
+        driver = OWN_DRIVER
     ports = [one for one in reader.names(f"{path}/ports") if re.fullmatch("[0-9]{1,3}", one)]
     return RdmaDevice(
         name=name,
@@ -65,9 +72,9 @@ def _device(reader: Reader, name: str, mtus: dict[tuple[str, int], tuple[int, in
         firmware=reader.text(f"{path}/fw_ver"),
         board=reader.text(f"{path}/board_id"),
         hca_type=reader.text(f"{path}/hca_type"),
-        driver=reader.last(f"{path}/device/driver") if device else _emulated(reader, path, node_type),
+        driver=driver,
         pci_address=address if _PCI.fullmatch(address) else None,
-        software=device is None,
+        software=device is None and driver != OWN_DRIVER,
         ports=tuple(_port(reader, name, int(one), mtus.get((name, int(one)))) for one in ports),
     )
 

@@ -1,0 +1,80 @@
+"""The driver's source as it comes with this Ferrule, and what DKMS is told of it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ferrule import __version__
+from ferrule.errors import DriverError
+
+MODULE = "ferrule_rdma"
+PACKAGE = "ferrule-rdma"
+"""What DKMS, and the directory in /usr/src, call it."""
+
+OLDEST_KERNEL = (6, 1)
+"""It is built and tested from this one on (docs/driver.md)."""
+
+_CONFIGS = ("CONFIG_INFINIBAND", "CONFIG_INFINIBAND_USER_ACCESS", "CONFIG_USB4")
+
+
+@dataclass(frozen=True)
+class Source:
+    """``files``: by name, all that the module is built from."""
+
+    files: dict[str, bytes]
+
+    @property
+    def version(self) -> str:
+        """Of Ferrule, and a digest of the files: two sources never have the same."""
+        digest = hashlib.sha256(repr(sorted(self.files.items())).encode()).hexdigest()
+        return f"{__version__.partition('+')[0]}.{digest[:8]}"
+
+    @property
+    def tree(self) -> dict[str, bytes]:
+        """The files of /usr/src/ferrule-rdma-VERSION."""
+        return {**self.files, "dkms.conf": dkms_conf(self.version).encode()}
+
+
+def read_source(directory: Path | None = None) -> Source:
+    """``directory`` is found by itself: in an installed package beside this file, else in the source tree.
+
+    Raises `DriverError` where it is not.
+    """
+    place = directory or _place()
+    files = {path.name: path.read_bytes() for path in sorted(place.iterdir()) if _is_source(path)}
+    if not {"Makefile", "main.c"} <= files.keys():
+        raise DriverError(f"{place} does not hold the driver's source (Makefile, main.c); reinstall ferrule")
+    return Source(files)
+
+
+def dkms_conf(version: str) -> str:
+    """See dkms(8). DKMS builds in a copy; a kernel that lacks something is skipped with its reason, no error."""
+    make = "make -C ${kernel_source_dir} M=${dkms_tree}/${PACKAGE_NAME}/${PACKAGE_VERSION}/build"
+    return f"""\
+PACKAGE_NAME="{PACKAGE}"
+PACKAGE_VERSION="{version}"
+BUILT_MODULE_NAME[0]="{MODULE}"
+DEST_MODULE_LOCATION[0]="/updates/dkms"
+MAKE[0]="{make} FER_RELEASE=${{PACKAGE_VERSION}} modules"
+CLEAN="{make} clean"
+BUILD_EXCLUSIVE_KERNEL="^(6\\.[1-9]|[7-9]\\.|[1-9][0-9]+\\.)"
+BUILD_EXCLUSIVE_CONFIG="{" ".join(_CONFIGS)}"
+AUTOINSTALL="yes"
+"""
+
+
+def _place() -> Path:
+    beside = Path(__file__).parent / "kernel"
+    tree = Path(__file__).parents[3] / "driver" / "kernel"
+    for place in (beside, tree):
+        if (place / "Makefile").is_file():
+            return place
+    raise DriverError(f"the driver's source is neither in {beside} nor in {tree}; reinstall ferrule")
+
+
+def _is_source(path: Path) -> bool:
+    return path.is_file() and (
+        (path.suffix in (".c", ".h") and not path.name.endswith(".mod.c")) or path.name == "Makefile"
+    )
