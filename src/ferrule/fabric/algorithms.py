@@ -11,6 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -130,8 +131,14 @@ class Model:
         self._costs = costs
         self._work_seconds = work
         self._n = costs.size
-        self.tree = best_tree(costs)
+        self.tree = best_tree(costs, self._paths)
         self.ring = best_ring(costs)
+
+    def at_work(self, work: float) -> Model:
+        """Of the same links, where each end of a message costs ``work`` seconds."""
+        other = copy(self)
+        other._work_seconds = work
+        return other
 
     def seconds(self, op: str, algorithm: str, size: int) -> float:
         """``size`` in bytes as the op's caller counts them; infinite for what should not be used at that size."""

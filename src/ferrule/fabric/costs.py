@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Self
 
 Matrix = tuple[tuple[float | None, ...], ...]
@@ -44,5 +45,12 @@ class LinkCosts:
     def linked(self, a: int, b: int) -> bool:
         return self.alpha[a][b] is not None and self.alpha[b][a] is not None
 
-    def neighbours(self, rank: int) -> list[int]:
-        return [other for other in range(self.size) if other != rank and self.linked(rank, other)]
+    def neighbours(self, rank: int) -> tuple[int, ...]:
+        return self._neighbours[rank]
+
+    @cached_property
+    def _neighbours(self) -> tuple[tuple[int, ...], ...]:
+        everyone = range(self.size)
+        return tuple(
+            tuple(other for other in everyone if other != rank and self.linked(rank, other)) for rank in everyone
+        )

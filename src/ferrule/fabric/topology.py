@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ferrule.fabric.costs import LinkCosts
@@ -55,11 +56,12 @@ def cheapest_paths(costs: LinkCosts, source: int) -> dict[int, Path]:
     return done
 
 
-def best_tree(costs: LinkCosts) -> tuple[int, ...] | None:
-    """Parents (-1: root) of the shortest-path tree whose farthest rank is nearest; None when there is no tree."""
+def best_tree(costs: LinkCosts, every: Sequence[Mapping[int, Path]] | None = None) -> tuple[int, ...] | None:
+    """Parents (-1: root) of the shortest-path tree whose farthest rank is nearest; None when there is no tree.
+    ``every``: the `cheapest_paths` of each rank, where they are known."""
     best: tuple[float, tuple[int, ...]] | None = None
     for root in range(costs.size):
-        paths = cheapest_paths(costs, root)
+        paths = cheapest_paths(costs, root) if every is None else every[root]
         if len(paths) < costs.size:
             return None
         parents = tuple(-1 if rank == root else paths[rank].hops[-2] for rank in range(costs.size))
@@ -79,6 +81,10 @@ def best_ring(costs: LinkCosts) -> tuple[int, ...] | None:
         alpha, beta = link_cost(costs, a, b)
         return beta, alpha
 
+    by_weight = [
+        sorted((*weight(rank, other), other) for other in costs.neighbours(rank)) for rank in range(costs.size)
+    ]
+
     def extend(order: list[int], worst: float, total: float) -> None:
         nonlocal best, steps
         steps += 1
@@ -92,9 +98,9 @@ def best_ring(costs: LinkCosts) -> tuple[int, ...] | None:
                 if best is None or found < best[0]:
                     best = (found, tuple(order))
             return
-        for other in sorted(set(costs.neighbours(here)) - set(order), key=lambda rank: (weight(here, rank), rank)):
-            beta, alpha = weight(here, other)
-            extend([*order, other], max(worst, beta), total + alpha)
+        for beta, alpha, other in by_weight[here]:
+            if other not in order:
+                extend([*order, other], beta if beta > worst else worst, total + alpha)
 
     if costs.size >= 3:
         extend([0], 0.0, 0.0)

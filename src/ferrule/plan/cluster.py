@@ -63,7 +63,8 @@ class DeviceSpec:
 
     def flops_of(self, dtype: str) -> float:
         """Operations per second in ``dtype``; of the nearest type that is known."""
-        return self.flops.get(dtype, self.half_flops)
+        rate = self.flops.get(dtype)
+        return self.half_flops if rate is None else rate
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ class _Team:
     @cached_property
     def _told(self) -> Model:
         """What the time is worked out by; which algorithm is used, the fabric decides by `_model`."""
-        return Model(self._costs, self._work)
+        return self._model.at_work(self._work)
 
     def seconds(self, kind: str, size: float) -> float:
         if self._size == 2:

@@ -6,6 +6,10 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
+
+from ferrule.plan.search_cut import Floats
+
 
 def busiest_share(counts: Sequence[int], per_token: int, tokens: float) -> float:
     """The expected number of different experts that the busiest device needs, when device i has ``counts[i]`` of them
@@ -35,16 +39,19 @@ def _touched(count: int, total: int, per_token: int, tokens: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _largest_draw(counts: tuple[int, ...], draws: int) -> float:
-    """E[max] of a multivariate hypergeometric: the sum over m of P(max >= m), each by counting draws below m."""
-    every = math.comb(sum(counts), draws)
-    expected = 0.0
-    for most in range(draws):
-        # How many ways there are to draw with at most `most` from each device: a product of polynomials.
-        ways = [1] + [0] * draws
-        for count in counts:
-            ways = [
-                sum(ways[drawn - mine] * math.comb(count, mine) for mine in range(min(most, count, drawn) + 1))
-                for drawn in range(draws + 1)
-            ]
-        expected += 1 - ways[draws] / every
-    return expected
+    """E[max] of a multivariate hypergeometric: the sum over m of P(max > m), each by counting draws of at most m."""
+    ways: Floats = np.zeros((draws, 1, draws + 1))  # by m: with at most m from each device so far
+    ways[:, :, 0] = 1.0
+    for count in counts:
+        ways = ways @ _draws_from(count, draws)
+    return float((1 - ways[:, 0, draws] / math.comb(sum(counts), draws)).sum())
+
+
+@lru_cache(maxsize=1024)
+def _draws_from(count: int, draws: int) -> Floats:
+    """By m, i and j: how many ways there are to draw j - i of ``count``, if that is at most m. Draws from several
+    devices are products of these: of polynomials, written as matrices."""
+    m, i, j = np.ogrid[:draws, : draws + 1, : draws + 1]
+    choices = np.array([float(math.comb(count, mine)) for mine in range(draws + 1)])
+    found: Floats = np.where((j >= i) & (j - i <= m), choices[np.maximum(j - i, 0)], 0.0)
+    return found

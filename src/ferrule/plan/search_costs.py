@@ -136,17 +136,18 @@ class StageCosts:
 
     def memory(self, cutting: Cutting) -> tuple[DeviceMemory, ...]:
         if cutting not in self._memory:
-            stage = cutting.stage(0, self.model.layers)
+            vocabulary = vocabulary_of(self.model, cutting.stage(0, self.model.layers))
             self._memory[cutting] = tuple(
-                self._device_memory(stage, name, share)
+                self._device_memory(name, share, vocabulary)
                 for name, share in zip(cutting.devices, cutting.shares, strict=True)
             )
         return self._memory[cutting]
 
-    def _device_memory(self, stage: Stage, name: str, share: Share) -> DeviceMemory:
+    def _device_memory(self, name: str, share: Share, vocabulary: float) -> DeviceMemory:
         """As `memory_of` counts it; activations as if the widest layer of the model were on every stage."""
-        device, held = self.cluster.by_name[name], self._held(share, vocabulary_of(self.model, stage))
-        return replace(held, room=float(device.memory), always=held.always + device.runtime_bytes)
+        device, held = self.cluster.by_name[name], self._held(share, vocabulary)
+        always = held.always + device.runtime_bytes
+        return DeviceMemory(float(device.memory), held.by_layer, always, held.first, held.last, held.tied)
 
     def _held(self, share: Share, vocabulary: float) -> DeviceMemory:
         """By any device, without a process."""

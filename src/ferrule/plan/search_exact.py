@@ -76,8 +76,7 @@ class ExactSearch:
             kinds = list(dict.fromkeys(group.counts for group in groups))
             place_of = {kind: place for place, kind in enumerate(kinds)}
             places = np.array([place_of[group.counts] for group in groups], dtype=np.intp)
-            hops, back = (each[np.ix_(places, places)] for each in self._hops(kinds, measure))
-            self._choices[key] = Choice(self.available, options, hops, back), groups
+            self._choices[key] = Choice(self.available, options, *self._hops(kinds, measure), places), groups
         return self._choices[key]
 
     def _undominated(self, measure: Measure, widths: Widths) -> list[_Group]:
@@ -227,8 +226,12 @@ class _Steps:
         return (seconds / self.batches - self.work) * (1 + _ROUNDING)
 
     def allowed(self, seconds: float) -> bool:
-        """Without an order and for any number of stages but two: quick, and mostly as good."""
-        return self.search.lower_bound(self._cap(seconds), counted=self.search.stages == 2) < seconds
+        return self._least(seconds) < seconds
+
+    def _least(self, seconds: float) -> float:
+        """Steps of less than ``seconds`` take no less than this. Without an order and for any number of stages but
+        two: quick, and mostly as good."""
+        return self.search.lower_bound(self._cap(seconds), counted=self.search.stages == 2)
 
     def _allowed_from(self, bound: float) -> float:
         """Below this nothing is `allowed`."""
@@ -245,7 +248,9 @@ class _Steps:
             return bound
         while high > low * (1 + CLOSE / 2):
             middle = (low + high) / 2
-            low, high = (low, middle) if self.allowed(middle) else (middle, high)
+            least = self._least(middle)
+            # What is quicker than the middle is no quicker than its bound either.
+            low, high = (middle, high) if least >= middle else (max(low, least), middle)
         return low
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from ferrule.plan.search_sets import Counts, FreeSets, Places
 from ferrule.plan.search_spans import Spans
 
 _Key = tuple[int, int, int, int]
-"""First stage (-1: any), last stage (-1: any), free devices, stages still to come (0: any)."""
+"""Kinds of the first stage (-1: any) and the last one (-1: any), free devices, stages still to come (0: any)."""
 _WIDENINGS = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
 """By how much above the lower bound a best sequence is looked for first: the nearer, the less there is to look at."""
 _AT_ONCE = 512
@@ -30,12 +31,90 @@ class Option:
 @dataclass(frozen=True, eq=False)
 class Choice:
     """What there is to choose from: no more than ``available`` devices of each class. ``hops[a, b]``: seconds from
-    option a to the next stage b; ``back[b, a]``: from the last stage b to the first one a."""
+    option a to the next stage b; ``back[b, a]``: from the last stage b to the first one a. ``kinds``: of each option
+    the row and column that are its own, as it takes the same devices as others; None: each has one."""
 
     available: Counts
     options: tuple[Option, ...]
     hops: Floats
     back: Floats
+    kinds: Places | None = None
+
+    @cached_property
+    def kind_of(self) -> Places:
+        return np.arange(len(self.options)) if self.kinds is None else self.kinds
+
+    @cached_property
+    def sets(self) -> FreeSets:
+        return FreeSets(self.available, [option.counts for option in self.options])
+
+    @cached_property
+    def spans(self) -> Spans:
+        return Spans.of([option.table for option in self.options])
+
+    @cached_property
+    def batches(self) -> list[_Batch]:
+        """All sets that stages can leave and that have options: so many at once as fit into a processor's cache, those
+        of fewer devices first."""
+        sets = self.sets
+        reached = np.zeros(sets.all + 1, dtype=bool)
+        reached[sets.all] = True
+        for some in range(sets.all, -1, -1):
+            if reached[some]:
+                reached[sets.left[some]] = True
+        found = []
+        for size in range(1, int(sets.sizes[-1]) + 1):
+            level = [int(each) for each in np.flatnonzero(reached & (sets.sizes == size)) if len(sets.fitting[each])]
+            counts = np.cumsum([len(sets.fitting[each]) for each in level]) // _AT_ONCE
+            for _, group in itertools.groupby(zip(counts.tolist(), level, strict=True), key=lambda one: one[0]):
+                those = [each for _, each in group]
+                fitting = [sets.fitting[each] for each in those]
+                found.append(
+                    _Batch(
+                        np.array(those, dtype=np.intp),
+                        np.concatenate(fitting),
+                        np.concatenate([sets.left[each] for each in those]),
+                        np.cumsum([0, *map(len, fitting[:-1])]),
+                    )
+                )
+        return found
+
+    @cached_property
+    def entries(self) -> _Entries:
+        """Of pairs of options that leave each other their devices."""
+        counts = np.zeros((len(self.hops), len(self.available)), dtype=np.intp)
+        counts[self.kind_of] = [option.counts for option in self.options]
+        beside = (counts[:, None, :] + counts[None, :, :] <= np.array(self.available)).all(axis=2)
+        back, hops = (np.where(beside, each, np.inf) for each in (self.back, self.hops))
+        least_back = float(back.min())
+        any_first = bool((~beside | (back == least_back)).all())
+        into = hops.min(axis=0)
+        any_last = any_first and bool((~beside | (hops == into.min())).all())
+        into[~np.isfinite(into)] = 0.0
+        return _Entries(any_first, any_last, into[self.kind_of], least_back if beside.any() else 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Some sets of free devices; one after the other the ``options`` that each allows, and the sets that those leave;
+    ``starts``: where each set's begin."""
+
+    sets: Places
+    options: Places
+    left: Places
+    starts: Places
+
+
+@dataclass(frozen=True, eq=False)
+class _Entries:
+    """``any_first``: the way back costs the same whichever stage is the first, and the last; ``any_last``: and a hop
+    whichever stage it comes from and goes to. ``into``: the cheapest hop to each option, ``least_back``: the cheapest
+    way back."""
+
+    any_first: bool
+    any_last: bool
+    into: Floats
+    least_back: float
 
 
 @dataclass(frozen=True)
@@ -69,20 +148,14 @@ class OrderSearch:
     def __init__(self, choice: Choice, *, stages: int | None = None, all_used: bool = False) -> None:
         self.choice = choice
         self.stages, self._all_used = stages or 0, all_used
-        self._whole = Spans.of([option.table for option in choice.options])
+        self._whole = choice.spans
         self._spans, self._cap = self._whole, math.inf
         self._layers = self._whole.layers
-        sets = FreeSets(choice.available, [option.counts for option in choice.options])
+        self._kind_of = choice.kind_of
+        sets, entries = choice.sets, choice.entries
         self._all, self._fitting, self._left = sets.all, sets.fitting, sets.left
-        self._levels = [np.flatnonzero(sets.sizes == size) for size in range(1, int(sets.sizes[-1]) + 1)]
-        counts = np.array([option.counts for option in choice.options])
-        beside = (counts[:, None, :] + counts[None, :, :] <= np.array(choice.available)).all(axis=2)
-        self._any_first = _constant(choice.back[beside])
-        self._any_last = self._any_first and _constant(choice.hops[beside])
-        into = np.where(beside, choice.hops, np.inf).min(axis=0)
-        into[~np.isfinite(into)] = 0.0
-        self._into: Floats = into
-        self._least_back = float(choice.back[beside].min()) if beside.any() else 0.0
+        self._any_first, self._any_last = entries.any_first, entries.any_last
+        self._into, self._least_back = entries.into, entries.least_back
         self._rest: dict[int, Floats] = {}
 
     def _capped(self, cap: float) -> None:
@@ -98,23 +171,13 @@ class OrderSearch:
             least = np.full((self._all + 1, self._layers + 1), np.inf)
             after = self.rest(to_come - 1) if to_come > 1 else least if to_come == 0 else None
             self._rest[to_come] = least
-            for level in self._levels:  # each needs those with fewer devices
-                for some in self._batches(level):
-                    least[some] = self._least(some, after, ends=to_come <= 1)
+            for batch in self.choice.batches:  # each needs those with fewer devices
+                least[batch.sets] = self._least(batch, after, ends=to_come <= 1)
         return self._rest[to_come]
 
-    def _batches(self, sets: Places) -> Iterator[Places]:
-        """Sets that have options, so many at once as fit into a processor's cache."""
-        sets = np.array([each for each in sets if len(self._fitting[each])], dtype=np.intp)
-        sizes = np.cumsum([len(self._fitting[each]) for each in sets]) // _AT_ONCE
-        for batch in dict.fromkeys(sizes.tolist()):
-            yield sets[sizes == batch]
-
-    def _least(self, sets: Places, after: Floats | None, *, ends: bool) -> Floats:
+    def _least(self, batch: _Batch, after: Floats | None, *, ends: bool) -> Floats:
         """Of any stage that begins at each layer, and of what follows it."""
-        options = np.concatenate([self._fitting[each] for each in sets])
-        left = np.concatenate([self._left[each] for each in sets])
-        starts = np.cumsum([0, *(len(self._fitting[each]) for each in sets[:-1])])
+        options, left = batch.options, batch.left
         if after is None:
             costs = np.full((len(options), self._layers + 1), np.inf)
         else:
@@ -125,7 +188,7 @@ class OrderSearch:
                 to_end[left > 0] = np.inf
             np.minimum(costs, to_end, out=costs)
         costs += self._into[options, None]
-        return np.minimum.reduceat(costs, starts, axis=0)
+        return np.minimum.reduceat(costs, batch.starts, axis=0)
 
     def lower_bound(self, cap: float = math.inf, *, counted: bool = True) -> float:
         """No sequence of which no stage takes more than ``cap`` costs less; ``counted``: of so many stages as asked
@@ -156,7 +219,8 @@ class OrderSearch:
         start = self._pruned(self._spans.from_start[options], to_come, left, bound)
         for place in np.flatnonzero(np.isfinite(start).any(axis=1)):
             index = int(options[place])
-            ends = (-1 if self._any_first else index, -1 if self._any_last else index)
+            kind = int(self._kind_of[index])
+            ends = (-1 if self._any_first else kind, -1 if self._any_last else kind)
             _merge(waiting, (*ends, int(left[place]), to_come), _State(start[place], [(None, index, 0.0)]))
         found: tuple[float, _State] | None = None
         while waiting:  # in order of the devices that are free: nothing comes back to more of them
@@ -181,11 +245,12 @@ class OrderSearch:
     ) -> tuple[float, _State] | None:
         first, last, free, to_come = key
         options, left = self._fitting[free], self._left[free]
-        hops = self.choice.hops[max(last, 0), options]
+        kinds = self._kind_of[options]
+        hops = self.choice.hops[max(last, 0), kinds]
         limit = bound if found is None else found[0]
         if to_come <= 1:
             totals = (state.best + self._spans.to_end[options]).min(axis=1)
-            totals += hops + self.choice.back[options, max(first, 0)]
+            totals += hops + self.choice.back[kinds, max(first, 0)]
             if self._all_used:
                 totals[left > 0] = np.inf
             best = int(totals.argmin())
@@ -199,7 +264,7 @@ class OrderSearch:
         costs = self._pruned(costs, to_come, left, limit)
         for place in np.flatnonzero(np.isfinite(costs).any(axis=1)):
             index = int(options[place])
-            target = (first, -1 if self._any_last else index, int(left[place]), to_come)
+            target = (first, -1 if self._any_last else int(kinds[place]), int(left[place]), to_come)
             _merge(waiting, target, _State(costs[place], [(state, index, float(hops[place]))]))
         return found
 
@@ -232,7 +297,3 @@ def _merge(waiting: dict[_Key, _State], key: _Key, state: _State) -> None:
     else:
         np.minimum(have.best, state.best, out=have.best)
         have.sources += state.sources
-
-
-def _constant(values: Floats) -> bool:
-    return values.size == 0 or bool((values == values.flat[0]).all())

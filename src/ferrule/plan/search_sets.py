@@ -18,17 +18,18 @@ class FreeSets:
 
     def __init__(self, available: Counts, counts: Sequence[Counts]) -> None:
         options = np.array(counts).reshape(len(counts), len(available))
+        kinds, kind_of = np.unique(options, axis=0, return_inverse=True)
+        kind = kind_of.reshape(-1)
         radix = np.cumprod([1, *(count + 1 for count in available[:-1])])
         states = np.array(list(itertools.product(*(range(count + 1) for count in available))))
         states = states[np.argsort(states.sum(axis=1), kind="stable")]
         place_of = np.empty(len(states), dtype=np.intp)
         place_of[states @ radix] = np.arange(len(states))
-        codes = options @ radix
+        allowed: NDArray[np.bool_] = np.all(kinds[None, :, :] <= states[:, None, :], axis=2)
+        left = place_of[np.where(allowed, (states @ radix)[:, None] - kinds @ radix, 0)]
         self.sizes = states.sum(axis=1)
         self.all = len(states) - 1
-        self.fitting: list[Places] = [np.flatnonzero((options <= free).all(axis=1)) for free in states]
+        self.fitting: list[Places] = [np.flatnonzero(each[kind]) for each in allowed]
         """By set: the options that it allows."""
-        self.left: list[Places] = [
-            place_of[free @ radix - codes[those]] for free, those in zip(states, self.fitting, strict=True)
-        ]
+        self.left: list[Places] = [each[kind[those]] for each, those in zip(left, self.fitting, strict=True)]
         """The same order: the set that each leaves."""

@@ -55,10 +55,13 @@ class Spans:
         )
 
     def least_ahead(self, stages: Places, after: Floats) -> Floats:
-        """Of some stages, by layer: the cheapest run that begins there, if what follows it costs ``after``. Not of the
-        first layers and the last ones."""
+        """Of some stages, by layer: the cheapest run that begins there, if what follows it costs ``after``, which is
+        used up. Not of the first layers and the last ones."""
         before, (start, end, some) = self.prefix[stages], self._ahead
-        return _least(before + after, start[stages], end[stages], some[stages]) + self.always[stages, None] - before
+        found = _least(np.add(after, before, out=after), start[stages], end[stages], some[stages])
+        found += self.always[stages, None]
+        found -= before
+        return found
 
     def least_behind(self, stages: Places, best: Floats) -> Floats:
         """Of some stages, by layer: the cheapest run that ends before it, if what precedes it costs ``best``. Not of
@@ -110,9 +113,13 @@ def _least(values: Floats, start: Places, end: Places, some: NDArray[np.bool_]) 
     table[:, 0] = values
     for power in range(1, powers):
         half = 1 << (power - 1)
-        table[:, power] = table[:, power - 1]
         np.minimum(table[:, power - 1, :-half], table[:, power - 1, half:], out=table[:, power, :-half])
+        table[:, power, -half:] = table[:, power - 1, -half:]
     rows = (np.arange(count) * (powers * size))[:, None]
+    start += rows
+    end += rows
     flat = table.reshape(-1)
-    found: Floats = np.where(some, np.minimum(flat.take(start + rows), flat.take(end + rows)), math.inf)
+    found: Floats = flat.take(start)
+    np.minimum(found, flat.take(end), out=found)
+    found[~some] = math.inf
     return found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from ferrule.plan.cluster import ClusterSpec, DeviceSpec
 from ferrule.plan.exchange import Exchange
@@ -60,13 +61,25 @@ class Seconds:
         return self.weights, self.cache, self.compute, self.launch, self.collective
 
     @property
-    def own(self) -> float:
-        """Without waiting for others."""
-        return self.weights + self.cache + self.compute + self.launch
-
-    @property
     def total(self) -> float:
-        return self.own + self.collective
+        return self.weights + self.cache + self.compute + self.launch + self.collective
+
+
+_Own = tuple[float, float, float, float]
+"""Seconds of one device without waiting for others: the first four of `Seconds`."""
+
+
+class _Pace(NamedTuple):
+    """Of a device: bytes and operations per second, seconds per operation."""
+
+    bandwidth: float
+    rate: float
+    launch_seconds: float
+
+    @classmethod
+    def of(cls, device: DeviceSpec, dtype: str) -> _Pace:
+        rate = device.flops_of(dtype) * (1.0 if device.measured else ARITHMETIC)
+        return cls(device.memory_bandwidth, rate, device.launch_seconds)
 
 
 class StageCost:
@@ -77,7 +90,8 @@ class StageCost:
     ) -> None:
         self._model, self._runtime, self._exchange = model, runtime, exchange
         self._stage = stage
-        self._devices = [cluster.by_name[name] for name in stage.devices]
+        dtype = _DTYPES.get(model.stored, "bf16")
+        self._devices = [_Pace.of(cluster.by_name[name], dtype) for name in stage.devices]
         self._turns = cluster.turns(stage.width)
 
     def layers(self, which: Pass) -> list[Seconds]:
@@ -86,15 +100,17 @@ class StageCost:
         return [found[id(layer)] for layer in self._model.alike]
 
     def _layer(self, layer: LayerSpec, which: Pass) -> Seconds:
-        touched = self._experts_touched(layer, which.rows)
-        slowest = max(
-            (
-                self._device(device, share, layer, which, experts)
-                for device, share, experts in zip(self._devices, self._stage.shares, touched, strict=True)
-            ),
-            key=lambda seconds: seconds.own,
-        )
-        return replace(slowest, collective=self._collectives(self._exchanged(layer), which.rows))
+        seen, flops = which.past + which.tokens, layer.flops(which.tokens, which.past) * which.sequences
+        parts = []
+        for device, share, experts in zip(
+            self._devices, self._stage.shares, self._experts_touched(layer, which.rows), strict=True
+        ):
+            cache = which.sequences * layer.cache_read_bytes(seen, self._runtime.cache, share)
+            part = self._part_of_arithmetic(layer, share, experts, which.rows)
+            read = self._read_bytes(layer, share, experts)
+            launches = self._runtime.operations(layer, experts)
+            parts.append(self._roofline(device, read, cache, flops * part, launches))
+        return Seconds(*max(parts, key=sum), self._collectives(self._exchanged(layer), which.rows))
 
     def _experts_touched(self, layer: LayerSpec, rows: int) -> list[float]:
         """By device, of the experts (or slices of them) that it has."""
@@ -106,19 +122,13 @@ class StageCost:
         busiest = busiest_share(counts, layer.experts.per_token, rows)
         return [busiest * count / max(counts) for count in counts]
 
-    def _device(self, device: DeviceSpec, share: Share, layer: LayerSpec, which: Pass, experts: float) -> Seconds:
+    def _read_bytes(self, layer: LayerSpec, share: Share, experts: float) -> float:
         held = layer.held_bytes(share)
-        read = float(held)
-        if layer.experts is not None:
-            routed = layer.weights.routed.held(share.experts)
-            count = layer.experts.count * (share.experts if self._stage.experts else 1.0)
-            read += routed * (experts / count - 1.0)
-        seen = which.past + which.tokens
-        cache = which.sequences * layer.cache_read_bytes(seen, self._runtime.cache, share)
-        part = self._part_of_arithmetic(layer, share, experts, which.rows)
-        flops = layer.flops(which.tokens, which.past) * which.sequences * part
-        launch = self._runtime.operations(layer, experts) * device.launch_seconds
-        return self._roofline(device, read, cache, flops, launch)
+        if layer.experts is None:
+            return held
+        routed = layer.weights.routed.held(share.experts)
+        count = layer.experts.count * (share.experts if self._stage.experts else 1.0)
+        return held + routed * (experts / count - 1.0)
 
     def _part_of_arithmetic(self, layer: LayerSpec, share: Share, experts: float, rows: int) -> float:
         """Of a layer's operations, how many are done by a device with ``share`` of it."""
@@ -129,17 +139,15 @@ class StageCost:
         busy = experts / max(1e-9, layer.experts.touched(rows))
         return ((active - routed) * share.query + routed * busy) / active
 
-    def _roofline(self, device: DeviceSpec, weights: float, cache: float, flops: float, launch: float) -> Seconds:
+    def _roofline(self, device: _Pace, weights: float, cache: float, flops: float, launches: float) -> _Own:
         """The slower of moving the bytes and doing the arithmetic (Williams, Waterman, Patterson 2009)."""
-        moving = (weights + cache) / device.memory_bandwidth * self._turns
-        dtype = _DTYPES.get(self._model.stored, "bf16")
-        rate = device.flops_of(dtype) * (1.0 if device.measured else ARITHMETIC)
-        computing = flops / rate * self._turns
-        launching = launch * self._turns
+        moving = (weights + cache) / device.bandwidth * self._turns
+        computing = flops / device.rate * self._turns
+        launching = launches * device.launch_seconds * self._turns
         if computing > moving:
-            return Seconds(compute=computing, launch=launching)
+            return 0.0, 0.0, computing, launching
         part = weights / (weights + cache) if weights + cache else 1.0
-        return Seconds(weights=moving * part, cache=moving * (1 - part), launch=launching)
+        return moving * part, moving * (1 - part), 0.0, launching
 
     def _exchanged(self, layer: LayerSpec) -> tuple[Collective, ...]:
         if self._stage.width == 1:
@@ -160,8 +168,8 @@ class StageCost:
         """What precedes the first layer: rows of the embedding."""
         collectives = self._model.first_collectives if self._vocabulary_cut else ()
         read = which.rows * self._model.embedding_row_bytes
-        slowest = max((self._roofline(d, read, 0, 0, d.launch_seconds) for d in self._devices), key=lambda s: s.own)
-        return replace(slowest, collective=self._collectives(collectives, which.rows))
+        slowest = max((self._roofline(device, read, 0, 0, 1) for device in self._devices), key=sum)
+        return Seconds(*slowest, self._collectives(collectives, which.rows))
 
     @lru_cache(maxsize=64)  # noqa: B019
     def last(self, which: Pass) -> Seconds:
@@ -171,12 +179,9 @@ class StageCost:
         head = self._model.head.held(share) + self._model.final.bytes
         flops = 2 * which.sequences * (self._model.head.parameters * share + self._model.final.parameters)
         operations = self._runtime.end_operations
-        slowest = max(
-            (self._roofline(d, head, 0, flops, operations * d.launch_seconds) for d in self._devices),
-            key=lambda seconds: seconds.own,
-        )
+        slowest = max((self._roofline(device, head, 0, flops, operations) for device in self._devices), key=sum)
         collectives = self._model.last_collectives if cut else ()
-        return replace(slowest, collective=self._collectives(collectives, which.sequences))
+        return Seconds(*slowest, self._collectives(collectives, which.sequences))
 
     @property
     def _vocabulary_cut(self) -> bool:
