@@ -50,13 +50,33 @@ static int qps_show(struct seq_file *file, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(qps);
 
+static int rails_show(struct seq_file *file, void *unused)
+{
+	struct fer_dev *dev = file->private;
+	struct fer_link *link = dev->link;
+	struct fer_rail *rail;
+	int i;
+
+	mutex_lock(&link->engine);
+	fer_each_rail(link, rail, i) {
+		seq_printf(file, "%d %s %s: ", i, rail->ops->name, rail->up ? "up" : "down");
+		seq_printf(file, "tx_frames %llu tx_bytes %llu rx_frames %llu rx_bytes %llu",
+			   rail->tx_frames, rail->tx_bytes, rail->rx_frames, rail->rx_bytes);
+		seq_printf(file, " resent %llu unacked %u losses %llu\n", rail->resent,
+			   rail->unacked, rail->losses);
+	}
+	mutex_unlock(&link->engine);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(rails);
+
 void fer_debugfs_add(struct fer_dev *dev)
 {
 	dev->debugfs = debugfs_create_dir(dev_name(&dev->ib.dev), root);
 	debugfs_create_file("stats", 0400, dev->debugfs, dev, &stats_fops);
 	debugfs_create_file("qps", 0400, dev->debugfs, dev, &qps_fops);
-	if (dev->link->wire == &fer_loopback_ops)
-		fer_loopback_debugfs(dev->link, dev->debugfs);
+	debugfs_create_file("rails", 0400, dev->debugfs, dev, &rails_fops);
+	fer_loopback_debugfs(dev->link, dev->debugfs);
 }
 
 void fer_debugfs_remove(struct fer_dev *dev)

@@ -19,6 +19,7 @@
 #include "wire.h"
 
 #define FER_WINDOW	256		/* frames that may be under way; a power of two */
+#define FER_HOST_ID	16		/* bytes */
 #define FER_MAX_QP	256
 #define FER_MAX_QP_WR	4095	/* one less than a power of two: rings keep one place empty */
 #define FER_MAX_SGE	8
@@ -35,126 +36,7 @@
 #define FER_WR_ATOMIC_WRITE	15
 #define FER_WC_ATOMIC_WRITE	9
 
-struct fer_dev;
-struct fer_link;
-
-/* ---- the wire: what carries frames (struct fer_wire_ops) ---- */
-
-/* A buffer for one frame. It belongs to its pool, the link or the wire, one at a time. */
-struct fer_frame {
-	struct list_head node;
-	u8 *data;
-	u32 size;	/* bytes of the frame in data */
-	u64 due;	/* loopback: when it arrives */
-};
-
-/*
- * All calls come from the holder of link->engine, but start and stop.
- * Received frames are handed to fer_link_rx(), which takes a frame for good and
- * gives it back by put_rx.
- */
-struct fer_wire_ops {
-	const char *name;
-	int (*start)(struct fer_link *link);
-	void (*stop)(struct fer_link *link);
-	/* Copy or take up the frame now; data may be changed when it returns. */
-	void (*tx)(struct fer_link *link, const u8 *data, u32 size);
-	/* Hand over what has come, at most budget frames. Gives how many. */
-	int (*poll)(struct fer_link *link, int budget);
-	void (*put_rx)(struct fer_link *link, struct fer_frame *frame);
-	/* When poll has something again, if that is known: KTIME_MAX if not. */
-	u64 (*next_due)(struct fer_link *link);
-};
-
-extern const struct fer_wire_ops fer_loopback_ops;
-
-/* ---- counters, shown in debugfs and by `rdma statistic` ---- */
-
-#define FER_STATS(X) \
-	X(TX_FRAMES, "tx_frames") \
-	X(RX_FRAMES, "rx_frames") \
-	X(TX_BYTES, "tx_bytes") \
-	X(RX_BYTES, "rx_bytes") \
-	X(RESENT, "resent") \
-	X(SKIPPED, "skipped") \
-	X(RX_BAD_CRC, "rx_bad_crc") \
-	X(RX_BAD_FRAME, "rx_bad_frame") \
-	X(RX_STALE_EPOCH, "rx_stale_epoch") \
-	X(RX_DUPLICATE, "rx_duplicate") \
-	X(RX_OUT_OF_ORDER, "rx_out_of_order") \
-	X(RX_BEYOND_WINDOW, "rx_beyond_window") \
-	X(NO_QP, "rx_no_qp") \
-	X(WRONG_PEER, "rx_wrong_peer") \
-	X(RNR_NAK, "nak_not_ready") \
-	X(SEQ_NAK, "nak_sequence") \
-	X(ACCESS_NAK, "nak_access") \
-	X(INVALID_NAK, "nak_invalid") \
-	X(QP_TIMEOUT, "qp_timeouts") \
-	X(UC_DROPPED, "unreliable_dropped")
-
-enum fer_stat {
-#define FER_ID(id, text) FER_STAT_##id,
-	FER_STATS(FER_ID)
-#undef FER_ID
-	FER_STAT_COUNT
-};
-
-/* ---- the link: a reliable, ordered channel of frames to one peer ---- */
-
-struct fer_txslot {
-	struct fer_frame *frame;	/* NULL: empty */
-	struct fer_hdr hdr;
-	u64 sent;			/* last time, ns */
-	u32 tries;
-};
-
-struct fer_link {
-	struct fer_dev *dev;
-	const struct fer_wire_ops *wire;
-	void *wire_data;
-	struct task_struct *thread;
-	wait_queue_head_t wait;
-	atomic_t kicked;
-	bool up;
-
-	struct mutex engine;			/* all of the following, and the wire */
-	u64 sleep_until;			/* of the thread; 0: it is awake */
-	u32 epoch;
-	u32 tx_next, tx_una, rx_next;
-	struct fer_txslot tx[FER_WINDOW];
-	struct fer_frame *held[FER_WINDOW];	/* came early, by sequence */
-	u32 held_count;
-	struct list_head free;			/* frames to fill */
-	u8 ack_buf[FER_HDR + 32];
-	u32 rx_unacked;
-	bool ack_now;
-	u64 ack_due;				/* when what is unacked must be acked */
-	u64 progress;				/* when the oldest unacked frame last changed */
-	u64 rto;
-	u64 next_timer;				/* of queue pairs */
-	u64 last_busy;
-
-	spinlock_t qp_lock;			/* active, timed and their flags */
-	struct list_head active;
-	struct list_head timed;
-
-	u64 stats[FER_STAT_COUNT];		/* read anywhere */
-};
-
-struct fer_link *fer_link_create(struct fer_dev *dev, const struct fer_wire_ops *wire);
-void fer_link_destroy(struct fer_link *link);
-void fer_link_kick(struct fer_link *link);
-void fer_link_drive(struct fer_link *link);
-void fer_link_rx(struct fer_link *link, struct fer_frame *frame);
-/* A frame to fill behind FER_HDR, or NULL while the window is full. */
-struct fer_frame *fer_link_get(struct fer_link *link);
-void fer_link_put(struct fer_link *link, struct fer_frame *frame);
-void fer_link_send(struct fer_link *link, struct fer_frame *frame, struct fer_hdr *hdr);
-
-static inline void fer_count(struct fer_link *link, enum fer_stat stat)
-{
-	WRITE_ONCE(link->stats[stat], link->stats[stat] + 1);
-}
+#include "link.h"
 
 /* ---- queues that are shared with user space, in the layout of rdma_user_rxe.h ---- */
 
@@ -227,7 +109,8 @@ struct fer_mr {
 
 struct fer_dev {
 	struct ib_device ib;
-	struct list_head node;
+	struct list_head node;		/* fer_topology */
+	u8 peer[FER_HOST_ID];		/* who is at the other end; zeros: itself */
 	struct net_device *netdev;
 	struct fer_link *link;
 	struct dentry *debugfs;
@@ -273,14 +156,19 @@ int fer_mr_atomic(struct fer_mr *mr, u64 addr, u8 op, u64 compare_add, u64 swap,
 int fer_sge_copy(struct fer_pd *pd, const struct rxe_sge *sge, u32 num, u32 offset, u8 *buf,
 		 u32 len, bool to_memory);
 
-/* main.c */
+/* device.c */
 void fer_dev_dealloc(struct ib_device *ibdev);
+int fer_dev_add_loopback(void);
+void fer_dev_remove_all(void);
+struct fer_dev *fer_dev_find(const u8 *peer);
+int fer_dev_add(const u8 *peer, const char *name, const u8 *mac, struct device *parent);
+void fer_dev_remove(struct fer_dev *dev);
 
 /* verbs.c */
 extern const struct ib_device_ops fer_device_ops;
 
 /* netdev.c */
-struct net_device *fer_netdev_create(void);
+struct net_device *fer_netdev_create(const char *name, const u8 *mac);
 void fer_netdev_destroy(struct net_device *dev);
 
 /* debugfs.c */
@@ -290,6 +178,22 @@ void fer_debugfs_add(struct fer_dev *dev);
 void fer_debugfs_remove(struct fer_dev *dev);
 
 /* loopback.c */
+int fer_loopback_join(struct fer_link *link);
 void fer_loopback_debugfs(struct fer_link *link, struct dentry *dir);
+
+/* service.c; nothing without CONFIG_USB4 */
+#ifdef FER_USB4
+int fer_service_init(void);
+void fer_service_exit(void);
+#else
+static inline int fer_service_init(void)
+{
+	return 0;
+}
+
+static inline void fer_service_exit(void)
+{
+}
+#endif
 
 #endif

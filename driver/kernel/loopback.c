@@ -4,6 +4,7 @@
  * copies, after faults that debugfs asks for. A device on it talks to itself.
  */
 #include <linux/debugfs.h>
+#include <linux/random.h>
 #include <linux/slab.h>
 
 #include "ferrule_rdma.h"
@@ -12,7 +13,7 @@
 #define HOLD	(300 * NSEC_PER_USEC)	/* how long a frame stays back that others overtake */
 
 struct loopback {
-	struct fer_link *link;
+	struct fer_rail rail;
 	struct list_head arriving;	/* by due time */
 	struct list_head free;
 	u32 random;
@@ -37,6 +38,11 @@ static bool happens(struct loopback *lo, u32 chance)
 	return chance && draw(lo) % 10000 < chance;
 }
 
+static struct loopback *of(struct fer_rail *rail)
+{
+	return container_of(rail, struct loopback, rail);
+}
+
 static void arrive(struct loopback *lo, const u8 *data, u32 size, u64 due)
 {
 	struct fer_frame *frame, *before;
@@ -47,6 +53,7 @@ static void arrive(struct loopback *lo, const u8 *data, u32 size, u64 due)
 		return; /* as a ring without descriptors: lost */
 	list_del(&frame->node);
 	memcpy(frame->data, data, size);
+	frame->rail = &lo->rail;
 	frame->size = size;
 	frame->due = due;
 	if (happens(lo, READ_ONCE(lo->corrupt)))
@@ -60,23 +67,23 @@ static void arrive(struct loopback *lo, const u8 *data, u32 size, u64 due)
 	list_add(&frame->node, place);
 }
 
-static void loopback_tx(struct fer_link *link, const u8 *data, u32 size)
+static void loopback_tx(struct fer_rail *rail, struct fer_frame *frame)
 {
-	struct loopback *lo = link->wire_data;
+	struct loopback *lo = of(rail);
 	u64 due = ktime_get_ns() + READ_ONCE(lo->delay_us) * (u64)NSEC_PER_USEC;
 
 	if (happens(lo, READ_ONCE(lo->drop)))
 		return;
 	if (happens(lo, READ_ONCE(lo->reorder)))
 		due += HOLD;
-	arrive(lo, data, size, due);
+	arrive(lo, frame->data, frame->size, due);
 	if (happens(lo, READ_ONCE(lo->duplicate)))
-		arrive(lo, data, size, due + HOLD);
+		arrive(lo, frame->data, frame->size, due + HOLD);
 }
 
-static int loopback_poll(struct fer_link *link, int budget)
+static int loopback_poll(struct fer_rail *rail, int budget)
 {
-	struct loopback *lo = link->wire_data;
+	struct loopback *lo = of(rail);
 	u64 now = ktime_get_ns();
 	struct fer_frame *frame;
 	int got = 0;
@@ -86,31 +93,38 @@ static int loopback_poll(struct fer_link *link, int budget)
 		if (!frame || frame->due > now)
 			break;
 		list_del(&frame->node);
-		fer_link_rx(link, frame);
+		fer_link_rx(rail->link, frame);
 		got++;
 	}
 	return got;
 }
 
-static u64 loopback_next_due(struct fer_link *link)
+static u64 loopback_next_due(struct fer_rail *rail)
 {
-	struct loopback *lo = link->wire_data;
+	struct loopback *lo = of(rail);
 	struct fer_frame *frame;
 
 	frame = list_first_entry_or_null(&lo->arriving, struct fer_frame, node);
 	return frame ? frame->due : KTIME_MAX;
 }
 
-static void loopback_put_rx(struct fer_link *link, struct fer_frame *frame)
+static void loopback_put_rx(struct fer_rail *rail, struct fer_frame *frame)
 {
-	struct loopback *lo = link->wire_data;
+	struct loopback *lo = of(rail);
 
 	list_add(&frame->node, &lo->free);
 }
 
-static void loopback_stop(struct fer_link *link)
+/* There is no other end that could have gone: only this session is over, or nothing happened. */
+static void loopback_lost(struct fer_rail *rail)
 {
-	struct loopback *lo = link->wire_data;
+	rail->up = true;
+	rail->silent = 0;
+	fer_session_begin(rail->link, get_random_u32() | 1, FER_WINDOW);
+}
+
+static void free_loopback(struct loopback *lo)
+{
 	struct fer_frame *frame, *next;
 
 	list_splice_init(&lo->arriving, &lo->free);
@@ -119,21 +133,34 @@ static void loopback_stop(struct fer_link *link)
 		kfree(frame);
 	}
 	kfree(lo);
-	link->wire_data = NULL;
 }
 
-static int loopback_start(struct fer_link *link)
+static void loopback_left(struct fer_rail *rail)
+{
+	free_loopback(of(rail));
+}
+
+static const struct fer_wire_ops loopback_ops = {
+	.name = "loopback",
+	.tx = loopback_tx,
+	.poll = loopback_poll,
+	.put_rx = loopback_put_rx,
+	.next_due = loopback_next_due,
+	.lost = loopback_lost,
+	.left = loopback_left,
+};
+
+static struct loopback *alloc_loopback(void)
 {
 	struct loopback *lo = kzalloc(sizeof(*lo), GFP_KERNEL);
 	int i;
 
 	if (!lo)
-		return -ENOMEM;
-	lo->link = link;
+		return NULL;
+	lo->rail.ops = &loopback_ops;
 	lo->random = 0x2545f491;
 	INIT_LIST_HEAD(&lo->arriving);
 	INIT_LIST_HEAD(&lo->free);
-	link->wire_data = lo;
 	for (i = 0; i < POOL; i++) {
 		struct fer_frame *frame = kzalloc(sizeof(*frame), GFP_KERNEL);
 
@@ -146,29 +173,40 @@ static int loopback_start(struct fer_link *link)
 		}
 		list_add(&frame->node, &lo->free);
 	}
-	return 0;
+	return lo;
 no_memory:
-	loopback_stop(link);
-	return -ENOMEM;
+	free_loopback(lo);
+	return NULL;
+}
+
+/* Wire a link to itself, for as long as it lives. */
+int fer_loopback_join(struct fer_link *link)
+{
+	struct loopback *lo = alloc_loopback();
+	int err;
+
+	if (!lo)
+		return -ENOMEM;
+	mutex_lock(&fer_topology);
+	err = fer_rail_join(link, &lo->rail);
+	if (!err)
+		fer_rail_up(&lo->rail, get_random_u32() | 1, FER_WINDOW);
+	mutex_unlock(&fer_topology);
+	if (err)
+		free_loopback(lo);
+	return err;
 }
 
 void fer_loopback_debugfs(struct fer_link *link, struct dentry *dir)
 {
-	struct loopback *lo = link->wire_data;
+	struct loopback *lo;
 
+	if (!link->rails[0] || link->rails[0]->ops != &loopback_ops)
+		return;
+	lo = of(link->rails[0]);
 	debugfs_create_u32("drop", 0600, dir, &lo->drop);
 	debugfs_create_u32("corrupt", 0600, dir, &lo->corrupt);
 	debugfs_create_u32("duplicate", 0600, dir, &lo->duplicate);
 	debugfs_create_u32("reorder", 0600, dir, &lo->reorder);
 	debugfs_create_u32("delay_us", 0600, dir, &lo->delay_us);
 }
-
-const struct fer_wire_ops fer_loopback_ops = {
-	.name = "loopback",
-	.start = loopback_start,
-	.stop = loopback_stop,
-	.tx = loopback_tx,
-	.poll = loopback_poll,
-	.put_rx = loopback_put_rx,
-	.next_due = loopback_next_due,
-};

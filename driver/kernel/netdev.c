@@ -27,22 +27,35 @@ static void setup(struct net_device *netdev)
 	netdev->flags |= IFF_NOARP;
 	netdev->flags &= ~IFF_MULTICAST;
 	netdev->needs_free_netdev = false;
-	eth_hw_addr_random(netdev);
 }
 
-struct net_device *fer_netdev_create(void)
+static struct net_device *create(const char *name, const u8 *mac)
 {
-	struct net_device *netdev = alloc_netdev(0, "frl%d", NET_NAME_ENUM, setup);
+	struct net_device *netdev = alloc_netdev(0, name, NET_NAME_PREDICTABLE, setup);
 	int err;
 
 	if (!netdev)
 		return ERR_PTR(-ENOMEM);
+	if (mac)
+		eth_hw_addr_set(netdev, mac);
+	else
+		eth_hw_addr_random(netdev);
+	netif_carrier_off(netdev);
 	err = register_netdev(netdev);
 	if (err) {
 		free_netdev(netdev);
 		return ERR_PTR(err);
 	}
 	return netdev;
+}
+
+/* mac: NULL for any */
+struct net_device *fer_netdev_create(const char *name, const u8 *mac)
+{
+	struct net_device *netdev = create(name, mac);
+
+	return netdev == ERR_PTR(-EEXIST) || netdev == ERR_PTR(-EINVAL) ?
+	       create("frl%d", mac) : netdev;
 }
 
 void fer_netdev_destroy(struct net_device *netdev)

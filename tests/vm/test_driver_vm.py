@@ -76,7 +76,7 @@ def test_loopback_device(vm_lab: VmLab, tmp_path: Path) -> None:
     module = vm_lab.build(DRIVER / "kernel", "ferrule_rdma")
     guest = Guest(
         script="rmmod ferrule_rdma; modprobe ferrule_rdma loopback=1 || exit 1\n" + SCRIPT,
-        modules=["ib_uverbs", module],
+        modules=["ib_uverbs", "thunderbolt", module],
         files={"/lab/verbs_check": program},
     )
     result = vm_lab.run(guest, DEADLINE).check()

@@ -144,6 +144,7 @@ static struct mock_side *side_new(int index)
 	mutex_init(&side->tb.lock);
 	side->tb.nhi = &side->nhi;
 	side->tb.index = index;
+	side->tb.dev.parent = &dma_device->dev;
 	spin_lock_init(&side->nhi.lock);
 #if SINCE(7, 2)
 	side->nhi.dev = &dma_device->dev;

@@ -66,7 +66,7 @@ struct mock_ring {
 	struct tb_ring ring;
 	struct mock_side *side;
 	struct list_head node;
-	struct list_head filled;	/* rx frames that nobody has polled, ring.lock */
+	struct list_head filled;	/* frames that nobody has polled, ring.lock */
 	struct work_struct rx_work;
 	bool polling;			/* ring.lock */
 };
@@ -110,6 +110,7 @@ void mock_control_init(struct mock_side *side);
 
 /* ring.c */
 void mock_ring_notify(struct mock_ring *ring);
+void mock_ring_done(struct mock_ring *ring, struct ring_frame *frame);
 
 /* wire.c */
 void mock_wire_init(struct mock_side *side);

@@ -47,6 +47,16 @@ void mock_ring_notify(struct mock_ring *mock)
 	}
 }
 
+/* A frame has left: tb_ring_poll() gives it back. */
+void mock_ring_done(struct mock_ring *mock, struct ring_frame *frame)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&mock->ring.lock, flags);
+	list_add_tail(&frame->list, &mock->filled);
+	spin_unlock_irqrestore(&mock->ring.lock, flags);
+}
+
 static struct mock_ring *ring_new(struct tb_nhi *nhi, int hop, int size, unsigned int flags,
 				  bool tx)
 {

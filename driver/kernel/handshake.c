@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * How a rail comes up. One end (by its UUID) says HELLO until it is answered. Of the two hosts
+ * one leads, so that all their rails agree on the session: it starts its rings and paths and
+ * says START with the session's epoch; the other one does the same and says READY. What goes
+ * wrong ends in the beginning. All requests are answered at once, by the handler of packets,
+ * and acted upon by the rail's work.
+ */
+#include <linux/delay.h>
+#include <linux/jiffies.h>
+#include <linux/random.h>
+#include <linux/slab.h>
+
+#include "tb.h"
+
+#define ANSWER_MS	500	/* for one request */
+#define STEP_MS		5000	/* for what the other end is to do next */
+#define AGAIN_MS	300	/* before the next HELLO */
+#define SLOW_MS		3000	/* the same, after many */
+#define MANY		10
+#define BYE_MS		100
+#define HEADER		12	/* bytes before what length_sn counts */
+
+static void fill_packet(struct fer_tb *tb, struct fer_packet *packet, u32 op, u32 status)
+{
+	*packet = (struct fer_packet){
+		.route_hi = upper_32_bits(tb->xd->route),
+		.route_lo = lower_32_bits(tb->xd->route),
+		.length_sn = (sizeof(*packet) - HEADER) / 4,
+		.protocol = fer_protocol,
+		.op = op,
+		.from = *tb->xd->local_uuid,
+		.to = *tb->xd->remote_uuid,
+		.status = status,
+	};
+}
+
+/* Under tb->lock, as long as ours and theirs are meant. */
+static void sign(struct fer_tb *tb, struct fer_packet *packet)
+{
+	bool first = fer_tb_first(tb);
+
+	packet->attempt = first ? tb->ours.attempt : tb->theirs.attempt;
+	fer_mac(packet->mac, packet, first ? &tb->ours : &tb->theirs,
+		first ? &tb->theirs : &tb->ours);
+}
+
+static bool signed_right(struct fer_tb *tb, const struct fer_packet *packet)
+{
+	bool first = fer_tb_first(tb);
+
+	return packet->attempt == (first ? tb->ours.attempt : tb->theirs.attempt) &&
+	       fer_mac_right(packet, first ? &tb->ours : &tb->theirs,
+			     first ? &tb->theirs : &tb->ours);
+}
+
+static void offer(struct fer_tb *tb, u32 attempt)
+{
+	tb->ours = (struct fer_hello){
+		.version = FER_TB_VERSION, .caps = fer_tb_caps(), .window = FER_WINDOW,
+		.hop = tb->out_hop, .attempt = attempt,
+	};
+	memcpy(tb->ours.host, fer_host_id, FER_HOST_ID);
+	get_random_bytes(tb->ours.nonce, sizeof(tb->ours.nonce));
+}
+
+/* ---- what the other end asks for ---- */
+
+static u32 check_hello(const struct fer_hello *hello)
+{
+	if (hello->version != FER_TB_VERSION)
+		return FER_TB_WRONG_VERSION;
+	return !!(hello->caps & FER_TB_CAP_KEY) == fer_have_key() ? FER_TB_OK : FER_TB_WRONG_KEY;
+}
+
+static u32 hear_hello(struct fer_tb *tb, const struct fer_packet *packet)
+{
+	u32 status = check_hello(&packet->hello);
+
+	if (fer_tb_first(tb))
+		return FER_TB_NOT_NOW; /* it is for us to say that */
+	if (packet->hello.attempt == tb->theirs.attempt)
+		return status; /* our answer got lost */
+	offer(tb, packet->hello.attempt);
+	tb->theirs = packet->hello;
+	tb->heard_start = false;
+	tb->heard_ready = false;
+	tb->heard_bye = false;
+	tb->heard_hello = true;
+	return status;
+}
+
+static u32 hear(struct fer_tb *tb, const struct fer_packet *packet)
+{
+	if (packet->op == FER_TB_HELLO)
+		return hear_hello(tb, packet);
+	if (!signed_right(tb, packet))
+		return packet->attempt == tb->theirs.attempt ? FER_TB_WRONG_KEY : FER_TB_NOT_NOW;
+	switch (packet->op) {
+	case FER_TB_START:
+		tb->epoch = packet->epoch;
+		tb->heard_start = true;
+		return FER_TB_OK;
+	case FER_TB_READY:
+		if (packet->epoch != tb->epoch)
+			return FER_TB_NOT_NOW;
+		tb->heard_ready = true;
+		return FER_TB_OK;
+	case FER_TB_BYE:
+		tb->heard_bye = true;
+		return FER_TB_OK;
+	default:
+		return FER_TB_NOT_NOW;
+	}
+}
+
+/* A request, in the context of the control channel: it must not wait for an answer there. */
+void fer_tb_hear(struct fer_tb *tb, const struct fer_packet *packet)
+{
+	struct fer_packet answer;
+	u32 status;
+
+	mutex_lock(&tb->lock);
+	status = tb->gone || tb->asleep ? FER_TB_NOT_NOW : hear(tb, packet);
+	fill_packet(tb, &answer, packet->op, status);
+	answer.hello = tb->ours;
+	answer.epoch = packet->epoch;
+	sign(tb, &answer);
+	mutex_unlock(&tb->lock);
+	tb_xdomain_response(tb->xd, &answer, sizeof(answer), TB_CFG_PKG_XDOMAIN_RESP);
+	if (status == FER_TB_OK)
+		fer_tb_kick(tb, 0);
+}
+
+/* ---- what we ask for ---- */
+
+static int why(struct fer_tb *tb, u32 status, const struct fer_hello *theirs)
+{
+	if (status == FER_TB_NOT_NOW)
+		return -EAGAIN;
+	if (!tb->told && status == FER_TB_WRONG_VERSION)
+		dev_err(&tb->service->dev,
+			"the peer speaks version %u and we %u: install the same driver on both\n",
+			theirs->version, FER_TB_VERSION);
+	else if (!tb->told)
+		dev_err(&tb->service->dev,
+			"the peer has %s key: give both ends the same `key`, or none\n",
+			fer_have_key() ? "another or no" : "a");
+	tb->told = true;
+	return -EPROTO;
+}
+
+static int ask(struct fer_tb *tb, u32 op, u32 epoch, unsigned int ms)
+{
+	struct fer_packet *packet, *answer;
+	u32 attempt;
+	int err;
+
+	packet = kcalloc(2, sizeof(*packet), GFP_KERNEL);
+	if (!packet)
+		return -ENOMEM;
+	answer = packet + 1;
+	mutex_lock(&tb->lock);
+	fill_packet(tb, packet, op, FER_TB_OK);
+	packet->hello = tb->ours;
+	packet->epoch = epoch;
+	if (op != FER_TB_HELLO)
+		sign(tb, packet);
+	attempt = tb->ours.attempt;
+	mutex_unlock(&tb->lock);
+
+	err = tb_xdomain_request(tb->xd, packet, sizeof(*packet), TB_CFG_PKG_XDOMAIN_REQ, answer,
+				 sizeof(*answer), TB_CFG_PKG_XDOMAIN_RESP, ms);
+	if (err)
+		goto free;
+	mutex_lock(&tb->lock);
+	if (answer->op != op || attempt != tb->ours.attempt) {
+		err = -EAGAIN; /* of an earlier request */
+	} else {
+		if (op == FER_TB_HELLO)
+			tb->theirs = answer->hello;
+		if (answer->status != FER_TB_OK)
+			err = why(tb, answer->status, &answer->hello);
+		else if (!signed_right(tb, answer))
+			err = why(tb, FER_TB_WRONG_KEY, &answer->hello);
+	}
+	mutex_unlock(&tb->lock);
+free:
+	kfree_sensitive(packet);
+	return err;
+}
+
+/* ---- the states ---- */
+
+static void enter(struct fer_tb *tb, enum fer_tb_state state)
+{
+	tb->state = state;
+	tb->deadline = jiffies + msecs_to_jiffies(STEP_MS);
+}
+
+/* bye: the other end is to know, before our paths are gone */
+static void reset(struct fer_tb *tb, bool bye)
+{
+	if (bye && tb->state >= FER_TB_GREETED && !tb->xd->is_unplugged)
+		ask(tb, FER_TB_BYE, 0, BYE_MS);
+	fer_tb_leave(tb);
+	fer_tb_take_down(tb);
+	tb->state = FER_TB_IDLE;
+}
+
+static void again(struct fer_tb *tb)
+{
+	tb->tries = min(tb->tries + 1, MANY);
+	fer_tb_kick(tb, tb->tries < MANY ? AGAIN_MS : SLOW_MS);
+}
+
+static void fail(struct fer_tb *tb, const char *what, int err)
+{
+	if (!tb->told && err != -ENOSPC)
+		dev_warn(&tb->service->dev, "%s failed: %d; trying again\n", what, err);
+	tb->told = true;
+	reset(tb, true);
+	again(tb);
+}
+
+static void greet(struct fer_tb *tb)
+{
+	int err;
+
+	if (!fer_tb_first(tb))
+		return; /* the other one does */
+	mutex_lock(&tb->lock);
+	offer(tb, get_random_u32() | 1);
+	tb->heard_start = false;
+	tb->heard_ready = false;
+	tb->heard_bye = false;
+	mutex_unlock(&tb->lock);
+	err = ask(tb, FER_TB_HELLO, 0, ANSWER_MS);
+	if (!err) {
+		enter(tb, FER_TB_GREETED);
+		fer_tb_kick(tb, 0);
+		return;
+	}
+	if (tb->tries == MANY - 1 && !tb->told)
+		dev_info(&tb->service->dev, "the peer does not answer yet (%d)\n", err);
+	again(tb);
+}
+
+static u32 window(const struct fer_tb *tb)
+{
+	return min(tb->ours.window, tb->theirs.window);
+}
+
+/* Rings first, then paths: nothing may come that finds no descriptor. */
+static int bring_up(struct fer_tb *tb)
+{
+	int err = fer_tb_join(tb);
+
+	return err ?: fer_tb_paths(tb);
+}
+
+static void lead(struct fer_tb *tb)
+{
+	int err = bring_up(tb), tries = 10;
+	u32 epoch;
+
+	if (err)
+		return fail(tb, "bringing rings up", err);
+	epoch = fer_tb_session(tb);
+	mutex_lock(&tb->lock);
+	tb->epoch = epoch;
+	mutex_unlock(&tb->lock);
+	do { /* the other end may not have taken our answer to its HELLO yet */
+		err = ask(tb, FER_TB_START, epoch, ANSWER_MS);
+		if (err == -EAGAIN)
+			msleep(20);
+	} while (err == -EAGAIN && --tries);
+	if (err)
+		return fail(tb, "START", err);
+	enter(tb, FER_TB_STARTED);
+	fer_tb_kick(tb, 0);
+}
+
+static void begin(struct fer_tb *tb, u32 epoch)
+{
+	if (!fer_tb_begin(tb, epoch, window(tb)))
+		return fail(tb, "joining the session", -ENODEV);
+	enter(tb, FER_TB_UP);
+	tb->told = false;
+	tb->tries = 0;
+}
+
+static void follow(struct fer_tb *tb, u32 epoch)
+{
+	int err = bring_up(tb);
+
+	if (err)
+		return fail(tb, "bringing rings up", err);
+	/* before READY: what comes next may be a frame */
+	begin(tb, epoch);
+	if (tb->state != FER_TB_UP)
+		return;
+	err = ask(tb, FER_TB_READY, epoch, ANSWER_MS);
+	if (err)
+		fail(tb, "READY", err);
+}
+
+static void step(struct fer_tb *tb)
+{
+	bool hello, start, ready, bye, lost;
+	u32 epoch;
+
+	mutex_lock(&tb->lock);
+	hello = tb->heard_hello;
+	bye = tb->heard_bye;
+	lost = tb->is_lost;
+	tb->heard_hello = false;
+	tb->heard_bye = false;
+	tb->is_lost = false;
+	mutex_unlock(&tb->lock);
+	if ((hello || bye || lost) && tb->state != FER_TB_IDLE)
+		reset(tb, lost && !hello && !bye);
+	if (hello)
+		enter(tb, FER_TB_GREETED);
+
+	mutex_lock(&tb->lock);
+	start = tb->heard_start;
+	ready = tb->heard_ready;
+	epoch = tb->epoch;
+	mutex_unlock(&tb->lock);
+	switch (tb->state) {
+	case FER_TB_IDLE:
+		return greet(tb);
+	case FER_TB_GREETED:
+		if (fer_tb_leads(tb))
+			return lead(tb);
+		if (start)
+			return follow(tb, epoch);
+		break;
+	case FER_TB_STARTED:
+		if (ready)
+			return begin(tb, epoch);
+		break;
+	case FER_TB_UP:
+		return;
+	}
+	if (time_after(jiffies, tb->deadline))
+		fail(tb, "waiting for the peer", -ETIMEDOUT);
+	else
+		fer_tb_kick(tb, jiffies_to_msecs(tb->deadline - jiffies) + 10);
+}
+
+void fer_tb_work(struct work_struct *work)
+{
+	struct fer_tb *tb = container_of(to_delayed_work(work), struct fer_tb, work);
+
+	mutex_lock(&tb->busy);
+	if (tb->gone || tb->asleep)
+		reset(tb, true);
+	else
+		step(tb);
+	mutex_unlock(&tb->busy);
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: GPL-2.0
+/* What a link sends: each frame stays in its buffer until it is acknowledged. */
+#include <linux/ktime.h>
+#include <linux/module.h>
+
+#include "ferrule_rdma.h"
+
+#define RESEND_GAP	(500 * NSEC_PER_USEC)
+#define RTO_MAX		(200 * NSEC_PER_MSEC)
+#define DOUBT		((u64)NSEC_PER_SEC)
+
+static unsigned int rto_us = 5000;
+module_param(rto_us, uint, 0644);
+MODULE_PARM_DESC(rto_us, "microseconds until an unacknowledged frame is sent again");
+
+/* One that nobody reads any more. */
+static struct fer_frame *take_free(struct fer_link *link)
+{
+	struct fer_frame *frame = list_first_entry_or_null(&link->free, struct fer_frame, node);
+
+	if (!frame || frame->busy)
+		return NULL;
+	list_del(&frame->node);
+	return frame;
+}
+
+struct fer_frame *fer_link_get(struct fer_link *link)
+{
+	if (!link->up || link->tx_next - link->tx_una >= link->window)
+		return NULL;
+	return take_free(link);
+}
+
+void fer_link_put(struct fer_link *link, struct fer_frame *frame)
+{
+	if (frame->busy)
+		list_add_tail(&frame->node, &link->free);
+	else
+		list_add(&frame->node, &link->free);
+}
+
+/* The open way with the fewest frames on it, if there is one other than but. */
+static struct fer_rail *pick(struct fer_link *link, const struct fer_rail *but, u64 now)
+{
+	struct fer_rail *rail, *best = NULL, *last = NULL;
+	int i;
+
+	fer_each_rail(link, rail, i) {
+		if (!rail->up)
+			continue;
+		if (rail == but || rail->doubted > now) {
+			if (!last || rail != but)
+				last = rail;
+		} else if (!best || rail->unacked < best->unacked) {
+			best = rail;
+		}
+	}
+	return best ?: last;
+}
+
+static void push(struct fer_link *link, struct fer_rail *rail, struct fer_frame *frame, u64 now)
+{
+	rail->last_tx = now;
+	rail->tx_frames++;
+	rail->tx_bytes += frame->size;
+	fer_count(link, FER_STAT_TX_FRAMES);
+	link->stats[FER_STAT_TX_BYTES] += frame->size;
+	rail->ops->tx(rail, frame);
+}
+
+static void transmit(struct fer_link *link, struct fer_txslot *slot, u64 now)
+{
+	struct fer_rail *rail = pick(link, slot->rail, now);
+
+	slot->sent = now;
+	slot->tries++;
+	if (!rail)
+		return; /* it is sent when there is a way again */
+	if (!slot->frame->busy) { /* else it goes as it is: a wire reads it */
+		slot->hdr.ack = link->rx_next;
+		slot->hdr.window = link->window;
+		slot->frame->size = FER_HDR + slot->hdr.len;
+		fer_hdr_seal(slot->frame->data, &slot->hdr);
+		link->rx_unacked = 0;
+		link->ack_due = 0;
+	}
+	if (slot->rail)
+		slot->rail->unacked--;
+	rail->unacked++;
+	slot->rail = rail;
+	slot->order = ++rail->sent_order;
+	push(link, rail, slot->frame, now);
+}
+
+void fer_link_send(struct fer_link *link, struct fer_frame *frame, struct fer_hdr *hdr)
+{
+	struct fer_txslot *slot = &link->tx[FER_SLOT(link->tx_next)];
+	u64 now = ktime_get_ns();
+
+	if (link->tx_next == link->tx_una) {
+		link->progress = now;
+		link->rto = rto_us * (u64)NSEC_PER_USEC;
+	}
+	hdr->epoch = link->epoch;
+	hdr->seq = link->tx_next++;
+	slot->frame = frame;
+	slot->hdr = *hdr;
+	slot->rail = NULL;
+	slot->tries = 0;
+	transmit(link, slot, now);
+}
+
+static void resend(struct fer_link *link, u32 seq, u64 now)
+{
+	struct fer_txslot *slot = &link->tx[FER_SLOT(seq)];
+
+	if (slot->hdr.flags & FER_UNRELIABLE && slot->hdr.op != FER_OP_SKIP &&
+	    !slot->frame->busy) {
+		/* nobody wants it late: only its place in the sequence is filled */
+		slot->hdr = (struct fer_hdr){
+			.op = FER_OP_SKIP, .epoch = link->epoch, .seq = seq,
+		};
+		fer_count(link, FER_STAT_SKIPPED);
+	} else {
+		fer_count(link, FER_STAT_RESENT);
+	}
+	if (slot->rail)
+		slot->rail->resent++;
+	transmit(link, slot, now);
+}
+
+static void there(struct fer_txslot *slot)
+{
+	struct fer_rail *rail = slot->rail;
+
+	if (rail && (s32)(slot->order - rail->acked_order) > 0) {
+		rail->acked_order = slot->order;
+		rail->doubted = 0;
+	}
+}
+
+/* All before ack have arrived. */
+void fer_link_acked(struct fer_link *link, u32 ack, u64 now)
+{
+	if ((s32)(ack - link->tx_una) <= 0 || (s32)(link->tx_next - ack) < 0)
+		return;
+	while (link->tx_una != ack) {
+		struct fer_txslot *slot = &link->tx[FER_SLOT(link->tx_una++)];
+
+		there(slot);
+		if (slot->rail)
+			slot->rail->unacked--;
+		fer_link_put(link, slot->frame);
+		slot->frame = NULL;
+	}
+	link->progress = now;
+	link->rto = rto_us * (u64)NSEC_PER_USEC;
+}
+
+/*
+ * The peer has some frames behind the first missing one. A missing one is lost if one that
+ * went the same way after it is there, and is sent again.
+ */
+void fer_link_missing(struct fer_link *link, u32 ack, const u8 *bits, u64 now)
+{
+	int last = -1, i;
+
+	if (ack != link->tx_una)
+		return; /* about what is acknowledged meanwhile */
+	for (i = 0; i < FER_WINDOW - 1; i++) {
+		if (!(bits[i / 8] & (1 << (i % 8))))
+			continue;
+		if ((s32)(link->tx_next - (ack + 1 + i)) <= 0)
+			return; /* nonsense */
+		there(&link->tx[FER_SLOT(ack + 1 + i)]);
+		last = i;
+	}
+	for (i = -1; i < last; i++) {
+		u32 seq = ack + 1 + i;
+		struct fer_txslot *slot = &link->tx[FER_SLOT(seq)];
+
+		if (i >= 0 && bits[i / 8] & (1 << (i % 8)))
+			continue;
+		if (slot->rail && (s32)(slot->order - slot->rail->acked_order) > 0)
+			continue;
+		if (now - slot->sent > RESEND_GAP)
+			resend(link, seq, now);
+	}
+}
+
+/* Send again, on other ways, what went over this one. */
+void fer_link_reroute(struct fer_link *link, struct fer_rail *rail, u64 now)
+{
+	u32 seq;
+
+	for (seq = link->tx_una; seq != link->tx_next; seq++)
+		if (link->tx[FER_SLOT(seq)].rail == rail)
+			resend(link, seq, now);
+}
+
+/* The oldest frame is not acknowledged: send it again after some time. */
+void fer_link_late(struct fer_link *link, u64 now)
+{
+	struct fer_txslot *oldest = &link->tx[FER_SLOT(link->tx_una)];
+	struct fer_rail *rail = oldest->rail, *other;
+
+	if (now <= oldest->sent || now - oldest->sent <= link->rto)
+		return;
+	link->rto = min_t(u64, link->rto * 2, RTO_MAX);
+	other = pick(link, rail, now);
+	if (rail && other != rail && oldest->tries > 1) {
+		rail->doubted = now + DOUBT;
+		fer_link_reroute(link, rail, now);
+	} else {
+		resend(link, link->tx_una, now);
+	}
+}
+
+/* Tell what is here, on this rail or on each in its turn. */
+void fer_link_ack(struct fer_link *link, struct fer_rail *rail)
+{
+	struct fer_hdr hdr = {
+		.op = FER_OP_LINK_ACK, .len = 32, .epoch = link->epoch,
+		.ack = link->rx_next, .window = link->window,
+	};
+	u64 now = ktime_get_ns();
+	struct fer_frame *frame;
+	u8 *bits;
+	int i;
+
+	for (i = 0; i < FER_MAX_RAILS && !rail; i++) {
+		rail = link->rails[link->ack_turn++ % FER_MAX_RAILS];
+		if (rail && (!rail->up || rail->doubted > now))
+			rail = NULL;
+	}
+	if (!rail)
+		rail = pick(link, NULL, now);
+	frame = rail ? take_free(link) : NULL;
+	if (!frame)
+		return; /* a bit later */
+	bits = frame->data + FER_HDR;
+	memset(bits, 0, 32);
+	if (link->held_count)
+		for (i = 0; i < FER_WINDOW - 1; i++)
+			if (link->held[FER_SLOT(link->rx_next + 1 + i)])
+				bits[i / 8] |= 1 << (i % 8);
+	fer_hdr_seal(frame->data, &hdr);
+	frame->size = FER_HDR + hdr.len;
+	push(link, rail, frame, now);
+	fer_link_put(link, frame);
+	link->rx_unacked = 0;
+	link->ack_due = 0;
+	link->ack_now = false;
+}

@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Each end of a cable sees the other one's service; a rail begins and ends with it. */
+#include <crypto/sha2.h>
+#include <linux/delay.h>
+#include <linux/etherdevice.h>
+#include <linux/module.h>
+#include <linux/random.h>
+#include <linux/slab.h>
+#include <linux/utsname.h>
+
+#include "tb.h"
+
+#define KEY		"ferrule"
+#define PROTOCOL_ID	1
+#define REMOVE_MS	2000
+
+/* cc2b7baf-2b1e-4d14-9d5d-1c55c4b3a6b0 */
+const uuid_t fer_protocol = UUID_INIT(0xcc2b7baf, 0x2b1e, 0x4d14, 0x9d, 0x5d, 0x1c, 0x55, 0xc4,
+				      0xb3, 0xa6, 0xb0);
+static const uuid_t directory_uuid = UUID_INIT(0x0e5a5cd3, 0x9b0e, 0x4a9c, 0x8c, 0x6c, 0x21, 0x7d,
+					       0x0d, 0x32, 0x5e, 0x11);
+u8 fer_host_id[FER_HOST_ID];
+
+static struct tb_property_dir *directory;
+static struct workqueue_struct *queue;
+static DEFINE_MUTEX(rails_lock);
+static LIST_HEAD(rails);
+static DEFINE_MUTEX(devices_lock);	/* devices of peers come and go one at a time */
+static atomic_t handlers_busy = ATOMIC_INIT(0);
+
+static void free_rail(struct kref *ref)
+{
+	struct fer_tb *tb = container_of(ref, struct fer_tb, ref);
+
+	tb_xdomain_release_out_hopid(tb->xd, tb->out_hop);
+	tb_service_put(tb->service);
+	tb_xdomain_put(tb->xd);
+	kfree(tb);
+}
+
+/* The work has a reference while it is queued or runs. */
+static void rail_work(struct work_struct *work)
+{
+	struct fer_tb *tb = container_of(to_delayed_work(work), struct fer_tb, work);
+
+	fer_tb_work(work);
+	kref_put(&tb->ref, free_rail);
+}
+
+/* Have the work run in so many milliseconds, or earlier. */
+void fer_tb_kick(struct fer_tb *tb, unsigned int ms)
+{
+	kref_get(&tb->ref);
+	if (ms ? !queue_delayed_work(queue, &tb->work, msecs_to_jiffies(ms)) :
+		 mod_delayed_work(queue, &tb->work, 0))
+		kref_put(&tb->ref, free_rail);
+}
+
+/* ---- the device that a rail belongs to ---- */
+
+/* The peer's host id, or for a cable between two ports of one host, that of the other port. */
+static void peer_of(const struct fer_tb *tb, u8 peer[FER_HOST_ID])
+{
+	bool self = !memcmp(tb->theirs.host, fer_host_id, FER_HOST_ID);
+
+	memcpy(peer, self ? (const u8 *)tb->xd->remote_uuid : tb->theirs.host, FER_HOST_ID);
+}
+
+/* Names that stay the same when a host starts again: after the peer's host name. */
+static void name_of(struct fer_tb *tb, char *name, size_t size, u8 mac[ETH_ALEN])
+{
+	char text[2 * (__NEW_UTS_LEN + 1)];
+	u8 hash[SHA256_DIGEST_SIZE];
+	const char *peer;
+	size_t i;
+
+	mutex_lock(&tb->xd->lock);
+	peer = tb->xd->device_name;
+	snprintf(name, size, "ferrule-%.24s", peer && *peer ? peer : "peer");
+	mutex_unlock(&tb->xd->lock);
+	for (i = 0; name[i]; i++)
+		if (!isalnum(name[i]) && name[i] != '-' && name[i] != '_')
+			name[i] = '-';
+	snprintf(text, sizeof(text), "%s %s", init_utsname()->nodename, name);
+	sha256((u8 *)text, strlen(text), hash);
+	memcpy(mac, hash, ETH_ALEN);
+	mac[0] = (mac[0] & ~3) | 2;
+}
+
+static int join(struct fer_tb *tb, const u8 *peer)
+{
+	struct fer_dev *dev;
+	int err = -ENODEV;
+
+	mutex_lock(&fer_topology);
+	dev = fer_dev_find(peer);
+	if (dev)
+		err = fer_rail_join(dev->link, &tb->rail);
+	if (!err)
+		err = fer_tb_rings(tb);
+	mutex_unlock(&fer_topology);
+	return err;
+}
+
+/* Join the peer's device, which the first rail makes, and start the rings. */
+int fer_tb_join(struct fer_tb *tb)
+{
+	char name[40];
+	u8 peer[FER_HOST_ID], mac[ETH_ALEN];
+	int err;
+
+	peer_of(tb, peer);
+	mutex_lock(&devices_lock);
+	err = join(tb, peer);
+	if (err == -ENODEV) {
+		name_of(tb, name, sizeof(name), mac);
+		err = fer_dev_add(peer, name, mac, tb->xd->tb->dev.parent);
+		if (!err)
+			err = join(tb, peer);
+	}
+	mutex_unlock(&devices_lock);
+	return err;
+}
+
+/* The session to begin, or to join if there is one. */
+u32 fer_tb_session(struct fer_tb *tb)
+{
+	u32 epoch = 0;
+
+	mutex_lock(&fer_topology);
+	if (tb->rail.link)
+		epoch = READ_ONCE(tb->rail.link->epoch);
+	mutex_unlock(&fer_topology);
+	return epoch ?: get_random_u32() | 1;
+}
+
+/* False: the device is gone. */
+bool fer_tb_begin(struct fer_tb *tb, u32 epoch, u32 window)
+{
+	struct fer_link *link;
+
+	mutex_lock(&fer_topology);
+	link = tb->rail.link;
+	if (link) {
+		fer_rail_up(&tb->rail, epoch, window);
+		dev_info(&tb->service->dev, "rail %d of %s is up\n", tb->rail.index,
+			 dev_name(&link->dev->ib.dev));
+	}
+	mutex_unlock(&fer_topology);
+	return link;
+}
+
+/* The last rail takes the device with it, unless it only sleeps. */
+void fer_tb_leave(struct fer_tb *tb)
+{
+	u8 peer[FER_HOST_ID];
+	struct fer_dev *dev;
+	bool any = false;
+	int i;
+
+	peer_of(tb, peer);
+	mutex_lock(&devices_lock);
+	mutex_lock(&fer_topology);
+	if (tb->rail.link)
+		fer_rail_leave(&tb->rail);
+	dev = fer_dev_find(peer);
+	for (i = 0; dev && i < FER_MAX_RAILS; i++)
+		any |= !!dev->link->rails[i];
+	if (dev && !any && !tb->asleep)
+		fer_dev_remove(dev); /* gives fer_topology up */
+	else
+		mutex_unlock(&fer_topology);
+	mutex_unlock(&devices_lock);
+}
+
+/* ---- packets ---- */
+
+static int handle(const void *buf, size_t size, void *data)
+{
+	const struct fer_packet *packet = buf;
+	struct fer_tb *tb, *found = NULL;
+	u64 route;
+
+	if (size < sizeof(*packet))
+		return 0;
+	route = ((u64)packet->route_hi << 32 | packet->route_lo) & ~BIT_ULL(63);
+	atomic_inc(&handlers_busy);
+	mutex_lock(&rails_lock);
+	list_for_each_entry(tb, &rails, node) {
+		if (tb->xd->route != route || !uuid_equal(&packet->from, tb->xd->remote_uuid) ||
+		    !uuid_equal(&packet->to, tb->xd->local_uuid))
+			continue;
+		found = tb;
+		kref_get(&tb->ref);
+		break;
+	}
+	mutex_unlock(&rails_lock);
+	if (found) {
+		fer_tb_hear(found, packet);
+		kref_put(&found->ref, free_rail);
+	}
+	atomic_dec(&handlers_busy);
+	return !!found;
+}
+
+static struct tb_protocol_handler handler = {
+	.uuid = &fer_protocol,
+	.callback = handle,
+};
+
+/* ---- the service ---- */
+
+#ifdef FER_TB_PROBE_ALONE
+static int probe(struct tb_service *service)
+#else
+static int probe(struct tb_service *service, const struct tb_service_id *id)
+#endif
+{
+	struct tb_xdomain *xd = tb_service_parent(service);
+	struct fer_tb *tb = kzalloc(sizeof(*tb), GFP_KERNEL);
+	int hop;
+
+	if (!tb)
+		return -ENOMEM;
+	hop = tb_xdomain_alloc_out_hopid(xd, -1);
+	if (hop < 0) {
+		kfree(tb);
+		return hop;
+	}
+	kref_init(&tb->ref);
+	tb->rail.ops = &fer_tb_ops;
+	tb->service = tb_service_get(service);
+	tb->xd = tb_xdomain_get(xd);
+	tb->out_hop = hop;
+	mutex_init(&tb->lock);
+	mutex_init(&tb->busy);
+	INIT_DELAYED_WORK(&tb->work, rail_work);
+	tb_service_set_drvdata(service, tb);
+	mutex_lock(&rails_lock);
+	list_add_tail(&tb->node, &rails);
+	mutex_unlock(&rails_lock);
+	fer_tb_kick(tb, 0);
+	return 0;
+}
+
+static void set_flag(struct fer_tb *tb, bool *flag, bool value)
+{
+	mutex_lock(&tb->lock);
+	*flag = value;
+	mutex_unlock(&tb->lock);
+}
+
+/*
+ * Wait until the rail is down; but not for ever: the core may hold the domain's lock, and the
+ * work may wait for just that. Then it takes the rail down when it goes on.
+ */
+static void wait_down(struct fer_tb *tb)
+{
+	unsigned long end = jiffies + msecs_to_jiffies(REMOVE_MS);
+
+	fer_tb_kick(tb, 0);
+	while (time_before(jiffies, end)) {
+		if (mutex_trylock(&tb->busy)) {
+			bool down = !tb->tx && tb->state == FER_TB_IDLE;
+
+			mutex_unlock(&tb->busy);
+			if (down)
+				return;
+		}
+		usleep_range(500, 2000);
+	}
+	dev_warn(&tb->service->dev, "the rail is still busy\n");
+}
+
+static void remove(struct tb_service *service)
+{
+	struct fer_tb *tb = tb_service_get_drvdata(service);
+
+	mutex_lock(&rails_lock);
+	list_del_init(&tb->node);
+	mutex_unlock(&rails_lock);
+	set_flag(tb, &tb->gone, true);
+	wait_down(tb);
+	kref_put(&tb->ref, free_rail);
+}
+
+static void shutdown(struct tb_service *service)
+{
+	struct fer_tb *tb = tb_service_get_drvdata(service);
+
+	set_flag(tb, &tb->gone, true);
+	wait_down(tb);
+}
+
+/* The device stays, with its port down. */
+static int __maybe_unused suspend(struct device *dev)
+{
+	struct fer_tb *tb = tb_service_get_drvdata(tb_to_service(dev));
+
+	set_flag(tb, &tb->asleep, true);
+	wait_down(tb);
+	return 0;
+}
+
+static int __maybe_unused resume(struct device *dev)
+{
+	struct fer_tb *tb = tb_service_get_drvdata(tb_to_service(dev));
+
+	set_flag(tb, &tb->asleep, false);
+	fer_tb_kick(tb, 0);
+	return 0;
+}
+static SIMPLE_DEV_PM_OPS(pm_ops, suspend, resume);
+
+static const struct tb_service_id ids[] = {
+	{ TB_SERVICE(KEY, PROTOCOL_ID) },
+	{ },
+};
+MODULE_DEVICE_TABLE(tbsvc, ids);
+
+static struct tb_service_driver driver = {
+	.driver = {
+		.owner = THIS_MODULE,
+		.name = "ferrule_rdma",
+		.pm = &pm_ops,
+	},
+	.probe = probe,
+	.remove = remove,
+	.shutdown = shutdown,
+	.id_table = ids,
+};
+
+static struct tb_property_dir *make_directory(void)
+{
+	struct tb_property_dir *dir = tb_property_create_dir(&directory_uuid);
+
+	if (!dir)
+		return NULL;
+	if (tb_property_add_immediate(dir, "prtcid", PROTOCOL_ID) ||
+	    tb_property_add_immediate(dir, "prtcvers", FER_TB_VERSION) ||
+	    tb_property_add_immediate(dir, "prtcrevs", 1) ||
+	    tb_property_add_immediate(dir, "prtcstns", 0)) {
+		tb_property_free_dir(dir);
+		return NULL;
+	}
+	return dir;
+}
+
+int fer_service_init(void)
+{
+	int err = -ENOMEM;
+
+	get_random_bytes(fer_host_id, sizeof(fer_host_id));
+	directory = make_directory();
+	if (!directory)
+		return err;
+	queue = alloc_workqueue("ferrule", WQ_UNBOUND, 0);
+	if (!queue)
+		goto free_directory;
+	err = tb_register_protocol_handler(&handler);
+	if (err)
+		goto free_queue;
+	err = tb_register_service_driver(&driver);
+	if (err)
+		goto drop_handler;
+	err = tb_register_property_dir(KEY, directory);
+	if (!err)
+		return 0;
+	tb_unregister_service_driver(&driver);
+drop_handler:
+	tb_unregister_protocol_handler(&handler);
+free_queue:
+	destroy_workqueue(queue);
+free_directory:
+	tb_property_free_dir(directory);
+	return err;
+}
+
+void fer_service_exit(void)
+{
+	tb_unregister_property_dir(KEY, directory);
+	tb_unregister_service_driver(&driver);
+	tb_unregister_protocol_handler(&handler);
+	while (atomic_read(&handlers_busy)) /* the core does not wait for them */
+		msleep(20);
+	destroy_workqueue(queue);
+	tb_property_free_dir(directory);
+}

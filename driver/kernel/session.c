@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Sessions and rails. A session begins with an epoch that both ends agreed on, and ends when
+ * no rail is left or nothing is acknowledged for some seconds. Rails come and go in it.
+ */
+#include <linux/ktime.h>
+#include <linux/module.h>
+
+#include "qp.h"
+
+#define KEEPALIVE	((u64)NSEC_PER_SEC)
+#define SILENT_TICKS	4
+
+static unsigned int dead_ms = 3000;
+module_param(dead_ms, uint, 0644);
+MODULE_PARM_DESC(dead_ms, "milliseconds of silence after which a rail, or the peer, is lost");
+
+DEFINE_MUTEX(fer_topology);
+
+u64 fer_dead_after(void)
+{
+	return max(dead_ms, 100u) * (u64)NSEC_PER_MSEC;
+}
+
+/* Nobody hears it of a device that is not registered yet, or not any more. */
+static void port_event(struct fer_link *link, enum ib_event_type type)
+{
+	struct ib_event event = {
+		.device = &link->dev->ib, .element.port_num = 1, .event = type,
+	};
+
+	if (!ib_device_try_get(&link->dev->ib))
+		return;
+	ib_dispatch_event(&event);
+	ib_device_put(&link->dev->ib);
+}
+
+static void drop_frames(struct fer_link *link)
+{
+	struct fer_rail *rail;
+	int i;
+
+	for (i = 0; i < FER_WINDOW; i++) {
+		if (link->tx[i].frame)
+			fer_link_put(link, link->tx[i].frame);
+		link->tx[i].frame = NULL;
+	}
+	fer_each_rail(link, rail, i) {
+		fer_link_unhold(link, rail);
+		rail->unacked = 0;
+	}
+}
+
+static void fail_qps(struct fer_link *link)
+{
+	struct fer_qp *qp;
+	unsigned long i;
+
+	for (i = 0; i <= FER_QPN_MASK; i++) {
+		xa_lock(&link->dev->qps);
+		qp = xa_find(&link->dev->qps, &i, FER_QPN_MASK, XA_PRESENT);
+		if (qp)
+			kref_get(&qp->ref);
+		xa_unlock(&link->dev->qps);
+		if (!qp)
+			return;
+		mutex_lock(&qp->lock);
+		if (qp->state >= IB_QPS_RTR && qp->state != IB_QPS_ERR)
+			fer_qp_fail(qp);
+		mutex_unlock(&qp->lock);
+		fer_qp_put(qp);
+	}
+}
+
+/* All that is under way fails, and the port is down. Under the engine, as all below. */
+void fer_session_end(struct fer_link *link, const char *why)
+{
+	if (!link->up)
+		return;
+	dev_warn(&link->dev->ib.dev, "%s: outstanding work fails\n", why);
+	link->up = false;
+	if (link->dev->netdev)
+		netif_carrier_off(link->dev->netdev);
+	port_event(link, IB_EVENT_PORT_ERR);
+	fail_qps(link);
+	drop_frames(link);
+	link->tx_una = link->tx_next;
+	link->rx_unacked = 0;
+	link->ack_now = false;
+	link->epoch = 0;
+}
+
+void fer_session_begin(struct fer_link *link, u32 epoch, u32 window)
+{
+	link->epoch = epoch;
+	link->tx_una = epoch;
+	link->tx_next = epoch;
+	link->rx_next = epoch;
+	link->window = clamp_t(u32, window, 1, FER_WINDOW);
+	link->up = true;
+	if (link->dev->netdev)
+		netif_carrier_on(link->dev->netdev);
+	port_event(link, IB_EVENT_PORT_ACTIVE);
+}
+
+/* ---- rails ---- */
+
+/* Under fer_topology, as fer_rail_leave(). */
+int fer_rail_join(struct fer_link *link, struct fer_rail *rail)
+{
+	int i, err = -ENOSPC;
+
+	mutex_lock(&link->engine);
+	for (i = 0; i < FER_MAX_RAILS && err; i++) {
+		if (link->rails[i])
+			continue;
+		rail->link = link;
+		rail->index = i;
+		rail->up = false;
+		rail->unacked = 0;
+		rail->sent_order = 0;
+		rail->acked_order = 0;
+		rail->doubted = 0;
+		link->rails[i] = rail;
+		err = 0;
+	}
+	mutex_unlock(&link->engine);
+	return err;
+}
+
+void fer_rail_leave(struct fer_rail *rail)
+{
+	struct fer_link *link = rail->link;
+
+	if (rail->ops->leave)
+		rail->ops->leave(rail);
+	mutex_lock(&link->engine);
+	fer_rail_down(rail);
+	link->rails[rail->index] = NULL;
+	WRITE_ONCE(rail->link, NULL);
+	mutex_unlock(&link->engine);
+	if (rail->ops->left)
+		rail->ops->left(rail);
+}
+
+/* From now on frames go this way, in the session of that epoch. Not under the engine. */
+void fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window)
+{
+	struct fer_link *link = rail->link;
+	u64 now = ktime_get_ns();
+	struct fer_rail *other;
+	int i;
+
+	mutex_lock(&link->engine);
+	if (link->epoch != epoch)
+		fer_session_end(link, "the peer began a new session");
+	rail->up = true;
+	rail->last_tx = 0;
+	rail->last_tick = now;
+	rail->silent = 0;
+	if (!link->up) {
+		fer_each_rail(link, other, i) {
+			if (other == rail || !other->up)
+				continue;
+			other->up = false; /* of the old session: nobody listens there */
+			other->ops->lost(other);
+		}
+		fer_session_begin(link, epoch, window);
+	}
+	mutex_unlock(&link->engine);
+	fer_link_kick(link);
+}
+
+/* It carries nothing any more: what went over it goes another way, if there is one. */
+void fer_rail_down(struct fer_rail *rail)
+{
+	struct fer_link *link = rail->link;
+	struct fer_rail *other;
+	bool any = false;
+	int i;
+
+	fer_link_unhold(link, rail);
+	if (!rail->up)
+		return;
+	rail->up = false;
+	rail->losses++;
+	fer_each_rail(link, other, i)
+		any |= other->up;
+	if (any)
+		fer_link_reroute(link, rail, ktime_get_ns());
+	else
+		fer_session_end(link, "the last rail is down");
+	for (i = 0; i < FER_WINDOW; i++)
+		if (link->tx[i].rail == rail)
+			link->tx[i].rail = NULL;
+	rail->unacked = 0;
+}
+
+/*
+ * An idle rail says each second that it is there, and a silent one is given up. Its silence is
+ * counted in ticks, so that a machine that stood still itself does not take its peer for lost.
+ */
+void fer_rails_check(struct fer_link *link, u64 now)
+{
+	u64 tick = fer_dead_after() / SILENT_TICKS;
+	struct fer_rail *rail;
+	int i;
+
+	fer_each_rail(link, rail, i) {
+		if (!rail->up)
+			continue;
+		if (now - rail->last_tx >= KEEPALIVE)
+			fer_link_ack(link, rail);
+		if (now - rail->last_tick < tick)
+			continue;
+		rail->last_tick = now;
+		if (rail->silent++ < SILENT_TICKS)
+			continue;
+		dev_warn(&link->dev->ib.dev, "rail %d: nothing comes any more\n", i);
+		fer_rail_down(rail);
+		rail->ops->lost(rail);
+	}
+}

@@ -1,0 +1,68 @@
+#!/bin/bash
+# In a guest whose thunderbolt.ko is the mock: both ends of a cable are devices of ours in one kernel. They find each
+# other, carry data through faults, fail what is posted when the cable is pulled, and are back with it.
+P=/sys/module/thunderbolt/parameters
+D=/sys/kernel/debug/ferrule_rdma
+
+both_active() {
+    for ((i = 0; i < 600; i++)); do [ "$(rdma link | grep -c ACTIVE)" = 2 ] && break; sleep 0.1; done
+    [ "$(rdma link | grep -c ACTIVE)" = 2 ] || { echo "not both are active:"; rdma link; dmesg | tail; exit 1; }
+    for end in 0 1; do
+        ip link set frl-host-$end up
+        ip addr replace 10.9.$end.1/24 dev frl-host-$end
+    done
+}
+
+# At the end perftest measures the processor's clock, and fails where a crowded host makes that uneven.
+perftest() {
+    timeout 120 "$@" -u 18 > "/tmp/$side" 2>&1 && return
+    grep -q "Can't produce a report" "/tmp/$side" || { cat "/tmp/$side" $D/*/{rails,stats,qps}; return 1; }
+}
+
+listens() {
+    for ((i = 0; i < 600; i++)); do grep -q ':4853 .* 0A' /proc/net/tcp && return; sleep 0.1; done
+    exit 1
+}
+
+pair() {
+    side=server perftest "$@" -d ferrule-host-0 -x 1 &
+    listens
+    side=client perftest "$@" -d ferrule-host-1 -x 1 127.0.0.1 || exit 1
+    wait %1 || exit 1
+    echo "$(cut -d' ' -f1 /proc/uptime) $*"
+}
+
+both_active
+ibv_devinfo -d ferrule-host-0 > /results/devinfo || exit 1
+realpath /sys/class/infiniband/ferrule-host-0/device > /results/parent
+cat /sys/class/net/frl-host-0/address > /results/address
+pair ib_write_lat -s 64 -n 50
+pair ib_send_bw -s 65536 -n 30
+for fault in drop corrupt duplicate reorder lose_interrupts; do echo 40 > $P/${fault}_every; done
+pair ib_read_bw -s 65536 -n 30
+pair ib_write_bw -s 65536 -n 30
+for fault in drop corrupt duplicate reorder lose_interrupts; do echo 0 > $P/${fault}_every; done
+cat $D/ferrule-host-0/stats > /results/stats
+
+timeout 60 ib_write_bw -d ferrule-host-0 -x 1 -D 30 > /dev/null 2>&1 &
+listens
+timeout 60 ib_write_bw -d ferrule-host-1 -x 1 -D 30 127.0.0.1 > /tmp/client 2>&1 &
+writer=$!
+for ((i = 0; i < 600; i++)); do
+    [ "$(awk '{print $6}' $D/ferrule-host-1/rails)" -gt 3000000 ] && break
+    sleep 0.1
+done
+echo 0 > $P/plugged
+[ -z "$(rdma link)" ] || exit 1
+wait $writer && exit 1  # it was told
+kill %1 2> /dev/null
+wait
+echo 1 > $P/plugged
+both_active
+cat /sys/class/net/frl-host-0/address > /results/address_again
+pair ib_send_lat -s 64 -n 20
+rmmod ferrule_rdma || exit 1
+modprobe ferrule_rdma || exit 1
+both_active
+rmmod ferrule_rdma && rmmod thunderbolt || exit 1
+dmesg > /results/dmesg

@@ -1,0 +1,45 @@
+"""The USB4 verbs driver on the mock core: two devices in one kernel, joined by a virtual cable."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ferrule.lab.vm import Guest, VmLab
+from ferrule.lab.vm.options import KERNELS
+from ferrule.lab.vm.sources import host_release, newest_suite
+
+pytestmark = pytest.mark.vm
+
+HERE = Path(__file__).parent
+DRIVER = HERE.parents[1] / "driver"
+DEADLINE = 600
+"""Seconds for a guest that takes about 30 on a quiet machine."""
+WRONG = re.compile(r"WARNING|BUG|Oops|Call Trace|INFO: task|KASAN|KCSAN|possible circular|unreferenced object")
+
+
+def carries(lab: VmLab) -> None:
+    mock = lab.build(DRIVER / "testing" / "mock_tb", "thunderbolt", stands_in=True)
+    module = lab.build(DRIVER / "kernel", "ferrule_rdma")
+    script = (HERE / "driver_on_mock.sh").read_text()
+    files = lab.run(Guest(script=script, modules=["ib_uverbs", mock, module], memory_mb=1024), DEADLINE).check().files
+    assert b"PORT_ACTIVE" in files["devinfo"]
+    assert b"/pci" in files["parent"]
+    assert files["address"] == files["address_again"]
+    stats = dict(line.split() for line in files["stats"].decode().splitlines())
+    assert int(stats["resent"]) > 0
+    assert int(stats["rx_duplicate"]) > 0
+    assert not WRONG.search(files["dmesg"].decode()), files["dmesg"].decode()
+
+
+@pytest.mark.slow
+def test_two_ends_in_one_kernel(vm_lab: VmLab) -> None:
+    carries(vm_lab)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("series", KERNELS)
+def test_on_every_kernel(series: str) -> None:
+    carries(VmLab(suite=KERNELS[series] or newest_suite(host_release())))
