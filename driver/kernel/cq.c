@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Completion queues: filled by the link's thread, emptied by user space without a call. */
+/* Completion queues: filled under link->engine, emptied by user space without a call. */
 #include <rdma/uverbs_ioctl.h>
 
-#include "ferrule_rdma.h"
+#include "qp.h"
 
 int fer_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr, struct ib_udata *udata)
 {
@@ -12,21 +12,23 @@ int fer_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr, struct
 	struct rxe_create_cq_resp resp = {};
 	int err;
 
-	if (!udata || attr->flags & ~IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN)
+	if (attr->flags & ~IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN)
 		return -EOPNOTSUPP;
-	if (udata->outlen < sizeof(resp) || !attr->cqe || attr->cqe > FER_MAX_CQE ||
+	if ((udata && udata->outlen < sizeof(resp)) || !attr->cqe || attr->cqe > FER_MAX_CQE ||
 	    attr->comp_vector >= ibcq->device->num_comp_vectors)
 		return -EINVAL;
 	err = fer_take(&dev->num_cq, FER_MAX_CQ);
 	if (err)
 		return err;
 	spin_lock_init(&cq->lock);
-	cq->queue = fer_queue_create(&uctx->ib, attr->cqe, sizeof(struct ib_uverbs_wc), &resp.mi);
+	cq->queue = fer_queue_create(uctx ? &uctx->ib : NULL, attr->cqe,
+				     udata ? sizeof(struct ib_uverbs_wc) : sizeof(struct ib_wc),
+				     &resp.mi);
 	if (IS_ERR(cq->queue)) {
 		err = PTR_ERR(cq->queue);
 		goto put_count;
 	}
-	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
+	err = udata ? ib_copy_to_udata(udata, &resp, sizeof(resp)) : 0;
 	if (err)
 		goto destroy;
 	ibcq->cqe = cq->queue->mask;
@@ -49,29 +51,67 @@ int fer_req_notify_cq(struct ib_cq *ibcq, enum ib_cq_notify_flags flags)
 {
 	struct fer_cq *cq = to_fer_cq(ibcq);
 	struct fer_queue *q = cq->queue;
+	unsigned long irq;
 	int missed = 0;
 
-	spin_lock(&cq->lock);
+	spin_lock_irqsave(&cq->lock, irq);
 	/* asked for any, then for solicited ones: any it remains */
 	if (cq->notify != IB_CQ_NEXT_COMP)
 		cq->notify = flags & IB_CQ_SOLICITED_MASK;
 	if (flags & IB_CQ_REPORT_MISSED_EVENTS)
 		missed = (READ_ONCE(q->buf->consumer_index) & q->mask) != q->idx;
-	spin_unlock(&cq->lock);
+	spin_unlock_irqrestore(&cq->lock, irq);
 	return missed;
 }
 
-void fer_cq_push(struct fer_cq *cq, const struct ib_uverbs_wc *wc, bool solicited)
+/* For users in the kernel; a process empties its queue by itself. */
+int fer_poll_cq(struct ib_cq *ibcq, int most, struct ib_wc *wc)
+{
+	struct fer_cq *cq = to_fer_cq(ibcq);
+	struct fer_queue *q = cq->queue;
+	unsigned long irq;
+	int got = 0;
+
+	if (q->mapped)
+		return -EOPNOTSUPP;
+	spin_lock_irqsave(&cq->lock, irq);
+	while (got < most && (q->buf->consumer_index & q->mask) != q->idx) {
+		wc[got++] = *(struct ib_wc *)fer_queue_at(q, q->buf->consumer_index);
+		q->buf->consumer_index = (q->buf->consumer_index + 1) & q->mask;
+	}
+	spin_unlock_irqrestore(&cq->lock, irq);
+	return got;
+}
+
+static void put_wc(struct fer_queue *q, struct fer_qp *qp, const struct ib_uverbs_wc *wc)
+{
+	void *place = fer_queue_at(q, q->idx);
+
+	if (q->mapped) {
+		memcpy(place, wc, sizeof(*wc));
+		return;
+	}
+	*(struct ib_wc *)place = (struct ib_wc){
+		.wr_id = wc->wr_id, .status = wc->status, .opcode = wc->opcode,
+		.byte_len = wc->byte_len, .qp = &qp->ib, .ex.imm_data = wc->ex.imm_data,
+		.src_qp = wc->src_qp, .wc_flags = wc->wc_flags | IB_WC_WITH_NETWORK_HDR_TYPE,
+		.port_num = wc->port_num, .network_hdr_type = RDMA_NETWORK_IPV6,
+	};
+}
+
+void fer_cq_push(struct fer_cq *cq, struct fer_qp *qp, const struct ib_uverbs_wc *wc,
+		 bool solicited)
 {
 	struct fer_queue *q = cq->queue;
 	bool notify = false, overrun = false;
+	unsigned long irq;
 
-	spin_lock(&cq->lock);
+	spin_lock_irqsave(&cq->lock, irq);
 	if (((q->idx + 1) & q->mask) == (smp_load_acquire(&q->buf->consumer_index) & q->mask)) {
 		overrun = !cq->overrun;
 		cq->overrun = true;
 	} else {
-		memcpy(fer_queue_at(q, q->idx), wc, sizeof(*wc));
+		put_wc(q, qp, wc);
 		q->idx = (q->idx + 1) & q->mask;
 		smp_store_release(&q->buf->producer_index, q->idx);
 	}
@@ -80,7 +120,7 @@ void fer_cq_push(struct fer_cq *cq, const struct ib_uverbs_wc *wc, bool solicite
 		cq->notify = 0;
 		notify = true;
 	}
-	spin_unlock(&cq->lock);
+	spin_unlock_irqrestore(&cq->lock, irq);
 	if (overrun && cq->ib.event_handler) {
 		struct ib_event event = {
 			.device = cq->ib.device, .element.cq = &cq->ib, .event = IB_EVENT_CQ_ERR,

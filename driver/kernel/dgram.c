@@ -11,8 +11,9 @@
 int fer_dgram_fill(struct fer_qp *qp, struct fer_swqe *w, struct fer_hdr *hdr, u8 *payload)
 {
 	struct fer_ah *ah;
+	unsigned long irq;
 
-	xa_lock(&qp->dev->ahs);
+	xa_lock_irqsave(&qp->dev->ahs, irq);
 	ah = xa_load(&qp->dev->ahs, w->ah_num);
 	if (ah && ah->pd == to_fer_pd(qp->ib.pd)) {
 		memcpy(payload, &ah->sgid, 16);
@@ -20,7 +21,7 @@ int fer_dgram_fill(struct fer_qp *qp, struct fer_swqe *w, struct fer_hdr *hdr, u
 	} else {
 		ah = NULL;
 	}
-	xa_unlock(&qp->dev->ahs);
+	xa_unlock_irqrestore(&qp->dev->ahs, irq);
 	if (!ah)
 		return -EINVAL;
 	hdr->op = FER_OP_DGRAM;
@@ -47,7 +48,7 @@ void fer_dgram_take(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 	};
 	u32 len;
 
-	if (qp->ib.qp_type != IB_QPT_UD || hdr->len < 32 || hdr->rkey != qp->attr.qkey ||
+	if (!fer_is_ud(qp) || hdr->len < 32 || hdr->rkey != qp->attr.qkey ||
 	    qp->state < IB_QPS_RTR || qp->state > IB_QPS_SQD) {
 		fer_count(qp->dev->link, FER_STAT_WRONG_PEER);
 		return;
@@ -61,8 +62,8 @@ void fer_dgram_take(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 		return;
 	}
 	if (qp->resp.wqe.length < GRH + len) {
-		fer_resp_complete(qp, IB_WC_LOC_LEN_ERR, NULL, 0, 0);
-		fer_qp_fail(qp);
+		/* nobody far away ends a queue pair: the receive waits for the next one */
+		fer_count(qp->dev->link, FER_STAT_UC_DROPPED);
 		return;
 	}
 	if (fer_sge_copy(to_fer_pd(qp->ib.pd), qp->resp.wqe.sge, qp->resp.wqe.num_sge, 0,

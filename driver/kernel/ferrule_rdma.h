@@ -43,12 +43,14 @@
 struct fer_queue {
 	struct rdma_user_mmap_entry entry;
 	struct rxe_queue_buf *buf;	/* user space may write anything in here */
+	bool mapped;			/* by a process; else a queue of a kernel user */
 	size_t size;
 	u32 mask;
 	u32 log2;
 	u32 idx;			/* our own end; never read back from buf */
 };
 
+/* Without uctx: for a user in the kernel. */
 struct fer_queue *fer_queue_create(struct ib_ucontext *uctx, u32 elems, u32 elem_size,
 				   struct mminfo *info);
 void fer_queue_destroy(struct fer_queue *queue);
@@ -60,10 +62,25 @@ static inline void *fer_queue_at(struct fer_queue *q, u32 idx)
 	return q->buf->data + ((size_t)(idx & q->mask) << q->log2);
 }
 
-/* Whether user space has posted something behind our end. */
+/* Whether its owner has posted something behind our end. */
 static inline bool fer_queue_posted(struct fer_queue *q)
 {
 	return (smp_load_acquire(&q->buf->producer_index) & q->mask) != q->idx;
+}
+
+/* The owner's end, for owners in the kernel: where to put the next entry, NULL if it is full. */
+static inline void *fer_queue_room(struct fer_queue *q)
+{
+	u32 next = (q->buf->producer_index + 1) & q->mask;
+
+	if (next == (smp_load_acquire(&q->buf->consumer_index) & q->mask))
+		return NULL;
+	return fer_queue_at(q, q->buf->producer_index);
+}
+
+static inline void fer_queue_post(struct fer_queue *q)
+{
+	smp_store_release(&q->buf->producer_index, (q->buf->producer_index + 1) & q->mask);
 }
 
 /* ---- objects of verbs ---- */
@@ -141,10 +158,13 @@ static inline int fer_take(atomic_t *count, int limit)
 /* cq.c */
 int fer_create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attr, struct ib_udata *udata);
 int fer_destroy_cq(struct ib_cq *cq, struct ib_udata *udata);
+int fer_poll_cq(struct ib_cq *cq, int most, struct ib_wc *wc);
 int fer_req_notify_cq(struct ib_cq *cq, enum ib_cq_notify_flags flags);
-void fer_cq_push(struct fer_cq *cq, const struct ib_uverbs_wc *wc, bool solicited);
+void fer_cq_push(struct fer_cq *cq, struct fer_qp *qp, const struct ib_uverbs_wc *wc,
+		 bool solicited);
 
 /* mr.c */
+struct ib_mr *fer_get_dma_mr(struct ib_pd *pd, int access);
 struct ib_mr *fer_reg_user_mr(struct ib_pd *pd, u64 start, u64 length, u64 iova, int access,
 			      struct ib_udata *udata);
 int fer_dereg_mr(struct ib_mr *mr, struct ib_udata *udata);

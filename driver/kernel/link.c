@@ -43,13 +43,13 @@ static void run_qps(struct fer_link *link)
 	bool more;
 
 	while (rounds--) {
-		spin_lock(&link->qp_lock);
+		spin_lock_irq(&link->qp_lock);
 		qp = list_first_entry_or_null(&link->active, struct fer_qp, active_node);
 		if (qp) {
 			list_del_init(&qp->active_node);
 			qp->is_active = false;
 		}
-		spin_unlock(&link->qp_lock);
+		spin_unlock_irq(&link->qp_lock);
 		if (!qp)
 			return;
 		mutex_lock(&qp->lock);
@@ -68,7 +68,7 @@ static struct fer_qp *expired_qp(struct fer_link *link, u64 now)
 	struct fer_qp *qp, *found = NULL;
 
 	link->next_timer = KTIME_MAX;
-	spin_lock(&link->qp_lock);
+	spin_lock_irq(&link->qp_lock);
 	list_for_each_entry(qp, &link->timed, timed_node) {
 		if (qp->deadline <= now) {
 			found = qp;
@@ -79,7 +79,7 @@ static struct fer_qp *expired_qp(struct fer_link *link, u64 now)
 		}
 		link->next_timer = min(link->next_timer, qp->deadline);
 	}
-	spin_unlock(&link->qp_lock);
+	spin_unlock_irq(&link->qp_lock);
 	return found;
 }
 
@@ -156,9 +156,9 @@ static bool can_send(struct fer_link *link)
 {
 	bool any;
 
-	spin_lock(&link->qp_lock);
+	spin_lock_irq(&link->qp_lock);
 	any = !list_empty(&link->active);
-	spin_unlock(&link->qp_lock);
+	spin_unlock_irq(&link->qp_lock);
 	return any && link->up && link->tx_next - link->tx_una < link->window;
 }
 

@@ -2,7 +2,7 @@
 /*
  * Rings that the kernel and one process both see. The process may write anything into
  * them at any time: sizes and our own index are kept outside, entries are copied before
- * they are looked at.
+ * they are looked at. Users in the kernel have the same rings, and nobody maps them.
  */
 #include <linux/log2.h>
 #include <linux/mm.h>
@@ -38,6 +38,9 @@ struct fer_queue *fer_queue_create(struct ib_ucontext *uctx, u32 elems, u32 elem
 	}
 	q->buf->log2_elem_size = q->log2;
 	q->buf->index_mask = q->mask;
+	if (!uctx)
+		return q;
+	q->mapped = true;
 	err = rdma_user_mmap_entry_insert(uctx, &q->entry, q->size);
 	if (err) {
 		free_pages_exact(q->buf, q->size);
@@ -52,7 +55,10 @@ struct fer_queue *fer_queue_create(struct ib_ucontext *uctx, u32 elems, u32 elem
 /* The memory stays until the process has unmapped it, too. */
 void fer_queue_destroy(struct fer_queue *queue)
 {
-	rdma_user_mmap_entry_remove(&queue->entry);
+	if (queue->mapped)
+		rdma_user_mmap_entry_remove(&queue->entry);
+	else
+		fer_mmap_free(&queue->entry);
 }
 
 int fer_mmap(struct ib_ucontext *uctx, struct vm_area_struct *vma)

@@ -120,6 +120,17 @@ int fer_mr_atomic(struct fer_mr *mr, u64 addr, u8 op, u64 compare_add, u64 swap,
 	return 0;
 }
 
+/* Memory of a kernel user, under the device's local key: its addresses are the kernel's own. */
+static void copy_direct(u64 addr, u8 *buf, u32 len, bool to_memory)
+{
+	void *memory = (void *)(uintptr_t)addr;
+
+	if (to_memory)
+		memcpy(memory, buf, len);
+	else
+		memcpy(buf, memory, len);
+}
+
 /* Copy between buf and the bytes of a scatter list that begin at offset. */
 int fer_sge_copy(struct fer_pd *pd, const struct rxe_sge *sge, u32 num, u32 offset, u8 *buf,
 		 u32 len, bool to_memory)
@@ -133,12 +144,17 @@ int fer_sge_copy(struct fer_pd *pd, const struct rxe_sge *sge, u32 num, u32 offs
 			continue;
 		}
 		piece = min(len, sge->length - offset);
+		if (!pd->ib.uobject && !sge->lkey) {
+			copy_direct(sge->addr + offset, buf, piece, to_memory);
+			goto next;
+		}
 		mr = fer_mr_get(pd, sge->lkey, sge->addr + offset, piece,
 				to_memory ? IB_ACCESS_LOCAL_WRITE : 0);
 		if (!mr)
 			return -EACCES;
 		fer_mr_copy(mr, sge->addr + offset, buf, piece, to_memory);
 		fer_mr_put(mr);
+next:
 		buf += piece;
 		len -= piece;
 		offset = 0;
@@ -179,6 +195,12 @@ static void publish(struct fer_dev *dev, struct fer_mr *mr)
 		}
 		spin_unlock(&dev->mr_lock);
 	}
+}
+
+/* All of memory for the peer, which is what this would be for, is not given to anybody. */
+struct ib_mr *fer_get_dma_mr(struct ib_pd *pd, int access)
+{
+	return ERR_PTR(-EOPNOTSUPP);
 }
 
 struct ib_mr *fer_reg_user_mr(struct ib_pd *pd, u64 start, u64 length, u64 iova, int access,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Queue pairs: their life and their states. What they do is in req.c and resp.c. */
+/* Queue pairs: their life and their states. What they do: sq.c, req.c, ack.c, resp.c, reply.c. */
 #include <linux/slab.h>
 #include <rdma/uverbs_ioctl.h>
 
@@ -35,22 +35,24 @@ struct fer_qp *fer_qp_find(struct fer_dev *dev, u32 qpn)
 void fer_qp_activate(struct fer_qp *qp)
 {
 	struct fer_link *link = qp->dev->link;
+	unsigned long irq;
 
-	spin_lock(&link->qp_lock);
+	spin_lock_irqsave(&link->qp_lock, irq);
 	if (!qp->is_active && !qp->dead) {
 		kref_get(&qp->ref);
 		qp->is_active = true;
 		list_add_tail(&qp->active_node, &link->active);
 	}
-	spin_unlock(&link->qp_lock);
+	spin_unlock_irqrestore(&link->qp_lock, irq);
 }
 
 /* Have fer_req_timeout() called at deadline, or earlier. Under link->engine. */
 void fer_qp_timer(struct fer_qp *qp, u64 deadline)
 {
 	struct fer_link *link = qp->dev->link;
+	unsigned long irq;
 
-	spin_lock(&link->qp_lock);
+	spin_lock_irqsave(&link->qp_lock, irq);
 	if (qp->is_timed) {
 		qp->deadline = min(qp->deadline, deadline);
 	} else if (!qp->dead) {
@@ -60,15 +62,16 @@ void fer_qp_timer(struct fer_qp *qp, u64 deadline)
 		list_add_tail(&qp->timed_node, &link->timed);
 	}
 	link->next_timer = min(link->next_timer, deadline);
-	spin_unlock(&link->qp_lock);
+	spin_unlock_irqrestore(&link->qp_lock, irq);
 }
 
 static void leave_lists(struct fer_qp *qp)
 {
 	struct fer_link *link = qp->dev->link;
+	unsigned long irq;
 	int refs = 0;
 
-	spin_lock(&link->qp_lock);
+	spin_lock_irqsave(&link->qp_lock, irq);
 	qp->dead = true;
 	if (qp->is_active) {
 		list_del_init(&qp->active_node);
@@ -80,7 +83,7 @@ static void leave_lists(struct fer_qp *qp)
 		qp->is_timed = false;
 		refs++;
 	}
-	spin_unlock(&link->qp_lock);
+	spin_unlock_irqrestore(&link->qp_lock, irq);
 	while (refs--)
 		fer_qp_put(qp);
 }
@@ -124,7 +127,7 @@ void fer_qp_fail(struct fer_qp *qp)
 {
 	if (qp->state == IB_QPS_ERR)
 		return;
-	qp->state = IB_QPS_ERR;
+	WRITE_ONCE(qp->state, IB_QPS_ERR);
 	qp->req.expires = 0;
 	qp->req.wait = 0;
 	if (qp->ib.srq)
@@ -134,14 +137,14 @@ void fer_qp_fail(struct fer_qp *qp)
 
 /* ---- verbs ---- */
 
-static int check_init(struct ib_qp_init_attr *init)
+static int check_init(struct ib_qp_init_attr *init, bool user)
 {
 	struct ib_qp_cap *cap = &init->cap;
 
 	if (init->create_flags)
 		return -EOPNOTSUPP;
 	if (init->qp_type != IB_QPT_RC && init->qp_type != IB_QPT_UC &&
-	    init->qp_type != IB_QPT_UD)
+	    init->qp_type != IB_QPT_UD && (user || init->qp_type != IB_QPT_GSI))
 		return -EOPNOTSUPP;
 	if (!init->send_cq || !init->recv_cq)
 		return -EINVAL;
@@ -195,6 +198,16 @@ static void destroy_queues(struct fer_qp *qp)
 		fer_queue_destroy(qp->resp.own.queue);
 }
 
+/* Under its number it is found from now on. The peer knows that of management by heart. */
+static int number(struct fer_qp *qp)
+{
+	if (qp->ib.qp_type != IB_QPT_GSI)
+		return xa_alloc_cyclic(&qp->dev->qps, &qp->ib.qp_num, qp,
+				       XA_LIMIT(16, FER_QPN_MASK), &qp->dev->next_qpn, GFP_KERNEL);
+	qp->ib.qp_num = 1;
+	return xa_insert(&qp->dev->qps, 1, qp, GFP_KERNEL);
+}
+
 int fer_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_udata *udata)
 {
 	struct fer_dev *dev = to_fer_dev(ibqp->device);
@@ -203,11 +216,9 @@ int fer_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_ud
 	struct fer_qp *qp = to_fer_qp(ibqp);
 	int err;
 
-	if (!udata)
-		return -EOPNOTSUPP;
-	if (udata->outlen < sizeof(resp))
+	if (udata && udata->outlen < sizeof(resp))
 		return -EINVAL;
-	err = check_init(init);
+	err = check_init(init, udata);
 	if (err)
 		return err;
 	err = fer_take(&dev->num_qp, FER_MAX_QP);
@@ -221,17 +232,17 @@ int fer_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_ud
 	kref_init(&qp->ref);
 	init_completion(&qp->gone);
 	mutex_init(&qp->lock);
+	spin_lock_init(&qp->req.post_lock);
 	INIT_LIST_HEAD(&qp->active_node);
 	INIT_LIST_HEAD(&qp->timed_node);
-	err = create_queues(qp, &uctx->ib, &init->cap, &resp);
+	err = create_queues(qp, uctx ? &uctx->ib : NULL, &init->cap, &resp);
 	if (err)
 		goto put_count;
 	qp->init.cap = init->cap;
-	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
+	err = udata ? ib_copy_to_udata(udata, &resp, sizeof(resp)) : 0;
 	if (err)
 		goto no_number;
-	err = xa_alloc_cyclic(&dev->qps, &ibqp->qp_num, qp, XA_LIMIT(16, FER_QPN_MASK),
-			      &dev->next_qpn, GFP_KERNEL);
+	err = number(qp);
 	if (err < 0)
 		goto no_number;
 	return 0;
@@ -248,7 +259,7 @@ int fer_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
 
 	xa_erase(&qp->dev->qps, ibqp->qp_num);
 	mutex_lock(&qp->lock);
-	qp->state = IB_QPS_RESET;
+	WRITE_ONCE(qp->state, IB_QPS_RESET);
 	mutex_unlock(&qp->lock);
 	leave_lists(qp);
 	fer_qp_put(qp);
@@ -340,7 +351,7 @@ int fer_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct 
 		}
 		if (attr->qp_state == IB_QPS_ERR)
 			fer_qp_fail(qp);
-		qp->state = attr->qp_state;
+		WRITE_ONCE(qp->state, attr->qp_state);
 	}
 	fer_qp_activate(qp);
 unlock:
@@ -363,21 +374,5 @@ int fer_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
 	attr->sq_psn = qp->req.psn;
 	*init = qp->init;
 	mutex_unlock(&qp->lock);
-	return 0;
-}
-
-/* The doorbell: user space has put requests into the ring. */
-int fer_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struct ib_send_wr **bad)
-{
-	struct fer_qp *qp = to_fer_qp(ibqp);
-
-	if (wr) {
-		*bad = wr; /* requests come through the ring only */
-		return -EOPNOTSUPP;
-	}
-	if (READ_ONCE(qp->state) == IB_QPS_RESET)
-		return -EINVAL;
-	fer_qp_activate(qp);
-	fer_link_drive(qp->dev->link);
 	return 0;
 }

@@ -79,6 +79,7 @@ struct fer_qp {
 
 	struct {
 		struct fer_queue *queue;	/* its idx: first not yet copied */
+		spinlock_t post_lock;		/* among users in the kernel */
 		struct fer_swqe *wqe;		/* copies, by ring index */
 		u32 max_sge, max_inline;
 		u32 cons;		/* oldest that is not complete */
@@ -123,7 +124,7 @@ static inline bool fer_is_rc(const struct fer_qp *qp)
 
 static inline bool fer_is_ud(const struct fer_qp *qp)
 {
-	return qp->ib.qp_type == IB_QPT_UD;
+	return qp->ib.qp_type == IB_QPT_UD || qp->ib.qp_type == IB_QPT_GSI;
 }
 
 /* A request that ends with data from the peer. */
@@ -145,7 +146,6 @@ int fer_modify_qp(struct ib_qp *qp, struct ib_qp_attr *attr, int mask, struct ib
 int fer_query_qp(struct ib_qp *qp, struct ib_qp_attr *attr, int mask,
 		 struct ib_qp_init_attr *init);
 int fer_destroy_qp(struct ib_qp *qp, struct ib_udata *udata);
-int fer_post_send(struct ib_qp *qp, const struct ib_send_wr *wr, const struct ib_send_wr **bad);
 struct fer_qp *fer_qp_find(struct fer_dev *dev, u32 qpn);
 void fer_qp_put(struct fer_qp *qp);
 void fer_qp_activate(struct fer_qp *qp);
@@ -157,6 +157,7 @@ void fer_qp_event(struct fer_qp *qp, enum ib_event_type type);
 /* rq.c */
 int fer_rq_init(struct fer_rq *rq, struct ib_ucontext *uctx, u32 max_wr, u32 max_sge,
 		struct mminfo *info);
+int fer_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr, const struct ib_recv_wr **bad);
 int fer_rq_take(struct fer_rq *rq, struct fer_rwqe *wqe);
 int fer_create_srq(struct ib_srq *srq, struct ib_srq_init_attr *init, struct ib_udata *udata);
 int fer_modify_srq(struct ib_srq *srq, struct ib_srq_attr *attr, enum ib_srq_attr_mask mask,
@@ -166,6 +167,7 @@ int fer_destroy_srq(struct ib_srq *srq, struct ib_udata *udata);
 void fer_srq_taken(struct fer_srq *srq);
 
 /* sq.c: the send queue */
+int fer_post_send(struct ib_qp *qp, const struct ib_send_wr *wr, const struct ib_send_wr **bad);
 void fer_sq_fetch(struct fer_qp *qp);
 void fer_sq_complete(struct fer_qp *qp);
 void fer_sq_fail(struct fer_qp *qp, enum ib_wc_status status);

@@ -37,7 +37,7 @@ void fer_resp_complete(struct fer_qp *qp, enum ib_wc_status status, const struct
 			wc.wc_flags |= IB_WC_WITH_IMM;
 		}
 	}
-	fer_cq_push(to_fer_cq(qp->init.recv_cq), &wc, hdr && hdr->flags & FER_SOLICITED);
+	fer_cq_push(to_fer_cq(qp->init.recv_cq), qp, &wc, hdr && hdr->flags & FER_SOLICITED);
 }
 
 /* 0: qp->resp.wqe is a receive to fill. */

@@ -23,13 +23,14 @@ int fer_rq_take(struct fer_rq *rq, struct fer_rwqe *wqe)
 {
 	struct fer_queue *q = rq->queue;
 	struct rxe_recv_wqe *shared;
+	unsigned long irq;
 	u64 length = 0;
 	int err = 0;
 	u32 i;
 
-	spin_lock(&rq->lock);
+	spin_lock_irqsave(&rq->lock, irq);
 	if (!fer_queue_posted(q)) {
-		spin_unlock(&rq->lock);
+		spin_unlock_irqrestore(&rq->lock, irq);
 		return -EAGAIN;
 	}
 	shared = fer_queue_at(q, q->idx);
@@ -41,10 +42,58 @@ int fer_rq_take(struct fer_rq *rq, struct fer_rwqe *wqe)
 		err = -EINVAL;
 	q->idx = (q->idx + 1) & q->mask;
 	smp_store_release(&q->buf->consumer_index, q->idx);
-	spin_unlock(&rq->lock);
+	spin_unlock_irqrestore(&rq->lock, irq);
 	for (i = 0; !err && i < wqe->num_sge; i++)
 		length += wqe->sge[i].length;
 	wqe->length = min_t(u64, length, FER_MAX_MSG);
+	return err;
+}
+
+static int post_one(struct fer_rq *rq, const struct ib_recv_wr *wr)
+{
+	struct rxe_recv_wqe *place = fer_queue_room(rq->queue);
+	int i;
+
+	if (!place)
+		return -ENOMEM;
+	if (wr->num_sge > rq->max_sge)
+		return -EINVAL;
+	place->wr_id = wr->wr_id;
+	place->dma.num_sge = wr->num_sge;
+	for (i = 0; i < wr->num_sge; i++)
+		place->dma.sge[i] = (struct rxe_sge){
+			.addr = wr->sg_list[i].addr, .length = wr->sg_list[i].length,
+			.lkey = wr->sg_list[i].lkey,
+		};
+	fer_queue_post(rq->queue);
+	return 0;
+}
+
+/* For users in the kernel; a process writes into its ring by itself. */
+int fer_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr, const struct ib_recv_wr **bad)
+{
+	struct fer_qp *qp = to_fer_qp(ibqp);
+	struct fer_rq *rq = &qp->resp.own;
+	unsigned long irq;
+	int err = 0;
+
+	if (qp->ib.srq || rq->queue->mapped) {
+		*bad = wr;
+		return -EOPNOTSUPP;
+	}
+	spin_lock_irqsave(&rq->lock, irq);
+	for (; wr; wr = wr->next) {
+		err = post_one(rq, wr);
+		if (err) {
+			*bad = wr;
+			break;
+		}
+	}
+	spin_unlock_irqrestore(&rq->lock, irq);
+	if (READ_ONCE(qp->state) == IB_QPS_ERR) {
+		fer_qp_activate(qp); /* it comes back at once */
+		fer_link_kick(qp->dev->link);
+	}
 	return err;
 }
 
@@ -90,9 +139,9 @@ int fer_modify_srq(struct ib_srq *ibsrq, struct ib_srq_attr *attr, enum ib_srq_a
 	if (mask & IB_SRQ_LIMIT) {
 		if (attr->srq_limit > srq->rq.max_wr)
 			return -EINVAL;
-		spin_lock(&srq->rq.lock);
+		spin_lock_irq(&srq->rq.lock);
 		srq->limit = attr->srq_limit;
-		spin_unlock(&srq->rq.lock);
+		spin_unlock_irq(&srq->rq.lock);
 	}
 	return 0;
 }
@@ -125,13 +174,13 @@ void fer_srq_taken(struct fer_srq *srq)
 	bool few = false;
 	u32 left;
 
-	spin_lock(&srq->rq.lock);
+	spin_lock_irq(&srq->rq.lock);
 	left = (READ_ONCE(q->buf->producer_index) - q->idx) & q->mask;
 	if (srq->limit && left < srq->limit) {
 		srq->limit = 0;
 		few = true;
 	}
-	spin_unlock(&srq->rq.lock);
+	spin_unlock_irq(&srq->rq.lock);
 	if (few && srq->ib.event_handler)
 		srq->ib.event_handler(&event, srq->ib.srq_context);
 }

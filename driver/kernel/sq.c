@@ -44,7 +44,7 @@ static void retire(struct fer_qp *qp, enum ib_wc_status status)
 	qp->req.cons = (qp->req.cons + 1) & sq->mask;
 	smp_store_release(&sq->buf->consumer_index, qp->req.cons);
 	if (status != IB_WC_SUCCESS || qp->sig_all || w->flags & IB_SEND_SIGNALED)
-		fer_cq_push(to_fer_cq(qp->init.send_cq), &wc, false);
+		fer_cq_push(to_fer_cq(qp->init.send_cq), qp, &wc, false);
 }
 
 void fer_sq_fail(struct fer_qp *qp, enum ib_wc_status status)
@@ -207,4 +207,113 @@ void fer_sq_reset(struct fer_qp *qp)
 	qp->req.wait = 0;
 	qp->req.expires = 0;
 	qp->req.stalled = false;
+}
+
+/* ---- posting ---- */
+
+static void put_target(struct fer_qp *qp, struct rxe_send_wqe *to, const struct ib_send_wr *wr)
+{
+	switch (wr->opcode) {
+	case IB_WR_RDMA_WRITE:
+	case IB_WR_RDMA_WRITE_WITH_IMM:
+	case IB_WR_RDMA_READ:
+		to->wr.wr.rdma.remote_addr = rdma_wr(wr)->remote_addr;
+		to->wr.wr.rdma.rkey = rdma_wr(wr)->rkey;
+		break;
+	case IB_WR_ATOMIC_CMP_AND_SWP:
+	case IB_WR_ATOMIC_FETCH_AND_ADD:
+		to->wr.wr.atomic.remote_addr = atomic_wr(wr)->remote_addr;
+		to->wr.wr.atomic.compare_add = atomic_wr(wr)->compare_add;
+		to->wr.wr.atomic.swap = atomic_wr(wr)->swap;
+		to->wr.wr.atomic.rkey = atomic_wr(wr)->rkey;
+		break;
+	default:
+		if (!fer_is_ud(qp))
+			break;
+		to->wr.wr.ud.remote_qpn = ud_wr(wr)->remote_qpn;
+		to->wr.wr.ud.remote_qkey = ud_wr(wr)->remote_qkey;
+		to->wr.wr.ud.ah_num = to_fer_ah(ud_wr(wr)->ah)->num;
+	}
+}
+
+static int put_data(struct fer_qp *qp, struct rxe_send_wqe *to, const struct ib_send_wr *wr)
+{
+	bool inlined = wr->send_flags & IB_SEND_INLINE;
+	u32 length = 0;
+	int i;
+
+	if (wr->num_sge > qp->req.max_sge)
+		return -EINVAL;
+	for (i = 0; i < wr->num_sge; i++) {
+		const struct ib_sge *sge = &wr->sg_list[i];
+
+		if (inlined) {
+			if (sge->length > qp->req.max_inline - length)
+				return -EINVAL;
+			memcpy(to->dma.inline_data + length, (void *)(uintptr_t)sge->addr,
+			       sge->length);
+		} else {
+			to->dma.sge[i] = (struct rxe_sge){
+				.addr = sge->addr, .length = sge->length, .lkey = sge->lkey,
+			};
+		}
+		length += sge->length;
+	}
+	to->dma.length = length;
+	to->dma.num_sge = wr->num_sge;
+	return 0;
+}
+
+static int post_one(struct fer_qp *qp, const struct ib_send_wr *wr)
+{
+	struct rxe_send_wqe *place = fer_queue_room(qp->req.queue);
+	int err;
+
+	if (!place)
+		return -ENOMEM;
+	if (wr->opcode > IB_WR_ATOMIC_FETCH_AND_ADD)
+		return -EOPNOTSUPP;
+	memset(place, 0, sizeof(*place));
+	place->wr.wr_id = wr->wr_id;
+	place->wr.opcode = wr->opcode;
+	place->wr.send_flags = wr->send_flags;
+	place->wr.ex.imm_data = wr->ex.imm_data;
+	put_target(qp, place, wr);
+	err = put_data(qp, place, wr);
+	if (!err)
+		fer_queue_post(qp->req.queue);
+	return err;
+}
+
+/*
+ * A process has written into the ring and rings the doorbell, without wr; its request is carried
+ * out here and now if nobody is at it. Users in the kernel may hold locks, and so leave that to
+ * the link's thread.
+ */
+int fer_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struct ib_send_wr **bad)
+{
+	struct fer_qp *qp = to_fer_qp(ibqp);
+	bool user = qp->req.queue->mapped;
+	unsigned long irq;
+	int err = 0;
+
+	if (READ_ONCE(qp->state) == IB_QPS_RESET || (user && wr)) {
+		*bad = wr;
+		return user && wr ? -EOPNOTSUPP : -EINVAL;
+	}
+	spin_lock_irqsave(&qp->req.post_lock, irq);
+	for (; wr; wr = wr->next) {
+		err = post_one(qp, wr);
+		if (err) {
+			*bad = wr;
+			break;
+		}
+	}
+	spin_unlock_irqrestore(&qp->req.post_lock, irq);
+	fer_qp_activate(qp);
+	if (user)
+		fer_link_drive(qp->dev->link);
+	else
+		fer_link_kick(qp->dev->link);
+	return err;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* The device as the RDMA core sees it: what it can do, its port, and the small objects. */
 #include <linux/slab.h>
+#include <rdma/ib_mad.h>
 #include <rdma/uverbs_ioctl.h>
 
 #include "qp.h"
@@ -22,6 +23,7 @@ static int query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
 		.max_qp_wr = FER_MAX_QP_WR,
 		.device_cap_flags = IB_DEVICE_RC_RNR_NAK_GEN | IB_DEVICE_SYS_IMAGE_GUID |
 				    IB_DEVICE_PORT_ACTIVE_EVENT,
+		.kernel_cap_flags = IBK_LOCAL_DMA_LKEY,
 		.max_send_sge = FER_MAX_SGE,
 		.max_recv_sge = FER_MAX_SGE,
 		.max_sge_rd = FER_MAX_SGE,
@@ -64,8 +66,8 @@ static int query_port(struct ib_device *ibdev, u32 port, struct ib_port_attr *at
 
 static int port_immutable(struct ib_device *ibdev, u32 port, struct ib_port_immutable *immutable)
 {
-	/* no MAD and so no connection manager, yet */
-	immutable->core_cap_flags = RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP | RDMA_CORE_CAP_ETH_AH;
+	immutable->core_cap_flags = RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP;
+	immutable->max_mad_size = IB_MGMT_MAD_SIZE;
 	immutable->gid_tbl_len = 128;
 	immutable->pkey_tbl_len = 1;
 	return 0;
@@ -109,18 +111,26 @@ static int dealloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 	return 0;
 }
 
+static void forget_ah(struct fer_ah *ah)
+{
+	struct fer_dev *dev = to_fer_dev(ah->ib.device);
+	unsigned long irq;
+
+	xa_lock_irqsave(&dev->ahs, irq);
+	__xa_erase(&dev->ahs, ah->num);
+	xa_unlock_irqrestore(&dev->ahs, irq);
+}
+
 static int create_ah(struct ib_ah *ibah, struct rdma_ah_init_attr *init, struct ib_udata *udata)
 {
 	struct fer_dev *dev = to_fer_dev(ibah->device);
-	bool sleep = init->flags & RDMA_CREATE_AH_SLEEPABLE;
 	const struct ib_global_route *grh = rdma_ah_read_grh(init->ah_attr);
 	struct fer_ah *ah = to_fer_ah(ibah);
 	struct rxe_create_ah_resp resp = {};
+	unsigned long irq;
 	int err;
 
-	if (!udata)
-		return -EOPNOTSUPP;
-	if (udata->outlen < sizeof(resp) || !grh->sgid_attr)
+	if ((udata && udata->outlen < sizeof(resp)) || !grh->sgid_attr)
 		return -EINVAL;
 	ah->pd = to_fer_pd(ibah->pd);
 	ah->sgid = grh->sgid_attr->gid;
@@ -128,15 +138,16 @@ static int create_ah(struct ib_ah *ibah, struct rdma_ah_init_attr *init, struct 
 	err = fer_take(&dev->num_ah, FER_MAX_AH);
 	if (err)
 		return err;
-	err = xa_alloc(&dev->ahs, &ah->num, ah, XA_LIMIT(1, 2 * FER_MAX_AH),
-		       sleep ? GFP_KERNEL : GFP_ATOMIC);
+	xa_lock_irqsave(&dev->ahs, irq); /* users in the kernel may be in an interrupt */
+	err = __xa_alloc(&dev->ahs, &ah->num, ah, XA_LIMIT(1, 2 * FER_MAX_AH), GFP_ATOMIC);
+	xa_unlock_irqrestore(&dev->ahs, irq);
 	if (err)
 		goto put_count;
 	resp.ah_num = ah->num;
-	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
+	err = udata ? ib_copy_to_udata(udata, &resp, sizeof(resp)) : 0;
 	if (!err)
 		return 0;
-	xa_erase(&dev->ahs, ah->num);
+	forget_ah(ah);
 put_count:
 	atomic_dec(&dev->num_ah);
 	return err;
@@ -145,10 +156,8 @@ put_count:
 /* The core frees it when this returns; the requester looks only under the table's lock. */
 static int destroy_ah(struct ib_ah *ibah, u32 flags)
 {
-	struct fer_dev *dev = to_fer_dev(ibah->device);
-
-	xa_erase(&dev->ahs, to_fer_ah(ibah)->num);
-	atomic_dec(&dev->num_ah);
+	forget_ah(to_fer_ah(ibah));
+	atomic_dec(&to_fer_dev(ibah->device)->num_ah);
 	return 0;
 }
 
@@ -220,6 +229,7 @@ const struct ib_device_ops fer_device_ops = {
 	.destroy_qp = fer_destroy_qp,
 	.destroy_srq = fer_destroy_srq,
 	.disassociate_ucontext = disassociate_ucontext,
+	.get_dma_mr = fer_get_dma_mr,
 	.get_hw_stats = get_stats,
 	.get_link_layer = link_layer,
 	.get_port_immutable = port_immutable,
@@ -227,6 +237,8 @@ const struct ib_device_ops fer_device_ops = {
 	.mmap_free = fer_mmap_free,
 	.modify_qp = fer_modify_qp,
 	.modify_srq = fer_modify_srq,
+	.poll_cq = fer_poll_cq,
+	.post_recv = fer_post_recv,
 	.post_send = fer_post_send,
 	.query_device = query_device,
 	.query_pkey = query_pkey,
