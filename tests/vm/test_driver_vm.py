@@ -27,8 +27,8 @@ check() {
 
 perftest() { timeout 120 "$@" -d ferrule0 -x 1 $peer > "/tmp/$side" 2>&1; }
 
-# A perftest program with itself, over the loopback wire. When its work is done it measures the processor's clock, and one
-# side gives up where a crowded host makes that uneven; the other one then misses its last words.
+# A perftest program with itself, over the loopback wire. When its work is done it measures the processor's clock, and
+# one side gives up where a crowded host makes that uneven; the other one then misses its last words.
 pair() {
     side=server peer= perftest "$@" &
     for ((i = 0; i < 600; i++)); do grep -q ':4853 .* 0A' /proc/net/tcp && break; sleep 0.1; done
@@ -54,12 +54,10 @@ for verb in send write read; do
 done
 
 # the connection manager: the device finds itself by its address
-timeout 60 rping -s -C 10 -a 10.9.0.1 > /tmp/server 2>&1 &
+rping -s -P -a 10.9.0.1 > /tmp/server 2>&1 &
 for ((i = 0; i < 100; i++)); do timeout 60 rping -c -v -C 10 -a 10.9.0.1 > /tmp/client 2>&1 && break; sleep 0.2; done
-wait %1 && [ "$(grep -c 'ping data' /tmp/client)" = 10 ] || { cat /tmp/server /tmp/client; exit 1; }
-timeout 60 rdma_server &
-for ((i = 0; i < 100; i++)); do timeout 60 rdma_client -s 10.9.0.1 && break; sleep 0.2; done
-wait %1 || exit 1
+[ "$(grep -c 'ping data' /tmp/client)" = 10 ] || { cat /tmp/server /tmp/client; exit 1; }
+kill %1; wait %1
 
 check timeout 120 /lab/verbs_check ferrule0 1 1 rc uc events atomics endings attacks
 set_faults drop=200
