@@ -49,7 +49,7 @@ listens
 timeout 60 ib_write_bw -d ferrule-host-1 -x 1 -D 30 127.0.0.1 > /tmp/client 2>&1 &
 writer=$!
 for ((i = 0; i < 600; i++)); do
-    [ "$(awk '{print $6}' $D/ferrule-host-1/rails)" -gt 3000000 ] && break
+    [ "$(awk '{print $7}' $D/ferrule-host-1/rails)" -gt 3000000 ] && break
     sleep 0.1
 done
 echo 0 > $P/plugged
