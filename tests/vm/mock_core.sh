@@ -74,4 +74,4 @@ done
 join
 rmmod thunderbolt_net
 rmmod thunderbolt
-dmesg > /results/dmesg
+lab-kernel-log > /results/dmesg

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ferrule.errors import ConfigError
 from ferrule.lab.vm import control, once
+from ferrule.lab.vm.debug import DEBUG_KERNELS
 from ferrule.lab.vm.faults import WORDS
 from ferrule.lab.vm.options import KERNELS, VmOptions
 
@@ -36,7 +37,8 @@ app = typer.Typer(
 
 Profile = Annotated[str, typer.Argument(metavar="NAME|FILE", help="One of `ferrule lab profiles`, or a TOML file.")]
 Kernel = Annotated[
-    str, typer.Option("--kernel", metavar="SERIES|SUITE", help=f"{', '.join(KERNELS)}, or a Debian suite.")
+    str,
+    typer.Option("--kernel", metavar="NAME|SUITE", help=f"{', '.join([*KERNELS, *DEBUG_KERNELS])}, or a Debian suite."),
 ]
 Cpus = Annotated[int, typer.Option("--cpus", min=1, help="Processors of each host.")]
 Memory = Annotated[int, typer.Option("--memory", metavar="MIB", min=256, help="Memory of each host, in MiB.")]
@@ -221,7 +223,10 @@ def _up(lab: str) -> str:
 
 def _fetch(options: VmOptions) -> None:
     """What is missing, with words for those who wait."""
-    with Console(stderr=True).status("Fetching kernel, emulator and programs (minutes the first time)"):
+    words = "Fetching kernel, emulator and programs (minutes the first time)"
+    if options.kernel in DEBUG_KERNELS:
+        words = f"Compiling the kernel {options.kernel} and fetching programs (half an hour the first time)"
+    with Console(stderr=True).status(words):
         options.machines().prepare()
 
 

@@ -11,14 +11,17 @@
 See docs/lab.md and docs/virtual-usb4.md.
 """
 
+from ferrule.lab.vm.debug import DEBUG_KERNELS
 from ferrule.lab.vm.guest import Guest, Result
 from ferrule.lab.vm.joined import NETWORK, TOOLS, JoinedGuests
+from ferrule.lab.vm.kernel_log import complaints
 from ferrule.lab.vm.lab import RDMA, VmLab, obstacle
 from ferrule.lab.vm.python import PYTEST
 from ferrule.lab.vm.running import RunningGuest
 from ferrule.lab.vm.session import Completed
 
 __all__ = [
+    "DEBUG_KERNELS",
     "NETWORK",
     "PYTEST",
     "RDMA",
@@ -29,5 +32,6 @@ __all__ = [
     "Result",
     "RunningGuest",
     "VmLab",
+    "complaints",
     "obstacle",
 ]

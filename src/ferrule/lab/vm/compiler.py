@@ -20,6 +20,7 @@ _PACKAGES = (
     *("make", "libc6-dev", "xz-utils", "kmod", "coreutils", "bash", "dash", "sed", "gawk", "grep", "findutils"),
     *("perl-base", "libelf-dev"),
 )
+_KERNEL_PACKAGES = ("bc", "bison", "diffutils", "flex")
 _SECONDS = 600
 
 
@@ -35,10 +36,24 @@ class Compiler:
         # No type information for debuggers: it would need pahole.
         options = [f"-j{os.cpu_count() or 1}", f"M={source}", f"CC={self.name}", "CONFIG_DEBUG_INFO_BTF_MODULES="]
         command = ["make", "-s", "-C", str(headers), *options, "modules"]
+        self._run(command, [_top(headers), source], _SECONDS, what)
+
+    def make_kernel(
+        self, source: Path, words: Sequence[str], shown: Sequence[Path], *, timeout: float, what: str
+    ) -> None:
+        """Run make in a kernel's ``source`` with these targets and variables, when nothing else wants the processors.
+
+        ``shown``: directories that it reads and writes.
+        """
+        tools = [f"CC={self.name}", f"HOSTCC={self.name}"]
+        jobs = f"-j{os.cpu_count() or 1}"
+        self._run(["nice", "make", "-s", "-C", str(source), jobs, *tools, *words], shown, timeout, what)
+
+    def _run(self, command: Sequence[str], shown: Sequence[Path], timeout: float, what: str) -> None:
         if self.tree is None:
-            run(command, timeout=_SECONDS, what=what, env={"MAKEFLAGS": ""})
-            return
-        run(_inside(self.tree.root, [_top(headers), source], command), timeout=_SECONDS, what=what)
+            run(command, timeout=timeout, what=what, env={"MAKEFLAGS": ""})
+        else:
+            run(_inside(self.tree.root, shown, command), timeout=timeout, what=what)
 
 
 def compiler_for(headers: Path, archive: Callable[[], Archive], cache: Path) -> Compiler:
@@ -53,12 +68,28 @@ def compiler_for(headers: Path, archive: Callable[[], Archive], cache: Path) -> 
     elf = ctypes.util.find_library("elf")  # objtool of the headers is linked with it
     if not missing(["make"]) and elf and (found := _installed(name)):
         return Compiler(found)
+    return _from_packages(name, (), archive, cache, f"building modules for {headers.name}")
+
+
+def kernel_compiler(archive: Archive, cache: Path) -> Compiler:
+    """One for a whole kernel, with what else that takes: the host's own if it is that of ``archive``, else fetched."""
+    name = next((each for each in archive.depends("gcc") if re.fullmatch(r"gcc-\d+", each)), "gcc")
+    elf = Path("/usr/include/libelf.h").exists()
+    if elf and not missing(["make", "bc", "bison", "flex"]) and (found := _installed(name)):
+        return Compiler(found)
+    return _from_packages(name, _KERNEL_PACKAGES, lambda: archive, cache, "compiling a kernel")
+
+
+def _from_packages(
+    name: str, more: Sequence[str], archive: Callable[[], Archive], cache: Path, purpose: str
+) -> Compiler:
     if missing(["unshare", "chroot"]) or not _may_enter():
+        needed = ["make", "libelf-dev", *more]
         raise LabError(
-            f"building modules for {headers.name} needs {name}, make and libelf; this host lacks them, and a compiler "
-            f"out of packages needs root or user namespaces; as root: apt-get install {name} make libelf-dev"
+            f"{purpose} needs {name}, {', '.join(needed)}; this host lacks them, and a compiler "
+            f"out of packages needs root or user namespaces; as root: apt-get install {name} {' '.join(needed)}"
         )
-    tree = fetch_tree(archive(), [name, *_PACKAGES], cache)
+    tree = fetch_tree(archive(), [name, *_PACKAGES, *more], cache)
     awk = tree.root / "usr" / "bin" / "awk"  # a link that a package's script would make
     if not awk.is_symlink():
         awk.symlink_to("gawk")

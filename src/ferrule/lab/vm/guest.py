@@ -16,6 +16,7 @@ from ferrule.lab.vm.process import Machine, tail
 from ferrule.lab.vm.tree import Tree
 
 _INIT = Path(__file__).with_name("init.sh")
+_KERNEL_LOG = Path(__file__).with_name("kernel_log.sh")
 _NEEDED_MODULES = ("virtio_pci", "virtio_console")
 _AT_HAND = (
     "dummy",
@@ -101,6 +102,7 @@ def write_image(guest: Guest, machine: Machine, tree: Tree, kernel: Kernel, own:
     """Fill the machine's image with what ``guest`` asks for; ``own``: files of modules that are not the kernel's."""
     image = Image(machine.image, tree)
     image.add_bytes("/init", _INIT.read_bytes(), 0o755)
+    image.add_bytes("/usr/bin/lab-kernel-log", _KERNEL_LOG.read_bytes(), 0o755)
     script = guest.script if guest.script.startswith("#!") else f"#!/bin/bash\n{guest.script}"
     image.add_bytes("/lab/script", script.encode(), 0o755)
     image.add_bytes("/lab/modules", "".join(f"{name}\n" for name in _load_order(guest)).encode())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from ferrule.errors import LabError
 from ferrule.lab.vm.bzimage import kernel_proper
@@ -29,6 +30,11 @@ class Kernel:
     directory: Path
     release: str
     version: str
+
+    @classmethod
+    def at(cls, directory: Path) -> Self:
+        """The one that lies in ``directory``."""
+        return cls(directory, _release(directory), (directory / "version").read_text())
 
     @property
     def image(self) -> Path:
@@ -116,24 +122,44 @@ def fetch_kernel(archive: Archive, directory: Path, depmod: Callable[[Sequence[s
         (target / "version").write_text(archive.version(image))
 
     made_once(directory, make)
-    return Kernel(directory, _release(directory), (directory / "version").read_text())
+    return Kernel.at(directory)
 
 
 def fetch_headers(archive: Archive, kernel: Kernel, directory: Path) -> Path:
-    """The directory that modules for ``kernel`` are built against; fetched below ``directory`` if not yet there."""
+    """The directory that modules for ``kernel`` are built against; fetched below ``directory`` if it is nowhere yet."""
+    if own_headers(kernel.directory, kernel.release).is_dir():
+        return own_headers(kernel.directory, kernel.release)
     package = f"linux-headers-{kernel.release}"
 
     def make(target: Path) -> None:
         archive.unpack(_closure(archive, package, _HEADER_PARTS), target)
 
     made_once(directory, make)
-    headers = directory / "usr" / "src" / package
+    headers = own_headers(directory, kernel.release)
     makefile = headers / "Makefile"
     # The packages expect to lie in the root directory.
     text = re.sub(r"(?<=[ =:])/usr/(src|lib)/", rf"{directory}/usr/\1/", makefile.read_text())
     if text != makefile.read_text():
         makefile.write_text(text)
     return headers
+
+
+def own_headers(directory: Path, release: str) -> Path:
+    """Where headers of the kernel ``release`` lie among what was unpacked into ``directory``."""
+    return directory / "usr" / "src" / f"linux-headers-{release}"
+
+
+def fetch_source(archive: Archive, kernel: Kernel, into: Path) -> Path:
+    """The archive file with the source that the distribution's ``kernel`` was built from, fetched below ``into``."""
+    package = f"linux-source-{'.'.join(kernel.release.split('.')[:2])}"
+    try:
+        archive.unpack([f"{package}={kernel.version}"], into)
+    except LabError as error:
+        raise LabError(
+            f"the source of kernel {kernel.version} cannot be fetched; the archive may have a newer one by now, "
+            f"then remove {kernel.directory.parent} and start afresh ({error})"
+        ) from error
+    return into / "usr" / "src" / f"{package}.tar.xz"
 
 
 def module_name(file: str) -> str:

@@ -12,6 +12,7 @@ from ferrule.errors import LabError
 from ferrule.lab.vm.accel import choose_accelerator
 from ferrule.lab.vm.cache import default_cache
 from ferrule.lab.vm.commands import missing
+from ferrule.lab.vm.debug import DEBUG_KERNELS, debug_kernel
 from ferrule.lab.vm.guest import Guest, Result, write_image
 from ferrule.lab.vm.kernel import Kernel, fetch_kernel
 from ferrule.lab.vm.module import FROM_SOURCE, build_from_source, built_once
@@ -33,7 +34,8 @@ class VmLab:
     (default: `default_cache`); nothing is installed and no rights are needed.
 
     ``packages``: whose programs and libraries guests have, beside bash, busybox, iproute2 and kmod. ``suite``: the
-    release that the kernel is taken from, such as ``trixie-backports``; default: the host's own.
+    release that the kernel is taken from, such as ``trixie-backports``; default: the host's own. Or one of
+    `DEBUG_KERNELS`: the newest stable kernel, compiled here on first use (half an hour) so that it checks itself.
     Raises `LabError` where this host cannot run guests.
     """
 
@@ -45,7 +47,8 @@ class VmLab:
         self._cache.mkdir(parents=True, exist_ok=True)
         self._packages = (*_BASE, *packages)
         self._release = host_release()
-        self._suite = suite or self._release
+        self._debug = suite if suite in DEBUG_KERNELS else None
+        self._suite = newest_suite(self._release) if self._debug else suite or self._release
 
     def prepare(self) -> None:
         """Fetch all that is needed to boot, so that later calls need no network. Seconds to a minute the first time."""
@@ -93,11 +96,15 @@ class VmLab:
 
     @cached_property
     def kernel(self) -> Kernel:
-        return fetch_kernel(
-            self._archive(self._suite),
-            self._cache / self._suite / "kernel",
-            lambda arguments: self.tree.run("depmod", *arguments, timeout=120),
-        )
+        def depmod(arguments: Sequence[str]) -> object:
+            return self.tree.run("depmod", *arguments, timeout=120)
+
+        archive, cache = self._archive(self._suite), self._cache / self._suite
+        stock = fetch_kernel(archive, cache / "kernel", depmod)
+        if self._debug is None:
+            return stock
+        compilers = self._archive(base_suite(self._suite))
+        return debug_kernel(self._debug, stock, archive, compilers, cache, depmod)
 
     @cached_property
     def tree(self) -> Tree:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ferrule.errors import LabError
 from ferrule.lab.vm.cache import made_once
 from ferrule.lab.vm.compiler import Compiler, compiler_for
-from ferrule.lab.vm.kernel import Kernel, fetch_headers
+from ferrule.lab.vm.kernel import Kernel, fetch_headers, fetch_source
 from ferrule.lab.vm.packages import Archive
 
 FROM_SOURCE = {"siw": "drivers/infiniband/sw/siw"}
@@ -99,16 +99,8 @@ def _is_source(path: Path) -> bool:
 
 def _extract(archive: Archive, kernel: Kernel, directory: str, scratch: Path) -> Path:
     """One directory of the source that ``kernel`` was built from."""
-    series = ".".join(kernel.release.split(".")[:2])
-    package = f"linux-source-{series}"
-    try:
-        archive.unpack([f"{package}={kernel.version}"], scratch)
-    except LabError as error:
-        raise LabError(
-            f"the source of kernel {kernel.version} cannot be fetched; the archive may have a newer one by now, "
-            f"then remove {kernel.directory.parent} and start afresh ({error})"
-        ) from error
-    compressed = scratch / "usr" / "src" / f"{package}.tar.xz"
+    compressed = fetch_source(archive, kernel, scratch)
+    package = compressed.name.removesuffix(".tar.xz")
     prefix = f"{package}/{directory}/"
     files: dict[str, bytes] = {}
     with tarfile.open(compressed, "r|xz") as source:

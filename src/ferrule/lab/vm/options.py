@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 from ferrule.errors import ConfigError
+from ferrule.lab.vm.debug import DEBUG_KERNELS
 from ferrule.lab.vm.guest import Guest
 from ferrule.lab.vm.joined import NETWORK, TOOLS
 from ferrule.lab.vm.lab import RDMA, VmLab
 from ferrule.lab.vm.sources import host_release, newest_suite
 
 KERNELS = {"6.1": "bookworm", "6.12": "trixie", "newest": ""}
-"""Series of kernels and the Debian suites that have them; the newest stable one is in that of `newest_suite`."""
+"""Series of stock kernels and the Debian suites that have them; the newest stable one is in that of `newest_suite`."""
 
 _PYTHON = (
     *("numpy", "ferrule", "typer", "click", "shellingham", "annotated_doc", "typing_extensions"),
@@ -28,9 +30,20 @@ _SOFT_ROCE = ("rdma_rxe", "ib_uverbs", "rdma_ucm")
 """Newer kernels leave the last two, by which programs reach a device, to udev."""
 
 
+def machines_with(kernel: str, packages: Sequence[str] = TOOLS) -> VmLab:
+    """Where guests with this kernel boot: one of `KERNELS` or of `DEBUG_KERNELS`, or that of a Debian suite.
+
+    Raises `ConfigError` for what names no kernel, `LabError` where no guest can run.
+    """
+    if kernel not in KERNELS and not re.fullmatch(r"[a-z]+(-backports)?", kernel) and kernel not in DEBUG_KERNELS:
+        names = ", ".join([*KERNELS, *DEBUG_KERNELS])
+        raise ConfigError(f"there is no kernel {kernel!r}; choose {names}, or a Debian suite (trixie-backports)")
+    return VmLab(packages=packages, suite=KERNELS.get(kernel, kernel) or newest_suite(host_release()))
+
+
 @dataclass(frozen=True)
 class VmOptions:
-    """``kernel``: one of `KERNELS`, or a Debian suite. ``modules``: names, or paths of ``.ko`` files. ``packages``:
+    """``kernel``: see `machines_with`. ``modules``: names, or paths of ``.ko`` files. ``packages``:
     Debian packages beside those that labs have. ``rdma``: soft-RoCE on each cable, with its tools. ``python``: guests
     can run ``ferrule``. ``trace``: a file for what crosses the cables, or empty. ``hops``: rings of each controller."""
 
@@ -46,13 +59,8 @@ class VmOptions:
 
     def machines(self) -> VmLab:
         """Where they boot. Raises `ConfigError` for what names no kernel, `LabError` where no guest can run."""
-        if self.kernel not in KERNELS and not re.fullmatch(r"[a-z]+(-backports)?", self.kernel):
-            raise ConfigError(
-                f"there is no kernel {self.kernel!r}; choose {', '.join(KERNELS)}, or a Debian suite (trixie-backports)"
-            )
-        suite = KERNELS.get(self.kernel, self.kernel) or newest_suite(host_release())
         packages = dict.fromkeys([*TOOLS, *(RDMA if self.rdma else ()), *self.packages])
-        return VmLab(packages=tuple(packages), suite=suite)
+        return machines_with(self.kernel, tuple(packages))
 
     def template(self) -> Guest:
         """What all hosts have in common. Raises `ConfigError` for a module's file that is not there."""

@@ -9,11 +9,13 @@ import socket
 import tarfile
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from ferrule.errors import ConfigError
 from ferrule.lab.vm.guest import Guest, Result
+from ferrule.lab.vm.kernel_log import complaints
 from ferrule.lab.vm.process import Machine
 from ferrule.lab.vm.session import Completed, Session, SessionLost, SessionTimeout, Sink
 
@@ -81,6 +83,13 @@ class RunningGuest:
                 f"{self.name}: {_first_line(script)!r} ended with status {done.exit_code} and said: {said or 'nothing'}"
             )
         return done.output
+
+    def complaints(self, timeout: float = 60.0, allowed: Sequence[str] = ()) -> list[str]:
+        """What its kernel has logged that says that something is wrong; see `ferrule.lab.vm.kernel_log.complaints`.
+
+        A kernel that looks for leaks does that now, which takes some ten seconds.
+        """
+        return complaints(self.check("lab-kernel-log", timeout), allowed)
 
     def take_session(self, timeout: float) -> int:
         """The number of a session that nobody uses, the caller's until `free_session` or `reset_session`."""
