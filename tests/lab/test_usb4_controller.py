@@ -18,7 +18,7 @@ from usb4_driver import MEMORY, SECONDS, Driver
 
 from ferrule.errors import ConfigError
 from ferrule.lab.usb4 import FAULTS, Fault, FaultKind, Usb4Cable, Usb4Host, parse_fault
-from ferrule.lab.usb4.packets import Address, Event, Notification, Read, Space, XDomain
+from ferrule.lab.usb4.packets import Address, Event, HotPlug, Notification, Read, Space, XDomain
 from ferrule.lab.usb4.profile import Plan, from_json, socket_name, to_json
 from ferrule.lab.usb4.server import Server
 from ferrule.lab.usb4.trace import read
@@ -248,12 +248,28 @@ def test_hosts_talk_and_hear_when_the_other_is_gone(lab: Lab) -> None:
     assert pair.first.hear() == Notification(LANE, Event.NOT_CONNECTED, LANE, from_router=True)
 
 
+def test_a_plug_event_waits_for_the_one_before_it(lab: Lab) -> None:
+    first = lab.pair().first
+    lab.ask("plug", on=False)
+    lab.ask("plug", on=True)
+    told = [first.hear() for _ in range(3)]
+    assert told == [HotPlug(0, LANE, unplug=True)] * 3, "is told again until it is acknowledged"
+    first.plugged(LANE, unplug=True)
+    first.plugged(LANE)
+
+
 def test_two_cables_between_the_same_hosts(tmp_path: Path) -> None:
     with running(tmp_path, CABLE, Usb4Cable("cable1", ("a", 1), ("b", 1), gbps=10, lanes=1)) as lab:
         pair = lab.pair()
         pair.first.tell(XDomain(LANE_2, (1, 2), response=False))
         assert pair.second.hear() == XDomain(LANE_2, (1, 2), response=False, from_router=True)
         assert pair.first.config_read(Space.ADAPTER, LANE_2, 0x11)[0] >> 16 & 15 == 8, "10 Gb/s"
+        lab.ask("fault", kind="stall-tx", chance=1, sender="a")
+        lab.ask("heal", cable="cable1")  # of the same controller
+        sent = pair.send(1)
+        assert pair.second.receive(pair.into, 0.02) is None
+        lab.ask("heal")
+        assert pair.arrived(1) == sent
 
 
 def test_what_crosses_the_cable_is_in_the_trace(tmp_path: Path) -> None:

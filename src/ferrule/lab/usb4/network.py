@@ -7,7 +7,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ferrule import _native
@@ -28,11 +28,12 @@ _PLUG, _UNPLUG = 2, 3
 
 @dataclass
 class _Told:
-    """A hot plug event that was not acknowledged yet."""
+    """A hot plug event that was not acknowledged yet, and those that are to be told then."""
 
     event: HotPlug
     again: float
     tries: int = 1
+    then: list[HotPlug] = field(default_factory=list)
 
 
 def unique_id(host: str, number: int) -> int:
@@ -109,11 +110,14 @@ class Network:
             if cable.update(now, self._can(cable), self._training):
                 self._changed(cable, now)
             cable.show(self._routers(cable))
-        for (controller, _), told in list(self._told.items()):
-            if told.again <= now:
+        for (controller, port), told in list(self._told.items()):
+            if told.again > now:
+                continue
+            if told.tries == _EVENT_TRIES:
+                self._heard(controller, port, now)
+            else:
                 told.again, told.tries = now + _EVENT_SECONDS, told.tries + 1
                 self._send(controller, told.event)
-        self._told = {key: told for key, told in self._told.items() if told.tries < _EVENT_TRIES}
         self._connect()
 
     def deadline(self) -> float | None:
@@ -153,14 +157,23 @@ class Network:
         lanes = cable.two_lanes
         cable.faults = faults
         self._shape(cable)
-        for end, (controller, _) in enumerate(cable.ends):
-            for transmit, kind in ((True, FaultKind.STALL_TX), (False, FaultKind.STALL_RX)):
-                for ring in range(1, self._hops(controller)):
-                    self._engine.stall(controller, transmit, ring, cable.struck(kind, end) > 0)
-            self._engine.lose_interrupts(controller, cable.struck(FaultKind.LOSE_INTERRUPTS, end))
+        for controller, _ in cable.ends:
+            self._strike_controller(controller)
         if cable.two_lanes != lanes:
             self._drop(cable, now)
         self.update(now)
+
+    def _strike_controller(self, controller: int) -> None:
+        """What the faults of all its cables do to the controller itself."""
+        ends = [(cable, end) for (at, _), (cable, end) in self._at.items() if at == controller]
+
+        def chance(kind: FaultKind) -> float:
+            return max(cable.struck(kind, end) for cable, end in ends)
+
+        for transmit, kind in ((True, FaultKind.STALL_TX), (False, FaultKind.STALL_RX)):
+            for ring in range(1, self._hops(controller)):
+                self._engine.stall(controller, transmit, ring, chance(kind) > 0)
+        self._engine.lose_interrupts(controller, chance(FaultKind.LOSE_INTERRUPTS))
 
     def _shape(self, cable: Cable) -> None:
         number = self.cables.index(cable)
@@ -190,10 +203,23 @@ class Network:
             if not up:
                 self._engine.clear(self.wire(self.cables.index(cable), end))
             if self._powered[controller] and router.enabled and not router.resetting(port):
-                event = HotPlug(0, router.lane(port), unplug=not up)
-                self._told[controller, port] = _Told(event, now + _EVENT_SECONDS)
                 cable.show(self._routers(cable))
-                self._send(controller, event)
+                self._tell(controller, port, HotPlug(0, router.lane(port), unplug=not up), now)
+
+    def _tell(self, controller: int, port: int, event: HotPlug, now: float) -> None:
+        """One event of a port at a time: what comes before it is acknowledged waits, so that none is missed."""
+        told = self._told.get((controller, port))
+        if told is not None:
+            told.then.append(event)
+            return
+        self._told[controller, port] = _Told(event, now + _EVENT_SECONDS)
+        self._send(controller, event)
+
+    def _heard(self, controller: int, port: int, now: float) -> None:
+        """The driver has acknowledged what it was told, or never will."""
+        told = self._told.pop((controller, port))
+        for event in told.then:
+            self._tell(controller, port, event, now)
 
     # --- paths
 
@@ -243,9 +269,9 @@ class Network:
                 self._send(controller, self._access(controller, packet, now))
             case Notification(event=Event.HOT_PLUG_ACK):
                 port = self.routers[controller].port_of(packet.adapter)
-                told = self._told.get((controller, -1 if port is None else port))
-                if told is not None and packet.plug == (_UNPLUG if told.event.unplug else _PLUG):
-                    del self._told[controller, -1 if port is None else port]
+                told = None if port is None else self._told.get((controller, port))
+                if port is not None and told and packet.plug == (_UNPLUG if told.event.unplug else _PLUG):
+                    self._heard(controller, port, now)
             case XDomain():
                 self._pass_on(controller, packet, now)
             case _:
