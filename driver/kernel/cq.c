@@ -107,12 +107,14 @@ void fer_cq_push(struct fer_cq *cq, struct fer_qp *qp, const struct ib_uverbs_wc
 	unsigned long irq;
 
 	spin_lock_irqsave(&cq->lock, irq);
+	/* pairs with the reader's release: the entry that it has given back is free */
 	if (((q->idx + 1) & q->mask) == (smp_load_acquire(&q->buf->consumer_index) & q->mask)) {
 		overrun = !cq->overrun;
 		cq->overrun = true;
 	} else {
 		put_wc(q, qp, wc);
 		q->idx = (q->idx + 1) & q->mask;
+		/* pairs with the reader's acquire: who sees the index sees the entry */
 		smp_store_release(&q->buf->producer_index, q->idx);
 	}
 	if (cq->notify == IB_CQ_NEXT_COMP || (cq->notify == IB_CQ_SOLICITED &&

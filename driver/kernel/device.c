@@ -113,7 +113,8 @@ int fer_dev_add(const u8 *peer, const char *name, const u8 *mac, struct device *
 		return -ENOMEM;
 	memcpy(dev->peer, peer, FER_HOST_ID);
 	dev->ib.dev.parent = parent;
-	snprintf(net_name, sizeof(net_name), "frl-%.11s", strchr(name, '-') ? strchr(name, '-') + 1 : name);
+	snprintf(net_name, sizeof(net_name), "frl-%.11s",
+		 strchr(name, '-') ? strchr(name, '-') + 1 : name);
 	err = add(dev, name, net_name, mac);
 	if (err)
 		ib_dealloc_device(&dev->ib);

@@ -65,6 +65,7 @@ static inline void *fer_queue_at(struct fer_queue *q, u32 idx)
 /* Whether its owner has posted something behind our end. */
 static inline bool fer_queue_posted(struct fer_queue *q)
 {
+	/* pairs with the poster's release: who sees the index sees the entry */
 	return (smp_load_acquire(&q->buf->producer_index) & q->mask) != q->idx;
 }
 
@@ -73,6 +74,7 @@ static inline void *fer_queue_room(struct fer_queue *q)
 {
 	u32 next = (q->buf->producer_index + 1) & q->mask;
 
+	/* pairs with the reader's release: the entry that it has given back is free */
 	if (next == (smp_load_acquire(&q->buf->consumer_index) & q->mask))
 		return NULL;
 	return fer_queue_at(q, q->buf->producer_index);
@@ -80,6 +82,7 @@ static inline void *fer_queue_room(struct fer_queue *q)
 
 static inline void fer_queue_post(struct fer_queue *q)
 {
+	/* pairs with the reader's acquire: who sees the index sees the entry */
 	smp_store_release(&q->buf->producer_index, (q->buf->producer_index + 1) & q->mask);
 }
 
@@ -102,7 +105,7 @@ struct fer_ah {
 
 struct fer_cq {
 	struct ib_cq ib;
-	spinlock_t lock;
+	spinlock_t lock;	/* the queue's end, and what follows it */
 	struct fer_queue *queue;
 	u8 notify;	/* enum ib_cq_notify_flags, 0: not asked for */
 	bool overrun;
@@ -133,7 +136,7 @@ struct fer_dev {
 	struct dentry *debugfs;
 	struct xarray qps;
 	u32 next_qpn;
-	spinlock_t mr_lock;
+	spinlock_t mr_lock;	/* mrs */
 	DECLARE_HASHTABLE(mrs, 10);
 	struct xarray ahs;
 	atomic_t num_qp, num_cq, num_mr, num_pd, num_srq, num_ah;

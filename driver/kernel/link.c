@@ -30,6 +30,7 @@ void fer_link_kick(struct fer_link *link)
 	atomic_set(&link->kicked, 1);
 	/* pairs with the barrier in set_current_state() of the sleeping thread */
 	smp_mb__after_atomic();
+	/* after the barrier: the thread is seen waiting, or it sees the kick */
 	if (waitqueue_active(&link->wait))
 		wake_up(&link->wait);
 }

@@ -138,7 +138,6 @@ drop:
 	give_back(frame);
 }
 
-
 /* What came early over this rail is as if it had not come. */
 void fer_link_unhold(struct fer_link *link, struct fer_rail *rail)
 {

@@ -88,7 +88,7 @@ void fer_mr_copy(struct fer_mr *mr, u64 addr, u8 *buf, u32 len, bool to_mr)
 		if (to_mr && piece == len && piece > 1) {
 			/* programs that wait for the last byte find all others in place */
 			copy_piece(mr, at, buf, piece - 1, true);
-			smp_wmb();
+			smp_wmb();	/* no pair in the kernel: a program polls */
 			copy_piece(mr, at + piece - 1, buf + piece - 1, 1, true);
 		} else {
 			copy_piece(mr, at, buf, piece, to_mr);

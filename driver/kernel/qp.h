@@ -7,7 +7,7 @@
 
 /* Where receives are posted: of one queue pair, or shared. */
 struct fer_rq {
-	spinlock_t lock;
+	spinlock_t lock;	/* who takes the next one */
 	struct fer_queue *queue;
 	u32 max_sge;
 	u32 max_wr;

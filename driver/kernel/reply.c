@@ -127,7 +127,9 @@ void fer_reply_reset(struct fer_qp *qp)
 	struct fer_queue *q = qp->resp.own.queue;
 
 	if (!qp->ib.srq) {
+		/* both pair with the poster's: nothing of it is read any more */
 		q->idx = smp_load_acquire(&q->buf->producer_index) & q->mask;
+		/* as above */
 		smp_store_release(&q->buf->consumer_index, q->idx);
 	}
 	qp->resp.in_message = false;

@@ -20,7 +20,7 @@ static void refuse(struct fer_qp *qp, enum fer_nak code, const struct fer_hdr *h
 /* ---- receives ---- */
 
 void fer_resp_complete(struct fer_qp *qp, enum ib_wc_status status, const struct fer_hdr *hdr,
-			  u32 bytes, u32 flags)
+		       u32 bytes, u32 flags)
 {
 	struct ib_uverbs_wc wc = {
 		.wr_id = qp->resp.wqe.wr_id, .status = status, .opcode = IB_WC_RECV,
@@ -110,7 +110,8 @@ static bool do_write(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 	if (hdr->flags & FER_LAST && hdr->flags & FER_IMM) {
 		err = fer_resp_take(qp);
 		if (err == -EAGAIN && fer_is_rc(qp)) {
-			fer_reply_nak(qp, FER_NAK_RNR, hdr->psn); /* the message goes on from here */
+			/* the message goes on from here */
+			fer_reply_nak(qp, FER_NAK_RNR, hdr->psn);
 			return false;
 		}
 		if (err == -EAGAIN) {

@@ -41,6 +41,7 @@ int fer_rq_take(struct fer_rq *rq, struct fer_rwqe *wqe)
 	else
 		err = -EINVAL;
 	q->idx = (q->idx + 1) & q->mask;
+	/* pairs with the poster's acquire: the entry was read */
 	smp_store_release(&q->buf->consumer_index, q->idx);
 	spin_unlock_irqrestore(&rq->lock, irq);
 	for (i = 0; !err && i < wqe->num_sge; i++)

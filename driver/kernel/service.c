@@ -310,6 +310,7 @@ static int __maybe_unused resume(struct device *dev)
 	fer_tb_kick(tb, 0);
 	return 0;
 }
+
 static SIMPLE_DEV_PM_OPS(pm_ops, suspend, resume);
 
 static const struct tb_service_id ids[] = {

@@ -15,6 +15,7 @@ static unsigned int dead_ms = 3000;
 module_param(dead_ms, uint, 0644);
 MODULE_PARM_DESC(dead_ms, "milliseconds of silence after which a rail, or the peer, is lost");
 
+/* which rails are joined to which link */
 DEFINE_MUTEX(fer_topology);
 
 u64 fer_dead_after(void)

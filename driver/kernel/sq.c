@@ -42,6 +42,7 @@ static void retire(struct fer_qp *qp, enum ib_wc_status status)
 	if (qp->req.cur == qp->req.cons)
 		qp->req.cur = (qp->req.cur + 1) & sq->mask;
 	qp->req.cons = (qp->req.cons + 1) & sq->mask;
+	/* pairs with the poster's acquire: the entry was read */
 	smp_store_release(&sq->buf->consumer_index, qp->req.cons);
 	if (status != IB_WC_SUCCESS || qp->sig_all || w->flags & IB_SEND_SIGNALED)
 		fer_cq_push(to_fer_cq(qp->init.send_cq), qp, &wc, false);
@@ -199,7 +200,9 @@ void fer_sq_reset(struct fer_qp *qp)
 {
 	struct fer_queue *sq = qp->req.queue;
 
+	/* both pair with the poster's: nothing of it is read any more */
 	sq->idx = smp_load_acquire(&sq->buf->producer_index) & sq->mask;
+	/* as above */
 	smp_store_release(&sq->buf->consumer_index, sq->idx);
 	qp->req.cons = sq->idx;
 	qp->req.cur = sq->idx;

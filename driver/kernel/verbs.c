@@ -163,7 +163,7 @@ static int destroy_ah(struct ib_ah *ibah, u32 flags)
 
 #ifdef FER_CREATE_CQ_BUNDLE
 static int dev_create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attr,
-		     struct uverbs_attr_bundle *attrs)
+			 struct uverbs_attr_bundle *attrs)
 {
 	return fer_create_cq(cq, attr, attrs ? &attrs->driver_udata : NULL);
 }
@@ -173,7 +173,7 @@ static int dev_create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attr,
 
 #ifdef FER_REG_MR_DMAH
 static struct ib_mr *dev_reg_user_mr(struct ib_pd *pd, u64 start, u64 length, u64 iova, int access,
-				 struct ib_dmah *dmah, struct ib_udata *udata)
+				     struct ib_dmah *dmah, struct ib_udata *udata)
 {
 	if (dmah)
 		return ERR_PTR(-EOPNOTSUPP);
