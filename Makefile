@@ -1,6 +1,7 @@
 # make run   install into .venv and serve the embedded model on two ranks
 # make test  install what the tests need and run the quick ones
 # make driver-deb  the kernel module for RDMA over USB4, as a Debian package in dist/
+# make driver-check  that package built by DKMS for two kernels, without warnings of gcc (W=1), sparse and checkpatch
 #
 # TORCH is what pip is asked for: set it to another version, or to a path or options of your own, if you need
 # a particular build, e.g.  make run TORCH='torch==2.13.0'
@@ -11,7 +12,7 @@ TORCH ?= torch==2.13.0
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 NATIVE := $(shell find native -type f 2>/dev/null)
 
-.PHONY: run test check lint clean driver-deb
+.PHONY: run test check lint clean driver-deb driver-check
 
 run: $(VENV)/.serve
 	@exec $(VENV)/bin/ferrule serve --demo
@@ -27,6 +28,9 @@ lint: $(VENV)/.dev
 
 driver-deb: $(VENV)/.test
 	$(VENV)/bin/ferrule driver package --output dist
+
+driver-check: $(VENV)/.test
+	$(VENV)/bin/python -m pytest -q -m 'slow or soak' tests/driver/test_driver_dkms.py
 
 check:
 	@sh scripts/check-tools.sh $(PYTHON)

@@ -74,8 +74,8 @@ class FakeMachine:
             case ["dkms", "status", *_]:
                 return 0, "\n".join(self._status())
             case ["modinfo", "-k", _, "-F", what, _]:
-                found = {"version": "".join(self.installed), "signer": self.signer}[what]
-                return (0, found) if self.installed else (1, "not found")
+                found = {"version": "".join(self.installed), "signer": self.signer, "sig_id": self.signer and "PKCS#7"}
+                return (0, found[what]) if self.installed else (1, "not found")
             case ["mokutil", *_]:
                 return 1, self.mokutil
             case ["dpkg-query", *_]:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ferrule.driver.files import LOAD, LOAD_TEXT, OPTIONS, OPTIONS_TEXT
+from ferrule.driver.files import LOAD, LOAD_TEXT, OPTIONS, OPTIONS_MODE, OPTIONS_TEXT
 from ferrule.driver.source import PACKAGE, Source
 from ferrule.errors import DriverError
 
@@ -140,7 +140,7 @@ def _contents(source: Source, name: str) -> Mapping[str, tuple[bytes, int]]:
         "DEBIAN/md5sums": (_sums(installed), 0o644),
     }
     return {
-        **{path: (data, 0o644) for path, data in installed.items()},
+        **{path: (data, OPTIONS_MODE if f"/{path}" == OPTIONS else 0o644) for path, data in installed.items()},
         **{path: (text.encode(), mode) for path, (text, mode) in control.items()},
     }
 

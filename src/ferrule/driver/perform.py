@@ -168,7 +168,7 @@ def _do(target: Target, step: Action, tell: Tell) -> None:
         case Verify(version):
             _verify(target, version)
         case Signed(kernel):
-            if not target.run(("modinfo", "-k", kernel, "-F", "signer", MODULE))[1].strip():
+            if not target.run(("modinfo", "-k", kernel, "-F", "sig_id", MODULE))[1].strip():
                 raise LinkError(
                     "DKMS did not sign the module, and this kernel takes only signed ones; see /var/lib/dkms"
                 )

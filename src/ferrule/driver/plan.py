@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferrule.driver.files import LOAD, LOAD_TEXT, OPTIONS, OPTIONS_TEXT
+from ferrule.driver.files import LOAD, LOAD_TEXT, OPTIONS, OPTIONS_MODE, OPTIONS_TEXT
 from ferrule.driver.source import MODULE, PACKAGE, Source
 from ferrule.driver.state import State
 from ferrule.links.doctor.fix import Command, NewFile
@@ -48,6 +48,7 @@ class Signed:
 Action = Command | NewFile | NewTree | RemoveTree | RemoveOwn | Verify | Signed
 
 FILES = {OPTIONS: OPTIONS_TEXT, LOAD: LOAD_TEXT}
+_MODES = {OPTIONS: OPTIONS_MODE, LOAD: 0o644}
 
 
 def source_tree(version: str) -> str:
@@ -73,7 +74,7 @@ def plan_install(state: State, source: Source) -> tuple[Action, ...]:
         if state.signing.required:
             steps.append(Signed(state.kernel))
     if state.record is None or state.record.version != version:
-        steps += [NewFile(path, text) for path, text in FILES.items()]
+        steps += [NewFile(path, text, _MODES[path]) for path, text in FILES.items()]
     if state.loaded != version:
         steps += [Command(("modprobe", "-r", MODULE))] if state.loaded is not None else []
         steps += [Command(("modprobe", MODULE)), Verify(version)]

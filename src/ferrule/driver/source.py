@@ -27,8 +27,9 @@ class Source:
 
     @property
     def version(self) -> str:
-        """Of Ferrule, and a digest of the files: two sources never have the same."""
-        digest = hashlib.sha256(repr(sorted(self.files.items())).encode()).hexdigest()
+        """Of Ferrule, and a digest of the files, so that two sources never have the same."""
+        told = {**self.files, "dkms.conf": dkms_conf("").encode()}
+        digest = hashlib.sha256(repr(sorted(told.items())).encode()).hexdigest()
         return f"{__version__.partition('+')[0]}.{digest[:8]}"
 
     @property
@@ -50,14 +51,16 @@ def read_source(directory: Path | None = None) -> Source:
 
 
 def dkms_conf(version: str) -> str:
-    """See dkms(8). DKMS builds in a copy; a kernel that lacks something is skipped with its reason, no error."""
+    """See dkms(8). DKMS builds in a copy; a kernel that lacks something is skipped with its reason, no error.
+
+    Without type information for debuggers, as that would need pahole."""
     make = "make -C ${kernel_source_dir} M=${dkms_tree}/${PACKAGE_NAME}/${PACKAGE_VERSION}/build"
     return f"""\
 PACKAGE_NAME="{PACKAGE}"
 PACKAGE_VERSION="{version}"
 BUILT_MODULE_NAME[0]="{MODULE}"
 DEST_MODULE_LOCATION[0]="/updates/dkms"
-MAKE[0]="{make} FER_RELEASE=${{PACKAGE_VERSION}} modules"
+MAKE[0]="{make} FER_RELEASE=${{PACKAGE_VERSION}} CONFIG_DEBUG_INFO_BTF_MODULES= modules"
 CLEAN="{make} clean"
 BUILD_EXCLUSIVE_KERNEL="^(6\\.[1-9]|[7-9]\\.|[1-9][0-9]+\\.)"
 BUILD_EXCLUSIVE_CONFIG="{" ".join(_CONFIGS)}"

@@ -1,0 +1,147 @@
+"""The driver's package in a root directory of Debian, and what the kernel's own tools say of its source.
+
+The kernels' headers, compiler, dpkg and DKMS are real; what is missing is the kernel that loads the module (tests/vm).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ferrule.driver import PACKAGE, build_deb, read_source
+from ferrule.lab.vm.cache import default_cache, made_once
+from ferrule.lab.vm.packages import Archive
+from ferrule.lab.vm.root import run_in_root
+from ferrule.lab.vm.sources import base_suite, host_release, host_sources, newest_suite, suite_sources
+from ferrule.lab.vm.tree import fetch_tree
+
+DEADLINE = 1500
+"""Seconds for what takes 40 of a processor."""
+
+TOOLS = (
+    *("dkms", "dpkg", "make", "libc6-dev", "libc-bin", "xz-utils", "kmod", "coreutils", "bash", "dash", "sed", "gawk"),
+    *("grep", "findutils", "perl-base", "diffutils", "util-linux", "openssl", "patch", "tar", "gzip", "sparse"),
+)
+
+SCRIPT = """
+logs() { cat /var/lib/dkms/*/*/"$1"/*/log/make.log > "$RESULTS/log-$1"; }
+boot() {  # a kernel with its headers, as its packages leave them; their hooks come after that
+    mkdir -p /lib/modules/$1/kernel
+    touch /lib/modules/$1/modules.order /lib/modules/$1/modules.builtin
+    [ -e /lib/modules/$1/build ] || ln -s /usr/src/linux-headers-$1 /lib/modules/$1/build
+}
+hold() { mv /usr/src/linux-headers-$1 /usr/src/later; rm -rf /lib/modules/$1; }   # not there yet
+installed() {
+    dkms status -m PACKAGE -k "$1" | grep -q ": installed" && ls /lib/modules/$1/updates/dkms/ferrule_rdma.ko*
+}
+
+hold $SECOND; boot $FIRST
+export KBUILD_EXTRA_WARN=1 KBUILD_CHECKSRC=1     # W=1, and sparse, which is too old for what is newer than 6.12
+dpkg --force-depends --install $DEB
+installed $FIRST
+logs $FIRST
+[ "$(cat /etc/modprobe.d/ferrule-rdma.conf | grep -c softdep)" = 1 ]
+grep -q ferrule_rdma /usr/lib/modules-load.d/ferrule-rdma.conf
+
+export KBUILD_CHECKSRC=0
+mv /usr/src/later /usr/src/linux-headers-$SECOND; boot $SECOND
+/etc/kernel/header_postinst.d/dkms $SECOND       # as dpkg calls it when a new kernel's headers come
+installed $SECOND
+logs $SECOND
+/etc/kernel/prerm.d/dkms $FIRST                  # the old kernel goes
+! installed $FIRST
+dpkg --verify PACKAGE-dkms
+modinfo /lib/modules/$SECOND/updates/dkms/ferrule_rdma.ko* > $RESULTS/modinfo
+
+dpkg --purge PACKAGE-dkms
+find / -xdev '(' -name '*ferrule*' -o -path '/var/lib/dkms/ferrule*' ')' -not -path "$RESULTS*" -print > $RESULTS/left
+"""
+
+
+def archive(suite: str) -> Archive:
+    release = host_release()
+    return Archive(default_cache() / suite / "apt", suite, suite_sources(suite, host_sources(), release))
+
+
+def headers(suite: str) -> str:
+    """The package of the newest kernel's headers in ``suite``."""
+    names = archive(suite).depends("linux-headers-amd64")
+    return next(name for name in names if re.match(r"linux-headers-\d", name))
+
+
+@pytest.mark.slow
+def test_package_builds_cleanly_and_survives_a_kernel_change(tmp_path: Path) -> None:
+    newest = newest_suite(host_release())
+    kernels = [headers(base_suite(newest)), headers(newest)]
+    compiler = next(name for name in archive(base_suite(newest)).depends("gcc") if re.fullmatch(r"gcc-\d+", name))
+    directory = default_cache() / newest
+    directory.mkdir(parents=True, exist_ok=True)
+    tree = fetch_tree(archive(newest), [*TOOLS, compiler, *kernels], directory)
+    deb = build_deb(read_source(), tmp_path)
+    first, second = (name.removeprefix("linux-headers-") for name in kernels)
+    variables = f"FIRST={first} SECOND={second} DEB={deb} RESULTS={tmp_path}\n"
+    script = variables + SCRIPT.replace("PACKAGE", PACKAGE)
+    said = run_in_root(tree, script, [tmp_path], timeout=DEADLINE, what="install the driver's package")
+    for kernel, checked in ((first, True), (second, False)):
+        log = (tmp_path / f"log-{kernel}").read_text()
+        assert ("CHECK" in log) is checked, "sparse looked"
+        found = [line for line in log.splitlines() if re.search(r"\b(warning|error):", line)]
+        assert not found, (kernel, found)
+    about = (tmp_path / "modinfo").read_text()
+    assert re.search(rf"^version: +{read_source().version}$", about, re.MULTILINE)
+    assert re.search(rf"^vermagic: +{re.escape(second)} ", about, re.MULTILINE)
+    assert "sig_id" in about, "DKMS signed it"
+    assert (tmp_path / "left").read_text() == "", said
+
+
+IGNORED = (
+    *(
+        "COMPLEX_MACRO",
+        "MACRO_ARG_REUSE",
+        "MACRO_ARG_UNUSED",
+        "BRACKET_SPACE",
+        "ASSIGN_IN_IF",
+    ),  # lists in macros
+    *("PREFER_KERNEL_TYPES", "BIT_MACRO"),  # wire.h is compiled in user space, too
+    *("ALLOC_WITH_SIZEOF", "UNNECESSARY_PARENTHESES", "FILE_PATH_CHANGES"),  # 6.12 lacks the other; clearer with; git
+)
+CHECKPATCH = ("checkpatch.pl", "spelling.txt", "const_structs.checkpatch")
+
+
+@pytest.mark.soak
+def test_checkpatch_has_nothing_to_say() -> None:
+    suite = newest_suite(host_release())
+    series = re.sub(r"linux-headers-(\d+\.\d+).*", r"\1", headers(suite))
+
+    def make(target: Path) -> None:
+        """Out of a package of 150 MB, the first time."""
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            archive(suite).unpack([f"linux-source-{series}"], Path(scratch))
+            wanted = {f"linux-source-{series}/scripts/{name}": name for name in CHECKPATCH}
+            with tarfile.open(Path(scratch) / "usr" / "src" / f"linux-source-{series}.tar.xz", "r|xz") as source:
+                for member in source:
+                    content = source.extractfile(member) if member.name in wanted else None
+                    if content is not None:
+                        (target / wanted.pop(member.name)).write_bytes(content.read())
+                    if not wanted:
+                        return
+        raise AssertionError(f"the source of {series} lacks {', '.join(wanted)}")
+
+    place = made_once(default_cache() / suite / f"checkpatch-{series}", make)
+    kernel = Path(__file__).parents[2] / "driver" / "kernel"
+    files = sorted([*kernel.glob("*.c"), *kernel.glob("*.h")])
+    words = ["perl", place / "checkpatch.pl", "--no-tree", "--strict", "--terse", "--show-types", "--no-summary"]
+    said = subprocess.run(
+        [*words, "--ignore", ",".join(IGNORED), "--file", *files],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (said.stdout.strip(), said.stderr.strip()) == ("", "")
+    assert len(files) > 15
