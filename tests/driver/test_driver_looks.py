@@ -20,7 +20,7 @@ from ferrule.driver.look import parse_dkms, parse_mokutil
 from ferrule.driver.state import Signing, State
 from ferrule.fabric.verbs_paths import Gid, Port
 from ferrule.fabric.verbs_ports import Found
-from ferrule.links import UNLIMITED_BYTES, Inventory, Machine
+from ferrule.links import UNLIMITED_BYTES, Inventory, Machine, Probe
 
 change = dataclasses.replace
 GOOD = State(
@@ -117,6 +117,45 @@ def test_what_dkms_and_mokutil_say() -> None:
     ]
 
 
+@dataclasses.dataclass
+class Files:
+    """A tree of a machine, in which there are only these files."""
+
+    texts: dict[str, str]
+    name: str = "files"
+    live: bool = False
+
+    def read(self, path: str, limit: int = 0) -> str:
+        return self._found(self.texts.get(path))
+
+    def names(self, path: str) -> list[str]:
+        below = [name.removeprefix(f"{path}/") for name in self.texts if name.startswith(f"{path}/")]
+        return self._found(sorted({name.split("/")[0] for name in below}) or None)
+
+    def resolve(self, path: str) -> str:
+        return self._found(self.texts.get(f"-> {path}"))
+
+    def run(self, command: str) -> str:
+        return self._found(None)
+
+    def _found(self, what: Any) -> Any:
+        if what is None:
+            raise FileNotFoundError
+        return what
+
+
+@pytest.mark.parametrize("parent", [None, "/sys/devices/pci0000:00/0000:00:0d.2"])
+def test_our_devices_are_told_from_emulated_ones(parent: str | None) -> None:
+    """They have no driver of a card, also where they hang on the cable; nor are they slower than TCP."""
+    texts = {f"/sys/class/infiniband/rocep0/{name}": text for name, text in OURS.items()}
+    if parent is not None:
+        texts["-> /sys/class/infiniband/rocep0/device"] = parent
+        texts["-> /sys/class/infiniband/rocep0/device/driver"] = "/sys/bus/pci/drivers/thunderbolt"
+    (device,) = Probe(Files({"/proc/sys/kernel/ostype": "Linux\n", **texts})).inventory().rdma
+    assert (device.driver, device.software) == ("ferrule_rdma", False)
+
+
+OURS = {"node_type": "1: CA\n", "node_desc": "ferrule\n", "ports/1/state": "4: ACTIVE\n"}
 PORT = Port("ferrule0", 1, "roce", gids=(Gid(1, "10.9.0.1", 24, 2),))
 
 

@@ -62,7 +62,8 @@ def _device(reader: Reader, name: str, mtus: dict[tuple[str, int], tuple[int, in
     device = reader.link(f"{path}/device")
     address = device.rpartition("/")[2] if device else ""
     driver = reader.last(f"{path}/device/driver") if device else _emulated(reader, path, node_type)
-    if (reader.text(f"{path}/node_desc") or "").strip() == OWN_DESCRIPTION:
+    # Ours hang on the cable's controller. Elsewhere the description may hold the host's name, so it is not read.
+    if driver in (None, "thunderbolt") and (reader.text(f"{path}/node_desc") or "").strip() == OWN_DESCRIPTION:
         driver = OWN_DRIVER
     ports = [one for one in reader.names(f"{path}/ports") if re.fullmatch("[0-9]{1,3}", one)]
     return RdmaDevice(
