@@ -17,7 +17,7 @@ int fer_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr, struct
 	if ((udata && udata->outlen < sizeof(resp)) || !attr->cqe || attr->cqe > FER_MAX_CQE ||
 	    attr->comp_vector >= ibcq->device->num_comp_vectors)
 		return -EINVAL;
-	err = fer_take(&dev->num_cq, FER_MAX_CQ);
+	err = fer_take(dev, udata, FER_KIND_CQ, &cq->owner);
 	if (err)
 		return err;
 	spin_lock_init(&cq->lock);
@@ -36,14 +36,14 @@ int fer_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr, struct
 destroy:
 	fer_queue_destroy(cq->queue);
 put_count:
-	atomic_dec(&dev->num_cq);
+	fer_give(dev, cq->owner, FER_KIND_CQ);
 	return err;
 }
 
 int fer_destroy_cq(struct ib_cq *ibcq, struct ib_udata *udata)
 {
 	fer_queue_destroy(to_fer_cq(ibcq)->queue);
-	atomic_dec(&to_fer_dev(ibcq->device)->num_cq);
+	fer_give(to_fer_dev(ibcq->device), to_fer_cq(ibcq)->owner, FER_KIND_CQ);
 	return 0;
 }
 

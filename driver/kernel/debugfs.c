@@ -70,12 +70,20 @@ static int rails_show(struct seq_file *file, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(rails);
 
+static int owners_show(struct seq_file *file, void *unused)
+{
+	fer_owners_show(file->private, file);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(owners);
+
 void fer_debugfs_add(struct fer_dev *dev)
 {
 	dev->debugfs = debugfs_create_dir(dev_name(&dev->ib.dev), root);
 	debugfs_create_file("stats", 0400, dev->debugfs, dev, &stats_fops);
 	debugfs_create_file("qps", 0400, dev->debugfs, dev, &qps_fops);
 	debugfs_create_file("rails", 0400, dev->debugfs, dev, &rails_fops);
+	debugfs_create_file("owners", 0400, dev->debugfs, dev, &owners_fops);
 	fer_loopback_debugfs(dev->link, dev->debugfs);
 }
 

@@ -41,6 +41,8 @@ static struct fer_dev *alloc_dev(void)
 		return NULL;
 	ib_set_device_ops(&dev->ib, &fer_device_ops);
 	INIT_LIST_HEAD(&dev->node);
+	INIT_LIST_HEAD(&dev->owners);
+	mutex_init(&dev->owner_lock);
 	spin_lock_init(&dev->mr_lock);
 	hash_init(dev->mrs);
 	xa_init_flags(&dev->qps, XA_FLAGS_ALLOC);

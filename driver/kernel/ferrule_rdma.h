@@ -88,16 +88,30 @@ static inline void fer_queue_post(struct fer_queue *q)
 
 /* ---- objects of verbs ---- */
 
+/* What is counted, for all of a device and for each process. */
+enum fer_kind {
+	FER_KIND_QP,
+	FER_KIND_CQ,
+	FER_KIND_MR,
+	FER_KIND_PD,
+	FER_KIND_SRQ,
+	FER_KIND_AH,
+	FER_KINDS
+};
+
 struct fer_ucontext {
 	struct ib_ucontext ib;
+	struct fer_owner *owner;
 };
 
 struct fer_pd {
 	struct ib_pd ib;
+	struct fer_owner *owner;	/* whose share it counts to; NULL: the kernel's */
 };
 
 struct fer_ah {
 	struct ib_ah ib;
+	struct fer_owner *owner;
 	u32 num;
 	union ib_gid sgid, dgid;
 	struct fer_pd *pd;
@@ -105,6 +119,7 @@ struct fer_ah {
 
 struct fer_cq {
 	struct ib_cq ib;
+	struct fer_owner *owner;
 	spinlock_t lock;	/* the queue's end, and what follows it */
 	struct fer_queue *queue;
 	u8 notify;	/* enum ib_cq_notify_flags, 0: not asked for */
@@ -113,6 +128,7 @@ struct fer_cq {
 
 struct fer_mr {
 	struct ib_mr ib;
+	struct fer_owner *owner;
 	struct hlist_node node;
 	struct kref ref;
 	struct completion gone;
@@ -139,7 +155,9 @@ struct fer_dev {
 	spinlock_t mr_lock;	/* mrs */
 	DECLARE_HASHTABLE(mrs, 10);
 	struct xarray ahs;
-	atomic_t num_qp, num_cq, num_mr, num_pd, num_srq, num_ah;
+	atomic_t count[FER_KINDS];
+	struct mutex owner_lock;	/* owners */
+	struct list_head owners;
 	atomic_t srq_seq;
 };
 
@@ -147,16 +165,20 @@ struct fer_dev {
 static inline struct fer_##name *to_fer_##name(struct type *ib) \
 { return container_of(ib, struct fer_##name, ib); }
 FER_TO(dev, ib_device)
+FER_TO(ucontext, ib_ucontext)
 FER_TO(pd, ib_pd)
 FER_TO(ah, ib_ah)
 FER_TO(cq, ib_cq)
 FER_TO(mr, ib_mr)
 
-/* One more of what is limited; -ENOMEM if there are enough. */
-static inline int fer_take(atomic_t *count, int limit)
-{
-	return atomic_add_unless(count, 1, limit) ? 0 : -ENOMEM;
-}
+/* quota.c */
+int fer_owner_join(struct fer_dev *dev, struct fer_ucontext *uctx);
+void fer_owner_leave(struct fer_dev *dev, struct fer_ucontext *uctx);
+/* One more; -ENOMEM if the device or the process has enough. *whose: for fer_give(). */
+int fer_take(struct fer_dev *dev, struct ib_udata *udata, enum fer_kind kind,
+	     struct fer_owner **whose);
+void fer_give(struct fer_dev *dev, struct fer_owner *owner, enum fer_kind kind);
+void fer_owners_show(struct fer_dev *dev, struct seq_file *file);
 
 /* cq.c */
 int fer_create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attr, struct ib_udata *udata);

@@ -215,18 +215,16 @@ struct ib_mr *fer_reg_user_mr(struct ib_pd *pd, u64 start, u64 length, u64 iova,
 		return ERR_PTR(-EOPNOTSUPP);
 	if (!length || iova + length < iova || start + length < start)
 		return ERR_PTR(-EINVAL);
-	err = fer_take(&dev->num_mr, FER_MAX_MR);
-	if (err)
-		return ERR_PTR(err);
 	mr = kzalloc(sizeof(*mr), GFP_KERNEL_ACCOUNT);
-	if (!mr) {
-		err = -ENOMEM;
-		goto put_count;
-	}
+	if (!mr)
+		return ERR_PTR(-ENOMEM);
+	err = fer_take(dev, udata, FER_KIND_MR, &mr->owner);
+	if (err)
+		goto free;
 	mr->umem = umem_get(pd->device, start, length, access);
 	if (IS_ERR(mr->umem)) {
 		err = PTR_ERR(mr->umem);
-		goto free;
+		goto put_count;
 	}
 	kref_init(&mr->ref);
 	init_completion(&mr->gone);
@@ -244,10 +242,10 @@ struct ib_mr *fer_reg_user_mr(struct ib_pd *pd, u64 start, u64 length, u64 iova,
 release:
 	kvfree(mr->pages);
 	ib_umem_release(mr->umem);
+put_count:
+	fer_give(dev, mr->owner, FER_KIND_MR);
 free:
 	kfree(mr);
-put_count:
-	atomic_dec(&dev->num_mr);
 	return ERR_PTR(err);
 }
 
@@ -263,7 +261,7 @@ int fer_dereg_mr(struct ib_mr *ibmr, struct ib_udata *udata)
 	wait_for_completion(&mr->gone); /* a copy may be under way */
 	kvfree(mr->pages);
 	ib_umem_release(mr->umem);
+	fer_give(dev, mr->owner, FER_KIND_MR);
 	kfree(mr);
-	atomic_dec(&dev->num_mr);
 	return 0;
 }

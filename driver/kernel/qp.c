@@ -221,7 +221,7 @@ int fer_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_ud
 	err = check_init(init, udata);
 	if (err)
 		return err;
-	err = fer_take(&dev->num_qp, FER_MAX_QP);
+	err = fer_take(dev, udata, FER_KIND_QP, &qp->owner);
 	if (err)
 		return err;
 	qp->dev = dev;
@@ -249,7 +249,7 @@ int fer_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_ud
 no_number:
 	destroy_queues(qp);
 put_count:
-	atomic_dec(&dev->num_qp);
+	fer_give(dev, qp->owner, FER_KIND_QP);
 	return err;
 }
 
@@ -265,7 +265,7 @@ int fer_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
 	fer_qp_put(qp);
 	wait_for_completion(&qp->gone); /* a round may hold it for a moment */
 	destroy_queues(qp);
-	atomic_dec(&qp->dev->num_qp);
+	fer_give(qp->dev, qp->owner, FER_KIND_QP);
 	return 0;
 }
 

@@ -15,6 +15,7 @@ struct fer_rq {
 
 struct fer_srq {
 	struct ib_srq ib;
+	struct fer_owner *owner;
 	struct fer_rq rq;
 	u32 num;
 	u32 limit;
@@ -61,6 +62,7 @@ struct fer_res {
 struct fer_qp {
 	struct ib_qp ib;
 	struct fer_dev *dev;
+	struct fer_owner *owner;
 	struct kref ref;		/* the table's, the lists', of whoever looks */
 	struct completion gone;
 	struct mutex lock;		/* all below but the list nodes */

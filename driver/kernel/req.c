@@ -142,6 +142,9 @@ bool fer_req_run(struct fer_qp *qp, int budget)
 		if (qp->req.cur == sq->idx) {
 			if (qp->state == IB_QPS_SQD || !fer_queue_posted(sq))
 				return false;
+			/* its owner says that there is more than the ring can hold */
+			if (((sq->idx + 1) & sq->mask) == qp->req.cons)
+				return false;
 			fer_sq_fetch(qp);
 		}
 		w = &qp->req.wqe[qp->req.cur];

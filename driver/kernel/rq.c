@@ -111,7 +111,7 @@ int fer_create_srq(struct ib_srq *ibsrq, struct ib_srq_init_attr *init, struct i
 	if (udata->outlen < sizeof(resp) || !init->attr.max_wr ||
 	    init->attr.max_wr > FER_MAX_QP_WR || init->attr.max_sge > FER_MAX_SGE)
 		return -EINVAL;
-	err = fer_take(&dev->num_srq, FER_MAX_SRQ);
+	err = fer_take(dev, udata, FER_KIND_SRQ, &srq->owner);
 	if (err)
 		return err;
 	err = fer_rq_init(&srq->rq, &uctx->ib, init->attr.max_wr, init->attr.max_sge, &resp.mi);
@@ -126,7 +126,7 @@ int fer_create_srq(struct ib_srq *ibsrq, struct ib_srq_init_attr *init, struct i
 		return 0;
 	fer_queue_destroy(srq->rq.queue);
 put_count:
-	atomic_dec(&dev->num_srq);
+	fer_give(dev, srq->owner, FER_KIND_SRQ);
 	return err;
 }
 
@@ -160,7 +160,7 @@ int fer_query_srq(struct ib_srq *ibsrq, struct ib_srq_attr *attr)
 int fer_destroy_srq(struct ib_srq *ibsrq, struct ib_udata *udata)
 {
 	fer_queue_destroy(to_fer_srq(ibsrq)->rq.queue);
-	atomic_dec(&to_fer_dev(ibsrq->device)->num_srq);
+	fer_give(to_fer_dev(ibsrq->device), to_fer_srq(ibsrq)->owner, FER_KIND_SRQ);
 	return 0;
 }
 

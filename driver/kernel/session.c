@@ -66,7 +66,8 @@ static void fail_qps(struct fer_link *link)
 		if (!qp)
 			return;
 		mutex_lock(&qp->lock);
-		if (qp->state >= IB_QPS_RTR && qp->state != IB_QPS_ERR)
+		/* datagrams promise nothing: they go on when the link does */
+		if (!fer_is_ud(qp) && qp->state >= IB_QPS_RTR && qp->state != IB_QPS_ERR)
 			fer_qp_fail(qp);
 		mutex_unlock(&qp->lock);
 		fer_qp_put(qp);

@@ -88,11 +88,12 @@ static int query_pkey(struct ib_device *ibdev, u32 port, u16 index, u16 *pkey)
 
 static int alloc_ucontext(struct ib_ucontext *uctx, struct ib_udata *udata)
 {
-	return 0;
+	return fer_owner_join(to_fer_dev(uctx->device), to_fer_ucontext(uctx));
 }
 
 static void dealloc_ucontext(struct ib_ucontext *uctx)
 {
+	fer_owner_leave(to_fer_dev(uctx->device), to_fer_ucontext(uctx));
 }
 
 /* That it is there lets a device go while processes still have it open. */
@@ -102,12 +103,12 @@ static void disassociate_ucontext(struct ib_ucontext *uctx)
 
 static int alloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 {
-	return fer_take(&to_fer_dev(pd->device)->num_pd, FER_MAX_PD);
+	return fer_take(to_fer_dev(pd->device), udata, FER_KIND_PD, &to_fer_pd(pd)->owner);
 }
 
 static int dealloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 {
-	atomic_dec(&to_fer_dev(pd->device)->num_pd);
+	fer_give(to_fer_dev(pd->device), to_fer_pd(pd)->owner, FER_KIND_PD);
 	return 0;
 }
 
@@ -135,7 +136,7 @@ static int create_ah(struct ib_ah *ibah, struct rdma_ah_init_attr *init, struct 
 	ah->pd = to_fer_pd(ibah->pd);
 	ah->sgid = grh->sgid_attr->gid;
 	ah->dgid = grh->dgid;
-	err = fer_take(&dev->num_ah, FER_MAX_AH);
+	err = fer_take(dev, udata, FER_KIND_AH, &ah->owner);
 	if (err)
 		return err;
 	xa_lock_irqsave(&dev->ahs, irq); /* users in the kernel may be in an interrupt */
@@ -149,7 +150,7 @@ static int create_ah(struct ib_ah *ibah, struct rdma_ah_init_attr *init, struct 
 		return 0;
 	forget_ah(ah);
 put_count:
-	atomic_dec(&dev->num_ah);
+	fer_give(dev, ah->owner, FER_KIND_AH);
 	return err;
 }
 
@@ -157,7 +158,7 @@ put_count:
 static int destroy_ah(struct ib_ah *ibah, u32 flags)
 {
 	forget_ah(to_fer_ah(ibah));
-	atomic_dec(&to_fer_dev(ibah->device)->num_ah);
+	fer_give(to_fer_dev(ibah->device), to_fer_ah(ibah)->owner, FER_KIND_AH);
 	return 0;
 }
 

@@ -6,12 +6,15 @@
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #define AREA	(2 << 20)	/* bytes that each side has registered */
 #define DEPTH	16
@@ -541,6 +544,65 @@ static void atomics(void)
 	drop(&b);
 }
 
+/* Take objects of each kind until there are no more; gives how many queue pairs that was. */
+static int take_all(void)
+{
+	struct ibv_context *own = ibv_open_device(context->device);
+	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 1, .max_sge = 1 } };
+	struct ibv_ah_attr ah = { .is_global = 1, .port_num = 1,
+				  .grh = { .sgid_index = gid_index, .hop_limit = 1 } };
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { .max_send_wr = 1 } };
+	struct ibv_pd *first;
+	static char area[64];
+	int qps = 0, i;
+
+	NEED(own && (first = ibv_alloc_pd(own)) && !ibv_query_gid(own, 1, gid_index, &ah.grh.dgid));
+	NEED(init.send_cq = init.recv_cq = ibv_create_cq(own, 1, NULL, NULL, 0));
+	while (ibv_create_qp(first, &init))
+		qps++;
+	NEED(errno == ENOMEM);
+	for (i = 0; ibv_create_cq(own, 1, NULL, NULL, 0); i++)
+		NEED(i < 10000);
+	for (i = 0; ibv_reg_mr(first, area, sizeof(area), 0); i++)
+		NEED(i < 10000);
+	for (i = 0; ibv_create_srq(first, &srq); i++)
+		NEED(i < 10000);
+	for (i = 0; ibv_create_ah(first, &ah); i++)
+		NEED(i < 10000);
+	for (i = 0; ibv_alloc_pd(own); i++)
+		NEED(i < 10000);
+	return qps;
+}
+
+/* A process that takes all that it can get leaves enough for others, and all of it when it dies. */
+static void greed(void)
+{
+	int i, said[2], qps, before = 0, status;
+	struct side a, b;
+	pid_t child;
+
+	for (i = 0; i < 2; i++) {
+		NEED(!pipe(said) && (child = fork()) >= 0);
+		if (!child) {
+			qps = take_all();
+			NEED(write(said[1], &qps, sizeof(qps)) == sizeof(qps));
+			pause();
+		}
+		close(said[1]);
+		NEED(read(said[0], &qps, sizeof(qps)) == sizeof(qps));
+		close(said[0]);
+		NEED(qps > 2 && (!i || qps == before));
+		before = qps;
+		a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+		join(&a, &b);
+		NEED(!post(&a, IBV_WR_RDMA_WRITE, 0, 100, &b, 0, 1, 0));
+		wait_for(&a, 1, IBV_WC_SUCCESS);
+		drop(&a);
+		drop(&b);
+		NEED(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	struct ibv_device **devices = ibv_get_device_list(NULL);
@@ -572,6 +634,8 @@ int main(int argc, char **argv)
 			events();
 		else if (!strcmp(test, "atomics"))
 			atomics();
+		else if (!strcmp(test, "greed"))
+			greed();
 		else
 			fail("no such test");
 		printf("ok %s %.2f s\n", argv[i], now() - begin);

@@ -59,7 +59,10 @@ for ((i = 0; i < 100; i++)); do timeout 60 rping -c -v -C 10 -a 10.9.0.1 > /tmp/
 [ "$(grep -c 'ping data' /tmp/client)" = 10 ] || { cat /tmp/server /tmp/client; exit 1; }
 kill %1; wait %1
 
-check timeout 120 /lab/verbs_check ferrule0 1 1 rc uc events atomics endings attacks
+check timeout 120 /lab/verbs_check ferrule0 1 1 rc uc events atomics endings attacks greed
+mkdir /cg; mount -t cgroup2 none /cg; echo +rdma > /cg/cgroup.subtree_control; mkdir /cg/few
+echo "ferrule0 hca_object=4" > /cg/few/rdma.max
+(echo 0 > /cg/few/cgroup.procs; exec /lab/verbs_check ferrule0 1 1 rc) 2>&1 | grep 'errno 11' || exit 1
 set_faults drop=200
 check timeout 120 /lab/verbs_check ferrule0 1 2 traffic atomics
 set_faults drop=100 corrupt=100 duplicate=200 reorder=500 delay_us=100
