@@ -257,6 +257,7 @@ devices = st.builds(
     flops=st.dictionaries(st.sampled_from(["bf16", "fp32", "int8"]), positive, min_size=1),
     kind=st.sampled_from(["", 'a "kind"', "µ\\"]),
     launch_seconds=st.floats(0, 1),
+    eager_seconds=maybe,
     disk_read=maybe,
     runtime_bytes=st.integers(0, 2**40),
     watts_idle=maybe,

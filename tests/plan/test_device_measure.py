@@ -134,7 +134,7 @@ def test_what_was_measured_is_known_until_something_changes(tmp_path: Path, monk
         return FIGURES
 
     monkeypatch.setattr(device_measure, "_benchmark", benchmark)
-    monkeypatch.setattr(device_measure, "runtime_bytes", lambda timeout: 7)
+    monkeypatch.setattr(device_measure, "rank_needs", lambda timeout, timed: (7, 5e-3 if timed else None))
     cache = tmp_path / "devices.json"
 
     def measure(**options: object) -> int:
@@ -158,6 +158,7 @@ def test_what_was_measured_is_known_until_something_changes(tmp_path: Path, monk
     assert measure() == 6
     device = measure_device("box", cache=cache, model=tmp_path)
     assert (device.name, len(runs)) == ("box", 6)
+    assert device.eager_seconds == pytest.approx(5e-3 / (6 * (40 + 14) + 30))  # of 6 layers, and the two ends
     assert 0 < device.memory <= FIGURES.memory_total
 
 
@@ -170,6 +171,8 @@ def test_this_machine(tmp_path: Path) -> None:
     assert min(figures.memory_bandwidth, *figures.flops.values()) > 0
     assert 1e-8 < figures.launch_seconds < 1
     assert 50 << 20 < figures.runtime_bytes < 4 << 30
+    assert figures.eager_seconds is not None
+    assert figures.launch_seconds < figures.eager_seconds < 0.1
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from ferrule.plan.records import (
     save_calibrations,
     save_record,
 )
+from ferrule.plan.runtime import BUILT_IN_ENGINE, VLLM, Runtime
 
 SMALL, LARGE = read_model("llama-3.2-3b", weights="bfloat16"), read_model("llama-3.1-8b", weights="bfloat16")
 DEVICE = DeviceSpec("here", 64 << 30, 20e9, {"bf16": 1e12}, kind="box", launch_seconds=5e-6, measured=True)
@@ -52,6 +53,22 @@ def test_one_record_tells_the_seconds_per_operation() -> None:
     assert found.after < 0.001 < found.before
     again = calibrated(DEVICE, {"box": found})
     assert again.launch_seconds == found.launch_seconds
+
+
+def test_what_an_operation_costs_from_python_counts_for_engines_that_start_them_so() -> None:
+    layout = Layout((Stage((DEVICE.name,), 0, SMALL.layers),))
+
+    def launch(device: DeviceSpec, runtime: Runtime) -> float:
+        terms = predict(SMALL, machine_of_ranks(device, 1), layout, WORK, runtime).terms
+        return sum(term.seconds for term in terms if term.kind == "launch")
+
+    slower = replace(DEVICE, eager_seconds=15e-6)
+    assert launch(slower, BUILT_IN_ENGINE) == pytest.approx(3 * launch(DEVICE, BUILT_IN_ENGINE))
+    assert launch(slower, VLLM) == launch(DEVICE, VLLM)
+    # What was measured of whole models says more.
+    (found,) = calibrate([record(SMALL, replace(DEVICE, launch_seconds=40e-6))], {"box": slower})
+    again = calibrated(slower, {"box": found})
+    assert launch(again, BUILT_IN_ENGINE) == pytest.approx(8 * launch(DEVICE, BUILT_IN_ENGINE), rel=0.01)
 
 
 def test_records_of_two_models_tell_speed_and_operations_apart() -> None:

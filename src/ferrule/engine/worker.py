@@ -146,18 +146,22 @@ class Driver:
 
     def loop(self) -> None:
         while True:
-            busy = bool(self.under_way or self.scheduler.by_identity)
-            self._take_requests(0.0 if busy else IDLE_PERIOD)
-            while len(self.under_way) < self.depth:
-                batch = self.scheduler.next_batch()
-                if batch is None:
-                    break
-                self._announce(batch)
-                self.under_way.append(batch)
-            if self.under_way:
-                self._finish(self.under_way.popleft())
-            elif not busy:
-                self._idle()
+            self.step()
+
+    def step(self) -> None:
+        """Take in requests and run a batch, if there is any."""
+        busy = bool(self.under_way or self.scheduler.by_identity)
+        self._take_requests(0.0 if busy else IDLE_PERIOD)
+        while len(self.under_way) < self.depth:
+            batch = self.scheduler.next_batch()
+            if batch is None:
+                break
+            self._announce(batch)
+            self.under_way.append(batch)
+        if self.under_way:
+            self._finish(self.under_way.popleft())
+        elif not busy:
+            self._idle()
 
     def _announce(self, batch: Batch) -> None:
         announce(self.runner.world, self.runner.plan.driver, batch)

@@ -25,7 +25,8 @@ class DeviceSpec:
     ``kind``: devices of one kind share a calibration. ``memory``: the bytes that a model may fill.
     ``memory_bandwidth``: bytes per second that reading weights gets. ``flops``: operations per second by type.
     ``launch_seconds``: what each operation (kernel) of a layer costs beside its bytes and arithmetic, the one number of
-    a device that is fitted to measurements. ``disk_read``: bytes per second. ``runtime_bytes``: what the serving
+    a device that is fitted to measurements; ``eager_seconds``: the same of an engine that starts them one by one from
+    Python, None where that is not known apart. ``disk_read``: bytes per second. ``runtime_bytes``: what the serving
     process holds before any weight. ``watts_idle``, ``watts_busy``: of the whole machine; ``price`` in US dollars.
     ``measured``: by the built-in benchmark, not from what a maker states.
     """
@@ -36,6 +37,7 @@ class DeviceSpec:
     flops: Mapping[str, float]
     kind: str = ""
     launch_seconds: float = LAUNCH_SECONDS
+    eager_seconds: float | None = None
     disk_read: float | None = None
     runtime_bytes: int = 0
     watts_idle: float | None = None
@@ -52,7 +54,7 @@ class DeviceSpec:
             raise PlanError(f"{where}: flops must hold at least one of bf16, fp16, fp32")
         _positive(f"{where}, flops", **self.flops)
         _at_least_0(where, launch_seconds=self.launch_seconds, runtime_bytes=self.runtime_bytes)
-        for name in ("disk_read", "watts_idle", "watts_busy", "price"):
+        for name in ("eager_seconds", "disk_read", "watts_idle", "watts_busy", "price"):
             if (value := getattr(self, name)) is not None:
                 _at_least_0(where, **{name: value})
 

@@ -143,7 +143,7 @@ class _Predictor:
         return seconds + self.runtime.message_seconds, where
 
     def _launch(self, names: tuple[str, ...]) -> float:
-        return max(self.cluster.by_name[name].launch_seconds for name in names)
+        return max(self.runtime.launch_seconds(self.cluster.by_name[name]) for name in names)
 
     def _message_work(self, time: _StageTime) -> float:
         """Of a stage that hands over a batch, when it could be at the next one already."""

@@ -43,7 +43,8 @@ class Effort:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the benchmark found. ``runtime_bytes``, ``at`` (seconds since 1970) and ``kind`` are added by who ran it."""
+    """What the benchmark found. ``runtime_bytes``, ``eager_seconds`` and ``at`` (seconds since 1970) are added by who
+    ran it."""
 
     unit: str
     title: str
@@ -59,6 +60,7 @@ class Figures:
     notes: tuple[str, ...] = ()
     runtime_bytes: int = 0
     at: float = 0.0
+    eager_seconds: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,6 +73,8 @@ class Figures:
             found[name] = float(found[name])
         for name in ("memory_free", "memory_total", "runtime_bytes"):
             found[name] = int(found[name])
+        if found["eager_seconds"] is not None:
+            found["eager_seconds"] = float(found["eager_seconds"])
         found["flops"] = {str(dtype): float(value) for dtype, value in found["flops"].items()}
         found["notes"] = tuple(map(str, found["notes"]))
         if not found["memory_bandwidth"] > 0 or not found["flops"] or not min(found["flops"].values()) > 0:

@@ -26,29 +26,17 @@ from ferrule.links.identity import identity
 from ferrule.plan.cluster import DeviceSpec
 from ferrule.plan.device_backend import processor
 from ferrule.plan.device_benchmark import Effort, Figures
+from ferrule.plan.device_engine import ENGINE_RANK, ENGINE_STEPPING, PROGRAM, eager_seconds
 from ferrule.plan.device_memory import memory_free, nvidia_free
 
 _log = logging.getLogger(__name__)
 
 MAX_AGE_SECONDS = 30 * 86400.0
 TIMEOUT = 120.0
-ENGINE_RANK = "ferrule.engine.worker"
-"""What a rank of the built-in engine is: imported by name in a process of its own, never here."""
-_VERSION = 1
+_VERSION = 2
 _MAX_ENTRIES = 50
 _LOCK_SECONDS = 2.0
 _PACKAGES = ("torch", "transformers", "numpy")
-_RUNTIME = """
-import importlib, sys
-try:
-    importlib.import_module(sys.argv[1])
-    import torch
-    torch.ones(256, 256) @ torch.ones(256, 256)
-except ImportError:
-    import ferrule.fabric
-from ferrule.plan.device_memory import private_bytes
-print("private", private_bytes())
-"""
 
 
 def measure_device(name: str = "", **options: Any) -> DeviceSpec:
@@ -82,7 +70,7 @@ def measure_figures(
     ``model``: the folder whose disk is read, by default the cache's. ``unit``: "cpu", "cuda", "mps", or "auto" for the
     best one. ``threads`` that compute on processors: by default all cores. ``dtype`` in which reading is measured.
     ``fresh``: measure in any case. ``effort``: how long (its other fields are set here). ``cache``: the file to
-    remember in. The first time takes about 3 s and as long as importing torch and transformers. Raises `PlanError`
+    remember in. The first time takes about 4 s and as long as importing torch and transformers. Raises `PlanError`
     where it fails, takes over ``timeout`` seconds, or there is no such ``unit``.
     """
     folder = model if model is not None else _cache_folder()
@@ -94,7 +82,11 @@ def measure_figures(
     figures = None if fresh else _recall(store, key)
     if figures is None:
         figures = _benchmark(wanted, timeout)
-        figures = replace(figures, runtime_bytes=runtime_bytes(timeout), at=time.time())
+        # Only processors run the built-in engine.
+        private, token = rank_needs(timeout, timed=figures.unit == "cpu")
+        figures = replace(figures, runtime_bytes=private, at=time.time())
+        if token is not None:
+            figures = replace(figures, eager_seconds=eager_seconds(token))
         _remember(store, key, figures)
     return figures
 
@@ -108,6 +100,7 @@ def device_from(figures: Figures, name: str, memory: int) -> DeviceSpec:
         figures.flops,
         kind=f"{figures.title} ({figures.unit})",
         launch_seconds=figures.launch_seconds,
+        eager_seconds=figures.eager_seconds,
         disk_read=figures.disk_read,
         runtime_bytes=figures.runtime_bytes,
         watts_idle=figures.watts_idle,
@@ -116,14 +109,16 @@ def device_from(figures: Figures, name: str, memory: int) -> DeviceSpec:
     )
 
 
-def runtime_bytes(timeout: float = TIMEOUT, module: str = ENGINE_RANK) -> int:
-    """Private memory of a process that has imported ``module``, and multiplied once; of one with the fabric alone where
-    the engine is not installed."""
-    told = _python(["-c", _RUNTIME, module], timeout, {"OMP_NUM_THREADS": "1"}, "what a rank holds before its weights")
-    found = [line.split()[1] for line in told.splitlines() if line.startswith("private ")]
-    if not found:
-        raise PlanError("what a rank holds before its weights could not be measured: its process said nothing")
-    return int(found[-1])
+def rank_needs(timeout: float = TIMEOUT, *, timed: bool = True) -> tuple[int, float | None]:
+    """Private memory of a process that has imported a rank and multiplied once, of one with the fabric alone where the
+    engine is not installed; and seconds that a rank takes for a token of the embedded model, None there, or if it is
+    not to be ``timed``."""
+    words = ["-c", PROGRAM, ENGINE_RANK, ENGINE_STEPPING if timed else ""]
+    told = _python(words, timeout, {"OMP_NUM_THREADS": "1"}, "what a rank needs beside its weights")
+    found = dict(line.split() for line in told.splitlines() if line.startswith(("private ", "token ")))
+    if "private" not in found:
+        raise PlanError("what a rank needs beside its weights could not be measured: its process said nothing")
+    return int(found["private"]), float(found["token"]) if "token" in found else None
 
 
 def _benchmark(effort: Effort, timeout: float) -> Figures:

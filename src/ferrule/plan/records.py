@@ -94,7 +94,7 @@ def record_of(
         else:
             rest += term.seconds
     launching = parts.pop("launch")
-    launch = max(device.launch_seconds for device in devices)
+    launch = max(runtime.launch_seconds(device) for device in devices)
     operations = launching / launch if launch else 0.0
     return Record(
         at, model.name, _words(layout), kind, measured, prediction.token_seconds, sum(parts.values()), operations, rest
@@ -126,7 +126,7 @@ def _fit(kind: str, records: Sequence[Record], device: DeviceSpec) -> Calibratio
     if len(records) > 1 and np.linalg.cond(columns / np.linalg.norm(columns, axis=0)) < 50:
         slowness, launch = np.linalg.lstsq(columns, goal, rcond=None)[0]
     if launch < 0 or not 1 / MOST <= slowness <= 1 / LEAST:
-        launch = max(0.0, launch) if 1 / MOST <= slowness <= 1 / LEAST else device.launch_seconds
+        launch = max(0.0, launch) if 1 / MOST <= slowness <= 1 / LEAST else BUILT_IN_ENGINE.launch_seconds(device)
         slowness = float(np.clip(_alone(columns[:, 0], goal - columns[:, 1] * launch), 1 / MOST, 1 / LEAST))
     after = np.abs(columns @ np.array([slowness, launch]) - goal)
     before = np.abs(np.array([record.predicted for record in records]) / measured - 1)
@@ -150,6 +150,7 @@ def calibrated(device: DeviceSpec, found: Mapping[str, Calibration] | None = Non
         memory_bandwidth=device.memory_bandwidth * calibration.speed,
         flops={dtype: rate * calibration.speed for dtype, rate in device.flops.items()},
         launch_seconds=calibration.launch_seconds,
+        eager_seconds=None,
     )
 
 

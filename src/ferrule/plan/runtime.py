@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ferrule.plan.cluster import DeviceSpec
 from ferrule.plan.model_layer import BUILT_IN, COMPACT, CachePolicy, LayerSpec
 
 
@@ -21,7 +22,7 @@ class Runtime:
     they run a step; 0: nothing.
     ``batches``: keeps as many batches on their way as there are stages. ``streams``: weights that do not fit are read
     from disk with every token. ``batch_tokens``: of a prompt, at once. ``activation_bytes``: of one number on its way
-    through a layer.
+    through a layer. ``eager``: starts each operation from Python.
     """
 
     name: str
@@ -40,6 +41,13 @@ class Runtime:
     streams: bool = False
     batch_tokens: int = 512
     activation_bytes: float = 4.0
+    eager: bool = False
+
+    def launch_seconds(self, device: DeviceSpec) -> float:
+        """What an operation costs there beside its bytes and arithmetic."""
+        if self.eager and device.eager_seconds is not None:
+            return device.eager_seconds
+        return device.launch_seconds
 
     def operations(self, layer: LayerSpec, experts_touched: float = 0.0) -> float:
         """Of one pass through ``layer`` on a device that needs so many of its experts."""
@@ -64,6 +72,7 @@ BUILT_IN_ENGINE = Runtime(
     message_seconds=20e-6,
     collective_seconds=5e-6,
     announcement_bytes=4096,  # one frame of fixed size (engine/batch.py)
+    eager=True,
 )
 MLX = Runtime("mlx")
 """mlx-lm, and exo on it: the graph of a token is built once and its kernels are started one after the other."""

@@ -193,7 +193,7 @@ class StageCosts:
     def hop(self, here: Sequence[str], there: Sequence[str], measure: Measure, layers: int = 1) -> float:
         """Seconds from one stage to the next, which has so many layers; infinite where there is no way."""
         sizes = [message_bytes(self.model, self.runtime, which, layers) for which in self.passes(measure)]
-        launch = max(self.cluster.by_name[name].launch_seconds for name in there)
+        launch = max(self.runtime.launch_seconds(self.cluster.by_name[name]) for name in there)
         return self._between(here, there, sizes) + self.runtime.stage_operations * launch * len(sizes)
 
     def back(self, last: Sequence[str], first: Sequence[str], measure: Measure) -> float:

@@ -77,9 +77,9 @@ class _Pace(NamedTuple):
     launch_seconds: float
 
     @classmethod
-    def of(cls, device: DeviceSpec, dtype: str) -> _Pace:
+    def of(cls, device: DeviceSpec, dtype: str, runtime: Runtime) -> _Pace:
         rate = device.flops_of(dtype) * (1.0 if device.measured else ARITHMETIC)
-        return cls(device.memory_bandwidth, rate, device.launch_seconds)
+        return cls(device.memory_bandwidth, rate, runtime.launch_seconds(device))
 
 
 class StageCost:
@@ -91,7 +91,7 @@ class StageCost:
         self._model, self._runtime, self._exchange = model, runtime, exchange
         self._stage = stage
         dtype = _DTYPES.get(model.stored, "bf16")
-        self._devices = [_Pace.of(cluster.by_name[name], dtype) for name in stage.devices]
+        self._devices = [_Pace.of(cluster.by_name[name], dtype, runtime) for name in stage.devices]
         self._turns = cluster.turns(stage.width)
 
     def layers(self, which: Pass) -> list[Seconds]:

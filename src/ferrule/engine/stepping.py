@@ -1,0 +1,65 @@
+"""How long a rank takes for a token of a model that hardly has weights: what is left is starting operations.
+
+The planner calls it by name, in a process that has imported a rank (plan/device_engine.py).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import time
+
+import torch
+import transformers
+
+from ferrule import fabric
+from ferrule.engine.control import Control, params_to_json
+from ferrule.engine.options import RankOptions
+from ferrule.engine.runner import Runner
+from ferrule.engine.types import SamplingParams
+from ferrule.engine.worker import Driver
+from ferrule.lifeline import Lifeline
+from ferrule.models import demo_path
+from ferrule.plan import make_plan, read_model
+
+PROMPT, CONTEXT = 32, 512
+_ROUNDS, _TOKENS = 24, 4
+SECONDS = 2.0
+"""After which no other round begins."""
+
+
+def token_seconds() -> float:
+    """Seconds per token of one stream of the embedded model on one rank of one thread, from its requests to its
+    answers: of the processor, without turns of other programs. The quickest of some rounds' medians, since what else
+    the machine does makes them slower, never quicker."""
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    plan = make_plan(read_model(str(demo_path())))
+    options = RankOptions(
+        str(demo_path()), "auto", plan, 1, CONTEXT, max_sequences=1, batch_tokens=CONTEXT, end_tokens=()
+    )
+    ours, theirs = socket.socketpair()
+    with ours, fabric.init() as world:
+        runner = Runner(options, world, lambda progress: None)
+        driver = Driver(options, runner, Control(Lifeline(theirs.detach())), CONTEXT)
+        params = SamplingParams(max_tokens=_ROUNDS * _TOKENS + 2, temperature=0.0, ignore_eos=True)
+        request = {"op": "add", "id": 1, "prompt": list(range(3, 3 + PROMPT)), "made": []}
+        ours.sendall(json.dumps({**request, "params": params_to_json(params)}).encode() + b"\n")
+        driver.step()  # the prompt
+        driver.step()
+        end = time.perf_counter() + SECONDS
+        found = [_median_step(driver, ours)]
+        while len(found) < _ROUNDS and time.perf_counter() < end:
+            found.append(_median_step(driver, ours))
+        return min(found)
+
+
+def _median_step(driver: Driver, ours: socket.socket) -> float:
+    times = []
+    for _ in range(_TOKENS):
+        begin = time.thread_time()
+        driver.step()
+        times.append(time.thread_time() - begin)
+        ours.recv(1 << 16)
+    return statistics.median(times)
