@@ -111,6 +111,8 @@ class FakeMachine:
             case ["dkms", _, *_] if states is None:
                 return 3, f"the module {version} is not in the DKMS tree"
             case ["dkms", "build", *_]:
+                if "built" in states:
+                    return 3, "it is built already"
                 states |= {"built"}
             case ["dkms", "install", *_]:
                 if self.installed and version not in self.installed:

@@ -17,6 +17,7 @@ from ferrule.cli import driver as cli
 from ferrule.cli.main import app
 from ferrule.driver import Built, build_deb, check, install_command, look, needs, packages_of, read_source, usable
 from ferrule.driver.look import parse_dkms, parse_mokutil
+from ferrule.driver.record import PLACE
 from ferrule.driver.state import Signing, State
 from ferrule.fabric.verbs_paths import Gid, Port
 from ferrule.fabric.verbs_ports import Found
@@ -193,9 +194,9 @@ def test_the_package_is_the_same_each_time(tmp_path: Path) -> None:
         assert f".{path}\n" in listed
     assert "root/root" in listed
     subprocess.run(["dpkg-deb", "--control", one, tmp_path / "control"], check=True, timeout=30)
-    for script in ("postinst", "prerm"):
+    for script, holds in (("preinst", PLACE), ("postinst", source.version), ("prerm", source.version)):
         subprocess.run(["sh", "-n", tmp_path / "control" / script], check=True, timeout=30)
-        assert source.version in (tmp_path / "control" / script).read_text()
+        assert holds in (tmp_path / "control" / script).read_text()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ferrule.driver.files import LOAD, LOAD_TEXT, OPTIONS, OPTIONS_MODE, OPTIONS_TEXT
+from ferrule.driver.record import PLACE
 from ferrule.driver.source import PACKAGE, Source
 from ferrule.errors import DriverError
 
@@ -81,6 +82,16 @@ fi
 exit 0
 """
 
+_PREINST = """\
+#!/bin/sh
+set -e
+if [ "$1" = install ] && [ -e {record} ]; then
+    echo "the driver was installed by Ferrule; take that away first: sudo ferrule driver uninstall" >&2
+    exit 1
+fi
+exit 0
+"""
+
 _PRERM = """\
 #!/bin/sh
 set -e
@@ -135,6 +146,7 @@ def _contents(source: Source, name: str) -> Mapping[str, tuple[bytes, int]]:
     control = {
         "DEBIAN/control": (_CONTROL.format(**words, size=size), 0o644),
         "DEBIAN/conffiles": (f"{OPTIONS}\n", 0o644),
+        "DEBIAN/preinst": (_PREINST.format(record=PLACE), 0o755),
         "DEBIAN/postinst": (_POSTINST.format(**words), 0o755),
         "DEBIAN/prerm": (_PRERM.format(**words), 0o755),
         "DEBIAN/md5sums": (_sums(installed), 0o644),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ferrule.driver.files import LOAD, LOAD_TEXT, OPTIONS, OPTIONS_MODE, OPTIONS_TEXT
 from ferrule.driver.source import MODULE, PACKAGE, Source
-from ferrule.driver.state import State
+from ferrule.driver.state import Built, State
 from ferrule.links.doctor.fix import Command, NewFile
 
 
@@ -68,7 +68,8 @@ def plan_install(state: State, source: Source) -> tuple[Action, ...]:
         kernel = ("-k", state.kernel)
         steps.append(NewTree(source_tree(version), source.tree))
         steps += [] if any(one.version == version for one in state.built) else [dkms("add", version)]
-        steps.append(dkms("build", version, *kernel))
+        built = Built(version, state.kernel, "built") in state.built  # old versions of DKMS refuse to build it again
+        steps += [] if built else [dkms("build", version, *kernel)]
         steps += [dkms("uninstall", previous, *kernel)] if state.installed(previous) else []
         steps.append(dkms("install", version, *kernel, "--force"))
         if state.signing.required:
