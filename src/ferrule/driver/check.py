@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,10 +30,11 @@ class Check:
 
 
 def open_port(port: Port) -> None:
-    """As a rank does it, with a queue pair of each type that there is; it is closed again."""
+    """As a rank does it; it is closed again."""
     index = port.gids[0].index if port.gids else 0
     address = port.gids[0].address if port.wire == "iwarp" else ""
-    VerbsEndpoint(port.device, port.number, index, "RC", 0, address, True).close()
+    kind = "UC" if sys.platform == "darwin" else "RC"
+    VerbsEndpoint(port.device, port.number, index, kind, 0, address, True).close()
 
 
 def check(state: State, found: Found, device: str = "", opener: Opener = open_port) -> tuple[Check, ...]:
