@@ -87,9 +87,6 @@ def best_ring(costs: LinkCosts) -> tuple[int, ...] | None:
 
     def extend(order: list[int], worst: float, total: float) -> None:
         nonlocal best, steps
-        steps += 1
-        if steps > _RING_STEPS or (best is not None and (worst, total) >= best[0]):
-            return
         here = order[-1]
         if len(order) == costs.size:
             if costs.linked(here, order[0]):
@@ -99,8 +96,13 @@ def best_ring(costs: LinkCosts) -> tuple[int, ...] | None:
                     best = (found, tuple(order))
             return
         for beta, alpha, other in by_weight[here]:
+            if steps > _RING_STEPS or (best is not None and beta > best[0][0]):
+                return  # so are all that follow
             if other not in order:
-                extend([*order, other], beta if beta > worst else worst, total + alpha)
+                steps += 1
+                slowest, sum_ = max(worst, beta), total + alpha
+                if best is None or (slowest, sum_) < best[0]:
+                    extend([*order, other], slowest, sum_)
 
     if costs.size >= 3:
         extend([0], 0.0, 0.0)

@@ -46,6 +46,14 @@ class Share:
     width: float = 1.0
     experts: float = 1.0
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """A search looks each up many times."""
+        return hash((self.query, self.key_value, self.width, self.experts))
+
     @classmethod
     def even(cls, parts: int) -> Share:
         """One of ``parts`` equal shares."""

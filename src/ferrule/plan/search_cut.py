@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Aim = Literal["sum", "max"]
-_LONGEST = np.finfo(np.float64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +116,11 @@ class StageTable:
             allowed &= use.runs <= use.room
         return np.where(allowed, total, np.inf)
 
+    @cached_property
+    def runs_back(self) -> Floats:
+        """``runs_back[b, i]``: for layers from the i-th last boundary up to b."""
+        return np.ascontiguousarray(self.runs[::-1].T)
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -144,14 +148,16 @@ def cut_layers(stages: Sequence[StageTable], aim: Aim, *, cap: float = np.inf) -
     """
     best = np.full(stages[0].layers + 1, np.inf)
     best[0] = -np.inf if aim == "max" else 0.0
+    every = np.arange(len(best))
     choices = []
     for stage in stages:
-        options = np.maximum(best[:, None], stage.runs) if aim == "max" else best[:, None] + stage.runs
-        options = np.where(stage.runs <= min(cap, _LONGEST), options, np.inf)
-        behind = options[::-1].argmin(axis=0)
-        choice = len(best) - 1 - behind
-        best = options[choice, np.arange(len(best))]
-        choices.append(choice)
+        runs = stage.runs_back
+        options = np.maximum(best[::-1], runs) if aim == "max" else best[::-1] + runs
+        if cap < np.inf:
+            options[runs > cap] = np.inf
+        behind = options.argmin(axis=1)
+        best = options[every, behind]
+        choices.append(len(best) - 1 - behind)
     if not np.isfinite(best[-1]):
         return None
     ends = [len(best) - 1]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ferrule.errors import PlanError
 from ferrule.plan.cluster import ClusterSpec
 from ferrule.plan.cost import predict
 from ferrule.plan.exchange import Exchange
-from ferrule.plan.layout import Layout, Objective, Workload
+from ferrule.plan.layout import Layout, Objective, Stage, Workload
+from ferrule.plan.memory import largest_context
 from ferrule.plan.model import ModelSpec
 from ferrule.plan.runtime import Runtime
 from ferrule.plan.search_classes import interchangeable
@@ -71,7 +72,8 @@ def few_hosts(
     found = searched(work.context)
     if objective == "context":
         rooms = [_room(model, cluster, layout, work, runtime) for layout in found]
-        longest = _longest(model.max_context, max(rooms, default=0), has_room)
+        most = min(model.max_context, max(_pooled(model, cluster, work, runtime), *rooms))
+        longest = _longest(most, max(rooms, default=0), has_room)
         found += searched(longest) if longest > max(rooms, default=0) else []
     return Layouts(found, exact, () if exact else (NOT_ALL,))
 
@@ -187,6 +189,14 @@ def _room(model: ModelSpec, cluster: ClusterSpec, layout: Layout, work: Workload
         return predict(model, cluster, layout, work, runtime).largest_context
     except PlanError:  # its hosts would need others to relay
         return 0
+
+
+def _pooled(model: ModelSpec, cluster: ClusterSpec, work: Workload, runtime: Runtime) -> int:
+    """The longest context for which one device would have room that had the memory of all, and no process on it."""
+    room = sum(device.memory for device in cluster.devices)
+    one = replace(cluster.devices[0], name="all", memory=room, runtime_bytes=0)
+    layout = Layout((Stage((one.name,), 0, model.layers),))
+    return largest_context(model, ClusterSpec((one,)), layout, work, runtime)
 
 
 def _longest(most: int, least: int, has_room: Callable[[int], bool]) -> int:
