@@ -122,7 +122,7 @@ void fer_tb_hear(struct fer_tb *tb, const struct fer_packet *packet)
 
 	mutex_lock(&tb->lock);
 	status = tb->gone || tb->asleep ? FER_TB_NOT_NOW : hear(tb, packet);
-	fill_packet(tb, &answer, packet->op, status);
+	fill_packet(tb, &answer, packet->op | FER_TB_ANSWER, status);
 	answer.hello = tb->ours;
 	answer.epoch = packet->epoch;
 	sign(tb, &answer);
@@ -174,7 +174,7 @@ static int ask(struct fer_tb *tb, u32 op, u32 epoch, unsigned int ms)
 	if (err)
 		goto free;
 	mutex_lock(&tb->lock);
-	if (answer->op != op || attempt != tb->ours.attempt) {
+	if (answer->op != (op | FER_TB_ANSWER) || attempt != tb->ours.attempt) {
 		err = -EAGAIN; /* of an earlier request */
 	} else {
 		if (op == FER_TB_HELLO)

@@ -125,6 +125,7 @@ struct fer_link {
 	struct fer_rail *rails[FER_MAX_RAILS];
 	u64 sleep_until;			/* of the thread; 0: it is awake */
 	u32 epoch;
+	u32 offered;				/* epoch of a session that is about to begin */
 	u32 window;				/* frames that may be under way */
 	u32 tx_next, tx_una, rx_next;
 	struct fer_txslot tx[FER_WINDOW];
@@ -138,6 +139,7 @@ struct fer_link {
 	u64 ack_due;				/* when what is unacked must be acked */
 	u64 progress;				/* when the oldest unacked frame last changed */
 	u64 rto;
+	u64 rtt, rtt_var;			/* of acknowledgements */
 	u64 next_timer;				/* of queue pairs */
 	u64 last_busy;
 
@@ -177,6 +179,7 @@ void fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window);
 void fer_rail_down(struct fer_rail *rail);
 void fer_rails_check(struct fer_link *link, u64 now);
 void fer_session_begin(struct fer_link *link, u32 epoch, u32 window);
+u32 fer_session_offer(struct fer_link *link, u32 fresh);
 void fer_session_end(struct fer_link *link, const char *why);
 u64 fer_dead_after(void);
 

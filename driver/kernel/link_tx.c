@@ -11,7 +11,7 @@
 
 static unsigned int rto_us = 5000;
 module_param(rto_us, uint, 0644);
-MODULE_PARM_DESC(rto_us, "microseconds until an unacknowledged frame is sent again");
+MODULE_PARM_DESC(rto_us, "microseconds until an unacknowledged frame is sent again, at least");
 
 /* One that nobody reads any more. */
 static struct fer_frame *take_free(struct fer_link *link)
@@ -92,6 +92,25 @@ static void transmit(struct fer_link *link, struct fer_txslot *slot, u64 now)
 	push(link, rail, slot->frame, now);
 }
 
+/* How long acknowledgements take: as TCP does it (RFC 6298). */
+static void took(struct fer_link *link, u64 ns)
+{
+	u64 off = ns > link->rtt ? ns - link->rtt : link->rtt - ns;
+
+	if (!link->rtt) {
+		link->rtt = ns;
+		link->rtt_var = ns / 2;
+		return;
+	}
+	link->rtt_var += div_s64((s64)(off - link->rtt_var), 4);
+	link->rtt += div_s64((s64)(ns - link->rtt), 8);
+}
+
+static u64 first_rto(struct fer_link *link)
+{
+	return clamp_t(u64, link->rtt + 4 * link->rtt_var, rto_us * (u64)NSEC_PER_USEC, RTO_MAX);
+}
+
 void fer_link_send(struct fer_link *link, struct fer_frame *frame, struct fer_hdr *hdr)
 {
 	struct fer_txslot *slot = &link->tx[FER_SLOT(link->tx_next)];
@@ -99,7 +118,7 @@ void fer_link_send(struct fer_link *link, struct fer_frame *frame, struct fer_hd
 
 	if (link->tx_next == link->tx_una) {
 		link->progress = now;
-		link->rto = rto_us * (u64)NSEC_PER_USEC;
+		link->rto = first_rto(link);
 	}
 	hdr->epoch = link->epoch;
 	hdr->seq = link->tx_next++;
@@ -150,11 +169,13 @@ void fer_link_acked(struct fer_link *link, u32 ack, u64 now)
 		there(slot);
 		if (slot->rail)
 			slot->rail->unacked--;
+		if (link->tx_una == ack && slot->tries == 1 && now > slot->sent)
+			took(link, now - slot->sent);
 		fer_link_put(link, slot->frame);
 		slot->frame = NULL;
 	}
 	link->progress = now;
-	link->rto = rto_us * (u64)NSEC_PER_USEC;
+	link->rto = first_rto(link);
 }
 
 /*

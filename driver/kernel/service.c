@@ -122,16 +122,16 @@ int fer_tb_join(struct fer_tb *tb)
 	return err;
 }
 
-/* The session to begin, or to join if there is one. */
+/* The session to join, or the one to begin: the same for all rails that come up meanwhile. */
 u32 fer_tb_session(struct fer_tb *tb)
 {
-	u32 epoch = 0;
+	u32 epoch = get_random_u32() | 1;
 
 	mutex_lock(&fer_topology);
 	if (tb->rail.link)
-		epoch = READ_ONCE(tb->rail.link->epoch);
+		epoch = fer_session_offer(tb->rail.link, epoch);
 	mutex_unlock(&fer_topology);
-	return epoch ?: get_random_u32() | 1;
+	return epoch;
 }
 
 /* False: the device is gone. */
@@ -183,6 +183,8 @@ static int handle(const void *buf, size_t size, void *data)
 
 	if (size < sizeof(*packet))
 		return 0;
+	if (packet->op & FER_TB_ANSWER)
+		return 0; /* the core gives it to who waits for it, if anybody still does */
 	route = ((u64)packet->route_hi << 32 | packet->route_lo) & ~BIT_ULL(63);
 	atomic_inc(&handlers_busy);
 	mutex_lock(&rails_lock);

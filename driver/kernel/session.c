@@ -79,7 +79,7 @@ void fer_session_end(struct fer_link *link, const char *why)
 {
 	if (!link->up)
 		return;
-	dev_warn(&link->dev->ib.dev, "%s: outstanding work fails\n", why);
+	dev_info(&link->dev->ib.dev, "port down: %s\n", why);
 	link->up = false;
 	if (link->dev->netdev)
 		netif_carrier_off(link->dev->netdev);
@@ -92,8 +92,22 @@ void fer_session_end(struct fer_link *link, const char *why)
 	link->epoch = 0;
 }
 
+/* The epoch for a rail that comes up; not under the engine. */
+u32 fer_session_offer(struct fer_link *link, u32 fresh)
+{
+	u32 epoch;
+
+	mutex_lock(&link->engine);
+	if (!link->up && !link->offered)
+		link->offered = fresh;
+	epoch = link->up ? link->epoch : link->offered;
+	mutex_unlock(&link->engine);
+	return epoch;
+}
+
 void fer_session_begin(struct fer_link *link, u32 epoch, u32 window)
 {
+	link->offered = 0;
 	link->epoch = epoch;
 	link->tx_una = epoch;
 	link->tx_next = epoch;

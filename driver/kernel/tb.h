@@ -17,6 +17,7 @@ enum fer_tb_op {
 	FER_TB_START,		/* of the leader: my rings run; begin this session */
 	FER_TB_READY,		/* of the other one: mine do, too */
 	FER_TB_BYE,		/* my paths go down now */
+	FER_TB_ANSWER = 0x80,	/* added in answers: the handler sees these, too, and must not take them */
 };
 
 enum fer_tb_status {
@@ -89,6 +90,7 @@ struct fer_tb {
 	struct tb_ring *tx, *rx;
 	bool running, paths;
 	bool wakes;			/* an interrupt is to come with the next frame */
+	bool tx_masked;			/* none comes of what was sent */
 	struct fer_tb_frame *tx_frames, *rx_frames;
 	u64 crc_errors, overruns;
 };

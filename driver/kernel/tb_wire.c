@@ -124,9 +124,33 @@ static bool tb_arm(struct fer_rail *rail)
 	return tb_poll(rail, 64) > 0;
 }
 
-/* Completions are looked at when something is to be done anyway. */
+/* Completions are looked at when something is to be done anyway: it stays masked. */
 static void frames_left(void *data)
 {
+	struct fer_tb *tb = data;
+
+	WRITE_ONCE(tb->tx_masked, true);
+}
+
+/*
+ * The core warns when a ring is stopped whose interrupt is masked. So it is allowed again, and
+ * what it would mask by is taken away. Interrupts from now on only run the ring's work, which
+ * finds no callbacks.
+ */
+static void unmask(struct tb_ring *ring, bool *flag, bool masked)
+{
+	unsigned long irq;
+	bool done;
+
+	do {
+		WRITE_ONCE(*flag, !masked);
+		tb_ring_poll_complete(ring);
+		spin_lock_irqsave(&ring->lock, irq);
+		done = READ_ONCE(*flag) != masked;
+		if (done)
+			ring->start_poll = NULL;
+		spin_unlock_irqrestore(&ring->lock, irq);
+	} while (!done);
 }
 
 static void tb_lost(struct fer_rail *rail)
@@ -259,6 +283,8 @@ int fer_tb_rings(struct fer_tb *tb)
 	if (!tb->tx)
 		return err;
 	/* It makes the core mask the ring's interrupt; completions are polled. */
+	tb->tx_masked = false;
+	tb->tx->poll_data = tb;
 	tb->tx->start_poll = frames_left;
 	if (tb->ours.caps & tb->theirs.caps & FER_TB_CAP_E2E)
 		flags |= RING_FLAG_E2E;
@@ -326,6 +352,8 @@ static void tb_leave(struct fer_rail *rail)
 	fer_rail_down(rail);
 	if (tb->running) {
 		tb->running = false;
+		unmask(tb->rx, &tb->wakes, false);
+		unmask(tb->tx, &tb->tx_masked, true);
 		tb_ring_stop(tb->rx);
 		tb_ring_stop(tb->tx);
 		for (i = 0; i < FER_FRAMES; i++) {

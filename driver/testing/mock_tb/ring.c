@@ -22,7 +22,8 @@ static void rx_work(struct work_struct *work)
 		return;
 	}
 	while ((frame = tb_ring_poll(&mock->ring)))
-		frame->callback(&mock->ring, frame, false);
+		if (frame->callback)
+			frame->callback(&mock->ring, frame, false);
 }
 
 /* Frames have arrived: the driver polls from a softirq, as after an interrupt. */
