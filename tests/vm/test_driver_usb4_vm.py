@@ -81,7 +81,7 @@ def sent(lab: JoinedGuests) -> list[int]:
     return [int(number) for number in re.findall(r"tx_bytes (\d+)", lab["strix-1"].check(RAILS, SECONDS))]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_cables_are_one_device() -> None:
     with joined("6.12") as lab:
         wait_for_rails(lab, 2)
