@@ -226,6 +226,9 @@ void fer_debugfs_remove(struct fer_dev *dev);
 int fer_loopback_join(struct fer_link *link);
 void fer_loopback_debugfs(struct fer_link *link, struct dentry *dir);
 
+/* inject.c */
+void fer_inject_debugfs(struct fer_link *link, struct dentry *dir);
+
 /* service.c; nothing without CONFIG_USB4 */
 #ifdef FER_USB4
 int fer_service_init(void);

@@ -209,4 +209,5 @@ void fer_loopback_debugfs(struct fer_link *link, struct dentry *dir)
 	debugfs_create_u32("duplicate", 0600, dir, &lo->duplicate);
 	debugfs_create_u32("reorder", 0600, dir, &lo->reorder);
 	debugfs_create_u32("delay_us", 0600, dir, &lo->delay_us);
+	fer_inject_debugfs(link, dir);
 }

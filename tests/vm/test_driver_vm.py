@@ -63,6 +63,7 @@ check timeout 120 /lab/verbs_check ferrule0 1 1 rc uc events atomics endings att
 mkdir /cg; mount -t cgroup2 none /cg; echo +rdma > /cg/cgroup.subtree_control; mkdir /cg/few
 echo "ferrule0 hca_object=4" > /cg/few/rdma.max
 (echo 0 > /cg/few/cgroup.procs; exec /lab/verbs_check ferrule0 1 1 rc) 2>&1 | grep 'errno 11' || exit 1
+check timeout 120 /lab/verbs_malice ferrule0 1 1 $faults/inject 3
 set_faults drop=200
 check timeout 120 /lab/verbs_check ferrule0 1 2 traffic atomics
 set_faults drop=100 corrupt=100 duplicate=200 reorder=500 delay_us=100
@@ -80,16 +81,17 @@ lab-kernel-log > /results/dmesg
 
 
 def test_loopback_device(vm_lab: VmLab, tmp_path: Path) -> None:
-    program = tmp_path / "verbs_check"
-    source = DRIVER / "tests" / "verbs_check.c"
-    subprocess.run(
-        ["gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, source, "-libverbs"], check=True, timeout=60
-    )
+    programs = {name: tmp_path / name for name in ("verbs_check", "verbs_malice")}
+    for name, program in programs.items():
+        source = DRIVER / "tests" / f"{name}.c"
+        subprocess.run(
+            ["gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, source, "-libverbs"], check=True, timeout=60
+        )
     module = vm_lab.build(DRIVER / "kernel", "ferrule_rdma")
     guest = Guest(
         script="rmmod ferrule_rdma; modprobe ferrule_rdma loopback=1 || exit 1\n" + SCRIPT,
         modules=["ib_uverbs", "rdma_ucm", "thunderbolt", module],
-        files={"/lab/verbs_check": program},
+        files={f"/lab/{name}": program for name, program in programs.items()},
     )
     result = vm_lab.run(guest, DEADLINE).check()
     assert b"PORT_ACTIVE" in result.files["devinfo"]

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What the tests in this directory share: two queue pairs with memory, joined; waits with deadlines. */
+#ifndef VERBS_SIDE_H
+#define VERBS_SIDE_H
+
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define AREA	(2 << 20)	/* bytes that each side has registered */
+#define DEPTH	16
+#define WAIT	20.0		/* seconds for any completion */
+#define ACCESS	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | \
+		 IBV_ACCESS_REMOTE_ATOMIC)
+
+struct side {
+	struct ibv_cq *cq;
+	struct ibv_comp_channel *channel;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	uint8_t *area;
+};
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static int gid_index;
+static unsigned int seed;
+static const char *test = "start";
+
+__attribute__((format(printf, 1, 2), noreturn)) static inline void fail(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	fprintf(stderr, "FAILED %s: ", test);
+	vfprintf(stderr, format, args);
+	fprintf(stderr, " (errno %d)\n", errno);
+	exit(1);
+}
+
+#define NEED(x) do { if (!(x)) fail("line %d: %s", __LINE__, #x); } while (0)
+
+static inline double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+static inline uint32_t draw(void)
+{
+	seed = seed * 1664525u + 1013904223u;
+	return seed >> 8;
+}
+
+static inline void scribble(uint8_t *p, size_t n)
+{
+	while (n--)
+		*p++ = draw();
+}
+
+/* ---- making and joining ---- */
+
+static inline struct side make(struct ibv_pd *in, enum ibv_qp_type type, struct ibv_srq *srq)
+{
+	struct side s = { 0 };
+	struct ibv_qp_init_attr init = {
+		.qp_type = type, .srq = srq,
+		.cap = { .max_send_wr = 64, .max_recv_wr = 64, .max_send_sge = 3, .max_recv_sge = 3,
+			 .max_inline_data = 64 },
+	};
+
+	NEED(s.channel = ibv_create_comp_channel(context));
+	NEED(s.cq = ibv_create_cq(context, 256, NULL, s.channel, 0));
+	init.send_cq = init.recv_cq = s.cq;
+	NEED(s.qp = ibv_create_qp(in, &init));
+	NEED(s.area = calloc(1, AREA));
+	NEED(s.mr = ibv_reg_mr(in, s.area, AREA, ACCESS));
+	return s;
+}
+
+static inline void drop(struct side *s)
+{
+	NEED(!ibv_destroy_qp(s->qp));
+	NEED(!ibv_destroy_cq(s->cq));
+	NEED(!ibv_destroy_comp_channel(s->channel));
+	NEED(!ibv_dereg_mr(s->mr));
+	free(s->area);
+}
+
+struct joining {
+	int access, timeout, retry, rnr_retry;
+};
+
+static inline void to_init(struct side *s, int access)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+				    .qp_access_flags = access };
+
+	NEED(!ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+			    IBV_QP_ACCESS_FLAGS));
+}
+
+static inline void to_ready(struct side *s, uint32_t peer, uint32_t psn, uint32_t peer_psn,
+		     struct joining how)
+{
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
+		.rq_psn = peer_psn, .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
+		.ah_attr = { .is_global = 1, .port_num = 1,
+			     .grh = { .sgid_index = gid_index, .hop_limit = 1 } },
+	};
+	int rc = s->qp->qp_type == IBV_QPT_RC;
+
+	NEED(!ibv_query_gid(context, 1, gid_index, &attr.ah_attr.grh.dgid));
+	NEED(!ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+			    IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+			    (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0)));
+	attr = (struct ibv_qp_attr){
+		.qp_state = IBV_QPS_RTS, .sq_psn = psn, .timeout = how.timeout,
+		.retry_cnt = how.retry, .rnr_retry = how.rnr_retry, .max_rd_atomic = 4,
+	};
+	NEED(!ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN |
+			    (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+				  IBV_QP_MAX_QP_RD_ATOMIC : 0)));
+}
+
+static inline void join_how(struct side *a, struct side *b, struct joining how)
+{
+	/* close to the end of the numbers, so that they wrap */
+	uint32_t psn_a = 0xfffff0 + draw() % 16, psn_b = draw() & 0xffffff;
+
+	to_init(a, how.access);
+	to_init(b, how.access);
+	to_ready(a, b->qp->qp_num, psn_a, psn_b, how);
+	to_ready(b, a->qp->qp_num, psn_b, psn_a, how);
+}
+
+static inline void join(struct side *a, struct side *b)
+{
+	join_how(a, b, (struct joining){ ACCESS, 16, 7, 7 });
+}
+
+/* ---- posting and waiting ---- */
+
+/* Three pieces of an area, so that lists are used. */
+static inline int pieces(struct side *s, uint32_t at, uint32_t length, struct ibv_sge *sge)
+{
+	uint32_t first = length / 3, second = length / 5;
+	uint64_t addr = (uintptr_t)s->area + at;
+
+	sge[0] = (struct ibv_sge){ addr, first, s->mr->lkey };
+	sge[1] = (struct ibv_sge){ addr + first, second, s->mr->lkey };
+	sge[2] = (struct ibv_sge){ addr + first + second, length - first - second, s->mr->lkey };
+	return 3;
+}
+
+static inline int post(struct side *s, enum ibv_wr_opcode op, uint32_t at, uint32_t length,
+		struct side *peer, uint32_t peer_at, uint64_t id, int flags)
+{
+	struct ibv_sge sge[3];
+	struct ibv_send_wr *bad, wr = {
+		.wr_id = id, .sg_list = sge, .opcode = op, .send_flags = flags | IBV_SEND_SIGNALED,
+		.imm_data = htobe32(0x12340000 + (uint32_t)id),
+		.num_sge = pieces(s, at, length, sge),
+	};
+
+	if (peer) {
+		wr.wr.rdma.remote_addr = (uintptr_t)peer->area + peer_at;
+		wr.wr.rdma.rkey = peer->mr->rkey;
+	}
+	return ibv_post_send(s->qp, &wr, &bad);
+}
+
+static inline void post_recv(struct side *s, uint32_t at, uint32_t length, uint64_t id)
+{
+	struct ibv_sge sge[3];
+	struct ibv_recv_wr *bad, wr = { .wr_id = id, .sg_list = sge,
+					.num_sge = pieces(s, at, length, sge) };
+
+	NEED(!ibv_post_recv(s->qp, &wr, &bad));
+}
+
+static inline struct ibv_wc wait_any(struct side *s)
+{
+	double end = now() + WAIT;
+	struct ibv_wc wc;
+
+	for (;;) {
+		int got = ibv_poll_cq(s->cq, 1, &wc);
+
+		if (got == 1)
+			return wc;
+		NEED(got == 0);
+		if (now() > end)
+			fail("no completion in %g s", WAIT);
+	}
+}
+
+static inline struct ibv_wc wait_for(struct side *s, uint64_t id, enum ibv_wc_status status)
+{
+	struct ibv_wc wc = wait_any(s);
+
+	if (wc.status != status || wc.wr_id != id)
+		fail("completion of %llu is '%s' (%#x), not '%s' of %llu",
+		     (unsigned long long)wc.wr_id, ibv_wc_status_str(wc.status), wc.vendor_err,
+		     ibv_wc_status_str(status), (unsigned long long)id);
+	NEED(wc.qp_num == s->qp->qp_num);
+	return wc;
+}
+
+static inline void same(const uint8_t *a, const uint8_t *b, size_t n, const char *what)
+{
+	size_t i;
+
+	for (i = 0; i < n; i++)
+		if (a[i] != b[i])
+			fail("%s: byte %zu of %zu is %02x, not %02x", what, i, n, b[i], a[i]);
+}
+
+/* Open the device, and a protection domain in it. */
+static inline void open_device(const char *name, const char *gid, const char *from)
+{
+	struct ibv_device **devices = ibv_get_device_list(NULL);
+	int i;
+
+	NEED(devices);
+	for (i = 0; devices[i] && strcmp(ibv_get_device_name(devices[i]), name); i++)
+		;
+	NEED(devices[i]);
+	gid_index = atoi(gid);
+	seed = strtoul(from, NULL, 0);
+	NEED(context = ibv_open_device(devices[i]));
+	NEED(pd = ibv_alloc_pd(context));
+}
+
+#endif
