@@ -1,6 +1,7 @@
 """The driver's package in a root directory of Debian, and what the kernel's own tools say of its source.
 
-The kernels' headers, compiler, dpkg and DKMS are real; what is missing is the kernel that loads the module (tests/vm).
+The kernels' headers, compiler, dpkg and DKMS are real; a guest with these kernels loads what came
+out by hand (`-m soak`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ferrule.driver import PACKAGE, build_deb, read_source
+from ferrule.lab.vm import Guest, VmLab
 from ferrule.lab.vm.cache import default_cache, made_once
 from ferrule.lab.vm.packages import Archive
 from ferrule.lab.vm.root import run_in_root
@@ -29,7 +31,12 @@ TOOLS = (
 )
 
 SCRIPT = """
-logs() { cat /var/lib/dkms/*/*/"$1"/*/log/make.log > "$RESULTS/log-$1"; }
+keep() {
+    cat /var/lib/dkms/*/*/"$1"/*/log/make.log > "$RESULTS/log-$1"
+    mkdir "$RESULTS/$1"
+    cp /lib/modules/$1/updates/dkms/ferrule_rdma.ko* "$RESULTS/$1"
+    if [ -e "$RESULTS/$1/ferrule_rdma.ko.xz" ]; then xz -d "$RESULTS/$1/ferrule_rdma.ko.xz"; fi
+}
 boot() {  # a kernel with its headers, as its packages leave them; their hooks come after that
     mkdir -p /lib/modules/$1/kernel
     touch /lib/modules/$1/modules.order /lib/modules/$1/modules.builtin
@@ -44,7 +51,7 @@ hold $SECOND; boot $FIRST
 export KBUILD_EXTRA_WARN=1 KBUILD_CHECKSRC=1     # W=1, and sparse, which is too old for what is newer than 6.12
 dpkg --force-depends --install $DEB
 installed $FIRST
-logs $FIRST
+keep $FIRST
 [ "$(cat /etc/modprobe.d/ferrule-rdma.conf | grep -c softdep)" = 1 ]
 grep -q ferrule_rdma /usr/lib/modules-load.d/ferrule-rdma.conf
 
@@ -52,7 +59,7 @@ export KBUILD_CHECKSRC=0
 mv /usr/src/later /usr/src/linux-headers-$SECOND; boot $SECOND
 /etc/kernel/header_postinst.d/dkms $SECOND       # as dpkg calls it when a new kernel's headers come
 installed $SECOND
-logs $SECOND
+keep $SECOND
 /etc/kernel/prerm.d/dkms $FIRST                  # the old kernel goes
 ! installed $FIRST
 dpkg --verify PACKAGE-dkms
@@ -74,19 +81,25 @@ def headers(suite: str) -> str:
     return next(name for name in names if re.match(r"linux-headers-\d", name))
 
 
-@pytest.mark.slow
-def test_package_builds_cleanly_and_survives_a_kernel_change(tmp_path: Path) -> None:
+def through_dkms(results: Path) -> tuple[str, str]:
+    """Run the script, which leaves what it says of itself in ``results``; gives the releases of the two kernels."""
     newest = newest_suite(host_release())
     kernels = [headers(base_suite(newest)), headers(newest)]
     compiler = next(name for name in archive(base_suite(newest)).depends("gcc") if re.fullmatch(r"gcc-\d+", name))
     directory = default_cache() / newest
     directory.mkdir(parents=True, exist_ok=True)
     tree = fetch_tree(archive(newest), [*TOOLS, compiler, *kernels], directory)
-    deb = build_deb(read_source(), tmp_path)
+    deb = build_deb(read_source(), results)
     first, second = (name.removeprefix("linux-headers-") for name in kernels)
-    variables = f"FIRST={first} SECOND={second} DEB={deb} RESULTS={tmp_path}\n"
+    variables = f"FIRST={first} SECOND={second} DEB={deb} RESULTS={results}\n"
     script = variables + SCRIPT.replace("PACKAGE", PACKAGE)
-    said = run_in_root(tree, script, [tmp_path], timeout=DEADLINE, what="install the driver's package")
+    run_in_root(tree, script, [results], timeout=DEADLINE, what="install the driver's package")
+    return first, second
+
+
+@pytest.mark.slow
+def test_package_builds_cleanly_and_survives_a_kernel_change(tmp_path: Path) -> None:
+    first, second = through_dkms(tmp_path)
     for kernel, checked in ((first, True), (second, False)):
         log = (tmp_path / f"log-{kernel}").read_text()
         assert ("CHECK" in log) is checked, "sparse looked"
@@ -96,7 +109,31 @@ def test_package_builds_cleanly_and_survives_a_kernel_change(tmp_path: Path) -> 
     assert re.search(rf"^version: +{read_source().version}$", about, re.MULTILINE)
     assert re.search(rf"^vermagic: +{re.escape(second)} ", about, re.MULTILINE)
     assert "sig_id" in about, "DKMS signed it"
-    assert (tmp_path / "left").read_text() == "", said
+    assert (tmp_path / "left").read_text() == ""
+
+
+IN_GUEST = """
+set -e
+rmmod ferrule_rdma; modprobe ferrule_rdma loopback=1
+cat /sys/module/ferrule_rdma/version > /results/version
+ibv_devinfo > /results/devinfo
+rmmod ferrule_rdma
+dmesg > /results/dmesg
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.vm
+def test_both_kernels_load_what_dkms_built(tmp_path: Path) -> None:
+    newest = newest_suite(host_release())
+    for suite, release in zip((base_suite(newest), newest), through_dkms(tmp_path), strict=True):
+        lab = VmLab(suite=suite)
+        assert lab.kernel.release == release, f"the kernel in {default_cache() / suite} is an older one; remove it"
+        guest = Guest(script=IN_GUEST, modules=["ib_uverbs", tmp_path / release / "ferrule_rdma.ko"])
+        files = lab.run(guest, DEADLINE).check().files
+        assert files["version"].decode().strip() == read_source().version
+        assert b"hca_id:\tferrule0" in files["devinfo"]
+        assert not re.search(rb"WARNING|BUG|Oops|Call Trace|disagrees about", files["dmesg"])
 
 
 IGNORED = (
