@@ -17,7 +17,7 @@ enum fer_tb_op {
 	FER_TB_START,		/* of the leader: my rings run; begin this session */
 	FER_TB_READY,		/* of the other one: mine do, too */
 	FER_TB_BYE,		/* my paths go down now */
-	FER_TB_ANSWER = 0x80,	/* added in answers: the handler sees these, too, and must not take them */
+	FER_TB_ANSWER = 0x80,	/* added in answers; the handler must not take these */
 };
 
 enum fer_tb_status {
