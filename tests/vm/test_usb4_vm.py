@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,16 +12,15 @@ import pytest
 
 from ferrule.lab import find_lab
 from ferrule.lab.usb4 import Fault, FaultKind
-from ferrule.lab.vm import NETWORK, TOOLS, Guest, JoinedGuests, VmLab
+from ferrule.lab.vm import NETWORK, Guest, JoinedGuests, VmLab
+from ferrule.lab.vm.faults import strike
 from ferrule.lab.vm.options import KERNELS
-from ferrule.lab.vm.sources import host_release, newest_suite
 
 pytestmark = pytest.mark.vm
 
 SECONDS = 240
 """For what takes ten on a quiet machine."""
 DOCTOR = Path(__file__).with_name("doctor_in_guest.py")
-WRONG = re.compile(r"WARNING|BUG|Oops|Call Trace|INFO: task|KASAN|unreferenced object|possible circular")
 LISTEN = "mkfifo /tmp/never; timeout 200 nc -l -p 9000 <> /tmp/never > /tmp/came 2> /dev/null &"
 SEND = """
 head -c 4000000 /dev/urandom > /tmp/sent
@@ -30,10 +28,6 @@ until nc strix-2 9000 < /tmp/sent 2> /dev/null; do sleep 0.2; done
 sha256sum < /tmp/sent
 """
 BAD_LINK = {"cable-half-speed", "cable-one-lane", "thunderbolt-net-missing", "peer-offers-no-network"}
-
-
-def machines(series: str) -> VmLab:
-    return VmLab(packages=TOOLS, suite=KERNELS[series] or newest_suite(host_release()))
 
 
 def doctor(lab: JoinedGuests, host: str = "strix-1") -> dict[str, Any]:
@@ -44,8 +38,7 @@ def doctor(lab: JoinedGuests, host: str = "strix-1") -> dict[str, Any]:
 
 def expect_quiet_kernels(lab: JoinedGuests) -> None:
     for host in lab.hosts:
-        said = lab[host].check("dmesg", SECONDS)
-        assert not WRONG.search(said), said
+        assert not lab[host].complaints(SECONDS)
 
 
 @pytest.mark.slow
@@ -73,6 +66,15 @@ def test_doctor_and_tcp_on_stock_kernels(vm_lab: VmLab) -> None:
         sent = lab["strix-1"].check(SEND, SECONDS)
         assert lab["strix-2"].check("sha256sum < /tmp/came", SECONDS) == sent
 
+        for words, sender in (("stall-tx", "strix-1"), ("stall-rx", "strix-2"), ("lose-interrupts", "strix-2")):
+            strike(lab, "cable0", [words], sender)
+            assert lab["strix-1"].run("ping -c 2 -i 0.2 -W 2 10.77.0.2", SECONDS).exit_code == 1, words
+            strike(lab, "cable0", ["clear"])
+            lab.wait_for_cables(SECONDS, "cable0")
+        strike(lab, "cable0", ["lose-interrupts=20%"])
+        lab["strix-1"].check("until ping -c 1 -W 1 10.77.0.2; do sleep 0.2; done", SECONDS)
+        strike(lab, "cable0", ["clear"])
+
         lab.usb4.unplug("cable1")
         lab.usb4.wait_link("cable1", "down", SECONDS)
         lab.usb4.fault("cable0", Fault(FaultKind.HALF_LANE))
@@ -96,25 +98,3 @@ def test_command_measures_tcp(series: str) -> None:
     done = subprocess.run([*command, "--", "iperf3"], capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     assert "receiver" in done.stdout
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("series", KERNELS)
-def test_cables_come_and_go(series: str) -> None:
-    """Each cable pulled out and plugged in again, lanes lost and found, a peer that reboots."""
-    template = Guest(script="", modules=NETWORK, cpus=1, memory_mb=768)
-    with JoinedGuests(find_lab("two-strix"), machines(series), template) as lab:
-        lab.wait_for_cables(SECONDS)
-        for cycle in range(4):
-            cable = f"cable{cycle % 2}"
-            lab.usb4.unplug(cable)
-            lab.usb4.wait_link(cable, "down", SECONDS)
-            lab.usb4.plug(cable)
-            lab.wait_for_cables(SECONDS)
-        lab.usb4.fault("cable0", Fault(FaultKind.HALF_LANE))
-        lab.wait_for_cables(SECONDS)
-        lab.usb4.heal("cable0")
-        lab.wait_for_cables(SECONDS)
-        lab.boot("strix-2")
-        lab.wait_for_cables(SECONDS)
-        expect_quiet_kernels(lab)
