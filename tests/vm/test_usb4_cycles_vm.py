@@ -1,0 +1,152 @@
+"""A hundred times a cable is pulled out, a lane lost, or the peer reboots: what stock drivers show, and their log."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ferrule.errors import GuestError
+from ferrule.lab import find_lab
+from ferrule.lab.usb4 import Fault, FaultKind
+from ferrule.lab.vm import DEBUG_KERNELS, NETWORK, Guest, JoinedGuests, complaints
+from ferrule.lab.vm.options import KERNELS, machines_with
+
+pytestmark = [pytest.mark.soak, pytest.mark.vm]
+
+SECONDS = 600
+"""For what takes ten on a quiet machine, half a minute with a debug kernel."""
+BONDING_SECONDS, PATIENCE, TRIES = 60, 180, 5
+CYCLES = dict.fromkeys([*KERNELS, *DEBUG_KERNELS], 100) | {"debug-kcsan": 20}
+CABLES = """
+[lab.three-cables]
+title = "Two cables at the first controllers of two hosts, one at the second"
+hosts = [{ name = "strix", machine = "strix-halo", count = 2 }]
+cables = [{ cable = "usb4-40g", between = ["strix-1", "strix-2"], count = 3 }]
+"""
+BOTH_LANES, ONE_LANE, TRAINED, NOTHING = "2 20.0 2 20.0", "1 20.0 1 20.0", "[12] 20.0 [12] 20.0", "-"
+"""Lanes and speed, received and sent, as bash compares them."""
+WAIT = r"""
+exec {quiet}<> <(:)
+show() { # without a new process, which takes long in a kernel that checks itself
+    shown=
+    while read -r slot route cable _; do
+        peers=(/sys/bus/pci/devices/$slot/domain*/*-0/*-$route)
+        nets=(${peers[0]}/*.*/net/*)
+        if [ -e "${nets[0]}" ] && read -r rx < ${peers[0]}/rx_lanes && read -r rate _ < ${peers[0]}/rx_speed &&
+            read -r tx < ${peers[0]}/tx_lanes && read -r back _ < ${peers[0]}/tx_speed; then
+            shown+="$cable $rx $rate $tx $back"
+        else
+            [ -e "${peers[0]}" ] && shown+="$cable found" || shown+="$cable -"
+        fi
+        shown+=$'\n'
+    done < /lab/cables 2> /dev/null
+}
+until show; [[ $shown == $WANTED ]]; do
+    [ $SECONDS -lt $DEADLINE ] || break
+    read -r -t 0.3 -u $quiet
+done
+echo -n "$shown"
+"""
+
+
+class Cycles:
+    """A lab and what its hosts should show now, by cable.
+
+    Stock drivers give their peer about a second to agree on bonding, and go on with one lane if it takes longer; and
+    one that reads what its peer offers at the wrong moment does not hear that this has changed. Both happen when the
+    machine has much other work. Such a cable is pulled out and put in once more; ``again`` counts them.
+    """
+
+    def __init__(self, lab: JoinedGuests) -> None:
+        self.lab = lab
+        self.again = 0
+        self.expected: dict[str, str] = {}
+
+    def run(self, count: int) -> None:
+        names = [cable.name for cable in self.lab.wiring.cables]
+        self.train(*names)
+        for number in range(count):
+            if number % 10 == 9:
+                self.reboot("strix-2")
+            elif number % 4 == 3:
+                self.lose_a_lane(names[number // 4 % len(names)])
+            else:
+                self.pull_out(names[number % len(names)])
+            if number % 5 == 4:
+                self.lab.wait_for_cables(SECONDS)
+
+    def pull_out(self, cable: str) -> None:
+        """And in again."""
+        self.lab.usb4.unplug(cable)
+        self.expect({cable: NOTHING})
+        self.lab.usb4.plug(cable)
+        self.train(cable)
+
+    def lose_a_lane(self, cable: str) -> None:
+        self.lab.usb4.fault(cable, Fault(FaultKind.HALF_LANE))
+        self.expect({cable: ONE_LANE})
+        self.lab.usb4.heal(cable)
+        deadline = time.monotonic() + BONDING_SECONDS
+        while self.lab.usb4.state()["cables"][cable]["lanes"] != 2 and time.monotonic() < deadline:
+            time.sleep(0.3)  # the link comes back sooner than a busy guest notices that it was gone
+        self.train(cable)
+
+    def reboot(self, host: str) -> None:
+        """As a power cut does it."""
+        log = self.lab[host].check("dmesg", SECONDS)
+        assert not complaints(log), log
+        self.lab.boot(host)
+        others = [name for name in self.lab.hosts if name != host]
+        self.expect(dict.fromkeys(self.expected, NOTHING), others)
+        self.train(*self.expected)
+
+    def train(self, *cables: str) -> None:
+        """Wait for them until they have both lanes and an interface."""
+        for _ in range(TRIES):
+            shown = self.look(dict.fromkeys(cables, TRAINED), PATIENCE)
+            lame = [cable for cable in cables if any(f"{cable} {BOTH_LANES}\n" not in one for one in shown)]
+            self.expected |= dict.fromkeys(cables, BOTH_LANES)
+            if not lame:
+                return
+            self.again += len(lame)
+            for cable in lame:
+                self.lab.usb4.unplug(cable)
+            self.expect(dict.fromkeys(lame, NOTHING))
+            for cable in lame:
+                self.lab.usb4.plug(cable)
+        raise GuestError(f"{', '.join(cables)}: no link with both lanes in {TRIES} tries")
+
+    def expect(self, changed: dict[str, str], hosts: Sequence[str] = ()) -> None:
+        """Wait until these hosts, or all, show this, and the other cables as before."""
+        for host, shown in zip(hosts or self.lab.hosts, self.look(changed, SECONDS, hosts), strict=True):
+            if shown != (wanted := self._wanted()):
+                log = self.lab[host].check("dmesg | tail -30", SECONDS)
+                raise GuestError(f"{host} should show\n{wanted}after {SECONDS} s, but shows\n{shown}\n{log}")
+
+    def look(self, changed: dict[str, str], seconds: int, hosts: Sequence[str] = ()) -> list[str]:
+        """What these hosts, or all, show when it is this, or after so many seconds."""
+        self.expected |= changed
+        script = f"WANTED={shlex.quote(self._wanted())} DEADLINE={seconds}\n{WAIT}"
+        return [self.lab[host].check(script, seconds + SECONDS) for host in hosts or self.lab.hosts]
+
+    def _wanted(self) -> str:
+        return "".join(f"{cable} {what}\n" for cable, what in sorted(self.expected.items()))
+
+
+@pytest.mark.parametrize("kernel", CYCLES)
+def test_cables_come_and_go(kernel: str, tmp_path: Path) -> None:
+    profile = tmp_path / "cables.toml"
+    profile.write_text(CABLES)
+    template = Guest(script="", modules=NETWORK, cpus=1, memory_mb=1024)
+    with JoinedGuests(find_lab(str(profile)), machines_with(kernel), template) as lab:
+        Cycles(lab).run(CYCLES[kernel])
+        lab.wait_for_cables(SECONDS)
+        for host in lab.hosts:
+            log = lab[host].check("lab-kernel-log", SECONDS)
+            assert not complaints(log), log
+            found, lost = (log.count(words) for words in (": new host found", ": host disconnected"))
+            assert found - lost == len(lab.wiring.cables), log
