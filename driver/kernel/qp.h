@@ -53,6 +53,7 @@ struct fer_rwqe {
 /* A READ or atomic that the responder still has to answer, or has answered (atomics). */
 struct fer_res {
 	u8 op;
+	bool again;		/* the request had come before */
 	u32 psn, frames, sent;
 	u32 rkey, total;
 	u64 addr;
@@ -111,7 +112,7 @@ struct fer_qp {
 		u32 nak_psn;
 		bool nak_sent;		/* a gap is reported once */
 		bool closed;		/* after nak nothing more is taken */
-		struct fer_res res[FER_MAX_RD_ATOM];
+		struct fer_res res[FER_MAX_OWED];
 		u32 res_head, res_tail;	/* answered up to, put up to */
 	} resp;
 };

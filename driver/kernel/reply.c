@@ -53,7 +53,7 @@ static bool fill_answer(struct fer_qp *qp, struct fer_res *res, struct fer_hdr *
 
 static void answer(struct fer_qp *qp, struct fer_frame *frame, struct fer_hdr *hdr)
 {
-	struct fer_res *res = &qp->resp.res[qp->resp.res_head % FER_MAX_RD_ATOM];
+	struct fer_res *res = &qp->resp.res[qp->resp.res_head % FER_MAX_OWED];
 
 	if (!fill_answer(qp, res, hdr, frame->data + FER_HDR)) {
 		fer_link_put(qp->dev->link, frame);

@@ -168,14 +168,24 @@ static bool do_piece(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 
 static struct fer_res *put_res(struct fer_qp *qp)
 {
-	return &qp->resp.res[qp->resp.res_tail++ % FER_MAX_RD_ATOM];
+	return &qp->resp.res[qp->resp.res_tail++ % FER_MAX_OWED];
 }
 
-static bool do_read(struct fer_qp *qp, const struct fer_hdr *hdr)
+/* The peer has as many requests under way as it may. What it asks again does not count. */
+static bool owes_all(const struct fer_qp *qp)
+{
+	u32 count = 0, i;
+
+	for (i = qp->resp.res_head; i != qp->resp.res_tail; i++)
+		count += !qp->resp.res[i % FER_MAX_OWED].again;
+	return count >= qp->attr.max_dest_rd_atomic;
+}
+
+static bool do_read(struct fer_qp *qp, const struct fer_hdr *hdr, bool again)
 {
 	struct fer_mr *mr = NULL;
 
-	if (fer_owed(qp) >= qp->attr.max_dest_rd_atomic) {
+	if (!again && owes_all(qp)) {
 		refuse(qp, FER_NAK_INVALID, hdr);
 		return false;
 	}
@@ -189,7 +199,7 @@ static bool do_read(struct fer_qp *qp, const struct fer_hdr *hdr)
 	if (mr)
 		fer_mr_put(mr);
 	*put_res(qp) = (struct fer_res){
-		.op = FER_OP_READ, .psn = hdr->psn, .frames = fer_frames(hdr->total),
+		.op = FER_OP_READ, .again = again, .psn = hdr->psn, .frames = fer_frames(hdr->total),
 		.rkey = hdr->rkey, .total = hdr->total, .addr = hdr->addr,
 	};
 	return true;
@@ -201,7 +211,7 @@ static bool do_atomic(struct fer_qp *qp, const struct fer_hdr *hdr, const u8 *pa
 	struct fer_mr *mr = NULL;
 	int err;
 
-	if (hdr->addr & 7 || fer_owed(qp) >= qp->attr.max_dest_rd_atomic) {
+	if (hdr->addr & 7 || owes_all(qp)) {
 		refuse(qp, FER_NAK_INVALID, hdr);
 		return false;
 	}
@@ -226,7 +236,10 @@ static bool do_atomic(struct fer_qp *qp, const struct fer_hdr *hdr, const u8 *pa
 	return true;
 }
 
-/* An old request again: its answer was lost or late. Nothing is carried out twice. */
+/*
+ * An old request again: its answer was lost or late. Nothing is carried out twice, and the
+ * places that new requests may need stay free.
+ */
 static void repeat(struct fer_qp *qp, const struct fer_hdr *hdr)
 {
 	u32 i;
@@ -234,18 +247,19 @@ static void repeat(struct fer_qp *qp, const struct fer_hdr *hdr)
 	switch (hdr->op) {
 	case FER_OP_READ:
 		if (fer_psn_diff(hdr->psn + fer_frames(hdr->total), qp->resp.psn) <= 0 &&
-		    fer_owed(qp) < qp->attr.max_dest_rd_atomic)
-			do_read(qp, hdr);
+		    fer_owed(qp) < FER_MAX_RD_ATOM)
+			do_read(qp, hdr, true);
 		return;
 	case FER_OP_CMP_SWAP:
 	case FER_OP_FETCH_ADD:
-		for (i = 0; i < FER_MAX_RD_ATOM; i++) {
+		for (i = 0; i < FER_MAX_OWED; i++) {
 			struct fer_res old = qp->resp.res[i];
 
 			if (old.op != hdr->op || old.psn != hdr->psn)
 				continue;
-			if (fer_owed(qp) < qp->attr.max_dest_rd_atomic) {
+			if (fer_owed(qp) < FER_MAX_RD_ATOM) {
 				old.sent = 0;
+				old.again = true;
 				*put_res(qp) = old;
 			}
 			return;
@@ -289,7 +303,7 @@ static void rc_frame(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 			refuse(qp, FER_NAK_INVALID, hdr);
 			return;
 		}
-		done = hdr->op == FER_OP_READ ? do_read(qp, hdr) : do_atomic(qp, hdr, payload);
+		done = hdr->op == FER_OP_READ ? do_read(qp, hdr, false) : do_atomic(qp, hdr, payload);
 		if (hdr->op == FER_OP_READ)
 			frames = fer_frames(hdr->total);
 		break;

@@ -52,6 +52,10 @@ for verb in send write read; do
     pair ib_${verb}_lat -s 64 -n 50
     pair ib_${verb}_bw -s 65536 -n 50 -q 2
 done
+# answers come later than the queue pairs wait for them, so that they ask for most of them again
+set_faults delay_us=50000
+pair ib_read_bw -s 65536 -n 50 -q 2 -u 11
+set_faults
 
 # the connection manager: the device finds itself by its address
 rping -s -P -a 10.9.0.1 > /tmp/server 2>&1 &
@@ -96,7 +100,7 @@ def test_loopback_device(vm_lab: VmLab, tmp_path: Path) -> None:
     result = vm_lab.run(guest, DEADLINE).check()
     assert b"PORT_ACTIVE" in result.files["devinfo"]
     stats = dict(line.split() for line in result.files["stats"].decode().splitlines())
-    for name in ("rx_bad_crc", "resent", "rx_duplicate", "rx_out_of_order", "nak_access"):
+    for name in ("rx_bad_crc", "resent", "qp_timeouts", "rx_duplicate", "rx_out_of_order", "nak_access"):
         assert int(stats[name]) > 0, name
     log = result.files["dmesg"].decode()
     assert not complaints(log), log
