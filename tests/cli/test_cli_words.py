@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,8 +113,9 @@ def test_a_taken_port_is_noticed_before_anything_is_loaded() -> None:
     assert f"port {port} is in use on 127.0.0.1; choose another with --port" in output
 
 
-def test_a_missing_model_is_a_model_error() -> None:
-    code, output = run("serve", "/no/such/model", "--port", "0")
+def test_a_missing_model_is_a_model_error(tmp_path: Path) -> None:
+    """Said at once, also on a machine that has not been measured yet."""
+    code, output = run("serve", "/no/such/model", "--port", "0", env={"XDG_CACHE_HOME": str(tmp_path)})
     assert (code, output.startswith("error: ")) == (3, True)
     assert "/no/such/model" in output
 

@@ -114,6 +114,7 @@ def serve(
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
     with needs("serve", "serve"):
         from ferrule.engine import start
+        from ferrule.engine.source import local
         from ferrule.engine.speed import speed_of
         from ferrule.serve import listen
         from ferrule.serve import serve as run_server
@@ -133,6 +134,7 @@ def serve(
         spares=spares,
     )
     listener = listen(host, port, api_key=api_key)
+    local(chosen)  # what cannot be a model is said before anything is measured
     device = this_machine(console, threads, measure=tp is None and pp is None)
     speed: Speed | None = None
 

@@ -34,6 +34,11 @@ def resolve(model: str) -> Path:
 
     Raises `ModelError` where there is none.
     """
+    return local(model) or _download(model)
+
+
+def local(model: str) -> Path | None:
+    """The directory of ``model`` if it is here; None for a hub id. Raises `ModelError` for what cannot be either."""
     if model == DEMO:
         return demo_path()
     path = Path(model).expanduser()
@@ -43,7 +48,7 @@ def resolve(model: str) -> Path:
         raise ModelError(f"{model} is a file; give the directory that holds config.json and the safetensors")
     if not HUB_ID.fullmatch(model):
         raise ModelError(f"{model}: no such directory (nor is it a hub id of the form owner/name)")
-    return _download(model)
+    return None
 
 
 def _download(hub_id: str) -> Path:
