@@ -68,9 +68,10 @@ class Pair:
         second.post_all(self.into)
 
     def send(self, count: int) -> list[bytes]:
+        """All at a time: this process may lose its processor between two doorbells."""
         frames = [bytes([number]) * (100 + number) for number in range(count)]
-        for frame in frames:
-            self.first.send(self.out, frame)
+        for number, frame in enumerate(frames, 1):
+            self.first.send(self.out, frame, doorbell=number == count)
         return frames
 
     def gone(self) -> None:

@@ -138,14 +138,15 @@ class Driver:
             ring.head = (ring.head + 1) % ring.size
         self.write(ring.registers + 8, ring.head)
 
-    def send(self, ring: Ring, data: bytes, eof: int = 3, sof: int = 2) -> None:
+    def send(self, ring: Ring, data: bytes, eof: int = 3, sof: int = 2, *, doorbell: bool = True) -> None:
         index = ring.head
         at = ring.buffer(index) - _ADDRESS
         self.memory[at : at + len(data)] = data
         word = len(data) & 0xFFF | eof << 12 | sof << 16 | (4 | _INTERRUPT) << 20
         struct.pack_into("<QII", self.memory, self._place(ring, index), ring.buffer(index), word, 0)
         ring.head = (index + 1) % ring.size
-        self.write(ring.registers + 8, ring.head << 16)
+        if doorbell:
+            self.write(ring.registers + 8, ring.head << 16)
 
     def sent(self, ring: Ring) -> bool:
         """Whether all that was given to a Tx ring has gone."""
