@@ -17,14 +17,21 @@ static u64 answer_time(struct fer_qp *qp)
 	return 4 * (4096ull << (qp->attr.timeout & 31));
 }
 
-void fer_req_arm(struct fer_qp *qp, u64 now)
+/* From now on an answer is waited for, but not for ever. */
+void fer_req_expire(struct fer_qp *qp, u64 now)
 {
-	if (!qp->attr.timeout || qp->req.una == qp->req.top) {
-		qp->req.expires = 0;
+	qp->req.expires = 0;
+	if (!qp->attr.timeout)
 		return;
-	}
 	qp->req.expires = now + answer_time(qp);
 	fer_qp_timer(qp, qp->req.expires);
+}
+
+void fer_req_arm(struct fer_qp *qp, u64 now)
+{
+	qp->req.expires = 0;
+	if (qp->req.una != qp->req.top)
+		fer_req_expire(qp, now);
 }
 
 /* All frames up to psn have been carried out, but READs and atomics end with their answer. */

@@ -27,8 +27,10 @@ void fer_dev_dealloc(struct ib_device *ibdev)
 	mutex_unlock(&fer_topology);
 	if (dev->link)
 		fer_link_destroy(dev->link);
-	if (dev->netdev)
+	if (dev->netdev) {
+		ib_device_set_netdev(ibdev, NULL, 1); /* after a failed start the core still has it */
 		fer_netdev_destroy(dev->netdev);
+	}
 	xa_destroy(&dev->qps);
 	xa_destroy(&dev->ahs);
 }

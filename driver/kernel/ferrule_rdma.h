@@ -25,6 +25,7 @@
 #define FER_MAX_SGE	8
 #define FER_MAX_INLINE	256
 #define FER_MAX_RD_ATOM	16
+#define FER_FLUSH	64	/* requests of a queue pair that come back in one round */
 #define FER_MAX_OWED	(2 * FER_MAX_RD_ATOM)	/* answers: to requests, and to the same again */
 #define FER_MAX_CQ	512
 #define FER_MAX_CQE	16383

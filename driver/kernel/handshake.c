@@ -70,6 +70,8 @@ static u32 check_hello(const struct fer_hello *hello)
 {
 	if (hello->version != FER_TB_VERSION)
 		return FER_TB_WRONG_VERSION;
+	if (!memchr_inv(hello->host, 0, FER_HOST_ID))
+		return FER_TB_NOT_NOW; /* nobody is called so */
 	return !!(hello->caps & FER_TB_CAP_KEY) == fer_have_key() ? FER_TB_OK : FER_TB_WRONG_KEY;
 }
 
@@ -313,11 +315,10 @@ static void step(struct fer_tb *tb)
 	mutex_lock(&tb->lock);
 	hello = tb->heard_hello;
 	bye = tb->heard_bye;
-	lost = tb->is_lost;
 	tb->heard_hello = false;
 	tb->heard_bye = false;
-	tb->is_lost = false;
 	mutex_unlock(&tb->lock);
+	lost = xchg(&tb->is_lost, 0); /* the engine says so, without the lock */
 	if ((hello || bye || lost) && tb->state != FER_TB_IDLE)
 		reset(tb, lost && !hello && !bye);
 	if (hello)

@@ -122,6 +122,7 @@ static void run_timers(struct fer_link *link, u64 now)
 		fer_req_timeout(qp, now);
 		mutex_unlock(&qp->lock);
 		fer_qp_put(qp);
+		fer_link_kick(link); /* it may have something to do now */
 	}
 }
 
@@ -152,7 +153,7 @@ static void doze(struct fer_link *link, u64 now)
 						   ns_to_ktime(due - now));
 }
 
-/* Something could be sent at once. */
+/* Something could be sent, or flushed, at once. */
 static bool can_send(struct fer_link *link)
 {
 	bool any;
@@ -160,7 +161,7 @@ static bool can_send(struct fer_link *link)
 	spin_lock_irq(&link->qp_lock);
 	any = !list_empty(&link->active);
 	spin_unlock_irq(&link->qp_lock);
-	return any && link->up && link->tx_next - link->tx_una < link->window;
+	return any && (!link->up || link->tx_next - link->tx_una < link->window);
 }
 
 /* One round of everything, holding link->engine. True: there was something to do. */

@@ -64,6 +64,7 @@ struct fer_rail {
 	int index;			/* in link->rails */
 	bool up;			/* frames may go this way */
 	u32 unacked;			/* frames whose last way was this one */
+	u32 reading;			/* frames that its wire still reads */
 	u32 sent_order, acked_order;	/* number of the last frame sent, and known to be there */
 	u64 last_tx;
 	u64 last_tick;			/* when its silence was last counted */
@@ -126,13 +127,14 @@ struct fer_link {
 	u64 sleep_until;			/* of the thread; 0: it is awake */
 	u32 epoch;
 	u32 offered;				/* epoch of a session that is about to begin */
+	u32 last_epoch;				/* of the session before: it never begins again */
 	u32 window;				/* frames that may be under way */
 	u32 tx_next, tx_una, rx_next;
 	struct fer_txslot tx[FER_WINDOW];
 	struct fer_frame *held[FER_WINDOW];	/* came early, by sequence */
 	u32 held_count;
 	struct fer_frame frames[FER_FRAMES];
-	struct list_head free;			/* frames to fill; those still read are last */
+	struct list_head free;			/* frames to fill; those still read are rather at the end */
 	u32 ack_turn;
 	u32 rx_unacked;
 	bool ack_now;
@@ -175,7 +177,7 @@ void fer_link_unhold(struct fer_link *link, struct fer_rail *rail);
 extern struct mutex fer_topology;	/* which rails are joined to which link */
 int fer_rail_join(struct fer_link *link, struct fer_rail *rail);
 void fer_rail_leave(struct fer_rail *rail);
-void fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window);
+bool fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window);
 void fer_rail_down(struct fer_rail *rail);
 void fer_rails_check(struct fer_link *link, u64 now);
 void fer_session_begin(struct fer_link *link, u32 epoch, u32 window);

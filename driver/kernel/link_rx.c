@@ -97,7 +97,8 @@ void fer_link_rx(struct fer_link *link, struct fer_frame *frame)
 	link->stats[FER_STAT_RX_BYTES] += frame->size;
 	frame->rail->rx_frames++;
 	frame->rail->rx_bytes += frame->size;
-	if (!link->up || !check(link, frame, &hdr))
+	/* who is at the end of a rail is proven only when it comes up */
+	if (!link->up || !frame->rail->up || !check(link, frame, &hdr))
 		goto drop;
 	frame->rail->silent = 0;
 	fer_link_acked(link, hdr.ack, now);

@@ -16,12 +16,15 @@ MODULE_PARM_DESC(rto_us, "microseconds until an unacknowledged frame is sent aga
 /* One that nobody reads any more. */
 static struct fer_frame *take_free(struct fer_link *link)
 {
-	struct fer_frame *frame = list_first_entry_or_null(&link->free, struct fer_frame, node);
+	struct fer_frame *frame;
 
-	if (!frame || frame->busy)
-		return NULL;
-	list_del(&frame->node);
-	return frame;
+	list_for_each_entry(frame, &link->free, node) {
+		if (frame->busy)
+			continue;
+		list_del(&frame->node);
+		return frame;
+	}
+	return NULL;
 }
 
 struct fer_frame *fer_link_get(struct fer_link *link)
@@ -237,6 +240,12 @@ void fer_link_late(struct fer_link *link, u64 now)
 	}
 }
 
+/* Its wire stands still, or is far behind. */
+static bool clogged(const struct fer_rail *rail)
+{
+	return rail->reading > FER_FRAMES / 4;
+}
+
 /* Tell what is here, on this rail or on each in its turn. */
 void fer_link_ack(struct fer_link *link, struct fer_rail *rail)
 {
@@ -251,7 +260,7 @@ void fer_link_ack(struct fer_link *link, struct fer_rail *rail)
 
 	for (i = 0; i < FER_MAX_RAILS && !rail; i++) {
 		rail = link->rails[link->ack_turn++ % FER_MAX_RAILS];
-		if (rail && (!rail->up || rail->doubted > now))
+		if (rail && (!rail->up || rail->doubted > now || clogged(rail)))
 			rail = NULL;
 	}
 	if (!rail)

@@ -130,8 +130,11 @@ void fer_qp_fail(struct fer_qp *qp)
 	WRITE_ONCE(qp->state, IB_QPS_ERR);
 	qp->req.expires = 0;
 	qp->req.wait = 0;
-	if (qp->ib.srq)
+	if (qp->ib.srq) {
+		if (qp->resp.have_wqe)
+			fer_resp_complete(qp, IB_WC_WR_FLUSH_ERR, NULL, 0, 0);
 		fer_qp_event(qp, IB_EVENT_QP_LAST_WQE_REACHED);
+	}
 	fer_qp_activate(qp);
 }
 

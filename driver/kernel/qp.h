@@ -184,6 +184,7 @@ int fer_req_data(struct fer_qp *qp, struct fer_swqe *w, u32 offset, u8 *to, u32 
 
 /* ack.c: what comes back, or does not */
 void fer_req_arm(struct fer_qp *qp, u64 now);
+void fer_req_expire(struct fer_qp *qp, u64 now);
 void fer_req_ack(struct fer_qp *qp, u32 psn);
 void fer_req_nak(struct fer_qp *qp, const struct fer_hdr *hdr);
 void fer_req_response(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload);

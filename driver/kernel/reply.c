@@ -92,7 +92,7 @@ bool fer_reply_run(struct fer_qp *qp, int budget)
 			return false;
 		frame = fer_link_get(qp->dev->link);
 		if (!frame)
-			return true;
+			return qp->dev->link->up;
 		if (fer_owed(qp)) {
 			answer(qp, frame, &hdr);
 		} else if (qp->resp.ack) {
@@ -107,19 +107,21 @@ bool fer_reply_run(struct fer_qp *qp, int budget)
 	return qp->state != IB_QPS_ERR;
 }
 
+/* As fer_sq_flush(), for receives. */
 void fer_reply_flush(struct fer_qp *qp)
 {
-	u32 most;
+	int most;
 
 	if (qp->resp.have_wqe)
 		fer_resp_complete(qp, IB_WC_WR_FLUSH_ERR, NULL, 0, 0);
 	if (qp->ib.srq)
 		return;
-	for (most = qp->resp.rq->queue->mask + 1; most; most--) {
+	for (most = FER_FLUSH; most; most--) {
 		if (fer_rq_take(qp->resp.rq, &qp->resp.wqe) == -EAGAIN)
 			return;
 		fer_resp_complete(qp, IB_WC_WR_FLUSH_ERR, NULL, 0, 0);
 	}
+	fer_qp_activate(qp);
 }
 
 void fer_reply_reset(struct fer_qp *qp)

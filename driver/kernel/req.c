@@ -72,7 +72,23 @@ static void fill_atomic(struct fer_swqe *w, struct fer_hdr *hdr, u8 *payload)
 	memcpy(payload + 8, &w->swap, 8);
 }
 
-/* Send the next frame of w. False: the window is full. */
+static int fill(struct fer_qp *qp, struct fer_swqe *w, struct fer_hdr *hdr, u8 *payload)
+{
+	if (fer_is_ud(qp))
+		return fer_dgram_fill(qp, w, hdr, payload);
+	if (w->opcode != IB_WR_RDMA_READ && !fer_wants_answer(w))
+		return fill_message(qp, w, hdr, payload);
+	if (w->opcode == IB_WR_RDMA_READ)
+		fill_read(qp, w, hdr);
+	else
+		fill_atomic(w, hdr, payload);
+	return 0;
+}
+
+/*
+ * Send the next frame of w. False: the window is full. Without a link a frame that nobody
+ * repeats is lost, and the others wait as long as for an answer.
+ */
 static bool send_one(struct fer_qp *qp, struct fer_swqe *w)
 {
 	struct fer_link *link = qp->dev->link;
@@ -81,24 +97,21 @@ static bool send_one(struct fer_qp *qp, struct fer_swqe *w)
 		.dqpn = qp->peer_qpn, .sqpn = qp->ib.qp_num, .psn = qp->req.psn,
 		.flags = fer_is_rc(qp) ? 0 : FER_UNRELIABLE,
 	};
-	int err = 0;
+	int err;
 
-	if (!frame)
+	if (!frame && !link->up && fer_is_rc(qp) && !qp->req.expires)
+		fer_req_expire(qp, ktime_get_ns());
+	if (!frame && (link->up || fer_is_rc(qp)))
 		return false;
-	if (fer_is_ud(qp))
-		err = fer_dgram_fill(qp, w, &hdr, frame->data + FER_HDR);
-	else if (w->opcode == IB_WR_RDMA_READ)
-		fill_read(qp, w, &hdr);
-	else if (fer_wants_answer(w))
-		fill_atomic(w, &hdr, frame->data + FER_HDR);
-	else
-		err = fill_message(qp, w, &hdr, frame->data + FER_HDR);
-	if (err) {
-		fer_link_put(link, frame);
-		w->status = err == -EACCES ? IB_WC_LOC_PROT_ERR : IB_WC_LOC_QP_OP_ERR;
-		return true;
+	if (frame) {
+		err = fill(qp, w, &hdr, frame->data + FER_HDR);
+		if (err) {
+			fer_link_put(link, frame);
+			w->status = err == -EACCES ? IB_WC_LOC_PROT_ERR : IB_WC_LOC_QP_OP_ERR;
+			return true;
+		}
+		fer_link_send(link, frame, &hdr);
 	}
-	fer_link_send(link, frame, &hdr);
 	if (fer_wants_answer(w))
 		qp->req.psn = (w->last_psn + 1) & FER_PSN_MASK;
 	else
@@ -154,7 +167,7 @@ bool fer_req_run(struct fer_qp *qp, int budget)
 			start(qp, w);
 		}
 		if (!w->status && !send_one(qp, w))
-			return true;
+			return qp->dev->link->up; /* else whoever brings it up looks here */
 		if (w->status) {
 			qp->req.stalled = true; /* told when all before it are done */
 			fer_sq_complete(qp);

@@ -102,6 +102,23 @@ static int join(struct fer_tb *tb, const u8 *peer)
 	return err;
 }
 
+/* Under devices_lock and fer_topology; gives the latter up. */
+static void drop_unused(const u8 *peer)
+{
+	struct fer_dev *dev = NULL;
+	bool any = false;
+	int i;
+
+	if (memchr_inv(peer, 0, FER_HOST_ID))
+		dev = fer_dev_find(peer);
+	for (i = 0; dev && i < FER_MAX_RAILS; i++)
+		any |= !!dev->link->rails[i];
+	if (dev && !any)
+		fer_dev_remove(dev); /* gives fer_topology up */
+	else
+		mutex_unlock(&fer_topology);
+}
+
 /* Join the peer's device, which the first rail makes, and start the rings. */
 int fer_tb_join(struct fer_tb *tb)
 {
@@ -109,8 +126,15 @@ int fer_tb_join(struct fer_tb *tb)
 	u8 peer[FER_HOST_ID], mac[ETH_ALEN];
 	int err;
 
+	mutex_lock(&tb->lock);
 	peer_of(tb, peer);
+	mutex_unlock(&tb->lock);
 	mutex_lock(&devices_lock);
+	if (memcmp(tb->peer, peer, sizeof(peer))) {
+		mutex_lock(&fer_topology);
+		drop_unused(tb->peer); /* it was kept while the machine slept */
+		memcpy(tb->peer, peer, sizeof(peer));
+	}
 	err = join(tb, peer);
 	if (err == -ENODEV) {
 		name_of(tb, name, sizeof(name), mac);
@@ -134,42 +158,34 @@ u32 fer_tb_session(struct fer_tb *tb)
 	return epoch;
 }
 
-/* False: the device is gone. */
+/* False: the device is gone, or the session is over already. */
 bool fer_tb_begin(struct fer_tb *tb, u32 epoch, u32 window)
 {
 	struct fer_link *link;
+	bool up = false;
 
 	mutex_lock(&fer_topology);
 	link = tb->rail.link;
-	if (link) {
-		fer_rail_up(&tb->rail, epoch, window);
+	if (link)
+		up = fer_rail_up(&tb->rail, epoch, window);
+	if (up)
 		dev_info(&tb->service->dev, "rail %d of %s is up\n", tb->rail.index,
 			 dev_name(&link->dev->ib.dev));
-	}
 	mutex_unlock(&fer_topology);
-	return link;
+	return up;
 }
 
 /* The last rail takes the device with it, unless it only sleeps. */
 void fer_tb_leave(struct fer_tb *tb)
 {
-	u8 peer[FER_HOST_ID];
-	struct fer_dev *dev;
-	bool any = false;
-	int i;
-
-	peer_of(tb, peer);
 	mutex_lock(&devices_lock);
 	mutex_lock(&fer_topology);
 	if (tb->rail.link)
 		fer_rail_leave(&tb->rail);
-	dev = fer_dev_find(peer);
-	for (i = 0; dev && i < FER_MAX_RAILS; i++)
-		any |= !!dev->link->rails[i];
-	if (dev && !any && !tb->asleep)
-		fer_dev_remove(dev); /* gives fer_topology up */
-	else
+	if (tb->asleep)
 		mutex_unlock(&fer_topology);
+	else
+		drop_unused(tb->peer);
 	mutex_unlock(&devices_lock);
 }
 

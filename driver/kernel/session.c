@@ -52,19 +52,37 @@ static void drop_frames(struct fer_link *link)
 	}
 }
 
+/* The queue pair with that number or the next one, with a reference. */
+static struct fer_qp *next_qp(struct fer_link *link, unsigned long *number)
+{
+	struct fer_qp *qp;
+
+	xa_lock(&link->dev->qps);
+	qp = xa_find(&link->dev->qps, number, FER_QPN_MASK, XA_PRESENT);
+	if (qp)
+		kref_get(&qp->ref);
+	xa_unlock(&link->dev->qps);
+	return qp;
+}
+
+/* There may be requests that waited for a link. */
+static void wake_qps(struct fer_link *link)
+{
+	struct fer_qp *qp;
+	unsigned long i;
+
+	for (i = 0; (qp = next_qp(link, &i)); i++) {
+		fer_qp_activate(qp);
+		fer_qp_put(qp);
+	}
+}
+
 static void fail_qps(struct fer_link *link)
 {
 	struct fer_qp *qp;
 	unsigned long i;
 
-	for (i = 0; i <= FER_QPN_MASK; i++) {
-		xa_lock(&link->dev->qps);
-		qp = xa_find(&link->dev->qps, &i, FER_QPN_MASK, XA_PRESENT);
-		if (qp)
-			kref_get(&qp->ref);
-		xa_unlock(&link->dev->qps);
-		if (!qp)
-			return;
+	for (i = 0; (qp = next_qp(link, &i)); i++) {
 		mutex_lock(&qp->lock);
 		/* datagrams promise nothing: they go on when the link does */
 		if (!fer_is_ud(qp) && qp->state >= IB_QPS_RTR && qp->state != IB_QPS_ERR)
@@ -72,6 +90,7 @@ static void fail_qps(struct fer_link *link)
 		mutex_unlock(&qp->lock);
 		fer_qp_put(qp);
 	}
+	fer_link_kick(link); /* they are to be flushed */
 }
 
 /* All that is under way fails, and the port is down. Under the engine, as all below. */
@@ -109,6 +128,7 @@ void fer_session_begin(struct fer_link *link, u32 epoch, u32 window)
 {
 	link->offered = 0;
 	link->epoch = epoch;
+	link->last_epoch = epoch;
 	link->tx_una = epoch;
 	link->tx_next = epoch;
 	link->rx_next = epoch;
@@ -117,6 +137,7 @@ void fer_session_begin(struct fer_link *link, u32 epoch, u32 window)
 	if (link->dev->netdev)
 		netif_carrier_on(link->dev->netdev);
 	port_event(link, IB_EVENT_PORT_ACTIVE);
+	wake_qps(link);
 }
 
 /* ---- rails ---- */
@@ -152,6 +173,7 @@ void fer_rail_leave(struct fer_rail *rail)
 		rail->ops->leave(rail);
 	mutex_lock(&link->engine);
 	fer_rail_down(rail);
+	link->offered = 0; /* perhaps it was refused */
 	link->rails[rail->index] = NULL;
 	WRITE_ONCE(rail->link, NULL);
 	mutex_unlock(&link->engine);
@@ -159,8 +181,11 @@ void fer_rail_leave(struct fer_rail *rail)
 		rail->ops->left(rail);
 }
 
-/* From now on frames go this way, in the session of that epoch. Not under the engine. */
-void fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window)
+/*
+ * From now on frames go this way, in the session of that epoch. False: that session is over on
+ * this side; begun anew here alone, its numbers would not fit. Not under the engine.
+ */
+bool fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window)
 {
 	struct fer_link *link = rail->link;
 	u64 now = ktime_get_ns();
@@ -168,6 +193,10 @@ void fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window)
 	int i;
 
 	mutex_lock(&link->engine);
+	if (!link->up && epoch == link->last_epoch) {
+		mutex_unlock(&link->engine);
+		return false;
+	}
 	if (link->epoch != epoch)
 		fer_session_end(link, "the peer began a new session");
 	rail->up = true;
@@ -185,6 +214,7 @@ void fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window)
 	}
 	mutex_unlock(&link->engine);
 	fer_link_kick(link);
+	return true;
 }
 
 /* It carries nothing any more: what went over it goes another way, if there is one. */

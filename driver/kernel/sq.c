@@ -178,11 +178,11 @@ void fer_sq_fetch(struct fer_qp *qp)
 
 /* ---- endings ---- */
 
-/* After an error: everything that was posted comes back. */
+/* After an error everything that was posted comes back, so many in a round. */
 void fer_sq_flush(struct fer_qp *qp)
 {
 	struct fer_queue *sq = qp->req.queue;
-	u32 most = sq->mask + 1;
+	int most = FER_FLUSH;
 
 	while (most--) {
 		if (qp->req.cons == sq->idx) {

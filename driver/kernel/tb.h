@@ -79,9 +79,11 @@ struct fer_tb {
 	unsigned int tries;
 	bool told;			/* the log has said why it does not come up */
 	int out_hop, in_hop;
+	u8 peer[FER_HOST_ID];		/* whose device it joined last; 0: none yet */
 
 	struct mutex lock;		/* what the handler and the work share */
-	bool gone, asleep, is_lost;
+	bool gone, asleep;
+	int is_lost;			/* by xchg() */
 	bool heard_hello, heard_start, heard_ready, heard_bye;
 	u32 epoch;
 	struct fer_hello ours, theirs;

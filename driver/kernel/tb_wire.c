@@ -45,6 +45,7 @@ static void tb_tx(struct fer_rail *rail, struct fer_frame *frame)
 		return; /* stopped: as if it were lost */
 	to->queued = true;
 	frame->busy++;
+	rail->reading++;
 }
 
 static void reap(struct fer_tb *tb)
@@ -55,6 +56,7 @@ static void reap(struct fer_tb *tb)
 		struct fer_tb_frame *done = container_of(ring, struct fer_tb_frame, ring);
 
 		done->queued = false;
+		tb->rail.reading--;
 		tb->rail.link->frames[done - tb->tx_frames].busy--;
 	}
 }
@@ -157,7 +159,7 @@ static void tb_lost(struct fer_rail *rail)
 {
 	struct fer_tb *tb = to_fer_tb(rail);
 
-	WRITE_ONCE(tb->is_lost, true);
+	xchg(&tb->is_lost, 1);
 	fer_tb_kick(tb, 0);
 }
 
@@ -305,11 +307,11 @@ int fer_tb_rings(struct fer_tb *tb)
 #ifdef FER_TB_THROTTLING
 	tb_ring_throttling(tb->rx, throttle_ns);
 #endif
+	WRITE_ONCE(tb->wakes, true);
 	tb_ring_start(tb->tx);
 	tb_ring_start(tb->rx);
 	for (i = 0; i < FER_TB_RING - 1; i++)
 		give(tb, &tb->rx_frames[i]);
-	WRITE_ONCE(tb->wakes, true);
 	mutex_lock(&tb->rail.link->engine);
 	tb->running = true;
 	mutex_unlock(&tb->rail.link->engine);
@@ -360,6 +362,7 @@ static void tb_leave(struct fer_rail *rail)
 			link->frames[i].busy -= tb->tx_frames[i].queued;
 			tb->tx_frames[i].queued = false;
 		}
+		rail->reading = 0;
 	}
 	mutex_unlock(&link->engine);
 	if (tb->tx_frames)
