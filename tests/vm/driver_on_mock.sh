@@ -64,5 +64,15 @@ pair ib_send_lat -s 64 -n 20
 rmmod ferrule_rdma || exit 1
 modprobe ferrule_rdma || exit 1
 both_active
+
+# a connection is being made when the peer falls silent: its datagrams must not hold the device when that is to go
+timeout 60 rping -c -C 1 -a 10.9.1.7 > /tmp/client 2>&1 &
+echo 0 > $P/mute
+for ((i = 0; i < 200; i++)); do rdma link | grep -q ACTIVE || break; sleep 0.1; done
+sleep 2
+echo 0 > $P/plugged
+for ((i = 0; i < 200; i++)); do [ -z "$(rdma link)" ] && break; sleep 0.1; done
+[ -z "$(rdma link)" ] || { echo "still there:"; rdma link; cat /tmp/client; exit 1; }
+wait
 rmmod ferrule_rdma && rmmod thunderbolt || exit 1
 dmesg > /results/dmesg

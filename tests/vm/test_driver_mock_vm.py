@@ -24,7 +24,8 @@ def carries(lab: VmLab) -> None:
     mock = lab.build(DRIVER / "testing" / "mock_tb", "thunderbolt", stands_in=True)
     module = lab.build(DRIVER / "kernel", "ferrule_rdma")
     script = (HERE / "driver_on_mock.sh").read_text()
-    files = lab.run(Guest(script=script, modules=["ib_uverbs", mock, module], memory_mb=1024), DEADLINE).check().files
+    modules = ["ib_uverbs", "rdma_ucm", mock, module]
+    files = lab.run(Guest(script=script, modules=modules, memory_mb=1024), DEADLINE).check().files
     assert b"PORT_ACTIVE" in files["devinfo"]
     assert b"/pci" in files["parent"]
     assert files["address"] == files["address_again"]
