@@ -55,14 +55,15 @@ def wait_for_rails(lab: JoinedGuests, count: int) -> None:
         assert "/pci" in parent
 
 
-def measure(lab: JoinedGuests, words: str, device: str, gid: int) -> list[float]:
-    """perftest between the hosts: the numbers of its last line. It may refuse a report where clocks are uneven."""
+def measure(lab: JoinedGuests, words: str, device: str, gid: int, peer: str = "strix-2") -> list[float]:
+    """perftest between the hosts: the numbers of its last line. It may refuse a report where clocks are uneven.
+    ``peer``: where its two sides talk before and after."""
     program = f"timeout 200 {words} -F -d {device} -x {gid}"
     here, there = (lab[host].run for host in ("strix-1", "strix-2"))
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(there, program.replace("PEER", "strix-1"), SECONDS)
         lab["strix-2"].check("until grep -q ':4853 .* 0A' /proc/net/tcp; do sleep 0.1; done", SECONDS)
-        done = here(f"{program.replace('PEER', 'strix-2')} strix-2", SECONDS)
+        done = here(f"{program.replace('PEER', 'strix-2')} {peer}", SECONDS)
         server = serving.result()
     assert done.exit_code == 0, done.output + done.errors
     assert server.exit_code == 0, server.output + server.errors
@@ -115,9 +116,12 @@ def test_cables_come_and_go(series: str) -> None:
             cable = f"cable{cycle % 2}"
             lab.usb4.unplug(cable)
             wait_for_rails(lab, 1)
-            measure(lab, "ib_send_lat -s 64 -n 20 -u 18", "ferrule-PEER", 1)
+            over_the_other = f"10.77.{1 - cycle % 2}.2"
+            measure(lab, "ib_send_lat -s 64 -n 20 -u 18", "ferrule-PEER", 1, over_the_other)
             lab.usb4.plug(cable)
+            lab.wait_for_cables(SECONDS)
         lab.boot("strix-2")
+        lab.wait_for_cables(SECONDS)
         wait_for_rails(lab, 2)
         measure(lab, "ib_write_bw -s 65536 -n 20 -u 18", "ferrule-PEER", 1)
         expect_quiet_kernels(lab)
