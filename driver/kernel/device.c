@@ -28,7 +28,7 @@ void fer_dev_dealloc(struct ib_device *ibdev)
 	if (dev->link)
 		fer_link_destroy(dev->link);
 	if (dev->netdev) {
-		ib_device_set_netdev(ibdev, NULL, 1); /* after a failed start the core still has it */
+		ib_device_set_netdev(ibdev, NULL, 1); /* left by a failed start */
 		fer_netdev_destroy(dev->netdev);
 	}
 	xa_destroy(&dev->qps);

@@ -134,7 +134,7 @@ struct fer_link {
 	struct fer_frame *held[FER_WINDOW];	/* came early, by sequence */
 	u32 held_count;
 	struct fer_frame frames[FER_FRAMES];
-	struct list_head free;			/* frames to fill; those still read are rather at the end */
+	struct list_head free;			/* to fill; the busy ones are near the end */
 	u32 ack_turn;
 	u32 rx_unacked;
 	bool ack_now;

@@ -199,8 +199,9 @@ static bool do_read(struct fer_qp *qp, const struct fer_hdr *hdr, bool again)
 	if (mr)
 		fer_mr_put(mr);
 	*put_res(qp) = (struct fer_res){
-		.op = FER_OP_READ, .again = again, .psn = hdr->psn, .frames = fer_frames(hdr->total),
-		.rkey = hdr->rkey, .total = hdr->total, .addr = hdr->addr,
+		.op = FER_OP_READ, .again = again, .psn = hdr->psn,
+		.frames = fer_frames(hdr->total), .rkey = hdr->rkey, .total = hdr->total,
+		.addr = hdr->addr,
 	};
 	return true;
 }
@@ -303,7 +304,8 @@ static void rc_frame(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 			refuse(qp, FER_NAK_INVALID, hdr);
 			return;
 		}
-		done = hdr->op == FER_OP_READ ? do_read(qp, hdr, false) : do_atomic(qp, hdr, payload);
+		done = hdr->op == FER_OP_READ ? do_read(qp, hdr, false) :
+						do_atomic(qp, hdr, payload);
 		if (hdr->op == FER_OP_READ)
 			frames = fer_frames(hdr->total);
 		break;
