@@ -31,7 +31,7 @@ struct side {
 };
 
 static struct ibv_context *context;
-static struct ibv_pd *pd;
+static struct ibv_pd *pd, *far;	/* of this end, and of the other one; one and the same on one device */
 static int gid_index;
 static unsigned int seed;
 static const char *test = "start";
@@ -71,22 +71,28 @@ static inline void scribble(uint8_t *p, size_t n)
 
 /* ---- making and joining ---- */
 
-static inline struct side make(struct ibv_pd *in, enum ibv_qp_type type, struct ibv_srq *srq)
+static inline struct side make_deep(struct ibv_pd *in, enum ibv_qp_type type, struct ibv_srq *srq,
+				    uint32_t depth)
 {
 	struct side s = { 0 };
 	struct ibv_qp_init_attr init = {
 		.qp_type = type, .srq = srq,
-		.cap = { .max_send_wr = 64, .max_recv_wr = 64, .max_send_sge = 3, .max_recv_sge = 3,
-			 .max_inline_data = 64 },
+		.cap = { .max_send_wr = depth, .max_recv_wr = depth, .max_send_sge = 3,
+			 .max_recv_sge = 3, .max_inline_data = 64 },
 	};
 
-	NEED(s.channel = ibv_create_comp_channel(context));
-	NEED(s.cq = ibv_create_cq(context, 256, NULL, s.channel, 0));
+	NEED(s.channel = ibv_create_comp_channel(in->context));
+	NEED(s.cq = ibv_create_cq(in->context, 4 * depth, NULL, s.channel, 0));
 	init.send_cq = init.recv_cq = s.cq;
 	NEED(s.qp = ibv_create_qp(in, &init));
 	NEED(s.area = calloc(1, AREA));
 	NEED(s.mr = ibv_reg_mr(in, s.area, AREA, ACCESS));
 	return s;
+}
+
+static inline struct side make(struct ibv_pd *in, enum ibv_qp_type type, struct ibv_srq *srq)
+{
+	return make_deep(in, type, srq, 64);
 }
 
 static inline void drop(struct side *s)
@@ -111,18 +117,18 @@ static inline void to_init(struct side *s, int access)
 			    IBV_QP_ACCESS_FLAGS));
 }
 
-static inline void to_ready(struct side *s, uint32_t peer, uint32_t psn, uint32_t peer_psn,
+static inline void to_ready(struct side *s, struct side *peer, uint32_t psn, uint32_t peer_psn,
 		     struct joining how)
 {
 	struct ibv_qp_attr attr = {
-		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
+		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp->qp_num,
 		.rq_psn = peer_psn, .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
 		.ah_attr = { .is_global = 1, .port_num = 1,
 			     .grh = { .sgid_index = gid_index, .hop_limit = 1 } },
 	};
 	int rc = s->qp->qp_type == IBV_QPT_RC;
 
-	NEED(!ibv_query_gid(context, 1, gid_index, &attr.ah_attr.grh.dgid));
+	NEED(!ibv_query_gid(peer->qp->context, 1, gid_index, &attr.ah_attr.grh.dgid));
 	NEED(!ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
 			    IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 			    (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0)));
@@ -142,8 +148,8 @@ static inline void join_how(struct side *a, struct side *b, struct joining how)
 
 	to_init(a, how.access);
 	to_init(b, how.access);
-	to_ready(a, b->qp->qp_num, psn_a, psn_b, how);
-	to_ready(b, a->qp->qp_num, psn_b, psn_a, how);
+	to_ready(a, b, psn_a, psn_b, how);
+	to_ready(b, a, psn_b, psn_a, how);
 }
 
 static inline void join(struct side *a, struct side *b)
@@ -228,20 +234,38 @@ static inline void same(const uint8_t *a, const uint8_t *b, size_t n, const char
 			fail("%s: byte %zu of %zu is %02x, not %02x", what, i, n, b[i], a[i]);
 }
 
-/* Open the device, and a protection domain in it. */
-static inline void open_device(const char *name, const char *gid, const char *from)
+static inline struct ibv_context *open_named(const char *name)
 {
 	struct ibv_device **devices = ibv_get_device_list(NULL);
+	struct ibv_context *opened;
 	int i;
 
 	NEED(devices);
 	for (i = 0; devices[i] && strcmp(ibv_get_device_name(devices[i]), name); i++)
 		;
 	NEED(devices[i]);
+	NEED(opened = ibv_open_device(devices[i]));
+	ibv_free_device_list(devices);
+	return opened;
+}
+
+/*
+ * Open the device, and a protection domain in it; or both ends of a cable, as NAME,NAME.
+ */
+static inline void open_device(const char *names, const char *gid, const char *from)
+{
+	char *name = strdup(names), *other = strchr(name, ',');
+
+	if (other)
+		*other++ = 0;
 	gid_index = atoi(gid);
 	seed = strtoul(from, NULL, 0);
-	NEED(context = ibv_open_device(devices[i]));
+	context = open_named(name);
 	NEED(pd = ibv_alloc_pd(context));
+	far = pd;
+	if (other)
+		NEED(far = ibv_alloc_pd(open_named(other)));
+	free(name);
 }
 
 #endif
