@@ -54,6 +54,7 @@ static bool signed_right(struct fer_tb *tb, const struct fer_packet *packet)
 			     first ? &tb->theirs : &tb->ours);
 }
 
+/* A new beginning: what was heard before is void. */
 static void offer(struct fer_tb *tb, u32 attempt)
 {
 	tb->ours = (struct fer_hello){
@@ -62,6 +63,9 @@ static void offer(struct fer_tb *tb, u32 attempt)
 	};
 	memcpy(tb->ours.host, fer_host_id, FER_HOST_ID);
 	get_random_bytes(tb->ours.nonce, sizeof(tb->ours.nonce));
+	tb->heard_start = false;
+	tb->heard_ready = false;
+	tb->heard_bye = false;
 }
 
 /* ---- what the other end asks for ---- */
@@ -85,9 +89,6 @@ static u32 hear_hello(struct fer_tb *tb, const struct fer_packet *packet)
 		return status; /* our answer got lost */
 	offer(tb, packet->hello.attempt);
 	tb->theirs = packet->hello;
-	tb->heard_start = false;
-	tb->heard_ready = false;
-	tb->heard_bye = false;
 	tb->heard_hello = true;
 	return status;
 }
@@ -233,9 +234,6 @@ static void greet(struct fer_tb *tb)
 		return; /* the other one does */
 	mutex_lock(&tb->lock);
 	offer(tb, get_random_u32() | 1);
-	tb->heard_start = false;
-	tb->heard_ready = false;
-	tb->heard_bye = false;
 	mutex_unlock(&tb->lock);
 	err = ask(tb, FER_TB_HELLO, 0, ANSWER_MS);
 	if (!err) {

@@ -76,7 +76,7 @@ static int fill(struct fer_qp *qp, struct fer_swqe *w, struct fer_hdr *hdr, u8 *
 {
 	if (fer_is_ud(qp))
 		return fer_dgram_fill(qp, w, hdr, payload);
-	if (w->opcode != IB_WR_RDMA_READ && !fer_wants_answer(w))
+	if (!fer_wants_answer(w))
 		return fill_message(qp, w, hdr, payload);
 	if (w->opcode == IB_WR_RDMA_READ)
 		fill_read(qp, w, hdr);
@@ -99,11 +99,12 @@ static bool send_one(struct fer_qp *qp, struct fer_swqe *w)
 	};
 	int err;
 
-	if (!frame && !link->up && fer_is_rc(qp) && !qp->req.expires)
-		fer_req_expire(qp, ktime_get_ns());
-	if (!frame && (link->up || fer_is_rc(qp)))
-		return false;
-	if (frame) {
+	if (!frame) {
+		if (!link->up && fer_is_rc(qp) && !qp->req.expires)
+			fer_req_expire(qp, ktime_get_ns());
+		if (link->up || fer_is_rc(qp))
+			return false;
+	} else {
 		err = fill(qp, w, &hdr, frame->data + FER_HDR);
 		if (err) {
 			fer_link_put(link, frame);

@@ -120,6 +120,8 @@ static inline bool fer_tb_leads(const struct fer_tb *tb)
 extern const uuid_t fer_protocol;
 extern u8 fer_host_id[FER_HOST_ID];
 void fer_tb_kick(struct fer_tb *tb, unsigned int ms);
+
+/* peer.c */
 int fer_tb_join(struct fer_tb *tb);
 u32 fer_tb_session(struct fer_tb *tb);
 bool fer_tb_begin(struct fer_tb *tb, u32 epoch, u32 window);

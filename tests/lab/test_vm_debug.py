@@ -28,6 +28,7 @@ QUIET = """\
         "WARNING: possible circular locking dependency detected",
         "BUG: KASAN: slab-use-after-free in tb_ring_poll+0x1/0x2 [thunderbolt]",
         "BUG: KCSAN: data-race in tb_ring_poll [thunderbolt] / ring_msix",
+        "BUG kmalloc-64 (Tainted: G           O      ): Right Redzone overwritten",
         "UBSAN: array-index-out-of-bounds in drivers/thunderbolt/ctl.c:1:2",
         "refcount_t: underflow; use-after-free.",
         "unreferenced object 0xffff888101234500 (size 192):",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ferrule.lab import find_lab
-from ferrule.lab.vm import NETWORK, TOOLS, Guest, JoinedGuests, VmLab
+from ferrule.lab.vm import NETWORK, TOOLS, Guest, JoinedGuests, VmLab, complaints
 from ferrule.lab.vm.lab import RDMA
 from ferrule.lab.vm.options import KERNELS
 from ferrule.lab.vm.sources import host_release, newest_suite
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.vm
 SECONDS = 300
 """For what takes ten on a quiet machine."""
 DRIVER = Path(__file__).parents[2] / "driver" / "kernel"
-WRONG = re.compile(r"WARNING|BUG|Oops|Call Trace|INFO: task|KASAN|KCSAN|possible circular|unreferenced object")
 RAILS = "cat /sys/kernel/debug/ferrule_rdma/*/rails"
 
 ADDRESS = """
@@ -74,7 +73,7 @@ def measure(lab: JoinedGuests, words: str, device: str, gid: int, peer: str = "s
 def expect_quiet_kernels(lab: JoinedGuests) -> None:
     for host in lab.hosts:
         said = lab[host].check("dmesg", SECONDS)
-        assert not WRONG.search(said), said
+        assert not complaints(said), said
 
 
 def sent(lab: JoinedGuests) -> list[int]:

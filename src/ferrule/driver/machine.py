@@ -1,51 +1,23 @@
-"""Run the system's programs with a deadline long enough for a compiler; what they started ends with them."""
+"""The machine on which the driver is installed: programs of the system's own, and time enough for a compiler."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from ferrule.errors import DriverError, LinkError
 from ferrule.links.doctor.fix import Target
+from ferrule.links.doctor.fix.machine import SYSTEM_PATH, run_here
 
 _SECONDS = 900.0
-_SYSTEM = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
+_ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive", "PATH": SYSTEM_PATH}
 
 
-def run_here(argv: Sequence[str]) -> tuple[int, str]:
-    """A `ferrule.links.doctor.fix.machine.Runner`."""
-    program = shutil.which(argv[0], path=_SYSTEM)
-    if program is None:
-        raise LinkError(f"there is no `{argv[0]}` on this machine; install it")
-    environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "PATH": _SYSTEM}
-    try:
-        process = subprocess.Popen(
-            [program, *argv[1:]],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # a compiler is killed with all its children, and only by us
-        )
-    except OSError as error:
-        raise LinkError(f"cannot run {program}: {error.strerror}") from error
-    try:
-        told, _ = process.communicate(timeout=_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise LinkError(f"`{' '.join(argv)}` did not end within {_SECONDS:g} s") from None
-    finally:
-        if process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return process.returncode, told.decode("utf-8", errors="replace").strip()
+def _run(argv: Sequence[str]) -> tuple[int, str]:
+    return run_here(argv, _SECONDS, _ENVIRONMENT)
 
 
-LIVE = Target(run=run_here)
+LIVE = Target(run=_run)
 
 
 def output(target: Target, *argv: str) -> str | None:

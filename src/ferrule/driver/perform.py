@@ -14,7 +14,6 @@ from ferrule.driver.machine import as_driver_error
 from ferrule.driver.plan import (
     Action,
     NewTree,
-    RemoveOwn,
     RemoveTree,
     Signed,
     Verify,
@@ -29,7 +28,7 @@ from ferrule.driver.state import Record, State
 from ferrule.errors import DriverError, LinkError
 from ferrule.files import locked
 from ferrule.links import Inventory
-from ferrule.links.doctor.fix import Command, NewFile, Target, in_words
+from ferrule.links.doctor.fix import Command, NewFile, RemoveFile, Target, in_words
 
 Tell = Callable[[str], None]
 
@@ -43,7 +42,7 @@ def words(action: Action) -> str:
             return f"write {len(files)} files to {path}"
         case RemoveTree(path):
             return f"remove {path}"
-        case RemoveOwn(path):
+        case RemoveFile(path):
             return f"remove {path}, if it is as it was written"
         case Verify(version):
             return f"check that {MODULE} {version} is loaded"
@@ -159,7 +158,7 @@ def _do(target: Target, step: Action, tell: Tell) -> None:
             _write_tree(target, path, files)
         case RemoveTree(path):
             _remove_tree(target, path)
-        case RemoveOwn(path, text):
+        case RemoveFile(path, text):
             found = target.read(path)
             if found == text:
                 target.remove(path)

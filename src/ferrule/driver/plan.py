@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ferrule.driver.files import LOAD, LOAD_TEXT, OPTIONS, OPTIONS_MODE, OPTIONS_TEXT
 from ferrule.driver.source import MODULE, PACKAGE, Source
 from ferrule.driver.state import Built, State
-from ferrule.links.doctor.fix import Command, NewFile
+from ferrule.links.doctor.fix import Command, NewFile, RemoveFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,6 @@ class RemoveTree:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveOwn:
-    """A file, if it says ``text`` still; what somebody changed stays."""
-
-    path: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Verify:
     """That the module which is loaded is of this version."""
 
@@ -45,7 +37,7 @@ class Signed:
     kernel: str
 
 
-Action = Command | NewFile | NewTree | RemoveTree | RemoveOwn | Verify | Signed
+Action = Command | NewFile | NewTree | RemoveTree | RemoveFile | Verify | Signed
 
 FILES = {OPTIONS: OPTIONS_TEXT, LOAD: LOAD_TEXT}
 _MODES = {OPTIONS: OPTIONS_MODE, LOAD: 0o644}
@@ -95,7 +87,7 @@ def plan_removal(state: State, version: str) -> tuple[Action, ...]:
     steps: list[Action] = [Command(("modprobe", "-r", MODULE))] if state.loaded is not None else []
     steps += forget(state, version)
     written = state.record.written if state.record is not None else ()
-    steps += [RemoveOwn(path, FILES[path]) for path in reversed(written)]
+    steps += [RemoveFile(path, FILES[path]) for path in reversed(written)]
     return tuple(steps)
 
 

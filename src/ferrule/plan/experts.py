@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-
-from ferrule.plan.search_cut import Floats
+from numpy.typing import NDArray
 
 
 def busiest_share(counts: Sequence[int], per_token: int, tokens: float) -> float:
@@ -40,7 +39,7 @@ def _touched(count: int, total: int, per_token: int, tokens: float) -> float:
 @lru_cache(maxsize=4096)
 def _largest_draw(counts: tuple[int, ...], draws: int) -> float:
     """E[max] of a multivariate hypergeometric: the sum over m of P(max > m), each by counting draws of at most m."""
-    ways: Floats = np.zeros((draws, 1, draws + 1))  # by m: with at most m from each device so far
+    ways: NDArray[np.float64] = np.zeros((draws, 1, draws + 1))  # by m: with at most m from each device so far
     ways[:, :, 0] = 1.0
     for count in counts:
         ways = ways @ _draws_from(count, draws)
@@ -48,10 +47,10 @@ def _largest_draw(counts: tuple[int, ...], draws: int) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _draws_from(count: int, draws: int) -> Floats:
+def _draws_from(count: int, draws: int) -> NDArray[np.float64]:
     """By m, i and j: how many ways there are to draw j - i of ``count``, if that is at most m. Draws from several
     devices are products of these: of polynomials, written as matrices."""
     m, i, j = np.ogrid[:draws, : draws + 1, : draws + 1]
     choices = np.array([float(math.comb(count, mine)) for mine in range(draws + 1)])
-    found: Floats = np.where((j >= i) & (j - i <= m), choices[np.maximum(j - i, 0)], 0.0)
+    found: NDArray[np.float64] = np.where((j >= i) & (j - i <= m), choices[np.maximum(j - i, 0)], 0.0)
     return found

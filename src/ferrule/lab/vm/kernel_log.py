@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 _WRONG = re.compile(
-    r"WARNING\b|BUG:|Oops|Call Trace:|[Gg]eneral protection fault|Kernel panic|Unable to handle"
+    r"WARNING|(?<!DE)BUG\b|Oops|Call Trace|[Gg]eneral protection fault|Kernel panic|Unable to handle"
     r"|INFO: (task|rcu|possible|trying)|possible (circular|recursive|irq lock|unsafe|deadlock)|inconsistent lock state"
     r"|suspicious RCU usage|sleeping function called|scheduling while atomic|bad unlock balance|held lock freed"
-    r"|KASAN:|KCSAN:|UBSAN:|ODEBUG:|refcount_t:|unreferenced object|list_(add|del) corruption"
+    r"|KASAN|KCSAN|UBSAN:|ODEBUG:|refcount_t:|unreferenced object|list_(add|del) corruption"
     r"|unregister_netdevice: waiting|soft lockup|disagrees about version"
     r"|turning off the locking correctness validator|leak detector disabled|DMA-API: debugging out of memory"
 )

@@ -5,38 +5,51 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ferrule.errors import LinkError
 
+SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 _SECONDS = 30.0
 
 Runner = Callable[[Sequence[str]], tuple[int, str]]
 """Runs a program; gives its exit code and what it printed, errors included. Raises `LinkError` if it cannot."""
 
 
-def run_here(argv: Sequence[str]) -> tuple[int, str]:
-    program = shutil.which(argv[0]) or shutil.which(argv[0], path="/usr/sbin:/sbin:/usr/bin:/bin")
+def run_here(
+    argv: Sequence[str], seconds: float = _SECONDS, environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """A `Runner` on this machine. After ``seconds`` the program is killed with all that it started."""
+    variables = {**os.environ, "LC_ALL": "C", **(environment or {})}
+    program = shutil.which(argv[0], path=variables.get("PATH")) or shutil.which(argv[0], path=SYSTEM_PATH)
     if program is None:
         raise LinkError(f"there is no `{argv[0]}` on this machine; install it")
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [program, *argv[1:]],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            check=False,
-            timeout=_SECONDS,
-            env={**os.environ, "LC_ALL": "C"},
+            env=variables,
+            start_new_session=True,  # so that only we kill it, and its children with it
         )
-    except subprocess.TimeoutExpired:
-        raise LinkError(f"`{' '.join(argv)}` did not end within {_SECONDS:g} s") from None
     except OSError as error:
         raise LinkError(f"cannot run {program}: {error.strerror}") from error
-    return done.returncode, done.stdout.decode("utf-8", errors="replace").strip()
+    try:
+        told, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise LinkError(f"`{' '.join(argv)}` did not end within {seconds:g} s") from None
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return process.returncode, told.decode("utf-8", errors="replace").strip()
 
 
 @dataclass(frozen=True)
