@@ -34,6 +34,7 @@ def test_what_leads_nowhere_else_is_left_out_unless_it_is_named() -> None:
         face("br-lan", "192.168.1.1"),
         face("veth12ab", "169.254.3.4", 16),
         face("tailscale0", "100.64.0.1", 32),
+        face("frl-strix-2", "10.99.0.1"),
         face("eth10", "10.0.10.1"),
         face("eth2", "10.0.2.1"),
         face("thunderbolt0", "10.0.0.1"),

@@ -15,10 +15,11 @@ from ferrule.errors import ConfigError
 
 _VIRTUAL = re.compile(
     r"(docker|veth|virbr|vnet|cni|flannel|cali|lxc|lxd|podman|kube|dummy|ifb|tun|tap|wg|tailscale|zt|vmnet|vboxnet"
-    r"|awdl|llw|anpi|utun|gif|stf)\S*|ap\d+|br-[0-9a-f]{12}"
+    r"|awdl|llw|anpi|utun|gif|stf|frl)\S*|ap\d+|br-[0-9a-f]{12}"
 )
-"""Bridges to this host's own containers and machines, and tunnels through other interfaces: no cables of their own.
-Where a tunnel is the only way, the address by which the ranks met still leads through it."""
+"""Bridges to this host's own containers and machines, tunnels through other interfaces, and the interfaces of our
+driver, which carry nothing: no cables of their own. Where a tunnel is the only way, the address by which the ranks met
+still leads through it."""
 
 _MAX_GUESSES = 16
 _RANDOM = "1"
