@@ -1,4 +1,4 @@
-"""Groups over RDMA on stock kernels: soft-RoCE with both types of queue pairs, and soft-iWARP."""
+"""Groups over RDMA on stock kernels: soft-RoCE and our own driver with both types of queue pairs, and soft-iWARP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ferrule.lab.vm import PYTEST, Guest, Result, VmLab
+from ferrule.lab.vm import PYTEST, RDMA, Guest, Result, VmLab, complaints
+from ferrule.lab.vm.options import machines_with
 from ferrule.lab.vm.sources import host_release
 from ferrule.links import MeasuredPair
 
@@ -19,6 +20,7 @@ DEADLINE = 600
 """Seconds for a guest that takes about 100 on a quiet machine."""
 
 HERE = Path(__file__).parent
+DRIVER = HERE.parents[1] / "driver" / "kernel"
 
 SETUP = """
 set -e
@@ -26,7 +28,11 @@ ip link add rail0 type dummy; ip link set rail0 mtu 4200 up; ip addr add 10.0.0.
 ip link add rail1 type dummy; ip link set rail1 up; ip addr add 10.0.1.1/24 dev rail1
 rdma link add rxe0 type rxe netdev rail0
 rdma link add siw0 type siw netdev rail1
-mkdir -p /results
+"""
+
+OUR_SETUP = """
+set -e
+ip link set frl0 up; ip addr add 10.0.2.1/24 dev frl0
 """
 
 LATENCY = """
@@ -69,8 +75,11 @@ python3 /lab/probe_in_guest.py rxe0
 
 PYTHON = ["numpy", "ferrule", "psutil", *PYTEST, "hypothesis", "_hypothesis_globals", "sortedcontainers"]
 MODULES = ["rdma_rxe", "siw", "rdma_ucm"]
+OUR_MODULES = ["ib_uverbs", "rdma_ucm", "thunderbolt"]
+OUR_WIRE = {"/etc/modprobe.d/ferrule-rdma.conf": "options ferrule_rdma loopback=1\n"}
 
 
+OURS = [("RC", "ferrule0"), ("UC", "ferrule0")]
 DEVICES = [("RC", "rxe0"), ("UC", "rxe0"), ("RC", "siw0")]
 
 
@@ -86,14 +95,21 @@ def cases_of_the_fabric(
     """``more``: what the guest does after them."""
     arguments = shlex.join(cases)
     runs = [f"python3 /lab/verbs_in_guest.py {kind} {device} {arguments}" for kind, device in devices]
+    ours, others = (any((device == "ferrule0") is own for _, device in devices) for own in (True, False))
     guest = Guest(
-        script="\n".join([SETUP, *runs, more]),
-        modules=MODULES,
+        script="\n".join(
+            [SETUP if others else "", OUR_SETUP if ours else "", *runs, more, "lab-kernel-log > /results/log"]
+        ),
+        modules=[
+            *(MODULES if others else ()),
+            *((*OUR_MODULES, lab.build(DRIVER, "ferrule_rdma")) if ours else ()),
+        ],
         python=PYTHON,
         files={
             "/tests/fabric": HERE.parent / "fabric",
             "/lab/verbs_in_guest.py": HERE / "verbs_in_guest.py",
             "/lab/probe_in_guest.py": HERE / "probe_in_guest.py",
+            **OUR_WIRE,
         },
     )
     result = lab.run(guest, DEADLINE).check()
@@ -101,6 +117,7 @@ def cases_of_the_fabric(
         outcome = json.loads(result.files[f"{kind}-{device}.json"])
         assert outcome, result.console
         assert not {name: problem for name, problem in outcome.items() if problem}, result.console
+    assert not complaints(log := result.files["log"].decode()), log
     return result
 
 
@@ -119,6 +136,13 @@ def test_every_type_of_queue_pair_and_the_probe(vm_lab: VmLab) -> None:
 @pytest.mark.parametrize(("kind", "device"), DEVICES)
 def test_cases_of_the_fabric(newer_lab: VmLab, kind: str, device: str) -> None:
     cases_of_the_fabric(newer_lab, [(kind, device)])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("series", ["6.12", "newest"])
+@pytest.mark.parametrize(("kind", "device"), OURS)
+def test_cases_of_the_fabric_on_our_driver(series: str, kind: str, device: str) -> None:
+    cases_of_the_fabric(machines_with(series, RDMA), [(kind, device)])
 
 
 @pytest.mark.soak
