@@ -3,6 +3,8 @@
  * Datagrams: one frame each, with the addresses of both ends before the data.
  * Everything runs under link->engine and qp->lock.
  */
+#include <linux/in.h>
+
 #include "qp.h"
 
 #define GRH 40
@@ -39,12 +41,14 @@ int fer_dgram_fill(struct fer_qp *qp, struct fer_swqe *w, struct fer_hdr *hdr, u
 	return fer_req_data(qp, w, 0, payload + 32, w->length);
 }
 
-/* A datagram arrives with 40 bytes before it that say where it came from. */
+/* A datagram arrives with 40 bytes before it that say where it came from, as RoCE v2 writes them
+ * for IPv6: libibverbs answers to them with a GID of that type.
+ */
 void fer_dgram_take(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 {
 	struct ib_grh grh = {
 		.version_tclass_flow = cpu_to_be32(6 << 28),
-		.next_hdr = 0x1b, .hop_limit = 1,
+		.next_hdr = IPPROTO_UDP, .hop_limit = 1,
 	};
 	u32 len;
 

@@ -64,6 +64,10 @@ rping -s -P -a 10.9.0.1 > /tmp/server 2>&1 &
 for ((i = 0; i < 100; i++)); do timeout 60 rping -c -v -C 10 -a 10.9.0.1 > /tmp/client 2>&1 && break; sleep 0.2; done
 [ "$(grep -c 'ping data' /tmp/client)" = 10 ] || { cat /tmp/server /tmp/client; exit 1; }
 kill %1; wait %1
+# over datagrams, too: the server answers to the addresses that stand before what it received
+timeout 100 udaddy > /tmp/server 2>&1 &
+for ((i = 0; i < 100; i++)); do timeout 60 udaddy -s 10.9.0.1 > /tmp/client 2>&1 && break; sleep 0.2; done
+wait %1 && grep -q 'return status 0' /tmp/client || { cat /tmp/server /tmp/client; exit 1; }
 
 check timeout 120 /lab/verbs_check ferrule0 1 1 rc uc events atomics endings attacks greed
 mkdir /cg; mount -t cgroup2 none /cg; echo +rdma > /cg/cgroup.subtree_control; mkdir /cg/few
