@@ -1,7 +1,7 @@
 # make run   install into .venv and serve the embedded model on two ranks
 # make test  install what the tests need and run the quick ones
 # make driver-deb  the kernel module for RDMA over USB4, as a Debian package in dist/
-# make driver-check  that package by DKMS for two kernels and into guests; no warning of gcc (W=1), sparse, checkpatch
+# make driver-check  that package by DKMS for two kernels and into guests; no warning of gcc (W=1), sparse, checkpatch, lintian
 #
 # TORCH is what pip is asked for: set it to another version, or to a path or options of your own, if you need
 # a particular build, e.g.  make run TORCH='torch==2.13.0'

@@ -61,7 +61,7 @@ mv /usr/src/later /usr/src/linux-headers-$SECOND; boot $SECOND
 installed $SECOND
 keep $SECOND
 /etc/kernel/prerm.d/dkms $FIRST                  # the old kernel goes
-! installed $FIRST
+if installed $FIRST; then exit 1; fi
 dpkg --verify PACKAGE-dkms
 modinfo /lib/modules/$SECOND/updates/dkms/ferrule_rdma.ko* > $RESULTS/modinfo
 
@@ -134,6 +134,26 @@ def test_both_kernels_load_what_dkms_built(tmp_path: Path) -> None:
         assert files["version"].decode().strip() == read_source().version
         assert b"hca_id:\tferrule0" in files["devinfo"]
         assert not re.search(rb"WARNING|BUG|Oops|Call Trace|disagrees about", files["dmesg"])
+
+
+LINTIAN = ("lintian", "base-files", "dpkg", "libc-bin", "bash", "dash", "coreutils", "sed", "gawk", "grep", "findutils")
+
+
+@pytest.mark.soak
+def test_lintian_has_nothing_to_say(tmp_path: Path) -> None:
+    suite = base_suite(newest_suite(host_release()))
+    tree = fetch_tree(archive(suite), [*LINTIAN, "tar", "xz-utils", "gzip", "diffutils"], default_cache() / suite)
+    deb = build_deb(read_source(), tmp_path)
+    options = "--allow-root --quiet --display-info --display-experimental --pedantic --show-overrides"
+    script = f"""
+    ln -sf debian /etc/dpkg/origins/default  # as a package's script would
+    lintian {options} {deb} > {tmp_path}/said 2>&1 || [ $? = 2 ]
+    """
+    run_in_root(tree, script, [tmp_path], timeout=DEADLINE, what="ask lintian")
+    said = (tmp_path / "said").read_text().splitlines()
+    overridden = [line for line in said if line.startswith("O: ")]
+    assert len(overridden) == 3, said  # it has looked
+    assert not [line for line in said if line[:3] not in ("O: ", "N: ") and line != "N:"], said
 
 
 IGNORED = (

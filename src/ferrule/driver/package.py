@@ -43,7 +43,7 @@ Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 Upstream-Name: ferrule
 
 Files: *
-Copyright: The Ferrule authors
+Copyright: 2026 The Ferrule authors
 License: GPL-2
  This program is free software; you can redistribute it and/or modify it under
  the terms of the GNU General Public License, version 2, as published by the
@@ -64,6 +64,15 @@ _CHANGELOG = """\
 
  -- The Ferrule authors <ferrule@localhost>  Thu, 01 Jan 2026 00:00:00 +0000
 """
+
+_OVERRIDES = """\
+# The project has no address that mail could go to.
+{name}: bogus-mail-host Maintainer ferrule@localhost
+{name}: bogus-mail-host-in-debian-changelog ferrule@localhost *
+# The key that both machines prove to know stands in it.
+{name}: non-standard-file-perm 0600 != 0644 [{options}]
+"""
+"""What lintian(1) says and what is meant so."""
 
 _POSTINST = """\
 #!/bin/sh
@@ -142,6 +151,7 @@ def _contents(source: Source, name: str) -> Mapping[str, tuple[bytes, int]]:
     documents = f"usr/share/doc/{name}"
     installed[f"{documents}/copyright"] = _COPYRIGHT.encode()
     installed[f"{documents}/changelog.gz"] = gzip.compress(_CHANGELOG.format(**words).encode(), 9, mtime=0)
+    installed[f"usr/share/lintian/overrides/{name}"] = _OVERRIDES.format(name=name, options=OPTIONS[1:]).encode()
     size = sum(len(data) + 1023 >> 10 for data in installed.values())
     control = {
         "DEBIAN/control": (_CONTROL.format(**words, size=size), 0o644),
