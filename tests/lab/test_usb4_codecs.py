@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.lab.usb4 import packets, pcapng, trace, vfio_user
+from ferrule.lab.usb4 import packets, pcapng, pci, trace, vfio_user
 from ferrule.lab.usb4.packets import Address, HotPlug, Kind, Notification, PacketError, Read, Write, XDomain
 from ferrule.lab.usb4.vfio_user import Access, DmaMap, DmaUnmap, Header, ProtocolError, RegionInfo, SetIrqs, Version
 
@@ -159,3 +159,24 @@ def test_every_control_packet_can_be_told(packet: packets.Packet) -> None:
 
 def test_a_kind_has_one_number() -> None:
     assert (Kind.READ, Kind.XDOMAIN_RESPONSE) == (1, 7)
+
+
+@given(st.lists(st.tuples(st.integers(0, pci.SIZE - 8), st.binary(min_size=1, max_size=8)) | st.none()))
+def test_power_of_the_controller(done: list[tuple[int, bytes] | None]) -> None:
+    """Whatever is written: the word for power has its bits, and only an event that may wake sets the status."""
+    space = pci.config_space((0x8086, 1))
+    for each in done:
+        (before,) = struct.unpack_from("<H", space, 0x44)
+        if each is None:
+            pci.wake(space)
+            (after,) = struct.unpack_from("<H", space, 0x44)
+            assert after == before | (before & 0x103 == 0x103) << 15
+        else:
+            offset, data = each
+            pci.write(space, offset, data)
+            (after,) = struct.unpack_from("<H", space, 0x44)
+            cleared = offset <= 0x45 < offset + len(data) and data[0x45 - offset] & 0x80
+            assert after & 0x8000 == (0 if cleared else before & 0x8000)
+        assert after & ~0x810B == 0
+        assert after & 8
+        assert pci.asleep(space) == (after & 3 == 3)

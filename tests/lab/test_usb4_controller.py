@@ -259,6 +259,26 @@ def test_a_plug_event_waits_for_the_one_before_it(lab: Lab) -> None:
     first.plugged(LANE)
 
 
+def test_a_controller_that_sleeps_is_woken_by_a_cable(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferrule.lab.usb4.network._EVENT_TRIES", 3)
+    first = lab.pair().first
+    lab.ask("plug", on=False)
+    first.plugged(LANE, unplug=True)
+    for ring in (first.control_in, first.control_out):
+        first.stop(ring)
+    first.sleep()
+    assert not first.called()
+    lab.ask("plug", on=True)
+    deadline = time.monotonic() + SECONDS
+    while not first.called():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(1.2)  # longer than the event is told to one that is awake
+    first.wake_up()
+    assert not first.called()
+    first.plugged(LANE)
+
+
 def test_two_cables_between_the_same_hosts(tmp_path: Path) -> None:
     with running(tmp_path, CABLE, Usb4Cable("cable1", ("a", 1), ("b", 1), gbps=10, lanes=1)) as lab:
         pair = lab.pair()

@@ -22,6 +22,7 @@ _ENABLE, _RAW, _E2E = 1 << 31, 1 << 30, 1 << 28
 _TX, _RX, _TX_OPTIONS, _RX_OPTIONS = 0, 0x8000, 0x19800, 0x29800
 _COMPLETED, _INTERRUPT = 2, 8
 _BUFFER = 4096
+_CONFIG, _POWER_CONTROL = 7, 0x44  # the region of the PCI configuration space, and the word for power in it
 
 
 @dataclass
@@ -104,8 +105,26 @@ class Driver:
         self.ask(Command.VERSION, said.encode())
         self.ask(Command.DMA_MAP, DmaMap(3, 0, _ADDRESS, MEMORY).encode(), (self._fd,))
         self.ask(Command.SET_IRQS, SetIrqs(SetIrqs.EVENTFD, True, 2, 0, 1).encode(), (self.event,))
+        self._start_control()
+
+    def _start_control(self) -> None:
         self.control_out, self.control_in = self.ring(0, True, 8), self.ring(0, False, 8)
         self.post_all(self.control_in)
+
+    def sleep(self) -> None:
+        """Power state D3hot, to be called (PME) when there is something."""
+        self._set_power(3 | 1 << 8)
+
+    def called(self) -> bool:
+        answer, _ = self.ask(Command.REGION_READ, Access(_POWER_CONTROL, _CONFIG, 2).encode())
+        return bool(int.from_bytes(answer[16:], "little") & 1 << 15)
+
+    def wake_up(self) -> None:
+        self._set_power(1 << 15)
+        self._start_control()
+
+    def _set_power(self, value: int) -> None:
+        self.ask(Command.REGION_WRITE, Access(_POWER_CONTROL, _CONFIG, 2, value.to_bytes(2, "little")).encode())
 
     def read(self, offset: int, size: int = 4) -> int:
         answer, _ = self.ask(Command.REGION_READ, Access(offset, 0, size).encode())

@@ -42,14 +42,23 @@ def unique_id(host: str, number: int) -> int:
 
 
 class Network:
-    """All routers and cables of a plan. Times are seconds of a clock that the caller has."""
+    """All routers and cables of a plan. Times are seconds of a clock that the caller has.
+
+    ``wake``: called with a controller for which a hot plug event waits; whether it sleeps, so that it cannot hear it.
+    """
 
     def __init__(
-        self, plan: Plan, engine: _native.Usb4Engine, training: float = TRAINING_SECONDS, seed: int = 0
+        self,
+        plan: Plan,
+        engine: _native.Usb4Engine,
+        training: float = TRAINING_SECONDS,
+        seed: int = 0,
+        wake: Callable[[int], bool] = lambda controller: False,
     ) -> None:
         self.plan = plan
         self._engine = engine
         self._training = training
+        self._wake = wake
         self._random = random.Random(seed)
         self._powered: list[bool] = []
         self.routers: list[Router] = []
@@ -113,7 +122,9 @@ class Network:
         for (controller, port), told in list(self._told.items()):
             if told.again > now:
                 continue
-            if told.tries == _EVENT_TRIES:
+            if self._wake(controller):
+                told.again = now + _EVENT_SECONDS
+            elif told.tries == _EVENT_TRIES:
                 self._heard(controller, port, now)
             else:
                 told.again, told.tries = now + _EVENT_SECONDS, told.tries + 1

@@ -35,7 +35,7 @@ class Server:
     def __init__(self, folder: Path, plan: Plan, *, training: float, seed: int) -> None:
         self._folder = folder
         self._engine = _native.Usb4Engine()
-        self._network = Network(plan, self._engine, training, seed)
+        self._network = Network(plan, self._engine, training, seed, self._wake)
         self._selector = selectors.DefaultSelector()
         self._sessions: dict[int, Session] = {}
         self._down = False
@@ -107,6 +107,10 @@ class Server:
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._serve(controller, session))
 
         return accept
+
+    def _wake(self, controller: int) -> bool:
+        session = self._sessions.get(controller)
+        return session is not None and session.wake()
 
     def _hear_out(self, controller: int) -> None:
         """A guest that has gone may have left messages, and the next one be there before they are read."""

@@ -82,6 +82,11 @@ class Session:
         self._drop_fds()
         self._engine.forget_memory(self._controller)
 
+    def wake(self) -> bool:
+        """Tell a controller that its driver has put to sleep that there is something for it; False if it is awake."""
+        pci.wake(self._config)
+        return pci.asleep(self._config)
+
     def receive(self) -> None:
         """Answer what has come. Raises `Gone`."""
         try:
@@ -223,7 +228,7 @@ class Session:
         if access.region == pci.REGISTERS_BAR:
             self._engine.write(self._controller, access.offset, access.data)
         elif access.region == _CONFIG_REGION:
-            self._config[access.offset : access.offset + access.count] = access.data
+            pci.write(self._config, access.offset, access.data)
 
     def _check(self, access: Access) -> None:
         size = self._sizes.get(access.region, 0)
