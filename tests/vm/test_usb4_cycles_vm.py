@@ -1,10 +1,15 @@
-"""A hundred times a cable is pulled out, a lane lost, or the peer reboots: what stock drivers show, and their log."""
+"""A hundred times a cable is pulled out, a lane lost, or the peer reboots: what stock drivers show, and their log.
+
+Two of three cables change at once while the third one stays, so that a hundred take twenty minutes and not forty.
+"""
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +24,9 @@ pytestmark = [pytest.mark.soak, pytest.mark.vm]
 
 SECONDS = 600
 """For what takes ten on a quiet machine, half a minute with a debug kernel."""
-BONDING_SECONDS, PATIENCE, TRIES = 60, 180, 5
+BONDING_SECONDS, TRIES = 60, 5
+PATIENCE = dict.fromkeys([*KERNELS, *DEBUG_KERNELS], 45) | dict.fromkeys(DEBUG_KERNELS, 180)
+"""Seconds until a cable is put in once more."""
 CYCLES = dict.fromkeys([*KERNELS, *DEBUG_KERNELS], 100) | {"debug-kcsan": 20}
 CABLES = """
 [lab.three-cables]
@@ -53,6 +60,14 @@ echo -n "$shown"
 """
 
 
+SLEEPS = """
+set -e
+slot=$(grep " cable1 " /lab/cables | cut -d " " -f 1)
+echo 100 > /sys/bus/pci/devices/$slot/power/autosuspend_delay_ms
+until grep -q suspended /sys/bus/pci/devices/$slot/power/runtime_status; do sleep 0.2; [ $SECONDS -lt 300 ]; done
+"""
+
+
 class Cycles:
     """A lab and what its hosts should show now, by cable.
 
@@ -61,53 +76,58 @@ class Cycles:
     machine has much other work. Such a cable is pulled out and put in once more; ``again`` counts them.
     """
 
-    def __init__(self, lab: JoinedGuests) -> None:
-        self.lab = lab
-        self.again = 0
+    def __init__(self, lab: JoinedGuests, patience: int) -> None:
+        self.lab, self.patience = lab, patience
+        self.again = self.done = 0
         self.expected: dict[str, str] = {}
 
     def run(self, count: int) -> None:
         names = [cable.name for cable in self.lab.wiring.cables]
         self.train(*names)
-        for number in range(count):
-            if number % 10 == 9:
+        for turn in itertools.count():
+            if self.done >= count:
+                break
+            one, another = names[turn % len(names)], names[(turn + 1) % len(names)]
+            if turn % 5 == 4:
                 self.reboot("strix-2")
-            elif number % 4 == 3:
-                self.lose_a_lane(names[number // 4 % len(names)])
-            else:
-                self.pull_out(names[number % len(names)])
-            if number % 5 == 4:
                 self.lab.wait_for_cables(SECONDS)
+            elif turn % 5 in (1, 3):
+                self.disturb(pulled=[one], lame=[another])
+            else:
+                self.disturb(pulled=[one, another])
 
-    def pull_out(self, cable: str) -> None:
-        """And in again."""
-        self.lab.usb4.unplug(cable)
-        self.expect({cable: NOTHING})
-        self.lab.usb4.plug(cable)
-        self.train(cable)
-
-    def lose_a_lane(self, cable: str) -> None:
-        self.lab.usb4.fault(cable, Fault(FaultKind.HALF_LANE))
-        self.expect({cable: ONE_LANE})
-        self.lab.usb4.heal(cable)
-        deadline = time.monotonic() + BONDING_SECONDS
-        while self.lab.usb4.state()["cables"][cable]["lanes"] != 2 and time.monotonic() < deadline:
-            time.sleep(0.3)  # the link comes back sooner than a busy guest notices that it was gone
-        self.train(cable)
+    def disturb(self, pulled: Sequence[str], lame: Sequence[str] = ()) -> None:
+        """Cables that are pulled out and put in again, and such that lose a lane and get it back."""
+        for cable in pulled:
+            self.lab.usb4.unplug(cable)
+        for cable in lame:
+            self.lab.usb4.fault(cable, Fault(FaultKind.HALF_LANE))
+        self.expect(dict.fromkeys(pulled, NOTHING) | dict.fromkeys(lame, ONE_LANE))
+        for cable in pulled:
+            self.lab.usb4.plug(cable)
+        for cable in lame:
+            self.lab.usb4.heal(cable)
+            deadline = time.monotonic() + BONDING_SECONDS
+            while self.lab.usb4.state()["cables"][cable]["lanes"] != 2 and time.monotonic() < deadline:
+                time.sleep(0.3)  # the link comes back sooner than a busy guest notices that it was gone
+        self.train(*pulled, *lame)
+        self.done += len(pulled) + len(lame)
 
     def reboot(self, host: str) -> None:
         """As a power cut does it."""
         log = self.lab[host].check("dmesg", SECONDS)
         assert not complaints(log), log
-        self.lab.boot(host)
+        self.lab[host].close()
         others = [name for name in self.lab.hosts if name != host]
         self.expect(dict.fromkeys(self.expected, NOTHING), others)
+        self.lab.boot(host)
         self.train(*self.expected)
+        self.done += 1
 
     def train(self, *cables: str) -> None:
         """Wait for them until they have both lanes and an interface."""
         for _ in range(TRIES):
-            shown = self.look(dict.fromkeys(cables, TRAINED), PATIENCE)
+            shown = self.look(dict.fromkeys(cables, TRAINED), self.patience)
             lame = [cable for cable in cables if any(f"{cable} {BOTH_LANES}\n" not in one for one in shown)]
             self.expected |= dict.fromkeys(cables, BOTH_LANES)
             if not lame:
@@ -131,22 +151,43 @@ class Cycles:
         """What these hosts, or all, show when it is this, or after so many seconds."""
         self.expected |= changed
         script = f"WANTED={shlex.quote(self._wanted())} DEADLINE={seconds}\n{WAIT}"
-        return [self.lab[host].check(script, seconds + SECONDS) for host in hosts or self.lab.hosts]
+        with ThreadPoolExecutor() as pool:
+            looking = [pool.submit(self.lab[host].check, script, seconds + SECONDS) for host in hosts or self.lab.hosts]
+            return [each.result() for each in looking]
 
     def _wanted(self) -> str:
         return "".join(f"{cable} {what}\n" for cable, what in sorted(self.expected.items()))
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_cable_wakes_a_controller_that_sleeps(kernel: str) -> None:
+    """Drivers switch a controller off that has had no cable for 15 s, or for as long as they are told."""
+    template = Guest(script="", modules=NETWORK, cpus=1, memory_mb=1024)
+    with JoinedGuests(find_lab("two-strix"), machines_with(kernel), template) as lab:
+        lab.wait_for_cables(SECONDS)
+        lab.usb4.unplug("cable1")
+        for host in lab.hosts:
+            lab[host].check(SLEEPS, SECONDS)
+        time.sleep(8)  # longer than events are repeated to a controller that is awake
+        lab.usb4.plug("cable1")
+        lab.wait_for_cables(SECONDS)
+        for host in lab.hosts:
+            assert not lab[host].complaints(SECONDS)
+
+
 @pytest.mark.parametrize("kernel", CYCLES)
-def test_cables_come_and_go(kernel: str, tmp_path: Path) -> None:
+def test_cables_come_and_go(kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = tmp_path / "cables.toml"
     profile.write_text(CABLES)
     template = Guest(script="", modules=NETWORK, cpus=1, memory_mb=1024)
     with JoinedGuests(find_lab(str(profile)), machines_with(kernel), template) as lab:
-        Cycles(lab).run(CYCLES[kernel])
+        cycles = Cycles(lab, PATIENCE[kernel])
+        cycles.run(CYCLES[kernel])
         lab.wait_for_cables(SECONDS)
         for host in lab.hosts:
             log = lab[host].check("lab-kernel-log", SECONDS)
             assert not complaints(log), log
             found, lost = (log.count(words) for words in (": new host found", ": host disconnected"))
             assert found - lost == len(lab.wiring.cables), log
+    with capsys.disabled():
+        print(f"\n{kernel}: {cycles.done} times, no complaint; {cycles.again} cables put in once more")  # noqa: T201
