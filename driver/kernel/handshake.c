@@ -70,6 +70,23 @@ static void offer(struct fer_tb *tb, u32 attempt)
 
 /* ---- what the other end asks for ---- */
 
+/* Said once for each loading of the peer, by both ends. Under tb->lock. */
+static void refuse(struct fer_tb *tb, u32 status, const struct fer_hello *theirs)
+{
+	if (tb->refused && !memcmp(tb->refused_host, theirs->host, FER_HOST_ID))
+		return;
+	WRITE_ONCE(tb->refused, true);
+	memcpy(tb->refused_host, theirs->host, FER_HOST_ID);
+	if (status == FER_TB_WRONG_VERSION)
+		dev_err(&tb->service->dev,
+			"the peer speaks version %u and we %u: install the same driver on both\n",
+			theirs->version, FER_TB_VERSION);
+	else
+		dev_err(&tb->service->dev,
+			"the peer has %s key: give both ends the same `key`, or none\n",
+			fer_have_key() ? "another or no" : "a");
+}
+
 static u32 check_hello(const struct fer_hello *hello)
 {
 	if (hello->version != FER_TB_VERSION)
@@ -89,7 +106,7 @@ static u32 hear_hello(struct fer_tb *tb, const struct fer_packet *packet)
 		return status; /* our answer got lost */
 	offer(tb, packet->hello.attempt);
 	tb->theirs = packet->hello;
-	tb->heard_hello = true;
+	tb->heard_hello = status == FER_TB_OK;
 	return status;
 }
 
@@ -125,6 +142,8 @@ void fer_tb_hear(struct fer_tb *tb, const struct fer_packet *packet)
 
 	mutex_lock(&tb->lock);
 	status = tb->gone || tb->asleep ? FER_TB_NOT_NOW : hear(tb, packet);
+	if (status == FER_TB_WRONG_VERSION || status == FER_TB_WRONG_KEY)
+		refuse(tb, status, &packet->hello);
 	fill_packet(tb, &answer, packet->op | FER_TB_ANSWER, status);
 	answer.hello = tb->ours;
 	answer.epoch = packet->epoch;
@@ -141,15 +160,7 @@ static int why(struct fer_tb *tb, u32 status, const struct fer_hello *theirs)
 {
 	if (status == FER_TB_NOT_NOW)
 		return -EAGAIN;
-	if (!tb->told && status == FER_TB_WRONG_VERSION)
-		dev_err(&tb->service->dev,
-			"the peer speaks version %u and we %u: install the same driver on both\n",
-			theirs->version, FER_TB_VERSION);
-	else if (!tb->told)
-		dev_err(&tb->service->dev,
-			"the peer has %s key: give both ends the same `key`, or none\n",
-			fer_have_key() ? "another or no" : "a");
-	tb->told = true;
+	refuse(tb, status, theirs);
 	return -EPROTO;
 }
 
@@ -185,7 +196,9 @@ static int ask(struct fer_tb *tb, u32 op, u32 epoch, unsigned int ms)
 		if (answer->status != FER_TB_OK)
 			err = why(tb, answer->status, &answer->hello);
 		else if (!signed_right(tb, answer))
-			err = why(tb, FER_TB_WRONG_KEY, &answer->hello);
+			err = -EKEYREJECTED;
+		if (err == -EKEYREJECTED)
+			refuse(tb, FER_TB_WRONG_KEY, &answer->hello);
 	}
 	mutex_unlock(&tb->lock);
 free:
@@ -219,7 +232,7 @@ static void again(struct fer_tb *tb)
 
 static void fail(struct fer_tb *tb, const char *what, int err)
 {
-	if (!tb->told && err != -ENOSPC)
+	if (!tb->told && !READ_ONCE(tb->refused) && err != -ENOSPC)
 		dev_warn(&tb->service->dev, "%s failed: %d; trying again\n", what, err);
 	tb->told = true;
 	reset(tb, true);
@@ -241,7 +254,9 @@ static void greet(struct fer_tb *tb)
 		fer_tb_kick(tb, 0);
 		return;
 	}
-	if (tb->tries == MANY - 1 && !tb->told)
+	if (err == -EKEYREJECTED)
+		ask(tb, FER_TB_BYE, 0, BYE_MS); /* from its signature the other end sees why */
+	else if (tb->tries == MANY - 1 && !tb->told && !READ_ONCE(tb->refused))
 		dev_info(&tb->service->dev, "the peer does not answer yet (%d)\n", err);
 	again(tb);
 }
@@ -287,6 +302,7 @@ static void begin(struct fer_tb *tb, u32 epoch)
 		return fail(tb, "joining the session", -ENODEV);
 	enter(tb, FER_TB_UP);
 	tb->told = false;
+	WRITE_ONCE(tb->refused, false);
 	tb->tries = 0;
 }
 

@@ -83,6 +83,8 @@ struct fer_tb {
 
 	struct mutex lock;		/* what the handler and the work share */
 	bool gone, asleep;
+	bool refused;			/* the log has said why, */
+	u8 refused_host[FER_HOST_ID];	/* of this loading of the peer */
 	int is_lost;			/* by xchg() */
 	bool heard_hello, heard_start, heard_ready, heard_bye;
 	u32 epoch;
