@@ -33,13 +33,20 @@ class VmLab:
     """Boots guests. Everything that they need is fetched by package name on first use and kept in ``cache``
     (default: `default_cache`); nothing is installed and no rights are needed.
 
-    ``packages``: whose programs and libraries guests have, beside bash, busybox, iproute2 and kmod. ``suite``: the
-    release that the kernel is taken from, such as ``trixie-backports``; default: the host's own. Or one of
-    `DEBUG_KERNELS`: the newest stable kernel, compiled here on first use (half an hour) so that it checks itself.
-    Raises `LabError` where this host cannot run guests.
+    ``packages``: whose programs and libraries guests have, beside bash, busybox, iproute2 and kmod; ``programs``: the
+    release that these are taken from; default: the host's own. ``suite``: the release that the kernel is taken from,
+    such as ``trixie-backports``; default: the host's own. Or one of `DEBUG_KERNELS`: the newest stable kernel, compiled
+    here on first use (half an hour) so that it checks itself. Raises `LabError` where this host cannot run guests.
     """
 
-    def __init__(self, cache: Path | None = None, *, packages: Sequence[str] = RDMA, suite: str | None = None) -> None:
+    def __init__(
+        self,
+        cache: Path | None = None,
+        *,
+        packages: Sequence[str] = RDMA,
+        programs: str | None = None,
+        suite: str | None = None,
+    ) -> None:
         reason = obstacle()
         if reason is not None:
             raise LabError(reason)
@@ -47,6 +54,7 @@ class VmLab:
         self._cache.mkdir(parents=True, exist_ok=True)
         self._packages = (*_BASE, *packages)
         self._release = host_release()
+        self._programs = programs or self._release
         self._debug = suite if suite in DEBUG_KERNELS else None
         self._suite = newest_suite(self._release) if self._debug else suite or self._release
 
@@ -109,7 +117,7 @@ class VmLab:
     @cached_property
     def tree(self) -> Tree:
         """The packages that guests have."""
-        return fetch_tree(self._archive(self._release), self._packages, self._cache / self._release)
+        return fetch_tree(self._archive(self._programs), self._packages, self._cache / self._programs)
 
     @cached_property
     def qemu(self) -> Qemu:
