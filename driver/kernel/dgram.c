@@ -75,7 +75,7 @@ void fer_dgram_take(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 	    fer_sge_copy(to_fer_pd(qp->ib.pd), qp->resp.wqe.sge, qp->resp.wqe.num_sge, GRH,
 			 payload + 32, len, true)) {
 		fer_resp_complete(qp, IB_WC_LOC_PROT_ERR, NULL, 0, 0);
-		fer_qp_fail(qp);
+		fer_qp_fail(qp, "a receive names memory that is not there");
 		return;
 	}
 	fer_resp_complete(qp, IB_WC_SUCCESS, hdr, GRH + len, IB_WC_GRH);

@@ -173,6 +173,12 @@ FER_TO(ah, ib_ah)
 FER_TO(cq, ib_cq)
 FER_TO(mr, ib_mr)
 
+/* A device has a name as soon as it is registered; its rail may be up before. */
+static inline const char *fer_dev_name(const struct fer_dev *dev)
+{
+	return dev_name(&dev->ib.dev) ?: "?";
+}
+
 /* quota.c */
 int fer_owner_join(struct fer_dev *dev, struct fer_ucontext *uctx);
 void fer_owner_leave(struct fer_dev *dev, struct fer_ucontext *uctx);

@@ -11,7 +11,7 @@
 #include <linux/random.h>
 #include <linux/slab.h>
 
-#include "qp.h"
+#include "trace.h"
 
 #define ACK_EVERY	32
 #define DEAD_TRIES	8	/* so that a machine that stood still itself asks again first */
@@ -95,6 +95,7 @@ static void give_up(struct fer_link *link)
 		if (!rail->up)
 			continue;
 		rail->up = false;
+		trace_fer_rail_down(link, i, link->epoch, "nothing is acknowledged");
 		rail->losses++;
 		rail->ops->lost(rail);
 	}

@@ -178,7 +178,7 @@ extern struct mutex fer_topology;	/* which rails are joined to which link */
 int fer_rail_join(struct fer_link *link, struct fer_rail *rail);
 void fer_rail_leave(struct fer_rail *rail);
 bool fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window);
-void fer_rail_down(struct fer_rail *rail);
+void fer_rail_down(struct fer_rail *rail, const char *why);
 void fer_rails_check(struct fer_link *link, u64 now);
 void fer_session_begin(struct fer_link *link, u32 epoch, u32 window);
 u32 fer_session_offer(struct fer_link *link, u32 fresh);

@@ -2,7 +2,7 @@
 /* What a link receives: frames in any order, handed to queue pairs once and in sequence. */
 #include <linux/ktime.h>
 
-#include "qp.h"
+#include "trace.h"
 
 #define ACK_DELAY	(200 * NSEC_PER_USEC)
 
@@ -100,6 +100,7 @@ void fer_link_rx(struct fer_link *link, struct fer_frame *frame)
 	/* who is at the end of a rail is proven only when it comes up */
 	if (!link->up || !frame->rail->up || !check(link, frame, &hdr))
 		goto drop;
+	trace_fer_frame_received(frame->rail, &hdr);
 	frame->rail->silent = 0;
 	fer_link_acked(link, hdr.ack, now);
 	if (!fer_in_sequence(hdr.op)) {

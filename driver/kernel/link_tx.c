@@ -3,7 +3,7 @@
 #include <linux/ktime.h>
 #include <linux/module.h>
 
-#include "ferrule_rdma.h"
+#include "trace.h"
 
 #define RESEND_GAP	(500 * NSEC_PER_USEC)
 #define RTO_MAX		(200 * NSEC_PER_MSEC)
@@ -61,8 +61,10 @@ static struct fer_rail *pick(struct fer_link *link, const struct fer_rail *but, 
 	return best ?: last;
 }
 
-static void push(struct fer_link *link, struct fer_rail *rail, struct fer_frame *frame, u64 now)
+static void push(struct fer_link *link, struct fer_rail *rail, struct fer_frame *frame,
+		 const struct fer_hdr *hdr, u64 now)
 {
+	trace_fer_frame_sent(rail, hdr);
 	rail->last_tx = now;
 	rail->tx_frames++;
 	rail->tx_bytes += frame->size;
@@ -92,7 +94,9 @@ static void transmit(struct fer_link *link, struct fer_txslot *slot, u64 now)
 	rail->unacked++;
 	slot->rail = rail;
 	slot->order = ++rail->sent_order;
-	push(link, rail, slot->frame, now);
+	if (slot->tries > 1)
+		trace_fer_frame_again(rail, &slot->hdr);
+	push(link, rail, slot->frame, &slot->hdr, now);
 }
 
 /* How long acknowledgements take: as TCP does it (RFC 6298). */
@@ -276,7 +280,7 @@ void fer_link_ack(struct fer_link *link, struct fer_rail *rail)
 				bits[i / 8] |= 1 << (i % 8);
 	fer_hdr_seal(frame->data, &hdr);
 	frame->size = FER_HDR + hdr.len;
-	push(link, rail, frame, now);
+	push(link, rail, frame, &hdr, now);
 	fer_link_put(link, frame);
 	link->rx_unacked = 0;
 	link->ack_due = 0;

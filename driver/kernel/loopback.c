@@ -7,7 +7,7 @@
 #include <linux/random.h>
 #include <linux/slab.h>
 
-#include "ferrule_rdma.h"
+#include "trace.h"
 
 #define POOL	(2 * FER_WINDOW + 64)
 #define HOLD	(300 * NSEC_PER_USEC)	/* how long a frame stays back that others overtake */
@@ -118,9 +118,12 @@ static void loopback_put_rx(struct fer_rail *rail, struct fer_frame *frame)
 /* There is no other end that could have gone: only this session is over, or nothing happened. */
 static void loopback_lost(struct fer_rail *rail)
 {
+	u32 epoch = get_random_u32() | 1;
+
 	rail->up = true;
 	rail->silent = 0;
-	fer_session_begin(rail->link, get_random_u32() | 1, FER_WINDOW);
+	trace_fer_rail_up(rail->link, rail->index, epoch, "it ends where it begins");
+	fer_session_begin(rail->link, epoch, FER_WINDOW);
 }
 
 static void free_loopback(struct loopback *lo)

@@ -3,7 +3,7 @@
 #include <linux/slab.h>
 #include <rdma/uverbs_ioctl.h>
 
-#include "qp.h"
+#include "trace.h"
 
 #define FLUSH_EVERY (10 * NSEC_PER_MSEC)
 
@@ -123,10 +123,11 @@ void fer_qp_event(struct fer_qp *qp, enum ib_event_type type)
 }
 
 /* Nothing more is sent or taken; all that is posted is flushed. Under qp->lock. */
-void fer_qp_fail(struct fer_qp *qp)
+void fer_qp_fail(struct fer_qp *qp, const char *why)
 {
 	if (qp->state == IB_QPS_ERR)
 		return;
+	trace_fer_qp_error(qp, why);
 	WRITE_ONCE(qp->state, IB_QPS_ERR);
 	qp->req.expires = 0;
 	qp->req.wait = 0;
@@ -353,7 +354,7 @@ int fer_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct 
 			memset(&qp->attr, 0, sizeof(qp->attr));
 		}
 		if (attr->qp_state == IB_QPS_ERR)
-			fer_qp_fail(qp);
+			fer_qp_fail(qp, "its owner says so");
 		WRITE_ONCE(qp->state, attr->qp_state);
 	}
 	fer_qp_activate(qp);

@@ -75,7 +75,7 @@ static void send_nak(struct fer_qp *qp, struct fer_frame *frame, struct fer_hdr 
 	fer_link_send(qp->dev->link, frame, hdr);
 	qp->resp.nak = 0;
 	if (qp->resp.closed) {
-		fer_qp_fail(qp);
+		fer_qp_fail(qp, "a request of the peer is refused");
 		fer_qp_event(qp, hdr->imm == FER_NAK_ACCESS ? IB_EVENT_QP_ACCESS_ERR :
 						   IB_EVENT_QP_REQ_ERR);
 	}

@@ -3,7 +3,7 @@
  * The responder: carries out what the peer asks for, after checking it.
  * Everything runs under link->engine and qp->lock.
  */
-#include "qp.h"
+#include "trace.h"
 
 /* ---- refusing ---- */
 
@@ -37,6 +37,7 @@ void fer_resp_complete(struct fer_qp *qp, enum ib_wc_status status, const struct
 			wc.wc_flags |= IB_WC_WITH_IMM;
 		}
 	}
+	trace_fer_recv_done(qp, &wc);
 	fer_cq_push(to_fer_cq(qp->init.recv_cq), qp, &wc, hdr && hdr->flags & FER_SOLICITED);
 }
 
@@ -63,7 +64,7 @@ static void bad_recv(struct fer_qp *qp, enum ib_wc_status status, enum fer_nak c
 	fer_resp_complete(qp, status, NULL, 0, 0);
 	refuse(qp, code, hdr);
 	if (!fer_is_rc(qp))
-		fer_qp_fail(qp);
+		fer_qp_fail(qp, ib_wc_status_msg(status));
 }
 
 /* ---- requests with data; true: carried out ---- */

@@ -6,7 +6,7 @@
 #include <linux/ktime.h>
 #include <linux/module.h>
 
-#include "qp.h"
+#include "trace.h"
 
 #define KEEPALIVE	((u64)NSEC_PER_SEC)
 #define SILENT_TICKS	4
@@ -77,7 +77,7 @@ static void wake_qps(struct fer_link *link)
 	}
 }
 
-static void fail_qps(struct fer_link *link)
+static void fail_qps(struct fer_link *link, const char *why)
 {
 	struct fer_qp *qp;
 	unsigned long i;
@@ -86,7 +86,7 @@ static void fail_qps(struct fer_link *link)
 		mutex_lock(&qp->lock);
 		/* datagrams promise nothing: they go on when the link does */
 		if (!fer_is_ud(qp) && qp->state >= IB_QPS_RTR && qp->state != IB_QPS_ERR)
-			fer_qp_fail(qp);
+			fer_qp_fail(qp, why);
 		mutex_unlock(&qp->lock);
 		fer_qp_put(qp);
 	}
@@ -99,11 +99,12 @@ void fer_session_end(struct fer_link *link, const char *why)
 	if (!link->up)
 		return;
 	dev_info(&link->dev->ib.dev, "port down: %s\n", why);
+	trace_fer_session_down(link, -1, link->epoch, why);
 	link->up = false;
 	if (link->dev->netdev)
 		netif_carrier_off(link->dev->netdev);
 	port_event(link, IB_EVENT_PORT_ERR);
-	fail_qps(link);
+	fail_qps(link, why);
 	drop_frames(link);
 	link->tx_una = link->tx_next;
 	link->rx_unacked = 0;
@@ -133,6 +134,7 @@ void fer_session_begin(struct fer_link *link, u32 epoch, u32 window)
 	link->tx_next = epoch;
 	link->rx_next = epoch;
 	link->window = clamp_t(u32, window, 1, FER_WINDOW);
+	trace_fer_session_up(link, -1, epoch, "its first rail is up");
 	link->up = true;
 	if (link->dev->netdev)
 		netif_carrier_on(link->dev->netdev);
@@ -172,7 +174,7 @@ void fer_rail_leave(struct fer_rail *rail)
 	if (rail->ops->leave)
 		rail->ops->leave(rail);
 	mutex_lock(&link->engine);
-	fer_rail_down(rail);
+	fer_rail_down(rail, "it leaves");
 	link->offered = 0; /* perhaps it was refused */
 	link->rails[rail->index] = NULL;
 	WRITE_ONCE(rail->link, NULL);
@@ -200,6 +202,7 @@ bool fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window)
 	if (link->epoch != epoch)
 		fer_session_end(link, "the peer began a new session");
 	rail->up = true;
+	trace_fer_rail_up(link, rail->index, epoch, "agreed with the peer");
 	rail->last_tx = 0;
 	rail->last_tick = now;
 	rail->silent = 0;
@@ -208,6 +211,7 @@ bool fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window)
 			if (other == rail || !other->up)
 				continue;
 			other->up = false; /* of the old session: nobody listens there */
+			trace_fer_rail_down(link, i, epoch, "the peer began a new session");
 			other->ops->lost(other);
 		}
 		fer_session_begin(link, epoch, window);
@@ -218,7 +222,7 @@ bool fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window)
 }
 
 /* It carries nothing any more: what went over it goes another way, if there is one. */
-void fer_rail_down(struct fer_rail *rail)
+void fer_rail_down(struct fer_rail *rail, const char *why)
 {
 	struct fer_link *link = rail->link;
 	struct fer_rail *other;
@@ -229,6 +233,7 @@ void fer_rail_down(struct fer_rail *rail)
 	if (!rail->up)
 		return;
 	rail->up = false;
+	trace_fer_rail_down(link, rail->index, link->epoch, why);
 	rail->losses++;
 	fer_each_rail(link, other, i)
 		any |= other->up;
@@ -263,7 +268,7 @@ void fer_rails_check(struct fer_link *link, u64 now)
 		if (rail->silent++ < SILENT_TICKS)
 			continue;
 		dev_warn(&link->dev->ib.dev, "rail %d: nothing comes any more\n", i);
-		fer_rail_down(rail);
+		fer_rail_down(rail, "nothing comes any more");
 		rail->ops->lost(rail);
 	}
 }

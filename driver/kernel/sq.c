@@ -3,7 +3,7 @@
  * The send queue: requests are copied out of the ring, and completed in order.
  * Everything runs under link->engine and qp->lock.
  */
-#include "qp.h"
+#include "trace.h"
 
 /* ---- completions ---- */
 
@@ -44,6 +44,7 @@ static void retire(struct fer_qp *qp, enum ib_wc_status status)
 	qp->req.cons = (qp->req.cons + 1) & sq->mask;
 	/* pairs with the poster's acquire: the entry was read */
 	smp_store_release(&sq->buf->consumer_index, qp->req.cons);
+	trace_fer_send_done(qp, &wc);
 	if (status != IB_WC_SUCCESS || qp->sig_all || w->flags & IB_SEND_SIGNALED)
 		fer_cq_push(to_fer_cq(qp->init.send_cq), qp, &wc, false);
 }
@@ -52,7 +53,7 @@ void fer_sq_fail(struct fer_qp *qp, enum ib_wc_status status)
 {
 	if (qp->req.cons != qp->req.queue->idx)
 		retire(qp, status);
-	fer_qp_fail(qp);
+	fer_qp_fail(qp, ib_wc_status_msg(status));
 }
 
 void fer_sq_complete(struct fer_qp *qp)

@@ -351,7 +351,7 @@ static void tb_leave(struct fer_rail *rail)
 	int i;
 
 	mutex_lock(&link->engine);
-	fer_rail_down(rail);
+	fer_rail_down(rail, "it leaves");
 	if (tb->running) {
 		tb->running = false;
 		unmask(tb->rx, &tb->wakes, false);

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from driver_programs import compiled
 
 from ferrule.lab.vm import Guest, VmLab, complaints
 
@@ -80,6 +81,31 @@ set_faults drop=100 corrupt=100 duplicate=200 reorder=500 delay_us=100
 check timeout 120 /lab/verbs_check ferrule0 1 3 traffic atomics
 grep . $faults/stats > /results/stats
 
+# what happens can be watched, and its events are as many as the counters say
+mount -t tracefs tracefs /sys/kernel/tracing
+tracing=/sys/kernel/tracing
+watch() { # NAME TEST: its events are in /results/NAME.events, what was counted meanwhile in /results/NAME.counted
+    cat $faults/stats > /tmp/before
+    echo > $tracing/trace; echo 1 > $tracing/events/ferrule_rdma/enable
+    check timeout 60 /lab/verbs_check ferrule0 1 1 $2
+    echo 0 > $tracing/events/ferrule_rdma/enable
+    paste -d' ' /tmp/before $faults/stats | awk '{print $1, $4 - $2}' > /results/$1.counted
+    cat $tracing/trace > /results/$1.events
+}
+set_faults
+watch good events
+watch refused endings
+set_faults drop=1000
+watch lossy atomics
+# nothing arrives any more: the session ends, and another one begins
+echo > $tracing/trace; echo 1 > $tracing/events/ferrule_rdma/enable
+echo 300 > /sys/module/ferrule_rdma/parameters/dead_ms
+set_faults drop=10000
+for ((i = 0; i < 300; i++)); do grep -q fer_session_up: $tracing/trace && break; sleep 0.1; done
+echo 0 > $tracing/events/ferrule_rdma/enable
+cat $tracing/trace > /results/silent.events
+echo 3000 > /sys/module/ferrule_rdma/parameters/dead_ms
+
 # as NCCL and JACCL use queue pairs; what is unreliable must not lose anything on a good wire, nor all on a bad one
 set_faults
 check timeout 60 /lab/verbs_nccl ferrule0 1 5 1
@@ -102,24 +128,43 @@ lab-kernel-log > /results/dmesg
 """
 
 
+def check_events(files: Mapping[str, bytes]) -> None:
+    """What tracefs showed is what the counters, and the tests that ran, say."""
+
+    def seen(name: str, event: str, what: str = "") -> int:
+        return len(re.findall(rf"fer_{event}: .*{what}", files[f"{name}.events"].decode()))
+
+    def counted(name: str, counter: str) -> int:
+        return int(dict(line.split() for line in files[f"{name}.counted"].decode().splitlines())[counter])
+
+    assert (seen("good", "send_done", "SUCCESS$"), seen("good", "recv_done", "SUCCESS$")) == (3, 2)
+    assert (seen("good", "send_done"), seen("good", "recv_done"), seen("good", "frame_again")) == (3, 2, 0)
+    for name in ("good", "refused", "lossy"):
+        # an idle rail says each second that it is there, perhaps between the switch and the counters
+        assert abs(seen(name, "frame_sent") - counted(name, "tx_frames")) <= 5
+    assert abs(seen("good", "frame_received") - counted("good", "rx_frames")) <= 5
+    again = counted("lossy", "resent") + counted("lossy", "skipped")
+    assert seen("lossy", "frame_again") == again > 0
+    assert seen("refused", "qp_error", "RNR retry counter exceeded$") == 1
+    assert seen("refused", "recv_done", "WR_FLUSH_ERR$") >= 11
+    assert seen("silent", "rail_down", "nothing comes any more$") > 0
+    assert seen("silent", "session_down", "the last rail is down$") > 0
+    assert seen("silent", "session_up", "its first rail is up$") > 0
+
+
 def test_loopback_device(vm_lab: VmLab, tmp_path: Path) -> None:
-    programs = {name: tmp_path / name for name in PROGRAMS}
-    for name, program in programs.items():
-        source = DRIVER / "tests" / f"{name}.c"
-        subprocess.run(
-            ["gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, source, "-libverbs"], check=True, timeout=60
-        )
     module = vm_lab.build(DRIVER / "kernel", "ferrule_rdma")
     guest = Guest(
         script="rmmod ferrule_rdma; modprobe ferrule_rdma loopback=1 || exit 1\n" + SCRIPT,
         modules=["ib_uverbs", "rdma_ucm", "thunderbolt", module],
-        files={f"/lab/{name}": program for name, program in programs.items()},
+        files=compiled(tmp_path, *PROGRAMS),
     )
     result = vm_lab.run(guest, DEADLINE).check()
     assert b"PORT_ACTIVE" in result.files["devinfo"]
     stats = dict(line.split() for line in result.files["stats"].decode().splitlines())
     for name in ("rx_bad_crc", "resent", "qp_timeouts", "rx_duplicate", "rx_out_of_order", "nak_access"):
         assert int(stats[name]) > 0, name
+    check_events(result.files)
     came, sent = map(int, re.findall(r"(\d+) of (\d+) messages came", result.files["lossy"].decode())[0])
     assert 0 < came < sent
     log = result.files["dmesg"].decode()
