@@ -9,6 +9,40 @@
 
 static LIST_HEAD(devices);	/* fer_topology */
 
+/* ---- whoever takes a device away: processes are about to lose it ---- */
+
+static int client_add(struct ib_device *ibdev)
+{
+	return ibdev->ops.dealloc_driver == fer_dev_dealloc ? 0 : -EOPNOTSUPP;
+}
+
+static void client_remove(struct ib_device *ibdev, void *unused)
+{
+	WRITE_ONCE(to_fer_dev(ibdev)->leaving, true);
+}
+
+/*
+ * Clients are told in turn, the last that came first; we come after ib_uverbs. So this is in time
+ * also when soft-RoCE takes all devices of its driver id away.
+ */
+static struct ib_client client = {
+	.name = "ferrule_rdma",
+	.add = client_add,
+	.remove = client_remove,
+};
+
+int fer_client_init(void)
+{
+	return ib_register_client(&client);
+}
+
+void fer_client_exit(void)
+{
+	ib_unregister_client(&client);
+}
+
+/* ---- devices ---- */
+
 /*
  * The end of a device, whoever asked for it: this module, or another one that takes all
  * devices of the driver id away. No process uses it any more. Also after a failed start.
@@ -83,7 +117,7 @@ static int add(struct fer_dev *dev, const char *name, const char *net_name, cons
 		return err;
 	}
 	addrconf_addr_eui48((u8 *)&dev->ib.node_guid, dev->netdev->dev_addr);
-	dev->link = fer_link_create(dev, net_name);
+	dev->link = fer_link_create(dev, dev->netdev->name);
 	if (IS_ERR(dev->link)) {
 		err = PTR_ERR(dev->link);
 		dev->link = NULL;
@@ -154,6 +188,7 @@ void fer_dev_remove(struct fer_dev *dev)
 {
 	bool ours = ib_device_try_get(&dev->ib);
 
+	WRITE_ONCE(dev->leaving, true);
 	mutex_unlock(&fer_topology);
 	if (ours)
 		ib_unregister_device_and_put(&dev->ib);

@@ -152,6 +152,7 @@ struct fer_dev {
 	struct net_device *netdev;
 	struct fer_link *link;
 	struct dentry *debugfs;
+	bool leaving;			/* processes are about to lose it */
 	struct xarray qps;
 	u32 next_qpn;
 	spinlock_t mr_lock;	/* mrs */
@@ -210,6 +211,8 @@ int fer_sge_copy(struct fer_pd *pd, const struct rxe_sge *sge, u32 num, u32 offs
 		 u32 len, bool to_memory);
 
 /* device.c */
+int fer_client_init(void);
+void fer_client_exit(void);
 void fer_dev_dealloc(struct ib_device *ibdev);
 int fer_dev_add_loopback(void);
 void fer_dev_remove_all(void);

@@ -11,8 +11,10 @@ MODULE_PARM_DESC(loopback, "devices that are wired to themselves, for tests (at 
 static int __init ferrule_init(void)
 {
 	unsigned int i;
-	int err = 0;
+	int err = fer_client_init();
 
+	if (err)
+		return err;
 	fer_debugfs_init();
 	for (i = 0; i < min(loopback, 8u) && !err; i++)
 		err = fer_dev_add_loopback();
@@ -22,6 +24,7 @@ static int __init ferrule_init(void)
 		return 0;
 	fer_dev_remove_all();
 	fer_debugfs_exit();
+	fer_client_exit();
 	return err;
 }
 
@@ -30,6 +33,7 @@ static void __exit ferrule_exit(void)
 	fer_service_exit();
 	fer_dev_remove_all();
 	fer_debugfs_exit();
+	fer_client_exit();
 }
 
 module_init(ferrule_init);
@@ -38,6 +42,7 @@ module_exit(ferrule_exit);
 MODULE_DESCRIPTION("RDMA verbs over a USB4 cable");
 MODULE_AUTHOR("The Ferrule authors");
 MODULE_LICENSE("GPL");
+MODULE_SOFTDEP("pre: ib_uverbs");
 #ifdef FER_RELEASE
 MODULE_VERSION(__stringify(FER_RELEASE));
 #endif

@@ -52,7 +52,7 @@ struct fer_queue *fer_queue_create(struct ib_ucontext *uctx, u32 elems, u32 elem
 	return q;
 }
 
-/* The memory stays until the process has unmapped it, too. */
+/* The process may have the memory longer. */
 void fer_queue_destroy(struct fer_queue *queue)
 {
 	if (queue->mapped)
@@ -61,17 +61,22 @@ void fer_queue_destroy(struct fer_queue *queue)
 		fer_mmap_free(&queue->entry);
 }
 
+/*
+ * The mapping holds the pages by itself: also when the device goes away, its owner finds there
+ * how its requests ended. (What rdma_user_mmap_io() maps would become zeros.)
+ */
 int fer_mmap(struct ib_ucontext *uctx, struct vm_area_struct *vma)
 {
 	struct rdma_user_mmap_entry *entry = rdma_user_mmap_entry_get(uctx, vma);
 	struct fer_queue *q;
-	int err;
+	size_t at;
+	int err = 0;
 
 	if (!entry)
 		return -EINVAL;
 	q = container_of(entry, struct fer_queue, entry);
-	err = rdma_user_mmap_io(uctx, vma, page_to_pfn(virt_to_page(q->buf)), q->size,
-				vma->vm_page_prot, entry);
+	for (at = 0; at < q->size && !err; at += PAGE_SIZE)
+		err = vm_insert_page(vma, vma->vm_start + at, virt_to_page((u8 *)q->buf + at));
 	rdma_user_mmap_entry_put(entry);
 	return err;
 }

@@ -257,11 +257,35 @@ put_count:
 	return err;
 }
 
+/*
+ * The device is taken away from a process: its requests come back now, or never. It cannot post
+ * for ever, as so many places as the rings have are looked at. Users in the kernel, who have
+ * been told, do not look any more.
+ */
+static void flush_for_good(struct fer_qp *qp)
+{
+	u32 i;
+
+	mutex_lock(&qp->dev->link->engine);
+	mutex_lock(&qp->lock);
+	if (qp->state != IB_QPS_RESET) {
+		fer_qp_fail(qp, "the device goes");
+		for (i = 0; i <= qp->req.queue->mask; i += FER_FLUSH)
+			fer_sq_flush(qp);
+		for (i = 0; i <= qp->resp.rq->queue->mask; i += FER_FLUSH)
+			fer_reply_flush(qp);
+	}
+	mutex_unlock(&qp->lock);
+	mutex_unlock(&qp->dev->link->engine);
+}
+
 int fer_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
 {
 	struct fer_qp *qp = to_fer_qp(ibqp);
 
 	xa_erase(&qp->dev->qps, ibqp->qp_num);
+	if (READ_ONCE(qp->dev->leaving) && qp->req.queue->mapped)
+		flush_for_good(qp);
 	mutex_lock(&qp->lock);
 	WRITE_ONCE(qp->state, IB_QPS_RESET);
 	mutex_unlock(&qp->lock);

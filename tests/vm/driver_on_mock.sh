@@ -44,7 +44,17 @@ pair ib_write_bw -s 65536 -n 30
 for fault in drop corrupt duplicate reorder lose_interrupts; do echo 0 > $P/${fault}_every; done
 cat $D/ferrule-host-0/stats > /results/stats
 
+# every request of a process comes back when the cable is pulled, and the process goes on with the next device
+timeout 240 /lab/verbs_storm ferrule-host-0,ferrule-host-1 1 1 /tmp/stop > /tmp/storm 2>&1 &
+storm=$!
+read -r before < $P/bytes
+for ((i = 0; i < 600; i++)); do
+    read -r bytes < $P/bytes
+    ((bytes > before + 500000)) && break
+    sleep 0.1
+done
 timeout 60 ib_write_bw -d ferrule-host-0 -x 1 -D 30 > /dev/null 2>&1 &
+server=$!
 listens
 timeout 60 ib_write_bw -d ferrule-host-1 -x 1 -D 30 127.0.0.1 > /tmp/client 2>&1 &
 writer=$!
@@ -55,10 +65,13 @@ done
 echo 0 > $P/plugged
 [ -z "$(rdma link)" ] || exit 1
 wait $writer && exit 1  # it was told
-kill %1 2> /dev/null
-wait
+kill $server 2> /dev/null
+wait $server
 echo 1 > $P/plugged
 both_active
+sleep 0.2
+touch /tmp/stop
+wait $storm && grep ' [1-9][0-9]* not done, [1-9][0-9]* devices' /tmp/storm || { cat /tmp/storm; exit 1; }
 cat /sys/class/net/frl-host-0/address > /results/address_again
 pair ib_send_lat -s 64 -n 20
 rmmod ferrule_rdma || exit 1

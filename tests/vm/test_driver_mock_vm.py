@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from driver_programs import compiled
 
 from ferrule.lab.vm import Guest, VmLab, complaints
 from ferrule.lab.vm.options import KERNELS
@@ -18,12 +19,13 @@ DEADLINE = 600
 """Seconds for a guest that takes about 30 on a quiet machine."""
 
 
-def carries(lab: VmLab) -> None:
+def carries(lab: VmLab, programs: Path) -> None:
     mock = lab.build(DRIVER / "testing" / "mock_tb", "thunderbolt", stands_in=True)
     module = lab.build(DRIVER / "kernel", "ferrule_rdma")
     script = (HERE / "driver_on_mock.sh").read_text()
     modules = ["ib_uverbs", "rdma_ucm", mock, module]
-    files = lab.run(Guest(script=script, modules=modules, memory_mb=1024), DEADLINE).check().files
+    storm = compiled(programs, "verbs_storm")
+    files = lab.run(Guest(script=script, modules=modules, files=storm, memory_mb=1024), DEADLINE).check().files
     assert b"PORT_ACTIVE" in files["devinfo"]
     assert b"/pci" in files["parent"]
     assert files["address"] == files["address_again"]
@@ -34,11 +36,11 @@ def carries(lab: VmLab) -> None:
 
 
 @pytest.mark.slow
-def test_two_ends_in_one_kernel(vm_lab: VmLab) -> None:
-    carries(vm_lab)
+def test_two_ends_in_one_kernel(vm_lab: VmLab, tmp_path: Path) -> None:
+    carries(vm_lab, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("series", KERNELS)
-def test_on_every_kernel(series: str) -> None:
-    carries(VmLab(suite=KERNELS[series] or newest_suite(host_release())))
+def test_on_every_kernel(series: str, tmp_path: Path) -> None:
+    carries(VmLab(suite=KERNELS[series] or newest_suite(host_release())), tmp_path)

@@ -109,9 +109,13 @@ int tb_xdomain_request(struct tb_xdomain *xd, const void *request, size_t reques
 
 	mutex_lock(&side->request_lock);
 	set_response(side, response, response_size);
-	spin_lock(&mock_control_lock);
-	list_add_tail(&packet->node, &peer->control);
-	spin_unlock(&mock_control_lock);
+	if (mock_is_mute(side)) {
+		kfree(packet);
+	} else {
+		spin_lock(&mock_control_lock);
+		list_add_tail(&packet->node, &peer->control);
+		spin_unlock(&mock_control_lock);
+	}
 	queue_work(mock_wq, &peer->control_work);
 	left = wait_for_completion_timeout(&side->response_done, msecs_to_jiffies(timeout_msec));
 	set_response(side, NULL, 0);
@@ -123,10 +127,10 @@ EXPORT_SYMBOL_GPL(tb_xdomain_request);
 int tb_xdomain_response(struct tb_xdomain *xd, const void *response, size_t size,
 			enum tb_cfg_pkg_type type)
 {
-	struct mock_side *peer = mock_xd_side(xd)->peer;
+	struct mock_side *side = mock_xd_side(xd), *peer = side->peer;
 
 	spin_lock(&peer->response_lock);
-	if (peer->response) {
+	if (peer->response && !mock_is_mute(side)) {
 		memcpy(peer->response, response, min(size, peer->response_size));
 		if (min(size, peer->response_size) >= sizeof(struct packet_header))
 			set_route(peer->response, peer->xd);

@@ -116,6 +116,7 @@ void mock_ring_done(struct mock_ring *ring, struct ring_frame *frame);
 void mock_wire_init(struct mock_side *side);
 void mock_wire_exit(struct mock_side *side);
 void mock_wire_clear(struct mock_side *side);
+bool mock_is_mute(const struct mock_side *side);
 
 /* cable.c */
 unsigned int mock_link_gbps(void);

@@ -145,6 +145,11 @@ static bool send(struct mock_ring *tx, u64 now)
 	return true;
 }
 
+bool mock_is_mute(const struct mock_side *side)
+{
+	return READ_ONCE(mute) == side->index;
+}
+
 /* Fill the receiver's next buffer. False: it has none, and flow control holds the sender. */
 static bool fill(struct mock_ring *rx, struct flying *flying)
 {
@@ -191,7 +196,7 @@ static bool arrive(struct mock_side *side, struct flying *flying)
 	}
 	if (stall_rx == side->peer->index)
 		return false;
-	if (mute == side->index || befalls(drop_every, &drops)) {
+	if (mock_is_mute(side) || befalls(drop_every, &drops)) {
 		dropped++;
 		return true;
 	}

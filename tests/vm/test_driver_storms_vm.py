@@ -1,0 +1,45 @@
+"""The USB4 verbs driver in storms: devices that come and go under traffic, for hours if asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from driver_programs import compiled
+
+from ferrule.lab.vm import DEBUG_KERNELS, Guest, complaints
+from ferrule.lab.vm.lab import RDMA
+from ferrule.lab.vm.options import KERNELS, machines_with
+
+pytestmark = [pytest.mark.soak, pytest.mark.vm]
+
+HERE = Path(__file__).parent
+DRIVER = HERE.parents[1] / "driver"
+CYCLES = {"plug": 200, "reload": 50, "rxe": 20, "silence": 20}
+"""How often the cable is pulled; the module, or soft-RoCE's, loaded again; one host silent without a word before."""
+PROGRAMS = ("verbs_storm", "verbs_crash", "verbs_nccl")
+CRASHES = 20
+SECONDS = 30
+"""For a cycle that takes one on a quiet machine, three with a debug kernel."""
+
+
+@pytest.mark.parametrize("storm", CYCLES)
+@pytest.mark.parametrize("kernel", [*KERNELS, *DEBUG_KERNELS])
+def test_storm(kernel: str, storm: str, tmp_path: Path) -> None:
+    lab = machines_with(kernel, RDMA)
+    cycles = CYCLES[storm] // (4 if kernel in DEBUG_KERNELS else 1)
+    guest = Guest(
+        script=(HERE / "storm_on_mock.sh").read_text(),
+        modules=[
+            *("rdma_rxe", "ib_uverbs", "rdma_ucm"),
+            lab.build(DRIVER / "testing" / "mock_tb", "thunderbolt", stands_in=True),
+            lab.build(DRIVER / "kernel", "ferrule_rdma"),
+        ],
+        files=compiled(tmp_path, *PROGRAMS),
+        env={"STORM": storm, "CYCLES": str(cycles), "CRASHES": str(CRASHES)},
+        memory_mb=3072 if kernel in DEBUG_KERNELS else 1024,
+    )
+    files = lab.run(guest, 600 + SECONDS * (cycles + CRASHES)).check().files
+    print(storm, kernel, files["storm"].decode())  # noqa: T201
+    log = files["dmesg"].decode()
+    assert not complaints(log), log
