@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.vm]
 
 DRIVER = Path(__file__).parents[2] / "driver"
 PROGRAMS = ("verbs_check", "verbs_malice", "verbs_nccl", "verbs_jaccl")
-DEADLINE = 300
+DEADLINE = 600
 """Seconds for a guest that takes about 40 on a quiet machine."""
 
 SCRIPT = r"""
