@@ -132,19 +132,19 @@ def check_events(files: Mapping[str, bytes]) -> None:
     """What tracefs showed is what the counters, and the tests that ran, say."""
 
     def seen(name: str, event: str, what: str = "") -> int:
-        return len(re.findall(rf"fer_{event}: .*{what}", files[f"{name}.events"].decode()))
+        return len(re.findall(rf"(?m)fer_{event}: .*{what}", files[f"{name}.events"].decode()))
 
     def counted(name: str, counter: str) -> int:
         return int(dict(line.split() for line in files[f"{name}.counted"].decode().splitlines())[counter])
 
     assert (seen("good", "send_done", "SUCCESS$"), seen("good", "recv_done", "SUCCESS$")) == (3, 2)
-    assert (seen("good", "send_done"), seen("good", "recv_done"), seen("good", "frame_again")) == (3, 2, 0)
+    assert (seen("good", "send_done"), seen("good", "recv_done")) == (3, 2)
     for name in ("good", "refused", "lossy"):
         # an idle rail says each second that it is there, perhaps between the switch and the counters
         assert abs(seen(name, "frame_sent") - counted(name, "tx_frames")) <= 5
-    assert abs(seen("good", "frame_received") - counted("good", "rx_frames")) <= 5
-    again = counted("lossy", "resent") + counted("lossy", "skipped")
-    assert seen("lossy", "frame_again") == again > 0
+        assert abs(seen(name, "frame_received") - counted(name, "rx_frames")) <= 5
+        assert seen(name, "frame_again") == counted(name, "resent") + counted(name, "skipped")
+    assert seen("lossy", "frame_again") > 0
     assert seen("refused", "qp_error", "RNR retry counter exceeded$") == 1
     assert seen("refused", "recv_done", "WR_FLUSH_ERR$") >= 11
     assert seen("silent", "rail_down", "nothing comes any more$") > 0
