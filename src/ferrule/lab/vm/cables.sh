@@ -8,16 +8,22 @@
 
 interface() { # the interface of the peer with the route $2 at the controller $1, if it is there
     local path
-    for path in /sys/class/net/thunderbolt*; do
-        case $(realpath "$path/device" 2> /dev/null) in */"$1"/*-"$2"/*) echo "${path##*/}" ;; esac
+    for path in /sys/bus/pci/devices/"$1"/domain*/*-0/*-"$2"/*.*/net/*; do
+        [ ! -e "$path" ] || echo "${path##*/}"
     done
+}
+
+settled() { # the interface $1 of the cable $2; without a new process, as this is asked often
+    local flags
+    { read -r flags < /sys/class/net/"$1"/flags; } 2> /dev/null
+    ((flags & 1)) && { [ -z "$LAB_RXE" ] || [ -e /sys/class/infiniband/"$2" ]; }
 }
 
 settle() {
     local slot route cable address peer name
     while read -r slot route cable address peer; do
         name=$(interface "$slot" "$route")
-        [ -n "$name" ] || continue
+        [ -n "$name" ] && ! settled "$name" "$cable" || continue
         ip link property add dev "$name" altname "$cable" 2> /dev/null
         ip address replace "$address" dev "$name"
         ip link set "$name" up
@@ -49,6 +55,10 @@ case $1 in
         ;;
     *)
         settle
-        ip -o monitor link | while read -r _; do settle; done
+        ip -o monitor link | {
+            until read -r -t 1 _; do ip link set lo alias lab; done # it listens when it tells of that
+            settle                                                  # what appeared before
+            while read -r _; do settle; done
+        }
         ;;
 esac
