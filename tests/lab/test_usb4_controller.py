@@ -259,6 +259,35 @@ def test_a_plug_event_waits_for_the_one_before_it(lab: Lab) -> None:
     first.plugged(LANE)
 
 
+def test_answers_come_one_at_a_time(lab: Lab) -> None:
+    first = lab.driver("a")
+    seen = 0
+    for _ in range(50):  # as often as this test loses its processor at the wrong moment
+        asked = time.monotonic()
+        for _ in range(2):
+            first.tell(Read(0, Address(Space.ROUTER, 0, 0, 1)))
+        while not (arrived := first.arrived(first.control_in)):
+            assert time.monotonic() - asked < SECONDS
+        time.sleep(0.005)
+        again = first.arrived(first.control_in)
+        if time.monotonic() - asked < 0.04:  # after 0.05 s the driver has had its time
+            assert (arrived, again) == (1, 1), "the second one waits until the driver has dealt with the first"
+            seen += 1
+        assert isinstance(first.hear(), Read)
+        assert isinstance(first.hear(), Read)
+    assert seen
+
+
+def test_an_answer_waits_for_a_driver_that_deals_with_none_no_longer_than_it_must(lab: Lab) -> None:
+    first = lab.driver("a")
+    for _ in range(2):
+        first.tell(Read(0, Address(Space.ROUTER, 0, 0, 1)))
+    asked = time.monotonic()
+    while first.arrived(first.control_in) < 2:
+        assert time.monotonic() - asked < SECONDS
+        time.sleep(0.001)
+
+
 def test_a_controller_that_sleeps_is_woken_by_a_cable(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ferrule.lab.usb4.network._EVENT_TRIES", 3)
     first = lab.pair().first

@@ -188,6 +188,16 @@ class Driver:
         self.post_all(ring)
         return Received(data, word >> 12 & 15, word >> 16 & 15, word >> 20)
 
+    def arrived(self, ring: Ring) -> int:
+        """How many frames lie in an Rx ring."""
+        count = 0
+        while count < ring.size - 1:
+            place = self._place(ring, (ring.tail + count) % ring.size)
+            if not struct.unpack_from("<I", self.memory, place + 8)[0] >> 20 & _COMPLETED:
+                break
+            count += 1
+        return count
+
     def interrupted(self, seconds: float) -> bool:
         """Whether an interrupt was raised since this was last asked."""
         if not select.select([self.event], [], [], seconds)[0]:

@@ -172,13 +172,15 @@ void Controller::complete(Ring& ring, std::uint32_t registers, std::byte* descri
   bar_.set16(registers + kRingIndices + (transmit ? 0 : 2), ring.index);
 }
 
+std::uint16_t Controller::offered(unsigned hop) const { return bar_.get16(rx_registers(hop) + kRingIndices); }
+
 unsigned Controller::room(unsigned hop) const {
   if (hop >= hops_) return 0;
   const Ring& ring = rx_[hop];
   const std::uint32_t registers = rx_registers(hop);
-  const std::uint16_t offered = bar_.get16(registers + kRingIndices);
-  if (offered >= ring.size || !usable(ring, registers)) return 0;
-  return (offered + ring.size - ring.index) % ring.size;
+  const std::uint16_t given = offered(hop);
+  if (given >= ring.size || !usable(ring, registers)) return 0;
+  return (given + ring.size - ring.index) % ring.size;
 }
 
 bool Controller::runs() const {

@@ -57,6 +57,8 @@ class Controller {
   // Descriptors that an Rx ring has for frames, and whether its senders must wait for them.
   unsigned room(unsigned ring) const;
   bool waits(unsigned ring) const;
+  // The driver's index of an Rx ring: moves when it gives descriptors.
+  std::uint16_t offered(unsigned ring) const;
   // Whether its driver has started any ring.
   bool runs() const;
   bool receives(unsigned ring) const { return ring < hops_ && rx_[ring].enabled; }

@@ -60,7 +60,8 @@ class Engine {
   // Readable when there are control packets.
   int control_event() const { return control_event_; }
   std::optional<ControlPacket> take_control();
-  // To a guest's ring 0, when it has room there. Those beyond a few hundred are lost, as are those of a ring that is off.
+  // To a guest's ring 0, when it has room there and has dealt with the one before. Those beyond a few hundred are lost, as
+  // are those of a ring that is off.
   void send_control(ControlPacket packet);
 
   void open_trace(int fd, std::size_t most);
@@ -81,13 +82,21 @@ class Engine {
     std::unique_ptr<Wire> wire;
     std::uint32_t interface;
   };
+  struct ToGuest {
+    std::deque<ControlPacket> waiting;
+    bool told = false;  // its driver has one, and has not given a descriptor since
+    std::uint16_t offered = 0;
+    Time at = 0;    // when it got that one
+    Time next = 0;  // when it may get another one
+  };
 
   void run();
   // Move what can be moved; whether anything was, and when there is something to do again.
   bool pass(Time now, Time& next);
   bool send(unsigned controller, unsigned hop, const Frame& frame, Time now);
   bool offer_control(unsigned controller, const Frame& frame);
-  void deliver_control(unsigned controller);
+  // When it is to be called again.
+  Time deliver_control(unsigned controller, Time now);
   unsigned under_way(const Target& target) const;
   void watch(std::uint32_t interface, const Target& target, const Frame& frame, Fate fate);
 
@@ -99,7 +108,7 @@ class Engine {
   std::vector<Cable> cables_;
   std::map<std::pair<unsigned, unsigned>, Path> paths_;  // by controller and Tx ring
   std::deque<ControlPacket> from_guests_;
-  std::vector<std::deque<ControlPacket>> to_guests_;  // by controller
+  std::vector<ToGuest> to_guests_;  // by controller
   int control_event_ = -1;
   Trace trace_;
   std::thread thread_;
