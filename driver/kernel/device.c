@@ -61,10 +61,8 @@ void fer_dev_dealloc(struct ib_device *ibdev)
 	mutex_unlock(&fer_topology);
 	if (dev->link)
 		fer_link_destroy(dev->link);
-	if (dev->netdev) {
-		ib_device_set_netdev(ibdev, NULL, 1); /* left by a failed start */
+	if (dev->netdev)
 		fer_netdev_destroy(dev->netdev);
-	}
 	xa_destroy(&dev->qps);
 	xa_destroy(&dev->ahs);
 }
@@ -123,9 +121,6 @@ static int add(struct fer_dev *dev, const char *name, const char *net_name, cons
 		dev->link = NULL;
 		return err;
 	}
-	err = ib_device_set_netdev(&dev->ib, dev->netdev, 1);
-	if (err)
-		return err;
 	if (!dev->ib.dev.parent) {
 		err = fer_loopback_join(dev->link);
 		if (err)

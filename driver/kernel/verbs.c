@@ -73,6 +73,18 @@ static int port_immutable(struct ib_device *ibdev, u32 port, struct ib_port_immu
 	return 0;
 }
 
+/*
+ * Not by ib_device_set_netdev(): soft-RoCE looks interfaces up in what that fills, and by its
+ * driver id, which is ours, too. It would take the device for one of its own and write into it.
+ */
+static struct net_device *get_netdev(struct ib_device *ibdev, u32 port)
+{
+	struct net_device *netdev = to_fer_dev(ibdev)->netdev;
+
+	dev_hold(netdev);
+	return netdev;
+}
+
 static enum rdma_link_layer link_layer(struct ib_device *ibdev, u32 port)
 {
 	return IB_LINK_LAYER_ETHERNET;
@@ -233,6 +245,7 @@ const struct ib_device_ops fer_device_ops = {
 	.get_dma_mr = fer_get_dma_mr,
 	.get_hw_stats = get_stats,
 	.get_link_layer = link_layer,
+	.get_netdev = get_netdev,
 	.get_port_immutable = port_immutable,
 	.mmap = fer_mmap,
 	.mmap_free = fer_mmap_free,

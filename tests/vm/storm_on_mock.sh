@@ -4,19 +4,20 @@
 P=/sys/module/thunderbolt/parameters
 D=/sys/kernel/debug/ferrule_rdma
 EACH=${EACH:-20}
+PATIENCE=${PATIENCE:-120}
 I=/sys/class/infiniband
 
 die() {
     echo "cycle $cycle: $*"
     rdma link
     grep -s . $D/*/{rails,stats,qps}
-    tail -3 /results/storm
+    tail -3 /results/storm 2> /dev/null
     dmesg | tail -30
     exit 1
 }
 
 both_active() {
-    local states end=$((SECONDS + 120))
+    local states end=$((SECONDS + PATIENCE))
     while ((SECONDS < end)); do
         states=$(cat $I/*/ports/1/state 2> /dev/null)
         [ "$states" = $'4: ACTIVE\n4: ACTIVE' ] && break
@@ -30,7 +31,7 @@ both_active() {
 }
 
 traffic() { # KIB: until so much more has gone over the cable
-    local bytes goal end=$((SECONDS + 120))
+    local bytes goal end=$((SECONDS + PATIENCE))
     read -r bytes < $P/bytes
     goal=$((bytes + 1024 * $1))
     while ((SECONDS < end)); do
@@ -43,7 +44,7 @@ traffic() { # KIB: until so much more has gone over the cable
 }
 
 gone() { # no device, and nothing of one
-    local end=$((SECONDS + 30))
+    local end=$((SECONDS + PATIENCE))
     while ((SECONDS < end)); do
         [ -z "$(ls $I $D 2> /dev/null | grep ferrule-)$(ls /sys/class/net | grep frl)" ] && return
         sleep 0.05
@@ -74,8 +75,10 @@ reload() {
 # who takes all devices of soft-RoCE's driver id away
 rxe() {
     at_work
+    both_active
     modprobe rdma_rxe && rdma link add rxe0 type rxe netdev anchor || die "soft-RoCE"
     traffic 100
+    dmesg | grep 'ferrule.*: set ' && die "soft-RoCE takes our devices for its own"
     rmmod rdma_rxe || die "rmmod rdma_rxe"
     gone
     rmmod ferrule_rdma && modprobe ferrule_rdma || die "reload"
@@ -86,7 +89,7 @@ silence() {
     both_active
     traffic 100
     echo $((cycle % 2)) > $P/mute
-    local end=$((SECONDS + 60))
+    local end=$((SECONDS + PATIENCE))
     while ((SECONDS < end)) && grep -qs ACTIVE $I/*/ports/1/state; do sleep 0.05; done
     grep -qs ACTIVE $I/*/ports/1/state && die "still active"
     pause

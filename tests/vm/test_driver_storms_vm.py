@@ -36,7 +36,7 @@ def test_storm(kernel: str, storm: str, tmp_path: Path) -> None:
             lab.build(DRIVER / "kernel", "ferrule_rdma"),
         ],
         files=compiled(tmp_path, *PROGRAMS),
-        env={"STORM": storm, "CYCLES": str(cycles), "CRASHES": str(CRASHES)},
+        env={"STORM": storm, "CYCLES": str(cycles), "CRASHES": str(CRASHES), "PATIENCE": "600"},
         memory_mb=3072 if kernel in DEBUG_KERNELS else 1024,
     )
     files = lab.run(guest, 600 + SECONDS * (cycles + CRASHES)).check().files

@@ -70,7 +70,7 @@ timeout 100 udaddy > /tmp/server 2>&1 &
 for ((i = 0; i < 100; i++)); do timeout 60 udaddy -s 10.9.0.1 > /tmp/client 2>&1 && break; sleep 0.2; done
 wait %1 && grep -q 'return status 0' /tmp/client || { cat /tmp/server /tmp/client; exit 1; }
 
-check timeout 120 /lab/verbs_check ferrule0 1 1 rc uc events atomics endings attacks greed
+check timeout 300 /lab/verbs_check ferrule0 1 1 rc uc events atomics endings attacks greed
 mkdir /cg; mount -t cgroup2 none /cg; echo +rdma > /cg/cgroup.subtree_control; mkdir /cg/few
 echo "ferrule0 hca_object=4" > /cg/few/rdma.max
 (echo 0 > /cg/few/cgroup.procs; exec /lab/verbs_check ferrule0 1 1 rc) 2>&1 | grep 'errno 11' || exit 1
@@ -123,7 +123,11 @@ for ((i = 0; i < 600; i++)); do grep -q ok /tmp/left && break; sleep 0.1; done
 rmmod ferrule_rdma || exit 1   # under traffic
 wait
 [ -z "$(rdma link)" ] || exit 1
-modprobe ferrule_rdma loopback=2 && rdma link && rmmod ferrule_rdma || exit 1
+modprobe ferrule_rdma loopback=2 && rdma link || exit 1
+# soft-RoCE has the same driver id: it must not take our interface for its own, though it takes our devices away
+ip link set frl0 up
+modprobe rdma_rxe && dmesg | grep 'ferrule.*: set ' && exit 1
+rmmod rdma_rxe && [ -z "$(rdma link)" ] && rmmod ferrule_rdma || exit 1
 lab-kernel-log > /results/dmesg
 """
 
@@ -155,8 +159,8 @@ def check_events(files: Mapping[str, bytes]) -> None:
 def test_loopback_device(vm_lab: VmLab, tmp_path: Path) -> None:
     module = vm_lab.build(DRIVER / "kernel", "ferrule_rdma")
     guest = Guest(
-        script="rmmod ferrule_rdma; modprobe ferrule_rdma loopback=1 || exit 1\n" + SCRIPT,
-        modules=["ib_uverbs", "rdma_ucm", "thunderbolt", module],
+        script="rmmod rdma_rxe; rmmod ferrule_rdma; modprobe ferrule_rdma loopback=1 || exit 1\n" + SCRIPT,
+        modules=["rdma_rxe", "ib_uverbs", "rdma_ucm", "thunderbolt", module],
         files=compiled(tmp_path, *PROGRAMS),
     )
     result = vm_lab.run(guest, DEADLINE).check()
