@@ -5,6 +5,7 @@ P=/sys/module/thunderbolt/parameters
 D=/sys/kernel/debug/ferrule_rdma
 EACH=${EACH:-20}
 PATIENCE=${PATIENCE:-120}
+DEAD_MS=${DEAD_MS:-3000}
 I=/sys/class/infiniband
 
 die() {
@@ -43,6 +44,8 @@ traffic() { # KIB: until so much more has gone over the cable
     die "no traffic"
 }
 
+load() { modprobe ferrule_rdma dead_ms=$DEAD_MS; }
+
 gone() { # no device, and nothing of one
     local end=$((SECONDS + PATIENCE))
     while ((SECONDS < end)); do
@@ -69,7 +72,7 @@ reload() {
     at_work
     rmmod ferrule_rdma || die "rmmod"
     gone
-    modprobe ferrule_rdma || die "modprobe"
+    load || die "modprobe"
 }
 
 # who takes all devices of soft-RoCE's driver id away
@@ -81,7 +84,7 @@ rxe() {
     dmesg | grep 'ferrule.*: set ' && die "soft-RoCE takes our devices for its own"
     rmmod rdma_rxe || die "rmmod rdma_rxe"
     gone
-    rmmod ferrule_rdma && modprobe ferrule_rdma || die "reload"
+    rmmod ferrule_rdma && load || die "reload"
 }
 
 # one host falls silent, without BYE, and is there again
@@ -97,7 +100,7 @@ silence() {
 }
 
 # it was loaded only so that it is at hand, and takes our devices with it
-rmmod rdma_rxe && rmmod ferrule_rdma && modprobe ferrule_rdma || die "modules"
+rmmod rdma_rxe && rmmod ferrule_rdma && load || die "modules"
 ip link add anchor type dummy
 ip link set anchor up
 dmesg -c > /dev/null

@@ -27,7 +27,9 @@ SECONDS = 30
 @pytest.mark.parametrize("kernel", [*KERNELS, *DEBUG_KERNELS])
 def test_storm(kernel: str, storm: str, tmp_path: Path) -> None:
     lab = machines_with(kernel, RDMA)
-    cycles = CYCLES[storm] // (4 if kernel in DEBUG_KERNELS else 1)
+    slow = kernel in DEBUG_KERNELS
+    cycles = CYCLES[storm] // (4 if slow else 1)
+    times = {"PATIENCE": "600", "DEAD_MS": "20000" if slow else "3000"}
     guest = Guest(
         script=(HERE / "storm_on_mock.sh").read_text(),
         modules=[
@@ -36,8 +38,8 @@ def test_storm(kernel: str, storm: str, tmp_path: Path) -> None:
             lab.build(DRIVER / "kernel", "ferrule_rdma"),
         ],
         files=compiled(tmp_path, *PROGRAMS),
-        env={"STORM": storm, "CYCLES": str(cycles), "CRASHES": str(CRASHES), "PATIENCE": "600"},
-        memory_mb=3072 if kernel in DEBUG_KERNELS else 1024,
+        env={"STORM": storm, "CYCLES": str(cycles), "CRASHES": str(CRASHES), **times},
+        memory_mb=3072 if slow else 1024,
     )
     files = lab.run(guest, 600 + SECONDS * (cycles + CRASHES)).check().files
     print(storm, kernel, files["storm"].decode())  # noqa: T201

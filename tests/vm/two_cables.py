@@ -19,6 +19,7 @@ DRIVER = Path(__file__).parents[2] / "driver" / "kernel"
 RAILS = "cat /sys/kernel/debug/ferrule_rdma/*/rails"
 
 ADDRESS = """
+echo 15000 > /sys/module/ferrule_rdma/parameters/dead_ms # guests of a busy machine stand still for seconds
 device=$(ls /sys/class/infiniband | grep ferrule)
 ip link set frl-${device#ferrule-} up
 ip addr replace 10.99.0.${FERRULE_HOST_ID#strix-}/24 dev frl-${device#ferrule-}
