@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ferrule.errors import ConfigError, LabError
 from ferrule.lab.vm import Guest
-from ferrule.lab.vm.once import READY
+from ferrule.lab.vm.holder import Holder
+from ferrule.lab.vm.once import READY, find, without_ready
 from ferrule.lab.vm.qemu import EXACT, TCG, Hardware, Qemu, controller_slot, qemu_version
 from ferrule.lab.vm.session import Reply, Session, SessionLost, SessionTimeout, request
 
@@ -43,6 +44,51 @@ def test_nothing_is_held_back_that_cannot_be_the_mark() -> None:
 
 def test_word_that_a_peer_listens_comes_at_once() -> None:
     assert Reply(MARK).feed(READY) == READY
+
+
+def test_word_that_a_peer_listens_is_heard_behind_a_line_of_its_command() -> None:
+    reply = Reply(MARK)
+    assert reply.feed(b"waiting for a client\n") == b"waiting for a client"
+    assert without_ready(reply.feed(READY)) == (b"\n", True)
+    assert without_ready(b"more") == (b"more", False)
+
+
+def test_a_file_s_path_names_no_lab_that_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    profile = tmp_path / "alone.toml"
+    profile.write_text('[lab.alone]\ntitle = "one"\nhosts = [{ name = "box", machine = "strix-halo" }]\n')
+    assert find(str(profile)) is None
+
+
+class OneSession:
+    """A guest, and a lab of it, with a session that is lent."""
+
+    def __init__(self) -> None:
+        self.hosts = ("box",)
+        self.free = [1]
+        self.ends = socket.socketpair()
+
+    def __getitem__(self, host: str) -> OneSession:
+        return self
+
+    def take_session(self, _: float) -> int:
+        return self.free.pop()
+
+    def sockets(self, _: int) -> tuple[socket.socket, socket.socket]:
+        return self.ends
+
+    def free_session(self, number: int) -> None:
+        self.free.append(number)
+
+
+def test_session_for_somebody_who_has_gone_is_free_again(tmp_path: Path) -> None:
+    lab = OneSession()
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours, lab.ends[0], lab.ends[1]:
+        with pytest.raises(OSError, match="pipe"):
+            Holder(tmp_path, "x", lab).lend(ours, "box", False)  # type: ignore[arg-type]
+        assert lab.free == [1]
 
 
 def guest(requests: socket.socket, errors: socket.socket) -> None:

@@ -155,7 +155,7 @@ def fault(
 @app.command()
 def reboot(lab: Profile, host: Annotated[str, typer.Argument(help="Which host.")]) -> None:
     """Cut a host's power, and boot it again."""
-    control.ask(_up(lab), "reboot", host=host)
+    control.reboot(_up(lab), host)
 
 
 @app.command()

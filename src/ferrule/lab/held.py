@@ -23,16 +23,17 @@ from ferrule.errors import ConfigError, LabError
 from ferrule.files import line_within
 from ferrule.lab import registry
 
-_ASK_SECONDS = 20.0
+ASK_SECONDS = 20.0
 _DOWN_SECONDS = 20.0
 _LOG_TAIL = 2000
 
 
-def ask(lab: Path, request: str, **arguments: Any) -> Any:
-    """Ask the process that holds a lab. Raises `ConfigError` or `LabError` with what it answers."""
+def ask(lab: Path, request: str, *, seconds: float = ASK_SECONDS, **arguments: Any) -> Any:
+    """Ask the process that holds a lab, and wait at most ``seconds``. Raises `ConfigError` or `LabError` with what it
+    answers."""
     try:
         with connect(lab) as connection:
-            connection.settimeout(_ASK_SECONDS)
+            connection.settimeout(seconds)
             connection.sendall(json.dumps({"do": request, **arguments}).encode() + b"\n")
             reply = json.loads(connection.makefile("rb").readline())
     except (OSError, ValueError) as error:
@@ -44,7 +45,7 @@ def connect(lab: Path) -> socket.socket:
     """A connection to the process that holds a lab. Raises `OSError`."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.settimeout(_ASK_SECONDS)
+        connection.settimeout(ASK_SECONDS)
         connection.connect(str(lab / registry.CONTROL))
     except BaseException:
         connection.close()

@@ -14,13 +14,14 @@ from typing import Any
 from ferrule.errors import ConfigError, LabError
 from ferrule.lab import held, registry
 from ferrule.lab.profile import find_lab, shipped
-from ferrule.lab.vm.holder import DONE
+from ferrule.lab.vm.holder import DONE, LEND_SECONDS, REBOOT_SECONDS
 from ferrule.lab.vm.options import VmOptions
 from ferrule.lab.vm.session import Session
 from ferrule.lab.vm.wiring import wire
 
 KIND = "vms"
 _UP_SECONDS = 120.0
+_MARGIN_SECONDS = 10.0
 
 
 def up(name_or_file: str, options: VmOptions, *, name: str | None = None) -> dict[str, Any]:
@@ -58,11 +59,16 @@ def is_up(name: str) -> bool:
     return registry.held(registry.folder(KIND) / name)
 
 
-def ask(name: str, request: str, **arguments: Any) -> Any:
+def ask(name: str, request: str, *, seconds: float = held.ASK_SECONDS, **arguments: Any) -> Any:
     """Ask the process that holds a lab. Raises `ConfigError` or `LabError` with what it answers."""
     if not is_up(name):
         raise ConfigError(f"the lab {name!r} is not up; start it: ferrule lab vm up {name}")
-    return held.ask(registry.folder(KIND) / name, request, **arguments)
+    return held.ask(registry.folder(KIND) / name, request, seconds=seconds, **arguments)
+
+
+def reboot(name: str, host: str) -> None:
+    """Cut a host's power, and boot it again; it goes on booting."""
+    ask(name, "reboot", seconds=REBOOT_SECONDS + _MARGIN_SECONDS, host=host)
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,7 @@ def borrow(name: str, host: str, *, terminal: bool = False) -> Iterator[Borrowed
     with ExitStack() as open_ends:
         connection = open_ends.enter_context(held.connect(registry.folder(KIND) / name))
         request = {"do": "lend", "host": host, "terminal": terminal}
+        connection.settimeout(LEND_SECONDS + _MARGIN_SECONDS)
         connection.sendall(json.dumps(request).encode() + b"\n")
         said, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 3)
         ends = [open_ends.enter_context(socket.socket(fileno=descriptor)) for descriptor in descriptors]

@@ -27,8 +27,9 @@ from ferrule.lab.vm.joined import JoinedGuests
 from ferrule.lab.vm.options import VmOptions
 
 _REQUEST_SECONDS = 5.0
-_LEND_SECONDS = 30.0
-_REBOOT_SECONDS = 60.0
+LEND_SECONDS = 30.0
+REBOOT_SECONDS = 60.0
+"""What callers wait for at most."""
 _MOST_BYTES = 1 << 20
 DONE = b"done\n"
 """What a borrower says before it hangs up if its command ended by itself."""
@@ -97,10 +98,12 @@ class Holder:
 
         self._lab[host]  # says which hosts there are
         self.work.put(boot)
-        if not done.wait(_REBOOT_SECONDS):
-            raise LabError(f"{host} does not boot within {_REBOOT_SECONDS:g} s")
+        if not done.wait(REBOOT_SECONDS):
+            raise LabError(f"{host} does not boot within {REBOOT_SECONDS:g} s")
         if failure:
-            raise failure[0]
+            if isinstance(failure[0], FerruleError):
+                raise failure[0]
+            raise LabError(f"{host} does not boot: {failure[0]}")
         return {}
 
     def lend(self, connection: socket.socket, host: str, terminal: bool) -> None:
@@ -111,12 +114,16 @@ class Holder:
                 raise LabError(f"all terminals of {host} are in use; leave one of its shells")
             number = self._terminals[host].pop(0) if terminal else None
         try:
-            session = guest.take_session(_LEND_SECONDS)
+            session = guest.take_session(LEND_SECONDS)
             ends = [end.fileno() for end in guest.sockets(session)]
             if number is not None:
                 ends.append(guest.terminal(number).fileno())
             said = json.dumps({"answer": {"terminal": number}}).encode() + b"\n"
-            socket.send_fds(connection, [said], ends)
+            try:
+                socket.send_fds(connection, [said], ends)
+            except OSError:  # whoever asked has gone, and nothing ran
+                guest.free_session(session)
+                raise
             connection.settimeout(None)
             heard = b""
             with suppress(OSError):

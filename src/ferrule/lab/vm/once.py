@@ -12,12 +12,14 @@ from functools import partial
 from pathlib import Path
 
 from ferrule.errors import ConfigError, FerruleError, GuestError
+from ferrule.lab import registry
 from ferrule.lab.profile import find_lab
 from ferrule.lab.vm import control
 from ferrule.lab.vm.control import Borrowed
 from ferrule.lab.vm.joined import JoinedGuests
 from ferrule.lab.vm.options import VmOptions
-from ferrule.lab.vm.session import Session, SessionTimeout
+from ferrule.lab.vm.process import tail
+from ferrule.lab.vm.session import Session, SessionLost, SessionTimeout
 from ferrule.lab.vm.terminal import interact
 from ferrule.lab.vm.wiring import Wiring, wire
 from ferrule.lab.vm.words import Job, job
@@ -32,10 +34,12 @@ READY = b"lab: listens."
 
 @dataclass(frozen=True)
 class Place:
-    """A lab in which commands run. ``borrow``: a session of one of its guests, with a terminal if asked for."""
+    """A lab in which commands run. ``borrow``: a session of one of its guests, with a terminal if asked for;
+    ``console``: what a guest has said."""
 
     wiring: Wiring
     borrow: Callable[[str, bool], AbstractContextManager[Borrowed]]
+    console: Callable[[str], str]
 
     def host(self, name: str | None) -> str:
         """This host, or the first. Raises `ConfigError`."""
@@ -47,7 +51,7 @@ class Place:
 def find(name_or_file: str) -> str | None:
     """The name of the lab that is up and is called so, or made of this profile. Raises `ConfigError` for neither."""
     with suppress(ConfigError):  # a file's path cannot name a lab
-        if control.is_up(name_or_file):
+        if control.is_up(registry.check_name(name_or_file)):
             return name_or_file
     name = find_lab(name_or_file).name
     return name if control.is_up(name) else None
@@ -59,12 +63,16 @@ def place(name_or_file: str, options: VmOptions) -> Iterator[Place]:
     name = find(name_or_file)
     if name is not None:
         wiring = wire(find_lab(control.ask(name, "status")["profile"]))
-        yield Place(wiring, lambda host, terminal: control.borrow(name, host, terminal=terminal))
+        yield Place(
+            wiring,
+            lambda host, terminal: control.borrow(name, host, terminal=terminal),
+            lambda host: control.ask(name, "console", host=host),
+        )
         return
     trace = Path(options.trace) if options.trace else None
     template = options.template()
     with JoinedGuests(find_lab(name_or_file), options.machines(), template, hops=options.hops, trace=trace) as guests:
-        yield Place(guests.wiring, partial(_own_session, guests))
+        yield Place(guests.wiring, partial(_own_session, guests), lambda host: guests[host].console())
 
 
 @contextmanager
@@ -98,7 +106,7 @@ def run(
         where = held.enter_context(place(name_or_file, options))
         host = where.host(on)
         wanted = job(words, host, where.wiring, peer_command)
-        with where.borrow(host, False) as here:
+        with where.borrow(host, False) as here, _explained(where, host):
             _ready(here.session, host, wait)
             if wanted.peer_script:
                 held.enter_context(_peer(where, wanted, timeout))
@@ -112,13 +120,23 @@ def shell(name_or_file: str, on: str | None, command: Sequence[str]) -> int:
     """A command on a console of a host, joined with this process's terminal; its exit status."""
     with place(name_or_file, VmOptions()) as where:
         host = where.host(on)
-        with where.borrow(host, True) as here:
+        with where.borrow(host, True) as here, _explained(where, host):
             assert here.terminal is not None
             assert here.number is not None
             _ready(here.session, host, False)
             return interact(
                 here.session, here.terminal, here.number, command, _with_env(job([], host, where.wiring), "")
             )
+
+
+@contextmanager
+def _explained(where: Place, host: str) -> Iterator[None]:
+    """A guest that goes down says why on its console: a module that cannot be loaded, a panic."""
+    try:
+        yield
+    except SessionLost:
+        said = where.console(host)
+        raise GuestError(f"{host} went down; the last lines of its console:\n{tail(said)}", console=said) from None
 
 
 def _ready(session: Session, host: str, cables: bool) -> None:
@@ -141,9 +159,10 @@ def _peer(where: Place, wanted: Job, timeout: float) -> Iterator[None]:
     ended: list[int | FerruleError] = []
 
     def hear(words: bytes) -> None:
-        if not listens.is_set() and words.startswith(READY):
-            listens.set()
-            words = words.removeprefix(READY)
+        if not listens.is_set():
+            words, ready = without_ready(words)
+            if ready:
+                listens.set()
         _write(2)(words)
 
     def serve(session: Session) -> None:
@@ -165,6 +184,11 @@ def _peer(where: Place, wanted: Job, timeout: float) -> Iterator[None]:
             thread.join(_LEAVE_SECONDS)
             there.session.cancel()
             thread.join(_LEAVE_SECONDS)
+
+
+def without_ready(words: bytes) -> tuple[bytes, bool]:
+    """What a peer's command said itself, and whether `READY` was among it: behind a line of its own, or its newline."""
+    return words.replace(READY, b"", 1), READY in words
 
 
 def _serve(command: str) -> str:

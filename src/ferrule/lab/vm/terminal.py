@@ -10,14 +10,17 @@ import socket
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ferrule.lab.vm.session import Session
 
 _MOST_SECONDS = 30 * 24 * 3600.0
 _LOOK_SECONDS = 0.1
+_AGAIN_SECONDS = 1.0
+_END_OF_INPUT = b"\x04"  # Ctrl-D
 _CHUNK = 1 << 16
 
 
@@ -41,24 +44,39 @@ def interact(session: Session, terminal: socket.socket, number: int, command: Se
 
     running = threading.Thread(target=run, daemon=True)
     terminal.setblocking(False)
+    ends = [0, terminal.fileno()]
+    told = 0.0
     with _raw():
         running.start()
         while running.is_alive():
-            _pass_on(terminal)
-        _pass_on(terminal)
+            if not _pass_on(terminal, ends):
+                ends = [terminal.fileno()]
+            if 0 not in ends and time.monotonic() - told > _AGAIN_SECONDS:
+                told = time.monotonic()
+                _send(terminal, _END_OF_INPUT)  # a program that has just begun may have missed the first one
+        _pass_on(terminal, [terminal.fileno()])
     if isinstance(ended[0], BaseException):
         raise ended[0]
     return ended[0]
 
 
-def _pass_on(terminal: socket.socket) -> None:
-    ready = select.select([0, terminal.fileno()], [], [], _LOOK_SECONDS)[0]
-    if 0 in ready and (typed := os.read(0, _CHUNK)):
-        terminal.setblocking(True)
-        terminal.sendall(typed)
-        terminal.setblocking(False)
-    if terminal.fileno() in ready and (shown := terminal.recv(_CHUNK)):
-        os.write(1, shown)
+def _pass_on(terminal: socket.socket, ends: Sequence[int]) -> bool:
+    """What is there to read from ``ends``; False at the end of the input."""
+    ready = select.select(ends, [], [], _LOOK_SECONDS)[0]
+    typed = os.read(0, _CHUNK) if 0 in ready else b""
+    if typed:
+        _send(terminal, typed)
+    with suppress(ConnectionError):  # a guest that has gone: the session says so
+        if terminal.fileno() in ready and (shown := terminal.recv(_CHUNK)):
+            os.write(1, shown)
+    return bool(typed) or 0 not in ready
+
+
+def _send(terminal: socket.socket, words: bytes) -> None:
+    terminal.setblocking(True)
+    with suppress(ConnectionError):
+        terminal.sendall(words)
+    terminal.setblocking(False)
 
 
 @contextmanager
