@@ -414,6 +414,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
         lambda: Usb4Host("a b"),
         lambda: Usb4Host("a", hops=1),
         lambda: Usb4Host("a", vendor="acme"),
+        lambda: Usb4Host("a", hops=33, vendor="amd"),
         lambda: Usb4Cable("c", ("a", 0), ("b", 0), gbps=40),
         lambda: Plan((a, a)),
         lambda: Plan((a, b), (Usb4Cable("c", ("a", 0), ("b", 4)),)),

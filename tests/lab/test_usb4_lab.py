@@ -43,6 +43,8 @@ def test_a_lab_from_start_to_end(tmp_path: Path) -> None:
         assert lab.counters()["cables"]["cable0"]["a"]["frames"] == 0
         with pytest.raises(ConfigError, match="no cable 'x'"):
             lab.plug("x")
+        with pytest.raises(ConfigError, match="no cable 'x', only cable0"):
+            lab.wait_link("x", "up", 1)
         for driver in drivers:
             driver.close()
     assert not lab.directory.exists()
@@ -50,6 +52,19 @@ def test_a_lab_from_start_to_end(tmp_path: Path) -> None:
         lab.state()
     told = CliRunner().invoke(app, ["lab", "usb4", "trace", str(trace), "--only", "a router", "--most", "1"])
     assert "write to router: router word 0x3, 1 words: 80000000" in told.output
+
+
+def test_what_a_killed_lab_left_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left, another = tmp_path / "ferrule-usb4-left", tmp_path / "ferrule-usb4-another"
+    for directory in (left, another):
+        directory.mkdir()
+    (left / "lock").touch()
+    with Usb4Lab(HOSTS) as lab:
+        assert not left.exists()
+        with Usb4Lab(HOSTS):
+            assert lab.state()["cables"] == {}
+    assert list(tmp_path.iterdir()) == [another]
 
 
 def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -10,10 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ferrule import files
 from ferrule.errors import ConfigError, LabError
 from ferrule.files import line_within
 from ferrule.lab.usb4.network import TRAINING_SECONDS
@@ -24,6 +27,8 @@ _START_SECONDS = 20.0
 _ASK_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.05
+_LOCK_SECONDS = 1.0
+_PREFIX, _LOCK = "ferrule-usb4-", "lock"
 _LONGEST_PATH = 100  # bytes of a socket's path; the kernel takes 107
 
 
@@ -50,11 +55,18 @@ class Usb4Lab:
         if sys.platform != "linux":
             raise LabError(f"emulated USB4 controllers need Linux, and this is {sys.platform}")
         self.plan = Plan(tuple(hosts), tuple(cables))
+        self._lock: int | None = None
+        if directory is None:
+            _reap()
+            self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        else:
+            self.directory = directory.absolute()
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._own = directory is None
-        self.directory = Path(tempfile.mkdtemp(prefix="ferrule-usb4-")) if directory is None else directory.absolute()
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._process: subprocess.Popen[bytes] | None = None
         try:
+            if self._own:
+                self._lock = _hold(self.directory)
             self._check_paths()
             plan = self.directory / PLAN
             path = None if trace is None else str(trace.absolute())
@@ -119,6 +131,9 @@ class Usb4Lab:
 
     def wait_link(self, cable: str, link: str, timeout: float) -> None:
         """Until a cable's link is ``up`` or ``down``. Raises `LabError` after ``timeout`` seconds."""
+        known = [each.name for each in self.plan.cables]
+        if cable not in known:
+            raise ConfigError(f"the lab has no cable {cable!r}, only {', '.join(known) or 'none'}")
         deadline = time.monotonic() + timeout
         while (now := self.state()["cables"][cable]["link"]) != link:
             if time.monotonic() > deadline:
@@ -136,6 +151,9 @@ class Usb4Lab:
                 process.wait(_STOP_SECONDS)
         if self._own:
             shutil.rmtree(self.directory, ignore_errors=True)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +173,11 @@ class Usb4Lab:
         errors = self.directory / "server.log"
         with errors.open("wb") as log:
             self._process = subprocess.Popen(
-                tied(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+                tied(command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                process_group=0,  # Ctrl-C is for whoever has the lab, as with guests
             )
         assert self._process.stdout is not None
         with self._process.stdout as words:
@@ -177,3 +199,19 @@ class Usb4Lab:
         if "error" in reply:
             raise (ConfigError if reply.get("code") == ConfigError.code else LabError)(reply["error"])
         return reply["answer"]
+
+
+def _hold(directory: Path) -> int:
+    """A lock in a lab's directory, held as long as whoever has the lab lives. Under its name it is there only held."""
+    lock = files.hold(directory / f".{_LOCK}", _LOCK_SECONDS)
+    assert lock is not None  # nobody knows of it yet
+    (directory / f".{_LOCK}").rename(directory / _LOCK)
+    return lock
+
+
+def _reap() -> None:
+    """Clear away the directories of labs whose owners were killed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if left.lstat().st_uid == os.getuid() and (left / _LOCK).is_file() and not files.held(left / _LOCK):
+                shutil.rmtree(left)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from mmap import mmap
 
 _SECTION, _INTERFACE, _PACKET = 0x0A0D0D0A, 1, 6
 _MAGIC = 0x1A2B3C4D
@@ -56,7 +57,7 @@ def encode_packet(packet: Captured) -> bytes:
     return _block(_PACKET, fixed + _padded(packet.data))
 
 
-def decode(data: bytes) -> Iterator[Interface | Captured]:
+def decode(data: bytes | mmap) -> Iterator[Interface | Captured]:
     """All interfaces and packets of a file, in its order. A last block that is cut off is left out.
 
     Raises `PcapngError` for what is no such file, and for times in other units than ours.

@@ -14,6 +14,7 @@ CONTROL, PLAN = "control", "lab.json"
 """Files in a lab's directory: the server's own socket, and what it was started with."""
 
 MOST_HOSTS, MOST_CONTROLLERS, MOST_PORTS = 4, 2, 4
+_MOST_HOPS_MASKED = 32  # 64 bits of a mask, then the register that clears them; drivers of Intel's do not use that
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _VENDORS = {"intel": (0x8086, 0x7777), "amd": (0x1022, 0x158D)}
 
@@ -23,6 +24,7 @@ class Usb4Host:
     """A machine with USB4 controllers.
 
     ``hops``: rings of each controller in each direction, one of them for control packets (Strix Halo has 3).
+    Others than Intel's have at most 32.
     ``ports``: cables that each controller has room for. ``vendor``: whose controller it looks like, ``intel`` or
     ``amd``; the driver clears interrupts of the two in different ways, and Intel's costs a guest less.
     """
@@ -45,6 +47,9 @@ class Usb4Host:
                 raise ConfigError(f"host {self.name}: {what} must be {least} to {most}, not {value}")
         if self.vendor not in _VENDORS:
             raise ConfigError(f"host {self.name}: the vendor {self.vendor!r} is none of {', '.join(_VENDORS)}")
+        if self.vendor != "intel" and self.hops > _MOST_HOPS_MASKED:
+            most = _MOST_HOPS_MASKED
+            raise ConfigError(f"host {self.name}: {self.vendor}'s controllers have at most {most} hops, not {self.hops}")
 
     @property
     def ids(self) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import selectors
+import signal
 import socket
 import sys
 import time
@@ -29,6 +30,7 @@ _CONTROL_SECONDS = 5.0
 _MOST_BYTES = 1 << 16
 _LONGEST_WAIT = 1.0
 _MOST_LEFT = 64
+_MOST_TAKEN = 64
 
 
 class Server:
@@ -132,7 +134,10 @@ class Server:
             self._network.power(controller, False, time.monotonic())
 
     def _take_control(self) -> None:
-        while (packet := self._engine.take_control()) is not None:
+        for _ in range(_MOST_TAKEN):  # then whoever else waits; the event stays until all are taken
+            packet = self._engine.take_control()
+            if packet is None:
+                return
             self._network.take(*packet, time.monotonic())
 
     # --- whoever has the lab
@@ -164,6 +169,7 @@ class Server:
 
 
 def main(arguments: list[str]) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # through `close`, which writes the rest of the trace
     plan_file = Path(arguments[0])
     said = json.loads(plan_file.read_text())
     server = Server(plan_file.parent, from_json(said["plan"]), training=said["training"], seed=said["seed"])

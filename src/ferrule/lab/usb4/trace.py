@@ -5,6 +5,8 @@ Each packet is 8 bytes of ours and then the packet: the link type is the first o
 
 from __future__ import annotations
 
+import mmap
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,7 +56,7 @@ def encode(traced: Traced, interface: int) -> bytes:
     return pcapng.encode_packet(pcapng.Captured(interface, traced.time, length, header + traced.data))
 
 
-def decode(data: bytes) -> Iterator[Traced]:
+def decode(data: bytes | mmap.mmap) -> Iterator[Traced]:
     """Raises `pcapng.PcapngError`."""
     names: list[str] = []
     for block in pcapng.decode(data):
@@ -89,7 +91,11 @@ def _traced(block: pcapng.Captured, names: Sequence[str]) -> Traced:
 def read(path: Path) -> Iterator[Traced]:
     """Raises `ConfigError` for a file that is none."""
     try:
-        yield from decode(path.read_bytes())
+        with path.open("rb") as file:  # it may be larger than memory
+            if os.fstat(file.fileno()).st_size == 0:
+                raise pcapng.PcapngError("it is empty")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                yield from decode(data)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except pcapng.PcapngError as error:
