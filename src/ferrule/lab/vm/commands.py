@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ferrule.errors import LabError
+from ferrule.tied import tied
 
 _TAIL_LINES = 15
 
@@ -22,9 +23,11 @@ def run(
     env: Mapping[str, str] | None = None,
 ) -> str:
     """The output of ``command``. ``what`` names the purpose in the `LabError` of a failure; ``timeout`` in seconds."""
+    if shutil.which(command[0]) is None:
+        raise LabError(f"{what}: there is no program {command[0]}; install it")
     try:
         done = subprocess.run(
-            [str(word) for word in command],
+            tied([str(word) for word in command]),  # make and apt would go on for long when we are killed
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

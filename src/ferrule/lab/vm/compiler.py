@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def _from_packages(
         )
     tree = fetch_tree(archive(), [name, *_PACKAGES, *more], cache)
     awk = tree.root / "usr" / "bin" / "awk"  # a link that a package's script would make
-    if not awk.is_symlink():
+    with suppress(FileExistsError):  # another process made it
         awk.symlink_to("gawk")
     return Compiler(name, tree)
 
@@ -108,7 +109,9 @@ def _installed(name: str) -> str | None:
 
 
 def _unshare() -> list[str]:
-    return ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+    rights = [] if os.geteuid() == 0 else ["--map-root-user"]
+    # Processes of its own, so that all of make's end with the first one, which ends with us.
+    return ["unshare", *rights, "--mount", "--pid", "--fork", "--kill-child"]
 
 
 def _may_enter() -> bool:

@@ -57,7 +57,7 @@ def debug_kernel(
     digest = hashlib.sha256(f"{stock.version}\n{wanted}".encode()).hexdigest()[:8]
 
     def make(target: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=cache, prefix=f".{name}-") as scratch:
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             source = Path(scratch) / "source"
             unpack_source(fetch_source(archive, stock, Path(scratch)), source)
             (source / "lab.config").write_text(wanted)

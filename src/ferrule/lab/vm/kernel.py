@@ -133,15 +133,12 @@ def fetch_headers(archive: Archive, kernel: Kernel, directory: Path) -> Path:
 
     def make(target: Path) -> None:
         archive.unpack(_closure(archive, package, _HEADER_PARTS), target)
+        makefile = own_headers(target, kernel.release) / "Makefile"
+        # The packages expect to lie in the root directory.
+        makefile.write_text(re.sub(r"(?<=[ =:])/usr/(src|lib)/", rf"{directory}/usr/\1/", makefile.read_text()))
 
     made_once(directory, make)
-    headers = own_headers(directory, kernel.release)
-    makefile = headers / "Makefile"
-    # The packages expect to lie in the root directory.
-    text = re.sub(r"(?<=[ =:])/usr/(src|lib)/", rf"{directory}/usr/\1/", makefile.read_text())
-    if text != makefile.read_text():
-        makefile.write_text(text)
-    return headers
+    return own_headers(directory, kernel.release)
 
 
 def own_headers(directory: Path, release: str) -> Path:

@@ -23,7 +23,7 @@ def build_from_source(name: str, archive: Archive, kernel: Kernel, cache: Path) 
     directory = FROM_SOURCE[name]
 
     def make(target: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             source = _extract(archive, kernel, directory, Path(scratch))
             headers = fetch_headers(archive, kernel, cache / f"headers-{kernel.release}")
             built = build_module(source, name, headers, compiler_for(headers, lambda: archive, cache))
@@ -83,7 +83,7 @@ def built_once(
     def make(target: Path) -> None:
         headers = fetch_headers(archive, kernel, cache / f"headers-{kernel.release}")
         compiler = compiler_for(headers, lambda: compilers, cache)
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             for file, data in files.items():
                 (Path(scratch) / file).write_bytes(data)
             shutil.copyfile(
