@@ -26,13 +26,14 @@ def strike(lab: JoinedGuests, cable: str, words: Sequence[str], sender: str | No
     known = [each.name for each in lab.wiring.cables]
     if cable not in known:
         raise ConfigError(f"the lab has no cable {cable!r}, only {', '.join(known) or 'none'}")
+    whole = {"unplug": lab.usb4.unplug, "replug": lab.usb4.plug, "clear": lab.usb4.heal}
+    faults = {word: parse_fault(word, sender) for word in words if word not in whole}
     for word in words:
-        if word == "unplug":
-            lab.usb4.unplug(cable)
-        elif word == "replug":
-            lab.usb4.plug(cable)
-        elif word == "clear":
-            lab.usb4.heal(cable)
+        if word in whole and sender is not None:
+            raise ConfigError(f"{word} is for the whole cable; leave out --from {sender}")
+    for word in words:
+        if word in whole:
+            whole[word](cable)
         else:
-            lab.usb4.fault(cable, parse_fault(word, sender))
+            lab.usb4.fault(cable, faults[word])
     return {"name": cable, **lab.usb4.state()["cables"][cable]}

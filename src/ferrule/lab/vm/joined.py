@@ -75,7 +75,7 @@ class JoinedGuests:
 
     def __enter__(self) -> Self:
         with ExitStack() as held:
-            held.push(self._held.__exit__)
+            held.push(self.__exit__)  # also of guests that run when another one cannot
             hosts = [
                 Usb4Host(name, self.wiring.controllers(name), self._hops, self.wiring.ports(name))
                 for name in self.hosts
@@ -112,6 +112,9 @@ class JoinedGuests:
 
         Raises `GuestError` after ``timeout`` seconds; the guests' boots count, too.
         """
+        known = [each.name for each in self.wiring.cables]
+        if cable not in ("all", *known):
+            raise ConfigError(f"the lab has no cable {cable!r}, only {', '.join(known) or 'none'}")
         command = f"lab-cables up {cable} {max(int(timeout), 1)}"
         self.everywhere(lambda guest: guest.check(command, timeout))
 

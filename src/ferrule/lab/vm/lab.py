@@ -14,7 +14,7 @@ from ferrule.lab.vm.cache import default_cache
 from ferrule.lab.vm.commands import missing
 from ferrule.lab.vm.debug import DEBUG_KERNELS, debug_kernel
 from ferrule.lab.vm.guest import Guest, Result, write_image
-from ferrule.lab.vm.kernel import Kernel, fetch_kernel
+from ferrule.lab.vm.kernel import Kernel, fetch_kernel, module_name
 from ferrule.lab.vm.module import FROM_SOURCE, build_from_source, built_once
 from ferrule.lab.vm.packages import Archive
 from ferrule.lab.vm.process import Machine
@@ -133,7 +133,7 @@ class VmLab:
         own = {}
         for module in guest.modules:
             if isinstance(module, Path):
-                own[module.stem] = module
+                own[module_name(module.name)] = module
             elif module in FROM_SOURCE and not self.kernel.has_module(module):
                 directory = self._cache / self._suite
                 own[module] = build_from_source(module, self._archive(self._suite), self.kernel, directory)

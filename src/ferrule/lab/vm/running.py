@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from ferrule.errors import ConfigError
+from ferrule.errors import ConfigError, LabError
 from ferrule.lab.vm.guest import Guest, Result
 from ferrule.lab.vm.kernel_log import complaints
 from ferrule.lab.vm.process import Machine
@@ -71,6 +71,9 @@ class RunningGuest:
             raise self._machine.error(f"{self.name}: {_first_line(script)!r} took longer than {timeout:g} s") from None
         except SessionLost:
             raise self._fallen() from None
+        except LabError:  # a script that is too long: nothing ran
+            self.free_session(number)
+            raise
         self.free_session(number)
         return Completed(status, *(b"".join(parts).decode(errors="replace") for parts in kept))
 
