@@ -25,12 +25,13 @@ static DEVICE_ATTR_RO(unique_id);
 
 static ssize_t speed_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
-	return sysfs_emit(buf, "%u.0 Gb/s\n", mock_link_gbps());
+	return sysfs_emit(buf, "%u.0 Gb/s\n",
+			  container_of(dev, struct tb_xdomain, dev)->link_speed);
 }
 
 static ssize_t lanes_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
-	return sysfs_emit(buf, "%u\n", mock_link_lanes());
+	return sysfs_emit(buf, "%u\n", container_of(dev, struct tb_xdomain, dev)->link_width);
 }
 static DEVICE_ATTR(rx_speed, 0444, speed_show, NULL);
 static DEVICE_ATTR(tx_speed, 0444, speed_show, NULL);

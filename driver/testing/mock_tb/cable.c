@@ -20,16 +20,6 @@ static unsigned int gbps = 20;
 module_param(gbps, uint, 0644);
 MODULE_PARM_DESC(gbps, "Gb/s of each lane, 10 or 20, from the next plugging in on");
 
-unsigned int mock_link_gbps(void)
-{
-	return mock_sides[0]->xd->link_speed;
-}
-
-unsigned int mock_link_lanes(void)
-{
-	return mock_sides[0]->xd->link_width;
-}
-
 static struct tb_xdomain *xdomain_new(struct mock_side *side)
 {
 	struct tb_xdomain *xd = kzalloc(sizeof(*xd), GFP_KERNEL);

@@ -118,8 +118,4 @@ void mock_wire_exit(struct mock_side *side);
 void mock_wire_clear(struct mock_side *side);
 bool mock_is_mute(const struct mock_side *side);
 
-/* cable.c */
-unsigned int mock_link_gbps(void);
-unsigned int mock_link_lanes(void);
-
 #endif

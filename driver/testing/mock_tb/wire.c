@@ -166,10 +166,11 @@ static bool fill(struct mock_ring *rx, struct flying *flying)
 	hold = wanted && !frame && (ring->flags & RING_FLAG_E2E);
 	if (frame) {
 		bool corrupt = befalls(corrupt_every, &corruptions);
+		u8 *buffer = phys_to_virt(frame->buffer_phy);
 
-		if (corrupt)
-			flying->data[flying->size / 2] ^= 1;
-		memcpy(phys_to_virt(frame->buffer_phy), flying->data, flying->size);
+		memcpy(buffer, flying->data, flying->size);
+		if (corrupt)	/* here only: it may arrive once more */
+			buffer[flying->size / 2] ^= 1;
 		frame->size = flying->size;
 		frame->sof = flying->sof;
 		frame->eof = flying->eof;
