@@ -49,7 +49,7 @@ class Usb4Host:
             raise ConfigError(f"host {self.name}: the vendor {self.vendor!r} is none of {', '.join(_VENDORS)}")
         if self.vendor != "intel" and self.hops > _MOST_HOPS_MASKED:
             most = _MOST_HOPS_MASKED
-            raise ConfigError(f"host {self.name}: {self.vendor}'s controllers have at most {most} hops, not {self.hops}")
+            raise ConfigError(f"host {self.name}: {self.vendor} has at most {most} hops, not {self.hops}")
 
     @property
     def ids(self) -> tuple[int, int]:
