@@ -43,6 +43,22 @@ def test_complaints_are_found_and_may_be_allowed(line: str) -> None:
     assert complaints(line, ["nothing like it", line[:8]]) == []
 
 
+def test_known_faults_of_stock_drivers_are_excused_and_nothing_beside_them() -> None:
+    splat = """\
+------------[ cut here ]------------
+WARNING: ./include/linux/skbuff.h:3075 at {}+0x229f/0x2ec0 [thunderbolt_net], CPU#0: lab-cables/79
+Call Trace:
+ dev_hard_start_xmit+0x13e/0x690
+{}---[ end trace 0000000000000000 ]---
+"""
+    known = splat.format("tbnet_start_xmit", "")
+    assert complaints(known) == complaints(known * 2) == []
+    assert len(complaints(splat.format("tbnet_poll", ""))) == 2
+    assert complaints(known + "Call Trace:\n") == ["Call Trace:"]
+    assert complaints(splat.format("tbnet_start_xmit", "Oops: 0000\n")) == ["Oops: 0000"]
+    assert complaints(splat.format("tbnet_poll", ""), [r"tbnet_poll\+"]) == []
+
+
 @pytest.mark.parametrize("name", DEBUG_KERNELS)
 def test_a_configuration_that_was_not_taken_is_noticed(name: str) -> None:
     wanted = configuration(name)
