@@ -15,8 +15,8 @@ _WRONG = re.compile(
 )
 _RACE = re.compile(r"KCSAN: .* in (.*)")
 _STOCK = (r"WARNING: .*skbuff\.h:\d+ (at )?tbnet_start_xmit\+",)
-"""Faults of stock drivers that are known. thunderbolt_net asks each packet where its transport header is before it looks
-whether it needs that, and CONFIG_DEBUG_NET tells of packets that have none, such as those of ARP."""
+"""Known faults of stock drivers. thunderbolt_net asks each packet where its transport header is before it looks whether
+it needs that, and CONFIG_DEBUG_NET tells of packets that have none, such as those of ARP."""
 
 
 def complaints(log: str, allowed: Sequence[str] = ()) -> list[str]:
