@@ -1,4 +1,4 @@
-"""Groups of two machines over the USB4 verbs driver, two cables: right data, a pulled cable, a rank lost."""
+"""Groups of two machines over the USB4 verbs driver, two cables: right data, a pulled cable, a rank or a host lost."""
 
 from __future__ import annotations
 
@@ -124,14 +124,22 @@ def test_collectives_over_two_cables(series: str) -> None:
 
 
 @pytest.mark.parametrize("series", ["6.12", "newest"])
-def test_rank_is_lost(series: str) -> None:
+def test_rank_and_host_are_lost(series: str) -> None:
     with two_hosts(series) as (lab, pool):
-        job = Job(lab, pool, "stream", "RC")
-        job.go_on()
-        lab["strix-2"].check("kill -9 $(cat /tmp/rank)", SECONDS)
-        assert job.running[1].exception() is not None
-        left = job.running[0].result()
-        Job.expect_verbs(left, 0)
-        assert left["error"] == "PeerLost", left
-        assert left["took"] < LOOSE, left
+        for kind, end in (("RC", "kill"), ("UC", "kill"), ("RC", "power")):
+            job = Job(lab, pool, "stream", kind)
+            job.go_on()
+            if end == "kill":
+                lab["strix-2"].check("kill -9 $(cat /tmp/rank)", SECONDS)
+            else:
+                lab["strix-2"].close()
+            assert job.running[1].exception() is not None
+            left = job.running[0].result()
+            Job.expect_verbs(left, 0)
+            assert left["error"] == "PeerLost", left
+            assert left["took"] < (LOOSE if end == "kill" else SILENCE + LOOSE), left
+        lab.boot("strix-2")
+        lab.wait_for_cables(SECONDS)
+        wait_for_rails(lab, 2)
+        assert Job(lab, pool, "sizes", "RC").results()[0]["calls"] > 100
         expect_quiet_kernels(lab)
