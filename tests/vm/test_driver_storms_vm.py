@@ -29,7 +29,7 @@ def test_storm(kernel: str, storm: str, tmp_path: Path) -> None:
     lab = machines_with(kernel, RDMA)
     slow = kernel in DEBUG_KERNELS
     cycles = CYCLES[storm] // (4 if slow else 1)
-    times = {"PATIENCE": "600", "DEAD_MS": "20000" if slow else "3000"}
+    times = {"PATIENCE": "600", "DEAD_MS": "8000" if slow else "3000"}
     guest = Guest(
         script=(HERE / "storm_on_mock.sh").read_text(),
         modules=[
@@ -41,7 +41,9 @@ def test_storm(kernel: str, storm: str, tmp_path: Path) -> None:
         env={"STORM": storm, "CYCLES": str(cycles), "CRASHES": str(CRASHES), **times},
         memory_mb=3072 if slow else 1024,
     )
-    files = lab.run(guest, 600 + SECONDS * (cycles + CRASHES)).check().files
+    result = lab.run(guest, 600 + SECONDS * (cycles + CRASHES))
+    (tmp_path / "console").write_text(result.console)
+    files = result.check().files
     print(storm, kernel, files["storm"].decode())  # noqa: T201
     log = files["dmesg"].decode()
     assert not complaints(log), log

@@ -13,6 +13,19 @@ from ferrule.lab.vm.options import KERNELS
 pytestmark = pytest.mark.vm
 
 
+@pytest.mark.slow
+def test_two_machines() -> None:
+    with joined("6.12") as lab:
+        wait_for_rails(lab, 2)
+        measure(lab, "ib_write_lat -s 64 -n 20 -u 18", "ferrule-PEER", 1)
+        measure(lab, "ib_send_bw -s 65536 -n 30 -u 18", "ferrule-PEER", 1)
+        assert min(sent(lab)) > 100_000
+        lab.usb4.unplug("cable0")
+        wait_for_rails(lab, 1)
+        measure(lab, "ib_read_bw -s 4096 -n 20 -u 18", "ferrule-PEER", 1, "10.77.1.2")
+        expect_quiet_kernels(lab)
+
+
 @pytest.mark.soak
 def test_two_cables_are_one_device() -> None:
     with joined("6.12") as lab:
