@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from two_cables import SECONDS, expect_quiet_kernels, joined, measure, sent, wait_for_rails
 
+from ferrule.lab.vm import DEBUG_KERNELS
 from ferrule.lab.vm.options import KERNELS
 
 pytestmark = pytest.mark.vm
@@ -51,7 +52,7 @@ def test_two_cables_are_one_device() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("series", KERNELS)
+@pytest.mark.parametrize("series", [*KERNELS, *DEBUG_KERNELS])
 def test_cables_come_and_go(series: str) -> None:
     with joined(series) as lab:
         for cycle in range(4):

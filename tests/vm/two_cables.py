@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.lab import find_lab
-from ferrule.lab.vm import NETWORK, RDMA, TOOLS, Guest, JoinedGuests
+from ferrule.lab.vm import DEBUG_KERNELS, NETWORK, RDMA, TOOLS, Guest, JoinedGuests
 from ferrule.lab.vm.options import machines_with
 
 SECONDS = 300
@@ -37,7 +37,7 @@ def joined(series: str, *, soft_roce: bool = False, modules: Sequence[str] = (),
         script="",
         modules=[*NETWORK, *(["rdma_rxe"] if soft_roce else []), "ib_uverbs", *modules, own],
         env={"LAB_RXE": "1"} if soft_roce else {},
-        **{"cpus": 1, "memory_mb": 1024, **more},
+        **{"cpus": 1, "memory_mb": 2048 if series in DEBUG_KERNELS else 1024, **more},
     )
     with JoinedGuests(find_lab("two-strix"), machines, template) as lab:
         lab.wait_for_cables(SECONDS)
