@@ -70,7 +70,10 @@ static void offer(struct fer_tb *tb, u32 attempt)
 
 /* ---- what the other end asks for ---- */
 
-/* Said once for each loading of the peer, by both ends. Under tb->lock. */
+/*
+ * Said once for each loading of the peer, by both ends; a peer that is somebody else each time
+ * must not fill the log. Under tb->lock.
+ */
 static void refuse(struct fer_tb *tb, u32 status, const struct fer_hello *theirs)
 {
 	if (tb->refused && !memcmp(tb->refused_host, theirs->host, FER_HOST_ID))
@@ -78,13 +81,13 @@ static void refuse(struct fer_tb *tb, u32 status, const struct fer_hello *theirs
 	WRITE_ONCE(tb->refused, true);
 	memcpy(tb->refused_host, theirs->host, FER_HOST_ID);
 	if (status == FER_TB_WRONG_VERSION)
-		dev_err(&tb->service->dev,
-			"the peer speaks version %u and we %u: install the same driver on both\n",
-			theirs->version, FER_TB_VERSION);
+		dev_err_ratelimited(&tb->service->dev,
+				    "the peer speaks version %u and we %u: install the same driver on both\n",
+				    theirs->version, FER_TB_VERSION);
 	else
-		dev_err(&tb->service->dev,
-			"the peer has %s key: give both ends the same `key`, or none\n",
-			fer_have_key() ? "another or no" : "a");
+		dev_err_ratelimited(&tb->service->dev,
+				    "the peer has %s key: give both ends the same `key`, or none\n",
+				    fer_have_key() ? "another or no" : "a");
 }
 
 static u32 check_hello(const struct fer_hello *hello)

@@ -99,6 +99,19 @@ silence() {
     echo -1 > $P/mute
 }
 
+# each request of the session's beginning comes after copies of it with anything in them, and so do their answers
+garble() {
+    at_work
+    echo 20 > $P/garble
+    echo 0 > $P/plugged
+    gone
+    echo 1 > $P/plugged
+    sleep 1
+    pause
+    echo 0 > $P/garble
+    both_active
+}
+
 # it was loaded only so that it is at hand, and takes our devices with it
 rmmod rdma_rxe && rmmod ferrule_rdma && load || die "modules"
 ip link add anchor type dummy

@@ -52,6 +52,22 @@ def test_two_cables_are_one_device() -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("series", ["6.12", "newest"])
+def test_all_programs(series: str) -> None:
+    """Small, middle and large messages, one queue pair and eight."""
+    with joined(series) as lab:
+        wait_for_rails(lab, 2)
+        before = sent(lab)
+        for kind in ("send", "write", "read"):
+            for size, count in ((2, 50), (4096, 50), (1 << 20, 8)):
+                measure(lab, f"ib_{kind}_lat -s {size} -n {count} -u 18", "ferrule-PEER", 1)
+                for pairs in (1, 8):
+                    measure(lab, f"ib_{kind}_bw -s {size} -n {count} -q {pairs} -u 18", "ferrule-PEER", 1)
+        assert min(after - earlier for after, earlier in zip(sent(lab), before, strict=True)) > 20_000_000
+        expect_quiet_kernels(lab)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("series", [*KERNELS, *DEBUG_KERNELS])
 def test_cables_come_and_go(series: str) -> None:
     with joined(series) as lab:

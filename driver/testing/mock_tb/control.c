@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Control packets between the two hosts: requests, responses, and who handles them. */
 #include <linux/module.h>
+#include <linux/random.h>
 #include <linux/slab.h>
 
 #include "mock.h"
@@ -18,6 +19,10 @@ struct packet {
 	size_t size;
 	u8 data[];
 };
+
+static unsigned int garble;
+module_param(garble, uint, 0644);
+MODULE_PARM_DESC(garble, "before each request so many copies of it arrive that are cut short or have wrong bytes");
 
 static DEFINE_SPINLOCK(mock_control_lock);
 static DEFINE_MUTEX(handlers_lock);
@@ -62,10 +67,34 @@ static void handle(const struct packet *packet)
 	mutex_unlock(&handlers_lock);
 }
 
+/* What stands in front of the protocol's own words stays, so that the copy reaches who handles them. */
+static void handle_garbled(const struct packet *packet)
+{
+	const size_t head = sizeof(struct packet_header), body = packet->size - head;
+	size_t size = packet->size;
+	struct packet *copy;
+	u32 wrong;
+
+	if (!body)
+		return;
+	if (!(get_random_u32() % 4))
+		size = head + get_random_u32() % body;
+	copy = kmalloc(sizeof(*copy) + size, GFP_KERNEL);
+	if (!copy)
+		return;
+	copy->size = size;
+	memcpy(copy->data, packet->data, size);
+	for (wrong = get_random_u32() % 8; wrong && size > head; wrong--)
+		copy->data[head + get_random_u32() % (size - head)] = get_random_u32();
+	handle(copy);
+	kfree(copy);
+}
+
 static void control_work(struct work_struct *work)
 {
 	struct mock_side *side = container_of(work, struct mock_side, control_work);
 	struct packet *packet;
+	unsigned int i;
 
 	for (;;) {
 		spin_lock(&mock_control_lock);
@@ -75,6 +104,8 @@ static void control_work(struct work_struct *work)
 		spin_unlock(&mock_control_lock);
 		if (!packet)
 			return;
+		for (i = READ_ONCE(garble); i; i--)
+			handle_garbled(packet);
 		handle(packet);
 		kfree(packet);
 	}
