@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import socket
 import threading
 from pathlib import Path
@@ -158,6 +159,16 @@ def test_exact_time_counts_instructions_of_one_processor_of_one_guest() -> None:
         Guest(script="", exact_time=True)
     with pytest.raises(ConfigError, match="mock core"):
         Guest(script="", exact_time=True, cpus=1, controllers=[Path("/a")])
+
+
+def test_a_disk_may_lie_at_any_path() -> None:
+    assert not any("virtio-blk" in word for word in Qemu(("qemu",)).line(TCG, hardware()))
+    words = Qemu(("qemu",)).line(TCG, hardware(disk=Path('/a, "b"')))
+    block = json.loads(words[words.index("-blockdev") + 1])
+    assert (block["driver"], block["file"]["filename"]) == ("raw", '/a, "b"')
+    assert f"virtio-blk-pci,drive={block['node-name']}" in words
+    with pytest.raises(ConfigError, match="one script"):
+        Guest(script="", disk=Path("/a"), sessions=1)
 
 
 def test_version_of_qemu() -> None:

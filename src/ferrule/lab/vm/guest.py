@@ -17,7 +17,9 @@ from ferrule.lab.vm.tree import Tree
 
 _INIT = Path(__file__).with_name("init.sh")
 _KERNEL_LOG = Path(__file__).with_name("kernel_log.sh")
+_DISK_INIT = Path(__file__).with_name("disk_init.sh")
 _NEEDED_MODULES = ("virtio_pci", "virtio_console")
+_DISK_MODULES = ("virtio_blk", "ext4")
 _AT_HAND = (
     "dummy",
     "veth",
@@ -52,6 +54,9 @@ class Guest:
     ``controllers``: sockets of PCI devices that another process serves, such as those of `ferrule.lab.usb4`.
     ``exact_time``: its clock counts its instructions, so that what it measures is the same whatever else the host does;
     with one processor, about half as fast, and not for guests that wait for others.
+    ``disk``: an image with an ext4 file system of a whole system (`ferrule.lab.vm.system`), which starts as on any
+    machine, with its own modules and programs, and keeps what changes in it. The script runs when it is up; what is in
+    /lab is in /run/lab then, and what it leaves in /run/results comes back.
     """
 
     script: str
@@ -66,6 +71,7 @@ class Guest:
     terminals: int = 0
     controllers: Sequence[Path] = ()
     exact_time: bool = False
+    disk: Path | None = None
 
     def __post_init__(self) -> None:
         if self.exact_time and self.cpus != 1:
@@ -75,6 +81,8 @@ class Guest:
                 "exact time is that of one guest: what comes over a cable comes at another guest's time; "
                 "use the mock core, which has both hosts in one guest (docs/virtual-usb4.md)"
             )
+        if self.disk is not None and (self.sessions or self.terminals):
+            raise ConfigError("a guest with a system on a disk runs one script; it has no sessions and terminals")
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,8 @@ def write_image(guest: Guest, machine: Machine, tree: Tree, kernel: Kernel, own:
     lines = (f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
     image.add_bytes("/lab/environment", "".join(lines).encode())
     image.add_bytes("/lab/sessions", f"{guest.sessions and guest.sessions + 1}\n".encode())
+    if guest.disk is not None:
+        image.add_bytes("/lab/disk_init", _DISK_INIT.read_bytes(), 0o755)
     for path, content in guest.files.items():
         _add(image, path, content)
     hosts = f"127.0.0.1 localhost {guest.name}\n::1 localhost\n"
@@ -125,12 +135,16 @@ def write_image(guest: Guest, machine: Machine, tree: Tree, kernel: Kernel, own:
         image.add_files(python.packages(guest.python))
     at_hand = [name for name in _AT_HAND if kernel.has_module(name)]
     named = [name for name in guest.modules if isinstance(name, str)]
-    image.add_modules(kernel, [*_NEEDED_MODULES, *at_hand, *named], own)
+    image.add_modules(kernel, [*_needed_modules(guest), *at_hand, *named], own)
     image.close()
 
 
 def _load_order(guest: Guest) -> list[str]:
-    return [*_NEEDED_MODULES, *(name.stem if isinstance(name, Path) else name for name in guest.modules)]
+    return [*_needed_modules(guest), *(name.stem if isinstance(name, Path) else name for name in guest.modules)]
+
+
+def _needed_modules(guest: Guest) -> Sequence[str]:
+    return _NEEDED_MODULES if guest.disk is None else (*_NEEDED_MODULES, *_DISK_MODULES)
 
 
 def _add(image: Image, path: str, content: str | bytes | Path) -> None:

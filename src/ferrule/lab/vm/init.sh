@@ -43,6 +43,9 @@ serve() { # NUMBER: run what the host sends, one command after the other (sessio
     done
 }
 
+if [ -e /lab/disk_init ] && [ $status = 0 ]; then
+    exec /lab/disk_init
+fi
 echo "lab: script starts, kernel $(uname -r)"
 if [ $status = 0 ]; then
     /lab/script

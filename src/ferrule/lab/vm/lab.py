@@ -74,6 +74,7 @@ class VmLab:
             streams=stream_names(guest),
             terminals=guest.terminals,
             controllers=guest.controllers,
+            disk=guest.disk,
         )
         try:
             write_image(guest, machine, self.tree, self.kernel, own)

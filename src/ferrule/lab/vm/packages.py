@@ -80,11 +80,19 @@ class Archive:
     def unpack_with_dependencies(self, packages: Sequence[str], into: Path) -> None:
         """Fetch these packages and all that they depend on, and unpack them; their scripts do not run."""
         with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
-            archives = Path(scratch)
-            (archives / "partial").mkdir()
-            place = f"-oDir::Cache::archives={archives}"
-            self._apt("apt-get", "install", "--download-only", place, *packages, what=self._purpose(packages))
-            _unpack_all(archives, into)
+            self.fetch_with_dependencies(packages, Path(scratch))
+            _unpack_all(Path(scratch), into)
+
+    def fetch_with_dependencies(self, packages: Sequence[str], into: Path, *, status: Path | None = None) -> None:
+        """Fetch the ``.deb`` files of these packages, and of all that they depend on, into the directory ``into``.
+
+        ``status``: dpkg's list of what is installed where they shall go; that is left out.
+        """
+        (into / "partial").mkdir()
+        options = [f"-oDir::Cache::archives={into}"]
+        if status is not None:
+            options.append(f"-oDir::State::status={status}")
+        self._apt("apt-get", "install", "--download-only", *options, *packages, what=self._purpose(packages))
 
     def _purpose(self, packages: Sequence[str]) -> str:
         return f"fetch {', '.join(packages)} from {self._suite}"

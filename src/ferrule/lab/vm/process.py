@@ -25,8 +25,8 @@ class Machine:
     """A guest's process. Fill `image`, then `start`, `wait` and `close`.
 
     ``streams``: names of ports by which guest and host talk; ``terminals``: how many consoles it has beside the serial
-    one; ``controllers``: see `Hardware`. The kernel ends the process when the *thread* that called `start` ends, so
-    start from one that lives on.
+    one; ``controllers``, ``disk``: see `Hardware`. The kernel ends the process when the *thread* that called `start`
+    ends, so start from one that lives on.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Machine:
         streams: Sequence[str] = (),
         terminals: int = 0,
         controllers: Sequence[Path] = (),
+        disk: Path | None = None,
     ) -> None:
         self._qemu = qemu
         self._accelerator = accelerator
@@ -47,6 +48,7 @@ class Machine:
         self._cpus = cpus
         self._memory_mb = memory_mb
         self._controllers = controllers
+        self._disk = disk
         pairs = {name: socket.socketpair() for name in (*streams, *map(_terminal, range(terminals)))}
         self._ours = {name: pair[0] for name, pair in pairs.items()}
         self._theirs = {name: pair[1] for name, pair in pairs.items()}
@@ -85,6 +87,7 @@ class Machine:
             streams=list(ends.items()),
             terminals=terminals,
             controllers=self._controllers,
+            disk=self._disk,
         )
         kept = [file.fileno() for file in (self.image, self._console, self._results)]
         self._process = subprocess.Popen(

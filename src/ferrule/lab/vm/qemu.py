@@ -47,7 +47,8 @@ EXACT = Accelerator("exact", "tcg,thread=single", _EMULATED_CPU, "no_timer_check
 class Hardware:
     """What one guest is made of. ``image``, ``console``, ``results``: paths of files; ``streams``: descriptors of
     sockets by the names that their ports have in the guest; ``terminals``: descriptors of sockets that are the consoles
-    hvc0, hvc1...; ``controllers``: sockets of PCI devices that another process serves, which may reach the memory."""
+    hvc0, hvc1...; ``controllers``: sockets of PCI devices that another process serves, which may reach the memory;
+    ``disk``: the file that is its disk, /dev/vda."""
 
     kernel: Path
     image: str
@@ -58,6 +59,7 @@ class Hardware:
     streams: Sequence[tuple[str, int]] = ()
     terminals: Sequence[int] = ()
     controllers: Sequence[Path] = ()
+    disk: Path | None = None
 
 
 def controller_slot(number: int) -> str:
@@ -101,6 +103,10 @@ class Qemu:
         for number, descriptor in enumerate(hardware.terminals):
             words += ["-chardev", f"socket,id=terminal{number},fd={descriptor}"]
             words += ["-device", f"virtconsole,chardev=terminal{number}"]
+        if hardware.disk is not None:
+            file = {"driver": "file", "filename": str(hardware.disk), "cache": {"no-flush": True}}
+            words += ["-blockdev", json.dumps({"driver": "raw", "node-name": "disk", "file": file})]
+            words += ["-device", "virtio-blk-pci,drive=disk"]
         if accelerator is EXACT:
             words += ["-icount", "shift=0,sleep=off"]
         if not hardware.controllers:
