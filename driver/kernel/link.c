@@ -186,6 +186,19 @@ static bool work(struct fer_link *link)
 	return true;
 }
 
+/* The next frame of any rail is to wake the thread. True: there is one already. */
+static bool arm(struct fer_link *link)
+{
+	struct fer_rail *rail;
+	bool here = false;
+	int i;
+
+	fer_each_rail(link, rail, i)
+		if (rail->ops->arm)
+			here |= rail->ops->arm(rail);
+	return here;
+}
+
 /* Do the work in the caller's context, if nobody else does. */
 void fer_link_drive(struct fer_link *link)
 {
@@ -203,23 +216,16 @@ void fer_link_drive(struct fer_link *link)
 			busy = true;
 		}
 	}
+	/*
+	 * The thread sleeps on if an interrupt woke it and its kick was taken here: whoever
+	 * takes the kick allows the interrupt again.
+	 */
+	if (!busy && link->sleep_until)
+		busy = arm(link);
 	busy |= next_wake(link) < link->sleep_until;
 	mutex_unlock(&link->engine);
 	if (busy || atomic_read(&link->kicked))
 		fer_link_kick(link);
-}
-
-/* The next frame of any rail is to wake the thread. True: there is one already. */
-static bool arm(struct fer_link *link)
-{
-	struct fer_rail *rail;
-	bool here = false;
-	int i;
-
-	fer_each_rail(link, rail, i)
-		if (rail->ops->arm)
-			here |= rail->ops->arm(rail);
-	return here;
 }
 
 static int link_main(void *arg)
