@@ -260,7 +260,8 @@ void fer_rails_check(struct fer_link *link, u64 now)
 	fer_each_rail(link, rail, i) {
 		if (!rail->up)
 			continue;
-		if (now - rail->last_tx >= KEEPALIVE)
+		/* last_tx may be behind now: an acknowledgement has just gone */
+		if ((s64)(now - rail->last_tx) >= (s64)KEEPALIVE)
 			fer_link_ack(link, rail);
 		if (now - rail->last_tick < tick)
 			continue;
