@@ -170,7 +170,7 @@ static int why(struct fer_tb *tb, u32 status, const struct fer_hello *theirs)
 static int ask(struct fer_tb *tb, u32 op, u32 epoch, unsigned int ms)
 {
 	struct fer_packet *packet, *answer;
-	u32 attempt;
+	u32 attempt, status;
 	int err;
 
 	packet = kcalloc(2, sizeof(*packet), GFP_KERNEL);
@@ -194,10 +194,14 @@ static int ask(struct fer_tb *tb, u32 op, u32 epoch, unsigned int ms)
 	if (answer->op != (op | FER_TB_ANSWER) || attempt != tb->ours.attempt) {
 		err = -EAGAIN; /* of an earlier request */
 	} else {
-		if (op == FER_TB_HELLO)
+		status = answer->status;
+		if (op == FER_TB_HELLO) {
 			tb->theirs = answer->hello;
-		if (answer->status != FER_TB_OK)
-			err = why(tb, answer->status, &answer->hello);
+			if (status == FER_TB_OK)
+				status = check_hello(&answer->hello);
+		}
+		if (status != FER_TB_OK)
+			err = why(tb, status, &answer->hello);
 		else if (!signed_right(tb, answer))
 			err = -EKEYREJECTED;
 		if (err == -EKEYREJECTED)

@@ -323,11 +323,17 @@ free:
 
 int fer_tb_paths(struct fer_tb *tb)
 {
-	int hop = tb_xdomain_alloc_in_hopid(tb->xd, tb->theirs.hop), err;
+	u32 theirs;
+	int hop, err;
 
-	if (hop != tb->theirs.hop) {
-		if (hop >= 0)
-			tb_xdomain_release_in_hopid(tb->xd, hop);
+	mutex_lock(&tb->lock);
+	theirs = tb->theirs.hop;
+	mutex_unlock(&tb->lock);
+	hop = theirs > INT_MAX ? -EINVAL : tb_xdomain_alloc_in_hopid(tb->xd, theirs);
+	if (hop < 0)
+		return -EBUSY;
+	if (hop != theirs) {
+		tb_xdomain_release_in_hopid(tb->xd, hop);
 		return -EBUSY;
 	}
 	err = tb_xdomain_enable_paths(tb->xd, tb->out_hop, tb->tx->hop, hop, tb->rx->hop);
