@@ -8,12 +8,17 @@
 #include "ferrule_rdma.h"
 
 static LIST_HEAD(devices);	/* fer_topology */
+static atomic_t device_count = ATOMIC_INIT(0);	/* until the last line of their end */
 
 /* ---- whoever takes a device away: processes are about to lose it ---- */
 
 static int client_add(struct ib_device *ibdev)
 {
-	return ibdev->ops.dealloc_driver == fer_dev_dealloc ? 0 : -EOPNOTSUPP;
+	if (ibdev->ops.dealloc_driver != fer_dev_dealloc)
+		return -EOPNOTSUPP;
+	/* here, as whoever registered it may have lost it again when it is back */
+	fer_debugfs_add(to_fer_dev(ibdev));
+	return 0;
 }
 
 static void client_remove(struct ib_device *ibdev, void *unused)
@@ -65,6 +70,7 @@ void fer_dev_dealloc(struct ib_device *ibdev)
 		fer_netdev_destroy(dev->netdev);
 	xa_destroy(&dev->qps);
 	xa_destroy(&dev->ahs);
+	atomic_dec(&device_count);
 }
 
 static struct fer_dev *alloc_dev(void)
@@ -73,6 +79,7 @@ static struct fer_dev *alloc_dev(void)
 
 	if (!dev)
 		return NULL;
+	atomic_inc(&device_count);
 	ib_set_device_ops(&dev->ib, &fer_device_ops);
 	INIT_LIST_HEAD(&dev->node);
 	INIT_LIST_HEAD(&dev->owners);
@@ -129,10 +136,7 @@ static int add(struct fer_dev *dev, const char *name, const char *net_name, cons
 	mutex_lock(&fer_topology);
 	list_add_tail(&dev->node, &devices);
 	mutex_unlock(&fer_topology);
-	err = register_dev(dev, name);
-	if (!err)
-		fer_debugfs_add(dev);
-	return err;
+	return register_dev(dev, name);
 }
 
 /* A device for the peer, without rails. */
@@ -203,4 +207,7 @@ void fer_dev_remove_all(void)
 		fer_dev_remove(dev);
 	}
 	mutex_unlock(&fer_topology);
+	/* somebody else may be in fer_dev_dealloc() still, which is code of this module */
+	while (atomic_read(&device_count))
+		msleep(20);
 }
