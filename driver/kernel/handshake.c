@@ -76,7 +76,7 @@ static void offer(struct fer_tb *tb, u32 attempt)
  */
 static void refuse(struct fer_tb *tb, u32 status, const struct fer_hello *theirs)
 {
-	if (tb->refused && !memcmp(tb->refused_host, theirs->host, FER_HOST_ID))
+	if (READ_ONCE(tb->refused) && !memcmp(tb->refused_host, theirs->host, FER_HOST_ID))
 		return;
 	WRITE_ONCE(tb->refused, true);
 	memcpy(tb->refused_host, theirs->host, FER_HOST_ID);
@@ -268,9 +268,14 @@ static void greet(struct fer_tb *tb)
 	again(tb);
 }
 
-static u32 window(const struct fer_tb *tb)
+static u32 window(struct fer_tb *tb)
 {
-	return min(tb->ours.window, tb->theirs.window);
+	u32 window;
+
+	mutex_lock(&tb->lock);
+	window = min(tb->ours.window, tb->theirs.window);
+	mutex_unlock(&tb->lock);
+	return window;
 }
 
 /* Rings first, then paths: nothing may come that finds no descriptor. */
@@ -330,7 +335,7 @@ static void follow(struct fer_tb *tb, u32 epoch)
 
 static void step(struct fer_tb *tb)
 {
-	bool hello, start, ready, bye, lost;
+	bool hello, start, ready, bye, lost, leads;
 	u32 epoch;
 
 	mutex_lock(&tb->lock);
@@ -348,13 +353,14 @@ static void step(struct fer_tb *tb)
 	mutex_lock(&tb->lock);
 	start = tb->heard_start;
 	ready = tb->heard_ready;
+	leads = fer_tb_leads(tb);
 	epoch = tb->epoch;
 	mutex_unlock(&tb->lock);
 	switch (tb->state) {
 	case FER_TB_IDLE:
 		return greet(tb);
 	case FER_TB_GREETED:
-		if (fer_tb_leads(tb))
+		if (leads)
 			return lead(tb);
 		if (start)
 			return follow(tb, epoch);
@@ -377,7 +383,7 @@ void fer_tb_work(struct work_struct *work)
 	struct fer_tb *tb = container_of(to_delayed_work(work), struct fer_tb, work);
 
 	mutex_lock(&tb->busy);
-	if (tb->gone || tb->asleep)
+	if (READ_ONCE(tb->gone) || READ_ONCE(tb->asleep))
 		reset(tb, true);
 	else
 		step(tb);

@@ -134,7 +134,7 @@ void fer_tb_leave(struct fer_tb *tb)
 	mutex_lock(&fer_topology);
 	if (tb->rail.link)
 		fer_rail_leave(&tb->rail);
-	if (tb->asleep)
+	if (READ_ONCE(tb->asleep) && !READ_ONCE(tb->gone))
 		mutex_unlock(&fer_topology);
 	else
 		drop_unused(tb->peer);

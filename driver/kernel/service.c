@@ -127,7 +127,7 @@ static int probe(struct tb_service *service, const struct tb_service_id *id)
 static void set_flag(struct fer_tb *tb, bool *flag, bool value)
 {
 	mutex_lock(&tb->lock);
-	*flag = value;
+	WRITE_ONCE(*flag, value);
 	mutex_unlock(&tb->lock);
 }
 

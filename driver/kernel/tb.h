@@ -82,7 +82,7 @@ struct fer_tb {
 	u8 peer[FER_HOST_ID];		/* whose device it joined last; 0: none yet */
 
 	struct mutex lock;		/* what the handler and the work share */
-	bool gone, asleep;
+	bool gone, asleep;		/* also read without it */
 	bool refused;			/* the log has said why, */
 	u8 refused_host[FER_HOST_ID];	/* of this loading of the peer */
 	int is_lost;			/* by xchg() */

@@ -278,6 +278,7 @@ int fer_tb_rings(struct fer_tb *tb)
 	struct tb_nhi *nhi = tb->xd->tb->nhi;
 	unsigned int flags = RING_FLAG_FRAME;
 	int err = -ENOSPC, i;
+	bool flow;
 
 	if (!may_take_ring(tb))
 		return err;
@@ -288,7 +289,10 @@ int fer_tb_rings(struct fer_tb *tb)
 	tb->tx_masked = false;
 	tb->tx->poll_data = tb;
 	tb->tx->start_poll = frames_left;
-	if (tb->ours.caps & tb->theirs.caps & FER_TB_CAP_E2E)
+	mutex_lock(&tb->lock);
+	flow = tb->ours.caps & tb->theirs.caps & FER_TB_CAP_E2E;
+	mutex_unlock(&tb->lock);
+	if (flow)
 		flags |= RING_FLAG_E2E;
 	tb->rx = tb_ring_alloc_rx(nhi, -1, FER_TB_RING, flags, tb->tx->hop, BIT(PDF_START),
 				  BIT(PDF_END), frames_came, tb);
