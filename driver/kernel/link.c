@@ -240,7 +240,7 @@ static int link_main(void *arg)
 		mutex_lock(&link->engine);
 		spin = work(link);
 		now = ktime_get_ns();
-		if (now - link->last_busy < spin_us * (u64)NSEC_PER_USEC)
+		if (now - link->last_busy < READ_ONCE(spin_us) * (u64)NSEC_PER_USEC)
 			spin = true;
 		if (!spin)
 			spin = arm(link);

@@ -120,7 +120,7 @@ struct fer_link {
 	struct task_struct *thread;
 	wait_queue_head_t wait;
 	atomic_t kicked;
-	bool up;				/* a session is */
+	bool up;				/* a session is; also read without the engine */
 
 	struct mutex engine;			/* all of the following, and the wires */
 	struct fer_rail *rails[FER_MAX_RAILS];
@@ -185,9 +185,14 @@ u32 fer_session_offer(struct fer_link *link, u32 fresh);
 void fer_session_end(struct fer_link *link, const char *why);
 u64 fer_dead_after(void);
 
+static inline void fer_count_many(struct fer_link *link, enum fer_stat stat, u32 many)
+{
+	WRITE_ONCE(link->stats[stat], link->stats[stat] + many);
+}
+
 static inline void fer_count(struct fer_link *link, enum fer_stat stat)
 {
-	WRITE_ONCE(link->stats[stat], link->stats[stat] + 1);
+	fer_count_many(link, stat, 1);
 }
 
 /* The rails of a link, under its engine. */

@@ -94,7 +94,7 @@ void fer_link_rx(struct fer_link *link, struct fer_frame *frame)
 	s32 ahead;
 
 	fer_count(link, FER_STAT_RX_FRAMES);
-	link->stats[FER_STAT_RX_BYTES] += frame->size;
+	fer_count_many(link, FER_STAT_RX_BYTES, frame->size);
 	frame->rail->rx_frames++;
 	frame->rail->rx_bytes += frame->size;
 	/* who is at the end of a rail is proven only when it comes up */

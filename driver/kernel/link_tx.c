@@ -69,7 +69,7 @@ static void push(struct fer_link *link, struct fer_rail *rail, struct fer_frame 
 	rail->tx_frames++;
 	rail->tx_bytes += frame->size;
 	fer_count(link, FER_STAT_TX_FRAMES);
-	link->stats[FER_STAT_TX_BYTES] += frame->size;
+	fer_count_many(link, FER_STAT_TX_BYTES, frame->size);
 	rail->ops->tx(rail, frame);
 }
 
@@ -115,7 +115,8 @@ static void took(struct fer_link *link, u64 ns)
 
 static u64 first_rto(struct fer_link *link)
 {
-	return clamp_t(u64, link->rtt + 4 * link->rtt_var, rto_us * (u64)NSEC_PER_USEC, RTO_MAX);
+	return clamp_t(u64, link->rtt + 4 * link->rtt_var, READ_ONCE(rto_us) * (u64)NSEC_PER_USEC,
+		       RTO_MAX);
 }
 
 void fer_link_send(struct fer_link *link, struct fer_frame *frame, struct fer_hdr *hdr)

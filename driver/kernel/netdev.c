@@ -11,7 +11,7 @@
 static netdev_tx_t xmit(struct sk_buff *skb, struct net_device *netdev)
 {
 	dev_kfree_skb(skb);
-	netdev->stats.tx_dropped++;
+	dev_core_stats_tx_dropped_inc(netdev);
 	return NETDEV_TX_OK;
 }
 

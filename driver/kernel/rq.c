@@ -153,7 +153,9 @@ int fer_query_srq(struct ib_srq *ibsrq, struct ib_srq_attr *attr)
 
 	attr->max_wr = srq->rq.max_wr;
 	attr->max_sge = srq->rq.max_sge;
+	spin_lock_irq(&srq->rq.lock);
 	attr->srq_limit = srq->limit;
+	spin_unlock_irq(&srq->rq.lock);
 	return 0;
 }
 

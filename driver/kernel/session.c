@@ -20,7 +20,7 @@ DEFINE_MUTEX(fer_topology);
 
 u64 fer_dead_after(void)
 {
-	return max(dead_ms, 100u) * (u64)NSEC_PER_MSEC;
+	return max(READ_ONCE(dead_ms), 100u) * (u64)NSEC_PER_MSEC;
 }
 
 /* Nobody hears it of a device that is not registered yet, or not any more. */
@@ -100,7 +100,7 @@ void fer_session_end(struct fer_link *link, const char *why)
 		return;
 	dev_info(&link->dev->ib.dev, "port down: %s\n", why);
 	trace_fer_session_down(link, -1, link->epoch, why);
-	link->up = false;
+	WRITE_ONCE(link->up, false);
 	if (link->dev->netdev)
 		netif_carrier_off(link->dev->netdev);
 	port_event(link, IB_EVENT_PORT_ERR);
@@ -135,7 +135,7 @@ void fer_session_begin(struct fer_link *link, u32 epoch, u32 window)
 	link->rx_next = epoch;
 	link->window = clamp_t(u32, window, 1, FER_WINDOW);
 	trace_fer_session_up(link, -1, epoch, "its first rail is up");
-	link->up = true;
+	WRITE_ONCE(link->up, true);
 	if (link->dev->netdev)
 		netif_carrier_on(link->dev->netdev);
 	port_event(link, IB_EVENT_PORT_ACTIVE);
