@@ -132,6 +132,11 @@ static bool send_one(struct fer_qp *qp, struct fer_swqe *w)
 
 static bool must_wait(struct fer_qp *qp, const struct fer_swqe *w)
 {
+	u32 out = (qp->req.psn - qp->req.una) & FER_PSN_MASK;
+
+	/* numbers are compared over half of their space; what is out must fit in there */
+	if (out + fer_frames(w->length) > FER_PSN_MASK / 2)
+		return true;
 	if (w->flags & IB_SEND_FENCE && qp->req.reads)
 		return true;
 	return fer_wants_answer(w) && qp->req.reads >= max_t(u32, qp->attr.max_rd_atomic, 1);
