@@ -228,6 +228,15 @@ static struct tb_property_dir *make_directory(void)
 	return dir;
 }
 
+/* The core does not wait for handlers that run, nor can we see one that is just called. */
+static void drop_handler(void)
+{
+	tb_unregister_protocol_handler(&handler);
+	do {
+		msleep(20);
+	} while (atomic_read(&handlers_busy));
+}
+
 int fer_service_init(void)
 {
 	int err = -ENOMEM;
@@ -244,13 +253,13 @@ int fer_service_init(void)
 		goto free_queue;
 	err = tb_register_service_driver(&driver);
 	if (err)
-		goto drop_handler;
+		goto no_driver;
 	err = tb_register_property_dir(KEY, directory);
 	if (!err)
 		return 0;
 	tb_unregister_service_driver(&driver);
-drop_handler:
-	tb_unregister_protocol_handler(&handler);
+no_driver:
+	drop_handler();
 free_queue:
 	destroy_workqueue(queue);
 free_directory:
@@ -262,9 +271,7 @@ void fer_service_exit(void)
 {
 	tb_unregister_property_dir(KEY, directory);
 	tb_unregister_service_driver(&driver);
-	tb_unregister_protocol_handler(&handler);
-	while (atomic_read(&handlers_busy)) /* the core does not wait for them */
-		msleep(20);
+	drop_handler();
 	destroy_workqueue(queue);
 	tb_property_free_dir(directory);
 }
