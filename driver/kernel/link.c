@@ -29,7 +29,7 @@ void fer_link_kick(struct fer_link *link)
 {
 	atomic_set(&link->kicked, 1);
 	/* pairs with the barrier in set_current_state() of the sleeping thread */
-	smp_mb__after_atomic();
+	smp_mb();
 	/* after the barrier: the thread is seen waiting, or it sees the kick */
 	if (waitqueue_active(&link->wait))
 		wake_up(&link->wait);
@@ -174,7 +174,7 @@ static bool work(struct fer_link *link)
 	u64 now;
 
 	atomic_set(&link->kicked, 0);
-	smp_mb__after_atomic(); /* what was posted before the kick is seen below */
+	smp_mb(); /* what was posted before the kick is seen below */
 	fer_each_rail(link, rail, i)
 		got += rail->ops->poll(rail, 64);
 	run_qps(link);
