@@ -270,12 +270,12 @@ static void greet(struct fer_tb *tb)
 
 static u32 window(struct fer_tb *tb)
 {
-	u32 window;
+	u32 frames;
 
 	mutex_lock(&tb->lock);
-	window = min(tb->ours.window, tb->theirs.window);
+	frames = min(tb->ours.window, tb->theirs.window);
 	mutex_unlock(&tb->lock);
-	return window;
+	return frames;
 }
 
 /* Rings first, then paths: nothing may come that finds no descriptor. */
