@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from driver_programs import compiled
 
+from ferrule.errors import GuestError
 from ferrule.lab.vm import DEBUG_KERNELS, Guest, complaints
 from ferrule.lab.vm.lab import RDMA
 from ferrule.lab.vm.options import KERNELS, machines_with
@@ -42,9 +43,14 @@ def test_storm(kernel: str, storm: str, tmp_path: Path) -> None:
         env={"STORM": storm, "CYCLES": str(cycles), "CRASHES": str(CRASHES), **times},
         memory_mb=3072 if slow else 1024,
     )
-    result = lab.run(guest, 600 + SECONDS * (cycles + CRASHES))
+    try:
+        result = lab.run(guest, 600 + SECONDS * (cycles + CRASHES))
+    except GuestError as error:
+        (tmp_path / "console").write_text(error.console)
+        raise
     (tmp_path / "console").write_text(result.console)
     files = result.check().files
     print(storm, kernel, files["storm"].decode())  # noqa: T201
     log = files["dmesg"].decode()
+    (tmp_path / "log").write_text(log)
     assert not complaints(log), log

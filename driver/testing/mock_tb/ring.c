@@ -31,21 +31,18 @@ void mock_ring_notify(struct mock_ring *mock)
 {
 	struct tb_ring *ring = &mock->ring;
 	unsigned long flags;
-	bool start = false;
 
+	local_bh_disable();
+	spin_lock_irqsave(&ring->lock, flags);
 	if (!ring->start_poll) {
 		queue_work(mock_wq, &mock->rx_work);
-		return;
-	}
-	spin_lock_irqsave(&ring->lock, flags);
-	if (ring->running && !list_empty(&mock->filled) && !mock->polling)
-		mock->polling = start = true;
-	spin_unlock_irqrestore(&ring->lock, flags);
-	if (start) {
-		local_bh_disable();
+	} else if (ring->running && !list_empty(&mock->filled) && !mock->polling) {
+		mock->polling = true;
+		/* under the ring's lock, as in the core: a driver may take it away under that */
 		ring->start_poll(ring->poll_data);
-		local_bh_enable();
 	}
+	spin_unlock_irqrestore(&ring->lock, flags);
+	local_bh_enable();
 }
 
 /* A frame has left: tb_ring_poll() gives it back. */
