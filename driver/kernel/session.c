@@ -260,7 +260,7 @@ void fer_rails_check(struct fer_link *link, u64 now)
 	fer_each_rail(link, rail, i) {
 		if (!rail->up)
 			continue;
-		/* last_tx may be behind now: an acknowledgement has just gone */
+		/* last_tx may be behind now: an acknowledgment has just gone */
 		if ((s64)(now - rail->last_tx) >= (s64)KEEPALIVE)
 			fer_link_ack(link, rail);
 		if (now - rail->last_tick < tick)
