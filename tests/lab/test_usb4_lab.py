@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -54,17 +55,19 @@ def test_a_lab_from_start_to_end(tmp_path: Path) -> None:
     assert "write to router: router word 0x3, 1 words: 80000000" in told.output
 
 
-def test_what_a_killed_lab_left_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    left, another = tmp_path / "ferrule-usb4-left", tmp_path / "ferrule-usb4-another"
-    for directory in (left, another):
-        directory.mkdir()
-    (left / "lock").touch()
-    with Usb4Lab(HOSTS) as lab:
-        assert not left.exists()
-        with Usb4Lab(HOSTS):
-            assert lab.state()["cables"] == {}
-    assert list(tmp_path.iterdir()) == [another]
+def test_what_a_killed_lab_left_goes_with_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="lab") as made:  # shorter than tmp_path may be for sockets
+        place = Path(made)
+        monkeypatch.setattr("tempfile.tempdir", made)
+        left, another = place / "ferrule-usb4-left", place / "ferrule-usb4-another"
+        for directory in (left, another):
+            directory.mkdir()
+        (left / "lock").touch()
+        with Usb4Lab(HOSTS) as lab:
+            assert not left.exists()
+            with Usb4Lab(HOSTS):
+                assert lab.state()["cables"] == {}
+        assert list(place.iterdir()) == [another]
 
 
 def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:
