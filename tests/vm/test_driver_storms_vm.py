@@ -44,12 +44,10 @@ def test_storm(kernel: str, storm: str, tmp_path: Path) -> None:
         memory_mb=3072 if slow else 1024,
     )
     try:
-        result = lab.run(guest, 600 + SECONDS * (cycles + CRASHES))
+        files = lab.run(guest, 600 + SECONDS * (cycles + CRASHES)).check().files
     except GuestError as error:
         (tmp_path / "console").write_text(error.console)
         raise
-    (tmp_path / "console").write_text(result.console)
-    files = result.check().files
     print(storm, kernel, files["storm"].decode())  # noqa: T201
     log = files["dmesg"].decode()
     (tmp_path / "log").write_text(log)

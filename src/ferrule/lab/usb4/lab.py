@@ -131,9 +131,7 @@ class Usb4Lab:
 
     def wait_link(self, cable: str, link: str, timeout: float) -> None:
         """Until a cable's link is ``up`` or ``down``. Raises `LabError` after ``timeout`` seconds."""
-        known = [each.name for each in self.plan.cables]
-        if cable not in known:
-            raise ConfigError(f"the lab has no cable {cable!r}, only {', '.join(known) or 'none'}")
+        self.plan.cable(cable)  # there is one of that name
         deadline = time.monotonic() + timeout
         while (now := self.state()["cables"][cable]["link"]) != link:
             if time.monotonic() > deadline:

@@ -173,6 +173,14 @@ class Plan:
             if cable.a[0] == cable.b[0]:
                 raise ConfigError(f"{cable.name} joins {cable.a[0]} to itself")
 
+    def cable(self, name: str) -> Usb4Cable:
+        """Raises `ConfigError` for a name that no cable has."""
+        for cable in self.cables:
+            if cable.name == name:
+                return cable
+        known = ", ".join(each.name for each in self.cables) or "none"
+        raise ConfigError(f"the lab has no cable {name!r}, only {known}")
+
     def host(self, name: str) -> Usb4Host:
         for host in self.hosts:
             if host.name == name:

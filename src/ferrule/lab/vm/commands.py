@@ -23,7 +23,7 @@ def run(
     env: Mapping[str, str] | None = None,
 ) -> str:
     """The output of ``command``. ``what`` names the purpose in the `LabError` of a failure; ``timeout`` in seconds."""
-    if shutil.which(command[0]) is None:
+    if missing([str(command[0])]):
         raise LabError(f"{what}: there is no program {command[0]}; install it")
     try:
         done = subprocess.run(

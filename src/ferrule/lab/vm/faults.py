@@ -23,9 +23,7 @@ def strike(lab: JoinedGuests, cable: str, words: Sequence[str], sender: str | No
 
     Returns what is wrong with it then. Raises `ConfigError` for a cable or words that are not known.
     """
-    known = [each.name for each in lab.wiring.cables]
-    if cable not in known:
-        raise ConfigError(f"the lab has no cable {cable!r}, only {', '.join(known) or 'none'}")
+    lab.usb4.plan.cable(cable)  # there is one of that name
     whole = {"unplug": lab.usb4.unplug, "replug": lab.usb4.plug, "clear": lab.usb4.heal}
     faults = {word: parse_fault(word, sender) for word in words if word not in whole}
     for word in words:
