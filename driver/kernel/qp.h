@@ -95,6 +95,7 @@ struct fer_qp {
 		u64 wait;		/* until when: receiver not ready */
 		u64 expires;		/* when the oldest frame is late, 0: none is out */
 		bool stalled;		/* wqe[cur] has a status that is not yet reported */
+		bool tell_drained;	/* its owner wants to know when SQD has nothing left */
 	} req;
 
 	struct {
@@ -137,6 +138,12 @@ static inline bool fer_wants_answer(const struct fer_swqe *w)
 	       w->opcode == IB_WR_ATOMIC_FETCH_AND_ADD;
 }
 
+/* All that was taken from the ring is done. */
+static inline bool fer_sq_empty(const struct fer_qp *qp)
+{
+	return qp->req.cons == qp->req.queue->idx;
+}
+
 /* READs and atomics that are not answered yet. */
 static inline u32 fer_owed(const struct fer_qp *qp)
 {
@@ -145,9 +152,6 @@ static inline u32 fer_owed(const struct fer_qp *qp)
 
 /* qp.c */
 int fer_create_qp(struct ib_qp *qp, struct ib_qp_init_attr *init, struct ib_udata *udata);
-int fer_modify_qp(struct ib_qp *qp, struct ib_qp_attr *attr, int mask, struct ib_udata *udata);
-int fer_query_qp(struct ib_qp *qp, struct ib_qp_attr *attr, int mask,
-		 struct ib_qp_init_attr *init);
 int fer_destroy_qp(struct ib_qp *qp, struct ib_udata *udata);
 struct fer_qp *fer_qp_find(struct fer_dev *dev, u32 qpn);
 void fer_qp_put(struct fer_qp *qp);
@@ -156,6 +160,11 @@ void fer_qp_timer(struct fer_qp *qp, u64 deadline);
 void fer_qp_fail(struct fer_qp *qp, const char *why);
 bool fer_qp_run(struct fer_qp *qp);
 void fer_qp_event(struct fer_qp *qp, enum ib_event_type type);
+
+/* modify.c */
+int fer_modify_qp(struct ib_qp *qp, struct ib_qp_attr *attr, int mask, struct ib_udata *udata);
+int fer_query_qp(struct ib_qp *qp, struct ib_qp_attr *attr, int mask,
+		 struct ib_qp_init_attr *init);
 
 /* rq.c */
 int fer_rq_init(struct fer_rq *rq, struct ib_ucontext *uctx, u32 max_wr, u32 max_sge,
@@ -173,6 +182,7 @@ void fer_srq_taken(struct fer_srq *srq);
 int fer_post_send(struct ib_qp *qp, const struct ib_send_wr *wr, const struct ib_send_wr **bad);
 void fer_sq_fetch(struct fer_qp *qp);
 void fer_sq_complete(struct fer_qp *qp);
+void fer_sq_drained(struct fer_qp *qp);
 void fer_sq_fail(struct fer_qp *qp, enum ib_wc_status status);
 void fer_sq_seek(struct fer_qp *qp, u32 psn);
 void fer_sq_flush(struct fer_qp *qp);

@@ -51,14 +51,23 @@ static void retire(struct fer_qp *qp, enum ib_wc_status status)
 
 void fer_sq_fail(struct fer_qp *qp, enum ib_wc_status status)
 {
-	if (qp->req.cons != qp->req.queue->idx)
+	if (!fer_sq_empty(qp))
 		retire(qp, status);
 	fer_qp_fail(qp, ib_wc_status_msg(status));
 }
 
+/* In SQD nothing new is begun. When what was begun is done, its owner may go on. */
+void fer_sq_drained(struct fer_qp *qp)
+{
+	if (!qp->req.tell_drained || qp->state != IB_QPS_SQD || !fer_sq_empty(qp))
+		return;
+	qp->req.tell_drained = false;
+	fer_qp_event(qp, IB_EVENT_SQ_DRAINED);
+}
+
 void fer_sq_complete(struct fer_qp *qp)
 {
-	while (qp->req.cons != qp->req.queue->idx) {
+	while (!fer_sq_empty(qp)) {
 		struct fer_swqe *w = &qp->req.wqe[qp->req.cons];
 
 		if (w->status) {
@@ -69,6 +78,7 @@ void fer_sq_complete(struct fer_qp *qp)
 			return;
 		retire(qp, IB_WC_SUCCESS);
 	}
+	fer_sq_drained(qp);
 }
 
 /* Go on sending from psn, which is between una and top. */
@@ -186,7 +196,7 @@ void fer_sq_flush(struct fer_qp *qp)
 	int most = FER_FLUSH;
 
 	while (most--) {
-		if (qp->req.cons == sq->idx) {
+		if (fer_sq_empty(qp)) {
 			if (!fer_queue_posted(sq))
 				return;
 			fer_sq_fetch(qp);

@@ -3,7 +3,7 @@
  * verbs_check DEVICE GID_INDEX SEED TEST...: queue pairs of one device talk to each other, and
  * every byte is compared. Each wait has a deadline; the first thing that is wrong ends it.
  */
-#include "verbs_side.h"
+#include "verbs_events.h"
 
 /* ---- the tests ---- */
 
@@ -252,43 +252,6 @@ static void endings(void)
 	drop(&b);
 }
 
-static void expect_event(struct side *s, int is)
-{
-	struct pollfd p = { .fd = s->channel->fd, .events = POLLIN };
-	struct ibv_cq *cq;
-	void *unused;
-
-	NEED(poll(&p, 1, is ? (int)(WAIT * 1000) : 0) == is);
-	if (is) {
-		NEED(!ibv_get_cq_event(s->channel, &cq, &unused));
-		ibv_ack_cq_events(cq, 1);
-	}
-}
-
-static void events(void)
-{
-	struct side a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
-
-	join(&a, &b);
-	NEED(!ibv_req_notify_cq(b.cq, 1)); /* only for what is solicited */
-	post_recv(&b, 0, 10, 1);
-	post_recv(&b, 0, 10, 2);
-	NEED(!post(&a, IBV_WR_SEND, 0, 10, NULL, 0, 1, 0));
-	wait_for(&a, 1, IBV_WC_SUCCESS);
-	wait_for(&b, 1, IBV_WC_SUCCESS);
-	expect_event(&b, 0);
-	NEED(!post(&a, IBV_WR_SEND, 0, 10, NULL, 0, 2, IBV_SEND_SOLICITED));
-	expect_event(&b, 1);
-	wait_for(&b, 2, IBV_WC_SUCCESS);
-	wait_for(&a, 2, IBV_WC_SUCCESS);
-	NEED(!ibv_req_notify_cq(a.cq, 0));
-	NEED(!post(&a, IBV_WR_RDMA_WRITE, 0, 10, &b, 0, 3, 0));
-	expect_event(&a, 1);
-	wait_for(&a, 3, IBV_WC_SUCCESS);
-	drop(&a);
-	drop(&b);
-}
-
 static void atomics(void)
 {
 	struct side a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
@@ -402,6 +365,8 @@ int main(int argc, char **argv)
 			endings();
 		else if (!strcmp(test, "events"))
 			events();
+		else if (!strcmp(test, "drained"))
+			drained();
 		else if (!strcmp(test, "atomics"))
 			atomics();
 		else if (!strcmp(test, "greed"))

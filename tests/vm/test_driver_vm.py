@@ -70,7 +70,7 @@ timeout 100 udaddy > /tmp/server 2>&1 &
 for ((i = 0; i < 100; i++)); do timeout 60 udaddy -s 10.9.0.1 > /tmp/client 2>&1 && break; sleep 0.2; done
 wait %1 && grep -q 'return status 0' /tmp/client || { cat /tmp/server /tmp/client; exit 1; }
 
-check timeout 300 /lab/verbs_check ferrule0 1 1 rc uc events atomics endings attacks greed
+check timeout 300 /lab/verbs_check ferrule0 1 1 rc uc events drained atomics endings attacks greed
 mkdir /cg; mount -t cgroup2 none /cg; echo +rdma > /cg/cgroup.subtree_control; mkdir /cg/few
 echo "ferrule0 hca_object=4" > /cg/few/rdma.max
 (echo 0 > /cg/few/cgroup.procs; exec /lab/verbs_check ferrule0 1 1 rc) 2>&1 | grep 'errno 11' || exit 1
