@@ -3,9 +3,7 @@
 # names happens CYCLES times. Nothing of a device may be left when it is gone, and no request without an answer.
 P=/sys/module/thunderbolt/parameters
 D=/sys/kernel/debug/ferrule_rdma
-EACH=${EACH:-20}
-PATIENCE=${PATIENCE:-120}
-DEAD_MS=${DEAD_MS:-3000}
+EACH=20
 I=/sys/class/infiniband
 
 die() {

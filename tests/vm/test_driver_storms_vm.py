@@ -48,7 +48,7 @@ def test_storm(kernel: str, storm: str, tmp_path: Path) -> None:
     except GuestError as error:
         (tmp_path / "console").write_text(error.console)
         raise
-    print(storm, kernel, files["storm"].decode())  # noqa: T201
+    print(storm, kernel, files["storm"].decode().splitlines()[-1])  # noqa: T201
     log = files["dmesg"].decode()
     (tmp_path / "log").write_text(log)
     assert not complaints(log), log
