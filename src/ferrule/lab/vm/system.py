@@ -41,6 +41,7 @@ cp /var/lib/dpkg/status {made}/status
 mkdir /tmp/all
 mount --bind / /tmp/all  # without what is mounted into it
 mke2fs -q -t ext4 -d /tmp/all {made}/disk {size}
+for path in {shown} /tmp/all; do debugfs -w -R "rmdir \"$path\"" {made}/disk; done
 """
 
 
@@ -60,7 +61,7 @@ def make_system(archive: Archive, packages: Sequence[str], cache: Path) -> Syste
     """Debian with ``packages``, systemd and apt; made below ``cache`` on the first call. Raises `LabError` where that
     fails, or without root."""
     names = sorted({*_ESSENTIAL, *packages})
-    made = cache / f"system-{hashlib.sha256(' '.join(names).encode()).hexdigest()[:12]}"
+    made = cache / f"system-{hashlib.sha256(' '.join([*names, _INSTALL]).encode()).hexdigest()[:12]}"
     if not made.exists() and os.geteuid() != 0:
         raise LabError("a system with the files of several users is made by root: run this as root once")
     tree = fetch_tree(archive, _ESSENTIAL, cache)
@@ -69,7 +70,14 @@ def make_system(archive: Archive, packages: Sequence[str], cache: Path) -> Syste
         debs = target / "debs"
         debs.mkdir()
         archive.fetch_with_dependencies(names, debs)
-        script = _INSTALL.format(debs=shlex.quote(str(debs)), made=shlex.quote(str(target)), size=_SIZE)
+        # Directories that are there only for `target` to be shown in, the deepest first.
+        shown = [path for path in (target, *target.parents) if not (tree.root / path.relative_to("/")).exists()]
+        script = _INSTALL.format(
+            debs=shlex.quote(str(debs)),
+            made=shlex.quote(str(target)),
+            size=_SIZE,
+            shown=shlex.join(str(path) for path in shown),
+        )
         run_in_root(tree, script, [target], timeout=_SECONDS, what="make a Debian system")
         run(["rm", "-r", debs], timeout=60, what="remove packages")
 
