@@ -80,7 +80,8 @@ rxe() {
     modprobe rdma_rxe && rdma link add rxe0 type rxe netdev anchor || die "soft-RoCE"
     traffic 100
     dmesg | grep 'ferrule.*: set ' && die "soft-RoCE takes our devices for its own"
-    rmmod rdma_rxe || die "rmmod rdma_rxe"
+    # where the kernel has lockdep, a device's sockets hold the module
+    rmmod rdma_rxe || { rdma link delete rxe0 && rmmod rdma_rxe; } || die "rmmod rdma_rxe"
     gone
     rmmod ferrule_rdma && load || die "reload"
 }
