@@ -74,12 +74,15 @@ bool Waiter::Idle::relax() {
   const Clock::time_point before = Clock::now();
   if (haste == Haste::latency) ::sched_yield();
   const Clock::time_point now = Clock::now();
+  const bool wanted = now - before >= kYieldToPeer;
   if (now - before > kYieldAlone) {
     gave_way = true;
-    if (now - before < kYieldToPeer) briefly = true;
+    if (!wanted) briefly = true;
   }
   waiter.check(now);
-  if (haste == Haste::latency && now - since < waiter.settings_.yield) return false;
+  // Who sleeps gets the core back from a process that computes as soon as there is something to do; who yields, when
+  // that one's turn is over.
+  if (haste == Haste::latency && !wanted && now - since < waiter.settings_.yield) return false;
   phase = Phase::sleep;
   if (waiter.sleeping_ != nullptr) {
     waiter.sleeping_->store(1, std::memory_order_relaxed);

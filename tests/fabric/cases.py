@@ -491,6 +491,8 @@ def _pretend(arguments: dict[str, Any]) -> None:
     if "memory_ids" in arguments:
         own = arguments["memory_ids"][int(os.environ["FERRULE_RANK"])]
         hosts._memory_id = lambda: own  # type: ignore[assignment]
+    if "cpus" in arguments:
+        os.sched_getaffinity = lambda pid: set(arguments["cpus"])
     if "no_room" in arguments:
 
         class NoSegment:

@@ -24,6 +24,14 @@ def test_shared_memory_is_what_one_machine_gets_unasked() -> None:
 
 
 @pytest.mark.slow
+def test_ranks_know_whether_they_share_cores_also_on_emulated_hosts() -> None:
+    """Two ranks that take each other for hosts of their own, on one core and on two."""
+    for cpus, crowded in (([0], True), ([0, 1], False)):
+        for report in run("splits", 2, arguments={"memory_ids": ["a", "b"], "cpus": cpus}):
+            assert report["transports"] == "tcp"
+            assert ("more ranks than cores on this machine" in report["text"]) is crowded
+
+
 def test_torch_tensors_of_every_type_over_tcp() -> None:
     pytest.importorskip("torch")
     run("torch_types", 3, transport="tcp")

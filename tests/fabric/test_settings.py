@@ -105,6 +105,7 @@ def test_host_id_makes_hosts_of_one_machine_strangers(monkeypatch: pytest.Monkey
     assert (left.host, right.host) == ("left", "right")
     assert left.memory_id == again.memory_id
     assert len({machine.memory_id, left.memory_id, right.memory_id}) == 3
+    assert machine.kernel == left.kernel == right.kernel != ""
     monkeypatch.setenv("FERRULE_HOST_ID", "two\nlines")
     with pytest.raises(ConfigError, match="FERRULE_HOST_ID"):
         this_host("auto")

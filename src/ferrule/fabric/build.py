@@ -20,8 +20,9 @@ from ferrule.fabric.verbs import Verbs
 from ferrule.fabric.ways import Way
 
 _SPIN_US = 40.0
-_YIELD_US = 1000.0
-_YIELD_OVERSUBSCRIBED_US = 50.0
+_YIELD_US = 20_000.0
+"""As long as most stages of a pipeline wait for the others: a core that has slept is slower for milliseconds. Whoever
+needs the core gets it at once (native/src/wait.cpp)."""
 _STALL_SECONDS = 0.4
 """A rail on which nothing moves for so long while others move is given up: a few times what TCP takes to send a lost
 packet again."""
@@ -58,7 +59,7 @@ class Parts:
     heartbeat: _native.Heartbeat | None = None
 
     def build(self) -> Joined:
-        here = [host.cpus for host in self.hosts if host.memory_id == self.hosts[self.rank].memory_id]
+        here = [host.cpus for host in self.hosts if host.kernel == self.hosts[self.rank].kernel]
         crowded = oversubscribed(here)
         spin_us = self.spin_us
         if spin_us is None:
@@ -66,7 +67,7 @@ class Parts:
         remarks = [f"no shared memory: {self.memory.reason}"] if self.memory.reason else []
         remarks += self.verbs.notes
         if crowded:
-            remarks.append("more ranks than cores on this host: waiting yields at once")
+            remarks.append("more ranks than cores on this machine: waiting yields at once")
         peers = tuple(self._peer(other) for other in range(len(self.hosts)))
         lanes = [[self._channel(lane, other) for other in range(len(self.hosts))] for lane in range(len(LANES))]
         number = epoch_number(self.lobby.epoch)
@@ -78,7 +79,7 @@ class Parts:
             self.memory.segment,
             list(self.memory.local_index),
             spin_us,
-            _YIELD_OVERSUBSCRIBED_US if crowded else _YIELD_US,
+            _YIELD_US,
             self.strategy.native_decisions(),
             list(self.strategy.tree),
             list(self.strategy.ring),

@@ -22,7 +22,8 @@ class RankHost:
 
     ``host``: a name for people. ``memory_id``: equal for ranks that should be able to share memory: same boot of
     the same kernel, same process namespace (two containers have two), same user; a probe must still prove it.
-    ``cpus``: the CPUs it may run on. ``address`` and ``port``: where it was met, and listens for other ranks;
+    ``cpus``: the CPUs it may run on, those of ``kernel``: containers and emulated hosts of one machine share them.
+    ``address`` and ``port``: where it was met, and listens for other ranks;
     ``interfaces``: where it does so too, empty on a host of its own. ``sockets``: how many rails per interface it is
     to have; 0: as many as measure faster.
     ``algorithm``: what FERRULE_ALGORITHM says there. ``identity``: tells the host and its kernel from
@@ -40,6 +41,7 @@ class RankHost:
     sockets: int = 0
     algorithm: str = "auto"
     identity: str = ""
+    kernel: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,7 +62,7 @@ def this_host(transport: str) -> RankHost:
     # An emulated host shares this machine's memory but must not show it.
     memory_id = f"{own}/{_memory_id()}" if own else _memory_id()
     name = own or socket.gethostname()
-    return RankHost(name, memory_id, os.getpid(), cpus, transport, identity=_identity(own))
+    return RankHost(name, memory_id, os.getpid(), cpus, transport, identity=_identity(own), kernel=_boot_id())
 
 
 def oversubscribed(cpu_sets: Sequence[Sequence[int]]) -> bool:
@@ -86,14 +88,19 @@ def _identity(own: str) -> str:
     return f"{digest} {os.uname().release}" if words else ""
 
 
-@cache
 def _memory_id() -> str:
-    boot_id = Path("/proc/sys/kernel/random/boot_id")
-    if boot_id.exists():
-        processes = Path("/proc/self/ns/pid")
-        namespace = processes.stat().st_ino if processes.exists() else 0
-        return f"{boot_id.read_text().strip()}/{namespace}/{os.geteuid()}"
+    processes = Path("/proc/self/ns/pid")
+    namespace = f"{processes.stat().st_ino}/" if processes.exists() else ""
+    return f"{_boot_id()}/{namespace}{os.geteuid()}"
+
+
+@cache
+def _boot_id() -> str:
+    """Tells this boot of this kernel from all others."""
+    told = Path("/proc/sys/kernel/random/boot_id")
+    if told.exists():
+        return told.read_text().strip()
     # macOS
     command = ["sysctl", "-n", "kern.bootsessionuuid"]
     session = subprocess.run(command, capture_output=True, text=True, check=False, timeout=5).stdout.strip()
-    return f"{session or socket.gethostname()}/{os.geteuid()}"
+    return session or socket.gethostname()
