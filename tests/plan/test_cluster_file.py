@@ -258,6 +258,7 @@ devices = st.builds(
     kind=st.sampled_from(["", 'a "kind"', "µ\\"]),
     launch_seconds=st.floats(0, 1),
     eager_seconds=maybe,
+    resume_seconds=st.floats(0, 1),
     disk_read=maybe,
     runtime_bytes=st.integers(0, 2**40),
     watts_idle=maybe,

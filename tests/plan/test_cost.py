@@ -74,6 +74,15 @@ def test_tensor_parallelism_pays_latency_for_every_collective_and_a_pipeline_for
     assert extra[0] - extra[1] == pytest.approx(2e-3)
 
 
+def test_a_stage_that_has_waited_resumes_where_operations_are_started_one_by_one() -> None:
+    eager = replace(PLAIN, eager=True)
+    warm, cold = cluster(4), cluster(4, resume_seconds=1e-3)
+    for layout, waits in ((pipeline(1), 0), (tensor(4), 0), (pipeline(2), 2), (pipeline(4), 4)):
+        for runtime, seconds in ((eager, waits * 1e-3), (PLAIN, 0.0)):
+            before, after = (predict(MODEL, each, layout, Workload(), runtime).token_seconds for each in (warm, cold))
+            assert after - before == pytest.approx(seconds, abs=1e-12)
+
+
 @pytest.mark.parametrize("layout", [tensor(2), pipeline(2)])
 def test_on_a_slow_cable_the_word_of_the_next_step_takes_its_time(layout: Layout) -> None:
     telling = replace(PLAIN, announcement_bytes=4096)

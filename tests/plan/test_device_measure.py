@@ -15,7 +15,7 @@ from ferrule.plan import device_measure
 from ferrule.plan.device_backend import Backend, NumpyBackend
 from ferrule.plan.device_benchmark import Effort, Figures, launch_seconds, product_rate, read_rate
 from ferrule.plan.device_disk import disk_read
-from ferrule.plan.device_measure import device_from, measure_device, measure_figures
+from ferrule.plan.device_measure import RankNeeds, device_from, measure_device, measure_figures
 from ferrule.plan.device_memory import memory_free
 
 TINY = Effort(weights=1 << 20, rows=2, seconds=0.002, disk=0)
@@ -134,7 +134,9 @@ def test_what_was_measured_is_known_until_something_changes(tmp_path: Path, monk
         return FIGURES
 
     monkeypatch.setattr(device_measure, "_benchmark", benchmark)
-    monkeypatch.setattr(device_measure, "rank_needs", lambda timeout, timed: (7, 5e-3 if timed else None))
+    monkeypatch.setattr(
+        device_measure, "rank_needs", lambda timeout, timed: RankNeeds(7, 5e-3, 1e-3) if timed else RankNeeds(7)
+    )
     cache = tmp_path / "devices.json"
 
     def measure(**options: object) -> int:
@@ -159,6 +161,7 @@ def test_what_was_measured_is_known_until_something_changes(tmp_path: Path, monk
     device = measure_device("box", cache=cache, model=tmp_path)
     assert (device.name, len(runs)) == ("box", 6)
     assert device.eager_seconds == pytest.approx(5e-3 / (6 * (40 + 14) + 30))  # of 6 layers, and the two ends
+    assert device.resume_seconds == 1e-3
     assert 0 < device.memory <= FIGURES.memory_total
 
 
@@ -173,6 +176,7 @@ def test_this_machine(tmp_path: Path) -> None:
     assert 50 << 20 < figures.runtime_bytes < 4 << 30
     assert figures.eager_seconds is not None
     assert figures.launch_seconds < figures.eager_seconds < 0.1
+    assert 0 <= figures.resume_seconds < 0.1
 
 
 @pytest.mark.slow

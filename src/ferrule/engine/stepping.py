@@ -1,4 +1,5 @@
-"""How long a rank takes for a token of a model that hardly has weights: what is left is starting operations.
+"""How long a rank takes for a token of a model that hardly has weights: what is left is starting operations. And how
+much longer if it has waited before, as a stage of a pipeline does.
 
 The planner calls it by name, in a process that has imported a rank (plan/device_engine.py).
 """
@@ -9,6 +10,7 @@ import json
 import socket
 import statistics
 import time
+from typing import NamedTuple
 
 import torch
 import transformers
@@ -27,12 +29,21 @@ PROMPT, CONTEXT = 32, 512
 _ROUNDS, _TOKENS = 24, 4
 SECONDS = 2.0
 """After which no other round begins."""
+_PAUSE = 6e-3
+"""Seconds: what a stage of a small model waits for others."""
 
 
-def token_seconds() -> float:
-    """Seconds per token of one stream of the embedded model on one rank of one thread, from its requests to its
-    answers: of the processor, without turns of other programs. The quickest of some rounds' medians, since what else
-    the machine does makes them slower, never quicker."""
+class Steps(NamedTuple):
+    """Seconds: of a token, and how much longer one takes after a pause."""
+
+    token: float
+    resume: float
+
+
+def step_seconds() -> Steps:
+    """Per token of one stream of the embedded model on one rank of one thread, from its requests to its answers: of the
+    processor, without turns of other programs. The quickest of some rounds' medians, since what else the machine does
+    makes them slower, never quicker; of the difference that a pause makes the median."""
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     plan = make_plan(read_model(str(demo_path())))
@@ -43,21 +54,25 @@ def token_seconds() -> float:
     with ours, fabric.init() as world:
         runner = Runner(options, world, lambda progress: None)
         driver = Driver(options, runner, Control(Lifeline(theirs.detach())), CONTEXT)
-        params = SamplingParams(max_tokens=_ROUNDS * _TOKENS + 2, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=2 * _ROUNDS * _TOKENS + 2, temperature=0.0, ignore_eos=True)
         request = {"op": "add", "id": 1, "prompt": list(range(3, 3 + PROMPT)), "made": []}
         ours.sendall(json.dumps({**request, "params": params_to_json(params)}).encode() + b"\n")
         driver.step()  # the prompt
         driver.step()
         end = time.perf_counter() + SECONDS
-        found = [_median_step(driver, ours)]
-        while len(found) < _ROUNDS and time.perf_counter() < end:
-            found.append(_median_step(driver, ours))
-        return min(found)
+        rounds: list[tuple[float, float]] = []
+        while not rounds or (len(rounds) < _ROUNDS and time.perf_counter() < end):
+            rounds.append((_median_step(driver, ours), _median_step(driver, ours, _PAUSE)))
+        longer = statistics.median(after - before for before, after in rounds)
+        return Steps(min(before for before, _ in rounds), max(0.0, longer))
 
 
-def _median_step(driver: Driver, ours: socket.socket) -> float:
+def _median_step(driver: Driver, ours: socket.socket, pause: float = 0.0) -> float:
     times = []
     for _ in range(_TOKENS):
+        end = time.perf_counter() + pause
+        while time.perf_counter() < end:
+            time.sleep(0)  # as a rank waits: awake
         begin = time.thread_time()
         driver.step()
         times.append(time.thread_time() - begin)

@@ -26,7 +26,8 @@ class DeviceSpec:
     ``memory_bandwidth``: bytes per second that reading weights gets. ``flops``: operations per second by type.
     ``launch_seconds``: what each operation (kernel) of a layer costs beside its bytes and arithmetic, the one number of
     a device that is fitted to measurements; ``eager_seconds``: the same of an engine that starts them one by one from
-    Python, None where that is not known apart. ``disk_read``: bytes per second. ``runtime_bytes``: what the serving
+    Python, None where that is not known apart. ``resume_seconds``: what a stage of that engine takes longer after it
+    has waited for others, as caches have cooled. ``disk_read``: bytes per second. ``runtime_bytes``: what the serving
     process holds before any weight. ``watts_idle``, ``watts_busy``: of the whole machine; ``price`` in US dollars.
     ``measured``: by the built-in benchmark, not from what a maker states.
     """
@@ -38,6 +39,7 @@ class DeviceSpec:
     kind: str = ""
     launch_seconds: float = LAUNCH_SECONDS
     eager_seconds: float | None = None
+    resume_seconds: float = 0.0
     disk_read: float | None = None
     runtime_bytes: int = 0
     watts_idle: float | None = None
@@ -53,7 +55,12 @@ class DeviceSpec:
         if not self.flops:
             raise PlanError(f"{where}: flops must hold at least one of bf16, fp16, fp32")
         _positive(f"{where}, flops", **self.flops)
-        _at_least_0(where, launch_seconds=self.launch_seconds, runtime_bytes=self.runtime_bytes)
+        _at_least_0(
+            where,
+            launch_seconds=self.launch_seconds,
+            resume_seconds=self.resume_seconds,
+            runtime_bytes=self.runtime_bytes,
+        )
         for name in ("eager_seconds", "disk_read", "watts_idle", "watts_busy", "price"):
             if (value := getattr(self, name)) is not None:
                 _at_least_0(where, **{name: value})
@@ -119,7 +126,7 @@ class LinkSpec:
 class ClusterSpec:
     """Machines and cables. ``cores``: where all devices are emulated on one machine, how many cores that has: more
     ranks than those take turns; None: each device has processors of its own. ``cores_together``: the part of its speed
-    that each of these cores keeps while all compute."""
+    that each of these cores keeps while all compute and wait for the slowest."""
 
     devices: tuple[DeviceSpec, ...]
     links: tuple[LinkSpec, ...] = ()

@@ -67,6 +67,7 @@ _DEVICE = (
     "memory_bandwidth",
     "flops",
     "launch",
+    "resume",
     "eager",
     "disk_read",
     "runtime",
@@ -180,6 +181,7 @@ def _device_lines(device: DeviceSpec) -> list[str]:
     ]
     for name, value in (
         ("eager", device.eager_seconds),
+        ("resume", device.resume_seconds or None),
         ("disk_read", device.disk_read),
         ("runtime", device.runtime_bytes or None),
         ("watts_idle", device.watts_idle),
@@ -238,6 +240,7 @@ def _devices(
         "flops": {**(base.flops if base is not None else {}), **flops} if flops else None,
         "launch_seconds": table.number("launch", SECONDS, least=0),
         "eager_seconds": table.number("eager", SECONDS, least=0),
+        "resume_seconds": table.number("resume", SECONDS, least=0),
         "disk_read": table.number("disk_read", BYTES_PER_SECOND),
         "runtime_bytes": _whole(table.number("runtime", BYTES, least=0)),
         "watts_idle": table.number("watts_idle", WATTS, least=0),

@@ -140,10 +140,13 @@ class _Predictor:
         seconds, where = hop(self.exchange, here.devices, there.devices, size)
         if not last:
             seconds += self.runtime.stage_operations * self._launch(there.devices)
-        return seconds + self.runtime.message_seconds, where
+        return seconds + self.runtime.message_seconds + self._resume(there.devices), where
 
     def _launch(self, names: tuple[str, ...]) -> float:
         return max(self.runtime.launch_seconds(self.cluster.by_name[name]) for name in names)
+
+    def _resume(self, names: tuple[str, ...]) -> float:
+        return max(self.runtime.resume_seconds(self.cluster.by_name[name]) for name in names)
 
     def _message_work(self, time: _StageTime) -> float:
         """Of a stage that hands over a batch, when it could be at the next one already."""

@@ -43,8 +43,8 @@ class Effort:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the benchmark found. ``runtime_bytes``, ``eager_seconds`` and ``at`` (seconds since 1970) are added by who
-    ran it."""
+    """What the benchmark found. ``runtime_bytes``, ``eager_seconds``, ``resume_seconds`` and ``at`` (seconds since
+    1970) are added by who ran it."""
 
     unit: str
     title: str
@@ -61,6 +61,7 @@ class Figures:
     runtime_bytes: int = 0
     at: float = 0.0
     eager_seconds: float | None = None
+    resume_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -69,7 +70,7 @@ class Figures:
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Raises `TypeError`, `ValueError` or `KeyError` for anything that `to_json` would not have made."""
         found = dict(fields)
-        for name in ("memory_bandwidth", "launch_seconds", "at"):
+        for name in ("memory_bandwidth", "launch_seconds", "resume_seconds", "at"):
             found[name] = float(found[name])
         for name in ("memory_free", "memory_total", "runtime_bytes"):
             found[name] = int(found[name])

@@ -21,7 +21,9 @@ except ImportError:
     stepping = ""
 print("private", private_bytes())
 if stepping:
-    print("token", importlib.import_module(stepping).token_seconds())
+    token, resume = importlib.import_module(stepping).step_seconds()
+    print("token", token)
+    print("resume", resume)
 """
 
 

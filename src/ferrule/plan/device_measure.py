@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -83,10 +83,10 @@ def measure_figures(
     if figures is None:
         figures = _benchmark(wanted, timeout)
         # Only processors run the built-in engine.
-        private, token = rank_needs(timeout, timed=figures.unit == "cpu")
-        figures = replace(figures, runtime_bytes=private, at=time.time())
-        if token is not None:
-            figures = replace(figures, eager_seconds=eager_seconds(token))
+        needs = rank_needs(timeout, timed=figures.unit == "cpu")
+        figures = replace(figures, runtime_bytes=needs.private, resume_seconds=needs.resume, at=time.time())
+        if needs.token is not None:
+            figures = replace(figures, eager_seconds=eager_seconds(needs.token))
         _remember(store, key, figures)
     return figures
 
@@ -101,6 +101,7 @@ def device_from(figures: Figures, name: str, memory: int) -> DeviceSpec:
         kind=f"{figures.title} ({figures.unit})",
         launch_seconds=figures.launch_seconds,
         eager_seconds=figures.eager_seconds,
+        resume_seconds=figures.resume_seconds,
         disk_read=figures.disk_read,
         runtime_bytes=figures.runtime_bytes,
         watts_idle=figures.watts_idle,
@@ -109,16 +110,25 @@ def device_from(figures: Figures, name: str, memory: int) -> DeviceSpec:
     )
 
 
-def rank_needs(timeout: float = TIMEOUT, *, timed: bool = True) -> tuple[int, float | None]:
-    """Private memory of a process that has imported a rank and multiplied once, of one with the fabric alone where the
-    engine is not installed; and seconds that a rank takes for a token of the embedded model, None there, or if it is
-    not to be ``timed``."""
+class RankNeeds(NamedTuple):
+    """``private``: bytes of memory of a process that has imported a rank and multiplied once, of one with the fabric
+    alone where the engine is not installed. ``token``: seconds that a rank takes for a token of the embedded model,
+    None there, or if it is not timed; ``resume``: how much longer after it has waited."""
+
+    private: int
+    token: float | None = None
+    resume: float = 0.0
+
+
+def rank_needs(timeout: float = TIMEOUT, *, timed: bool = True) -> RankNeeds:
+    """What a rank of the built-in engine needs here; seconds only if they are to be ``timed``."""
     words = ["-c", PROGRAM, ENGINE_RANK, ENGINE_STEPPING if timed else ""]
     told = _python(words, timeout, {"OMP_NUM_THREADS": "1"}, "what a rank needs beside its weights")
-    found = dict(line.split() for line in told.splitlines() if line.startswith(("private ", "token ")))
+    found = dict(line.split() for line in told.splitlines() if line.startswith(("private ", "token ", "resume ")))
     if "private" not in found:
         raise PlanError("what a rank needs beside its weights could not be measured: its process said nothing")
-    return int(found["private"]), float(found["token"]) if "token" in found else None
+    token = float(found["token"]) if "token" in found else None
+    return RankNeeds(int(found["private"]), token, float(found.get("resume", 0.0)))
 
 
 def _benchmark(effort: Effort, timeout: float) -> Figures:

@@ -1,6 +1,7 @@
-"""How much of its speed a core keeps while all cores of this machine compute.
+"""How much of its speed a core keeps while all cores of this machine compute and wait for each other.
 
-Cores share memory, caches, and in virtual machines often the execution units of one core. Processes of one thread do
+Cores share memory, caches, and in virtual machines often the execution units of one core; and of several ranks that
+meet after each part of a layer, all wait for the one that was slowest this time. Processes of one thread do
 what decoding does (`ferrule.plan.device_decoding`), one alone and as many as there are cores, in turns.
 """
 
@@ -32,7 +33,7 @@ class CoresTogether:
     def __enter__(self) -> CoresTogether:
         with ExitStack() as stack:
             if self._count > 1:
-                self._workers = [stack.enter_context(_Worker()) for _ in range(self._count)]
+                self._workers = [stack.enter_context(_Worker(self._count)) for _ in range(self._count)]
             self._stack = stack.pop_all()
         return self
 
@@ -43,13 +44,13 @@ class CoresTogether:
         """From 0 to 1, in about a second; 1 where there is one core. Raises `PlanError`."""
         if not self._workers:
             return 1.0
-        alone = _work(self._workers[:1])
-        together = _work(self._workers)
-        return min(1.0, statistics.geometric_mean(a / b for a, b in zip(alone, together, strict=True)))
+        alone = _work(self._workers[:1])[::2]
+        slowest = _work(self._workers)[1::2]
+        return min(1.0, statistics.geometric_mean(a / b for a, b in zip(alone, slowest, strict=True)))
 
 
 def _work(workers: Sequence[_Worker]) -> list[float]:
-    """Seconds of each kind of work, on average over the ``workers``."""
+    """Seconds of each kind of work, and of the slowest of all, on average over the ``workers``."""
     start = time.time() + 0.02
     for worker in workers:
         worker.tell(start)
@@ -57,9 +58,14 @@ def _work(workers: Sequence[_Worker]) -> list[float]:
 
 
 class _Worker:
+    """One of ``count``."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
     def __enter__(self) -> _Worker:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ferrule.plan.device_decoding"],
+            [sys.executable, "-m", "ferrule.plan.device_decoding", str(self._count)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

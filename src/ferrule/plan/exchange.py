@@ -15,7 +15,7 @@ from ferrule.plan.cluster import ClusterSpec
 EMULATED_WORK = 50e-6
 """Seconds of a processor for each end of a message between emulated hosts: both systems, the shaper, and waiting that
 keeps others from a core. 27 to 54 us with four ranks on two cores, 300 us of work between sums of 1 KiB; chosen among
-these with the engine's rows in sight (docs/planner.md)."""
+these with the engine's rows in sight (docs/planner.md). Of two hosts the ends have a core each, at the same time."""
 PAIR_AT_ONCE = 128 << 10
 """Up to this size two ranks exchange all they have; above, each reduces half (native/src/collectives_net.cpp)."""
 
@@ -121,6 +121,8 @@ class _Team:
             crowding,
         )
         self._work = work
+        # Of real hosts it is within what their rails were measured to take.
+        self._pair_work = 0.0 if work == WORK_SECONDS else work
 
     @cached_property
     def _model(self) -> Model:
@@ -134,8 +136,8 @@ class _Team:
     def seconds(self, kind: str, size: float) -> float:
         if self._size == 2:
             if kind == "all_gather":
-                return self._alpha + size / 2 * self._beta
-            return (1 if size <= PAIR_AT_ONCE else 2) * self._alpha + size * self._beta
+                return self._pair_work + self._alpha + size / 2 * self._beta
+            return (1 if size <= PAIR_AT_ONCE else 2) * (self._pair_work + self._alpha) + size * self._beta
         return self._of(kind, max(1, round(size)))
 
     @lru_cache(maxsize=256)  # noqa: B019 - as long as its exchange

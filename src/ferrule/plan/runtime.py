@@ -49,6 +49,10 @@ class Runtime:
             return device.eager_seconds
         return device.launch_seconds
 
+    def resume_seconds(self, device: DeviceSpec) -> float:
+        """What a stage there takes longer after it has waited for others."""
+        return device.resume_seconds if self.eager else 0.0
+
     def operations(self, layer: LayerSpec, experts_touched: float = 0.0) -> float:
         """Of one pass through ``layer`` on a device that needs so many of its experts."""
         if layer.experts is None:

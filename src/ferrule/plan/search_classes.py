@@ -16,6 +16,7 @@ def traits(device: DeviceSpec) -> Traits:
         device.kind,
         device.launch_seconds,
         -1.0 if device.eager_seconds is None else device.eager_seconds,
+        device.resume_seconds,
         device.disk_read or 0.0,
         device.runtime_bytes,
         device.watts_idle or 0.0,

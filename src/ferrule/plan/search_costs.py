@@ -203,7 +203,8 @@ class StageCosts:
     def _between(self, here: Sequence[str], there: Sequence[str], sizes: Sequence[float]) -> float:
         ways = [self._pair(a, there[b]) for a, b in zip(here, fellows(len(here), len(there)), strict=True)]
         slowest = sum(max(alpha + size * beta for alpha, beta in ways) for size in sizes)
-        return slowest + self.runtime.message_seconds * len(sizes)
+        resume = max(self.runtime.resume_seconds(self.cluster.by_name[name]) for name in there)
+        return slowest + (self.runtime.message_seconds + resume) * len(sizes)
 
     def _pair(self, a: str, b: str) -> tuple[float, float]:
         if (a, b) not in self._hops:
