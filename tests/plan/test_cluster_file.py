@@ -15,6 +15,8 @@ from ferrule.plan.cluster_file import format_cluster
 WHOLE = """
 cores = 2
 cores_together = 0.8
+cores_in_turns = 0.7
+cores_awake = 0.9
 
 [[device]]
 name = "strix"
@@ -83,7 +85,7 @@ def test_a_whole_file() -> None:
     )
     assert box == expected
     assert box.launch_seconds == pytest.approx(20e-6)
-    assert (cluster.cores, cluster.cores_together) == (2, 0.8)
+    assert (cluster.cores, cluster.cores_together, cluster.cores_in_turns, cluster.cores_awake) == (2, 0.8, 0.7, 0.9)
     first = cluster.link("strix-1", "strix-2")
     assert first is not None
     assert [rail.name for rail in first.rails] == ["usb4-40g-1", "usb4-40g-2", "ethernet-1g"]

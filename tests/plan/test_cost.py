@@ -158,12 +158,19 @@ def test_cores_that_compute_together_slow_each_other() -> None:
     shared = replace(cluster(4, alpha=0.0), cores=3, cores_together=0.5)
     assert [shared.turns(ranks) for ranks in (1, 2, 3, 6)] == pytest.approx([1, 1.5, 2, 4])
     assert cluster(4).turns(4) == 1
+    in_turns = replace(shared, cores_in_turns=0.25)
+    assert [in_turns.turns(ranks) for ranks in (1, 2, 3, 6)] == pytest.approx([1, 1.5, 2, 8])
+    assert replace(shared, cores_in_turns=1.0).turns(6) == 4, "turns do not make cores quicker"
+    awake = replace(shared, cores_awake=0.8)
+    assert [awake.turns(ranks, others=True) for ranks in (1, 2, 3)] == pytest.approx([1.25, 1.5, 2])
+    assert awake.turns(1) == replace(awake, cores=1).turns(1, others=True) == 1, "nobody else, or nowhere to wait"
     work = Workload(prompt=1, depth=0)
-    alone, one_after_the_other, at_once = (
-        sum(term.seconds for term in predict(MODEL, shared, layout, work, PLAIN).terms if term.kind == "weights")
-        for layout in (pipeline(1), pipeline(3), tensor(3))
+    alone, one_after_the_other, at_once, slowed = (
+        sum(term.seconds for term in predict(MODEL, where, layout, work, PLAIN).terms if term.kind == "weights")
+        for where, layout in ((shared, pipeline(1)), (shared, pipeline(3)), (shared, tensor(3)), (awake, pipeline(3)))
     )
     assert one_after_the_other == pytest.approx(alone)
+    assert slowed == pytest.approx(alone * 1.25)
     assert at_once == pytest.approx(alone / 3 * 2, rel=0.01)
 
 

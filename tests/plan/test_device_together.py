@@ -23,7 +23,13 @@ def test_the_slowest_of_some_is_expected_as_over_all_that_can_be_drawn(found: li
 
 @pytest.mark.slow
 def test_cores_are_measured_by_processes_that_wait_in_between() -> None:
-    with CoresTogether(2) as together:
-        assert all(0.05 < together.measure() <= 1 for _ in range(2))
-    with CoresTogether(1) as alone:
-        assert alone.measure() == 1
+    with CoresTogether(2, 2) as together:
+        for _ in range(2):
+            kept = together.measure()
+            assert 0.05 < kept.together <= 1
+            assert 0.05 < kept.awake <= 1
+            assert kept.in_turns is None
+    with CoresTogether(3, 2) as crowd:
+        assert all(0.05 < (part or 0) <= 1 for part in crowd.measure())
+    with CoresTogether(1, 1) as alone:
+        assert alone.measure() == (1.0, None, 1.0)

@@ -11,9 +11,9 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from ferrule.plan import (
 )
 from ferrule.plan.cluster_live import emulated_rail
 from ferrule.plan.device_measure import measure_device
-from ferrule.plan.device_together import CoresTogether
+from ferrule.plan.device_together import ALL_KEPT, CoresTogether, Kept
 from ferrule.plan.local import layout_of_plan
 from ferrule.plan.records import calibrate, calibrated, record_of
 
@@ -81,7 +81,8 @@ def models(*, quick: bool) -> tuple[RandomModel, ...]:
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """Milliseconds per token of a single stream. ``tensor`` and ``pipeline`` 1: the rank that calibrated.
+    """Milliseconds per token of a single stream, on average over rounds. ``tensor`` and ``pipeline`` 1: the rank that
+    calibrated.
 
     ``alone_ms``: what the model's single rank took in the same rounds. ``together``: what a core kept of its speed then
     while all computed. ``held_out_ms``: predicted when only single ranks of other models calibrate; None where there
@@ -128,45 +129,39 @@ class PlannedRow:
 
 @dataclass(frozen=True)
 class Turn:
-    """Seconds of each token, and how much of the machine others had meanwhile."""
+    """Seconds of the median token, and how much of the machine others had meanwhile."""
 
-    seconds: Sequence[float]
+    seconds: float
     others: float
 
 
-@dataclass
-class Run:
-    """One split of one model: its plan, the largest peak of a rank's memory, turns by cables."""
+@dataclass(frozen=True)
+class Round:
+    """What was measured one right after the other, since a virtual machine's speed changes within seconds: what a core
+    kept of its speed, the single rank of each model, and a split with each kind of cables."""
+
+    kept: Kept
+    alone: Mapping[Path, Turn]
+    split: Mapping[Cables, Turn]
+
+    def others(self, cables: Cables) -> float:
+        """The most that others had of the machine in a turn that counts for the split with ``cables``."""
+        return max(turn.others for turn in (*self.alone.values(), self.split[cables]))
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of one model: its plan, the largest peak of a rank's memory, its rounds; plans of the single ranks."""
 
     plan: Plan
     peak: int
-    turns: dict[Cables, list[Turn]] = field(default_factory=dict)
+    alone: Mapping[Path, Plan]
+    rounds: Sequence[Round]
 
-    def add(self, cables: Cables, turn: Turn) -> None:
-        self.turns.setdefault(cables, []).append(turn)
-
-    def milliseconds(self, cables: Cables) -> float:
-        """Per token: the median turn's median token, of the turns that others left alone if there are such."""
-        turns = self.turns[cables]
-        least = min(turn.others for turn in turns)
-        return (
-            statistics.median(statistics.median(turn.seconds) for turn in turns if turn.others <= max(QUIET, least))
-            * 1e3
-        )
-
-
-@dataclass
-class Beside:
-    """What was measured in the same rounds: a split, the single ranks of all models, and what a core keeps of its speed
-    while all compute, which on a virtual machine changes within minutes."""
-
-    split: Run
-    alone: dict[Path, Run]
-    kept: list[float] = field(default_factory=list)
-
-    @property
-    def together(self) -> float:
-        return statistics.median(self.kept)
+    def quiet(self, cables: Cables) -> list[Round]:
+        """The rounds that others left alone, or the one that they disturbed least."""
+        least = min(each.others(cables) for each in self.rounds)
+        return [each for each in self.rounds if each.others(cables) <= max(QUIET, least)]
 
 
 @dataclass(frozen=True)
@@ -175,7 +170,7 @@ class Here:
 
     device: DeviceSpec
     cores: int
-    together: float = 1.0
+    kept: Kept = ALL_KEPT
 
 
 def bench_planned(
@@ -189,7 +184,7 @@ def bench_planned(
             say(f"making a random {shape.name} model")
             directories.append(save_random_llama(Path(scratch) / shape.name, shape))
         say("measuring this machine")
-        here = Here(measure_device("host", unit="cpu", threads=1), usable_cores())
+        here = Here(measure_device("host", unit="cpu", threads=1, fresh=True), usable_cores())
         for directory in directories:
             found = asyncio.run(race(directory, directories, rounds, tokens, 1 if quick else TRIES, say))
             rows += rows_of(directory, found, here)
@@ -198,28 +193,28 @@ def bench_planned(
 
 async def race(
     directory: Path, directories: Sequence[Path], rounds: int, tokens: int, tries: int, say: Callable[[str], None]
-) -> dict[Setting, Beside]:
-    """All splits of one model, one after the other, each in turns with the single ranks of all models."""
-    found: dict[Setting, Beside] = {}
+) -> dict[Setting, Split]:
+    """All splits of one model, one after the other, each in turns with the single ranks of all models; and the latter
+    as a split."""
+    found: dict[Setting, Split] = {}
+    singles: list[Round] = []
     bystanders = Bystanders()
     async with AsyncExitStack() as stack:
-        together = stack.enter_context(CoresTogether())
+        together = stack.enter_context(CoresTogether(max(setting.ranks for setting in SETTINGS)))
         alone = {each: await stack.enter_async_context(_engine(each, ALONE)) for each in directories}
+        plans = {each: one.plan for each, one in alone.items()}
         for setting in SETTINGS:
+            made: list[Round] = []
             async with _engine(directory, setting) as split:
-                beside = Beside(
-                    Run(split.plan, split.peak), {each: Run(one.plan, one.peak) for each, one in alone.items()}
-                )
                 for number in range(rounds):
                     say(f"{directory.name}: --tp {setting.tensor} --pp {setting.pipeline}, round {number + 1}")
-                    beside.kept.append(together.measure())
-                    for each, one in alone.items():
-                        for cables in ALONE.cables:
-                            beside.alone[each].add(cables, await one.turn(cables, tokens, tries, bystanders))
-                    for cables in setting.cables:
-                        beside.split.add(cables, await split.turn(cables, tokens, tries, bystanders))
-                found[setting] = beside
-    return found
+                    kept = together.measure()
+                    single = {each: await one.turn(Cables(), tokens, tries, bystanders) for each, one in alone.items()}
+                    turns = {cables: await split.turn(cables, tokens, tries, bystanders) for cables in setting.cables}
+                    made.append(Round(kept, single, turns))
+                    singles.append(Round(kept, single, {Cables(): single[directory]}))
+                found[setting] = Split(split.plan, split.peak, plans, made)
+        return {ALONE: Split(plans[directory], alone[directory].peak, plans, singles), **found}
 
 
 @dataclass(frozen=True)
@@ -245,7 +240,7 @@ class _Engine:
             bystanders.begin()
             # The first token may still have met the cables as they were.
             seconds = (await self.ferrule.turn(tokens + 1))[1:]
-            turns.append(Turn(seconds, bystanders.share()))
+            turns.append(Turn(statistics.median(seconds), bystanders.share()))
         return min(turns, key=lambda turn: turn.others)
 
 
@@ -265,32 +260,14 @@ async def _engine(directory: Path, setting: Setting) -> AsyncIterator[_Engine]:
             yield _Engine(ferrule, lab)
 
 
-def rows_of(directory: Path, found: Mapping[Setting, Beside], here: Here) -> list[PlannedRow]:
+def rows_of(directory: Path, found: Mapping[Setting, Split], here: Here) -> list[PlannedRow]:
     """What was measured of the model in ``directory`` beside what is predicted."""
-    (sources,) = {tuple(beside.alone) for beside in found.values()}
-    specs = {source: read_model(str(source)) for source in sources}
-    together = statistics.median(beside.together for beside in found.values())
-    whole = Beside(_merged(beside.alone[directory] for beside in found.values()), {}, [together])
-    whole.alone = {source: _merged(beside.alone[source] for beside in found.values()) for source in sources}
-    rows = []
-    for setting, beside in {ALONE: whole, **found}.items():
-        now = replace(here, together=beside.together)
-        everything = _calibrated(now, specs, beside.alone, sources)
-        others = [source for source in sources if source != directory]
-        held_out = _calibrated(now, specs, beside.alone, others) if others else None
-        for cables in beside.split.turns:
-            rows.append(_row(specs[directory], setting, cables, beside, directory, everything, held_out))
-    return rows
-
-
-def _merged(runs: Iterable[Run]) -> Run:
-    """All turns of one split."""
-    first, *others = runs
-    merged = replace(first, turns={cables: list(turns) for cables, turns in first.turns.items()})
-    for run in others:
-        for cables, turns in run.turns.items():
-            merged.turns.setdefault(cables, []).extend(turns)
-    return merged
+    specs = {source: read_model(str(source)) for source in found[ALONE].alone}
+    return [
+        _row(specs, directory, setting, cables, split, here)
+        for setting, split in found.items()
+        for cables in setting.cables
+    ]
 
 
 def _cluster(here: Here, ranks: int, cables: Cables) -> ClusterSpec:
@@ -298,60 +275,62 @@ def _cluster(here: Here, ranks: int, cables: Cables) -> ClusterSpec:
     rail = emulated_rail("cable", Shaping(delay=cables.delay, rate=cables.rate))
     devices = tuple(replace(here.device, name=name, kind=here.device.kind) for name in names)
     links = tuple(LinkSpec(ends, (rail,)) for ends in combinations(names, 2))
-    return ClusterSpec(devices, links, cores=here.cores, cores_together=here.together)
+    return ClusterSpec(devices, links, here.cores, (), *here.kept)
 
 
 def _work() -> Workload:
     return Workload(context=WARM, prompt=PROMPT)
 
 
-def _calibrated(here: Here, specs: Mapping[Path, ModelSpec], alone: Mapping[Path, Run], by: Collection[Path]) -> Here:
-    """By what single ranks of the models ``by`` did."""
+def _calibrated(
+    here: Here, specs: Mapping[Path, ModelSpec], plans: Mapping[Path, Plan], turns: Mapping[Path, Turn]
+) -> Here:
+    """By what single ranks did."""
     device = here.device
     cluster = _cluster(here, 1, Cables())
     records = [
         record_of(
             specs[source],
             cluster,
-            layout_of_plan(alone[source].plan, ["host-0"]),
+            layout_of_plan(plans[source], ["host-0"]),
             _work(),
-            alone[source].milliseconds(Cables()) / 1e3,
+            turn.seconds,
             at=time.time(),
         )
-        for source in by
+        for source, turn in turns.items()
     ]
     (found,) = calibrate([record for record in records if record is not None], {device.kind: device})
     return replace(here, device=calibrated(device, {found.kind: found}))
 
 
 def _row(
-    spec: ModelSpec,
-    setting: Setting,
-    cables: Cables,
-    beside: Beside,
-    directory: Path,
-    here: Here,
-    held_out: Here | None,
+    specs: Mapping[Path, ModelSpec], directory: Path, setting: Setting, cables: Cables, split: Split, here: Here
 ) -> PlannedRow:
-    run = beside.split
-
-    def predicted(here: Here) -> Prediction:
-        cluster = _cluster(here, setting.ranks, cables)
-        return predict(spec, cluster, layout_of_plan(run.plan, [each.name for each in cluster.devices]), _work())
-
-    prediction = predicted(here)
+    """On average over the quiet rounds: on a machine that is at times half as fast as at others, the median of a few is
+    the one or the other."""
+    rounds = split.quiet(cables)
+    own: list[Prediction] = []
+    held_out: list[Prediction] = []
+    for each in rounds:
+        others = {source: turn for source, turn in each.alone.items() if source != directory}
+        for predictions, by in ((own, each.alone), (held_out, others)):
+            if by:
+                now = _calibrated(replace(here, kept=each.kept), specs, split.alone, by)
+                cluster = _cluster(now, setting.ranks, cables)
+                layout = layout_of_plan(split.plan, [device.name for device in cluster.devices])
+                predictions.append(predict(specs[directory], cluster, layout, _work()))
     return PlannedRow(
-        spec.name,
+        specs[directory].name,
         setting.tensor,
         setting.pipeline,
         cables,
-        run.milliseconds(cables),
-        beside.alone[directory].milliseconds(Cables()),
-        here.together,
-        prediction.token_seconds * 1e3,
-        None if held_out is None else predicted(held_out).token_seconds * 1e3,
-        run.peak / (1 << 20),
-        max(use.total for use in prediction.memory) / (1 << 20),
+        statistics.mean(each.split[cables].seconds for each in rounds) * 1e3,
+        statistics.mean(each.alone[directory].seconds for each in rounds) * 1e3,
+        statistics.mean(each.kept.together for each in rounds),
+        statistics.mean(each.token_seconds for each in own) * 1e3,
+        statistics.mean(each.token_seconds for each in held_out) * 1e3 if held_out else None,
+        split.peak / (1 << 20),
+        max(use.total for use in own[0].memory) / (1 << 20),
     )
 
 

@@ -35,6 +35,8 @@ def question_json(question: Question) -> dict[str, Any]:
             "links": [asdict(link) for link in cluster.links],
             "cores": cluster.cores,
             "cores_together": cluster.cores_together,
+            "cores_in_turns": cluster.cores_in_turns,
+            "cores_awake": cluster.cores_awake,
             "notes": list(cluster.notes),
         },
         "work": asdict(question.work),

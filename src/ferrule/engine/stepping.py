@@ -1,5 +1,5 @@
 """How long a rank takes for a token of a model that hardly has weights: what is left is starting operations. And how
-much longer if it has waited before, as a stage of a pipeline does.
+much longer if it has waited while another one computed, as a stage of a pipeline does.
 
 The planner calls it by name, in a process that has imported a rank (plan/device_engine.py).
 """
@@ -9,9 +9,14 @@ from __future__ import annotations
 import json
 import socket
 import statistics
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import transformers
 
@@ -31,6 +36,8 @@ SECONDS = 2.0
 """After which no other round begins."""
 _PAUSE = 6e-3
 """Seconds: what a stage of a small model waits for others."""
+_WEIGHTS, _PIECE = 64 << 20, 4 << 20
+"""Bytes that another one reads meanwhile, and how many at once."""
 
 
 class Steps(NamedTuple):
@@ -51,7 +58,7 @@ def step_seconds() -> Steps:
         str(demo_path()), "auto", plan, 1, CONTEXT, max_sequences=1, batch_tokens=CONTEXT, end_tokens=()
     )
     ours, theirs = socket.socketpair()
-    with ours, fabric.init() as world:
+    with ours, _reader() as reading, fabric.init() as world:
         runner = Runner(options, world, lambda progress: None)
         driver = Driver(options, runner, Control(Lifeline(theirs.detach())), CONTEXT)
         params = SamplingParams(max_tokens=2 * _ROUNDS * _TOKENS + 2, temperature=0.0, ignore_eos=True)
@@ -62,17 +69,43 @@ def step_seconds() -> Steps:
         end = time.perf_counter() + SECONDS
         rounds: list[tuple[float, float]] = []
         while not rounds or (len(rounds) < _ROUNDS and time.perf_counter() < end):
-            rounds.append((_median_step(driver, ours), _median_step(driver, ours, _PAUSE)))
+            before = _median_step(driver, ours, 0.0, reading)
+            rounds.append((before, _median_step(driver, ours, _PAUSE, reading)))
         longer = statistics.median(after - before for before, after in rounds)
         return Steps(min(before for before, _ in rounds), max(0.0, longer))
 
 
-def _median_step(driver: Driver, ours: socket.socket, pause: float = 0.0) -> float:
+@contextmanager
+def _reader() -> Iterator[threading.Event]:
+    """While the event is set another core reads memory, as other stages read their weights."""
+    reading, ended = threading.Event(), threading.Event()
+
+    def read() -> None:
+        weights = np.ones(_WEIGHTS // 8).reshape(-1, _PIECE // 8)
+        for piece in cycle(weights):
+            if ended.is_set():
+                return
+            if reading.wait(0.1):
+                piece.sum()
+
+    thread = threading.Thread(target=read, name="ferrule-reader", daemon=True)
+    thread.start()
+    try:
+        yield reading
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _median_step(driver: Driver, ours: socket.socket, pause: float, reading: threading.Event) -> float:
     times = []
     for _ in range(_TOKENS):
         end = time.perf_counter() + pause
+        if pause:
+            reading.set()
         while time.perf_counter() < end:
             time.sleep(0)  # as a rank waits: awake
+        reading.clear()
         begin = time.thread_time()
         driver.step()
         times.append(time.thread_time() - begin)

@@ -126,13 +126,17 @@ class LinkSpec:
 class ClusterSpec:
     """Machines and cables. ``cores``: where all devices are emulated on one machine, how many cores that has: more
     ranks than those take turns; None: each device has processors of its own. ``cores_together``: the part of its speed
-    that each of these cores keeps while all compute and wait for the slowest."""
+    that each of these cores keeps while all compute and wait for the slowest; ``cores_in_turns``: that while ranks take
+    turns on each, who find its caches cold, None: the same; ``cores_awake``: that while ranks on the others stay awake
+    to wait, as those of other stages do."""
 
     devices: tuple[DeviceSpec, ...]
     links: tuple[LinkSpec, ...] = ()
     cores: int | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
     cores_together: float = 1.0
+    cores_in_turns: float | None = None
+    cores_awake: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -152,8 +156,9 @@ class ClusterSpec:
             seen.add(frozenset(link.between))
         if self.cores is not None:
             _positive("cluster", cores=self.cores)
-        if not 0 < self.cores_together <= 1:
-            raise PlanError(f"cluster: cores_together must be more than 0 and at most 1, not {self.cores_together}")
+        for name in ("cores_together", "cores_in_turns", "cores_awake"):
+            if (value := getattr(self, name)) is not None and not 0 < value <= 1:
+                raise PlanError(f"cluster: {name} must be more than 0 and at most 1, not {value}")
 
     @cached_property
     def by_name(self) -> dict[str, DeviceSpec]:
@@ -166,12 +171,14 @@ class ClusterSpec:
     def link(self, a: str, b: str) -> LinkSpec | None:
         return self._by_ends.get(frozenset((a, b)))
 
-    def turns(self, ranks: int) -> float:
-        """By how much longer each of so many ranks needs that compute at the same time."""
+    def turns(self, ranks: int, *, others: bool = False) -> float:
+        """By how much longer each of so many ranks needs that compute at the same time, while ``others`` wait."""
         if self.cores is None:
             return 1.0
-        others = (min(ranks, self.cores) - 1) / max(1, self.cores - 1)
-        return max(1.0, ranks / self.cores) * (1 + (1 / self.cores_together - 1) * others)
+        if ranks > self.cores:
+            return ranks / self.cores / min(self.cores_together, self.cores_in_turns or self.cores_together)
+        slower = 1 + (1 / self.cores_together - 1) * (ranks - 1) / max(1, self.cores - 1)
+        return max(slower, 1 / self.cores_awake) if others and self.cores > 1 else slower
 
     def costs(self, names: Sequence[str]) -> LinkCosts:
         """What the fabric calls link costs, for one rank on each of the named devices, in that order."""

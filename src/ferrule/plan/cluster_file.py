@@ -55,6 +55,7 @@ from ferrule.plan.cluster_profile import Ends, device_of, is_apple, join_rails, 
 MAX_DEVICES = 1024
 MAX_CORES = 1 << 16
 _MAX_CABLES = 64
+_KEPT = ("cores_together", "cores_in_turns", "cores_awake")
 _MAX_RAILS = 1 << 20
 _MAX_BYTES = 128 << 20
 _DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int4")
@@ -101,7 +102,7 @@ def parse_cluster(text: str, origin: str = "cluster.toml") -> ClusterSpec:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin} is not TOML: {error}") from None
-    whole = Table(data, origin, ("device", "link", "route", "cores", "cores_together", "notes"))
+    whole = Table(data, origin, ("device", "link", "route", "cores", *_KEPT, "notes"))
     known = _profiles()
     devices: dict[str, DeviceSpec] = {}
     machines: dict[str, Machine] = {}
@@ -122,10 +123,16 @@ def parse_cluster(text: str, origin: str = "cluster.toml") -> ClusterSpec:
         if len(rails) > _MAX_RAILS:
             raise ConfigError(f"{origin}: there are more than {_MAX_RAILS} cables; plan for fewer devices or cables")
     cores = whole.count("cores", MAX_CORES)
-    together = whole.number("cores_together", PART)
+    together, in_turns, awake = (whole.number(name, PART) for name in _KEPT)
     try:
         cluster = ClusterSpec(
-            tuple(devices.values()), join_rails(rails), cores, _notes(whole), 1.0 if together is None else together
+            tuple(devices.values()),
+            join_rails(rails),
+            cores,
+            _notes(whole),
+            1.0 if together is None else together,
+            in_turns,
+            1.0 if awake is None else awake,
         )
     except PlanError as error:
         raise PlanError(f"{origin}: {error}") from None
@@ -151,6 +158,10 @@ def format_cluster(cluster: ClusterSpec) -> str:
         lines.append(f"cores = {cluster.cores}")
     if cluster.cores_together != 1.0:
         lines.append(f"cores_together = {cluster.cores_together!r}")
+    if cluster.cores_in_turns is not None:
+        lines.append(f"cores_in_turns = {cluster.cores_in_turns!r}")
+    if cluster.cores_awake != 1.0:
+        lines.append(f"cores_awake = {cluster.cores_awake!r}")
     if cluster.notes:
         lines.append(f"notes = [{', '.join(map(_quoted, cluster.notes))}]")
     for device in cluster.devices:

@@ -21,7 +21,7 @@ from ferrule.plan.cluster import ClusterSpec, DeviceSpec, RailSpec
 from ferrule.plan.cluster_profile import Ends, join_rails, shaped_rail
 from ferrule.plan.cluster_rails import Sources
 from ferrule.plan.device_measure import device_from, free_now, measure_device, measure_figures
-from ferrule.plan.device_together import CoresTogether
+from ferrule.plan.device_together import ALL_KEPT, CoresTogether
 
 REMOTE_WORDS = "plan --device-json"
 REMOTE_TIMEOUT = 180.0
@@ -186,10 +186,10 @@ def _emulated(
     options: Mapping[str, Any],
 ) -> ClusterSpec:
     cores = usable_cores()
-    together = 1.0
+    kept = ALL_KEPT
     if device is None:
-        with CoresTogether() as kept:
-            together = kept.measure()
+        with CoresTogether(len(names)) as measured:
+            kept = measured.measure()
         device = measure_device(threads=threads or max(1, cores // len(names)), **options)
     memory = device.memory // len(names)
     devices = tuple(replace(device, name=name, memory=memory) for name in names)
@@ -198,4 +198,4 @@ def _emulated(
         rail = emulated_rail(cable.name, cable.shaping, mtu=cable.mtu)
         rails += [(pair, rail) for pair in combinations(cable.hosts, 2)]
     note = f"emulated on this machine: {len(names)} hosts share its {cores} cores and its memory"
-    return ClusterSpec(devices, join_rails(rails), cores, (note,), together)
+    return ClusterSpec(devices, join_rails(rails), cores, (note,), *kept)

@@ -53,7 +53,10 @@ class _Predictor:
     ) -> None:
         self.model, self.cluster, self.layout, self.work, self.runtime = model, cluster, layout, work, runtime
         self.exchange = Exchange(cluster, layout.devices)
-        self.costs = [StageCost(model, cluster, runtime, stage, self.exchange) for stage in layout.stages]
+        others = len(layout.stages) > 1
+        self.costs = [
+            StageCost(model, cluster, runtime, stage, self.exchange, others=others) for stage in layout.stages
+        ]
 
     @cached_property
     def memory(self) -> tuple[MemoryUse, ...]:

@@ -1,11 +1,13 @@
 """``python -m ferrule.plan.device_decoding COUNT``: does what decoding does whenever it is told, and tells how long it
-took, and how long the slowest of COUNT takes who do the same.
+took, and how long the slowest of COUNT cores takes that do the same.
 
 A part of `ferrule.plan.device_together`.
 """
 
 from __future__ import annotations
 
+import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +24,18 @@ _REST = 0.01
 """Of all goes, the slowest: what else the machine does."""
 
 
-def _times(goes: Iterator[Callable[[], object]], end: float) -> list[float]:
+def _times(goes: Iterator[Callable[[], object]], end: float, turns: int) -> list[float]:
+    """Seconds of one go, in order of size: on average over all who take ``turns`` on a core, and are alike."""
     times: list[float] = []
-    while not times or time.time() < end:
+    while len(times) < turns or time.time() < end:
         work = next(goes)
         begin = time.perf_counter()
         work()
         times.append(time.perf_counter() - begin)
-    return sorted(times)[: max(1, round(len(times) * (1 - _REST)))]
+        if turns > 1:
+            os.sched_yield()
+    rounds = sorted(statistics.mean(times[i : i + turns]) for i in range(0, len(times) - turns + 1, turns))
+    return rounds[: max(1, round(len(rounds) * (1 - _REST)))]
 
 
 def slowest_of(count: int, times: Sequence[float]) -> float:
@@ -39,8 +45,9 @@ def slowest_of(count: int, times: Sequence[float]) -> float:
 
 
 def main() -> None:
-    """For each time of day on stdin: from then on do each kind of work, and tell of each the seconds of one go, on
-    average and of the slowest of COUNT."""
+    """For each line on stdin, a time of day, how many take turns on a core, and which CPUs to keep to: from then on do
+    each kind of work, and tell of each the seconds of one go, on average and on the slowest of COUNT cores. Who has no
+    turns stays awake as long and tells nothing."""
     count = int(sys.argv[1])
     backend = choose_backend("cpu", 1)
     dtype = "bf16" if "bf16" in backend.dtypes else backend.dtypes[0]
@@ -54,13 +61,19 @@ def main() -> None:
     for _ in range(_COUNT):
         next(reading)()
     for line in sys.stdin:
-        end = float(line)
+        start, turns, *cpus = line.split()
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, map(int, cpus))
+        end = float(start)
         told: list[float] = []
         for goes in (reading, repeat(start_operations)):
             time.sleep(max(0.0, end - time.time()))
             end += SECONDS
-            times = _times(goes, end)
-            told += slowest_of(1, times), slowest_of(count, times)
+            if int(turns):
+                times = _times(goes, end, int(turns))
+                told += slowest_of(1, times), slowest_of(count, times)
+            while time.time() < end:
+                os.sched_yield()
         sys.stdout.write(" ".join(map(repr, told)) + "\n")
         sys.stdout.flush()
 

@@ -12,10 +12,12 @@ from ferrule.fabric.costs import LinkCosts
 from ferrule.fabric.topology import TYPICAL_BYTES, Path, cheapest_paths, link_cost
 from ferrule.plan.cluster import ClusterSpec
 
-EMULATED_WORK = 50e-6
-"""Seconds of a processor for each end of a message between emulated hosts: both systems, the shaper, and waiting that
-keeps others from a core. 27 to 54 us with four ranks on two cores, 300 us of work between sums of 1 KiB; chosen among
-these with the engine's rows in sight (docs/planner.md). Of two hosts the ends have a core each, at the same time."""
+EMULATED_WORK = 75e-6
+"""Seconds of a processor for each end of a message between emulated hosts: both systems, the shaper, waiting that keeps
+others from a core, and caches that find other things in them. 27 to 54 us with four ranks on two cores, 300 us of work
+between sums of 1 KiB, and more where that work is a layer, whose pieces take 20 to 50 % longer between messages than
+without; chosen with the engine's rows in sight (docs/planner.md). Of two hosts the ends have a core each, at the same
+time."""
 PAIR_AT_ONCE = 128 << 10
 """Up to this size two ranks exchange all they have; above, each reduces half (native/src/collectives_net.cpp)."""
 

@@ -83,16 +83,24 @@ class _Pace(NamedTuple):
 
 
 class StageCost:
-    """Costs of ``stage``'s devices, whichever layers they have. ``exchange``: between all devices of the layout."""
+    """Costs of ``stage``'s devices, whichever layers they have. ``exchange``: between all devices of the layout.
+    ``others``: there are more stages, which wait meanwhile."""
 
     def __init__(
-        self, model: ModelSpec, cluster: ClusterSpec, runtime: Runtime, stage: Stage, exchange: Exchange
+        self,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        runtime: Runtime,
+        stage: Stage,
+        exchange: Exchange,
+        *,
+        others: bool = False,
     ) -> None:
         self._model, self._runtime, self._exchange = model, runtime, exchange
         self._stage = stage
         dtype = _DTYPES.get(model.stored, "bf16")
         self._devices = [_Pace.of(cluster.by_name[name], dtype, runtime) for name in stage.devices]
-        self._turns = cluster.turns(stage.width)
+        self._turns = cluster.turns(stage.width, others=others)
 
     def layers(self, which: Pass) -> list[Seconds]:
         """By layer of the whole model."""
