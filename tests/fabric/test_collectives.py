@@ -23,7 +23,6 @@ def test_shared_memory_is_what_one_machine_gets_unasked() -> None:
     assert {report["transports"] for report in run("splits", 4, transport="auto")} == {"shm"}
 
 
-@pytest.mark.slow
 def test_ranks_know_whether_they_share_cores_also_on_emulated_hosts() -> None:
     """Two ranks that take each other for hosts of their own, on one core and on two."""
     for cpus, crowded in (([0], True), ([0, 1], False)):
@@ -32,6 +31,7 @@ def test_ranks_know_whether_they_share_cores_also_on_emulated_hosts() -> None:
             assert ("more ranks than cores on this machine" in report["text"]) is crowded
 
 
+@pytest.mark.slow
 def test_torch_tensors_of_every_type_over_tcp() -> None:
     pytest.importorskip("torch")
     run("torch_types", 3, transport="tcp")

@@ -8,8 +8,8 @@ import pytest
 from driver_programs import compiled
 
 from ferrule.lab.vm import Guest, VmLab, complaints
-from ferrule.lab.vm.options import KERNELS
-from ferrule.lab.vm.sources import host_release, newest_suite
+from ferrule.lab.vm.lab import RDMA
+from ferrule.lab.vm.options import KERNELS, machines_with
 
 pytestmark = pytest.mark.vm
 
@@ -43,4 +43,4 @@ def test_two_ends_in_one_kernel(vm_lab: VmLab, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("series", KERNELS)
 def test_on_every_kernel(series: str, tmp_path: Path) -> None:
-    carries(VmLab(suite=KERNELS[series] or newest_suite(host_release())), tmp_path)
+    carries(machines_with(series, RDMA), tmp_path)

@@ -10,6 +10,8 @@ import pytest
 from driver_programs import compiled
 
 from ferrule.lab.vm import DEBUG_KERNELS, Guest, VmLab, complaints
+from ferrule.lab.vm.lab import RDMA
+from ferrule.lab.vm.options import machines_with
 
 pytestmark = pytest.mark.vm
 
@@ -190,4 +192,4 @@ def test_loopback_device(vm_lab: VmLab, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("kernel", DEBUG_KERNELS)
 def test_on_kernels_that_check_themselves(kernel: str, tmp_path: Path) -> None:
-    carries(VmLab(suite=kernel), tmp_path, slower=5)
+    carries(machines_with(kernel, RDMA), tmp_path, slower=5)
