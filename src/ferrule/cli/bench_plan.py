@@ -29,9 +29,9 @@ def plan(
         typer.Option("--quick", help="With --lab: a tiny model; shows that it runs, no more."),
     ] = False,
     rounds: Annotated[
-        int,
-        typer.Option("--rounds", min=1, help="With --lab: how often to measure; noise shrinks with it."),
-    ] = 5,
+        int | None,
+        typer.Option("--rounds", min=1, help="With --lab: how often to measure [default: 5, 1 with --quick]."),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
 ) -> None:
     """How far the planner's predictions are from measurements: published ones, and of the built-in engine."""
@@ -46,7 +46,7 @@ def plan(
         with needs("bench", "bench plan --lab"):
             from ferrule.bench.planned import bench_planned, choices
         with console.status("Measuring (nothing else should run now)") as status:
-            rows = bench_planned(quick=quick, rounds=1 if quick else rounds, say=status.update)
+            rows = bench_planned(quick=quick, rounds=rounds or (1 if quick else 5), say=status.update)
         _show_planned(console, rows)
         worst = max(choices(rows), key=lambda choice: choice.loss)
         console.print(
