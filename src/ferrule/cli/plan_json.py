@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ferrule.plan import Candidate, Term
+from ferrule.plan.cluster import CORES_KEEP
 from ferrule.plan.explain import Bottleneck, WhatIf, cautions
 from ferrule.plan.question import Question
 from ferrule.plan.search import SearchResult
@@ -34,9 +35,7 @@ def question_json(question: Question) -> dict[str, Any]:
             "devices": [asdict(device) for device in cluster.devices],
             "links": [asdict(link) for link in cluster.links],
             "cores": cluster.cores,
-            "cores_together": cluster.cores_together,
-            "cores_in_turns": cluster.cores_in_turns,
-            "cores_awake": cluster.cores_awake,
+            **{name: getattr(cluster, name) for name in CORES_KEEP},
             "notes": list(cluster.notes),
         },
         "work": asdict(question.work),

@@ -15,6 +15,8 @@ ACHIEVED = 0.85
 90 % on most machines. A measured bandwidth is taken as it is."""
 LAUNCH_SECONDS = 5e-6
 """What starting one operation costs where nobody measured it: a kernel launch takes 3 to 10 us on most GPUs."""
+CORES_KEEP = ("cores_together", "cores_in_turns", "cores_awake")
+"""Fields of `ClusterSpec`: parts of its speed that a core keeps."""
 HALF = ("bf16", "fp16", "fp32")
 
 
@@ -156,7 +158,7 @@ class ClusterSpec:
             seen.add(frozenset(link.between))
         if self.cores is not None:
             _positive("cluster", cores=self.cores)
-        for name in ("cores_together", "cores_in_turns", "cores_awake"):
+        for name in CORES_KEEP:
             if (value := getattr(self, name)) is not None and not 0 < value <= 1:
                 raise PlanError(f"cluster: {name} must be more than 0 and at most 1, not {value}")
 

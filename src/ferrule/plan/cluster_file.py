@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -35,7 +35,7 @@ from ferrule.errors import ConfigError, PlanError
 from ferrule.fabric.routes import find_routes
 from ferrule.files import write_whole
 from ferrule.lab import CableProfile, Machine, Profiles, shipped
-from ferrule.plan.cluster import ClusterSpec, DeviceSpec, RailSpec
+from ferrule.plan.cluster import CORES_KEEP, ClusterSpec, DeviceSpec, RailSpec
 from ferrule.plan.cluster_fields import (
     BYTES,
     BYTES_PER_SECOND,
@@ -55,7 +55,6 @@ from ferrule.plan.cluster_profile import Ends, device_of, is_apple, join_rails, 
 MAX_DEVICES = 1024
 MAX_CORES = 1 << 16
 _MAX_CABLES = 64
-_KEPT = ("cores_together", "cores_in_turns", "cores_awake")
 _MAX_RAILS = 1 << 20
 _MAX_BYTES = 128 << 20
 _DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int4")
@@ -102,7 +101,7 @@ def parse_cluster(text: str, origin: str = "cluster.toml") -> ClusterSpec:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin} is not TOML: {error}") from None
-    whole = Table(data, origin, ("device", "link", "route", "cores", *_KEPT, "notes"))
+    whole = Table(data, origin, ("device", "link", "route", "cores", *CORES_KEEP, "notes"))
     known = _profiles()
     devices: dict[str, DeviceSpec] = {}
     machines: dict[str, Machine] = {}
@@ -123,17 +122,9 @@ def parse_cluster(text: str, origin: str = "cluster.toml") -> ClusterSpec:
         if len(rails) > _MAX_RAILS:
             raise ConfigError(f"{origin}: there are more than {_MAX_RAILS} cables; plan for fewer devices or cables")
     cores = whole.count("cores", MAX_CORES)
-    together, in_turns, awake = (whole.number(name, PART) for name in _KEPT)
+    kept = {name: value for name in CORES_KEEP if (value := whole.number(name, PART)) is not None}
     try:
-        cluster = ClusterSpec(
-            tuple(devices.values()),
-            join_rails(rails),
-            cores,
-            _notes(whole),
-            1.0 if together is None else together,
-            in_turns,
-            1.0 if awake is None else awake,
-        )
+        cluster = ClusterSpec(tuple(devices.values()), join_rails(rails), cores, _notes(whole), **kept)
     except PlanError as error:
         raise PlanError(f"{origin}: {error}") from None
     routes = [
@@ -156,12 +147,9 @@ def format_cluster(cluster: ClusterSpec) -> str:
     lines = []
     if cluster.cores is not None:
         lines.append(f"cores = {cluster.cores}")
-    if cluster.cores_together != 1.0:
-        lines.append(f"cores_together = {cluster.cores_together!r}")
-    if cluster.cores_in_turns is not None:
-        lines.append(f"cores_in_turns = {cluster.cores_in_turns!r}")
-    if cluster.cores_awake != 1.0:
-        lines.append(f"cores_awake = {cluster.cores_awake!r}")
+    for each in fields(cluster):
+        if each.name in CORES_KEEP and (value := getattr(cluster, each.name)) != each.default:
+            lines.append(f"{each.name} = {value!r}")
     if cluster.notes:
         lines.append(f"notes = [{', '.join(map(_quoted, cluster.notes))}]")
     for device in cluster.devices:

@@ -198,4 +198,4 @@ def _emulated(
         rail = emulated_rail(cable.name, cable.shaping, mtu=cable.mtu)
         rails += [(pair, rail) for pair in combinations(cable.hosts, 2)]
     note = f"emulated on this machine: {len(names)} hosts share its {cores} cores and its memory"
-    return ClusterSpec(devices, join_rails(rails), cores, (note,), *kept)
+    return ClusterSpec(devices, join_rails(rails), cores, (note,), **kept.named())

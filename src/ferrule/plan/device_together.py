@@ -16,10 +16,11 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ferrule.cluster import usable_cores
 from ferrule.errors import PlanError
+from ferrule.plan.cluster import CORES_KEEP
 
 ANSWER_SECONDS = 60.0
 """For a process that is to work for half a second; the first time it imports what it needs."""
@@ -32,6 +33,10 @@ class Kept(NamedTuple):
     together: float
     in_turns: float | None = None
     awake: float = 1.0
+
+    def named(self) -> dict[str, Any]:
+        """As fields of a `ClusterSpec`."""
+        return dict(zip(CORES_KEEP, self, strict=True))
 
 
 ALL_KEPT = Kept(1.0)

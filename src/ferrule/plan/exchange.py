@@ -104,13 +104,13 @@ class Exchange:
     def _team(self, devices: Sequence[str]) -> _Team:
         key = tuple(devices)
         if key not in self._teams:
-            work = WORK_SECONDS if self._cluster.cores is None else EMULATED_WORK
-            self._teams[key] = _Team(self, key, self._costs.crowding, work)
+            emulated = self._cluster.cores is not None
+            self._teams[key] = _Team(self, key, self._costs.crowding, emulated=emulated)
         return self._teams[key]
 
 
 class _Team:
-    def __init__(self, exchange: Exchange, devices: tuple[str, ...], crowding: float, work: float) -> None:
+    def __init__(self, exchange: Exchange, devices: tuple[str, ...], crowding: float, *, emulated: bool) -> None:
         routes = [[exchange.route(a, b) if a != b else None for b in devices] for a in devices]
         everywhere = [route for row in routes for route in row if route is not None]
         slowest = max(everywhere, key=lambda route: (route.alpha, route.beta, route.where))
@@ -122,9 +122,9 @@ class _Team:
             tuple(tuple(None if route is None else route.beta for route in row) for row in routes),
             crowding,
         )
-        self._work = work
+        self._work = EMULATED_WORK if emulated else WORK_SECONDS
         # Of real hosts it is within what their rails were measured to take.
-        self._pair_work = 0.0 if work == WORK_SECONDS else work
+        self._pair_work = EMULATED_WORK if emulated else 0.0
 
     @cached_property
     def _model(self) -> Model:
