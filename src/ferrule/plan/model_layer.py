@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["attention", "key_value", "dense", "routed", "shared", "norm", "other"]
 AttentionKind = Literal["full", "sliding", "latent"]
@@ -32,8 +32,7 @@ class Weights:
         return self.whole + round((self.bytes - self.whole) * share)
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """What part of a layer one rank of a tensor (or expert) parallel group has, as fractions from 0 to 1.
 
     ``query`` and ``key_value``: of the heads (a rank never has less than one key/value head: with fewer of them than
@@ -45,14 +44,6 @@ class Share:
     key_value: float = 1.0
     width: float = 1.0
     experts: float = 1.0
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        """A search looks each up many times."""
-        return hash((self.query, self.key_value, self.width, self.experts))
 
     @classmethod
     def even(cls, parts: int) -> Share:

@@ -20,7 +20,7 @@ from ferrule.plan.model_layer import WHOLE, LayerSpec, Share
 from ferrule.plan.passing import announcement, fellows, message_bytes, pieces, word_bytes
 from ferrule.plan.runtime import Runtime
 from ferrule.plan.search_cut import DeviceMemory, Floats, StageTable
-from ferrule.plan.stage_cost import Pass, StageCost
+from ferrule.plan.stage_cost import Loads, Pass, StageCost
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Cutting:
 class StageCosts:
     """Of ``model`` on devices of ``cluster``. ``everywhere``: any device of the cluster may relay messages, also those
     that a layout leaves out (so that none is thought dearer than it is); else only those of the same stages.
-    ``pieces``: for `cuttings_of` to keep."""
+    ``pieces`` and ``proportions``: for `cuttings_of` to keep."""
 
     def __init__(
         self, model: ModelSpec, cluster: ClusterSpec, work: Workload, runtime: Runtime, *, everywhere: bool = True
@@ -67,10 +67,13 @@ class StageCosts:
         self._stages: dict[Cutting, StageCost] = {}
         self._seconds: dict[tuple[Cutting, Measure], tuple[Floats, float, float, float]] = {}
         self.pieces: dict[Cutting, tuple[float, float, int, float]] = {}
+        self.proportions: dict[tuple[tuple[str, ...], int], tuple[tuple[int, ...] | None, ...]] = {}
         self._memory: dict[Cutting, tuple[DeviceMemory, ...]] = {}
         self._hops: dict[tuple[str, str], tuple[float, float]] = {}
         self._ends: dict[tuple[object, ...], tuple[float, float]] = {}
         self._shares: dict[tuple[Share, float], DeviceMemory] = {}
+        self._devices: dict[tuple[str, Share, float], DeviceMemory] = {}
+        self._loads: Loads = {}
         self._beside: dict[tuple[Share, float], tuple[Floats, DeviceMemory]] = {}
         self._exchanges: dict[tuple[str, ...], Exchange] = {}
 
@@ -116,14 +119,14 @@ class StageCosts:
         """The same with room for other contexts: that changes no times."""
         other = copy(self)
         other.work, other.pieces = replace(self.work, context=context), {}
-        other._memory, other._shares = {}, {}
+        other._memory, other._shares, other._devices = {}, {}, {}
         return other
 
     def _stage_cost(self, cutting: Cutting) -> StageCost:
         if cutting not in self._stages:
             stage = replace(cutting.stage(0, 1), last_layer=self.model.layers)
             self._stages[cutting] = StageCost(
-                self._short, self.cluster, self.runtime, stage, self._exchange_of(cutting.devices)
+                self._short, self.cluster, self.runtime, stage, self._exchange_of(cutting.devices), loads=self._loads
             )
         return self._stages[cutting]
 
@@ -145,9 +148,14 @@ class StageCosts:
 
     def _device_memory(self, name: str, share: Share, vocabulary: float) -> DeviceMemory:
         """As `memory_of` counts it; activations as if the widest layer of the model were on every stage."""
-        device, held = self.cluster.by_name[name], self._held(share, vocabulary)
-        always = held.always + device.runtime_bytes
-        return DeviceMemory(float(device.memory), held.by_layer, always, held.first, held.last, held.tied)
+        key = (name, share, vocabulary)
+        found = self._devices.get(key)
+        if found is None:
+            device, held = self.cluster.by_name[name], self._held(share, vocabulary)
+            always = held.always + device.runtime_bytes
+            found = DeviceMemory(float(device.memory), held.by_layer, always, held.first, held.last, held.tied)
+            self._devices[key] = found
+        return found
 
     def _held(self, share: Share, vocabulary: float) -> DeviceMemory:
         """By any device, without a process."""

@@ -50,14 +50,14 @@ def _by_head(costs: StageCosts, names: tuple[str, ...]) -> Iterator[tuple[Share,
         return Share(part, part, part, part)
 
     pieces = [_pieces(costs, name, Cutting((name,), (cut(1 / heads),)), heads) for name in names]
-    for given in _proportions(heads, pieces):
+    for given in _proportions(costs, names, heads, pieces):
         yield tuple(cut(each / heads) for each in given)
 
 
 def _experts(costs: StageCosts, names: tuple[str, ...]) -> Iterator[tuple[float, ...]]:
     count = max(layer.experts.count for layer in costs.model.decoder if layer.experts)
     pieces = [_pieces(costs, name, Cutting((name,), (Share(experts=1 / count),)), count) for name in names]
-    for given in _proportions(count, pieces):
+    for given in _proportions(costs, names, count, pieces):
         yield tuple(each / count for each in given)
 
 
@@ -76,15 +76,22 @@ def _pieces(costs: StageCosts, name: str, least: Cutting, total: int) -> Pieces:
     return costs.pieces[least]
 
 
-def _proportions(total: int, pieces: Sequence[Pieces]) -> Iterator[tuple[int, ...]]:
+def _proportions(
+    costs: StageCosts, names: tuple[str, ...], total: int, pieces: Sequence[Pieces]
+) -> Iterator[tuple[int, ...]]:
     """By speed; by speed within memory; by memory."""
     before, seconds, most, rooms = zip(*pieces, strict=True)
-    ways = (
-        whole_shares(total, seconds, before=before),
-        whole_shares(total, seconds, before=before, most=most),
-        whole_shares(total, [1 / room for room in rooms]),
-    )
-    yield from dict.fromkeys(way for way in ways if way is not None)
+    key = (names, total)
+    if key not in costs.proportions:
+        costs.proportions[key] = (
+            whole_shares(total, seconds, before=before),
+            whole_shares(total, [1 / room for room in rooms]),
+        )
+    by_speed, by_memory = costs.proportions[key]
+    within = by_speed
+    if by_speed is not None and any(given > limit for given, limit in zip(by_speed, most, strict=True)):
+        within = whole_shares(total, seconds, before=before, most=most)
+    yield from dict.fromkeys(way for way in (by_speed, within, by_memory) if way is not None)
 
 
 def alike(costs: StageCosts, names: Sequence[str]) -> bool:

@@ -235,17 +235,20 @@ class _Steps:
 
     def _allowed_from(self, bound: float) -> float:
         """Below this nothing is `allowed`."""
-        low = self.search.lower_bound(counted=self.batches == 1 or self.search.stages == 2)
-        if self.batches == 1 or low >= bound:
-            return low
-
-        high = bound
+        if self.batches == 1:
+            return self.search.lower_bound()
         if math.isinf(bound):
+            low = self.search.lower_bound(counted=self.search.stages == 2)
+            if math.isinf(low):
+                return low
             high = low * 2
-            while not self.allowed(high) and high < low * self.batches * 4:
+            while (least := self._least(high)) >= high and high < low * self.batches * 4:
                 low, high = high, high * 2
-        elif not self.allowed(bound):
-            return bound
+        else:
+            low, high = 0.0, bound
+            if (least := self._least(bound)) >= bound:
+                return bound
+        low = max(low, min(least, high))  # what is quicker is no quicker than this bound
         while high > low * (1 + CLOSE / 2):
             middle = (low + high) / 2
             least = self._least(middle)

@@ -55,12 +55,18 @@ def few_hosts(
 
     costs = [StageCosts(model, part.cluster, work, runtime, everywhere=part.relays) for part in parts]
 
-    def searched(context: int) -> list[Layout]:
-        found = []
+    def searched(context: int, *, enough: bool = False) -> list[Layout]:
+        """``enough``: one layout with that much room is, and hosts that relay change nothing in that."""
+        found: list[Layout] = []
         for part, known in zip(parts, costs, strict=True):
+            if enough and any(room(layout) >= context for layout in found):
+                break
             search = ExactSearch(known.with_context(context), runnable=runnable, all_used=part.all_used)
             found += best_of_each(search, work, objective)
         return found
+
+    def room(layout: Layout) -> int:
+        return _room(model, cluster, layout, work, runtime)
 
     def has_room(context: int) -> bool:
         return any(
@@ -71,10 +77,10 @@ def few_hosts(
 
     found = searched(work.context)
     if objective == "context":
-        rooms = [_room(model, cluster, layout, work, runtime) for layout in found]
+        rooms = list(map(room, found))
         most = min(model.max_context, max(_pooled(model, cluster, work, runtime), *rooms))
         longest = _longest(most, max(rooms, default=0), has_room)
-        found += searched(longest) if longest > max(rooms, default=0) else []
+        found += searched(longest, enough=not exact) if longest > max(rooms, default=0) else []
     return Layouts(found, exact, () if exact else (NOT_ALL,))
 
 

@@ -65,6 +65,8 @@ class Seconds:
         return self.weights + self.cache + self.compute + self.launch + self.collective
 
 
+Loads = dict[tuple[int, Pass], dict[tuple[Share, float, bool], "_Load"]]
+"""By layer (its identity) and pass; by share, experts needed of it, and whether whole experts are given out."""
 _Own = tuple[float, float, float, float]
 """Seconds of one device without waiting for others: the first four of `Seconds`."""
 
@@ -82,9 +84,20 @@ class _Pace(NamedTuple):
         return cls(device.memory_bandwidth, rate, runtime.launch_seconds(device))
 
 
+class _Load(NamedTuple):
+    """What a device with some share of a layer does in a pass: bytes of weights and cache, operations of arithmetic,
+    operations that are started."""
+
+    weights: float
+    cache: float
+    flops: float
+    launches: float
+
+
 class StageCost:
     """Costs of ``stage``'s devices, whichever layers they have. ``exchange``: between all devices of the layout.
-    ``others``: there are more stages, which wait meanwhile."""
+    ``others``: there are more stages, which wait meanwhile. ``loads``: for stages of the same model and runtime to
+    share, as searches ask for the same thousands of times."""
 
     def __init__(
         self,
@@ -95,7 +108,9 @@ class StageCost:
         exchange: Exchange,
         *,
         others: bool = False,
+        loads: Loads | None = None,
     ) -> None:
+        self._loads: Loads = {} if loads is None else loads
         self._model, self._runtime, self._exchange = model, runtime, exchange
         self._stage = stage
         dtype = _DTYPES.get(model.stored, "bf16")
@@ -108,17 +123,26 @@ class StageCost:
         return [found[id(layer)] for layer in self._model.alike]
 
     def _layer(self, layer: LayerSpec, which: Pass) -> Seconds:
-        seen, flops = which.past + which.tokens, layer.flops(which.tokens, which.past) * which.sequences
+        known = self._loads.setdefault((id(layer), which), {})
         parts = []
         for device, share, experts in zip(
             self._devices, self._stage.shares, self._experts_touched(layer, which.rows), strict=True
         ):
-            cache = which.sequences * layer.cache_read_bytes(seen, self._runtime.cache, share)
-            part = self._part_of_arithmetic(layer, share, experts, which.rows)
-            read = self._read_bytes(layer, share, experts)
-            launches = self._runtime.operations(layer, experts)
-            parts.append(self._roofline(device, read, cache, flops * part, launches))
+            key = (share, experts, self._stage.experts)
+            load = known.get(key)
+            if load is None:
+                load = known[key] = self._load(layer, which, share, experts)
+            parts.append(self._roofline(device, *load))
         return Seconds(*max(parts, key=sum), self._collectives(self._exchanged(layer), which.rows))
+
+    def _load(self, layer: LayerSpec, which: Pass, share: Share, experts: float) -> _Load:
+        seen, flops = which.past + which.tokens, layer.flops(which.tokens, which.past) * which.sequences
+        return _Load(
+            self._read_bytes(layer, share, experts),
+            which.sequences * layer.cache_read_bytes(seen, self._runtime.cache, share),
+            flops * self._part_of_arithmetic(layer, share, experts, which.rows),
+            self._runtime.operations(layer, experts),
+        )
 
     def _experts_touched(self, layer: LayerSpec, rows: int) -> list[float]:
         """By device, of the experts (or slices of them) that it has."""
