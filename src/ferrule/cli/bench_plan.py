@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -22,7 +23,7 @@ EXAMPLES = "Examples:\n\nferrule bench plan\n\nferrule bench plan --lab\n\nferru
 
 def plan(
     lab: Annotated[
-        bool, typer.Option("--lab", help="Also against the built-in engine on emulated hosts (as root, some minutes).")
+        bool, typer.Option("--lab", help="Also against the built-in engine on emulated hosts (as root, half an hour).")
     ] = False,
     quick: Annotated[
         bool,
@@ -30,7 +31,7 @@ def plan(
     ] = False,
     rounds: Annotated[
         int | None,
-        typer.Option("--rounds", min=1, help="With --lab: how often to measure [default: 5, 1 with --quick]."),
+        typer.Option("--rounds", min=1, help="With --lab: how often to measure [default: 15, 1 with --quick]."),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
 ) -> None:
@@ -44,9 +45,9 @@ def plan(
     rows: list[PlannedRow] = []
     if lab:
         with needs("bench", "bench plan --lab"):
-            from ferrule.bench.planned import bench_planned, choices
+            from ferrule.bench.planned import ROUNDS, bench_planned, choices
         with console.status("Measuring (nothing else should run now)") as status:
-            rows = bench_planned(quick=quick, rounds=rounds or (1 if quick else 5), say=status.update)
+            rows = bench_planned(quick=quick, rounds=rounds or (1 if quick else ROUNDS), say=status.update)
         _show_planned(console, rows)
         worst = max(choices(rows), key=lambda choice: choice.loss)
         console.print(
@@ -77,7 +78,11 @@ def _show_published(console: Console, bench: PublishedBench) -> None:
 
 
 def _show_planned(console: Console, rows: list[PlannedRow]) -> None:
-    table = Table(title="The built-in engine on emulated hosts: ms per token of one stream, MiB on the fullest rank")
+    table = Table(
+        title="The built-in engine on emulated hosts: ms per token of one stream, MiB on the fullest rank",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),  # all of it in 80 columns
+    )
     for heading in ("model", "tp", "pp", "cables", "ms", "predicted", "error", "MiB", "predicted"):
         left = heading in ("model", "cables")
         table.add_column(heading, justify="left" if left else "right", no_wrap=True)
