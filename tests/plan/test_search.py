@@ -176,6 +176,14 @@ def test_the_best_single_host_is_always_shown_and_says_whether_it_fits() -> None
     assert result.best is None or result.best.prediction.fits
 
 
+def test_a_plan_for_emulated_hosts_is_exact_where_each_has_a_core_of_its_own() -> None:
+    """The search does not count what they take from each other on cores that they share."""
+    hosts = unequal(3, 1, 1.0)
+    own, shared, awake = (replace(hosts, cores=3), replace(hosts, cores=2), replace(hosts, cores=3, cores_awake=0.9))
+    work = Workload(context=256)
+    assert [search(DENSE, cluster, work).exact for cluster in (hosts, own, shared, awake)] == [True, True, False, False]
+
+
 def test_a_chain_of_hosts_is_followed_and_no_layout_skips_the_host_between() -> None:
     devices = tuple(machine(name, 1.0, 200) for name in "abc")
     rail = RailSpec("tb", 1e-5, 3e9)

@@ -71,8 +71,15 @@ def search(
     ranked = sorted(candidates, key=lambda candidate: _rank(candidate, objective))
     single = next(candidate for candidate in ranked if candidate.layout.strategy == "single")
     shown = ranked[:top] if single in ranked[:top] else [*ranked[: top - 1], single]
-    exact = layouts.exact and objective not in _NEAR and not runtime.streams and not runtime.layer_message_bytes
+    exact = layouts.exact and objective not in _NEAR and _counts_everything(cluster, runtime)
     return SearchResult(objective, tuple(shown), single, exact, layouts.notes)
+
+
+def _counts_everything(cluster: ClusterSpec, runtime: Runtime) -> bool:
+    """Whether the search counts all that `predict` does: not what is read from disk, messages that grow with the
+    layers, and what emulated hosts take from each other on the cores that they share."""
+    alone = cluster.cores is None or (cluster.cores >= len(cluster.devices) and cluster.cores_awake == 1.0)
+    return alone and not runtime.streams and not runtime.layer_message_bytes
 
 
 class _Finder(Protocol):
