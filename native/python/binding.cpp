@@ -40,6 +40,13 @@ void bind_raw(nb::module_& module) {
       },
       nb::call_guard<nb::gil_scoped_release>());
   module.def(
+      "raw_tcp_exchange",
+      [](int fd, std::uintptr_t data, std::uintptr_t other, std::size_t bytes, int rounds, double timeout) {
+        return ferrule::raw_tcp_exchange(fd, reinterpret_cast<void*>(data), reinterpret_cast<void*>(other), bytes, rounds,
+                                         timeout);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  module.def(
       "raw_tcp_alone",
       [](int fd, int other_fd, std::uintptr_t data, std::size_t bytes, int rounds, double timeout) {
         return ferrule::raw_tcp_alone(fd, other_fd, reinterpret_cast<void*>(data), bytes, rounds, timeout);

@@ -34,17 +34,26 @@ class Deadline {
   unsigned polls_ = 0;
 };
 
-template <class Send, class Receive>
-std::vector<double> ping_pong(int rounds, bool starts, Send&& send, Receive&& receive) {
+template <class Body>
+std::vector<double> timed(int rounds, Body&& body) {
   std::vector<double> microseconds;
   microseconds.reserve(static_cast<std::size_t>(rounds));
   for (int round = 0; round < rounds; ++round) {
     const auto begin = Clock::now();
+    body();
+    microseconds.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
+  }
+  return microseconds;
+}
+
+template <class Send, class Receive>
+std::vector<double> ping_pong(int rounds, bool starts, Send&& send, Receive&& receive) {
+  std::vector<double> microseconds = timed(rounds, [&] {
     if (starts) send();
     receive();
     if (!starts) send();
-    microseconds.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / 2);
-  }
+  });
+  for (double& each : microseconds) each /= 2;
   return microseconds;
 }
 
@@ -105,6 +114,27 @@ std::vector<double> raw_tcp_ping_pong(int fd, void* data, std::size_t bytes, int
       [&] { whole_message(buffer, deadline, [&](auto* at, auto n) { return ::recv(fd, at, n, MSG_DONTWAIT); }); });
 }
 
+std::vector<double> raw_tcp_exchange(int fd, void* data, void* other, std::size_t bytes, int rounds, double timeout) {
+  Deadline deadline(timeout);
+  const Buffer out(static_cast<std::byte*>(data), bytes);
+  const Buffer in(static_cast<std::byte*>(other), bytes);
+  return timed(rounds, [&] {
+    std::size_t sent = 0;
+    // What does not fit into the buffers goes while the other end's comes.
+    whole_message(in, deadline, [&](auto* at, auto n) {
+      if (sent < bytes) {
+        const ssize_t more = ::send(fd, out.data() + sent, bytes - sent, MSG_DONTWAIT);
+        if (more > 0) sent += static_cast<std::size_t>(more);
+        else if (!later(more)) return more;
+      }
+      return ::recv(fd, at, n, MSG_DONTWAIT);
+    });
+    if (sent < bytes) {
+      whole_message(out.subspan(sent), deadline, [&](auto* at, auto n) { return ::send(fd, at, n, MSG_DONTWAIT); });
+    }
+  });
+}
+
 std::vector<double> raw_tcp_alone(int fd, int other_fd, void* data, std::size_t bytes, int rounds, double timeout) {
   Deadline deadline(timeout);
   const Buffer buffer(static_cast<std::byte*>(data), bytes);
@@ -138,15 +168,11 @@ std::vector<double> raw_shm_ping_pong(void* memory, void* data, std::size_t byte
 std::size_t raw_shm_bytes() { return 2 * sizeof(Lane); }
 
 std::vector<double> raw_memcpy(void* target, const void* source, std::size_t bytes, int rounds) {
-  std::vector<double> microseconds;
-  for (int round = 0; round < rounds; ++round) {
-    const auto begin = Clock::now();
+  return timed(rounds, [&] {
     std::memcpy(target, source, bytes);
     // The copy must happen although nobody reads it.
     asm volatile("" : : "r"(target) : "memory");
-    microseconds.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
-  }
-  return microseconds;
+  });
 }
 
 }  // namespace ferrule

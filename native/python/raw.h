@@ -13,7 +13,11 @@ namespace ferrule {
 // Over a connected stream socket.
 std::vector<double> raw_tcp_ping_pong(int fd, void* data, std::size_t bytes, int rounds, bool starts, double timeout);
 
-// The same by one thread that has both ends of the connection, for hosts that share a machine's processors.
+// Microseconds of `rounds` exchanges: both ends send `data` at once and receive the other's into `other`.
+std::vector<double> raw_tcp_exchange(int fd, void* data, void* other, std::size_t bytes, int rounds, double timeout);
+
+// The same as raw_tcp_ping_pong by one thread that has both ends of the connection, for hosts that share a machine's
+// processors.
 std::vector<double> raw_tcp_alone(int fd, int other_fd, void* data, std::size_t bytes, int rounds, double timeout);
 
 // Through shared memory: raw_shm_bytes() bytes at `memory`, mapped by both, zero before the first use and used by

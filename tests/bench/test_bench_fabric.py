@@ -49,7 +49,7 @@ def test_rows_and_table(tmp_path: Path) -> None:
     assert ours == {(*cell, i, t) for cell in cells for i in ("ferrule", "ferrule-native") for t in ("shm", "tcp")}
     # The limits once per size.
     raw = [(row["op"], row["transport"], row["bytes"]) for row in rows if row["impl"] == "raw"]
-    limits = [("send_recv", "tcp"), ("send_recv", "shm"), ("memcpy", "memory")]
+    limits = [("send_recv", "tcp"), ("exchange", "tcp-both"), ("send_recv", "shm"), ("memcpy", "memory")]
     assert sorted(raw) == sorted((*limit, size) for limit in limits for size in (64, 8192))
     for row in rows:
         assert row["rails"] == 1

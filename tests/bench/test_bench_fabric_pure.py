@@ -7,7 +7,7 @@ from operator import truediv
 import pytest
 
 from ferrule.bench.fabric.bars import LARGE, SMALL, busy_bars, cables_bar, crowd_bars, pair_bars
-from ferrule.bench.fabric.contestants import group_by_job
+from ferrule.bench.fabric.contestants import TORCH_ALONE, group_by_job, limits_of
 from ferrule.bench.fabric.operations import OPERATIONS, bus_gb_s
 from ferrule.bench.fabric.plot import panels_of
 from ferrule.bench.fabric.rows import Row, find_row, in_pairs, make_row, to_csv
@@ -113,6 +113,19 @@ def test_row_of_a_limit_says_what_it_is() -> None:
     assert (row["op"], row["ranks"], row["bus_gb_s"]) == ("send_recv", 2, 1.0)
     row = make_row(cell, Contestant("raw", "memory"), [[2.0]])
     assert (row["op"], row["ranks"]) == ("memcpy", 1)
+    row = make_row(cell, Contestant("raw", "tcp-both"), [[2.0]])
+    assert (row["op"], row["ranks"], row["bus_gb_s"]) == ("exchange", 2, 1.0)
+    row = make_row(cell, TORCH_ALONE, [[2.0]])
+    assert (row["op"], row["ranks"], row["bus_gb_s"]) == ("nothing", 2, 0.0)
+
+
+def test_limits_are_those_of_the_machine_and_of_torch_where_that_takes_part() -> None:
+    limits = limits_of([Contestant("ferrule-native", "tcp")])
+    assert TORCH_ALONE not in limits
+    assert group_by_job(limits) == [limits]
+    limits = limits_of([Contestant("ferrule-torch", "tcp")])
+    assert group_by_job(limits) == [limits[:-1], [TORCH_ALONE]]
+    assert [op for op in ("all_reduce", "all_gather", "barrier") if TORCH_ALONE.can(op, "float32")] == ["all_reduce"]
 
 
 def a_row(impl: str, transport: str, size: int, median: float, ranks: int = 2) -> Row:
@@ -144,13 +157,16 @@ def test_bars_of_two_ranks() -> None:
         a_row("ferrule-torch", "shm", 64, 4.2),
         a_row("openmpi", "shm", 64, 0.2),
         a_row("raw", "shm", 64, 0.15),
+        a_row("raw", "torch", 64, 3.0),
+        a_row("ferrule-native", "tcp", 64, 6.0),
+        a_row("raw", "tcp-both", 64, 5.0),
         a_row("ferrule-native", "shm", LARGE, 10_000.0),
         a_row("ferrule-native", "tcp", LARGE, 30_000.0),
         a_row("openmpi", "shm", LARGE, 20_000.0),
         a_row("gloo", "tcp", LARGE, 24_000.0),
     ]
     bars = {bar.what: bar for bar in pair_bars(rows)}
-    assert len(bars) == 4 * len(SMALL) + 4
+    assert len(bars) == 5 * len(SMALL) + 5
     assert bars["shm 64 B: native / raw one way"].median == pytest.approx(2.0)
     assert bars["shm 64 B: native / raw one way"].met is True
     assert bars["shm 64 B: native / Open MPI"].met is False
@@ -162,6 +178,8 @@ def test_bars_of_two_ranks() -> None:
     assert bars["shm 64 B: Python − native"].median == pytest.approx(0.9)
     assert bars["shm 64 B: Python − native"].met is True
     assert bars["shm 64 B: torch.distributed − native"].met is False
+    assert bars["shm 64 B: torch.distributed − native − torch alone"].median == pytest.approx(0.9)
+    assert bars["tcp 64 B: native / raw both ways"].median == pytest.approx(1.2)
 
 
 def test_bars_of_many_ranks_and_busy_cores() -> None:

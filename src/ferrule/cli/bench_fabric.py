@@ -131,7 +131,7 @@ def _tables(rows: Sequence[Row]) -> list[Table]:
             format_bytes(row["bytes"]),
             "memcpy" if row["op"] == "memcpy" else _who(row),
             *(_number(value) for value in (row["min_us"], row["median_us"], row["p99_us"])),
-            _number(row["bus_gb_s"]) if row["bytes"] else "",
+            _number(row["bus_gb_s"]) if row["bus_gb_s"] else "",
             "" if raw is None or raw is row else _number(row["median_us"] / raw["median_us"]),
         )
     return list(tables.values())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import sub, truediv
 
-from ferrule.bench.fabric.rows import Row, find_row, in_pairs
+from ferrule.bench.fabric.rows import Row, added, find_row, in_pairs
 from ferrule.bench.fabric.run import FabricBench, bench_fabric
 from ferrule.bench.fabric.sweep import PEERS, Sweep
 from ferrule.bench.rails import RailsBench, bench_rails
@@ -74,6 +74,9 @@ def pair_bars(rows: Sequence[Row]) -> list[Bar]:
             mpi = find_row(rows, op="all_reduce", impl="openmpi", transport=transport, bytes=size)
             where = f"{transport} {format_bytes(size)}"
             bars.append(_ratio(f"{where}: native / raw one way", factor, ours, raw))
+            if transport == "tcp":
+                both = find_row(rows, impl="raw", transport="tcp-both", bytes=size)
+                bars.append(_ratio(f"{where}: native / raw both ways", 1.25, ours, both))
             bars.append(_ratio(f"{where}: native / Open MPI", 1.0, ours, mpi))
     for transport, factor in (("shm", 1.5), ("tcp", 1.0)):
         large = [row for row in rows if row["op"] == "all_reduce" and row["bytes"] == LARGE]
@@ -89,6 +92,9 @@ def pair_bars(rows: Sequence[Row]) -> list[Bar]:
     for impl, limit, name in (("ferrule", 1.0, "Python"), ("ferrule-torch", 3.5, "torch.distributed")):
         row = find_row(rows, op="all_reduce", impl=impl, transport="shm", bytes=SMALL[0])
         bars.append(_difference(f"shm {SMALL[0]} B: {name} − native", limit, row, native))
+    alone = find_row(rows, impl="raw", transport="torch", bytes=SMALL[0])
+    both = None if native is None or alone is None else added(native, alone)
+    bars.append(_difference(f"shm {SMALL[0]} B: torch.distributed − native − torch alone", 1.5, row, both))
     return bars
 
 

@@ -21,7 +21,19 @@ from ferrule.bench.fabric.sweep import OURS, Contestant
 
 IN_LABS = (*OURS, "gloo")
 """Those whose ranks can be started on emulated hosts."""
-LIMITS = (Contestant("raw", "tcp"), Contestant("raw", "shm"), Contestant("raw", "memory"))
+LIMITS = (
+    Contestant("raw", "tcp"),
+    Contestant("raw", "tcp-both"),
+    Contestant("raw", "shm"),
+    Contestant("raw", "memory"),
+)
+TORCH_ALONE = Contestant("raw", "torch")
+
+
+def limits_of(contestants: Sequence[Contestant]) -> list[Contestant]:
+    """What stands beside them: what the machine can do, and what torch takes for itself."""
+    torch = any(contestant.impl == "ferrule-torch" for contestant in contestants)
+    return [*LIMITS, *([TORCH_ALONE] if torch else [])]
 
 
 def missing(impl: str) -> str | None:
@@ -40,7 +52,8 @@ def group_by_job(contestants: Sequence[Contestant]) -> list[list[Contestant]]:
     jobs: dict[tuple[str, int], list[Contestant]] = {}
     for contestant in contestants:
         shared = {"ferrule-native": "ferrule", "ferrule": "ferrule", "raw": "raw"}
-        key = shared.get(contestant.impl, str(contestant)), contestant.rails
+        own = contestant == TORCH_ALONE
+        key = str(contestant) if own else shared.get(contestant.impl, str(contestant)), contestant.rails
         jobs.setdefault(key, []).append(contestant)
     return list(jobs.values())
 
@@ -49,9 +62,11 @@ def start_job(contestants: Sequence[Contestant], setting: Setting) -> Job:
     """Start the ranks of one job; they are ready after `Job.meet`. Raises `JobError` if it cannot be built."""
     first = contestants[0]
     folder = setting.folder / f"{first.impl}-{first.transport}-{first.rails}"
-    if first.impl == "raw":
+    if first == TORCH_ALONE:
+        launch = partial(launch_torch, setting, "nothing", first.transport, first.rails)
+    elif first.impl == "raw":
         return Job(folder, 2, partial(launch_raw, setting))
-    if first.impl == "openmpi":
+    elif first.impl == "openmpi":
         launch = partial(launch_openmpi, setting, build_mpi_rank(setting.folder), first.transport)
     elif first.impl == "mlx-ring":
         launch = partial(launch_mlx, setting)

@@ -67,10 +67,14 @@ OPERATIONS = {
 }
 
 
+_LIMIT_FACTORS = {"memcpy": 1.0, "exchange": 1.0, "nothing": 0.0}
+
+
 def bus_gb_s(op: str, size: int, ranks: int, microseconds: float) -> float:
     """Bus bandwidth in GB/s (10**9 bytes): comparable with the wire's speed, whatever the number of ranks.
 
-    ``op`` may also be "memcpy", the limit beside them, where it is what is copied.
+    ``op`` may also be a limit beside them: "memcpy", where it is what is copied; "exchange", where it is what each end
+    sends; or "nothing".
     """
-    factor = 1.0 if op == "memcpy" else OPERATIONS[op].bus_factor(ranks)
+    factor = _LIMIT_FACTORS[op] if op in _LIMIT_FACTORS else OPERATIONS[op].bus_factor(ranks)
     return factor * size / microseconds / 1e3

@@ -17,7 +17,7 @@ _COLORS = {
     "mlx-ring": "#b07d12",
     "raw": "#888888",
 }
-_STYLES = {"shm": "-", "tcp": "--"}
+_STYLES = {"shm": "-", "tcp": "--", "tcp-both": "-."}
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
@@ -67,7 +67,7 @@ def panels_of(rows: Sequence[Row]) -> dict[str, dict[Line, list[Row]]]:
     for row in sorted(rows, key=lambda row: row["bytes"]):
         line = row["impl"], row["transport"], row["rails"]
         if row["impl"] == "raw":
-            if row["op"] != "memcpy":
+            if row["op"] in ("send_recv", "exchange"):
                 limits.setdefault(line, []).append(row)
         elif row["bytes"]:
             title = f"{row['op']} of {row['dtype']}, {row['ranks']} ranks"

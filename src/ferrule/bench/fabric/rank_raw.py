@@ -40,6 +40,8 @@ class RawPlayer:
         match task.transport:
             case "tcp":
                 return _native.raw_tcp_ping_pong(self._socket, data, size, rounds, starts, timeout)
+            case "tcp-both":
+                return _native.raw_tcp_exchange(self._socket, data, other, size, rounds, timeout)
             case "shm":
                 return _native.raw_shm_ping_pong(self._memory.ctypes.data, data, size, rounds, starts, timeout)
         return _native.raw_memcpy(other, data, size, rounds) if starts else []

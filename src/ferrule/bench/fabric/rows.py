@@ -35,13 +35,17 @@ class Row(TypedDict):
     turns_us: NotRequired[list[float | None]]
 
 
+_LIMITS = {"memory": ("memcpy", 1), "tcp-both": ("exchange", 2), "torch": ("nothing", 2)}
+"""By transport: the operation that a limit is of, and between how many ranks."""
+
+
 def make_row(cell: Cell, contestant: Contestant, turns: Sequence[Sequence[float]], rails: int = 1) -> Row:
     """``turns``: of each turn its samples in microseconds; at least one has some. ``rails``: how many there are
     indeed."""
     samples = [sample for turn in turns for sample in turn]
     op, ranks = cell.op, cell.ranks
     if contestant.impl == "raw":
-        op, ranks = ("memcpy", 1) if contestant.transport == "memory" else ("send_recv", 2)
+        op, ranks = _LIMITS.get(contestant.transport, ("send_recv", 2))
     median = float(np.median(samples))
     return {
         "op": op,
@@ -66,6 +70,18 @@ def in_pairs(row: Row, reference: Row, compare: Callable[[float, float], float])
     pairs = zip(row.get("turns_us", []), reference.get("turns_us", []), strict=False)
     both = [compare(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
     return float(np.median(both)) if both else compare(row["median_us"], reference["median_us"])
+
+
+def added(row: Row, other: Row) -> Row:
+    """As if each call of ``row`` were followed by one of ``other``."""
+    turns = zip(row.get("turns_us", []), other.get("turns_us", []), strict=False)
+    return {
+        **row,
+        "min_us": row["min_us"] + other["min_us"],
+        "median_us": row["median_us"] + other["median_us"],
+        "p99_us": row["p99_us"] + other["p99_us"],
+        "turns_us": [None if one is None or two is None else one + two for one, two in turns],
+    }
 
 
 def find_row(rows: Sequence[Row], **wanted: object) -> Row | None:

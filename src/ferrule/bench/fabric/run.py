@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ferrule.bench.fabric.contestants import IN_LABS, LIMITS, group_by_job, missing, start_job
+from ferrule.bench.fabric.contestants import IN_LABS, group_by_job, limits_of, missing, start_job
 from ferrule.bench.fabric.job import Job, JobError
 from ferrule.bench.fabric.launchers import Setting, pick_cpus
 from ferrule.bench.fabric.rows import Row, make_row
@@ -57,8 +57,10 @@ def bench_fabric(
                 if setting.cpus is None:
                     notes.append(f"{ranks} ranks do not get a core each here: not pinned, expect waiting")
                 # They poll without pause, so beside busy processes they would only show the scheduler.
-                limits = LIMITS if ranks == sweep.ranks[0] and not sweep.busy and lab is None else ()
-                with _Field([*sweep.contestants(available), *limits], setting, notes, say) as field:
+                contestants = sweep.contestants(available)
+                if ranks == sweep.ranks[0] and not sweep.busy and lab is None:
+                    contestants += limits_of(contestants)
+                with _Field(contestants, setting, notes, say) as field:
                     cells, left_out = sweep.cells(ranks)
                     notes += left_out
                     for cell in cells:

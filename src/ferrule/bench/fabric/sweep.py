@@ -21,7 +21,8 @@ HALF_FLOATS = frozenset({"bfloat16", "float16"})
 
 @dataclass(frozen=True)
 class Contestant:
-    """An implementation on a transport. ``raw`` is the limit: of a transport, or of ``memory`` (a copy).
+    """An implementation on a transport. ``raw`` is the limit: of a transport, of ``memory`` (a copy), of ``tcp-both``
+    (an exchange: both ends send at once), and of ``torch`` (a call of torch.distributed that does nothing).
 
     ``rails``: how many sockets per interface it may use.
     """
@@ -39,6 +40,8 @@ class Contestant:
             return op in MLX_OPERATIONS
         if self.impl == "openmpi":  # its C types have none of these; as bytes they can be moved
             return not (OPERATIONS[op].reduces and dtype in HALF_FLOATS)
+        if self.impl == "raw" and self.transport == "torch":
+            return op == "all_reduce"
         return self.impl != "raw" or op != "barrier"
 
 
