@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <exception>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -370,6 +373,42 @@ void threads_carry_packets_between_sockets() {
   }
 }
 
+double processor_seconds() {
+  timespec used{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) / 1e9;
+}
+
+void a_thread_that_has_obeyed_sleeps_again() {
+  Shaper shaper(1);
+  int one[2];
+  int other[2];
+  CHECK(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, one) == 0);
+  CHECK(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, other) == 0);
+  const int cable = shaper.join({one[1], other[1]}, 1);
+  const std::vector<std::byte> frame = bytes_of({}, 60);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<bool> over{false};
+    {
+      // Orders come while the thread is awake, as a packet has just gone through.
+      std::jthread traffic([&] {
+        std::vector<std::byte> got(frame.size());
+        while (!over.load()) {
+          CHECK(::write(one[0], frame.data(), frame.size()) == static_cast<ssize_t>(frame.size()));
+          CHECK(::read(other[0], got.data(), got.size()) == static_cast<ssize_t>(frame.size()));
+        }
+      });
+      for (int order = 0; order < 500; ++order) shaper.set(cable, 0, {.delay = order % 2 * kMicro});
+      over.store(true);
+    }
+    const double before = processor_seconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    CHECK(processor_seconds() - before < 0.02);
+  }
+  ::close(one[0]);
+  ::close(other[0]);
+}
+
 }  // namespace
 
 int main() {
@@ -386,4 +425,5 @@ int main() {
   a_switch_learns_where_everybody_is();
   a_pacer_sleeps_most_of_the_time_and_polls_within_its_means();
   threads_carry_packets_between_sockets();
+  a_thread_that_has_obeyed_sleeps_again();
 }

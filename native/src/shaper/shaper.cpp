@@ -119,7 +119,6 @@ Worker::~Worker() {
 }
 
 void Worker::ring() {
-  called_.store(true, std::memory_order_release);
   const std::uint64_t one = 1;
   (void)!::write(bell_, &one, sizeof one);
 }
@@ -136,7 +135,8 @@ void Worker::call(std::function<void()> order) {
 }
 
 bool Worker::obey() {
-  called_.store(false, std::memory_order_relaxed);
+  // In this order: an order that comes later than this look at them rings a bell that has not been heard.
+  rung_ = false;
   std::uint64_t rings;
   (void)!::read(bell_, &rings, sizeof rings);
   std::vector<std::packaged_task<void()>> orders;
@@ -211,7 +211,7 @@ EndCounters Worker::counters(int cable, int end) {
 void Worker::run() {
   be_prompt();
   for (;;) {
-    if (called_.load(std::memory_order_acquire) && !obey()) return;
+    if (rung_ && !obey()) return;
     wait();
     for (auto& [number, cable] : cables_) pump(cable);
   }
@@ -231,7 +231,12 @@ void Worker::wait() {
   std::array<epoll_event, kEvents> ready;
   const int count = ::epoll_wait(epoll_, ready.data(), kEvents, 0);
   for (int i = 0; i < count; ++i) {
-    if (ready[static_cast<std::size_t>(i)].data.u64 != kBell) receive(ready[static_cast<std::size_t>(i)].data.u64);
+    const std::uint64_t where = ready[static_cast<std::size_t>(i)].data.u64;
+    if (where == kBell) {
+      rung_ = true;
+    } else {
+      receive(where);
+    }
   }
   if (sleep == 0 && count == 0) pacer_.polled(nanoseconds(CLOCK_MONOTONIC) - begin);
 }

@@ -60,13 +60,13 @@ class Worker {
 
   int epoll_ = -1;
   int bell_ = -1;
-  std::atomic<bool> called_{false};
   std::mutex mutex_;  // guards orders_ and closing_
   std::vector<std::packaged_task<void()>> orders_;
   bool closing_ = false;
 
   // The thread's own.
   std::map<int, Cable> cables_;
+  bool rung_ = false;  // the bell, and nobody has obeyed yet
   Pacer pacer_;
   Spare spare_processor_;
   Time moved_ = 0;  // when a packet came or went last
