@@ -74,6 +74,20 @@ void whole_message(Buffer buffer, Deadline& deadline, Call&& call) {
   }
 }
 
+// `out` goes into one socket and `in` comes out of one: a long message passes through the buffers piece by piece.
+void send_and_receive(int to, Buffer out, int from, Buffer in, Deadline& deadline) {
+  std::size_t sent = 0;
+  whole_message(in, deadline, [&](auto* at, auto n) {
+    if (sent < out.size()) {
+      const ssize_t more = ::send(to, out.data() + sent, out.size() - sent, MSG_DONTWAIT);
+      if (more > 0) sent += static_cast<std::size_t>(more);
+      else if (!later(more)) return more;
+    }
+    return ::recv(from, at, n, MSG_DONTWAIT);
+  });
+  whole_message(out.subspan(sent), deadline, [&](auto* at, auto n) { return ::send(to, at, n, MSG_DONTWAIT); });
+}
+
 // One direction through shared memory: a ring of chunks and two counters, each on cache lines of its own (two, since
 // processors fetch them in pairs). Long messages overlap the copy in with the copy out, chunk by chunk.
 constexpr std::size_t kChunk = 8 << 10;
@@ -118,40 +132,15 @@ std::vector<double> raw_tcp_exchange(int fd, void* data, void* other, std::size_
   Deadline deadline(timeout);
   const Buffer out(static_cast<std::byte*>(data), bytes);
   const Buffer in(static_cast<std::byte*>(other), bytes);
-  return timed(rounds, [&] {
-    std::size_t sent = 0;
-    // What does not fit into the buffers goes while the other end's comes.
-    whole_message(in, deadline, [&](auto* at, auto n) {
-      if (sent < bytes) {
-        const ssize_t more = ::send(fd, out.data() + sent, bytes - sent, MSG_DONTWAIT);
-        if (more > 0) sent += static_cast<std::size_t>(more);
-        else if (!later(more)) return more;
-      }
-      return ::recv(fd, at, n, MSG_DONTWAIT);
-    });
-    if (sent < bytes) {
-      whole_message(out.subspan(sent), deadline, [&](auto* at, auto n) { return ::send(fd, at, n, MSG_DONTWAIT); });
-    }
-  });
+  return timed(rounds, [&] { send_and_receive(fd, out, fd, in, deadline); });
 }
 
 std::vector<double> raw_tcp_alone(int fd, int other_fd, void* data, std::size_t bytes, int rounds, double timeout) {
   Deadline deadline(timeout);
   const Buffer buffer(static_cast<std::byte*>(data), bytes);
-  const auto carry = [&](int from, int to) {
-    std::size_t sent = 0;
-    // A long message passes through both ends' buffers piece by piece.
-    whole_message(buffer, deadline, [&](auto* at, auto n) {
-      if (sent < bytes) {
-        const ssize_t more = ::send(from, buffer.data() + sent, bytes - sent, MSG_DONTWAIT);
-        if (more > 0) sent += static_cast<std::size_t>(more);
-        else if (!later(more)) return more;
-      }
-      return ::recv(to, at, n, MSG_DONTWAIT);
-    });
-  };
   return ping_pong(
-      rounds, true, [&] { carry(fd, other_fd); }, [&] { carry(other_fd, fd); });
+      rounds, true, [&] { send_and_receive(fd, buffer, other_fd, buffer, deadline); },
+      [&] { send_and_receive(other_fd, buffer, fd, buffer, deadline); });
 }
 
 std::vector<double> raw_shm_ping_pong(void* memory, void* data, std::size_t bytes, int rounds, bool starts,
