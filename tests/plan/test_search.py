@@ -26,7 +26,8 @@ from ferrule.plan import (
     read_model,
     search,
 )
-from ferrule.plan.search_costs import Measure, StageCosts
+from ferrule.plan.model_layer import WHOLE, ExpertsSpec, Share
+from ferrule.plan.search_costs import Cutting, Measure, StageCosts
 from ferrule.plan.search_cuttings import cuttings_of
 from ferrule.plan.search_many import many_hosts
 from ferrule.plan.search_shares import whole_shares
@@ -102,6 +103,32 @@ def test_as_good_as_trying_everything(model: ModelSpec, count: int, memory: floa
     first = search(model, cluster, work, "ttft").best
     assert first is not None
     assert first.prediction.ttft_seconds == pytest.approx(min(one.ttft_seconds for one in fitting))
+
+
+def test_experts_are_given_out_by_their_own_speed_also_where_there_are_as_many_as_heads() -> None:
+    pieces = EXPERTS.key_value_heads
+    layers = tuple(replace(layer, experts=ExpertsSpec(pieces, 2, 1408)) for layer in EXPERTS.decoder if layer.experts)
+    cable = LinkSpec(("quick", "slow"), (RailSpec("eth", 3e-5, 4e9),))
+    cluster = ClusterSpec((machine("quick", 90, 30), machine("slow", 90, 10)), (cable,))
+    costs = StageCosts(replace(EXPERTS, decoder=layers), cluster, Workload(context=512), BUILT_IN_ENGINE)
+
+    def by_speed(least: Share) -> tuple[int, ...] | None:
+        seconds = [
+            [
+                float(costs.table(Cutting((name,), (share,)), Measure("token")).by_layer.sum())
+                for share in (least, WHOLE)
+            ]
+            for name in cluster.by_name
+        ]
+        each = [(whole - one) / (pieces - 1) for one, whole in seconds]
+        return whole_shares(pieces, each, before=[one - more for (one, _), more in zip(seconds, each, strict=True)])
+
+    experts, heads = by_speed(Share(experts=1 / pieces)), by_speed(Share.even(pieces))
+    assert experts != heads
+    cuttings = cuttings_of(costs, list(cluster.by_name))
+    given = [tuple(round(share.experts * pieces) for share in each.shares) for each in cuttings if each.experts]
+    assert experts in given
+    assert heads not in given
 
 
 def test_what_the_tables_say_is_what_is_predicted() -> None:

@@ -67,7 +67,7 @@ class StageCosts:
         self._stages: dict[Cutting, StageCost] = {}
         self._seconds: dict[tuple[Cutting, Measure], tuple[Floats, float, float, float]] = {}
         self.pieces: dict[Cutting, tuple[float, float, int, float]] = {}
-        self.proportions: dict[tuple[tuple[str, ...], int], tuple[tuple[int, ...] | None, ...]] = {}
+        self.proportions: dict[tuple[tuple[str, ...], Share], tuple[tuple[int, ...] | None, ...]] = {}
         self._memory: dict[Cutting, tuple[DeviceMemory, ...]] = {}
         self._hops: dict[tuple[str, str], tuple[float, float]] = {}
         self._ends: dict[tuple[object, ...], tuple[float, float]] = {}

@@ -49,15 +49,13 @@ def _by_head(costs: StageCosts, names: tuple[str, ...]) -> Iterator[tuple[Share,
     def cut(part: float) -> Share:
         return Share(part, part, part, part)
 
-    pieces = [_pieces(costs, name, Cutting((name,), (cut(1 / heads),)), heads) for name in names]
-    for given in _proportions(costs, names, heads, pieces):
+    for given in _proportions(costs, names, cut(1 / heads), heads):
         yield tuple(cut(each / heads) for each in given)
 
 
 def _experts(costs: StageCosts, names: tuple[str, ...]) -> Iterator[tuple[float, ...]]:
     count = max(layer.experts.count for layer in costs.model.decoder if layer.experts)
-    pieces = [_pieces(costs, name, Cutting((name,), (Share(experts=1 / count),)), count) for name in names]
-    for given in _proportions(costs, names, count, pieces):
+    for given in _proportions(costs, names, Share(experts=1 / count), count):
         yield tuple(each / count for each in given)
 
 
@@ -76,12 +74,11 @@ def _pieces(costs: StageCosts, name: str, least: Cutting, total: int) -> Pieces:
     return costs.pieces[least]
 
 
-def _proportions(
-    costs: StageCosts, names: tuple[str, ...], total: int, pieces: Sequence[Pieces]
-) -> Iterator[tuple[int, ...]]:
-    """By speed; by speed within memory; by memory."""
+def _proportions(costs: StageCosts, names: tuple[str, ...], piece: Share, total: int) -> Iterator[tuple[int, ...]]:
+    """Of ``total`` pieces such as ``piece``: by speed; by speed within memory; by memory."""
+    pieces = [_pieces(costs, name, Cutting((name,), (piece,)), total) for name in names]
     before, seconds, most, rooms = zip(*pieces, strict=True)
-    key = (names, total)
+    key = (names, piece)
     if key not in costs.proportions:
         costs.proportions[key] = (
             whole_shares(total, seconds, before=before),

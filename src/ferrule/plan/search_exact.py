@@ -244,11 +244,11 @@ class _Steps:
             high = low * 2
             while (least := self._least(high)) >= high and high < low * self.batches * 4:
                 low, high = high, high * 2
+            low = max(low, min(least, high))  # what is quicker is no quicker than this bound
         else:
-            low, high = 0.0, bound
-            if (least := self._least(bound)) >= bound:
-                return bound
-        low = max(low, min(least, high))  # what is quicker is no quicker than this bound
+            low, high = self._least(bound), bound
+            if low >= high:
+                return high
         while high > low * (1 + CLOSE / 2):
             middle = (low + high) / 2
             least = self._least(middle)
