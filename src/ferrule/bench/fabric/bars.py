@@ -75,8 +75,8 @@ def pair_bars(rows: Sequence[Row]) -> list[Bar]:
             where = f"{transport} {format_bytes(size)}"
             bars.append(_ratio(f"{where}: native / raw one way", factor, ours, raw))
             if transport == "tcp":
-                both = find_row(rows, impl="raw", transport="tcp-both", bytes=size)
-                bars.append(_ratio(f"{where}: native / raw both ways", 1.25, ours, both))
+                exchange = find_row(rows, impl="raw", transport="tcp-both", bytes=size)
+                bars.append(_ratio(f"{where}: native / raw both ways", 1.25, ours, exchange))
             bars.append(_ratio(f"{where}: native / Open MPI", 1.0, ours, mpi))
     for transport, factor in (("shm", 1.5), ("tcp", 1.0)):
         large = [row for row in rows if row["op"] == "all_reduce" and row["bytes"] == LARGE]
@@ -88,13 +88,16 @@ def pair_bars(rows: Sequence[Row]) -> list[Bar]:
         name = "the best peer" if best is None else f"{best['impl']} {best['transport']}"
         what = f"{transport} {format_bytes(LARGE)}: bandwidth / {name}"
         bars.append(replace(_ratio(what, factor, best, ours), at_least=True))
-    native = find_row(rows, op="all_reduce", impl="ferrule-native", transport="shm", bytes=SMALL[0])
-    for impl, limit, name in (("ferrule", 1.0, "Python"), ("ferrule-torch", 3.5, "torch.distributed")):
-        row = find_row(rows, op="all_reduce", impl=impl, transport="shm", bytes=SMALL[0])
-        bars.append(_difference(f"shm {SMALL[0]} B: {name} − native", limit, row, native))
+    native, python, torch = (
+        find_row(rows, op="all_reduce", impl=impl, transport="shm", bytes=SMALL[0])
+        for impl in ("ferrule-native", "ferrule", "ferrule-torch")
+    )
     alone = find_row(rows, impl="raw", transport="torch", bytes=SMALL[0])
-    both = None if native is None or alone is None else added(native, alone)
-    bars.append(_difference(f"shm {SMALL[0]} B: torch.distributed − native − torch alone", 1.5, row, both))
+    native_and_alone = None if native is None or alone is None else added(native, alone)
+    where = f"shm {SMALL[0]} B"
+    bars.append(_difference(f"{where}: Python − native", 1.0, python, native))
+    bars.append(_difference(f"{where}: torch.distributed − native", 3.5, torch, native))
+    bars.append(_difference(f"{where}: torch.distributed − native − torch alone", 1.5, torch, native_and_alone))
     return bars
 
 

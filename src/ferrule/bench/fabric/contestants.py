@@ -52,9 +52,8 @@ def group_by_job(contestants: Sequence[Contestant]) -> list[list[Contestant]]:
     jobs: dict[tuple[str, int], list[Contestant]] = {}
     for contestant in contestants:
         shared = {"ferrule-native": "ferrule", "ferrule": "ferrule", "raw": "raw"}
-        own = contestant == TORCH_ALONE
-        key = str(contestant) if own else shared.get(contestant.impl, str(contestant)), contestant.rails
-        jobs.setdefault(key, []).append(contestant)
+        name = str(contestant) if contestant == TORCH_ALONE else shared.get(contestant.impl, str(contestant))
+        jobs.setdefault((name, contestant.rails), []).append(contestant)
     return list(jobs.values())
 
 
