@@ -20,10 +20,10 @@ from ferrule.plan import (
     Workload,
     predict,
     read_model,
-    search,
 )
-from ferrule.plan.search_exact import CLOSE
-from ferrule.plan.search_many import many_hosts
+from ferrule.plan.search.exact import CLOSE
+from ferrule.plan.search.many import many_hosts
+from ferrule.plan.search.search import search
 
 MODELS = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-235b-a22b", "deepseek-v3")
 EXACT: tuple[Objective, ...] = ("latency", "throughput", "ttft")

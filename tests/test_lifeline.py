@@ -2,7 +2,7 @@ import json
 import socket
 import threading
 
-from ferrule.lifeline import BEAT, Lifeline
+from ferrule.process.lifeline import BEAT, Lifeline
 
 
 def test_signs_of_life_never_stand_in_the_way_and_never_cut_a_line_in_two():

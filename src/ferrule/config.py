@@ -22,14 +22,18 @@ DEFAULT_TIMEOUT = 300.0
 """Seconds an operation may wait: long enough for a peer that loads a model, short enough not to look hung forever."""
 
 DEFAULT_HEARTBEAT = 0.8
-DEFAULT_MOVE_BACK = 30.0
 """Seconds of silence after which a peer is lost."""
+DEFAULT_MOVE_BACK = 30.0
 
 _MIN_HEARTBEAT = 0.05
 _MAX_RAILS = 16
 _MIN_KEY_BYTES = 16
 _MAX_HOST_ID = 64
 _GROUP_VARIABLES = ("FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_ADDRESS", "FERRULE_KEY", "FERRULE_LISTEN_FD")
+OUTER_JOB = frozenset(
+    {"FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_ADDRESS", "FERRULE_KEY", "FERRULE_LISTEN", "FERRULE_LISTEN_FD"}
+)
+"""What a launcher sets for a rank, and what must not leak into the ranks of a job inside it."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 
 from ferrule.bench.fabric.job import Job, JobError
 from ferrule.bench.fabric.sweep import Cell, Contestant
-from ferrule.cluster import LocalLauncher
+from ferrule.launch import LocalLauncher
 
 RANK = """
 import os, socket, sys, time

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from ferrule import __version__
-from ferrule.bench.links import Effort, in_lab_host, new_key, probe_pair, to_csv
-from ferrule.bench.links.ends import End
-from ferrule.bench.links.lend import Borrower, lend
-from ferrule.bench.links.messages import tcp_ways
-from ferrule.bench.links.probe import confirmed
 from ferrule.errors import LinkError
-from ferrule.fabric.link import Deadline
+from ferrule.fabric.join.control_channel import Deadline
 from ferrule.lab import Lab, Topology, pair
 from ferrule.links import Bandwidth, Latency, LinkEnd, MeasuredLink, MeasuredPair, examine
+from ferrule.probe import Effort, in_lab_host, new_key, probe_pair, to_csv
+from ferrule.probe.ends import End
+from ferrule.probe.lend import Borrower, lend
+from ferrule.probe.messages import tcp_ways
+from ferrule.probe.probe import confirmed
 
 EFFORT = Effort(message=0.04, stream=0.5, warm=0.2, streams=(1,), sizes=(64, 4096))
 SECONDS = 60.0

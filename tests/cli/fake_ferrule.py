@@ -10,8 +10,8 @@ from typing import Any
 from fake_engine import FakeEngine
 
 import ferrule.engine
-import ferrule.engine.speed
-import ferrule.plan.device_measure
+import ferrule.engine.host.speed
+import ferrule.plan.device.measure
 from ferrule.engine import Progress
 from ferrule.errors import PlanError
 
@@ -37,9 +37,9 @@ async def start(options: Any, on_progress: Any = None) -> FakeEngine:
 
 if __name__ == "__main__":
     ferrule.engine.start = start  # type: ignore[assignment]
-    ferrule.engine.speed.speed_of = no_speed  # type: ignore[assignment]
-    ferrule.plan.device_measure.recall_device = no_device
-    ferrule.plan.device_measure.measure_device = no_device
+    ferrule.engine.host.speed.speed_of = no_speed  # type: ignore[assignment]
+    ferrule.plan.device.measure.recall_device = no_device
+    ferrule.plan.device.measure.measure_device = no_device
     from ferrule.cli.main import main
 
     main()

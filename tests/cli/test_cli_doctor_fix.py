@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ferrule.cli import doctor, doctor_fix
+from ferrule.cli.doctor import app as doctor
+from ferrule.cli.doctor import fix as doctor_fix
 from ferrule.cli.main import app
 from ferrule.links import Inventory, Probe
 from ferrule.links.doctor import diagnose

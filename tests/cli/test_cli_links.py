@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ferrule.cli.links_measured import matrix
+from ferrule.cli.links.measured import matrix
 from ferrule.cli.main import app
 from ferrule.links import Bandwidth, Latency, LinkEnd, MeasuredLink, MeasuredPair, Probe
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from ferrule.cli.main import app
 from ferrule.plan import read_cluster
-from ferrule.plan.records import Calibration
+from ferrule.plan.cost.records import Calibration
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
 DESK = """
@@ -131,7 +131,7 @@ def test_what_serving_measured_counts_for_machines_that_were_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = Calibration("box", 0.5, 0.0, 3, 0.4, 0.1)
-    monkeypatch.setattr("ferrule.plan.records.read_calibrations", lambda: {"box": found})
+    monkeypatch.setattr("ferrule.plan.cost.records.read_calibrations", lambda: {"box": found})
     file = desk(tmp_path)
 
     def bandwidth(*words: str) -> float:
@@ -145,13 +145,13 @@ def test_what_serving_measured_counts_for_machines_that_were_measured(
 
 
 def test_calibrating_needs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferrule.cli.plan_calibrate.fit_and_show", lambda console: console.print("fitted"))
+    monkeypatch.setattr("ferrule.cli.plan.calibrate.fit_and_show", lambda console: console.print("fitted"))
     told = run("--calibrate")
     assert (told.exit_code, told.output) == (0, "fitted\n")
 
 
 def test_the_far_side_describes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferrule.plan.cluster_live.report_text", lambda **options: f"described {options}")
+    monkeypatch.setattr("ferrule.plan.cluster.live.report_text", lambda **options: f"described {options}")
     assert run("--device-json").output == "described {'fresh': False}\n"
 
 

@@ -17,7 +17,7 @@ from ferrule.cluster.jobs import CONTROL, Job, Order, tail
 from ferrule.cluster.records import HOST, MODEL
 from ferrule.cluster.token import derived_key
 from ferrule.errors import AuthError, ClusterError
-from ferrule.fabric.addresses import Interface
+from ferrule.fabric.join.addresses import Interface
 
 GREET = """
 import json, os, socket, sys

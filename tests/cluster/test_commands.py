@@ -6,9 +6,9 @@ import pytest
 from agents import make_home
 from rich.console import Console
 
-from ferrule.cli import cluster as commands
-from ferrule.cli import cluster_ray
-from ferrule.cli.cluster_tables import hosts_table, models_table
+from ferrule.cli.cluster import app as commands
+from ferrule.cli.cluster import ray as cluster_ray
+from ferrule.cli.cluster.tables import hosts_table, models_table
 from ferrule.errors import ConfigError
 
 

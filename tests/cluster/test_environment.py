@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ferrule.cluster import HostEntry
-from ferrule.cluster.launch import environment as env
-from ferrule.cluster.launch.facts import Face, HostFacts, RdmaFace, with_links
-from ferrule.cluster.launch.job import Job, Site, find_addresses, version_skew, with_ports
 from ferrule.errors import ConfigError
+from ferrule.launch import HostEntry
+from ferrule.launch import environment as env
+from ferrule.launch.facts import Face, HostFacts, RdmaFace, with_links
+from ferrule.launch.job import Job, Site, find_addresses, version_skew, with_ports
 from ferrule.links import Probe
 
 TREES = Path(__file__).parents[1] / "links" / "trees"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ferrule.cluster import HostEntry, parse_hosts, read_hostfile
-from ferrule.cluster.launch.hostfile import parse_hostfile
-from ferrule.cluster.launch.job import share_out
-from ferrule.cluster.launch.request import choose_hosts, chosen_variables, forwarded, make_task
 from ferrule.errors import ConfigError
+from ferrule.launch import HostEntry, parse_hosts, read_hostfile
+from ferrule.launch.hostfile import parse_hostfile
+from ferrule.launch.job import share_out
+from ferrule.launch.request import choose_hosts, chosen_variables, forwarded, make_task
 
 TOML = """
 # my desk

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from test_local import wait_until_gone
 
-from ferrule.cluster import HostEntry, JobResult, Launcher, LocalPlace, RankOutput, Task
-from ferrule.cluster.launch.places import SshPlace, place_for
-from ferrule.cluster.launch.protocol import GREETING, Decoder, encode
 from ferrule.errors import LaunchError
+from ferrule.launch import HostEntry, JobResult, Launcher, LocalPlace, RankOutput, Task
+from ferrule.launch.places import SshPlace, place_for
+from ferrule.launch.protocol import GREETING, Decoder, encode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux")
 
@@ -165,7 +165,7 @@ def test_places_that_cannot_be_reached(tmp_path: Path) -> None:
     entries = [HostEntry(name, python="/no/python") for name in names]
     places = [place_for(entry, program=[str(ssh)], seconds=3) for entry in entries]
     assert "ConnectTimeout=3" in places[0].command()
-    assert places[0].command()[-1] == "exec /no/python -P -m ferrule.cluster.launch.supervisor"
+    assert places[0].command()[-1] == "exec /no/python -P -m ferrule.launch.supervisor"
     with Launcher(places) as job, pytest.raises(LaunchError) as caught:
         job.connect()
     told = str(caught.value).splitlines()

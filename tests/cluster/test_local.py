@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ferrule.cluster import LocalLauncher, launch_local
 from ferrule.errors import ConfigError
+from ferrule.launch import LocalLauncher, launch_local
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 GONE_SECONDS = 5.0
@@ -110,7 +110,7 @@ def test_stop_is_quick_even_when_ranks_ignore_it_and_have_children(tmp_path: Pat
 def test_ranks_die_with_their_launcher_even_when_it_is_killed() -> None:
     program = (
         "import sys\n"
-        "from ferrule.cluster import launch_local\n"
+        "from ferrule.launch import launch_local\n"
         "launcher = launch_local(['sleep', '60'], 3)\n"
         "print(*launcher.pids, flush=True)\n"
         "launcher.wait()\n"

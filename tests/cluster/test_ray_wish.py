@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 
 from ferrule.cluster.home import ClusterHome, HostSettings
-from ferrule.cluster.launch.ray_end import ranks_environment
 from ferrule.cluster.raynode.token import temp_directory, token_file
 from ferrule.cluster.raynode.wish import NodePlan, RayWish, node_env, skew, successor
 from ferrule.cluster.records import Member
 from ferrule.errors import ClusterError
+from ferrule.launch.ray_end import ranks_environment
 
 HOSTS = [digit * 32 for digit in "abc"]
 MEMBERS = {host: Member(host, f"strix-{host[0]}", 8421, ("10.0.0.1",), "0.1.0", "3.11.7", "2.60.0") for host in HOSTS}

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.cluster.launch.request import chosen_of, spread
-from ferrule.cluster.launch.sealed import DOWN, UP, Opener, Sealer
 from ferrule.errors import AuthError, ConfigError
+from ferrule.launch.request import chosen_of, spread
+from ferrule.launch.sealed import DOWN, UP, Opener, Sealer
 
 SECRET = "5a" * 32
 

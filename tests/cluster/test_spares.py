@@ -11,7 +11,7 @@ from ferrule.cluster.connection import connect
 from ferrule.cluster.handshake import Caller, Purpose
 from ferrule.cluster.jobs import CONTROL
 from ferrule.cluster.spares import LIFELINE
-from ferrule.lifeline import BEAT
+from ferrule.process.lifeline import BEAT
 
 ENV = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 
@@ -100,10 +100,10 @@ def exists(pid):
 
 
 def test_a_model_keeps_as_many_spares_as_ranks_on_each_host_also_when_an_agent_started_again(tmp_path, monkeypatch):
-    from ferrule.engine import cluster_spares
-    from ferrule.engine.cluster_ranks import ClusterStarter
-    from ferrule.engine.cluster_spares import ClusterSpares
-    from ferrule.engine.starting import Formation
+    from ferrule.engine.host import cluster_spares
+    from ferrule.engine.host.cluster_ranks import ClusterStarter
+    from ferrule.engine.host.cluster_spares import ClusterSpares
+    from ferrule.engine.host.starting import Formation
 
     monkeypatch.setattr(cluster_spares, "RANK_MODULE", "json")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ferrule.driver import PACKAGE, Source
+from ferrule.kmod import PACKAGE, Source
 from ferrule.links import Inventory, Machine, Module, ThunderboltDomain
 from ferrule.links.doctor.fix import Target
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from machines import INVENTORY, KERNEL, NEWER, SOURCE, FakeMachine, Killed
 
-from ferrule.driver import Source, install, look, plan_install, uninstall
-from ferrule.driver.files import LOAD, OPTIONS
-from ferrule.driver.record import PLACE
 from ferrule.errors import DriverError
+from ferrule.kmod import Source, install, look, plan_install, uninstall
+from ferrule.kmod.files import LOAD, OPTIONS
+from ferrule.kmod.record import PLACE
 
 OLD, NEW = SOURCE.version, NEWER.version
 

@@ -13,14 +13,14 @@ import pytest
 from machines import INVENTORY, KERNEL, SOURCE, FakeMachine
 from typer.testing import CliRunner
 
-from ferrule.cli import driver as cli
+from ferrule.cli.kmod import app as cli
 from ferrule.cli.main import app
-from ferrule.driver import Built, build_deb, check, install_command, look, needs, packages_of, read_source, usable
-from ferrule.driver.look import parse_dkms, parse_mokutil
-from ferrule.driver.record import PLACE
-from ferrule.driver.state import Signing, State
-from ferrule.fabric.verbs_paths import Gid, Port
-from ferrule.fabric.verbs_ports import Found
+from ferrule.fabric.transports.verbs_paths import Gid, Port
+from ferrule.fabric.transports.verbs_ports import Found
+from ferrule.kmod import Built, build_deb, check, install_command, look, needs, packages_of, read_source, usable
+from ferrule.kmod.look import parse_dkms, parse_mokutil
+from ferrule.kmod.record import PLACE
+from ferrule.kmod.state import Signing, State
 from ferrule.links import UNLIMITED_BYTES, Inventory, Machine, Probe
 
 change = dataclasses.replace

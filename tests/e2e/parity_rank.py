@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from ferrule import fabric
-from ferrule.engine.model import build
+from ferrule.engine.rank.model import build
 from ferrule.engine.source import describe, read_config
 from ferrule.plan import Plan, make_plan
 

@@ -14,7 +14,7 @@ from openai import AsyncOpenAI, BadRequestError
 from server_process import Server, wait_until
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ferrule.models import demo_path
+from ferrule.model import demo_path
 
 pytestmark = pytest.mark.slow
 

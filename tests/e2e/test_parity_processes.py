@@ -11,7 +11,7 @@ import torch
 from tiny_models import REQUIRED, make
 from transformers import AutoModelForCausalLM
 
-from ferrule.cluster import launch_local
+from ferrule.launch import launch_local
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ferrule.cli.main import app
-from ferrule.models import demo_path
+from ferrule.model import demo_path
 
 pytestmark = pytest.mark.slow
 

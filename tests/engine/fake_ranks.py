@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ferrule.engine.host.starting import Formation, Loss
 from ferrule.engine.options import RankOptions
-from ferrule.engine.starting import Formation, Loss
 from ferrule.errors import FerruleError
 from ferrule.plan import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Weights, make_plan
 

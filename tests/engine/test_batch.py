@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.engine.batch import FRAME, Batch, Kind, Span, announce, decode, encode, receive
+from ferrule.engine.rank.batch import FRAME, Batch, Kind, Span, announce, decode, encode, receive
 from ferrule.errors import EngineError
 
 NUMBER = st.integers(0, 2**31 - 1)

@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ferrule.engine.checkpoint import INDEX, Checkpoint
-from ferrule.engine.slicing import Slicing
+from ferrule.engine.weights.checkpoint import INDEX, Checkpoint
+from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError
 
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 import pytest
 
 from ferrule.cluster.records import Member
-from ferrule.engine import cluster_planner
-from ferrule.engine.cluster_planner import ClusterPlanner, _rather_here
+from ferrule.engine.host import cluster_planner
+from ferrule.engine.host.cluster_planner import ClusterPlanner, _rather_here
+from ferrule.engine.host.starting import Loss
 from ferrule.engine.options import EngineOptions, RankOptions
-from ferrule.engine.starting import Loss
 from ferrule.errors import ClusterError, ConfigError, EngineError, ModelUnavailable
-from ferrule.fabric.addresses import Interface
-from ferrule.fabric.hosts import RankHost
+from ferrule.fabric.join.addresses import Interface
+from ferrule.fabric.join.hosts import RankHost
 from ferrule.plan import ClusterSpec, DeviceSpec, Workload, make_plan, read_model
-from ferrule.plan.cluster_live import HostReport
+from ferrule.plan.cluster.live import HostReport
 from ferrule.plan.question import Question
 
 MEMBERS = [

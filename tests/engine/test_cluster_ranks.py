@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from ferrule.engine.cluster_ranks import _all_or_none
+from ferrule.engine.host.cluster_ranks import _all_or_none
 
 
 def test_where_one_host_fails_nothing_of_the_others_is_left():

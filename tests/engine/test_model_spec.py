@@ -13,13 +13,13 @@ from tiny_models import COMMON, CONFIGS, COUNTED, make
 from transformers import AutoConfig
 
 from ferrule.engine.architectures import cuts_of, pipeline_refusal
-from ferrule.engine.model import ShardedModel, build
+from ferrule.engine.rank.model import ShardedModel, build
 from ferrule.engine.source import describe, read_config
+from ferrule.model.count import count, expected
+from ferrule.model.family import FAMILIES
+from ferrule.model.shape import read_shape
+from ferrule.model.storage import named_format
 from ferrule.plan import BUILT_IN, ModelSpec, Share, make_plan, read_model
-from ferrule.plan.model_count import count, expected
-from ferrule.plan.model_family import FAMILIES
-from ferrule.plan.model_shape import read_shape
-from ferrule.plan.model_storage import named_format
 
 TOKENS = 11
 FLOAT32 = replace(BUILT_IN, element_bytes=4)

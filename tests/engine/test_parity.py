@@ -19,7 +19,7 @@ from thread_group import Shared, ThreadGroup, run_ranks
 from tiny_models import CONFIGS, REQUIRED, make
 from transformers import AutoModelForCausalLM
 
-from ferrule.engine.model import ShardedModel, build
+from ferrule.engine.rank.model import ShardedModel, build
 from ferrule.engine.source import describe, read_config
 from ferrule.errors import ModelError, PlanError
 from ferrule.plan import Plan, make_plan

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from fake_ranks import FakeRanks, FakeStarter, rank_options
 
-from ferrule.engine import ranks as ranks_module
-from ferrule.engine import silence as silence_module
-from ferrule.engine.ranks import Event, RankFailure, Ranks
-from ferrule.engine.silence import SILENT_SECONDS, TICK_SECONDS, Silence
-from ferrule.engine.starting import Loss
+from ferrule.engine.host import ranks as ranks_module
+from ferrule.engine.host import silence as silence_module
+from ferrule.engine.host.ranks import Event, RankFailure, Ranks
+from ferrule.engine.host.silence import SILENT_SECONDS, TICK_SECONDS, Silence
+from ferrule.engine.host.starting import Loss
 
 
 def refuse(rank: int, event: Event) -> None:

@@ -10,13 +10,14 @@ from typing import Any, cast
 import pytest
 from fake_ranks import POISON, SPEC, FakePlanner, FakeRanks, FakeStarter, next_token
 
-from ferrule.engine import crashes, local, supervisor, tending
-from ferrule.engine.crashes import MOST_CRASHES, Crashes
-from ferrule.engine.local import LocalEngine
+from ferrule.engine.host import local, supervisor, tending
+from ferrule.engine.host import restart_policy as crashes
+from ferrule.engine.host.local import LocalEngine
+from ferrule.engine.host.prepare import PreparedModel
+from ferrule.engine.host.requests import CALM_TOKENS, Requests
+from ferrule.engine.host.restart_policy import MOST_CRASHES, Crashes
+from ferrule.engine.host.starting import Formation, Loss
 from ferrule.engine.options import EngineOptions, RankOptions
-from ferrule.engine.prepare import PreparedModel
-from ferrule.engine.requests import CALM_TOKENS, Requests
-from ferrule.engine.starting import Formation, Loss
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError, FerruleError, ModelError, ModelUnavailable, RequestError
 from ferrule.plan import make_plan

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from ferrule.engine.sampler import Sampler
+from ferrule.engine.rank.sampler import Sampler
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError, RequestError
 

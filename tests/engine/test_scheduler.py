@@ -5,8 +5,8 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule.engine.batch import Batch
-from ferrule.engine.scheduler import Limits, Scheduler
+from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.scheduler import Limits, Scheduler
 from ferrule.engine.types import SamplingParams
 
 END = 0

@@ -14,15 +14,15 @@ from test_parity import plan_for
 from tiny_models import REQUIRED, make
 from transformers import AutoModelForCausalLM
 
-from ferrule.engine.checkpoint import Checkpoint
-from ferrule.engine.model import build
 from ferrule.engine.options import RankOptions
-from ferrule.engine.runner import Runner
+from ferrule.engine.rank.model import build
+from ferrule.engine.rank.runner import Runner
 from ferrule.engine.selftest.check import Expected, check
 from ferrule.engine.selftest.compare import MOST, error, tolerance
 from ferrule.engine.selftest.fingerprint import Case, Fingerprint, compute, recall
 from ferrule.engine.selftest.prompts import long_parts, long_rows, long_tokens, prefixes, token_ids
 from ferrule.engine.selftest.reference import Reference, run_to
+from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.errors import EngineError
 from ferrule.plan import Plan
 

@@ -12,7 +12,7 @@ from test_parity import plan_for
 from thread_group import Shared, ThreadGroup, run_ranks
 from tiny_models import REQUIRED, make
 
-from ferrule.engine.model import build
+from ferrule.engine.rank.model import build
 from ferrule.engine.shards.needs import needs
 from ferrule.engine.shards.weight_files import Reader, read_layout
 from ferrule.plan import Plan

@@ -17,7 +17,7 @@ from ferrule.engine.shards.ledger import Ledger, digest
 from ferrule.engine.shards.pieces import Coverage, Piece, cut_up, view_of, wanted, without
 from ferrule.engine.shards.store import LEDGER, Store
 from ferrule.engine.shards.weight_files import Layout, Reader, identity, read_layout
-from ferrule.engine.slicing import Slicing
+from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import EngineError, ModelError
 
 SHAPE = (6, 8, 10)

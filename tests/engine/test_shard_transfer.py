@@ -16,7 +16,7 @@ from ferrule.engine.shards.pieces import Piece, wanted
 from ferrule.engine.shards.store import Store
 from ferrule.engine.shards.transfer import Receiver, Wire, transfer
 from ferrule.engine.shards.weight_files import Reader, read_layout
-from ferrule.engine.slicing import Slicing
+from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import EngineError, FerruleError
 
 SHAPE = (30, 40)

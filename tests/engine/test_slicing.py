@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.engine import slicing
-from ferrule.engine.slicing import Slicing
+from ferrule.engine.weights import slicing
+from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import PlanError
 from ferrule.plan import split_heads
 

@@ -24,7 +24,9 @@ from expected import cases_of, make_input, reduced
 
 import ferrule.fabric as fabric
 from ferrule.errors import FerruleError
-from ferrule.fabric import Group, hosts, segment
+from ferrule.fabric import Group
+from ferrule.fabric.join import hosts
+from ferrule.fabric.transports import shm as segment
 
 MISMATCH_CALLS: dict[str, Callable[[Group], Any]] = {
     "all_reduce 64": lambda group: group.all_reduce(np.zeros(16, np.float32)),

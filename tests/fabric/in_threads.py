@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ferrule import _native
-from ferrule.fabric.algorithms import Strategy
-from ferrule.fabric.build import Joined
 from ferrule.fabric.describe import GroupInfo, PeerInfo
-from ferrule.fabric.door import Door
 from ferrule.fabric.group import Group
-from ferrule.fabric.lobby import Lobby
-from ferrule.fabric.membership import Membership
-from ferrule.fabric.mesh import Live, Mesh
+from ferrule.fabric.join.acceptor import Door
+from ferrule.fabric.join.membership import Membership
+from ferrule.fabric.join.mesh import Live, Mesh
+from ferrule.fabric.join.pending import Lobby
+from ferrule.fabric.routing.algorithms import Strategy
+from ferrule.fabric.transports.build import Joined
 
 Result = TypeVar("Result")
 _SPIN_US = 0.0

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ferrule.cluster import LocalLauncher
 from ferrule.lab import Lab
+from ferrule.launch import LocalLauncher
 
 CASES = Path(__file__).with_name("cases.py")
 SECONDS = 60.0

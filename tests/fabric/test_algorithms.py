@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from in_threads import on_all, thread_groups
 
 from ferrule.fabric import Group
-from ferrule.fabric.algorithms import CANDIDATES, Strategy, choose_algorithms
-from ferrule.fabric.costs import LinkCosts
+from ferrule.fabric.routing.algorithms import CANDIDATES, Strategy, choose_algorithms
+from ferrule.fabric.routing.costs import LinkCosts
 
 ALGORITHMS = ("once", "pieces", "doubling", "tree", "ring")
 IN_RANK_ORDER = ("once", "pieces", "doubling")

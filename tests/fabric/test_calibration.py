@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrule.errors import FerruleError, RendezvousError
-from ferrule.fabric.algorithms import choose_algorithms
-from ferrule.fabric.calibration import Measured, matrix, measure, representatives, schedule, together
-from ferrule.fabric.handshake import Identity, Role, Session
-from ferrule.fabric.hosts import RankHost
-from ferrule.fabric.link import Deadline, Link
+from ferrule.fabric.join.control_channel import Deadline, Link
+from ferrule.fabric.join.handshake import Identity, Role, Session
+from ferrule.fabric.join.hosts import RankHost
+from ferrule.fabric.routing.algorithms import choose_algorithms
+from ferrule.fabric.routing.calibration import Measured, matrix, measure, representatives, schedule, together
 
 
 def host(memory_id: str, cpus: tuple[int, ...] = (0, 1)) -> RankHost:

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import pytest
 
 from ferrule.errors import FerruleError, RendezvousError
-from ferrule.fabric.dial import Call, dial, reach
-from ferrule.fabric.door import Door
-from ferrule.fabric.handshake import Identity, Role, Session
-from ferrule.fabric.link import Deadline, Link, left
-from ferrule.fabric.listen import listen_on
-from ferrule.fabric.lobby import NO_EPOCH, Lobby, Place
-from ferrule.fabric.star import Star
+from ferrule.fabric.join.acceptor import Door
+from ferrule.fabric.join.control_channel import Deadline, Link, left
+from ferrule.fabric.join.coordinator import Star
+from ferrule.fabric.join.dial import Call, dial, reach
+from ferrule.fabric.join.handshake import Identity, Role, Session
+from ferrule.fabric.join.listen import listen_on
+from ferrule.fabric.join.pending import NO_EPOCH, Lobby, Place
 
 KEY = secrets.token_bytes(32)
 EPOCH = secrets.token_bytes(16)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from ranks import run
 
-from ferrule.fabric.addresses import Interface
-from ferrule.fabric.calibration import Measured
-from ferrule.fabric.hosts import RankHost
-from ferrule.fabric.known_links import MAX_AGE_SECONDS, Ends, KnownLinks, known_to_both, link_ends
-from ferrule.fabric.ways import Rail
+from ferrule.fabric.join.addresses import Interface
+from ferrule.fabric.join.hosts import RankHost
+from ferrule.fabric.routing.calibration import Measured
+from ferrule.fabric.routing.known_links import MAX_AGE_SECONDS, Ends, KnownLinks, known_to_both, link_ends
+from ferrule.fabric.routing.paths import Rail
 
 NOW = 1e9
 ENDS: Ends = ("b eth0", "a eth0")

@@ -7,9 +7,9 @@ from typing import Any
 
 from ranks import run
 
-from ferrule.fabric.handshake import Identity, Role
-from ferrule.fabric.keeper import Keeper
-from ferrule.fabric.ways import Rail, Way
+from ferrule.fabric.join.handshake import Identity, Role
+from ferrule.fabric.routing.paths import Rail, Way
+from ferrule.fabric.transports.rail_repair import Keeper
 
 
 def test_a_pair_has_as_many_rails_as_are_asked_for_and_loses_none_for_long() -> None:

@@ -14,13 +14,14 @@ import pytest
 import ferrule.fabric as fabric
 from ferrule.config import FabricSettings
 from ferrule.errors import AuthError, FerruleError, RendezvousError
-from ferrule.fabric import Group, join
-from ferrule.fabric.dial import Call, dial
-from ferrule.fabric.handshake import Identity, Role
-from ferrule.fabric.hosts import RankHost
-from ferrule.fabric.link import Deadline, Link
-from ferrule.fabric.lobby import NO_EPOCH
-from ferrule.fabric.ways import Rail, candidates
+from ferrule.fabric import Group
+from ferrule.fabric.join import join
+from ferrule.fabric.join.control_channel import Deadline, Link
+from ferrule.fabric.join.dial import Call, dial
+from ferrule.fabric.join.handshake import Identity, Role
+from ferrule.fabric.join.hosts import RankHost
+from ferrule.fabric.join.pending import NO_EPOCH
+from ferrule.fabric.routing.paths import Rail, candidates
 
 KEY = secrets.token_bytes(32)
 Address = tuple[str, int]

@@ -16,9 +16,10 @@ import pytest
 from ranks import Ranks
 
 from ferrule.errors import AuthError, RendezvousError
-from ferrule.fabric import handshake
-from ferrule.fabric import lobby as lobby_module
-from ferrule.fabric.handshake import (
+from ferrule.fabric.join import handshake
+from ferrule.fabric.join import pending as lobby_module
+from ferrule.fabric.join.control_channel import Deadline
+from ferrule.fabric.join.handshake import (
     Elsewhere,
     Identity,
     Refusal,
@@ -29,8 +30,7 @@ from ferrule.fabric.handshake import (
     accept_steps,
     connect_steps,
 )
-from ferrule.fabric.link import Deadline
-from ferrule.fabric.lobby import NO_EPOCH, Lobby, Place
+from ferrule.fabric.join.pending import NO_EPOCH, Lobby, Place
 
 KEY = secrets.token_bytes(32)
 CLIENT = Identity(Role.COLLECTIVES, 1, 0, 2, bytes(range(16)))

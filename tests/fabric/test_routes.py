@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.fabric.costs import LinkCosts
-from ferrule.fabric.routes import Pair, find_routes
+from ferrule.fabric.routing.costs import LinkCosts
+from ferrule.fabric.routing.routes import Pair, find_routes
 
 
 def hosts(size: int) -> list[str]:

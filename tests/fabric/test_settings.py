@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ferrule.config import DEFAULT_TIMEOUT, fabric_settings
 from ferrule.errors import ConfigError
-from ferrule.fabric.addresses import Interface
-from ferrule.fabric.hosts import RankHost, oversubscribed, this_host
+from ferrule.fabric.join.addresses import Interface
+from ferrule.fabric.join.hosts import RankHost, oversubscribed, this_host
 
 GOOD = {
     "FERRULE_RANK": "1",

@@ -9,8 +9,8 @@ import pytest
 
 from ferrule.config import VerbsSettings, verbs_settings
 from ferrule.errors import ConfigError
-from ferrule.fabric.verbs_paths import Gid, Path, Port, QueuePairType, paths
-from ferrule.fabric.verbs_ports import Address, choose_ports
+from ferrule.fabric.transports.verbs_paths import Gid, Path, Port, QueuePairType, paths
+from ferrule.fabric.transports.verbs_ports import Address, choose_ports
 
 BOTH: Sequence[QueuePairType] = ("RC", "UC")
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrule.errors import ConfigError
-from ferrule.fabric.addresses import Interface, own_interfaces, pairings, usable
-from ferrule.fabric.hosts import RankHost
-from ferrule.fabric.ways import Rail, candidates, keep
+from ferrule.fabric.join.addresses import Interface, own_interfaces, pairings, usable
+from ferrule.fabric.join.hosts import RankHost
+from ferrule.fabric.routing.paths import Rail, candidates, keep
 
 
 def face(name: str, address: str, prefix: int = 24, port: int = 0) -> Interface:

@@ -19,8 +19,8 @@ import pytest
 
 from ferrule.errors import ConfigError, LabError
 from ferrule.lab import control, registry
-from ferrule.lab.iproute import batch
-from ferrule.lab.netns import Namespace
+from ferrule.lab.netns.iproute import batch
+from ferrule.lab.netns.namespace import Namespace
 
 SECONDS = 20.0
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_hosts")]

@@ -17,8 +17,8 @@ import pytest
 
 from ferrule.errors import LabError
 from ferrule.lab import Lab, chain, edges, mesh, pair, switch
-from ferrule.lab.iproute import batch
-from ferrule.lab.netns import Namespace
+from ferrule.lab.netns.iproute import batch
+from ferrule.lab.netns.namespace import Namespace
 
 SECONDS = 10.0
 pytestmark = pytest.mark.usefixtures("emulated_hosts")
@@ -234,7 +234,7 @@ def test_kill_9_of_the_lab_ends_its_hosts_cables_and_programs() -> None:
     program = (
         "import sys, time\n"
         "from ferrule.lab import Lab, pair\n"
-        "from ferrule.lab.iproute import batch\n"
+        "from ferrule.lab.netns.iproute import batch\n"
         "with Lab(pair()) as lab:\n"
         "    line = f'link add name thread type veth peer name thread netns {sys.argv[1]}'\n"
         "    batch(lab._hosts[0], 'ip', [line])\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferrule.lab.pace import as_a_card, before_the_shaper, segment_bytes
+from ferrule.lab.netns.pace import as_a_card, before_the_shaper, segment_bytes
 
 
 @pytest.mark.parametrize("rate", [1e6, 1e9, 2.5e9, 10e9, 75e9])

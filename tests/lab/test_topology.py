@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ferrule.errors import ConfigError
 from ferrule.lab import CableSpec, Topology, chain, edges, mesh, pair, ring, star, switch
-from ferrule.lab.shaping import Shaping
+from ferrule.lab.netns.shaping import Shaping
 
 
 @pytest.mark.parametrize(

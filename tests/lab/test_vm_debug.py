@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ferrule.lab.vm.debug import DEBUG_KERNELS, configuration, refused, unpack_source
-from ferrule.lab.vm.kernel_log import complaints
+from ferrule.lab.vm.kernel.debug import DEBUG_KERNELS, configuration, refused, unpack_source
+from ferrule.lab.vm.kernel.kernel_log import complaints
 
 QUIET = """\
 [    0.000000] x86/mm: Checked W+X mappings: passed, no W+X pages found.

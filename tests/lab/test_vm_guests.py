@@ -128,7 +128,7 @@ group.barrier()
     launch = """\
 #!/usr/local/bin/python3
 import sys
-from ferrule.cluster import launch_local
+from ferrule.launch import launch_local
 
 job = launch_local([sys.executable, "/lab/rank.py"], 2, env={"FERRULE_TRANSPORT": "tcp", "FERRULE_TIMEOUT": "60s"})
 sys.exit(job.wait(120).exit_code)

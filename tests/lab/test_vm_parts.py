@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from ferrule.errors import LabError
-from ferrule.lab.vm.bzimage import kernel_proper
-from ferrule.lab.vm.cache import locked, made_once
-from ferrule.lab.vm.cpio import CpioWriter
-from ferrule.lab.vm.elf import parse_elf, read_elf
-from ferrule.lab.vm.kernel import Kernel
-from ferrule.lab.vm.module import take_checksums
-from ferrule.lab.vm.python import package, standard_library
-from ferrule.lab.vm.sources import Source, host_release, host_sources, newest_suite, suite_sources
+from ferrule.lab.vm.image.cache import locked, made_once
+from ferrule.lab.vm.image.cpio import CpioWriter
+from ferrule.lab.vm.image.elf import parse_elf, read_elf
+from ferrule.lab.vm.image.python import package, standard_library
+from ferrule.lab.vm.image.sources import Source, host_release, host_sources, newest_suite, suite_sources
+from ferrule.lab.vm.kernel.bzimage import kernel_proper
+from ferrule.lab.vm.kernel.kernel import Kernel
+from ferrule.lab.vm.kernel.module import take_checksums
 
 
 def read_cpio(data: bytes) -> dict[str, tuple[int, bytes]]:

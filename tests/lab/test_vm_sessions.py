@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from ferrule.errors import ConfigError, LabError
 from ferrule.lab.vm import Guest
 from ferrule.lab.vm.holder import Holder
+from ferrule.lab.vm.machine.qemu import EXACT, TCG, Hardware, Qemu, controller_slot, qemu_version
+from ferrule.lab.vm.machine.session import Reply, Session, SessionLost, SessionTimeout, request
 from ferrule.lab.vm.once import READY, find, without_ready
-from ferrule.lab.vm.qemu import EXACT, TCG, Hardware, Qemu, controller_slot, qemu_version
-from ferrule.lab.vm.session import Reply, Session, SessionLost, SessionTimeout, request
 
 MARK = "0123456789abcdef"
 

@@ -9,8 +9,8 @@ import pytest
 from ferrule.errors import ConfigError
 from ferrule.lab import find_lab
 from ferrule.lab.usb4.profile import Plan, Usb4Host
-from ferrule.lab.vm.guest import Guest
 from ferrule.lab.vm.joined import guest_of, usb4_cables
+from ferrule.lab.vm.machine.guest import Guest
 from ferrule.lab.vm.options import VmOptions
 from ferrule.lab.vm.wiring import wire
 from ferrule.lab.vm.words import job

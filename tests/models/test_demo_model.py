@@ -10,7 +10,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ferrule.errors import ModelError
-from ferrule.models import demo_path, embedded
+from ferrule.model import demo_path, embedded
 
 CHAT = [
     {"role": "system", "content": "Be concise."},

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ferrule.models import demo_path
+from ferrule.model import demo_path
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ferrule.errors import ConfigError, PlanError
 from ferrule.plan import ClusterSpec, DeviceSpec, LinkSpec, RailSpec, parse_cluster, read_cluster, write_cluster
-from ferrule.plan.cluster_file import format_cluster
+from ferrule.plan.cluster.file import format_cluster
 
 WHOLE = """
 cores = 2

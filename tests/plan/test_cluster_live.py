@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from ferrule.errors import ConfigError, LinkError
-from ferrule.fabric.addresses import Interface
-from ferrule.fabric.calibration import Measured
-from ferrule.fabric.hosts import RankHost
-from ferrule.fabric.known_links import KnownLinks
+from ferrule.fabric.join.addresses import Interface
+from ferrule.fabric.join.hosts import RankHost
+from ferrule.fabric.routing.calibration import Measured
+from ferrule.fabric.routing.known_links import KnownLinks
 from ferrule.lab import CableSpec, Lab, Topology, obstacle
 from ferrule.links import Bandwidth, Latency, LinkEnd, MeasuredLink, MeasuredLinks, MeasuredPair
-from ferrule.plan import cluster_live
-from ferrule.plan.cluster import DeviceSpec
-from ferrule.plan.cluster_live import HostReport, cluster_of_lab, cluster_of_reports, live_cluster, parse_report
-from ferrule.plan.cluster_rails import Sources, rails_of_pair
+from ferrule.plan.cluster import live as cluster_live
+from ferrule.plan.cluster.live import HostReport, cluster_of_lab, cluster_of_reports, live_cluster, parse_report
+from ferrule.plan.cluster.rails import Sources, rails_of_pair
+from ferrule.plan.cluster.spec import DeviceSpec
 
 NOW = 2e9
 

@@ -9,8 +9,8 @@ import pytest
 from ferrule.errors import ConfigError
 from ferrule.lab import shipped
 from ferrule.plan import cluster_from_profile, parse_cluster
-from ferrule.plan.cluster import ACHIEVED
-from ferrule.plan.cluster_file import format_cluster
+from ferrule.plan.cluster.file import format_cluster
+from ferrule.plan.cluster.spec import ACHIEVED
 
 
 @pytest.mark.parametrize("name", sorted(shipped().labs))

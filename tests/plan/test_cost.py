@@ -23,7 +23,7 @@ from ferrule.plan import (
     predict,
     read_model,
 )
-from ferrule.plan.experts import busiest_share
+from ferrule.plan.cost.experts import busiest_share
 
 MODEL = read_model("llama-3.2-3b", weights="bfloat16")
 EXPERTS = read_model("dbrx", weights="bfloat16")

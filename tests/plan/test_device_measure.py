@@ -11,12 +11,12 @@ import pytest
 
 from ferrule.errors import ConfigError, PlanError
 from ferrule.links.power import PowerMeter
-from ferrule.plan import device_measure
-from ferrule.plan.device_backend import Backend, NumpyBackend
-from ferrule.plan.device_benchmark import Effort, Figures, launch_seconds, product_rate, read_rate
-from ferrule.plan.device_disk import disk_read
-from ferrule.plan.device_measure import RankNeeds, device_from, measure_device, measure_figures
-from ferrule.plan.device_memory import memory_free
+from ferrule.plan.device import measure as device_measure
+from ferrule.plan.device.backend import Backend, NumpyBackend
+from ferrule.plan.device.benchmark import Effort, Figures, launch_seconds, product_rate, read_rate
+from ferrule.plan.device.disk import disk_read
+from ferrule.plan.device.measure import RankNeeds, device_from, measure_device, measure_figures
+from ferrule.plan.device.memory import memory_free
 
 TINY = Effort(weights=1 << 20, rows=2, seconds=0.002, disk=0)
 FIGURES = Figures(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.plan.device_decoding import slowest_of
-from ferrule.plan.device_together import CoresTogether
+from ferrule.plan.device.decoding import slowest_of
+from ferrule.plan.device.together import CoresTogether
 
 times = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=8).map(sorted)
 

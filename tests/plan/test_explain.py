@@ -23,9 +23,9 @@ from ferrule.plan import (
     Workload,
     read_model,
 )
-from ferrule.plan.changes import NEW_RAIL, one_more
-from ferrule.plan.curves import LATENCIES, over_context, over_hosts, over_latency
-from ferrule.plan.explain import (
+from ferrule.plan.cluster.changes import NEW_RAIL, one_more
+from ferrule.plan.explain.curves import LATENCIES, over_context, over_hosts, over_latency
+from ferrule.plan.explain.explain import (
     RDMA_SECONDS,
     another_cable,
     bottleneck,
@@ -35,7 +35,7 @@ from ferrule.plan.explain import (
     what_ifs,
 )
 from ferrule.plan.question import Question
-from ferrule.plan.shortage import shortage
+from ferrule.plan.search.shortage import shortage
 
 MODEL = read_model("llama-3.2-3b", weights="bfloat16")
 SMALLER = read_model("llama-3.2-3b", weights="int4")

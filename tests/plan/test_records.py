@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from ferrule.plan import DeviceSpec, Stage, Workload, make_plan, predict, read_model
-from ferrule.plan.layout import Layout
-from ferrule.plan.local import layout_of_plan, machine_of_ranks
-from ferrule.plan.records import (
+from ferrule.plan.cluster.local import layout_of_plan, machine_of_ranks
+from ferrule.plan.cost.records import (
     Calibration,
     Record,
     calibrate,
@@ -22,7 +21,8 @@ from ferrule.plan.records import (
     save_calibrations,
     save_record,
 )
-from ferrule.plan.runtime import BUILT_IN_ENGINE, VLLM, Runtime
+from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, VLLM, Runtime
+from ferrule.plan.layout import Layout
 
 SMALL, LARGE = read_model("llama-3.2-3b", weights="bfloat16"), read_model("llama-3.1-8b", weights="bfloat16")
 DEVICE = DeviceSpec("here", 64 << 30, 20e9, {"bf16": 1e12}, kind="box", launch_seconds=5e-6, measured=True)

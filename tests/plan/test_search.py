@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ferrule.errors import PlanError
+from ferrule.model.layer import WHOLE, ExpertsSpec, Share
 from ferrule.plan import (
     BUILT_IN_ENGINE,
     ClusterSpec,
@@ -24,13 +25,12 @@ from ferrule.plan import (
     Workload,
     predict,
     read_model,
-    search,
 )
-from ferrule.plan.model_layer import WHOLE, ExpertsSpec, Share
-from ferrule.plan.search_costs import Cutting, Measure, StageCosts
-from ferrule.plan.search_cuttings import cuttings_of
-from ferrule.plan.search_many import many_hosts
-from ferrule.plan.search_shares import whole_shares
+from ferrule.plan.search.costs import Cutting, Measure, StageCosts
+from ferrule.plan.search.cuttings import cuttings_of
+from ferrule.plan.search.many import many_hosts
+from ferrule.plan.search.search import search
+from ferrule.plan.search.shares import whole_shares
 
 
 def few_layers(name: str, layers: int) -> ModelSpec:

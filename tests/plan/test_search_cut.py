@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule.plan.search_cut import Aim, Cut, DeviceMemory, StageTable, cut_layers
-from ferrule.plan.search_milp import cut_layers_milp
+from ferrule.plan.search.cut import Aim, Cut, DeviceMemory, StageTable, cut_layers
+from ferrule.plan.search.milp import cut_layers_milp
 
 LAYERS = 6
 costs = st.integers(1, 20)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule.plan.search_cut import DeviceMemory, StageTable
-from ferrule.plan.search_order import Choice, Option, OrderSearch
+from ferrule.plan.search.cut import DeviceMemory, StageTable
+from ferrule.plan.search.order import Choice, Option, OrderSearch
 
 LAYERS = 5
 CLASSES = ((1, 1, 1, 1), (2, 1, 1), (2, 2), (4,))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from ferrule.plan import ClusterSpec, DeviceSpec, LinkSpec, ModelSpec, RailSpec, Workload, read_model, search, shortfall
+from ferrule.plan import ClusterSpec, DeviceSpec, LinkSpec, ModelSpec, RailSpec, Workload, read_model, shortfall
+from ferrule.plan.search.search import search
 
 GB = 10**9
 

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from ferrule.cluster import LocalLauncher
+from ferrule.launch import LocalLauncher
 
 RANK = Path(__file__).with_name("fault_rank.py")
 

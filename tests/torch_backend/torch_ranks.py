@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
 
-from ferrule.cluster import LocalLauncher
+from ferrule.launch import LocalLauncher
 
 RANK = Path(__file__).with_name("torch_rank.py")
 SECONDS = 240.0

@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
-from ferrule.bench.links import Effort, End, probe_pair
-from ferrule.bench.links.agent import Agent
 from ferrule.errors import FerruleError, LinkError
-from ferrule.fabric.addresses import Interface
+from ferrule.fabric.join.addresses import Interface
+from ferrule.probe import Effort, End, probe_pair
+from ferrule.probe.agent import Agent
 
 KEY = bytes(32)
 SECONDS = 100.0

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ferrule.lab.vm import RDMA, Guest, VmLab, complaints
+from ferrule.lab.vm.image.sources import host_release, newest_suite
 from ferrule.lab.vm.options import KERNELS
-from ferrule.lab.vm.sources import host_release, newest_suite
 
 pytestmark = [pytest.mark.soak, pytest.mark.vm]
 

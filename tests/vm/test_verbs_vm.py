@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ferrule.lab.vm import PYTEST, RDMA, Guest, Result, VmLab, complaints
+from ferrule.lab.vm.image.sources import host_release
 from ferrule.lab.vm.options import machines_with
-from ferrule.lab.vm.sources import host_release
 from ferrule.links import MeasuredPair
 
 pytestmark = pytest.mark.vm
@@ -59,7 +59,7 @@ with fabric.init(strict=True) as group:
 
 LAUNCH = """
 import sys
-from ferrule.cluster import launch_local
+from ferrule.launch import launch_local
 
 for name in ("verbs", "tcp"):
     env = {"FERRULE_TRANSPORT": name, "FERRULE_VERBS_DEVICES": "rxe0", "FERRULE_TIMEOUT": "60s"}

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Protocol
 
 from ferrule.bench.random_model import RandomModel, save_random_llama
-from ferrule.cluster import LocalLauncher
 from ferrule.engine import EngineOptions, SamplingParams, start
 from ferrule.errors import EngineError
 from ferrule.lab import Lab
+from ferrule.launch import LocalLauncher
 
 PROMPT = 64
 """Tokens of the prompt; its time is not counted."""

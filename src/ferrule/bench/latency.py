@@ -26,7 +26,7 @@ from ferrule.engine import EngineOptions
 from ferrule.engine.source import DEMO
 from ferrule.errors import ConfigError
 from ferrule.lab import Lab, pair
-from ferrule.models import demo_path
+from ferrule.model import demo_path
 
 Split = Literal["tensor", "pipeline"]
 SPLITS: tuple[Split, ...] = ("tensor", "pipeline")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ferrule.errors import ConfigError, PlanError
-from ferrule.plan.curves import Curve, over_context, over_hosts, over_latency
+from ferrule.plan.explain.curves import Curve, over_context, over_hosts, over_latency
 from ferrule.plan.question import Question
 
 if TYPE_CHECKING:

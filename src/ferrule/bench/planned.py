@@ -20,7 +20,6 @@ from pathlib import Path
 from ferrule.bench.bystanders import Bystanders
 from ferrule.bench.decode import PROMPT, Ferrule
 from ferrule.bench.random_model import RandomModel, save_random_llama
-from ferrule.cluster import usable_cores
 from ferrule.engine import EngineOptions
 from ferrule.lab import Lab, Shaping, mesh, pair
 from ferrule.plan import (
@@ -34,11 +33,12 @@ from ferrule.plan import (
     predict,
     read_model,
 )
-from ferrule.plan.cluster_live import emulated_rail
-from ferrule.plan.device_measure import measure_device
-from ferrule.plan.device_together import ALL_KEPT, CoresTogether, Kept
-from ferrule.plan.local import layout_of_plan
-from ferrule.plan.records import calibrate, calibrated, record_of
+from ferrule.plan.cluster.live import emulated_rail
+from ferrule.plan.cluster.local import layout_of_plan
+from ferrule.plan.cost.records import calibrate, calibrated, record_of
+from ferrule.plan.device.measure import measure_device
+from ferrule.plan.device.together import ALL_KEPT, CoresTogether, Kept
+from ferrule.process.system import usable_cores
 
 CONTEXT = 1024
 WARM = 128

@@ -17,10 +17,10 @@ from typing import Any
 
 from ferrule.lab import Profiles, shipped
 from ferrule.plan import ClusterSpec, LinkSpec, ModelSpec, Share, read_model
-from ferrule.plan.cluster_profile import device_of, is_apple, rail_of
-from ferrule.plan.cost import predict
+from ferrule.plan.cluster.profile import device_of, is_apple, rail_of
+from ferrule.plan.cost.predict import predict
+from ferrule.plan.cost.runtime import RUNTIMES
 from ferrule.plan.layout import Layout, Prediction, Stage, Workload
-from ferrule.plan.runtime import RUNTIMES
 
 PROMPT = 256
 """Tokens before those that were timed, where nobody told."""

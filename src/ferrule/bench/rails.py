@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ferrule.cluster import LocalLauncher
 from ferrule.errors import FabricError
 from ferrule.lab import Cable, Lab, pair
+from ferrule.launch import LocalLauncher
 
 _RAW_SECONDS = 1.0
 _RAW_TIMEOUT = 20.0

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from ferrule.models import demo_path
+from ferrule.model import demo_path
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ferrule.units import format_bytes
 
 if TYPE_CHECKING:
     from ferrule.engine import Engine, Progress, RankInfo
-    from ferrule.engine.speed import Speed
+    from ferrule.engine.host.speed import Speed
     from ferrule.plan import Plan, Shard
 
 

@@ -11,23 +11,18 @@ import typer
 from typer.core import TyperGroup
 
 from ferrule import __version__
-from ferrule.cli import (
-    bench,
-    chat,
-    cluster,
-    doctor,
-    driver,
-    env,
-    generate,
-    lab,
-    launch,
-    links,
-    models,
-    plan,
-    serve,
-    service,
-    version,
-)
+from ferrule.cli import version
+from ferrule.cli.bench import app as bench
+from ferrule.cli.cluster import app as cluster
+from ferrule.cli.cluster import models, service
+from ferrule.cli.doctor import app as doctor
+from ferrule.cli.kmod import app as driver
+from ferrule.cli.lab import app as lab
+from ferrule.cli.launch import app as launch
+from ferrule.cli.launch import env
+from ferrule.cli.links import app as links
+from ferrule.cli.plan import app as plan
+from ferrule.cli.serving import chat, generate, serve
 from ferrule.errors import FerruleError
 
 

@@ -33,7 +33,7 @@ from ferrule.cluster.records import MODEL, Record
 from ferrule.cluster.report import Reporter
 from ferrule.cluster.spares import Kind, Spares
 from ferrule.errors import ClusterError, FerruleError
-from ferrule.tied import tied
+from ferrule.process.tied import tied
 
 log = logging.getLogger(__name__)
 

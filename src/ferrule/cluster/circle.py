@@ -22,7 +22,7 @@ from ferrule.cluster.store import Store
 from ferrule.cluster.token import Address, fingerprint
 from ferrule.config import parse_address
 from ferrule.errors import ClusterError
-from ferrule.fabric.addresses import own_interfaces
+from ferrule.fabric.join.addresses import own_interfaces
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from ferrule.cluster.records import Knowledge, Member
 from ferrule.cluster.store import Store
 from ferrule.cluster.token import Address, JoinToken, fingerprint, write_address
 from ferrule.errors import AuthError, ClusterError, FerruleError
-from ferrule.fabric.addresses import own_interfaces
+from ferrule.fabric.join.addresses import own_interfaces
 from ferrule.files import line_within
 
 START_SECONDS = 15.0

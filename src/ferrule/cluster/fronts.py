@@ -19,13 +19,13 @@ from typing import Any
 
 from ferrule.cluster.circle import Circle
 from ferrule.cluster.connection import Message
-from ferrule.cluster.ending import when_ended
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.jobs import tail
-from ferrule.cluster.process import signal_group
 from ferrule.cluster.records import MODEL
 from ferrule.errors import ClusterError
-from ferrule.tied import tied
+from ferrule.process.exit_watch import when_ended
+from ferrule.process.system import signal_group
+from ferrule.process.tied import tied
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Two programs prove to each other that they belong to one cluster, as `ferrule.fabric.handshake` does for ranks.
+"""Two programs prove to each other that they belong to one cluster, as `ferrule.fabric.join.handshake` does for ranks.
 
     hello      caller -> agent    who calls, what for, which cluster (its public fingerprint), a random number
     challenge  agent -> caller    another random number (or a refusal)

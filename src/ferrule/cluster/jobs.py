@@ -18,15 +18,15 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from ferrule.cluster.ending import when_ended
-from ferrule.cluster.local import OUTER_JOB
-from ferrule.cluster.process import signal_group
 from ferrule.cluster.spares import Kind, Spare
 from ferrule.cluster.token import Address, derived_key, write_address
+from ferrule.config import OUTER_JOB
 from ferrule.errors import ClusterError
-from ferrule.fabric.addresses import own_interfaces
-from ferrule.lifeline import LISTEN_FD, send_order
-from ferrule.tied import tied
+from ferrule.fabric.join.addresses import own_interfaces
+from ferrule.process.exit_watch import when_ended
+from ferrule.process.lifeline import LISTEN_FD, send_order
+from ferrule.process.system import signal_group
+from ferrule.process.tied import tied
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
-from ferrule.cluster.sensor import Sensor
 from ferrule.links import Inventory, NetDevice, Probe
 from ferrule.links.power import PowerMeter
+from ferrule.process.sensor import Sensor
 
 _NVIDIA = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 _NVIDIA_SECONDS = 3.0

@@ -16,15 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ferrule.cluster.ending import when_ended
-from ferrule.cluster.process import signal_group
 from ferrule.errors import ClusterError
-from ferrule.lifeline import IMPORTING_SECONDS, QUESTION, READY, SPARE_FLAG
-from ferrule.tied import tied
+from ferrule.process.exit_watch import when_ended
+from ferrule.process.lifeline import IMPORTING_SECONDS, QUESTION, READY, SPARE_FLAG
+from ferrule.process.system import signal_group
+from ferrule.process.tied import tied
 
 log = logging.getLogger(__name__)
 
-LIFELINE = ("-m", "ferrule.lifeline")
+LIFELINE = ("-m", "ferrule.process.lifeline")
 ANSWER_SECONDS = 1.0
 """For a spare to show that it lives before it is trusted with a rank: it may have been stopped."""
 IMPORTING_PATIENCE = 4 * IMPORTING_SECONDS

@@ -1,8 +1,8 @@
 """Run a planned model: its shards, their weights, the KV cache, the scheduler and the ranks."""
 
-from ferrule.engine.local import LocalEngine, start
+from ferrule.engine.host.local import LocalEngine, start
+from ferrule.engine.host.starting import Formation, Loss, Planner, RankStarter, StartedRanks
 from ferrule.engine.options import EngineOptions, RankOptions
-from ferrule.engine.starting import Formation, Loss, Planner, RankStarter, StartedRanks
 from ferrule.engine.types import (
     Engine,
     FinishReason,

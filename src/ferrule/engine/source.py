@@ -10,9 +10,9 @@ from typing import Any
 from transformers import AutoConfig
 
 from ferrule.engine.architectures import cuts_of, longest_context, pipeline_refusal, tensor_refusal
-from ferrule.engine.checkpoint import Checkpoint
+from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.errors import ModelError
-from ferrule.models import demo_path
+from ferrule.model import demo_path
 from ferrule.plan import ModelSpec, Stored, spec_of_tensors
 
 DEMO = "demo"

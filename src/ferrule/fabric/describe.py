@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from ferrule.fabric.algorithms import Strategy
+from ferrule.fabric.routing.algorithms import Strategy
 from ferrule.units import format_seconds
 
 

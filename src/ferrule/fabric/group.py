@@ -11,15 +11,15 @@ from ferrule._native import OPS, REDUCTIONS, Operation
 from ferrule.config import TransportChoice
 from ferrule.errors import FabricError
 from ferrule.fabric.arrays import locate, new_like
-from ferrule.fabric.build import Joined
 from ferrule.fabric.coalesce import Coalesced
 from ferrule.fabric.describe import GroupInfo
 from ferrule.fabric.failure import BUSY, NOT_HERE, raise_failure
-from ferrule.fabric.link import Deadline
-from ferrule.fabric.membership import Membership, split_group
+from ferrule.fabric.join.control_channel import Deadline
+from ferrule.fabric.join.membership import Membership, split_group
+from ferrule.fabric.join.reform import reform_group
 from ferrule.fabric.open_groups import open_groups
 from ferrule.fabric.operands import check_out, divided_shape, elements_of_rows, joined_shape, reduction_number
-from ferrule.fabric.reform import reform_group
+from ferrule.fabric.transports.build import Joined
 from ferrule.fabric.work import Work
 
 Reduction = Literal["sum", "prod", "min", "max", "avg"]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from ferrule.config import FabricSettings, TransportChoice, check_transport, fabric_settings
 from ferrule.errors import ConfigError
 from ferrule.fabric.group import Group
-from ferrule.fabric.link import Deadline
-from ferrule.fabric.rendezvous import rendezvous
+from ferrule.fabric.join.control_channel import Deadline
+from ferrule.fabric.join.rendezvous import rendezvous
 
 
 def init(

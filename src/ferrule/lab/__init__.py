@@ -3,10 +3,10 @@
 Hosts and cables are here; virtual machines with kernels of their own in `ferrule.lab.vm`.
 """
 
-from ferrule.lab.cable import Cable, CableState
-from ferrule.lab.lab import ROUTED, Lab, obstacle
+from ferrule.lab.netns.cable import Cable, CableState
+from ferrule.lab.netns.lab import ROUTED, Lab, obstacle
+from ferrule.lab.netns.shaping import Shaping, parse_changes
 from ferrule.lab.profile import CableProfile, Figure, LabProfile, Machine, Profiles, find_lab, shipped
-from ferrule.lab.shaping import Shaping, parse_changes
 from ferrule.lab.topology import CableSpec, Topology, chain, edges, mesh, pair, ring, star, switch
 
 __all__ = [

@@ -13,8 +13,8 @@ from typing import Any
 
 from ferrule.errors import ConfigError, LabError
 from ferrule.lab import held, registry
-from ferrule.lab.lab import obstacle
-from ferrule.lab.netns import ENTER
+from ferrule.lab.netns.lab import obstacle
+from ferrule.lab.netns.namespace import ENTER
 from ferrule.lab.profile import find_lab, shipped
 
 UP_SECONDS = 60.0

@@ -22,9 +22,9 @@ from typing import Any
 
 from ferrule.errors import ConfigError, FerruleError, LabError
 from ferrule.lab import registry
-from ferrule.lab.cable import Cable
 from ferrule.lab.faults import parse_fault
-from ferrule.lab.lab import Lab
+from ferrule.lab.netns.cable import Cable
+from ferrule.lab.netns.lab import Lab
 from ferrule.lab.profile import LabProfile, find_lab
 
 _REQUEST_SECONDS = 5.0

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ferrule.errors import ConfigError
-from ferrule.lab.shaping import Shaping, parse_number
+from ferrule.lab.netns.shaping import Shaping, parse_number
 from ferrule.lab.topology import CableSpec, Topology
 from ferrule.units import parse_bytes, parse_seconds
 

@@ -25,7 +25,7 @@ from typing import Any
 from ferrule import files
 from ferrule.errors import ConfigError, LabError
 from ferrule.files import locked, runtime_directory, write_whole
-from ferrule.lab.netns import ENTER, enter_path, process_ids
+from ferrule.lab.netns.namespace import ENTER, enter_path, process_ids
 
 STATE, CONTROL, LOCK, LOG = "state.json", "control", "lock", "log"
 LABS = "labs"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from ferrule.errors import ConfigError
-from ferrule.lab.shaping import Shaping
+from ferrule.lab.netns.shaping import Shaping
 
 
 @dataclass(frozen=True)

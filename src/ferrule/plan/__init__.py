@@ -1,8 +1,25 @@
 """From a model and the ranks at hand to a plan: which rank holds what."""
 
-from ferrule.plan.cluster import ClusterSpec, DeviceSpec, LinkSpec, RailSpec
-from ferrule.plan.cluster_file import parse_cluster, read_cluster, write_cluster
-from ferrule.plan.cluster_live import (
+from ferrule.model.family import Cuts
+from ferrule.model.headers import Stored
+from ferrule.model.hub import Hub
+from ferrule.model.layer import (
+    BUILT_IN,
+    COMPACT,
+    AttentionSpec,
+    CachePolicy,
+    Collective,
+    ExpertsSpec,
+    LayerSpec,
+    LayerWeights,
+    Share,
+    Weights,
+)
+from ferrule.model.read import known_models, read_model, spec_of_tensors
+from ferrule.model.spec import ModelSpec
+from ferrule.model.split import HeadSplit, part_of, split_heads, split_layers
+from ferrule.plan.cluster.file import parse_cluster, read_cluster, write_cluster
+from ferrule.plan.cluster.live import (
     HostReport,
     cluster_of_lab,
     cluster_of_reports,
@@ -10,9 +27,11 @@ from ferrule.plan.cluster_live import (
     live_cluster,
     report_text,
 )
-from ferrule.plan.cluster_profile import cluster_from_profile
-from ferrule.plan.cost import predict
-from ferrule.plan.device_measure import measure_device
+from ferrule.plan.cluster.profile import cluster_from_profile
+from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec, LinkSpec, RailSpec
+from ferrule.plan.cost.predict import predict
+from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, RUNTIMES, Runtime
+from ferrule.plan.device.measure import measure_device
 from ferrule.plan.layout import (
     OBJECTIVES,
     Candidate,
@@ -25,28 +44,9 @@ from ferrule.plan.layout import (
     Workload,
 )
 from ferrule.plan.make import make_plan, plan_of_layout
-from ferrule.plan.model import ModelSpec
-from ferrule.plan.model_family import Cuts
-from ferrule.plan.model_headers import Stored
-from ferrule.plan.model_hub import Hub
-from ferrule.plan.model_layer import (
-    BUILT_IN,
-    COMPACT,
-    AttentionSpec,
-    CachePolicy,
-    Collective,
-    ExpertsSpec,
-    LayerSpec,
-    LayerWeights,
-    Share,
-    Weights,
-)
-from ferrule.plan.model_read import known_models, read_model, spec_of_tensors
 from ferrule.plan.plan import Plan, Shard, Strategy
-from ferrule.plan.runtime import BUILT_IN_ENGINE, RUNTIMES, Runtime
-from ferrule.plan.search import SearchResult, search
-from ferrule.plan.search_shortfall import Shortfall, shortfall
-from ferrule.plan.split import HeadSplit, part_of, split_heads, split_layers
+from ferrule.plan.search.search import SearchResult, search
+from ferrule.plan.search.shortfall import Shortfall, shortfall
 
 __all__ = [
     "BUILT_IN",

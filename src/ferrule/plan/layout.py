@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ferrule.errors import PlanError
-from ferrule.plan.model_layer import WHOLE, Share
+from ferrule.model.layer import WHOLE, Share
 from ferrule.plan.plan import Strategy
 
 Objective = Literal["latency", "throughput", "ttft", "context", "energy"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ferrule.errors import PlanError
+from ferrule.model.layer import Share
+from ferrule.model.spec import ModelSpec
+from ferrule.model.split import split_heads, split_layers
 from ferrule.plan.layout import Layout
-from ferrule.plan.model import ModelSpec
-from ferrule.plan.model_layer import Share
 from ferrule.plan.plan import Plan, Shard, Strategy
-from ferrule.plan.split import split_heads, split_layers
 
 
 def _strategy(tensor: int, pipeline: int) -> Strategy:

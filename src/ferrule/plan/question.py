@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ferrule.plan.cluster import ClusterSpec
-from ferrule.plan.cost import predict
+from ferrule.model.spec import ModelSpec
+from ferrule.plan.cluster.spec import ClusterSpec
+from ferrule.plan.cost.predict import predict
+from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, Runtime
 from ferrule.plan.layout import Candidate, Layout, Objective, Prediction, Workload
-from ferrule.plan.model import ModelSpec
-from ferrule.plan.runtime import BUILT_IN_ENGINE, Runtime
-from ferrule.plan.search import SearchResult, search
+from ferrule.plan.search.search import SearchResult, search
 
 SEEN = 64
 """Plans that are looked at, of which a few are shown."""

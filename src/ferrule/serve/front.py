@@ -17,8 +17,8 @@ from ferrule.cluster.client import ask_here
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.token import derived_key
 from ferrule.engine import Engine, EngineOptions, start
-from ferrule.engine.cluster_planner import ClusterPlanner
-from ferrule.engine.speed import measure_speed
+from ferrule.engine.host.cluster_planner import ClusterPlanner
+from ferrule.engine.host.speed import measure_speed
 from ferrule.engine.types import Progress
 from ferrule.errors import ClusterError, ConfigError, FerruleError
 from ferrule.serve.server import listen, serve

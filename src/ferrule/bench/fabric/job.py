@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ferrule.bench.fabric.sweep import Cell, Contestant
-from ferrule.cluster import LocalLauncher
+from ferrule.launch import LocalLauncher
 
 _END_SECONDS = 3.0
 """mpirun takes a second to clean up after its ranks."""

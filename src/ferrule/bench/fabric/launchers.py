@@ -17,8 +17,8 @@ from typing import Any
 
 from ferrule import _native
 from ferrule.bench.fabric.job import JobError
-from ferrule.cluster import LocalLauncher
 from ferrule.lab import ROUTED, Lab
+from ferrule.launch import LocalLauncher
 
 OPERATION_SECONDS = 60.0
 """The deadline of a single operation inside the ranks."""

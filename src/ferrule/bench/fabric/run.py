@@ -17,9 +17,9 @@ from ferrule.bench.fabric.job import Job, JobError
 from ferrule.bench.fabric.launchers import Setting, pick_cpus
 from ferrule.bench.fabric.rows import Row, make_row
 from ferrule.bench.fabric.sweep import IMPLS, OURS, Cell, Contestant, Sweep, Turns, plan_turns, rounds
-from ferrule.cluster import LocalLauncher
 from ferrule.errors import ConfigError, FabricError
 from ferrule.lab import Lab
+from ferrule.launch import LocalLauncher
 
 _START_SECONDS = 180.0
 _TURN_SECONDS = 120.0

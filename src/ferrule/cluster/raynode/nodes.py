@@ -28,7 +28,7 @@ from ferrule.cluster.raynode.token import temp_directory, token_file
 from ferrule.cluster.raynode.wish import NAME, NodePlan, RayWish, check_port, check_store, node_env, skew, successor
 from ferrule.cluster.records import RAY
 from ferrule.errors import ClusterError
-from ferrule.fabric.addresses import own_interfaces
+from ferrule.fabric.join.addresses import own_interfaces
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ferrule.engine.batch import Batch, Span
 from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
-from ferrule.engine.runner import Runner
+from ferrule.engine.rank.batch import Batch, Span
+from ferrule.engine.rank.runner import Runner
 from ferrule.engine.selftest.compare import Rows, tolerance, worst
 from ferrule.engine.selftest.fingerprint import Case, Fingerprint, compute, recall
 from ferrule.engine.selftest.prompts import (

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import transformers
 
-from ferrule.engine.checkpoint import Checkpoint
 from ferrule.engine.selftest.compare import Rows
 from ferrule.engine.selftest.prompts import long_rows, long_tokens, prefixes, short_rows, token_ids
 from ferrule.engine.selftest.reference import Reference
+from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.files import cache_directory
 
 VERSION = 1

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ferrule.engine import attention
 from ferrule.engine.architectures import mask_windows
-from ferrule.engine.checkpoint import Checkpoint
-from ferrule.engine.kv_cache import KVCache
-from ferrule.engine.loading import assign, check_complete, fill, recipes, targets
-from ferrule.engine.model import empty, restore_buffers, tied
+from ferrule.engine.rank import attention
+from ferrule.engine.rank.kv_cache import KVCache
+from ferrule.engine.rank.model import empty, restore_buffers, tied
 from ferrule.engine.selftest.compare import Rows
 from ferrule.engine.selftest.prompts import columns
 from ferrule.engine.source import read_config
+from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.loading import assign, check_complete, fill, recipes, targets
 
 NAME = "ferrule-reference"
 LONG_FLOPS = 2e11

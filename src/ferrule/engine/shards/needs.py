@@ -9,11 +9,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ferrule.engine.checkpoint import Checkpoint
-from ferrule.engine.model import draw
+from ferrule.engine.rank.model import draw
 from ferrule.engine.shards.pieces import Piece, wanted
 from ferrule.engine.shards.weight_files import read_layout
-from ferrule.engine.slicing import Slicing
+from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.slicing import Slicing
 from ferrule.fabric import Group
 from ferrule.plan import Plan, Shard
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ferrule.engine.slicing import Slicing
+from ferrule.engine.weights.slicing import Slicing
 
 PIECE_BYTES = 4 << 20
 """The most that is sent, hashed and noted as one piece (a single element of a cut may be more)."""

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ferrule.engine.checkpoint import DTYPE_BYTES, weight_file_names
 from ferrule.engine.shards.pieces import Piece, View, view_of
+from ferrule.engine.weights.checkpoint import DTYPE_BYTES, weight_file_names
 from ferrule.errors import ModelError
-from ferrule.plan.model_headers import header_length, parse_header
+from ferrule.model.headers import header_length, parse_header
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 SMALL_LIMIT = 64 << 20

@@ -11,14 +11,14 @@
 See docs/lab.md and docs/virtual-usb4.md.
 """
 
-from ferrule.lab.vm.debug import DEBUG_KERNELS
-from ferrule.lab.vm.guest import Guest, Result
+from ferrule.lab.vm.image.python import PYTEST
 from ferrule.lab.vm.joined import NETWORK, TOOLS, JoinedGuests
-from ferrule.lab.vm.kernel_log import complaints
+from ferrule.lab.vm.kernel.debug import DEBUG_KERNELS
+from ferrule.lab.vm.kernel.kernel_log import complaints
 from ferrule.lab.vm.lab import RDMA, VmLab, obstacle
-from ferrule.lab.vm.python import PYTEST
-from ferrule.lab.vm.running import RunningGuest
-from ferrule.lab.vm.session import Completed
+from ferrule.lab.vm.machine.guest import Guest, Result
+from ferrule.lab.vm.machine.running import RunningGuest
+from ferrule.lab.vm.machine.session import Completed
 
 __all__ = [
     "DEBUG_KERNELS",

@@ -15,8 +15,8 @@ from ferrule.errors import ConfigError, LabError
 from ferrule.lab import held, registry
 from ferrule.lab.profile import find_lab, shipped
 from ferrule.lab.vm.holder import DONE, LEND_SECONDS, REBOOT_SECONDS
+from ferrule.lab.vm.machine.session import Session
 from ferrule.lab.vm.options import VmOptions
-from ferrule.lab.vm.session import Session
 from ferrule.lab.vm.wiring import wire
 
 KIND = "vms"

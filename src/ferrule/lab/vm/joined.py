@@ -19,9 +19,9 @@ from typing import Self, TypeVar
 from ferrule.errors import ConfigError
 from ferrule.lab.profile import LabProfile
 from ferrule.lab.usb4 import Usb4Cable, Usb4Host, Usb4Lab
-from ferrule.lab.vm.guest import Guest
 from ferrule.lab.vm.lab import VmLab
-from ferrule.lab.vm.running import RunningGuest
+from ferrule.lab.vm.machine.guest import Guest
+from ferrule.lab.vm.machine.running import RunningGuest
 from ferrule.lab.vm.wiring import End, Wiring, wire
 
 NETWORK = ("thunderbolt_net",)

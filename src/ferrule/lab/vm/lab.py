@@ -9,19 +9,19 @@ from functools import cached_property
 from pathlib import Path
 
 from ferrule.errors import LabError
-from ferrule.lab.vm.accel import choose_accelerator
-from ferrule.lab.vm.cache import default_cache
-from ferrule.lab.vm.commands import missing
-from ferrule.lab.vm.debug import DEBUG_KERNELS, debug_kernel
-from ferrule.lab.vm.guest import Guest, Result, write_image
-from ferrule.lab.vm.kernel import Kernel, fetch_kernel, module_name
-from ferrule.lab.vm.module import FROM_SOURCE, build_from_source, built_once
-from ferrule.lab.vm.packages import Archive
-from ferrule.lab.vm.process import Machine
-from ferrule.lab.vm.qemu import EXACT, VFIO_USER_SINCE, Accelerator, Qemu, find_qemu
-from ferrule.lab.vm.running import RunningGuest, stream_names
-from ferrule.lab.vm.sources import base_suite, host_release, host_sources, newest_suite, suite_sources
-from ferrule.lab.vm.tree import Tree, fetch_tree
+from ferrule.lab.vm.image.cache import default_cache
+from ferrule.lab.vm.image.commands import missing
+from ferrule.lab.vm.image.packages import Archive
+from ferrule.lab.vm.image.sources import base_suite, host_release, host_sources, newest_suite, suite_sources
+from ferrule.lab.vm.image.tree import Tree, fetch_tree
+from ferrule.lab.vm.kernel.debug import DEBUG_KERNELS, debug_kernel
+from ferrule.lab.vm.kernel.kernel import Kernel, fetch_kernel, module_name
+from ferrule.lab.vm.kernel.module import FROM_SOURCE, build_from_source, built_once
+from ferrule.lab.vm.machine.accel import choose_accelerator
+from ferrule.lab.vm.machine.guest import Guest, Result, write_image
+from ferrule.lab.vm.machine.process import Machine
+from ferrule.lab.vm.machine.qemu import EXACT, VFIO_USER_SINCE, Accelerator, Qemu, find_qemu
+from ferrule.lab.vm.machine.running import RunningGuest, stream_names
 
 _BASE = ("bash", "busybox-static", "iproute2", "kmod")
 
@@ -92,7 +92,7 @@ class VmLab:
     def build(self, source: Path, name: str, *, stands_in: bool = False) -> Path:
         """The module ``name`` (for `Guest.modules`), built for `kernel` from the directory ``source``, whose Makefile
         has ``obj-m``. The build is kept until a file of ``source`` changes. ``stands_in``: see
-        `ferrule.lab.vm.module.build_module`. Raises `LabError` if it fails."""
+        `ferrule.lab.vm.kernel.module.build_module`. Raises `LabError` if it fails."""
         return built_once(
             source,
             name,

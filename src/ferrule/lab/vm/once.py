@@ -17,10 +17,10 @@ from ferrule.lab.profile import find_lab
 from ferrule.lab.vm import control
 from ferrule.lab.vm.control import Borrowed
 from ferrule.lab.vm.joined import JoinedGuests
+from ferrule.lab.vm.machine.process import tail
+from ferrule.lab.vm.machine.session import Session, SessionLost, SessionTimeout
+from ferrule.lab.vm.machine.terminal import interact
 from ferrule.lab.vm.options import VmOptions
-from ferrule.lab.vm.process import tail
-from ferrule.lab.vm.session import Session, SessionLost, SessionTimeout
-from ferrule.lab.vm.terminal import interact
 from ferrule.lab.vm.wiring import Wiring, wire
 from ferrule.lab.vm.words import Job, job
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from ferrule.errors import ConfigError
-from ferrule.lab.vm.debug import DEBUG_KERNELS
-from ferrule.lab.vm.guest import Guest
+from ferrule.lab.vm.image.sources import host_release, newest_suite
 from ferrule.lab.vm.joined import NETWORK, TOOLS
+from ferrule.lab.vm.kernel.debug import DEBUG_KERNELS
 from ferrule.lab.vm.lab import RDMA, VmLab
-from ferrule.lab.vm.sources import host_release, newest_suite
+from ferrule.lab.vm.machine.guest import Guest
 
 KERNELS = {"6.1": "bookworm", "6.12": "trixie", "newest": ""}
 """Series of stock kernels and the Debian suites that have them; the newest stable one is in that of `newest_suite`."""

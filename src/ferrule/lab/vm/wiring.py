@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ferrule.errors import ConfigError
 from ferrule.lab.profile import LabProfile, Usb4Lanes, shipped
-from ferrule.lab.vm.qemu import controller_slot
+from ferrule.lab.vm.machine.qemu import controller_slot
 
 MOST_HOSTS = 4
 _MOST_CONTROLLERS = 2

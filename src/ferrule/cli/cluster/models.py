@@ -1,0 +1,116 @@
+"""``ferrule serve`` on a cluster, ``ferrule models`` and ``ferrule stop``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ferrule.cli.cluster.flags import AsJson, InCluster
+from ferrule.cli.cluster.tables import models_table, show
+from ferrule.cli.serving.model import DEMO
+from ferrule.cluster import models as cluster_models
+from ferrule.cluster.home import ClusterHome, choose_cluster, known_clusters
+from ferrule.errors import ClusterError
+
+MODELS_EXAMPLES = "Examples:\n\nferrule models\n\nferrule models --json"
+STOP_EXAMPLES = "Examples:\n\nferrule stop Qwen3-8B"
+
+_POLL_SECONDS = 0.3
+
+
+def running_cluster() -> ClusterHome | None:
+    """The cluster whose agent runs on this host; None where none does, or several do."""
+    running = [home for home in known_clusters() if home.is_running()]
+    return running[0] if len(running) == 1 else None
+
+
+def serve_on_cluster(
+    console: Console,
+    home: ClusterHome,
+    model: str,
+    name: str | None,
+    listen: str,
+    port: int | None,
+    wanted: dict[str, Any],
+) -> None:
+    """Have ``model`` served by the cluster from now on, and wait until it is ready. Raises what keeps it from that."""
+    path = Path(model).expanduser()
+    if model != DEMO and path.is_dir():
+        model = str(path.resolve())
+    name = name or ("ferrule-demo" if model == DEMO else path.resolve().name if path.is_dir() else model)
+
+    async def order() -> None:
+        given = await cluster_models.free_port(home, listen, port)
+        await cluster_models.want(home, name, wanted | {"model": model, "listen": listen, "port": given})
+
+    asyncio.run(order())
+    try:
+        found = _wait_ready(console, home, name)
+    except KeyboardInterrupt:
+        console.print(f"{name} goes on loading; see ferrule models, or end it: ferrule stop {name}", highlight=False)
+        raise
+    except ClusterError:
+        with suppress(ClusterError):  # it may have been stopped meanwhile; why it was not served is told
+            asyncio.run(cluster_models.unwant(home, name))
+        raise
+    _show_ready(console, home, name, found)
+
+
+def _wait_ready(console: Console, home: ClusterHome, name: str) -> dict[str, Any]:
+    with console.status(f"{name}: starting") as shown:
+        while True:
+            rows = [each for each in asyncio.run(cluster_models.models(home)) if each["name"] == name]
+            if not rows:
+                raise ClusterError(f"{name} was stopped meanwhile")
+            row = rows[0]
+            if row["state"] == "ready":
+                return row
+            if row["state"] == "failed":
+                raise ClusterError(f"{name} cannot be served: {row['detail']}")
+            where = f" on {', '.join(row['hosts'])}" if row.get("hosts") else ""
+            shown.update(f"{name}{where}: {row.get('detail') or row['state']}")
+            time.sleep(_POLL_SECONDS)
+
+
+def _show_ready(console: Console, home: ClusterHome, name: str, row: Mapping[str, Any]) -> None:
+    show(models_table([row]))
+    if row.get("plan"):
+        console.print(f"\n{row['plan']}", style="dim", highlight=False)
+    if row["wanted"].get("key"):
+        from ferrule.serve.front import api_key_of
+
+        console.print(f"clients need the key {api_key_of(home.key, name)}", highlight=False)
+    console.print(
+        f"\nIt stays up, also after a restart of this machine. ferrule chat {row['address']}   ferrule stop {name}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def models(cluster: InCluster = None, as_json: AsJson = False) -> None:
+    """Show the models that the cluster serves, where, and how they are."""
+    found = asyncio.run(cluster_models.models(choose_cluster(cluster)))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    if not found:
+        typer.echo("no model is up; serve one, for example: ferrule serve --demo")
+        return
+    show(models_table(found))
+
+
+def stop(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `ferrule models` shows it.")],
+    cluster: InCluster = None,
+) -> None:
+    """End a model on all hosts of the cluster. It does not come back by itself."""
+    asyncio.run(cluster_models.unwant(choose_cluster(cluster), name))
+    typer.echo(f"{name} has stopped")

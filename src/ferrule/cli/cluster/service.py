@@ -1,0 +1,41 @@
+"""``ferrule service``: the agent comes up with the machine."""
+
+from __future__ import annotations
+
+import getpass
+
+import typer
+
+from ferrule.cli.cluster.flags import InCluster
+from ferrule.cluster import service
+from ferrule.cluster.home import choose_cluster
+
+INSTALL_EXAMPLES = "Examples:\n\nferrule up && ferrule service install"
+REMOVE_EXAMPLES = "Examples:\n\nferrule service remove"
+PRINT_EXAMPLES = "Examples:\n\nferrule service print > ~/.config/systemd/user/ferrule-home.service"
+
+app = typer.Typer(no_args_is_help=True, help="Have the agent come up with the machine (systemd).")
+
+
+@app.command(epilog=INSTALL_EXAMPLES)
+def install(cluster: InCluster = None) -> None:
+    """Run this host's agent as a service of the user: from now on, and after each start of the machine."""
+    home = choose_cluster(cluster)
+    file = service.install(home)  # its own agent takes over; models come up again
+    typer.echo(f"wrote {file}; the agent runs. journalctl --user -u {service.unit_name(home)} shows what it says")
+    user = getpass.getuser()
+    if not service.lingers(user):
+        typer.echo(f"it stops when you log out, unless: loginctl enable-linger {user}")
+
+
+@app.command(epilog=REMOVE_EXAMPLES)
+def remove(cluster: InCluster = None) -> None:
+    """Stop the service and take it away. The host remains a member: `ferrule up` starts the agent by hand."""
+    home = choose_cluster(cluster)
+    typer.echo("the service is gone" if service.remove(home) else "there was no service")
+
+
+@app.command("print", epilog=PRINT_EXAMPLES)
+def show(cluster: InCluster = None) -> None:
+    """Print what systemd would be told, for another service manager or another place."""
+    typer.echo(service.unit_text(choose_cluster(cluster)), nl=False)

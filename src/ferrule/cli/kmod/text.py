@@ -1,0 +1,141 @@
+"""How `ferrule driver` tells what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from ferrule.kmod import MODULE, Check, Need, State, install_command, needs, packages_of
+from ferrule.links import UNLIMITED_BYTES
+from ferrule.units import format_bytes
+
+_WIDTH = 13
+
+
+def state_words(state: State, brought: str) -> Iterator[Text]:
+    """``brought``: the version that comes with this Ferrule."""
+    machine = state.inventory.machine
+    headers = "its headers are here" if state.headers else "its headers are not here"
+    yield _line("kernel", f"{state.kernel or 'none'}, {headers}; {f'DKMS {state.dkms}' if state.dkms else 'no DKMS'}")
+    yield _line("Secure Boot", _secure_boot(state))
+    yield _line("driver", _driver(state, brought))
+    peers = len(state.inventory.peers)
+    loaded = "" if machine.module("thunderbolt") else " (the module thunderbolt is not loaded)"
+    controllers = len(state.inventory.thunderbolt)
+    yield _line("USB4", f"controllers: {controllers}, cables to other hosts: {peers}{loaded}")
+    devices = [one for one in state.inventory.rdma if one.driver == MODULE]
+    for device in devices:
+        for port in device.ports:
+            addresses = ", ".join(gid.address for gid in port.gids if gid.address and "." in gid.address)
+            yield _line("RDMA", f"{device.name}: {port.state or 'unknown'}, {addresses or 'no IPv4 address'}")
+    if not devices:
+        yield _line("RDMA", "no device of this driver")
+    yield _line("rdma-core", state.provider or "its provider for our devices (librxe) is not installed")
+    memlock = machine.memlock_bytes
+    limit = "not told" if memlock is None else "no limit" if memlock == UNLIMITED_BYTES else format_bytes(memlock)
+    yield _line("memory lock", limit)
+    lacking = needs(state)
+    if lacking:
+        yield Text("")
+        yield from needs_words(state, lacking)
+    elif state.loaded != brought:
+        yield Text('\nsudo "$(command -v ferrule)" driver install')
+
+
+def needs_words(state: State, lacking: Sequence[Need]) -> Iterator[Text]:
+    """What is missing, each with its commands, and one command for all packages."""
+    if not lacking:
+        return
+    yield Text("Missing:", style="bold")
+    for need in lacking:
+        yield Text("  * ", style="bold red" if need.stops else "bold yellow") + Text(need.what)
+        for command in need.commands:
+            yield Text(f"      {command}")
+    packages = packages_of(lacking)
+    install = install_command(state, packages)
+    if install:
+        yield Text(f"  packages (or give --packages): sudo {shlex.join(one for one in install if one not in _QUIET)}")
+    elif packages:
+        yield Text(f"  packages: {' '.join(packages)}")
+    yield Text("")
+
+
+_QUIET = ("-y", "--noconfirm")
+
+
+def _line(name: str, words: str) -> Text:
+    return Text(f"{name:<{_WIDTH}}", style="bold") + Text(words)
+
+
+def _secure_boot(state: State) -> str:
+    signing = state.signing
+    on = {True: "on", False: "off", None: "not told (no UEFI, or it cannot be read)"}[signing.secure_boot]
+    if not signing.required:
+        return f"{on}; this kernel takes modules that are not signed"
+    key = f"the key {signing.certificate} is {signing.trust}" if signing.certificate_there else "DKMS has no key yet"
+    return f"{on}; this kernel takes only signed modules; {key}"
+
+
+def _driver(state: State, brought: str) -> str:
+    if state.record is not None and state.record.phase != "installed":
+        begun = f"{state.record.phase} {state.record.version}"
+        return f"{begun} was not finished; `ferrule driver install` or `uninstall` go on"
+    here = [one for one in state.built if one.kernel == state.kernel]
+    if state.loaded is None:
+        if not here:
+            others = ", ".join(f"{one.version} for {one.kernel}" for one in state.built if one.kernel)
+            return "not installed" + (f" for this kernel; there is {others}" if others else "")
+        return f"{here[0].version} is {here[0].status} and not loaded"
+    if state.loaded == brought:
+        return f"{MODULE} {brought} is loaded" + (f", signed by {state.signer}" if state.signer else "")
+    return f"{MODULE} {state.loaded or 'of unknown version'} is loaded; this Ferrule brings {brought}"
+
+
+def state_json(state: State, brought: str) -> dict[str, Any]:
+    machine = state.inventory.machine
+    return {
+        "brought": brought,
+        "loaded": state.loaded,
+        "on_disk": state.on_disk,
+        "signer": state.signer,
+        "built": [dataclasses.asdict(one) for one in state.built],
+        "record": dataclasses.asdict(state.record) if state.record else None,
+        "package": state.package,
+        "kernel": state.kernel,
+        "headers": state.headers,
+        "dkms": state.dkms,
+        "signing": dataclasses.asdict(state.signing),
+        "thunderbolt_loaded": machine.module("thunderbolt") is not None,
+        "controllers": [one.pci_address or one.name for one in state.inventory.thunderbolt],
+        "peers": [one.name for one in state.inventory.peers],
+        "devices": [
+            {
+                "name": one.name,
+                "port": port.number,
+                "state": port.state,
+                "addresses": [gid.address for gid in port.gids],
+            }
+            for one in state.inventory.rdma
+            if one.driver == MODULE
+            for port in one.ports
+        ],
+        "provider": state.provider,
+        "memlock_bytes": None if machine.memlock_bytes == UNLIMITED_BYTES else machine.memlock_bytes,
+        "memlock_unlimited": machine.memlock_bytes == UNLIMITED_BYTES,
+        "needs": [dataclasses.asdict(one) for one in needs(state)],
+    }
+
+
+def checks_words(checks: Sequence[Check]) -> Iterator[Text]:
+    for one in checks:
+        yield Text("ok    " if one.ok else "FAIL  ", style="green" if one.ok else "bold red") + Text(one.what)
+        if one.cure:
+            yield Text(f"      {one.cure}")
+
+
+def checks_json(checks: Sequence[Check]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(one) for one in checks]

@@ -1,0 +1,167 @@
+"""``ferrule lab``: emulated machines and cables."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ferrule.cli.lab import demo as lab_demo
+from ferrule.cli.lab import usb4 as lab_usb4
+from ferrule.cli.lab import vm as lab_vm
+from ferrule.cli.lab.tables import check_tables, lab_tables, profile_tables, profiles_json
+from ferrule.lab import control, shipped
+from ferrule.lab.check import check as check_shaper
+from ferrule.lab.faults import KINDS
+from ferrule.units import format_seconds
+
+UP_EXAMPLES = "Examples:\n\nferrule lab up two-strix\n\nferrule lab up desk.toml\n\nferrule lab up two-strix --as other"
+DOWN_EXAMPLES = "Examples:\n\nferrule lab down two-strix\n\nferrule lab down --all"
+STATUS_EXAMPLES = "Examples:\n\nferrule lab status\n\nferrule lab status --json"
+SHELL_EXAMPLES = (
+    "Examples:\n\nferrule lab shell strix-1\n\nferrule lab shell strix-1 -- ping -c 3 strix-2\n\n"
+    "ferrule lab shell strix-1 -- ferrule links show"
+)
+FAULT_EXAMPLES = (
+    "Examples:\n\nferrule lab fault cable0 delay=300us loss=1%\n\nferrule lab fault cable0 cut --from strix-1\n\n"
+    "ferrule lab fault cable0 unplug\n\nferrule lab fault cable0 clear"
+)
+CHECK_EXAMPLES = "Examples:\n\nferrule lab check\n\nferrule lab check --json"
+PROFILES_EXAMPLES = "Examples:\n\nferrule lab profiles\n\nferrule lab profiles --json"
+
+app = typer.Typer(no_args_is_help=True, help="Rehearse on emulated machines and cables, all on this one.")
+
+app.add_typer(lab_demo.app, name="demo")
+app.add_typer(lab_vm.app, name="vm")
+app.add_typer(lab_usb4.app, name="usb4")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+
+
+@app.callback()
+def _lab() -> None:
+    """Rehearse on emulated machines and cables, all on this one."""
+
+
+@app.command(epilog=PROFILES_EXAMPLES)
+def profiles(as_json: AsJson = False) -> None:
+    """List the labs, machines and cables that are known, each figure with its source in --json."""
+    known = shipped()
+    if as_json:
+        typer.echo(json.dumps(profiles_json(known), indent=2))
+        return
+    console = Console()
+    for table in profile_tables(known):
+        console.print(table)
+        console.print()
+
+
+def _show(console: Console, status: Mapping[str, Any]) -> None:
+    console.print(f"[bold]{status['name']}[/bold]: {status['title']}", highlight=False)
+    for table in lab_tables(status):
+        console.print(table, highlight=False)
+
+
+InLab = Annotated[str | None, typer.Option("--lab", metavar="NAME", help="Of this lab; needed where several are up.")]
+
+
+@app.command(epilog=UP_EXAMPLES)
+def up(
+    lab: Annotated[str, typer.Argument(metavar="NAME|FILE", help="One of `ferrule lab profiles`, or a TOML file.")],
+    name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Call it so, not as its profile.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of what chance does to packets.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Start a lab: its hosts and cables stay until `ferrule lab down`.
+
+    Needs Linux, and root or user namespaces. Nothing of this machine is changed.
+    """
+    status = control.up(lab, name=name, seed=seed)
+    if as_json:
+        typer.echo(json.dumps(status, indent=2))
+        return
+    console = Console()
+    _show(console, status)
+    first, last = status["hosts"][0]["name"], status["hosts"][-1]["name"]
+    console.print(f"\nferrule lab shell {first} -- ping -c 3 {last}", highlight=False)
+
+
+@app.command(epilog=DOWN_EXAMPLES)
+def down(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Labs to end.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="End all, and clear away what killed ones left.")] = False,
+) -> None:
+    """End labs, with every program in their hosts."""
+    if not names and not everything:
+        names = [control.choose(None)]
+    ended = control.down(() if everything else names or ())
+    typer.echo(f"ended {', '.join(ended)}" if ended else "no lab was up")
+
+
+@app.command(epilog=STATUS_EXAMPLES)
+def status(as_json: AsJson = False) -> None:
+    """Show the labs that are up, their cables and what is wrong with them."""
+    found, gone = control.labs()
+    if as_json:
+        typer.echo(json.dumps({"labs": found, "cleared": gone}, indent=2))
+        return
+    console = Console()
+    for each in found:
+        _show(console, each)
+        console.print()
+    if gone:
+        console.print(f"cleared away what was left of {', '.join(gone)}", highlight=False)
+    if not found:
+        console.print("no lab is up; start one, for example: ferrule lab up two-strix", highlight=False)
+
+
+@app.command(epilog=SHELL_EXAMPLES)
+def shell(
+    host: Annotated[str, typer.Argument(help="A host's name, as `ferrule lab status` shows it.")],
+    command: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Instead of a shell.")] = None,
+    lab: InLab = None,
+) -> None:
+    """Run a shell or a command in a host: it has the host's name, interfaces, addresses and ports, and your files."""
+    entry = control.enter(control.choose(lab, host), host)
+    argv = [*entry.prefix, *(command or [os.environ.get("SHELL", "/bin/sh")])]
+    os.execvpe(argv[0], argv, os.environ | entry.env)
+
+
+@app.command(epilog=FAULT_EXAMPLES + "\n\nFaults:\n\n" + "\n\n".join(f"{kind}: {what}" for kind, what in KINDS.items()))
+def fault(
+    cable: Annotated[str, typer.Argument(help="A cable's name, such as cable0.")],
+    words: Annotated[list[str], typer.Argument(metavar="FAULT...", help="A fault, or numbers: delay=300us loss=1%.")],
+    sender: Annotated[
+        str | None, typer.Option("--from", metavar="HOST", help="Only for what this host sends, or its plug.")
+    ] = None,
+    lab: InLab = None,
+) -> None:
+    """Let something happen to a cable while it is in use."""
+    now = control.ask(control.choose(lab, sender), "fault", cable=cable, words=words, sender=sender)
+    typer.echo(f"{cable}: {'; '.join(now['faults']) or 'well'}")
+
+
+@app.command(epilog=CHECK_EXAMPLES)
+def check(as_json: AsJson = False) -> None:
+    """Measure how true emulated cables are on this machine: the shaper's own cost, delays, rates, faults.
+
+    Takes about ten seconds, in which nothing else should run. Exits with 1 when something is not held: a delay within
+    10 % or 5 µs, a rate within 5 %, a fault within 10 ms.
+    """
+    console = Console(stderr=as_json)
+    with console.status("Measuring (nothing else should run now)") as shown:
+        found = check_shaper(say=lambda line: shown.update(f"Measuring {line}"))
+    if as_json:
+        typer.echo(json.dumps(asdict(found) | {"true": found.true}, indent=2))
+    else:
+        for table in check_tables(found):
+            console.print(table, highlight=False)
+            console.print()
+        console.print(f"the smallest delay that it can hold here: {format_seconds(found.smallest)}", highlight=False)
+    if not found.true:
+        raise typer.Exit(1)

@@ -1,0 +1,245 @@
+"""``ferrule lab vm``: a profile's hosts as virtual machines with real kernels, joined by emulated USB4 cables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ferrule.errors import ConfigError
+from ferrule.lab.vm import control, once
+from ferrule.lab.vm.faults import WORDS
+from ferrule.lab.vm.kernel.debug import DEBUG_KERNELS
+from ferrule.lab.vm.options import KERNELS, VmOptions
+
+UP_EXAMPLES = (
+    "Examples:\n\nferrule lab vm up two-strix\n\nferrule lab vm up two-strix --kernel 6.12 --rdma\n\n"
+    "ferrule lab vm up two-strix --module ./my_driver.ko --trace cable.pcapng"
+)
+RUN_EXAMPLES = (
+    "Examples:\n\nferrule lab vm run two-strix -- ping\n\nferrule lab vm run two-strix -- iperf3\n\n"
+    "ferrule lab vm run two-strix --rdma -- ibv_devinfo\n\n"
+    "ferrule lab vm run two-strix --peer 'nc -l -p 9000' -- sh -c 'echo hello | nc $PEER 9000'"
+)
+SHELL_EXAMPLES = "Examples:\n\nferrule lab vm shell two-strix\n\nferrule lab vm shell two-strix strix-2 -- dmesg -w"
+FAULT_EXAMPLES = (
+    "Examples:\n\nferrule lab vm fault two-strix cable0 unplug\n\nferrule lab vm fault two-strix cable0 replug"
+)
+DOWN_EXAMPLES = "Examples:\n\nferrule lab vm down two-strix\n\nferrule lab vm down --all"
+
+app = typer.Typer(
+    no_args_is_help=True, help="The same labs as virtual machines: real kernels, and USB4 cables without hardware."
+)
+
+Profile = Annotated[str, typer.Argument(metavar="NAME|FILE", help="One of `ferrule lab profiles`, or a TOML file.")]
+Kernel = Annotated[
+    str,
+    typer.Option("--kernel", metavar="NAME|SUITE", help=f"{', '.join([*KERNELS, *DEBUG_KERNELS])}, or a Debian suite."),
+]
+Cpus = Annotated[int, typer.Option("--cpus", min=1, help="Processors of each host.")]
+Memory = Annotated[int, typer.Option("--memory", metavar="MIB", min=256, help="Memory of each host, in MiB.")]
+Modules = Annotated[
+    list[str] | None,
+    typer.Option("--module", metavar="NAME|FILE.ko", help="Loaded at the start, too; may be repeated."),
+]
+Packages = Annotated[
+    list[str] | None, typer.Option("--package", metavar="NAME", help="Programs of this Debian package, too.")
+]
+Rdma = Annotated[bool, typer.Option("--rdma", help="Soft-RoCE on each cable, perftest and ibv_* tools.")]
+Python = Annotated[bool, typer.Option("--python", help="This Python and `ferrule` itself in the guests.")]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write what crosses the cables: ferrule lab usb4 trace.")
+]
+Hops = Annotated[int, typer.Option("--hops", min=2, max=64, help="Rings of each host controller; Strix Halo has 3.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+
+
+@app.command(epilog=UP_EXAMPLES)
+def up(
+    lab: Profile,
+    name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Call it so, not as its profile.")] = None,
+    kernel: Kernel = "newest",
+    cpus: Cpus = 1,
+    memory: Memory = 1024,
+    module: Modules = None,
+    package: Packages = None,
+    rdma: Rdma = False,
+    python: Python = False,
+    trace: Trace = None,
+    hops: Hops = 12,
+    as_json: AsJson = False,
+) -> None:
+    """Boot a lab's hosts and join them; they stay until `ferrule lab vm down`.
+
+    Needs Debian on x86-64 and its package archive, no root and no KVM; nothing is installed.
+    """
+    options = _options(kernel, cpus, memory, module, package, rdma, python, trace, hops)
+    _fetch(options)
+    status = control.up(lab, options, name=name)
+    if as_json:
+        typer.echo(json.dumps(status, indent=2))
+        return
+    console = Console()
+    _show(console, status)
+    console.print(f"\nferrule lab vm run {status['name']} -- ping", highlight=False)
+
+
+@app.command(epilog=RUN_EXAMPLES)
+def run(
+    lab: Profile,
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What runs, and its arguments.")],
+    on: Annotated[str | None, typer.Option("--on", metavar="HOST", help="Where; by default on the first host.")] = None,
+    peer: Annotated[
+        str, typer.Option("--peer", metavar="COMMAND", help="Runs on the peer meanwhile, as a server does.")
+    ] = "",
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the command.")] = 600,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until all cables are up.")] = True,
+    kernel: Kernel = "newest",
+    cpus: Cpus = 1,
+    memory: Memory = 1024,
+    module: Modules = None,
+    package: Packages = None,
+    rdma: Rdma = False,
+    python: Python = False,
+    trace: Trace = None,
+    hops: Hops = 12,
+) -> None:
+    """Run a command on a host, when the cables are up; its exit status is this one's.
+
+    On the lab if it is up (`ferrule lab vm up`), else on one that is booted for it and ended with it. In the command,
+    {peer} and {peer_address} are the host at the other end of the first cable, and programs find them in PEER and
+    PEER_ADDRESS; hosts know each other by name. A lone `ping` or `iperf3` goes to the peer.
+    """
+    options = _options(kernel, cpus, memory, module, package, rdma, python, trace, hops)
+    place = once.find(lab)
+    if place is None:
+        _fetch(options)
+    elif options != VmOptions():
+        raise ConfigError(f"the lab {place} is up as it is; end it, or leave out the options of its machines")
+    raise typer.Exit(once.run(lab, options, command, on=on, peer_command=peer, timeout=timeout, wait=wait))
+
+
+@app.command(epilog=SHELL_EXAMPLES)
+def shell(
+    lab: Profile,
+    host: Annotated[str | None, typer.Argument(help="Where; by default on the first host.")] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Instead of a shell.")] = None,
+) -> None:
+    """A shell, or a program that needs a terminal, on a host.
+
+    On the lab if it is up, else on one that is booted for it and ended with it.
+    """
+    if once.find(lab) is None:
+        _fetch(VmOptions())
+    raise typer.Exit(once.shell(lab, host, command or ["bash", "-i"]))
+
+
+@app.command(epilog=FAULT_EXAMPLES + "\n\nFaults:\n\n" + "\n\n".join(f"{kind}: {what}" for kind, what in WORDS.items()))
+def fault(
+    lab: Profile,
+    cable: Annotated[str, typer.Argument(help="A cable's name, such as cable0.")],
+    words: Annotated[list[str], typer.Argument(metavar="FAULT...", help="What happens to it.")],
+    sender: Annotated[
+        str | None, typer.Option("--from", metavar="HOST", help="Only to what this host sends, or its controller.")
+    ] = None,
+) -> None:
+    """Let something happen to a cable while it is in use."""
+    now = control.ask(_up(lab), "fault", cable=cable, words=words, sender=sender)
+    typer.echo(f"{cable}: {_health(now)}")
+
+
+@app.command()
+def reboot(lab: Profile, host: Annotated[str, typer.Argument(help="Which host.")]) -> None:
+    """Cut a host's power, and boot it again."""
+    control.reboot(_up(lab), host)
+
+
+@app.command()
+def console(lab: Profile, host: Annotated[str, typer.Argument(help="Which host.")]) -> None:
+    """Print what a host said on its console, its kernel's messages among it."""
+    typer.echo(control.ask(_up(lab), "console", host=host), nl=False)
+
+
+@app.command()
+def status(as_json: AsJson = False) -> None:
+    """Show the labs of virtual machines that are up."""
+    found = control.labs()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for each in found:
+        _show(Console(), each)
+    if not found:
+        typer.echo("no lab is up; start one, for example: ferrule lab vm up two-strix")
+
+
+@app.command(epilog=DOWN_EXAMPLES)
+def down(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Labs to end.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="End all.")] = False,
+) -> None:
+    """End labs, with all that runs in them."""
+    if not names and not everything:
+        raise ConfigError("say which lab to end, or --all; `ferrule lab vm status` shows them")
+    ended = control.down(() if everything else [_up(name) for name in names or ()])
+    typer.echo(f"ended {', '.join(ended)}" if ended else "no lab was up")
+
+
+def _options(
+    kernel: str,
+    cpus: int,
+    memory: int,
+    modules: list[str] | None,
+    packages: list[str] | None,
+    rdma: bool,
+    python: bool,
+    trace: Path | None,
+    hops: int,
+) -> VmOptions:
+    return VmOptions(
+        kernel=kernel,
+        cpus=cpus,
+        memory_mb=memory,
+        modules=tuple(str(Path(one).resolve()) if one.endswith(".ko") else one for one in modules or ()),
+        packages=tuple(packages or ()),
+        rdma=rdma,
+        python=python,
+        trace=str(trace.resolve()) if trace else "",
+        hops=hops,
+    )
+
+
+def _up(lab: str) -> str:
+    """The name of a lab that is up, by it or by its profile."""
+    name = once.find(lab)
+    if name is None:
+        raise ConfigError(f"no lab of {lab} is up; start it: ferrule lab vm up {lab}")
+    return name
+
+
+def _fetch(options: VmOptions) -> None:
+    """What is missing, with words for those who wait."""
+    words = "Fetching kernel, emulator and programs (minutes the first time)"
+    if options.kernel in DEBUG_KERNELS:
+        words = f"Compiling the kernel {options.kernel} and fetching programs (half an hour the first time)"
+    with Console(stderr=True).status(words):
+        options.machines().prepare()
+
+
+def _show(console: Console, status: dict[str, Any]) -> None:
+    console.print(f"[bold]{status['name']}[/bold]: {status['title']}", highlight=False)
+    table = Table("cable", "made for", "hosts", "addresses", "now", box=None, header_style="bold", pad_edge=False)
+    for cable in status["cables"]:
+        ends = cable["ends"]
+        table.add_row(cable["name"], cable["made_for"], " ".join(ends), " ".join(ends.values()), _health(cable))
+    console.print(table, highlight=False)
+
+
+def _health(cable: dict[str, Any]) -> str:
+    """Whether a cable's link is up, and what is wrong with it."""
+    width = f" at {cable['lanes']} x {cable['gbps']} Gb/s" if cable["lanes"] else ""
+    return ", ".join([f"link {cable['link']}{width}", *cable["faults"]])

@@ -1,0 +1,285 @@
+"""``ferrule plan``: how to split a model over machines, how fast that is, and whether to split it at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ferrule.cli.extras import needs
+from ferrule.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ferrule.plan import Candidate, ClusterSpec
+    from ferrule.plan.question import Question
+    from ferrule.plan.search.search import SearchResult
+
+EXAMPLES = (
+    "Examples:\n\nferrule plan qwen3-235b-a22b --profile two-strix --weights int4\n\n"
+    "ferrule plan Qwen/Qwen3-30B-A3B --cluster desk.toml --objective throughput --concurrency 16\n\n"
+    "ferrule plan llama-3.3-70b --hosts strix-b --save desk.toml\n\n"
+    "ferrule plan llama-3.3-70b --profile mac-four --runtime mlx --explain\n\n"
+    "ferrule plan llama-3.3-70b --profile mac-four --plot hosts.png --over hosts"
+)
+
+LOCAL = "local"
+"""Among --hosts: this machine, which is always there."""
+
+
+class Goal(StrEnum):
+    """What makes one plan better than another."""
+
+    latency = "latency"
+    throughput = "throughput"
+    ttft = "ttft"
+    context = "context"
+    energy = "energy"
+
+
+class Over(StrEnum):
+    """What a picture shows tokens per second over."""
+
+    hosts = "hosts"
+    latency = "latency"
+    context = "context"
+
+
+_FORMATS = {
+    "ferrule": ("bfloat16", "int8", "int4"),
+    "mlx": ("mlx-8bit", "mlx-6bit", "mlx-4bit"),
+    "vllm": ("fp8", "int4"),
+    "llama.cpp-rpc": ("q8_0", "q4_k_m"),
+    "exo-grpc": ("mlx-8bit", "mlx-4bit"),
+}
+"""What weights might be stored as instead, by engine."""
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A directory, a GGUF file, a hub id (owner/name), `demo`, or one that is known: llama-3.3-70b.",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="LAB", help="Machines and cables of `ferrule lab profiles`.")
+    ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", metavar="FILE", help="Machines and cables that a TOML file describes.")
+    ] = None,
+    hosts: Annotated[
+        str | None, typer.Option("--hosts", metavar="A,B", help="This machine and these, asked over ssh.")
+    ] = None,
+    objective: Annotated[Goal, typer.Option("--objective", help="What the best plan is best in.")] = Goal.latency,
+    context: Annotated[
+        int, typer.Option("--context", min=1, metavar="TOKENS", help="There must be room for so many per sequence.")
+    ] = 4096,
+    prompt: Annotated[
+        int, typer.Option("--prompt", min=1, metavar="TOKENS", help="Time to the first token is for such a prompt.")
+    ] = 512,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, metavar="N", help="Sequences at once.")] = 1,
+    weights: Annotated[
+        str | None, typer.Option("--weights", metavar="FORMAT", help="As if stored so: int4, mlx-4bit, q4_k_m, fp8...")
+    ] = None,
+    runtime: Annotated[
+        str, typer.Option("--runtime", metavar="NAME", help="The engine: ferrule, mlx, vllm, llama.cpp-rpc, exo-grpc.")
+    ] = "ferrule",
+    kwh_price: Annotated[
+        float | None, typer.Option("--kwh-price", min=0, metavar="DOLLARS", help="Of electricity, to count its price.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, max=64, metavar="N", help="Show so many plans.")] = 5,
+    explain: Annotated[bool, typer.Option("--explain", help="Show each term of the best plan's times.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw tokens per second over --over.")
+    ] = None,
+    over: Annotated[Over, typer.Option("--over", help="What --plot shows tokens per second over.")] = Over.hosts,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure this machine now, not only if it is not known yet.")
+    ] = False,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE.toml", help="Save machines and cables for --cluster.")
+    ] = None,
+    remote_command: Annotated[
+        str, typer.Option(metavar="COMMAND", help="How ferrule is called on the other hosts.")
+    ] = "ferrule",
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit this machine's efficiency to what `ferrule serve` measured on it.")
+    ] = False,
+    device_json: Annotated[
+        bool, typer.Option("--device-json", hidden=True, help="Describe this machine to another one that plans.")
+    ] = False,
+) -> None:
+    """Say how to split a model over machines, how fast that would be, and whether one machine is faster.
+
+    Nothing is loaded: only headers or config.json of the model are read. Without --profile, --cluster and --hosts it
+    plans for this machine, which is measured first. Exit code 4: nothing fits; what would is told.
+    """
+    if device_json:
+        from ferrule.plan.cluster.live import report_text
+
+        typer.echo(report_text(fresh=measure))
+        return
+    if calibrate:
+        from ferrule.cli.plan.calibrate import fit_and_show
+
+        fit_and_show(Console())
+        if model is None and save is None:
+            return
+    if model is None and save is None:
+        raise ConfigError("which MODEL? Such as ferrule plan llama-3.3-70b; ferrule plan --help tells more")
+    machines = _machines(profile, cluster, hosts, remote_command, measure=measure)
+    if save is not None:
+        from ferrule.plan import write_cluster
+
+        write_cluster(machines, save)
+        Console(stderr=True).print(f"wrote {save}", highlight=False)
+    if model is None:
+        return
+    question = _question(model, machines, weights, runtime, objective, (context, prompt, concurrency, kwh_price))
+    if picture is not None:
+        with needs("bench", "plan --plot"):
+            import matplotlib  # noqa: F401 - better now than after the search
+    answers = question.answers()
+    if answers.best is None:
+        _nothing_fits(question, as_json=as_json)
+    _show(question, answers, top, explain=explain, as_json=as_json)
+    if picture is not None:
+        _plot(question, picture, over)
+
+
+def _machines(
+    profile: str | None, file: Path | None, hosts: str | None, remote_command: str, *, measure: bool
+) -> ClusterSpec:
+    from ferrule.plan import cluster_from_profile, live_cluster, read_cluster
+
+    if sum(each is not None for each in (profile, file, hosts)) > 1:
+        raise ConfigError("the machines come from one of --profile, --cluster and --hosts; leave the others out")
+    if measure and (profile or file):
+        raise ConfigError("--measure is for this machine: leave --profile and --cluster out")
+    if file is not None:
+        return read_cluster(file)
+    if profile is not None:
+        return cluster_from_profile(profile)
+    others = [each for each in (hosts or "").split(",") if each.strip() and each.strip() != LOCAL]
+    with Console(stderr=True).status("Measuring this machine" + (f" and asking {', '.join(others)}" if others else "")):
+        return live_cluster([each.strip() for each in others], command=remote_command, fresh=measure)
+
+
+def _question(
+    name: str,
+    cluster: ClusterSpec,
+    weights: str | None,
+    engine: str,
+    objective: Goal,
+    work: tuple[int, int, int, float | None],
+) -> Question:
+    from ferrule.errors import FerruleError
+    from ferrule.model.storage import PLAIN
+    from ferrule.plan import BUILT_IN_ENGINE, RUNTIMES, Workload, read_model
+    from ferrule.plan.cost.records import calibrated, read_calibrations
+    from ferrule.plan.question import Question
+
+    runtime = RUNTIMES.get(engine)
+    if runtime is None:
+        raise ConfigError(f"--runtime: there is no {engine!r}; there are {', '.join(RUNTIMES)}")
+    context, prompt, concurrency, kwh_price = work
+    if prompt > context:
+        raise ConfigError(f"--prompt {prompt} is more than --context {context} has room for; raise --context")
+    if runtime is BUILT_IN_ENGINE:
+        known = read_calibrations()
+        measured = (calibrated(device, known) if device.measured else device for device in cluster.devices)
+        cluster = replace(cluster, devices=tuple(measured))
+    model = read_model(name, weights=weights)
+    lighter = []
+    for stored in _FORMATS[engine]:
+        try:
+            elsewhere = runtime is BUILT_IN_ENGINE and stored not in PLAIN
+            words = f"{stored}, in another engine" if elsewhere else stored
+            lighter.append((words, read_model(name, weights=stored)))
+        except FerruleError:  # a GGUF file cannot be counted as if it were stored otherwise
+            break
+    lighter = [each for each in lighter if each[1].bytes < 0.9 * model.bytes]
+    lighter.sort(key=lambda each: -each[1].bytes)
+    return Question(
+        model,
+        cluster,
+        Workload(context, prompt, concurrency, kwh_price=kwh_price),
+        objective.value,
+        runtime,
+        tuple(lighter),
+    )
+
+
+def _show(question: Question, answers: SearchResult, top: int, *, explain: bool, as_json: bool) -> None:
+    from ferrule.cli.plan import text as words
+    from ferrule.cli.plan.json import answer_json
+    from ferrule.plan.explain.explain import bottleneck, verdict, what_ifs
+
+    best, candidates = _best(question, answers)
+    shown = candidates[:top] if best in candidates[:top] else [*candidates[: top - 1], best]
+    split = next((each for each in candidates if len(each.layout.devices) > 1 and each.prediction.fits), None)
+    sentence = verdict(question, best, answers.single, split)
+    found, changes = bottleneck(question, best), what_ifs(question, best, split)
+    if as_json:
+        typer.echo(json.dumps(answer_json(question, answers, shown, best, found, changes, sentence), indent=2))
+        return
+    _print(words.header(question), "", words.plans_table(question, shown, best, answers.single))
+    _print(*words.obstacles(question, shown), "", *words.reasons(question, found, changes, sentence))
+    _print("", words.memory_table(best))
+    if explain:
+        _print("", *words.terms_tables(best))
+    _print("", *words.warnings(question), *words.notes(question, answers))
+
+
+def _best(question: Question, answers: SearchResult) -> tuple[Candidate, list[Candidate]]:
+    """The best plan that the engine can run, if there is one; and all that fit, the best first, with that one."""
+    from ferrule.plan import BUILT_IN_ENGINE
+
+    fitting = [each for each in answers.candidates if each.prediction.fits]
+    if question.runtime is not BUILT_IN_ENGINE or fitting[0].layout.obstacle is None:
+        return fitting[0], fitting
+    runnable = question.best()
+    if runnable is None:
+        return fitting[0], fitting
+    if runnable not in fitting:
+        better = [each for each in fitting if (question.times_better(each.prediction, runnable.prediction) or 0) > 1]
+        fitting.insert(len(better), runnable)
+    return runnable, fitting
+
+
+def _nothing_fits(question: Question, *, as_json: bool) -> NoReturn:
+    from ferrule.cli.plan import text as words
+    from ferrule.cli.plan.json import shortage_json
+    from ferrule.plan.search.shortage import shortage
+
+    found = shortage(question)
+    if as_json:
+        typer.echo(json.dumps(shortage_json(question, found), indent=2))
+    else:
+        _print(words.header(question), "", *words.shortage_lines(question, found), *words.warnings(question), "")
+    raise found.error(question.model.name)
+
+
+def _plot(question: Question, path: Path, over: Over) -> None:
+    from ferrule.bench.plan_plot import plot_plans
+
+    plot_plans(question, path, over.value)
+    Console(stderr=True).print(f"wrote {path}", highlight=False)
+
+
+def _print(*parts: RenderableType) -> None:
+    """Tables as wide as they need to be where nobody looks at a terminal."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, 160))
+    for part in parts:
+        console.print(part, highlight=False, soft_wrap=not isinstance(part, Table) and not isinstance(part, Text))

@@ -1,0 +1,116 @@
+"""What `ferrule plan --json` prints. docs/planner.md describes it; fields are only ever added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ferrule.plan import Candidate, Term
+from ferrule.plan.cluster.spec import CORES_KEEP
+from ferrule.plan.explain.explain import Bottleneck, WhatIf, cautions
+from ferrule.plan.question import Question
+from ferrule.plan.search.search import SearchResult
+from ferrule.plan.search.shortage import Shortage
+
+VERSION = 1
+
+
+def question_json(question: Question) -> dict[str, Any]:
+    model, cluster = question.model, question.cluster
+    return {
+        "version": VERSION,
+        "model": {
+            "name": model.name,
+            "parameters": model.parameters,
+            "active_parameters": model.active_parameters,
+            "bytes": model.bytes,
+            "stored": model.stored,
+            "counted": model.counted,
+            "layers": model.layers,
+            "max_context": model.max_context,
+            "notes": list(model.notes),
+        },
+        "cluster": {
+            "devices": [asdict(device) for device in cluster.devices],
+            "links": [asdict(link) for link in cluster.links],
+            "cores": cluster.cores,
+            **{name: getattr(cluster, name) for name in CORES_KEEP},
+            "notes": list(cluster.notes),
+        },
+        "work": asdict(question.work),
+        "objective": question.objective,
+        "runtime": question.runtime.name,
+        "cautions": cautions(question),
+    }
+
+
+def answer_json(
+    question: Question,
+    answers: SearchResult,
+    candidates: Sequence[Candidate],
+    best: Candidate,
+    found: Bottleneck,
+    changes: Sequence[WhatIf],
+    verdict: str,
+) -> dict[str, Any]:
+    """Plans, the best first; which of them the engine can run best; the best machine alone; why, and what would help.
+
+    In seconds, bytes, watts, US dollars.
+    """
+    return question_json(question) | {
+        "plans": [candidate_json(each) for each in candidates],
+        "best": candidates.index(best),
+        "exact": answers.exact,
+        "notes": list(answers.notes),
+        "alone": candidate_json(answers.single),
+        "verdict": verdict,
+        "bottleneck": {**asdict(found), "words": found.words},
+        "what_if": [
+            {"words": each.words, "before": each.before, "after": each.after, "unit": question.aim.unit}
+            for each in changes
+        ],
+    }
+
+
+def shortage_json(question: Question, found: Shortage) -> dict[str, Any]:
+    """The same where nothing fits."""
+    return question_json(question) | {
+        "plans": [],
+        "shortage": {
+            "device": found.use.device,
+            "needed": found.use.total,
+            "available": found.use.room,
+            "missing": found.missing,
+            "closest": candidate_json(found.closest),
+            "nearest": [{"words": each.words, "plan": candidate_json(each.candidate)} for each in found.nearest],
+        },
+    }
+
+
+def candidate_json(candidate: Candidate) -> dict[str, Any]:
+    layout, prediction = candidate.layout, candidate.prediction
+    return {
+        "strategy": layout.strategy,
+        "obstacle": layout.obstacle,
+        "fits": prediction.fits,
+        "stages": [asdict(stage) for stage in layout.stages],
+        "token_seconds": prediction.token_seconds,
+        "tokens_per_s": prediction.tokens_per_s,
+        "ttft_seconds": prediction.ttft_seconds,
+        "concurrency": prediction.concurrency,
+        "step_seconds": prediction.step_seconds,
+        "throughput": prediction.throughput,
+        "largest_context": prediction.largest_context,
+        "watts": prediction.watts,
+        "joules_per_token": prediction.joules,
+        "dollars_per_million": prediction.dollars_per_million,
+        "memory": [{**asdict(use), "margin": use.margin} for use in prediction.memory],
+        "terms": [_term(term, prediction.token_seconds) for term in prediction.terms],
+        "prompt_terms": [_term(term, prediction.ttft_seconds) for term in prediction.prompt_terms],
+        "step_terms": [_term(term, prediction.step_seconds) for term in prediction.step_terms],
+    }
+
+
+def _term(term: Term, total: float) -> dict[str, Any]:
+    return {**asdict(term), "part": term.seconds / total if total else 0.0}

@@ -1,0 +1,263 @@
+"""How `ferrule plan` shows plans: tables and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ferrule.plan import BUILT_IN_ENGINE, Candidate, Layout, ModelSpec, Objective, Stage, Term
+from ferrule.plan.explain.explain import Bottleneck, WhatIf, cautions
+from ferrule.plan.question import Question
+from ferrule.plan.search.search import SearchResult
+from ferrule.plan.search.shortage import Shortage
+from ferrule.units import format_bytes, format_seconds
+
+MANY = 6
+"""Stages or devices up to this number are named one by one."""
+HELPED = 3
+_FORMULAS = {
+    "weights": "bytes of weights that a step reads ÷ memory bandwidth",
+    "cache": "bytes of keys and values before this token ÷ memory bandwidth",
+    "compute": "operations ÷ operations per second",
+    "launch": "operations of all layers × time to start one",
+    "collective": "sums over ranks: count × (latency + bytes ÷ bandwidth)",
+    "hop": "messages between stages or ranks: latency + bytes ÷ bandwidth",
+    "disk": "bytes that do not fit ÷ disk bandwidth",
+}
+
+
+def header(question: Question) -> Text:
+    """The model, what is asked, and of which machines."""
+    model, work = question.model, question.work
+    size = f"{format_bytes(model.bytes)} as {model.stored}" if model.stored else format_bytes(model.bytes)
+    active = model.active_parameters
+    some = f", {_billions(active)} active" if active < model.parameters * 0.95 else ""
+    machines = len(question.cluster.devices)
+    text = Text(model.name, style="bold")
+    text += Text(f"  {_billions(model.parameters)} parameters{some}, {size}, {model.layers} layers\n")
+    text += Text(
+        f"{machines} machine{'s' * (machines > 1)}, engine {question.runtime.name}, best {question.objective}, "
+        f"{work.context:,} tokens of context, prompt {work.prompt:,}"
+        + (f", {work.concurrency} sequences at once" if work.concurrency > 1 else "")
+    )
+    return text
+
+
+def _billions(number: float) -> str:
+    for size, unit in ((1e12, "T"), (1e9, "B")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number / 1e6:.3g}M"
+
+
+def plans_table(question: Question, candidates: Sequence[Candidate], best: Candidate, single: Candidate) -> Table:
+    """A row per plan, the best first, and the best machine alone at the end unless it is among them."""
+    at_once = question.work.concurrency
+    known = [*candidates, single]
+    table = _table("", "strategy", "where", ">fullest machine", ">first token", ">tok/s")
+    if at_once > 1:
+        table.add_column(f"at {at_once}", justify="right")
+    if question.objective == "context":
+        table.add_column("context", justify="right")
+    watts = any(each.prediction.watts is not None for each in known)
+    dollars = any(each.prediction.dollars_per_million is not None for each in known)
+    energy = question.objective == "energy" and watts
+    for words, wanted in (("W", watts), ("J/token", energy), ("$/M tok", dollars)):
+        if wanted:
+            table.add_column(words, justify="right")
+    rows = [(str(place), each) for place, each in enumerate(candidates, 1)]
+    if not any(each.layout.devices == single.layout.devices for each in candidates):
+        rows.append(("–", single))
+    for place, each in rows:
+        prediction = each.prediction
+        starred = each.layout.obstacle is not None and question.runtime is BUILT_IN_ENGINE
+        cells = [place, _strategy(each.layout) + " *" * starred, where(question.model, each.layout), _fullest(each)]
+        if prediction.fits:
+            cells += [format_seconds(prediction.ttft_seconds), _rate(prediction.tokens_per_s)]
+            cells += [_rate(prediction.throughput)] * (at_once > 1)
+            cells += [f"{prediction.largest_context:,}"] * (question.objective == "context")
+            cells += [_number(prediction.watts, ".0f")] * watts
+            cells += [_number(prediction.joules, ".3g")] * energy
+            cells += [_number(prediction.dollars_per_million, ".2f")] * dollars
+        else:
+            cells += ["does not fit"]
+        table.add_row(*cells, style="bold" if each is best else "" if prediction.fits else "dim")
+    return table
+
+
+def _strategy(layout: Layout) -> str:
+    name: str = layout.strategy
+    if name == "single":
+        return name
+    if name == "hybrid":
+        widths = {stage.width for stage in layout.stages}
+        wide = f"{max(widths)}" if len(widths) == 1 else f"{min(widths)}–{max(widths)}"
+        name = f"tensor {wide} × pipeline {len(layout.stages)}"
+    else:
+        name = f"{name} {len(layout.devices)}"
+    return name
+
+
+def where(model: ModelSpec, layout: Layout) -> str:
+    """Layers, heads or experts by device, short."""
+    if len(layout.stages) == 1:
+        return _stage(model, layout.stages[0])
+    if len(layout.stages) > MANY:
+        counts = [stage.last_layer - stage.first_layer for stage in layout.stages]
+        span = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+        return f"{len(layout.stages)} stages of {span} layers, from {layout.devices[0]} to {layout.devices[-1]}"
+    return "\n".join(f"{_stage(model, stage)}: {_layers(stage)}" for stage in layout.stages)
+
+
+def _layers(stage: Stage) -> str:
+    first, last = stage.first_layer, stage.last_layer - 1
+    return f"layer {first}" if first == last else f"layers {first}–{last}"
+
+
+def _stage(model: ModelSpec, stage: Stage) -> str:
+    names = _joined(stage.devices)
+    if stage.width == 1:
+        return names
+    if stage.experts:
+        count = max(layer.experts.count for layer in model.decoder if layer.experts)
+        given = [round(share.experts * count) for share in stage.shares]
+        return f"{names}: {_given(given, count)} experts"
+    given = [round(share.query * model.query_heads) for share in stage.shares]
+    return f"{names}: {_given(given, model.query_heads)} heads"
+
+
+def _given(numbers: Sequence[int], total: int) -> str:
+    if len(set(numbers)) == 1:
+        return f"each {numbers[0]} of {total}"
+    if len(numbers) > MANY:
+        return f"{min(numbers)} to {max(numbers)} of {total}"
+    return f"{' + '.join(map(str, numbers))} of {total}"
+
+
+def _joined(names: Sequence[str]) -> str:
+    return " + ".join(names) if len(names) <= MANY else f"{names[0]} … {names[-1]} ({len(names)})"
+
+
+def _fullest(candidate: Candidate) -> str:
+    use = min(candidate.prediction.memory, key=lambda each: each.margin)
+    if use.margin < 0:
+        return f"{_gib(-use.margin)} GiB too little"
+    return f"{_gib(use.total)} of {_gib(use.room)} GiB"
+
+
+def _gib(count: float) -> str:
+    value = count / 2**30
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.2f}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def _number(value: float | None, how: str) -> str:
+    return "" if value is None else format(value, how)
+
+
+def memory_table(candidate: Candidate) -> Table:
+    """Of one plan, in GiB by device; only the fullest where there are many."""
+    table = _table("memory (GiB)", ">weights", ">keys and values", ">activations", ">process", ">margin", ">of")
+    uses = sorted(candidate.prediction.memory, key=lambda use: use.margin)
+    shown = uses[:MANY]
+    for use in sorted(shown, key=candidate.prediction.memory.index):
+        numbers = (use.weights, use.cache, use.activations, use.runtime, use.margin, use.room)
+        table.add_row(use.device, *(_gib(number) if number >= 0 else f"–{_gib(-number)}" for number in numbers))
+    if len(uses) > MANY:
+        table.add_row(f"and {len(uses) - MANY} emptier")
+    return table
+
+
+def reasons(question: Question, found: Bottleneck, changes: Sequence[WhatIf], verdict: str) -> Iterator[Text]:
+    """The bottleneck with the change that helps it most, other changes, and whether to split at all."""
+    if verdict:
+        yield Text(verdict, style="bold")
+    fitting = [each for each in changes if found.kind in each.helps]
+    first = fitting[0] if fitting else None
+    yield Text(found.words + (f"; {_changed(question, first)}" if first else ""))
+    for each in [change for change in changes if change is not first][:HELPED]:
+        yield Text(_changed(question, each))
+
+
+def _changed(question: Question, change: WhatIf) -> str:
+    return f"{change.words}: {_figure(question.objective, change.before)} → " + (
+        f"{_figure(question.objective, change.after)} {question.aim.unit}"
+    )
+
+
+def _figure(objective: Objective, value: float) -> str:
+    if objective == "context":
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def obstacles(question: Question, candidates: Sequence[Candidate]) -> Iterator[Text]:
+    """Why plans marked with a star do not run here."""
+    if question.runtime is not BUILT_IN_ENGINE:
+        return
+    for reason in dict.fromkeys(each.layout.obstacle for each in candidates if each.layout.obstacle):
+        told = reason if reason.startswith("the built-in engine") else f"not with the built-in engine: {reason}"
+        yield Text(f"* {told}", style="yellow")
+
+
+def warnings(question: Question) -> Iterator[Text]:
+    for each in cautions(question):
+        yield Text(each, style="yellow")
+
+
+def notes(question: Question, answers: SearchResult) -> Iterator[Text]:
+    for note in (*answers.notes, *question.model.notes, *question.cluster.notes):
+        yield Text(f"note: {note}", style="dim")
+
+
+def terms_tables(candidate: Candidate) -> Iterator[RenderableType]:
+    """Each term of the time of a token and of the prompt."""
+    prediction = candidate.prediction
+    yield _terms_table("one token", prediction.terms, prediction.token_seconds)
+    yield Text("")
+    yield _terms_table("first token", prediction.prompt_terms, prediction.ttft_seconds)
+
+
+def _terms_table(title: str, terms: Sequence[Term], total: float) -> Table:
+    table = _table(title, ">ms", ">%", "where", "what it is")
+    for term in sorted(terms, key=lambda term: -term.seconds):
+        part = term.seconds / total if total else 0.0
+        table.add_row(term.kind, _milliseconds(term.seconds), f"{part * 100:.1f}", term.where, _FORMULAS[term.kind])
+    table.add_row("all", _milliseconds(total), "100", "", "")
+    return table
+
+
+def _milliseconds(seconds: float) -> str:
+    value = seconds * 1e3
+    return f"{value:.0f}" if value >= 1000 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+
+
+def shortage_lines(question: Question, found: Shortage) -> Iterator[RenderableType]:
+    """What is missing where, and what would fit."""
+    yield memory_table(found.closest)
+    yield Text("")
+    if not found.nearest:
+        yield Text("nothing near would fit: fewer tokens, smaller weights and a few more hosts were tried")
+        return
+    table = _table("what would fit", "plan", "where", ">first token", ">tok/s")
+    for each in found.nearest:
+        prediction, layout = each.candidate.prediction, each.candidate.layout
+        rates = (format_seconds(prediction.ttft_seconds), _rate(prediction.tokens_per_s))
+        table.add_row(each.words, _strategy(layout), where(question.model, layout), *rates)
+    yield table
+
+
+def _table(*columns: str) -> Table:
+    """Of numbers the heading begins with >."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(
+            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
+        )
+    return table

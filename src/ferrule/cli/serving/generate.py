@@ -1,0 +1,134 @@
+"""``ferrule generate``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ferrule.cli.extras import needs
+from ferrule.cli.serving.model import Dtype, DtypeFlag, MaxContext, Pp, SelfTest, Threads, Tp, engine_options
+from ferrule.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ferrule.engine import Engine, EngineOptions, SamplingParams
+
+EXAMPLES = (
+    "Examples:\n\n"
+    'ferrule generate demo "What does os.path.join do?"\n\n'
+    'ferrule generate ~/models/Qwen3-8B "Once upon a time" --raw --max-tokens 200\n\n'
+    "git diff | ferrule generate ~/models/Qwen3-8B - --tp 2 --temperature 0"
+)
+
+
+def generate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A Hugging Face directory, a hub id (owner/name), or demo.")
+    ],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="What to say to the model; - reads it from standard input.")
+    ],
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--raw", help="As a message by the model's chat template, or as text to continue."),
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Most tokens to generate.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", min=0, help="0 always takes the likeliest.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", min=0.0001, max=1, help="Keep this much probability.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", min=0, help="Keep the k likeliest tokens; 0 keeps all.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option("--min-p", min=0, max=1, help="Drop tokens less likely than this share of the best.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")] = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
+    tp: Tp = None,
+    pp: Pp = None,
+    dtype: DtypeFlag = Dtype.auto,
+    max_context: MaxContext = None,
+    threads: Threads = None,
+    self_test: SelfTest = True,
+) -> None:
+    """Load a model, print its answer to one prompt, and exit."""
+    with needs("serve", "generate"):
+        import ferrule.serve  # noqa: F401 - to tell now what is missing
+    import asyncio
+
+    from rich.console import Console
+
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    if not prompt:
+        raise ConfigError("the prompt is empty")
+    options = engine_options(
+        model, tp=tp, pp=pp, dtype=dtype, max_context=max_context, threads=threads, self_test=self_test
+    )
+    given = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "seed": seed,
+    }
+    given = {field: value for field, value in given.items() if value is not None}
+    asyncio.run(answer(options, prompt, given, tuple(stop or ()), chat=chat, console=Console(stderr=True)))
+
+
+async def answer(
+    options: EngineOptions,
+    prompt: str,
+    given: dict[str, float | None],
+    stops: tuple[str, ...],
+    *,
+    chat: bool | None,
+    console: Console,
+) -> None:
+    """Start an engine, print what it says to ``prompt`` as it comes, and close it."""
+    from ferrule.cli.display import Loading
+    from ferrule.engine import start
+
+    with Loading(console) as loading:
+        engine = await start(options, on_progress=loading)
+    try:
+        params: SamplingParams = replace(engine.default_sampling, **given)  # type: ignore[arg-type]
+        await print_answer(engine, prompt, params, stops, chat=chat, console=console)
+    finally:
+        await engine.close()
+
+
+async def print_answer(
+    engine: Engine, prompt: str, params: SamplingParams, stops: tuple[str, ...], *, chat: bool | None, console: Console
+) -> None:
+    from ferrule.serve.sequences import Job, run_job
+    from ferrule.serve.text import Vocabulary
+
+    as_chat = engine.tokenizer.has_chat_template if chat is None else chat
+    if as_chat:
+        tokens = engine.tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+    else:
+        tokens = engine.tokenizer.encode(prompt)
+        sys.stdout.write(prompt)
+    job = Job(0, tuple(tokens), params, stops, continues=not as_chat)
+    begin = time.perf_counter()
+    made = 0
+    async for piece in run_job(engine, Vocabulary(engine.tokenizer), job):
+        sys.stdout.write(piece.text)
+        sys.stdout.flush()
+        made = piece.tokens
+    sys.stdout.write("\n")
+    if console.is_terminal:
+        seconds = time.perf_counter() - begin
+        console.print(
+            f"{len(tokens)} tokens in, {made} out, {made / seconds:.1f} tokens/s", style="dim", highlight=False
+        )

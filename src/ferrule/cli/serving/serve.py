@@ -1,0 +1,198 @@
+"""``ferrule serve``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ferrule.cli.cluster.models import running_cluster, serve_on_cluster
+from ferrule.cli.extras import needs
+from ferrule.cli.serving.model import (
+    DEMO,
+    DEMO_RANKS,
+    Dtype,
+    DtypeFlag,
+    MaxContext,
+    Pp,
+    SelfTest,
+    Threads,
+    Tp,
+    engine_options,
+)
+from ferrule.errors import ConfigError, FerruleError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ferrule.engine import Engine
+    from ferrule.engine.host.speed import Speed
+    from ferrule.plan import DeviceSpec
+
+DEFAULT_PORT = 8420
+
+EXAMPLES = (
+    "Examples:\n\n"
+    "ferrule serve --demo\n\n"
+    "ferrule serve ~/models/Qwen3-8B --tp 2\n\n"
+    "ferrule serve Qwen/Qwen3-8B --pp 2 --max-context 8192 --port 9000\n\n"
+    "FERRULE_API_KEY=secret ferrule serve ~/models/Qwen3-8B --host 0.0.0.0"
+)
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A Hugging Face directory, a hub id (owner/name), or demo.")
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Serve the embedded model on two ranks.")] = False,
+    tp: Tp = None,
+    pp: Pp = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; beyond loopback needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            envvar="FERRULE_PORT",
+            min=0,
+            max=65535,
+            help=f"Port to listen on, 0 for a free one; {DEFAULT_PORT} if left out.",
+        ),
+    ] = None,
+    dtype: DtypeFlag = Dtype.auto,
+    max_context: MaxContext = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="FERRULE_API_KEY",
+            metavar="KEY",
+            help="What clients must send. Better given by the variable: flags are seen in process lists.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="What clients call the model; the default is its own.")
+    ] = None,
+    threads: Threads = None,
+    self_test: SelfTest = True,
+    hosts: Annotated[
+        str | None, typer.Option("--hosts", metavar="A,B", help="In a cluster: only on these of its hosts.")
+    ] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="On this machine alone, until Ctrl-C, although it is in a cluster.")
+    ] = False,
+    spares: Annotated[
+        bool,
+        typer.Option(
+            "--spares/--no-spares", help="Keep a process ready for each rank, so that answers soon go on if one dies."
+        ),
+    ] = True,
+) -> None:
+    """Serve a model over the OpenAI API.
+
+    Where this machine is a host of a cluster (`ferrule up`), on the hosts of that; else on this machine.
+    """
+    chosen = choose(model, demo=demo)
+    if demo and tp is None and pp is None:
+        tp = DEMO_RANKS
+    if api_key is not None and not api_key.strip():
+        raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
+    from rich.console import Console
+
+    console = Console()
+    home = None if here else running_cluster()
+    if home is not None:
+        if api_key is not None:
+            raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
+        beyond = not _is_loopback(host)
+        wanted: dict[str, Any] = {
+            "tensor": tp,
+            "pipeline": pp,
+            "dtype": dtype.value,
+            "max_context": max_context,
+            "threads": threads,
+            "self_test": self_test,
+            "spares": spares,
+        }
+        wanted |= {"hosts": [each.strip() for each in hosts.split(",")] if hosts else None, "key": beyond}
+        serve_on_cluster(console, home, chosen, name, host, port, wanted)
+        return
+    if hosts is not None:
+        raise ConfigError("--hosts needs a cluster: ferrule up")
+    port = DEFAULT_PORT if port is None else port
+    if console.is_terminal:  # the imports below take seconds, in which a blank screen looks like a hang
+        console.print(f"Starting {chosen} …", style="dim", highlight=False)
+    with needs("serve", "serve"):
+        from ferrule.engine import start
+        from ferrule.engine.host.speed import speed_of
+        from ferrule.engine.source import local
+        from ferrule.serve import listen
+        from ferrule.serve import serve as run_server
+    import asyncio
+
+    from ferrule.cli.display import Loading, show_ready
+
+    options = engine_options(
+        chosen,
+        tp=tp,
+        pp=pp,
+        dtype=dtype,
+        max_context=max_context,
+        threads=threads,
+        self_test=self_test,
+        name=name,
+        spares=spares,
+    )
+    listener = listen(host, port, api_key=api_key)
+    local(chosen)  # what cannot be a model is said before anything is measured
+    device = this_machine(console, threads, measure=tp is None and pp is None)
+    speed: Speed | None = None
+
+    async def load() -> Engine:
+        nonlocal speed
+        with Loading(console) as loading:
+            engine = await start(options, on_progress=loading)
+            speed = await speed_of(engine, device)
+            return engine
+
+    def ready(engine: Engine) -> None:
+        show_ready(console, engine, host, listener.getsockname()[1], with_key=api_key is not None, speed=speed)
+
+    asyncio.run(run_server(load, listener, api_key=api_key, on_ready=ready))
+
+
+def _is_loopback(host: str) -> bool:
+    from ipaddress import ip_address
+
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def this_machine(console: Console, threads: int | None, *, measure: bool) -> DeviceSpec | None:
+    """What the planner knows of this machine, for a prediction; None where it knows nothing. ``measure``: find out, the
+    first time, which takes seconds."""
+    from ferrule.plan.device.measure import measure_device, recall_device
+
+    try:
+        device = recall_device(threads=threads, unit="cpu")
+        if device is not None or not measure:
+            return device
+        console.print("Measuring this machine, once in 30 days …", style="dim", highlight=False)
+        return measure_device(threads=threads, unit="cpu")
+    except (FerruleError, OSError, RuntimeError) as error:  # serving goes on without a prediction
+        console.print(f"No prediction: {error}", style="dim", highlight=False)
+        return None
+
+
+def choose(model: str | None, *, demo: bool) -> str:
+    """The one model that was asked for. Raises `ConfigError` for none and for two."""
+    if demo and model not in (None, DEMO):
+        raise ConfigError(f"--demo and {model}: serve one of them")
+    if demo:
+        return DEMO
+    if model is None:
+        raise ConfigError("no model is given; name a directory or a hub id, or try the embedded one with --demo")
+    return model

@@ -1,0 +1,1 @@
+"""What runs beside the server: the ranks' processes, requests and recovery."""

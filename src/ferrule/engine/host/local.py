@@ -1,0 +1,249 @@
+"""A model on rank processes, for an asyncio program: its requests, which outlive the ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ferrule.engine.host.prepare import PreparedModel, in_background, prepare
+from ferrule.engine.host.ranks import Event
+from ferrule.engine.host.requests import Request, Requests
+from ferrule.engine.host.starters import LabPlanner, LocalPlanner
+from ferrule.engine.host.starting import Loss, Planner
+from ferrule.engine.host.supervisor import Running, Supervisor
+from ferrule.engine.options import EngineOptions, RankOptions
+from ferrule.engine.source import DEMO
+from ferrule.engine.types import (
+    Health,
+    Progress,
+    ProgressCallback,
+    RankInfo,
+    SamplingParams,
+    Token,
+)
+from ferrule.errors import EngineError, FerruleError, ModelUnavailable, RequestError
+from ferrule.process.system import usable_cores
+
+if TYPE_CHECKING:
+    from ferrule.lab import Lab
+
+NEW_SECONDS = 60.0
+"""How long a request that comes while the ranks are being restarted waits for them."""
+INTERRUPTED_SECONDS = 300.0
+"""How long a request whose answer has begun waits for the model to come back."""
+
+DEMO_NAME = "ferrule-demo"
+
+
+class LocalEngine:
+    """`ferrule.engine.types.Engine` over the rank processes that a `Planner` places. Made by `start`."""
+
+    def __init__(self, options: EngineOptions, model: PreparedModel, planner: Planner) -> None:
+        self.name = options.name or (DEMO_NAME if options.model == DEMO else model.directory.resolve().name)
+        self.created = int(time.time())
+        self.spec = model.spec
+        self.plan = model.plan
+        self.vocab_size = model.spec.vocab_size
+        self.max_context = self._wanted_context = options.max_context or model.spec.max_context
+        self.tokenizer = model.tokenizer
+        self.default_sampling = model.default_sampling
+        self.ranks: tuple[RankInfo, ...] = ()
+        self._running = self._waiting = 0
+        self._requests = Requests()
+        self._streams: dict[int, asyncio.Queue[Token | FerruleError]] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._on_progress: ProgressCallback | None = None
+        rank_options = RankOptions(
+            directory=str(model.directory.resolve()),
+            dtype=options.dtype,
+            plan=self.plan,
+            threads=options.threads or max(1, usable_cores() // self.plan.world_size),
+            context=self.max_context,
+            max_sequences=options.max_sequences,
+            batch_tokens=options.batch_tokens,
+            end_tokens=tuple(sorted(model.end_tokens)),
+            identity=model.identity,
+            self_test=options.self_test,
+        )
+        self._supervisor = Supervisor(rank_options, planner, self)
+
+    async def load(self, on_progress: ProgressCallback | None) -> None:
+        """Wait until every rank is ready. Raises the first cause where one fails; no process is left then."""
+        self._on_progress = on_progress
+        try:
+            await self._supervisor.start()
+        finally:
+            self._on_progress = None
+
+    async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
+        """See `ferrule.engine.types.Engine.generate`."""
+        self._check(prompt)
+        if params.seed is None:  # so that its random numbers stay the same whoever draws them
+            params = replace(params, seed=secrets.randbits(63))
+        request = self._requests.add(prompt, params)
+        stream = self._streams[request.number] = asyncio.Queue()
+        try:
+            self._limit_wait(request, INTERRUPTED_SECONDS if self._supervisor.moving else NEW_SECONDS)
+            self._send_due()
+            finished = False
+            while not finished:
+                token = await stream.get()
+                if isinstance(token, FerruleError):
+                    raise token
+                finished = token.finish is not None
+                yield token
+        finally:
+            self._forget(request)
+            del self._streams[request.number]
+            if request.sent and not request.finished:
+                self._supervisor.send({"op": "cancel", "id": request.number})
+            self._send_due()  # others may have waited for this one
+
+    def health(self) -> Health:
+        supervisor = self._supervisor
+        return Health(
+            supervisor.state,
+            str(supervisor.error) if supervisor.error else None,
+            self._running,
+            self._waiting + self._requests.unsent,
+            supervisor.since,
+            supervisor.recoveries,
+            supervisor.last,
+        )
+
+    async def close(self) -> None:
+        await self._supervisor.close()
+        for stream in self._streams.values():
+            stream.put_nowait(EngineError("the engine was closed"))
+
+    def heard(self, event: Event) -> None:
+        match event["event"]:
+            case "tokens":
+                for number, token, logprob, top, finish in event["tokens"]:
+                    request = self._requests.open.get(number)
+                    if request is not None:  # else: cancelled while this was on its way
+                        alternatives = tuple((int(other), float(value)) for other, value in top)
+                        self._streams[number].put_nowait(Token(token, logprob, alternatives, finish))
+                        if self._requests.took(request, token, last=finish is not None):
+                            self._send_due()
+            case "load":
+                self._running, self._waiting = event["running"], event["waiting"]
+            case "progress":
+                if self._on_progress is not None:
+                    self._on_progress(Progress(**{k: v for k, v in event.items() if k != "event"}))
+
+    def went_up(self, running: Running) -> int:
+        self.plan = running.plan
+        self.ranks = tuple(running.infos[index] for index in range(running.plan.world_size))
+        self.max_context = min(self._wanted_context, running.cache_tokens)
+        for request in list(self._requests.open.values()):
+            if len(request.prompt) + len(request.made) >= self.max_context and not request.finished:
+                self._end(request, EngineError(f"after a restart there is room for {self.max_context} tokens only"))
+        going_on = sum(bool(request.made) and not request.finished for request in self._requests.open.values())
+        self._send_due()
+        return going_on
+
+    def idle(self) -> bool:
+        return not self._requests.open
+
+    def went_down(self, loss: Loss) -> bool:
+        self._running = self._waiting = 0
+        given_up = self._requests.interrupted(crashed=loss.crashed)
+        for request in given_up:
+            self._end(
+                request,
+                RequestError(
+                    f"this request was being answered in {request.crashes} crashes in a row, so it is given up; "
+                    f"the last one: {loss.error}",
+                    code="request_crashes_model",
+                ),
+            )
+        for request in self._requests.open.values():
+            if not request.sent:
+                self._limit_wait(request, INTERRUPTED_SECONDS)
+        return bool(given_up)
+
+    def failed(self, error: FerruleError) -> None:
+        for request in list(self._requests.open.values()):
+            if not request.finished:
+                self._end(request, EngineError(f"the model has failed: {error}"))
+
+    def _check(self, prompt: Sequence[int]) -> None:
+        state, error = self._supervisor.state, self._supervisor.error
+        if state == "waiting":
+            raise ModelUnavailable(f"the model cannot run now: {error}")
+        if state not in ("ready", "recovering"):
+            raise EngineError(f"the model is {state}" + (f": {error}" if error else ""))
+        if not prompt:
+            raise RequestError("the prompt is empty", param="prompt")
+        if len(prompt) >= self.max_context:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, but this model's context is {self.max_context} tokens for "
+                "prompt and answer together; shorten the prompt",
+                code="context_length_exceeded",
+            )
+        strange = next((token for token in prompt if not 0 <= token < self.vocab_size), None)
+        if strange is not None:
+            raise RequestError(f"token {strange} is outside the vocabulary of {self.vocab_size}", param="prompt")
+
+    def _send_due(self) -> None:
+        if self._supervisor.state != "ready":
+            return
+        for request in self._requests.due():
+            self._supervisor.send(request.message())
+            self._requests.sent(request)
+            self._stop_timer(request)
+
+    def _limit_wait(self, request: Request, seconds: float) -> None:
+        """Until it is sent, if that is not sooner than ``seconds`` from its arrival or its interruption."""
+        if request.number not in self._timers:
+            loop = asyncio.get_running_loop()
+            self._timers[request.number] = loop.call_later(seconds, self._give_up_waiting, request, seconds)
+
+    def _give_up_waiting(self, request: Request, seconds: float) -> None:
+        state, error = self._supervisor.state, self._supervisor.error
+        reason = f": {error}" if error else ""
+        self._end(request, ModelUnavailable(f"the model was not back within {seconds:g} s ({state}{reason})"))
+
+    def _end(self, request: Request, error: FerruleError) -> None:
+        self._forget(request)
+        request.sent = False
+        self._streams[request.number].put_nowait(error)
+
+    def _forget(self, request: Request) -> None:
+        self._stop_timer(request)
+        self._requests.remove(request)
+
+    def _stop_timer(self, request: Request) -> None:
+        timer = self._timers.pop(request.number, None)
+        if timer is not None:
+            timer.cancel()
+
+
+async def start(
+    options: EngineOptions,
+    on_progress: ProgressCallback | None = None,
+    *,
+    lab: Lab | None = None,
+    planner: Callable[[PreparedModel], Planner] | None = None,
+) -> LocalEngine:
+    """Find, check, plan and load a model on ranks of this machine, or of a ``lab`` that is up, one host after another.
+
+    ``planner``: makes what places the ranks elsewhere, of what is known of the model by then. ``on_progress`` is called
+    from the event loop. Raises `ModelError`, `PlanError` or `ConfigError` before any process is started where the files
+    or the split are at fault, `EngineError` where a rank fails.
+    """
+    model = await in_background(lambda: prepare(options))
+    spares = options.spares
+    place = planner or (lambda _: LocalPlanner(spares=spares) if lab is None else LabPlanner(lab, spares=spares))
+    engine = LocalEngine(options, model, place(model))
+    try:
+        await engine.load(on_progress)
+    except BaseException:
+        await engine.close()
+        raise
+    return engine

@@ -1,0 +1,218 @@
+"""The processes of a model's ranks, as seen by the engine: what they say, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from ferrule import errors
+from ferrule.engine.host.silence import TICK_SECONDS, Silence
+from ferrule.engine.host.starting import Loss, RankStarter, StartedRanks
+from ferrule.engine.options import RankOptions
+from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost, RendezvousError
+
+SETTLE = 0.25
+"""Seconds after the first sign of trouble in which the other ranks' reports are awaited, to find the first cause."""
+SETTLE_STEP = 0.02
+LINE_LIMIT = 1 << 26
+"""Bytes of the longest message that a rank may send."""
+KEEPALIVE = 1
+"""Seconds of silence on a connection to another host before it is asked whether it is there, and between questions."""
+KEEPALIVE_QUESTIONS = 3
+
+Event = dict[str, Any]
+
+
+class RankFailure:
+    """What is known of how the ranks failed; picks the cause among the consequences."""
+
+    def __init__(self) -> None:
+        self.reported: dict[int, FerruleError] = {}
+        self.lost: set[int] = set()
+        self._cut_off: set[int] = set()
+
+    def report(self, rank: int, kind: str, message: str, lost: int | None = None) -> None:
+        """``lost``: the rank whose loss this one noticed."""
+        found = getattr(errors, kind, EngineError)
+        plain = isinstance(found, type) and issubclass(found, FerruleError) and found is not PeerLost
+        if rank not in self.reported:
+            self.reported[rank] = found(message) if plain else FabricError(message)
+            if kind in (PeerLost.__name__, RendezvousError.__name__):
+                self._cut_off.add(rank)
+        if lost is not None:
+            self.lost.add(lost)
+
+    def certain(self, codes: Sequence[int | None]) -> bool:
+        """Whether the cause is known already, whatever else is still to come."""
+        if any(not isinstance(error, FabricError) for error in self.reported.values()):
+            return True
+        return any(code is not None and code < 0 for rank, code in enumerate(codes) if rank not in self.reported)
+
+    def loss(self, started: StartedRanks) -> Loss:
+        """A rank's own report, else how one died, else a report of having lost a peer."""
+        codes, hosts = started.poll(), started.hosts
+        ended = {rank for rank, code in enumerate(codes) if code is not None and rank not in self.reported}
+        own = {rank: error for rank, error in sorted(self.reported.items()) if not isinstance(error, FabricError)}
+        lost = tuple(sorted(ended | own.keys() | self.lost))
+        error, crashed = self._cause(codes, sorted(ended), own, started)
+        return Loss(error, lost, tuple(dict.fromkeys(hosts[rank] for rank in lost if rank < len(hosts))), crashed)
+
+    def _cause(
+        self,
+        codes: Sequence[int | None],
+        ended: Sequence[int],
+        own: dict[int, FerruleError],
+        started: StartedRanks,
+    ) -> tuple[FerruleError, bool]:
+        """The error to show, and whether a rank crashed."""
+        for rank, error in own.items():
+            where = f"{_place(rank, started)}: "
+            return (type(error)(f"{where}{error}") if type(error) is EngineError else error), True
+        for rank in ended:
+            code = codes[rank] or 0
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+            words = started.log_tail(rank)
+            return EngineError(f"{_place(rank, started)} {how}" + (f"; its last words: {words}" if words else "")), True
+        for rank, error in sorted(self.reported.items()):
+            told = RendezvousError if isinstance(error, RendezvousError) else EngineError
+            return told(f"{_place(rank, started)}: {error}"), rank not in self._cut_off
+        return EngineError("a rank closed its control connection"), True
+
+
+def _place(rank: int, started: StartedRanks) -> str:
+    host = started.hosts[rank]
+    return f"rank {rank} on {host}" if host else f"rank {rank}"
+
+
+class Ranks:
+    """The ranks of one formation: relays their messages, and tells when one is lost. Made by `start`."""
+
+    def __init__(self, started: StartedRanks, options: RankOptions, on_event: Callable[[int, Event], None]) -> None:
+        self._started = started
+        self._driver = options.plan.driver
+        self._on_event = on_event
+        self._failure = RankFailure()
+        self._lost: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
+        self._settling: asyncio.Task[None] | None = None
+        self._here: set[int] = set()
+        self._silence = Silence(options.plan.world_size, options.meet_seconds)
+        self._watching = asyncio.create_task(self._watch(), name="signs of life")
+        self._readers: list[asyncio.Task[None]] = []
+        self._writers: list[asyncio.StreamWriter] = []  # in rank order; one that is dropped closes its socket
+
+    @classmethod
+    async def start(cls, starter: RankStarter, options: RankOptions, on_event: Callable[[int, Event], None]) -> Self:
+        """``on_event(rank, event)`` is called for each message of a rank. Raises what the starter raises."""
+        ranks = cls(await starter.start(options), options, on_event)
+        try:
+            for rank, ours in enumerate(ranks._started.sockets):
+                _keep_alive(ours)
+                reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
+                ranks._writers.append(writer)
+                ranks._readers.append(asyncio.create_task(ranks._relay(rank, reader), name=f"rank {rank}"))
+        except BaseException:
+            await ranks.stop(0)
+            raise
+        return ranks
+
+    async def lost(self) -> Loss:
+        """Wait until a rank is lost, and say why."""
+        return await asyncio.shield(self._lost)
+
+    def send(self, message: Event) -> None:
+        """Send to the driver. Silent when it is gone: its loss is reported by `lost`."""
+        self._tell(self._driver, message)
+
+    def _tell(self, rank: int, message: Event) -> None:
+        writer = self._writers[rank]
+        if not writer.is_closing():
+            writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+
+    async def stop(self, grace: float) -> None:
+        """End every rank within about ``grace`` seconds; safe to call twice. No event is relayed any more."""
+        tasks = [self._watching, *self._readers, *([self._settling] if self._settling else [])]
+        for task in tasks:
+            task.cancel()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # also where this is cancelled meanwhile
+            for writer in self._writers:
+                writer.transport.abort()  # nobody is left to read what was not sent
+            await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
+            for ours in self._started.sockets[len(self._writers) :]:
+                ours.close()
+            await self._started.stop(grace)
+
+    async def _relay(self, rank: int, reader: asyncio.StreamReader) -> None:
+        try:
+            while (line := await reader.readline()).endswith(b"\n"):  # a rank that dies may leave a part of one
+                self._silence.heard(rank)
+                event: Event = json.loads(line)
+                match event["event"]:
+                    case "alive":
+                        continue
+                    case "here":
+                        self._arrived(rank)
+                        continue
+                    case "error":
+                        self._failure.report(rank, event["type"], event["message"], event.get("lost"))
+                        self._find_cause()  # its end may take seconds
+                        continue
+                    case "ready":
+                        self._silence.ready(rank)
+                self._on_event(rank, event)
+        except ConnectionError:
+            pass  # the same as the end of the stream: the rank is gone
+        except OSError as error:
+            self._failure.report(rank, PeerLost.__name__, f"its host does not answer any more ({error.strerror})", rank)
+        except Exception as error:  # noqa: BLE001 - a message that cannot be taken must not leave the model hanging
+            self._failure.report(rank, "EngineError", f"its message could not be taken: {error!r}")
+        self._find_cause()
+
+    def _arrived(self, rank: int) -> None:
+        self._here.add(rank)
+        if len(self._here) == len(self._started.sockets):
+            for other in range(len(self._writers)):
+                self._tell(other, {"op": "meet"})
+
+    async def _watch(self) -> None:
+        """Until ranks give no sign of life although their connections stand."""
+        silent: dict[int, float] = {}
+        last = time.monotonic()
+        while not silent:
+            await asyncio.sleep(TICK_SECONDS)
+            last, before = time.monotonic(), last
+            silent = self._silence.tick(last - before)
+        for rank, seconds in silent.items():
+            self._failure.report(rank, PeerLost.__name__, f"it has given no sign of life for {seconds:.0f} s", rank)
+        self._find_cause()
+
+    def _find_cause(self) -> None:
+        if self._settling is None:
+            self._settling = asyncio.create_task(self._settle(), name="first cause")
+
+    async def _settle(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SETTLE
+        while loop.time() < deadline and not self._failure.certain(self._started.poll()):
+            await asyncio.sleep(SETTLE_STEP)
+        self._lost.set_result(self._failure.loss(self._started))
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Make a connection to another host end soon after that host is gone."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "darwin":
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPALIVE, KEEPALIVE)
+    else:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_QUESTIONS)

@@ -1,0 +1,101 @@
+"""The requests of an engine, kept so that they go on after a crash. Pure bookkeeping: no clocks, no I/O.
+
+A request whose answer was being made when the ranks crashed is sent again with the tokens that it has got. One that was
+there in `POISON` crashes in a row is given up. So that no other request has to go with it, those that were there in
+one crash less (suspects) go on one at a time, and all others after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferrule.engine.rank.control import params_to_json
+from ferrule.engine.types import SamplingParams
+
+POISON = 3
+"""A request that was being answered in so many crashes in a row is given up."""
+CALM_TOKENS = 64
+"""So many tokens after it was sent again, a request had no part in the last crash."""
+
+
+@dataclass
+class Request:
+    """``made``: the tokens of its answer so far. ``sent``: the ranks have it. ``since_sent``: tokens since then."""
+
+    number: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    made: list[int] = field(default_factory=list)
+    sent: bool = False
+    finished: bool = False
+    crashes: int = 0
+    since_sent: int = 0
+
+    @property
+    def suspect(self) -> bool:
+        return self.crashes >= POISON - 1
+
+    def message(self) -> dict[str, Any]:
+        """What the driver is told, see `ferrule.engine.rank.control`."""
+        params = params_to_json(self.params)
+        return {"op": "add", "id": self.number, "prompt": self.prompt, "made": self.made, "params": params}
+
+
+class Requests:
+    """Every request from its arrival to its last token. Numbers are never used twice."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, Request] = {}
+        self._last = 0
+
+    def add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+        self._last += 1
+        request = self.open[self._last] = Request(self._last, tuple(prompt), params)
+        return request
+
+    def remove(self, request: Request) -> None:
+        """It has ended, for whatever reason; removing it twice does no harm."""
+        self.open.pop(request.number, None)
+
+    @property
+    def unsent(self) -> int:
+        return sum(not request.sent for request in self.open.values())
+
+    def due(self) -> list[Request]:
+        """The requests to send now, oldest first."""
+        suspects = [request for request in self.open.values() if request.suspect and not request.finished]
+        if any(request.sent for request in suspects):
+            return []
+        ready = suspects[:1] or self.open.values()
+        return [request for request in ready if not request.sent]
+
+    def sent(self, request: Request) -> None:
+        request.sent, request.since_sent = True, 0
+
+    def took(self, request: Request, token: int, *, last: bool) -> bool:
+        """Note a token of its answer. True if others may be due by that: it was a suspect and is none any more."""
+        request.made.append(token)
+        request.since_sent += 1
+        request.finished = last
+        cleared = request.suspect and (last or request.since_sent >= CALM_TOKENS)
+        if request.since_sent >= CALM_TOKENS:
+            request.crashes = 0
+        return cleared
+
+    def interrupted(self, *, crashed: bool) -> list[Request]:
+        """The ranks are gone. Returns those that are given up; the others are to be sent again.
+
+        ``crashed``: they crashed, so that a request may be at fault.
+        """
+        given_up = []
+        for request in list(self.open.values()):
+            if not request.sent or request.finished:
+                continue
+            request.sent = False
+            request.crashes += crashed
+            if request.crashes >= POISON:
+                given_up.append(request)
+                self.remove(request)
+        return given_up

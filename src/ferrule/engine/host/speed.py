@@ -1,0 +1,77 @@
+"""How fast a model that has just been loaded runs, beside what the planner predicted."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ferrule.engine.host.local import LocalEngine
+from ferrule.engine.types import Engine, SamplingParams
+from ferrule.errors import FerruleError
+from ferrule.plan import ModelSpec, Workload, predict
+from ferrule.plan.cluster.local import layout_of_plan, machine_of_ranks
+from ferrule.plan.cluster.spec import DeviceSpec
+from ferrule.plan.cost.records import calibrated, record_of, save_record
+
+_log = logging.getLogger(__name__)
+
+PROMPT = 32
+TOKENS = 24
+SECONDS = 2.0
+"""After which measuring stops, if there are two tokens at least."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens per second of a single stream. ``predicted``: None where the planner knows nothing of the machine."""
+
+    measured: float
+    predicted: float | None = None
+
+
+async def measure_speed(engine: Engine) -> float | None:
+    """Seconds per token of a single stream, the median of a few; None where the model has room for less than that."""
+    prompt = min(PROMPT, engine.max_context // 4)
+    tokens = min(TOKENS, engine.max_context - prompt - 1)
+    if prompt < 1 or tokens < 3:
+        return None
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    begin, times = time.perf_counter(), []
+    async with aclosing(
+        engine.generate([token % engine.vocab_size for token in range(3, 3 + prompt)], params)
+    ) as stream:
+        async for _ in stream:
+            times.append(time.perf_counter())
+            if len(times) > 2 and times[-1] - begin > SECONDS:
+                break
+    # The first interval still has the prompt's last traces in it.
+    return statistics.median(after - before for before, after in pairwise(times[1:]))
+
+
+def predict_speed(engine: Engine, spec: ModelSpec, device: DeviceSpec, measured: float) -> float:
+    """Seconds per token that the planner predicts on ``device`` (as measured, not calibrated). Keeps a record."""
+    ranks = engine.plan.world_size
+    work = Workload(context=engine.max_context, prompt=PROMPT, depth=PROMPT + TOKENS // 2)
+    raw = machine_of_ranks(device, ranks)
+    layout = layout_of_plan(engine.plan, [part.name for part in raw.devices])
+    record = record_of(spec, raw, layout, work, measured, at=time.time())
+    if record is not None:
+        save_record(record)
+    return predict(spec, machine_of_ranks(calibrated(device), ranks), layout, work).token_seconds
+
+
+async def speed_of(engine: LocalEngine, device: DeviceSpec | None) -> Speed | None:
+    """None where it cannot be measured; nothing that goes wrong here stops a model that has been loaded."""
+    try:
+        measured = await measure_speed(engine)
+        if measured is None:
+            return None
+        predicted = None if device is None else predict_speed(engine, engine.spec, device, measured)
+        return Speed(1 / measured, None if predicted is None else 1 / predicted)
+    except FerruleError as error:
+        _log.warning("the speed is not measured: %s", error)
+        return None

@@ -1,0 +1,222 @@
+"""Start ranks as processes of this machine, also in the hosts of a lab."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ferrule.engine.host.starting import Formation, Loss
+from ferrule.engine.options import RankOptions
+from ferrule.engine.rank.control import send_options
+from ferrule.errors import ModelUnavailable
+from ferrule.launch import LocalLauncher
+
+if TYPE_CHECKING:
+    from ferrule.lab import Lab
+
+LOG_TAIL = 5
+"""Lines of a dead rank's output that its error quotes."""
+ANSWER_SECONDS = 0.5
+"""How long a host of a lab may take to answer before it counts as cut off."""
+CLOSED_PORT = 9
+"""A port on which nobody listens: a host that can be reached refuses the connection."""
+
+
+def rank_environment(threads: int) -> dict[str, str]:
+    """What a rank's libraries are told."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Weights in huge pages: decoding streams all of them for each token, and the misses of a small page's
+        # translation cost several percent (torch reads this where the system offers huge pages on request).
+        "THP_MEM_ALLOC_ENABLE": os.environ.get("THP_MEM_ALLOC_ENABLE", "1"),
+    }
+
+
+class LocalRanks:
+    """`StartedRanks` of this machine. They die with the thread that started them."""
+
+    def __init__(self, launcher: LocalLauncher, sockets: Sequence[socket.socket], hosts: Sequence[str], logs: Path):
+        self.sockets, self.hosts = sockets, hosts
+        self._launcher, self._logs = launcher, logs
+
+    def poll(self) -> tuple[int | None, ...]:
+        return self._launcher.poll()
+
+    def log_tail(self, rank: int) -> str:
+        log = self._logs / f"rank-{rank}.log"
+        return " | ".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:]) if log.exists() else ""
+
+    async def discard(self) -> None:
+        """End ranks that were never used."""
+        for ours in self.sockets:
+            ours.close()
+        await self.stop(0)
+
+    async def stop(self, grace: float) -> None:
+        self._launcher.stop(grace)
+        shutil.rmtree(self._logs, ignore_errors=True)
+
+
+class LocalStarter:
+    """`RankStarter` of this machine. ``lab``: rank r runs on its host r modulo hosts.
+
+    Most of a start is a rank's imports. With ``spares``, a process for each rank has them done ahead of the next start.
+    """
+
+    def __init__(self, lab: Lab | None = None, *, spares: bool = False) -> None:
+        self._lab, self._with_spares = lab, spares
+        self._spares: tuple[tuple[int, int], LocalRanks] | None = None
+
+    async def start(self, options: RankOptions) -> LocalRanks:
+        """Start it from the thread of the event loop, which lives as long as the ranks may."""
+        ready, self._spares = self._spares, None
+        if ready is not None:
+            kind, ranks = ready
+            if kind == _kind(options) and all(code is None for code in ranks.poll()):
+                return self._told(ranks, options)
+            await ranks.discard()
+        return self._told(self._start(options), options)
+
+    @staticmethod
+    def _told(ranks: LocalRanks, options: RankOptions) -> LocalRanks:
+        for ours in ranks.sockets:
+            with suppress(ConnectionError):  # it has died meanwhile, which is noticed by whoever reads
+                send_options(ours, options)
+        return ranks
+
+    async def prepare(self, formation: Formation) -> bool:
+        if self._spares is not None and any(code is not None for code in self._spares[1].poll()):
+            await self.close()
+        if self._with_spares and self._spares is None:
+            self._spares = _kind(formation.options), self._start(formation.options)
+        return True
+
+    async def close(self) -> None:
+        ready, self._spares = self._spares, None
+        if ready is not None:
+            await ready[1].discard()
+
+    def _start(self, options: RankOptions) -> LocalRanks:
+        lab, size = self._lab, options.plan.world_size
+        logs = Path(tempfile.mkdtemp(prefix="ferrule-"))
+        pairs = [socket.socketpair() for _ in range(size)]
+        theirs = [their for _, their in pairs]
+
+        def command(rank: int) -> list[str]:
+            argv = [
+                sys.executable,
+                "-m",
+                "ferrule.process.lifeline",
+                "ferrule.engine.rank.worker",
+                str(theirs[rank].fileno()),
+            ]
+            return argv if lab is None else lab.command(rank % lab.size, argv)
+
+        launcher = LocalLauncher(
+            command,
+            size,
+            env=rank_environment(options.threads),
+            rank_env=None if lab is None else lab.rank_env(size, port=lab.new_port()),
+            pass_fds=[[their.fileno()] for their in theirs],
+            output=logs,
+        )
+        try:
+            launcher.start()
+        except BaseException as error:
+            for ours, _ in pairs:
+                ours.close()
+            shutil.rmtree(logs, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise ModelUnavailable(f"this machine cannot start a process now: {error}") from error
+            raise
+        finally:
+            for their in theirs:
+                their.close()
+        hosts = ["" if lab is None else lab.name(rank % lab.size) for rank in range(size)]
+        return LocalRanks(launcher, [ours for ours, _ in pairs], hosts, logs)
+
+
+def _kind(options: RankOptions) -> tuple[int, int]:
+    """What ranks are told at their start; the rest comes over their control connection."""
+    return options.plan.world_size, options.threads
+
+
+class SamePlan:
+    """The part of a `Planner` that has one plan only."""
+
+    async def better(self, options: RankOptions, now: Formation) -> Formation | None:
+        return None
+
+    def chosen(self, formation: Formation) -> None:
+        pass
+
+
+class LocalPlanner(SamePlan):
+    """Always the same plan, on this machine: a process that died can be started again."""
+
+    def __init__(self, *, spares: bool = False) -> None:
+        self._starter = LocalStarter(spares=spares)
+
+    async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
+        return Formation(options, self._starter, self._starter)
+
+
+class LabPlanner(SamePlan):
+    """Always the same plan, on the hosts of a lab, as soon as cables lead to all of them."""
+
+    def __init__(self, lab: Lab, *, spares: bool = False) -> None:
+        self._lab = lab
+        self._starter = LocalStarter(lab, spares=spares)
+
+    async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
+        if loss is not None:
+            needed = range(min(self._lab.size, options.plan.world_size))
+            reached = await self._reached()
+            missing = [self._lab.name(host) for host in needed if host not in reached]
+            if missing:
+                raise ModelUnavailable(
+                    f"{' and '.join(missing)} cannot be reached from {self._lab.name(0)}, and the model needs "
+                    f"{len(needed)} hosts; it returns by itself when the cables are back"
+                )
+        return Formation(options, self._starter, self._starter)
+
+    async def _reached(self) -> set[int]:
+        """The hosts to which cables lead that carry something now, from the first one on."""
+        reached, frontier = {0}, [0]
+        while frontier:
+            host = frontier.pop()
+            ahead = [other for other in self._lab.topology.neighbours(host) if other not in reached]
+            answers = await asyncio.gather(*(self._answers(host, other) for other in ahead))
+            found = [other for other, answered in zip(ahead, answers, strict=True) if answered]
+            reached.update(found)
+            frontier += found
+        return reached
+
+    async def _answers(self, host: int, other: int) -> bool:
+        return any(
+            await asyncio.gather(*(self._knock(host, cable.address(other)) for cable in self._lab.between(host, other)))
+        )
+
+    async def _knock(self, host: int, address: str) -> bool:
+        with self._lab.inside(host):
+            knocking = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        with knocking:
+            knocking.setblocking(False)
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await asyncio.get_running_loop().sock_connect(knocking, (address, CLOSED_PORT))
+            except ConnectionRefusedError:
+                return True
+            except OSError:  # also the timeout
+                return False
+            return True

@@ -1,0 +1,122 @@
+"""Between the engine and whatever starts its ranks: on this machine, in a lab, or on hosts far away.
+
+The engine asks a `Planner` for a `Formation`, starts it, and asks again when a rank is lost.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ferrule.engine.options import RankOptions
+from ferrule.errors import FerruleError
+
+
+class StartedRanks(Protocol):
+    """The rank processes of one start. Nothing of them is used again after `stop`."""
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]:
+        """For each rank our end of its control connection (`ferrule.engine.rank.control`); the engine closes it.
+
+        Its end is the sign that the rank is gone, so a connection to another host must notice when that host is
+        gone, too; the engine sets TCP's keepalive on it.
+        """
+        ...
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """For each rank the name of its host; empty for this machine."""
+        ...
+
+    def poll(self) -> Sequence[int | None]:
+        """For each rank its exit status, negative for a signal; None while it runs or nothing is known. Never waits."""
+        ...
+
+    def log_tail(self, rank: int) -> str:
+        """The last lines that a rank wrote, joined by `` | ``; empty where there are none."""
+        ...
+
+    async def stop(self, grace: float) -> None:
+        """End every rank: ask, and kill what is left after ``grace`` seconds. Forget their logs. Safe to call twice.
+
+        Returns soon, also where a host does not answer any more; no rank of it may then outlive its connection.
+        """
+        ...
+
+
+class RankStarter(Protocol):
+    """Starts ``python -m ferrule.process.lifeline ferrule.engine.rank.worker`` for each rank, with the environment by
+    which ranks meet (docs/fabric.md), and gives it its options as an argument or as the first message of its
+    control connection."""
+
+    async def start(self, options: RankOptions) -> StartedRanks:
+        """Start one process for each rank of ``options.plan``, and return without waiting for anything of it.
+
+        Where they cannot be started nothing is left running, and it raises `ModelUnavailable` if that may change by
+        itself, else another `FerruleError`, which is final.
+        """
+        ...
+
+
+class SpareKeeper(Protocol):
+    """Makes the next start quick by processes that are started ahead of it."""
+
+    async def prepare(self, formation: Formation) -> bool:
+        """A formation like this one may have to be started. Called again and again, to replace what has ended.
+
+        Returns whether all is ready.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what `prepare` started. Safe to call twice."""
+        ...
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why a formation ended.
+
+    ``ranks``: those that are gone, or with which others lost touch; ``hosts``: theirs, by name. ``crashed``: a rank
+    ended or gave an error of its own; otherwise ranks lost touch with each other: a cable or a host is at fault.
+    """
+
+    error: FerruleError
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    crashed: bool
+
+
+@dataclass(frozen=True)
+class Formation:
+    """What to start and how. ``options`` may have another plan, or another number of ranks, than the one before."""
+
+    options: RankOptions
+    starter: RankStarter
+    spares: SpareKeeper | None = None
+
+
+class Planner(Protocol):
+    """Where the ranks of a model go."""
+
+    async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
+        """The next formation of the model; ``options`` are those that were asked for at first.
+
+        ``loss``: why the last one ended, None at the very first. Raises `ModelUnavailable` with what is missing where
+        the model cannot be held now: then the engine waits, and asks again. Any other `FerruleError` is final.
+        """
+        ...
+
+    async def better(self, options: RankOptions, now: Formation) -> Formation | None:
+        """A formation to which a model that runs as ``now`` should move, such as on hosts that are back; None: stay.
+
+        Asked every few seconds. It never raises a `FerruleError`: where it cannot be told, the model stays.
+        """
+        ...
+
+    def chosen(self, formation: Formation) -> None:
+        """This formation, of `form` or of `better`, is started now."""
+        ...

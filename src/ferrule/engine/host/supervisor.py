@@ -1,0 +1,290 @@
+"""Keep the ranks of a model running: start them, notice how they end, and start them again while that helps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from ferrule.engine.host.ranks import Event, Ranks
+from ferrule.engine.host.restart_policy import Crashes, pause
+from ferrule.engine.host.starting import Formation, Loss, Planner, RankStarter
+from ferrule.engine.host.tending import Tending
+from ferrule.engine.options import LOAD_TIMEOUT, MEET_TIMEOUT, RETURN_TIMEOUT, RankOptions
+from ferrule.engine.types import RankInfo, Recovery, State
+from ferrule.errors import EngineError, FerruleError, ModelUnavailable
+from ferrule.plan import Plan
+
+MOST_PROVEN = 8
+"""Formations of which it is remembered that they passed the self-test."""
+END_SECONDS = 0.1
+"""Grace for the ranks that are left when one is lost: what they had to say has been heard."""
+
+_log = logging.getLogger(__name__)
+
+
+class RanksLostError(Exception):
+    """The ranks were lost before the model was ready."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__(str(loss.error))
+        self.loss = loss
+
+
+@dataclass
+class Running:
+    """A formation that is ready. ``cache_tokens``: how many tokens the caches of every rank hold."""
+
+    plan: Plan
+    infos: dict[int, RankInfo] = field(default_factory=dict)
+    cache_tokens: int = 0
+
+
+class Served(Protocol):
+    """Whose requests the ranks answer. All of it is called from the event loop."""
+
+    def heard(self, event: Event) -> None:
+        """An event of a rank that runs."""
+        ...
+
+    def went_up(self, running: Running) -> int:
+        """The model is ready: send the requests that are open. Returns how many were interrupted and go on."""
+        ...
+
+    def idle(self) -> bool:
+        """Whether no request runs or waits."""
+        ...
+
+    def went_down(self, loss: Loss) -> bool:
+        """The ranks are gone. Returns whether a request is to blame, and given up."""
+        ...
+
+    def failed(self, error: FerruleError) -> None:
+        """The model does not come back."""
+        ...
+
+
+class Supervisor:
+    """States: loading → ready → recovering → ready, or waiting while the model cannot be held, or failed; closed."""
+
+    def __init__(
+        self,
+        options: RankOptions,
+        planner: Planner,
+        served: Served,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.state: State = "loading"
+        self.error: FerruleError | None = None
+        self.since = time.time()
+        self.recoveries = 0
+        self.last: Recovery | None = None
+        self.moving = False
+        """Whether it is away only because it moves to a better place."""
+        self._options, self._planner, self._served, self._clock = options, planner, served, clock
+        self._crashes = Crashes()
+        self._ranks: Ranks | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._formation: Formation | None = None
+        self._proven: list[tuple[RankStarter, Plan]] = []
+        self._tending = Tending(planner, options, served.idle, clock)
+        self._load_seconds = 0.0
+
+    async def start(self) -> None:
+        """Wait until every rank is ready. Raises the first cause where one fails; no process is left then."""
+        try:
+            ranks = await self._bring_up(None, MEET_TIMEOUT)
+        except RanksLostError as error:
+            raise error.loss.error from None
+        self._task = asyncio.create_task(self._keep(ranks), name="supervisor")
+
+    def send(self, message: Event) -> None:
+        """To the driver; nothing happens while there is none."""
+        if self._ranks is not None:
+            self._ranks.send(message)
+
+    async def close(self) -> None:
+        """Stop every rank. Safe to call twice."""
+        if self.state == "closed":
+            return
+        self._enter("closed", None)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._formation is not None and self._formation.spares is not None:
+            await self._formation.spares.close()
+        if self._ranks is not None:
+            ranks, self._ranks = self._ranks, None
+            await ranks.stop(0.3)
+
+    async def _bring_up(self, loss: Loss | None, patience: float) -> Ranks:
+        return await self._launch(await self._planner.form(self._options, loss), patience)
+
+    async def _launch(self, formation: Formation, patience: float) -> Ranks:
+        begun = self._clock()
+        self._planner.chosen(formation)
+        if self.state == "waiting":
+            self._enter("recovering", self.error)
+        old = None if self._formation is None else self._formation.spares
+        if old is not None and old is not formation.spares:
+            await old.close()
+        self._formation = formation
+        options = replace(formation.options, meet_seconds=patience)
+        if (formation.starter, options.plan) in self._proven:  # on the same hosts, so that it has nothing new to find
+            options = replace(options, self_test=False)
+        running = Running(options.plan)
+        size = running.plan.world_size
+        ready = asyncio.get_running_loop().create_future()
+
+        reached: dict[int, str] = {}
+
+        def heard(rank: int, event: Event) -> None:
+            if event["event"] != "ready":
+                if event["event"] == "progress":
+                    reached[event["rank"]] = event["phase"]
+                self._served.heard(event)
+                return
+            reached[rank] = "ready"
+            running.infos[rank] = RankInfo(**event["info"])
+            running.cache_tokens = min(running.cache_tokens or event["cache_tokens"], event["cache_tokens"])
+            if len(running.infos) == size and not ready.done():
+                ready.set_result(None)
+
+        ranks = await Ranks.start(formation.starter, options, heard)
+        lost = asyncio.create_task(ranks.lost())
+        try:
+            done, _ = await asyncio.wait([ready, lost], timeout=LOAD_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            if lost in done:
+                raise RanksLostError(lost.result())
+            if not done:
+                stages = ", ".join(f"rank {rank}: {reached.get(rank, 'not begun')}" for rank in range(size))
+                raise EngineError(f"loading took more than {LOAD_TIMEOUT:g} s; where the ranks are: {stages}")
+        except BaseException:
+            await ranks.stop(END_SECONDS)
+            raise
+        finally:
+            lost.cancel()
+        self._ranks, self._load_seconds = ranks, self._clock() - begun
+        self._proven = [*self._proven[1 - MOST_PROVEN :], (formation.starter, options.plan)]
+        self._enter("ready", None)
+        going_on = self._served.went_up(running)
+        if self.last is not None and self.last.requests is None:
+            self._report(going_on)
+        return ranks
+
+    async def _keep(self, ranks: Ranks) -> None:
+        try:
+            while True:
+                ended = await self._run(ranks)
+                if isinstance(ended, Loss):
+                    ranks = await self._recover(ranks, ended)
+                else:
+                    ranks = await self._move(ranks, ended)
+        except FerruleError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - requests must not wait for a supervisor that is gone
+            _log.exception("the supervisor of the model's ranks failed")
+            self._fail(EngineError(f"{type(error).__name__}: {error}; please report this with the server's log"))
+
+    async def _run(self, ranks: Ranks) -> Loss | Formation:
+        """Until a rank is lost, or the model should move to another formation."""
+        assert self._formation is not None
+        lost = asyncio.create_task(ranks.lost())
+        tending = asyncio.create_task(self._tending.until_better(self._formation, self._load_seconds), name="tending")
+        try:
+            await asyncio.wait([lost, tending], return_when=asyncio.FIRST_COMPLETED)
+            return lost.result() if lost.done() else tending.result()
+        finally:
+            lost.cancel()
+            tending.cancel()
+            await asyncio.gather(tending, return_exceptions=True)
+
+    async def _recover(self, ranks: Ranks, loss: Loss) -> Ranks:
+        self.last = Recovery(str(loss.error), time.time())
+        await self._take_down(ranks, loss)
+        return await self._bring_back(loss)
+
+    async def _move(self, ranks: Ranks, better: Formation) -> Ranks:
+        """Back to the formation that ran, where the better one does not start."""
+        before, begun = self._formation, self._clock()
+        assert before is not None
+        self.moving = True
+        try:
+            await self._take_down(ranks, Loss(EngineError("the model moves to other hosts"), (), (), crashed=False))
+            try:
+                moved = await self._launch(better, RETURN_TIMEOUT)
+            except (FerruleError, RanksLostError) as error:
+                _log.warning("the model could not move to other hosts, so it goes back: %s", error)
+                self._tending.failed(better)
+            else:
+                _log.info("the model moved to other hosts within %.1f s", self._clock() - begun)
+                return moved
+            try:
+                return await self._launch(before, RETURN_TIMEOUT)
+            except ModelUnavailable as error:
+                loss = Loss(error, (), (), crashed=False)
+            except RanksLostError as error:
+                loss = error.loss
+            self.last = Recovery(str(loss.error), time.time())
+            return await self._bring_back(loss)
+        finally:
+            self.moving = False
+
+    async def _take_down(self, ranks: Ranks, loss: Loss) -> None:
+        self._ranks = None
+        self._enter("recovering", loss.error)
+        if self._served.went_down(loss):
+            self._crashes.explained()
+        await ranks.stop(END_SECONDS)
+
+    async def _bring_back(self, loss: Loss) -> Ranks:
+        """Raises the error for which the model fails."""
+        attempt, patience = 0, RETURN_TIMEOUT
+        while True:
+            reason = self._crashes.hopeless(loss, self._clock())
+            if reason is not None:
+                raise EngineError(reason)
+            while True:
+                await asyncio.sleep(pause(attempt))
+                attempt += 1
+                try:
+                    return await self._bring_up(loss, patience)
+                except ModelUnavailable as error:
+                    self._wait(error)
+                except RanksLostError as error:
+                    loss = error.loss
+                    patience = min(2 * patience, MEET_TIMEOUT)
+                    break
+            if not loss.crashed:
+                self._wait(loss.error)
+
+    def _wait(self, error: FerruleError) -> None:
+        if self.state != "waiting":
+            cause = self.last.cause if self.last else ""
+            _log.warning("%s; the model cannot come back yet: %s", cause, error)
+        self._enter("waiting", error)
+
+    def _fail(self, error: FerruleError) -> None:
+        self._enter("failed", error)
+        self._served.failed(error)
+
+    def _enter(self, state: State, error: FerruleError | None) -> None:
+        if self.state == "closed":
+            return
+        if state != self.state:
+            self.since = time.time()
+        self.state, self.error = state, error
+
+    def _report(self, going_on: int) -> None:
+        assert self.last is not None
+        self.recoveries += 1
+        self.last = Recovery(self.last.cause, self.last.at, time.time() - self.last.at, going_on)
+        _log.warning(
+            "%s; the model is back after %.1f s, and %d interrupted requests go on",
+            self.last.cause,
+            self.last.seconds,
+            going_on,
+        )

@@ -1,0 +1,87 @@
+"""While a model runs: keep ready what makes its next start quick, and find out when it should move elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from ferrule.engine.host.starting import Formation, Planner, RankStarter
+from ferrule.engine.options import RankOptions
+from ferrule.errors import FerruleError
+
+PREPARE_SECONDS = 5.0
+"""After the model is ready, so that the next start's preparations do not take processors from its first answers."""
+LOOK_SECONDS = 10.0
+"""Between the looks at whether the preparations are still there, and whether there is a better place."""
+READY_SECONDS = 30.0
+"""How long a move waits for its preparations."""
+GRACE_SECONDS = 60.0
+"""How long it waits, after that, for a moment in which no request runs. Then those that run have a pause."""
+STEP_SECONDS = 0.2
+LONGEST_LOAD = 120.0
+"""A model that took longer to load stays where it is: requests would wait for too long."""
+AGAIN_SECONDS = 600.0
+"""After a move that failed, before the same one is tried again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Tending:
+    """``idle``: whether no request runs now."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        options: RankOptions,
+        idle: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._planner, self._options, self._idle, self._clock = planner, options, idle, clock
+        self._failed: list[tuple[RankStarter, float]] = []
+
+    async def until_better(self, now: Formation, load_seconds: float) -> Formation:
+        """Tend a formation that took ``load_seconds`` to load; returns one to move to, when the moment is good."""
+        await asyncio.sleep(PREPARE_SECONDS)
+        while True:
+            better = await self._better(now) if load_seconds <= LONGEST_LOAD else None
+            if better is None:
+                await _prepared(now)
+            else:
+                await self._good_moment(better)
+                if await self._better(now) == better:  # its hosts are still there
+                    return better
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def failed(self, formation: Formation) -> None:
+        """It could not be moved there."""
+        self._failed.append((formation.starter, self._clock()))
+
+    async def _better(self, now: Formation) -> Formation | None:
+        try:
+            better = await self._planner.better(self._options, now)
+        except Exception:  # noqa: BLE001 - what only makes things better must not end them
+            _log.exception("whether there is a better place for the model cannot be told")
+            return None
+        self._failed = [(starter, at) for starter, at in self._failed if self._clock() - at < AGAIN_SECONDS]
+        failed = better is not None and any(starter == better.starter for starter, _ in self._failed)
+        return None if failed else better
+
+    async def _good_moment(self, better: Formation) -> None:
+        deadline = self._clock() + READY_SECONDS
+        while not await _prepared(better) and self._clock() < deadline:
+            await asyncio.sleep(STEP_SECONDS)
+        deadline = self._clock() + GRACE_SECONDS
+        while not self._idle() and self._clock() < deadline:
+            await asyncio.sleep(STEP_SECONDS)
+
+
+async def _prepared(formation: Formation) -> bool:
+    if formation.spares is None:
+        return True
+    try:
+        return await formation.spares.prepare(formation)
+    except FerruleError as error:  # without, a start takes longer, and is no worse
+        _log.warning("no spare processes: %s", error)
+        return True

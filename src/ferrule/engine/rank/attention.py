@@ -1,0 +1,139 @@
+"""Attention over a batch of sequences of different lengths, laid end to end, each with its own cache.
+
+Registered with transformers under the name ``ferrule``: its attention modules call `batch_attention` with the new
+tokens' queries, keys and values; storing the keys and values and reading the earlier ones happens here, so no
+transformers cache is involved. (Latent attention is therefore cached expanded, by head, which tensor parallelism
+shares out; caching the latents themselves would be smaller and slower.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from ferrule.engine.rank.kv_cache import KVCache
+from ferrule.errors import ModelError
+
+NAME = "ferrule"
+ATTRIBUTE = "ferrule_cache"
+WINDOW = "ferrule_window"
+
+
+def register() -> None:
+    """Make ``attn_implementation="ferrule"`` known to transformers."""
+    AttentionInterface.register(NAME, batch_attention)
+
+
+def attach(module: nn.Module, cache: KVCache, windows: Mapping[int, int]) -> None:
+    """Let every attention module of ``module`` (those with a layer number) find the cache, and its sliding window
+    where it will not say that itself (``windows``, by layer)."""
+    for child in module.modules():
+        layer = getattr(child, "layer_idx", None)
+        if isinstance(layer, int):
+            setattr(child, ATTRIBUTE, cache)
+            setattr(child, WINDOW, windows.get(layer))
+
+
+def batch_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of (1, heads, tokens, width) queries; the result is (1, tokens, heads, value width).
+
+    ``sliding_window``: how many tokens back a token sees, itself included. ``s_aux``: one sink logit per query head
+    (gpt-oss). ``softcap``: Gemma 2's bound on the logits. ``attention_mask``: causality, windows and the bounds of
+    each sequence follow from the cache, so transformers makes none; a model that brings its own is refused with
+    `ModelError`.
+    """
+    if attention_mask is not None:
+        raise ModelError(f"{type(module).__name__} makes its own attention mask, which this engine does not run")
+    if not getattr(module, "is_causal", True):
+        raise ModelError(f"{type(module).__name__} looks at later tokens too, which this engine does not run")
+    cache: KVCache = getattr(module, ATTRIBUTE)
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    window = getattr(module, WINDOW) if sliding_window is None else sliding_window
+    outputs = []
+    for segment in cache.segments:
+        span = slice(segment.start, segment.stop)
+        keys, values = segment.cache.append(layer, key[0, :, span], value[0, :, span])
+        outputs.append(attend(query[0, :, span], keys, values, scaling, window, softcap, s_aux))
+    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+    return joined.transpose(0, 1).contiguous().unsqueeze(0), None  # some models `view` it
+
+
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scaling: float | None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of one sequence's newest tokens.
+
+    ``query`` (query heads, new, width); ``keys``, ``values`` (key/value heads, all, width): the last ``new`` of them
+    are the queries' own. Returns (query heads, new, value width).
+    """
+    heads, new, width = query.shape
+    groups = heads // keys.shape[0]
+    if window is not None and keys.shape[1] > new + window - 1:
+        first = keys.shape[1] - (new + window - 1)
+        keys, values = keys[:, first:], values[:, first:]
+    # The query heads that share a key/value head are laid out as further queries of it: nothing is repeated.
+    grouped = query.reshape(keys.shape[0], groups * new, width)
+    mask = _mask(new, keys.shape[1], window, query.device) if new > 1 else None
+    if mask is not None and groups > 1:
+        mask = mask.repeat(groups, 1)
+    if softcap is None and sinks is None:
+        out = functional.scaled_dot_product_attention(
+            grouped.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask, scale=scaling
+        )[0]
+    else:
+        tall_sinks = None if sinks is None else sinks.reshape(keys.shape[0], groups, 1).repeat_interleave(new, dim=1)
+        out = _explicit(grouped, keys, values, scaling, mask, softcap, tall_sinks)
+    return out.reshape(heads, new, values.shape[2])
+
+
+def _mask(new: int, total: int, window: int | None, device: torch.device) -> Tensor:
+    """(new, total): True where a query may see a key; the queries are the last ``new`` of ``total`` positions."""
+    position = torch.arange(total - new, total, device=device).unsqueeze(1)
+    seen = torch.arange(total, device=device).unsqueeze(0)
+    allowed = seen <= position
+    return allowed if window is None else allowed & (seen > position - window)
+
+
+def _explicit(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scaling: float | None,
+    mask: Tensor | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention step by step, for logits that torch's fused kernel cannot bend: (heads, queries, width) each."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    logits = torch.matmul(query, keys.transpose(1, 2)).float() * scale
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    if mask is not None:
+        logits = logits.masked_fill(~mask, float("-inf"))
+    if sinks is None:
+        weights = logits.softmax(dim=-1)
+    else:
+        weights = torch.cat([logits, sinks.float()], dim=-1).softmax(dim=-1)[..., :-1]
+    return torch.matmul(weights.to(values.dtype), values)

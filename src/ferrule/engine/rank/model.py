@@ -1,0 +1,232 @@
+"""One rank's part of a model: built without memory, cut, and filled from the checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from ferrule.engine.architectures import mask_windows, plan_of
+from ferrule.engine.rank import attention
+from ferrule.engine.rank.kv_cache import KVCache
+from ferrule.engine.rank.layers import PassThrough, StageInput
+from ferrule.engine.rank.tensor_parallel import TensorParallel
+from ferrule.engine.source import read_config, saved_dtype
+from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.loading import BytesRead, Recipe, load, recipes
+from ferrule.engine.weights.slicing import Slicing
+from ferrule.errors import ModelError, PlanError
+from ferrule.fabric import Group
+from ferrule.plan import Shard
+
+
+@dataclass
+class ShardedModel:
+    """This rank's layers of a model, ready to run.
+
+    ``stage_input`` is where hidden states of an earlier stage enter; None where the embedding is held here.
+    """
+
+    model: nn.Module
+    base: nn.Module
+    shard: Shard
+    cache: KVCache
+    dtype: torch.dtype
+    hidden_size: int
+    weight_bytes: int
+    stage_input: StageInput | None = None
+
+    def forward(self, inputs: Tensor, positions: Tensor, logit_rows: Tensor) -> Tensor:
+        """Run this stage over the batch that the cache has begun.
+
+        ``inputs``: token ids (1, tokens) on the first stage, hidden states (1, tokens, hidden) on the others.
+        ``positions`` (1, tokens). Returns hidden states, or on the last stage the logits of tokens ``logit_rows``:
+        (rows, vocabulary) in float32.
+        """
+        given = {"input_ids": inputs}
+        if self.stage_input is not None:
+            self.stage_input.hidden = inputs
+            given = {"inputs_embeds": inputs}
+        if not self.shard.has_head:
+            out = self.base(**given, position_ids=positions, use_cache=False)
+            return cast(Tensor, out.last_hidden_state)
+        out = self.model(**given, position_ids=positions, use_cache=False, logits_to_keep=logit_rows)
+        return cast(Tensor, out.logits[0].float())
+
+    def check_trial(self, sequence: int) -> None:
+        """Raise `ModelError` where ``sequence`` ran without every layer of this rank having kept its keys: such a
+        layer computes attention elsewhere, and would forget the tokens of earlier batches."""
+        kept = self.cache.sequences[sequence].keys
+        forgetful = [index for index in range(self.shard.first_layer, self.shard.last_layer) if index not in kept]
+        if forgetful:
+            raise ModelError(
+                f"{type(self.model).__name__} computes attention in its own way in layer {forgetful[0]}, "
+                "which this engine does not run"
+            )
+
+
+@dataclass
+class Blueprint:
+    """One rank's part of a model without memory, and what it is to be filled from."""
+
+    model: Any
+    base: nn.Module
+    dtype: torch.dtype
+    hidden_size: int
+    cache: KVCache
+    made_of: dict[str, Recipe]
+    slicings: dict[str, Slicing]
+    aliases: dict[str, str]
+    stage_input: StageInput | None
+
+    def fill(self, checkpoint: Checkpoint, on_bytes: BytesRead, device: str = "cpu") -> int:
+        """Read this part; see `loading.load`."""
+        return load(self.model, self.made_of, self.slicings, self.aliases, checkpoint, on_bytes, device)
+
+
+def draw(directory: Path, dtype: str, shard: Shard, group: Group, checkpoint: Checkpoint) -> Blueprint:
+    """Plan one rank's part. ``group`` is the ranks of its stage.
+
+    Raises `ModelError` and `PlanError` where the model cannot be run or cut as planned.
+    """
+    config = read_config(directory)
+    torch_dtype: torch.dtype = getattr(torch, saved_dtype(config) if dtype == "auto" else dtype)
+    attention.register()
+    cache = KVCache()
+    model = empty(config, torch_dtype, attention.NAME)
+    _check_supported(model)
+    model.eval()
+    made_of = recipes(model, list(checkpoint.tensors))
+    base = model.get_submodule(model.base_model_prefix)
+    aliases = tied(model, made_of)
+    slicings: dict[str, Slicing] = {}
+    if group.size > 1:
+        slicings = _cut(model, base, config, group, aliases)
+    stage_input = _keep_stage(model, base, config, shard)
+    attention.attach(base, cache, mask_windows(config))
+    return Blueprint(model, base, torch_dtype, config.hidden_size, cache, made_of, slicings, aliases, stage_input)
+
+
+def build(directory: Path, dtype: str, shard: Shard, group: Group, on_bytes: BytesRead) -> ShardedModel:
+    """Build and load one rank's part. ``group`` is the ranks of this stage.
+
+    Raises `ModelError` and `PlanError` before any weight is read where the model cannot be run or cut as planned.
+    """
+    with Checkpoint(directory) as checkpoint:
+        plan = draw(directory, dtype, shard, group, checkpoint)
+        size = plan.fill(checkpoint, on_bytes)
+    restore_buffers(plan.model)
+    return ShardedModel(plan.model, plan.base, shard, plan.cache, plan.dtype, plan.hidden_size, size, plan.stage_input)
+
+
+def empty(config: Any, dtype: torch.dtype, attention_name: str) -> Any:
+    """The architecture as transformers builds it, without memory."""
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention_name, trust_remote_code=False
+            )
+    except (KeyError, ValueError) as error:  # not a causal language model, or one with attention of its own
+        raise ModelError(f"{type(config).__name__} cannot be built to run here: {error}") from None
+
+
+def _check_supported(model: Any) -> None:
+    name = type(model).__name__
+    if not model._supports_attention_backend:
+        raise ModelError(f"{name} computes attention in its own way, which this engine does not run")
+    if getattr(model, "_is_stateful", False):
+        raise ModelError(f"{name} has layers that keep a state of their own (recurrent ones), which are not run here")
+    kinds = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise ModelError(f"{name} has layers of a kind that this engine does not run: {', '.join(sorted(kinds))}")
+
+
+def _name_of(model: nn.Module, wanted: nn.Module) -> str:
+    return next(str(name) for name, module in model.named_modules() if module is wanted)
+
+
+def _input_name(model: Any) -> str:
+    """The name of the input embedding's module."""
+    return _name_of(model, model.get_input_embeddings())
+
+
+def _output_name(model: Any) -> str:
+    return _name_of(model, model.get_output_embeddings())
+
+
+def tied(model: Any, made_of: dict[str, Recipe]) -> dict[str, str]:
+    """Where the output layer has no weights of its own in the checkpoint: its name -> the embedding's."""
+    head, table = f"{_output_name(model)}.weight", f"{_input_name(model)}.weight"
+    if head not in made_of and getattr(model.config, "tie_word_embeddings", False):
+        return {head: table}
+    return {}
+
+
+def _cut(model: Any, base: nn.Module, config: Any, group: Group, aliases: dict[str, str]) -> dict[str, Slicing]:
+    plan = plan_of(config)
+    if plan is None:
+        raise PlanError(f"transformers has no tensor parallel plan for {type(model).__name__}; use --tp 1")
+    parallel = TensorParallel(model, config, group)
+    parallel.apply(base, f"{model.base_model_prefix}.", plan)
+    table, head = _input_name(model), _output_name(model)
+    parallel.embedding(table)
+    parallel.head(head)
+    aliases[f"{table}.table.weight"] = f"{table}.weight"
+    if f"{head}.weight" in aliases:  # cut the same way, so one tensor still serves both
+        model.get_submodule(head).weight = model.get_submodule(table).table.weight
+    return parallel.slicings
+
+
+def _keep_stage(model: nn.Module, base: nn.Module, config: Any, shard: Shard) -> StageInput | None:
+    """Drop every module that other pipeline stages hold; a place left empty hands its input on. Returns the place
+    where the hidden states of the stage before enter, if there is one."""
+    names = list(config.base_model_pp_plan or {})
+    if shard.has_embedding and shard.has_head:
+        return None
+    layers = getattr(base, "layers", None)
+    if "layers" not in names or not isinstance(layers, nn.ModuleList):
+        raise PlanError(f"transformers has no pipeline plan that fits {type(model).__name__}; use --pp 1")
+    if len(layers) != config.num_hidden_layers:
+        raise PlanError(f"{type(model).__name__} holds its layers in groups, which cannot be cut here; use --pp 1")
+    for index in range(len(layers)):
+        if not shard.first_layer <= index < shard.last_layer:
+            layers[index] = PassThrough()
+    at = names.index("layers")
+    dropped = (names[:at] if not shard.has_embedding else []) + (names[at + 1 :] if not shard.has_head else [])
+    for name in dropped:
+        setattr(base, name, PassThrough())
+    if not shard.has_head:
+        setattr(model, _output_name(model), PassThrough())
+    if shard.has_embedding:
+        return None
+    layers[0] = stage_input = StageInput()
+    return stage_input
+
+
+def restore_buffers(model: Any) -> None:
+    """Compute the buffers that no checkpoint holds (rotary frequencies, embedding scales), as transformers does."""
+    owners = []
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.full_like(buffer, _unset(buffer), device="cpu")
+                owners.append((module, name))
+    inner = model.get_submodule(model.base_model_prefix)
+    of_inner = set(inner.modules())
+    for module in dict.fromkeys(module for module, _ in owners):
+        (inner if module in of_inner else model)._init_weights(module)  # as transformers asks the innermost model
+    for module, name in owners:
+        value = module._buffers[name]
+        if value is None or value.dtype is torch.bool or (value.isnan() | (value == _unset(value))).any():
+            raise ModelError(f"{type(model).__name__}: transformers does not say how to compute its buffer {name}")
+
+
+def _unset(buffer: Tensor) -> float:
+    """A value that no computed buffer of this dtype holds."""
+    if buffer.dtype is torch.bool:
+        return 0
+    return float("nan") if buffer.is_floating_point() else torch.iinfo(buffer.dtype).min

@@ -1,0 +1,191 @@
+"""Which sequences run next. Pure bookkeeping: no clocks, no tensors, no I/O.
+
+Continuous batching: at every step each running sequence brings its next token, and what room is left in the batch is
+given to the prompts of new ones, in pieces where they are long. When the cache is full the youngest sequence gives
+its room back and is computed again later from its tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+
+from ferrule.engine.rank.batch import Batch, Span
+from ferrule.engine.types import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``batch_tokens``: the most tokens in one step. ``cache_tokens``: the most that the caches hold together.
+    ``sequences``: the most that run at once. ``context``: the most tokens of one sequence. ``batches``: how many
+    batches are on their way through the pipeline at once (its number of stages)."""
+
+    batch_tokens: int
+    cache_tokens: int
+    sequences: int
+    context: int
+    batches: int = 1
+
+
+@dataclass
+class Sequence:
+    """One request in progress.
+
+    ``tokens`` are the prompt and what was generated; ``cached`` of them are in the cache and ``pending`` more in a
+    batch that is under way. ``stepwise``: the tokens behind the prompt are computed one at a time even if they are
+    known already.
+    """
+
+    identity: int
+    tokens: list[int]
+    prompt: int
+    params: SamplingParams
+    stepwise: bool = False
+    cached: int = 0
+    pending: int = 0
+    cancelled: bool = False
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are known but not yet computed: 1 while generating, more during the prompt."""
+        return len(self.tokens) - self.cached
+
+    @property
+    def step(self) -> int:
+        """Tokens that it brings next, if there is room for them."""
+        if not self.stepwise:
+            return self.remaining
+        return self.prompt - self.cached if self.cached < self.prompt else 1
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt
+
+
+@dataclass
+class Scheduler:
+    """``end_tokens`` are the model's own; see `SamplingParams.ignore_eos`."""
+
+    limits: Limits
+    end_tokens: frozenset[int]
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)
+    by_identity: dict[int, Sequence] = field(default_factory=dict)
+    _released: list[int] = field(default_factory=list)
+
+    def add(
+        self,
+        identity: int,
+        prompt: Tokens[int],
+        params: SamplingParams,
+        made: Tokens[int] = (),
+        *,
+        stepwise: bool = False,
+    ) -> None:
+        """``made``: tokens of its answer that are known already."""
+        sequence = Sequence(identity, [*prompt, *made], len(prompt), params, stepwise)
+        self.by_identity[identity] = sequence
+        self.waiting.append(sequence)
+
+    def cancel(self, identity: int) -> None:
+        """Forget a sequence. One that is in a batch under way goes when that batch comes back."""
+        sequence = self.by_identity.get(identity)
+        if sequence is None:
+            return
+        sequence.cancelled = True
+        if not sequence.pending:
+            self._remove(sequence)
+
+    def next_batch(self) -> Batch | None:
+        """The next batch, or None where every sequence is under way or there is none."""
+        self._admit()
+        spans: list[Span] = []
+        tokens: list[int] = []
+        share = -(-len(self.running) // self.limits.batches)  # so that every pipeline stage has a batch to work on
+        for sequence in sorted(self.running, key=lambda s: s.step > 1):  # long prompts must not hold up answers
+            if len(spans) >= share or len(tokens) >= self.limits.batch_tokens:
+                break
+            if sequence.pending or sequence not in self.running:  # the second: it was just preempted
+                continue
+            count = min(sequence.step, self.limits.batch_tokens - len(tokens))
+            if not self._make_room(sequence, count):
+                continue
+            last = sequence.cached + count
+            spans.append(Span(sequence.identity, sequence.cached, count, last == len(sequence.tokens)))
+            tokens += sequence.tokens[sequence.cached : last]
+            sequence.pending = count
+        if not spans:
+            return None
+        released, self._released = tuple(self._released), []
+        return Batch(tuple(spans), tuple(tokens), released)
+
+    def complete(self, batch: Batch, sampled: Tokens[int]) -> list[tuple[Sequence, int, FinishReason | None]]:
+        """Take in the tokens sampled for the spans of ``batch`` that wanted one.
+
+        Returns (sequence, token, why it ended or None) for each sequence that is still wanted.
+        """
+        results: list[tuple[Sequence, int, FinishReason | None]] = []
+        chosen = iter(sampled)
+        for span in batch.spans:
+            sequence = self.by_identity[span.sequence]
+            sequence.cached += sequence.pending
+            sequence.pending = 0
+            token = next(chosen) if span.sample else None
+            if sequence.cancelled:
+                self._remove(sequence)
+            elif token is not None:
+                sequence.tokens.append(token)
+                reason = self._finish(sequence, token)
+                results.append((sequence, token, reason))
+                if reason is not None:
+                    self._remove(sequence)
+        return results
+
+    def take_released(self) -> tuple[int, ...]:
+        """Sequences whose caches can go, when no batch follows that would say so."""
+        released, self._released = tuple(self._released), []
+        return released
+
+    def _finish(self, sequence: Sequence, token: int) -> FinishReason | None:
+        params = sequence.params
+        if token in params.stop_token_ids or (token in self.end_tokens and not params.ignore_eos):
+            return "stop"
+        if params.max_tokens is not None and sequence.generated >= params.max_tokens:
+            return "length"
+        return "length" if len(sequence.tokens) >= self.limits.context else None
+
+    def _cached_tokens(self) -> int:
+        return sum(sequence.cached + sequence.pending for sequence in self.running)
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.limits.sequences:
+            needed = len(self.waiting[0].tokens) + 1
+            held = sum(len(sequence.tokens) + 1 for sequence in self.running)
+            if self.running and held + needed > self.limits.cache_tokens:
+                return
+            self.running.append(self.waiting.popleft())
+
+    def _make_room(self, sequence: Sequence, count: int) -> bool:
+        """Preempt younger sequences until ``count`` more tokens fit. False where that cannot be done now."""
+        while self._cached_tokens() + count > self.limits.cache_tokens:
+            younger = [s for s in self.running[self.running.index(sequence) + 1 :] if s.cached and not s.pending]
+            if not younger:
+                return self._cached_tokens() == sequence.cached  # alone: it may fill the cache to the last token
+            self._preempt(younger[-1])
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._released.append(sequence.identity)
+        sequence.cached = 0
+        self.waiting.appendleft(sequence)
+
+    def _remove(self, sequence: Sequence) -> None:
+        del self.by_identity[sequence.identity]
+        if sequence in self.running:
+            self.running.remove(sequence)
+            if sequence.cached:
+                self._released.append(sequence.identity)
+        else:
+            self.waiting.remove(sequence)

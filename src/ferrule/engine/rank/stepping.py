@@ -1,0 +1,113 @@
+"""How long a rank takes for a token of a model that hardly has weights: what is left is starting operations. And how
+much longer if it has waited while another one computed, as a stage of a pipeline does.
+
+The planner calls it by name, in a process that has imported a rank (plan/device_engine.py).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import transformers
+
+from ferrule import fabric
+from ferrule.engine.options import RankOptions
+from ferrule.engine.rank.control import Control, params_to_json
+from ferrule.engine.rank.runner import Runner
+from ferrule.engine.rank.worker import Driver
+from ferrule.engine.types import SamplingParams
+from ferrule.model import demo_path
+from ferrule.plan import make_plan, read_model
+from ferrule.process.lifeline import Lifeline
+
+PROMPT, CONTEXT = 32, 512
+_ROUNDS, _TOKENS = 24, 4
+SECONDS = 2.0
+"""After which no other round begins."""
+_PAUSE = 6e-3
+"""Seconds: what a stage of a small model waits for others."""
+_WEIGHTS, _PIECE = 64 << 20, 4 << 20
+"""Bytes that another one reads meanwhile, and how many at once."""
+
+
+class Steps(NamedTuple):
+    """Seconds: of a token, and how much longer one takes after a pause."""
+
+    token: float
+    resume: float
+
+
+def step_seconds() -> Steps:
+    """Per token of one stream of the embedded model on one rank of one thread, from its requests to its answers: of the
+    processor, without turns of other programs. The quickest of some rounds' medians, since what else the machine does
+    makes them slower, never quicker; of the difference that a pause makes the median."""
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    plan = make_plan(read_model(str(demo_path())))
+    options = RankOptions(
+        str(demo_path()), "auto", plan, 1, CONTEXT, max_sequences=1, batch_tokens=CONTEXT, end_tokens=()
+    )
+    ours, theirs = socket.socketpair()
+    with ours, _reader() as reading, fabric.init() as world:
+        runner = Runner(options, world, lambda progress: None)
+        driver = Driver(options, runner, Control(Lifeline(theirs.detach())), CONTEXT)
+        params = SamplingParams(max_tokens=2 * _ROUNDS * _TOKENS + 2, temperature=0.0, ignore_eos=True)
+        request = {"op": "add", "id": 1, "prompt": list(range(3, 3 + PROMPT)), "made": []}
+        ours.sendall(json.dumps({**request, "params": params_to_json(params)}).encode() + b"\n")
+        driver.step()  # the prompt
+        driver.step()
+        end = time.perf_counter() + SECONDS
+        rounds: list[tuple[float, float]] = []
+        while not rounds or (len(rounds) < _ROUNDS and time.perf_counter() < end):
+            before = _median_step(driver, ours, 0.0, reading)
+            rounds.append((before, _median_step(driver, ours, _PAUSE, reading)))
+        longer = statistics.median(after - before for before, after in rounds)
+        return Steps(min(before for before, _ in rounds), max(0.0, longer))
+
+
+@contextmanager
+def _reader() -> Iterator[threading.Event]:
+    """While the event is set another core reads memory, as other stages read their weights."""
+    reading, ended = threading.Event(), threading.Event()
+
+    def read() -> None:
+        weights = np.ones(_WEIGHTS // 8).reshape(-1, _PIECE // 8)
+        for piece in cycle(weights):
+            if ended.is_set():
+                return
+            if reading.wait(0.1):
+                piece.sum()
+
+    thread = threading.Thread(target=read, name="ferrule-reader", daemon=True)
+    thread.start()
+    try:
+        yield reading
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _median_step(driver: Driver, ours: socket.socket, pause: float, reading: threading.Event) -> float:
+    times = []
+    for _ in range(_TOKENS):
+        end = time.perf_counter() + pause
+        if pause:
+            reading.set()
+        while time.perf_counter() < end:
+            time.sleep(0)  # as a rank waits: awake
+        reading.clear()
+        begin = time.thread_time()
+        driver.step()
+        times.append(time.thread_time() - begin)
+        ours.recv(1 << 16)
+    return statistics.median(times)

@@ -1,0 +1,211 @@
+"""A rank's process: ``python -m ferrule.process.lifeline ferrule.engine.rank.worker [OPTIONS_JSON] CONTROL_FD``.
+
+Without options it waits for them.
+
+Every rank loads its part and then runs the batches that one of them, the driver, announces. The driver also talks to
+the process that started the ranks: it takes requests, schedules, samples and sends tokens back.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from dataclasses import replace
+
+import torch
+import transformers
+
+from ferrule import fabric
+from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
+from ferrule.engine.rank.batch import Batch, Kind, announce, receive
+from ferrule.engine.rank.control import Control, params_from_json
+from ferrule.engine.rank.memory import PeakMemory
+from ferrule.engine.rank.runner import Runner
+from ferrule.engine.rank.sampler import Choice, Sampler
+from ferrule.engine.rank.scheduler import Limits, Scheduler
+from ferrule.engine.selftest.check import check, expected
+from ferrule.engine.shards.obtain import obtain
+from ferrule.engine.source import read_config
+from ferrule.engine.types import FinishReason, Progress, RankInfo
+from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
+from ferrule.process.lifeline import SPARE_NAME, Lifeline, name_process
+
+EXACT_SECONDS = 5.0
+"""What may be spent on computing an interrupted answer's tokens one at a time, as they were made: then its cache is
+equal to the last bit. Longer ones are computed in pieces, as prompts are, which rounds in another order."""
+RANK_NAME = "ferrule rank"
+"""Of the process."""
+IDLE_PERIOD = 1.0
+"""Seconds after which an idle driver tells the others that it is alive."""
+
+
+def main(arguments: list[str], line: Lifeline) -> int:
+    control = Control(line)
+    try:
+        name_process(SPARE_NAME)
+        options = RankOptions.from_json(arguments[0]) if arguments else control.options()
+        name_process(RANK_NAME)
+        control.meet()
+        serve(options, control)
+    except FerruleError as error:  # of the fabric's, `serve` may have said more before; the first report counts
+        control.send("error", type=type(error).__name__, message=str(error))
+        return error.exit_code
+    except Exception as error:
+        control.send("error", type="EngineError", message=f"{type(error).__name__}: {error}")
+        raise
+    return 0
+
+
+def serve(options: RankOptions, control: Control) -> None:
+    """Load, report, and run until the process is ended: by its parent's signal, or by the loss of a peer."""
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(options.threads)
+    with fabric.init(strict=True, timeout=STEP_TIMEOUT, meet_timeout=options.meet_seconds) as world:
+        try:
+            serve_in(world, options, control)
+        except FabricError as error:
+            control.send("error", type=type(error).__name__, message=str(error), lost=lost_rank(world))
+            raise
+
+
+def lost_rank(world: fabric.Group) -> int | None:
+    """The rank that ``world`` has lost, if that is why it ended; a stage's group numbers its ranks otherwise."""
+    try:
+        world.check()
+    except PeerLost as error:
+        return error.rank
+    except FabricError:
+        return None
+    return None
+
+
+def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> None:
+    memory = PeakMemory()
+    control.progress(Progress(world.rank, "start"))
+
+    def on_progress(progress: Progress) -> None:
+        memory.sample()
+        control.progress(progress)
+
+    obtained = obtain(world, options, on_progress)
+    vocabulary = read_config(obtained.directory).vocab_size
+    reference = expected(world, options, obtained, vocabulary, on_progress)
+    runner = Runner(replace(options, directory=str(obtained.directory)), world, on_progress)
+    control.progress(Progress(world.rank, "warm up"))
+    world.barrier(timeout=LOAD_TIMEOUT)
+    room = runner.warm_up()
+    if reference is not None:
+        check(runner, reference, vocabulary, room, on_progress)
+    memory.sample()
+    info = RankInfo(
+        rank=world.rank,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        device=f"cpu ({options.threads} thread{'s' if options.threads > 1 else ''})",
+        weight_bytes=runner.model.weight_bytes,
+        base_bytes=memory.base,
+        peak_bytes=memory.peak,
+        transports=transports(world),
+        received_bytes=obtained.received,
+    )
+    control.ready(info, room)
+    if world.rank == options.plan.driver:
+        Driver(options, runner, control, room).loop()
+    else:
+        follow(runner)
+
+
+def transports(world: fabric.Group) -> str:
+    """The transports to this rank's peers, such as ``shm`` or ``shm+tcp``."""
+    return world.describe().transports if world.size > 1 else "none"
+
+
+def follow(runner: Runner) -> None:
+    """Run what the driver announces."""
+    while True:
+        runner.run(receive(runner.world, runner.plan.driver, STEP_TIMEOUT))
+
+
+class Driver:
+    """Requests in, batches out to all ranks, tokens back. Keeps as many batches under way as there are stages."""
+
+    def __init__(self, options: RankOptions, runner: Runner, control: Control, cache_tokens: int) -> None:
+        self.runner, self.control = runner, control
+        self.depth = options.plan.pipeline
+        limits = Limits(
+            batch_tokens=options.batch_tokens,
+            cache_tokens=cache_tokens,
+            sequences=options.max_sequences,
+            context=min(options.context, cache_tokens),
+            batches=self.depth,
+        )
+        self.scheduler = Scheduler(limits, frozenset(options.end_tokens))
+        self.samplers: dict[int, Sampler] = {}
+        self.under_way: deque[Batch] = deque()
+        self.reported = (0, 0)
+
+    def loop(self) -> None:
+        while True:
+            self.step()
+
+    def step(self) -> None:
+        """Take in requests and run a batch, if there is any."""
+        busy = bool(self.under_way or self.scheduler.by_identity)
+        self._take_requests(0.0 if busy else IDLE_PERIOD)
+        while len(self.under_way) < self.depth:
+            batch = self.scheduler.next_batch()
+            if batch is None:
+                break
+            self._announce(batch)
+            self.under_way.append(batch)
+        if self.under_way:
+            self._finish(self.under_way.popleft())
+        elif not busy:
+            self._idle()
+
+    def _announce(self, batch: Batch) -> None:
+        announce(self.runner.world, self.runner.plan.driver, batch)
+
+    def _idle(self) -> None:
+        batch = Batch(released=self.scheduler.take_released(), kind=Kind.IDLE)
+        self._announce(batch)
+        self.runner.run(batch)
+
+    def _take_requests(self, wait: float) -> None:
+        """Take in what has come from the parent within ``wait`` seconds."""
+        for message in self.control.messages(wait):
+            identity = message["id"]
+            if message["op"] == "add":
+                params, made = params_from_json(message["params"]), message["made"]
+                self.samplers[identity] = Sampler(params, drawn=len(made))
+                stepwise = len(made) * self.runner.step_seconds <= EXACT_SECONDS
+                self.scheduler.add(identity, message["prompt"], params, made, stepwise=stepwise)
+            elif message["op"] == "cancel":
+                self.scheduler.cancel(identity)
+        self.samplers = {i: s for i, s in self.samplers.items() if i in self.scheduler.by_identity}
+        self._report_load()
+
+    def _finish(self, batch: Batch) -> None:
+        logits = self.runner.run(batch)
+        if logits is None:
+            raise EngineError("the driver is not on the last pipeline stage")
+        choices: dict[int, Choice] = {}
+        wanted = [span.sequence for span in batch.spans if span.sample]
+        for row, identity in enumerate(wanted):
+            sequence = self.scheduler.by_identity[identity]
+            choices[identity] = self.samplers[identity].choose(logits[row], sequence.tokens, sequence.prompt)
+        done = self.scheduler.complete(batch, [choices[identity].token for identity in wanted])
+        if done:
+            self._report([(sequence.identity, choices[sequence.identity], reason) for sequence, _, reason in done])
+
+    def _report(self, results: list[tuple[int, Choice, FinishReason | None]]) -> None:
+        tokens = [(identity, c.token, c.logprob, c.top, reason) for identity, c, reason in results]
+        self.control.send("tokens", tokens=tokens)
+
+    def _report_load(self) -> None:
+        """Say how many sequences run and wait, when that has changed."""
+        load = (len(self.scheduler.running), len(self.scheduler.waiting))
+        if load != self.reported:
+            self.control.send("load", running=load[0], waiting=load[1])
+            self.reported = load

@@ -1,0 +1,1 @@
+"""How stored weights are read and cut."""

@@ -1,0 +1,226 @@
+"""Fill a model's empty parameters with this rank's slices of a checkpoint.
+
+transformers keeps experts stacked in one parameter while checkpoints store them one by one, and renames keys of some
+architectures; its conversion tables say how. Stacking and concatenating are understood here, so that only the slices
+this rank holds are read; any other conversion is done on the whole tensors by transformers and then cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from ferrule.engine.weights.checkpoint import Checkpoint, some
+from ferrule.engine.weights.slicing import Slicing
+from ferrule.errors import ModelError
+
+BytesRead = Callable[[int, int], None]
+"""Called with (bytes filled so far, bytes in all)."""
+
+
+@dataclass
+class Recipe:
+    """How one parameter is made: the keys of each source pattern, in order, and the conversion (None: a plain key)."""
+
+    converter: Any = None
+    sources: dict[str, list[str]] = field(default_factory=dict)
+
+
+def recipes(model: Any, keys: list[str]) -> dict[str, Recipe]:
+    """Which checkpoint keys make each parameter of ``model`` (a complete model, as transformers builds it)."""
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    names = model.state_dict()
+    made: dict[str, Recipe] = {}
+    for key in sorted(keys, key=dot_natural_key):
+        name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, names)
+        if name not in names and key in names:
+            name, pattern = key, None
+        if name not in names:
+            continue  # e.g. multi-token prediction layers, which the model does not have
+        converter = by_pattern.get(pattern)
+        targets = converter.target_patterns if converter is not None else [name]
+        for target in targets:  # one stored tensor may make several parameters; `name` is the first of them
+            recipe = made.setdefault(name.replace(targets[0], target), Recipe(converter))
+            recipe.sources.setdefault(pattern or key, []).append(key)
+    return made
+
+
+def load(
+    model: nn.Module,
+    made_of: Mapping[str, Recipe],
+    slicings: Mapping[str, Slicing],
+    aliases: Mapping[str, str],
+    checkpoint: Checkpoint,
+    on_bytes: BytesRead,
+    device: str = "cpu",
+) -> int:
+    """Give every parameter and persistent buffer of ``model`` memory and its slice of the checkpoint.
+
+    ``aliases`` maps a parameter's name in ``model`` to its name in ``made_of`` where they differ. Returns the bytes
+    held. Raises `ModelError` where a tensor is missing or has another shape than the architecture says.
+    """
+    wanted = dict(targets(model))
+    check_complete([aliases.get(name, name) for name in wanted], made_of, checkpoint)
+    total = sum(tensor.numel() * tensor.element_size() for tensor in wanted.values())
+    done = 0
+    on_bytes(0, total)
+    for name, empty in wanted.items():
+        held = torch.empty(empty.shape, dtype=empty.dtype, device=device)
+        source = aliases.get(name, name)
+        fill(held, source, made_of[source], slicings.get(name), checkpoint, model)
+        assign(model, name, held)
+        done += held.numel() * held.element_size()
+        on_bytes(done, total)
+    return total
+
+
+def check_complete(names: Iterable[str], made_of: Mapping[str, Recipe], checkpoint: Checkpoint) -> None:
+    """Raise `ModelError` where the checkpoint makes nothing of some of these parameters."""
+    missing = [name for name in names if name not in made_of]
+    if missing:
+        raise ModelError(f"{checkpoint.directory} has no weights for {some(missing)}; download the model again")
+
+
+def targets(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters, then persistent buffers, each once (tied ones share a tensor)."""
+    persistent = model.state_dict().keys()
+    return [*model.named_parameters(), *((name, b) for name, b in model.named_buffers() if name in persistent)]
+
+
+def assign(model: nn.Module, name: str, value: Tensor) -> None:
+    parent, _, leaf = name.rpartition(".")
+    module = model.get_submodule(parent)
+    if leaf in module._parameters:
+        old = module._parameters[leaf]
+        new = nn.Parameter(value, requires_grad=False)
+        new._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers' mark: never draw it at random
+        for other in model.modules():  # tied parameters are one object in several modules
+            for other_leaf, parameter in other._parameters.items():
+                if parameter is old:
+                    other._parameters[other_leaf] = new
+    else:
+        value._is_hf_initialized = True  # type: ignore[attr-defined]
+        module._buffers[leaf] = value
+
+
+def fill(
+    held: Tensor, name: str, recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint, model: nn.Module
+) -> None:
+    try:
+        if recipe.converter is None:
+            (keys,) = recipe.sources.values()
+            _copy_parts(held, checkpoint.read(keys[-1], cut), cut, checkpoint.tensors[keys[-1]].shape)
+            return
+        operations = recipe.converter.operations
+        kinds = [type(operation) for operation in operations]
+        stacked = MergeModulelist in kinds[:1] and operations[0].dim == 0
+        if stacked and (kinds == [MergeModulelist] or (kinds == [MergeModulelist, Concatenate])):
+            joined_dim = operations[1].dim if len(operations) == 2 else None
+            _fill_stacked(held, recipe, cut, joined_dim, checkpoint)
+        else:
+            _fill_converted(held, name, recipe, cut, checkpoint, model)
+    except RuntimeError as error:  # torch: shapes that do not match
+        raise ModelError(
+            f"{name} in {checkpoint.directory} does not fit the architecture in config.json: {error}"
+        ) from None
+
+
+def _copy_parts(held: Tensor, parts: list[Tensor], cut: Slicing | None, whole: tuple[int, ...]) -> None:
+    if cut is None:
+        (part,) = parts
+        if part.shape != held.shape:
+            raise RuntimeError(f"expected shape {tuple(held.shape)}, the file has {tuple(part.shape)}")
+        held.copy_(part)
+        return
+    if len(whole) <= cut.dim or whole[cut.dim] != cut.of or cut.shape(whole) != tuple(held.shape):
+        expected = (*held.shape[: cut.dim], cut.of, *held.shape[cut.dim + 1 :])
+        raise RuntimeError(f"expected shape {tuple(expected)}, the file has {whole}")
+    start = 0
+    for part in parts:
+        length = part.shape[cut.dim]
+        held.narrow(cut.dim, start, length).copy_(part)
+        start += length
+    if cut.pad:
+        held.narrow(cut.dim, start, cut.pad).zero_()
+
+
+def _fill_stacked(held: Tensor, recipe: Recipe, cut: Slicing | None, joined_dim: int | None, ckpt: Checkpoint) -> None:
+    """Experts stacked along dim 0 of ``held``, each of one tensor per source pattern, joined along ``joined_dim``."""
+    patterns = [pattern for pattern in recipe.converter.source_patterns if pattern in recipe.sources]
+    by_expert = cut is not None and cut.dim == 0
+    expected = cut.of if cut is not None and by_expert else held.shape[0]
+    for pattern in patterns:
+        if len(recipe.sources[pattern]) != expected:
+            raise RuntimeError(f"expected {expected} experts, the checkpoint has {len(recipe.sources[pattern])}")
+    chosen = list(range(expected))
+    if cut is not None and by_expert:
+        chosen = [expert for start, stop in cut.ranges for expert in range(start, stop)]
+    for row, expert in enumerate(chosen):
+        written = offset = 0
+        for pattern in patterns:
+            key = recipe.sources[pattern][expert]
+            shape = ckpt.tensors[key].shape
+            if joined_dim is None:
+                inner = None if cut is None or by_expert else Slicing(cut.dim - 1, cut.of, cut.ranges)
+                _copy_parts(held[row], ckpt.read(key, inner), inner, shape)
+                continue
+            along = joined_dim - 1
+            inner = _within(cut, joined_dim, offset, shape)
+            parts = ckpt.read(key, inner)
+            length = sum(part.shape[along] for part in parts) if inner and inner.dim == along else shape[along]
+            _copy_parts(held[row].narrow(along, written, length), parts, inner, shape)
+            written += length
+            offset += shape[along]
+        if cut is not None and cut.dim == joined_dim and offset != cut.of:
+            raise RuntimeError(f"expected {cut.of} rows an expert, the checkpoint has {offset}")
+
+
+def _within(cut: Slicing | None, joined_dim: int, offset: int, shape: tuple[int, ...]) -> Slicing | None:
+    """The part of ``cut`` (of a stacked, joined parameter) that falls into the source at ``offset`` of the joint."""
+    if cut is None or cut.dim == 0:
+        return None
+    if cut.dim != joined_dim:
+        return Slicing(cut.dim - 1, cut.of, cut.ranges)
+    end = offset + shape[joined_dim - 1]
+    clipped = [(max(start, offset) - offset, min(stop, end) - offset) for start, stop in cut.ranges]
+    ranges = tuple((start, stop) for start, stop in clipped if start < stop)
+    return Slicing(joined_dim - 1, shape[joined_dim - 1], ranges)
+
+
+def _fill_converted(
+    held: Tensor, name: str, recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint, model: nn.Module
+) -> None:
+    tensors: Any = {pattern: [checkpoint.read(key)[0] for key in keys] for pattern, keys in recipe.sources.items()}
+    converter = recipe.converter
+    for operation in converter.operations:
+        tensors = operation.convert(
+            tensors,
+            source_patterns=converter.source_patterns,
+            target_patterns=converter.target_patterns,
+            full_layer_name=name,
+            model=model,
+            config=model.config,
+            missing_keys=None,
+        )
+    value = next((v for pattern, v in tensors.items() if pattern in name), None)
+    if value is None:
+        raise RuntimeError(f"the conversion of {sorted(recipe.sources)} does not give it")
+    whole = value[0] if isinstance(value, list) else value
+    parts = [whole] if cut is None else [whole.narrow(cut.dim, a, b - a) for a, b in cut.ranges]
+    _copy_parts(held, parts, cut, tuple(whole.shape))

@@ -1,0 +1,1 @@
+"""How the ranks of a job find, check and keep each other."""

@@ -1,0 +1,150 @@
+"""Authenticated connections while a group is being made: exact reads, every wait with a deadline."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ferrule.errors import AuthError, FabricTimeout, RendezvousError
+from ferrule.fabric.join.handshake import MAC_BYTES, Session
+
+_LENGTH = struct.Struct("<I")
+_MAX_MESSAGE = 1 << 22
+_ABORT = b'{"abort"'
+_ALARM_SECONDS = 0.1
+
+
+class Deadline:
+    """A point in time that everything of one rendezvous shares. ``alarm`` raises what ends all waiting before it."""
+
+    def __init__(self, seconds: float, alarm: Callable[[], None] | None = None, *, end: float | None = None) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds if end is None else end
+        self._alarm = alarm
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        return self.left == 0.0
+
+    @property
+    def pause(self) -> float:
+        """How long to sleep before the next `check`."""
+        return self.left if self._alarm is None else min(self.left, _ALARM_SECONDS)
+
+    def watched(self, alarm: Callable[[], None]) -> Deadline:
+        """The same one with an alarm."""
+        return Deadline(self.seconds, alarm, end=self._end)
+
+    def extended(self, seconds: float) -> Deadline:
+        """One that is so much later."""
+        return Deadline(self.seconds + seconds, self._alarm, end=self._end + seconds)
+
+    def check(self) -> None:
+        """Raise what has happened meanwhile that ends all waiting."""
+        if self._alarm is not None:
+            self._alarm()
+
+
+class Link:
+    """Small messages (JSON objects) to one rank over an authenticated socket, each under a MAC with its number.
+
+    Reads take exactly the message and never a byte more: afterwards the socket carries the data of the group.
+    """
+
+    def __init__(self, sock: socket.socket, session: Session, *, server: bool) -> None:
+        self.socket = sock
+        self.session = session
+        self.identity = session.identity
+        self.peer = session.identity.rank if server else session.identity.target
+        self._key = session.key
+        self._send_label, self._receive_label = (b"server", b"client") if server else (b"client", b"server")
+        self.gave_up = False  # so it said
+        self._sent = 0
+        self._received = 0
+
+    def send(self, message: dict[str, Any], deadline: Deadline) -> None:
+        payload = json.dumps(message).encode()
+        frame = _LENGTH.pack(len(payload)) + payload + self._mac(self._send_label, self._sent, payload)
+        self._sent += 1
+        self.socket.settimeout(max(deadline.left, 1e-3))
+        try:
+            self.socket.sendall(frame)
+        except OSError as error:
+            raise RendezvousError(f"rank {self.peer} left during the rendezvous ({error})") from error
+
+    def receive(self, deadline: Deadline) -> dict[str, Any]:
+        where = f"rank {self.peer}"
+        (length,) = _LENGTH.unpack(read_exactly(self.socket, _LENGTH.size, deadline, where))
+        if length > _MAX_MESSAGE:
+            raise AuthError(f"{where} announced a message of {length} bytes, which none of ours has")
+        payload = read_exactly(self.socket, length, deadline, where)
+        mac = read_exactly(self.socket, MAC_BYTES, deadline, where)
+        if not hmac.compare_digest(mac, self._mac(self._receive_label, self._received, payload)):
+            raise AuthError(f"a message from {where} was altered on its way")
+        self._received += 1
+        message: dict[str, Any] = json.loads(payload)
+        if "abort" in message:
+            self.gave_up = True
+            raise RendezvousError(f"{where} gave up: {message['abort']}")
+        return message
+
+    @property
+    def over(self) -> bool:
+        """Whether the other end is gone, or says next that it gave up."""
+        head = _peek(self.socket, _LENGTH.size + len(_ABORT))
+        return head == b"" or (head is not None and head[_LENGTH.size :] == _ABORT)
+
+    def _mac(self, label: bytes, number: int, payload: bytes) -> bytes:
+        return hmac.new(self._key, label + number.to_bytes(8, "little") + payload, hashlib.sha256).digest()
+
+
+def left(sock: socket.socket) -> bool:
+    """Whether the other end is gone and has left nothing to receive."""
+    return _peek(sock) == b""
+
+
+def _peek(sock: socket.socket, count: int = 1) -> bytes | None:
+    """What comes next, up to ``count`` bytes, without taking it; None: nothing yet, empty: the other end is gone."""
+    # With a timeout Python would wait that long before it asks the kernel not to wait.
+    sock.setblocking(False)
+    try:
+        return sock.recv(count, socket.MSG_PEEK)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+def read_exactly(sock: socket.socket, count: int, deadline: Deadline, where: str) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        deadline.check()
+        if deadline.passed:
+            raise FabricTimeout(f"{where} did not answer within {deadline.seconds:g} s of the rendezvous")
+        sock.settimeout(max(deadline.pause, 1e-3))
+        try:
+            piece = sock.recv(count - len(data))
+        except TimeoutError:
+            continue
+        except OSError as error:
+            raise RendezvousError(f"{where} left during the rendezvous ({error})") from error
+        if not piece:
+            raise RendezvousError(f"{where} left during the rendezvous")
+        data += piece
+    return bytes(data)
+
+
+def endpoint(address: tuple[str, int]) -> str:
+    """``host:port`` for people, with brackets where the host is an IPv6 address."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

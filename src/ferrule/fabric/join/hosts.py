@@ -1,0 +1,106 @@
+"""What a rank tells the others about its host, and what follows from that."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+from ferrule.config import host_id
+from ferrule.fabric.join.addresses import Interface
+
+
+@dataclass(frozen=True)
+class RankHost:
+    """Where a rank runs.
+
+    ``host``: a name for people. ``memory_id``: equal for ranks that should be able to share memory: same boot of
+    the same kernel, same process namespace (two containers have two), same user; a probe must still prove it.
+    ``cpus``: the CPUs it may run on, those of ``kernel``: containers and emulated hosts of one machine share them.
+    ``address`` and ``port``: where it was met, and listens for other ranks;
+    ``interfaces``: where it does so too, empty on a host of its own. ``sockets``: how many rails per interface it is
+    to have; 0: as many as measure faster.
+    ``algorithm``: what FERRULE_ALGORITHM says there. ``identity``: tells the host and its kernel from
+    others, also after a restart; empty where nothing does.
+    """
+
+    host: str
+    memory_id: str
+    pid: int
+    cpus: tuple[int, ...]
+    transport: str
+    address: str = ""
+    port: int = 0
+    interfaces: tuple[Interface, ...] = ()
+    sockets: int = 0
+    algorithm: str = "auto"
+    identity: str = ""
+    kernel: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        faces = tuple(Interface.from_json(face) for face in fields["interfaces"])
+        return cls(**{**fields, "cpus": tuple(fields["cpus"]), "interfaces": faces})
+
+
+def this_host(transport: str) -> RankHost:
+    """This process's host; where it listens is not known here."""
+    if hasattr(os, "sched_getaffinity"):
+        cpus = tuple(sorted(os.sched_getaffinity(0)))
+    else:
+        cpus = tuple(range(os.cpu_count() or 1))
+    own = host_id(os.environ)
+    # An emulated host shares this machine's memory but must not show it.
+    memory_id = f"{own}/{_memory_id()}" if own else _memory_id()
+    name = own or socket.gethostname()
+    return RankHost(name, memory_id, os.getpid(), cpus, transport, identity=_identity(own), kernel=_boot_id())
+
+
+def oversubscribed(cpu_sets: Sequence[Sequence[int]]) -> bool:
+    """Whether ranks of one host with these CPU sets cannot all run at the same moment.
+
+    Looks at every rank's own set and at the union, not at all unions: enough for pinned and unpinned ranks.
+    """
+    sets = [frozenset(cpus) for cpus in cpu_sets]
+    for candidate in {*sets, frozenset().union(*sets)}:
+        if sum(1 for cpus in sets if cpus <= candidate) > len(candidate):
+            return True
+    return False
+
+
+def _identity(own: str) -> str:
+    machine_id = Path("/etc/machine-id")
+    try:
+        words = machine_id.read_text().strip()
+    except OSError:
+        return ""
+    # As its manual asks for, the machine's id itself is not shown.
+    digest = hashlib.sha256(f"ferrule {words} {own}".encode()).hexdigest()[:16]
+    return f"{digest} {os.uname().release}" if words else ""
+
+
+def _memory_id() -> str:
+    processes = Path("/proc/self/ns/pid")
+    namespace = f"{processes.stat().st_ino}/" if processes.exists() else ""
+    return f"{_boot_id()}/{namespace}{os.geteuid()}"
+
+
+@cache
+def _boot_id() -> str:
+    """Tells this boot of this kernel from all others."""
+    told = Path("/proc/sys/kernel/random/boot_id")
+    if told.exists():
+        return told.read_text().strip()
+    # macOS
+    command = ["sysctl", "-n", "kern.bootsessionuuid"]
+    session = subprocess.run(command, capture_output=True, text=True, check=False, timeout=5).stdout.strip()
+    return session or socket.gethostname()

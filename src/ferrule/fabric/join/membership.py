@@ -1,0 +1,150 @@
+"""What a group remembers about its members, and how some of them form a smaller one."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ferrule.config import TransportChoice, check_transport
+from ferrule.errors import FabricError, FerruleError, PeerLost
+from ferrule.fabric.join.control_channel import Deadline, Link
+from ferrule.fabric.join.coordinator import Star
+from ferrule.fabric.join.dial import dial
+from ferrule.fabric.join.handshake import Identity, Role
+from ferrule.fabric.join.hosts import RankHost
+from ferrule.fabric.join.join import Joining
+from ferrule.fabric.join.mesh import LANES, Mesh
+from ferrule.fabric.join.pending import Lobby, Place
+from ferrule.fabric.transports.build import Joined
+
+if TYPE_CHECKING:
+    from ferrule.fabric.group import Group
+
+_CHOICE = struct.Struct("<? q q")  # takes part, color, key
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Who made the first of a line of groups that were made anew, each from survivors of the one before.
+
+    ``members``: the mesh's ranks. ``key``: the secret from which the epochs of the line follow.
+    """
+
+    members: tuple[int, ...]
+    key: bytes
+
+
+@dataclass(frozen=True)
+class Membership:
+    """``mesh``: what the groups of the job share. ``members``: the mesh's rank of each rank of this group.
+
+    ``epoch_key``: the secret from which the epochs of smaller groups follow. ``lineage``: of a group that is not the
+    first of its line.
+    """
+
+    mesh: Mesh
+    members: tuple[int, ...]
+    hosts: tuple[RankHost, ...]
+    epoch_key: bytes
+    lineage: Lineage | None = None
+
+    @property
+    def root(self) -> Lineage:
+        return self.lineage or Lineage(self.members, self.epoch_key)
+
+
+def split_group(
+    group: Group,
+    membership: Membership,
+    number: int,
+    color: int | None,
+    key: int,
+    transport: TransportChoice | None,
+    timeout: float | None,
+) -> tuple[Joined, Membership] | None:
+    """`Group.split`; ``number`` counts the splits of this group."""
+    if transport is not None:
+        check_transport(transport, "transport")
+    deadline = Deadline(group._timeout if timeout is None else timeout)
+    chosen = _exchange(group, color, key, deadline)
+    if color is None:
+        return None
+    members = tuple(membership.members[rank] for rank in chosen)
+    epoch_key = _epoch(membership, number, color)
+    deadline = deadline.watched(lambda: check_alive(membership.mesh, members))
+    try:
+        return _join(membership.mesh, members, epoch_key, transport, deadline)
+    except (FerruleError, OSError) as error:
+        group.abort(f"split failed on rank {group.rank}: {error}")
+        if isinstance(error, OSError):
+            raise FabricError(f"split failed on rank {group.rank}: {error}") from error
+        raise
+
+
+def _exchange(group: Group, color: int | None, key: int, deadline: Deadline) -> list[int]:
+    """Tell all ranks what we chose; the ranks of our new group, in its order."""
+    mine = _CHOICE.pack(color is not None, color or 0, key)
+    rows = group.all_gather(np.frombuffer(mine, dtype=np.uint8), timeout=deadline.left).tobytes()
+    chosen = []
+    for rank in range(group.size):
+        takes_part, its_color, its_key = _CHOICE.unpack_from(rows, rank * _CHOICE.size)
+        if takes_part and its_color == color:
+            chosen.append((its_key, rank))
+    return [rank for _, rank in sorted(chosen)]
+
+
+def _join(
+    mesh: Mesh, members: tuple[int, ...], epoch_key: bytes, transport: TransportChoice | None, deadline: Deadline
+) -> tuple[Joined, Membership]:
+    rank, size, epoch = members.index(mesh.rank), len(members), epoch_key[:16]
+    lobby = Lobby(epoch, rank, size, (Role.RENDEZVOUS, *LANES))
+    mesh.door.open(lobby)
+    star = Star({}, rank, deadline)
+    with making(mesh, lobby, star):
+        if rank == 0:
+            places = [Place(Role.RENDEZVOUS, other) for other in range(1, size)]
+            star.links = {place.rank: link for place, link in lobby.take(places, deadline).items()}
+        else:
+            identity = Identity(Role.RENDEZVOUS, rank, 0, size, epoch)
+            (leader,) = dial(mesh.calls(members[0], [identity]), mesh.key, deadline)
+            if not isinstance(leader, Link):
+                raise leader
+            star.links = {0: leader}
+        joining = Joining(mesh, members, star, lobby, transport)
+        joined = joining.repeat()
+    return joined, Membership(mesh, members, joining.hosts, epoch_key)
+
+
+@contextmanager
+def making(mesh: Mesh, lobby: Lobby, star: Star) -> Iterator[None]:
+    """A group is made inside: what goes wrong there is told to the other ranks, and nobody is let in any more."""
+    try:
+        yield
+    except BaseException as error:
+        star.give_up(error)
+        mesh.door.shut(lobby, "this group was given up")
+        raise
+    star.close()
+
+
+def check_alive(mesh: Mesh, members: Sequence[int]) -> None:
+    """Nobody waits for a rank that is lost."""
+    lost = mesh.lost(members)
+    if lost is not None:
+        rank, words = lost
+        host = mesh.hosts[members[rank]]
+        text = f"rank {rank} on {host.host} (pid {host.pid}) {words}"
+        raise PeerLost(text, rank=rank, host=host.host, link="", seconds=0.0)
+
+
+def _epoch(membership: Membership, number: int, color: int) -> bytes:
+    """Every member can work it out alone, and no two groups have the same."""
+    text = struct.pack("<Q q", number, color)
+    return hmac.new(membership.epoch_key, b"ferrule split\0" + text, hashlib.sha256).digest()

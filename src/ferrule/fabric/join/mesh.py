@@ -1,0 +1,208 @@
+"""What all groups of one job share on this rank: the door, the ways to the other ranks, and who they are."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ferrule import _native
+from ferrule.config import Calibration
+from ferrule.errors import RendezvousError
+from ferrule.fabric.join.acceptor import Door
+from ferrule.fabric.join.control_channel import Link, endpoint
+from ferrule.fabric.join.dial import Call
+from ferrule.fabric.join.handshake import Identity, Role
+from ferrule.fabric.join.hosts import RankHost
+from ferrule.fabric.join.pending import Lobby
+from ferrule.fabric.routing.costs import LinkCosts
+from ferrule.fabric.routing.paths import Rail, Way
+from ferrule.fabric.routing.routes import Pair, find_routes
+
+LANES = (Role.COLLECTIVES, Role.MESSAGES)
+"""The lanes of a group in the order of the native core's numbers."""
+
+MAX_WATCHED_RAILS = 64
+"""How many connections to one peer the native heartbeat takes."""
+_BEATS = 8
+"""Beats that must be missed before a rank is lost: the network may drop a few."""
+_RELAXED_SECONDS = 1.0
+"""Between beats when silence is no fault."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """A group of this mesh that is not closed. ``members``: the mesh's rank of each of its ranks."""
+
+    native: _native.Group
+    members: tuple[int, ...]
+    rank: int
+    lobby: Lobby
+
+
+@dataclass
+class Mesh:
+    """Made by the rendezvous; numbers ranks as the group did that it made. Groups made by split and reform share it.
+
+    ``epoch`` names that group, ``key`` is the cluster's. ``calibrate``: which links to measure; ``costs``: what
+    came of it. ``silence``: seconds after which a silent rank is lost (0: never); ``heartbeat``: knows which ranks are
+    there (None in a job of one), and ends the groups of those that are not. ``ways``: how this rank gets to each other
+    one. ``routes``: for any two ranks that share no link, the ranks that a message passes from the higher one to the
+    lower one. ``closers``: what else to do when the last group is closed.
+    """
+
+    rank: int
+    hosts: tuple[RankHost, ...]
+    epoch: bytes
+    key: bytes
+    door: Door
+    spin_us: float | None
+    calibrate: Calibration = "never"
+    silence: float = 0.0
+    costs: LinkCosts | None = None
+    heartbeat: _native.Heartbeat | None = None
+    ways: dict[int, Way] = field(default_factory=dict)
+    routes: dict[Pair, tuple[int, ...]] = field(default_factory=dict)
+    closers: list[Callable[[], None]] = field(default_factory=list)
+    _detours: tuple[frozenset[int], Mapping[Pair, tuple[int, ...]]] = field(default=(frozenset(), {}))
+    _live: dict[bytes, Live] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def size(self) -> int:
+        return len(self.hosts)
+
+    def call(self, rail: Rail, identity: Identity) -> Call:
+        """How to make a connection over a direct rail."""
+        return Call(rail.address, identity, rail.source, rail.interface)
+
+    def calls(self, peer: int, identities: Sequence[Identity]) -> list[Call]:
+        """How to make these connections to ``peer`` (a rank of the mesh) the way that is known to work.
+
+        An identity's rail picks the rail, if it is of a lane or the heartbeat; all else goes over one that is well.
+        """
+        way = self.way(peer)
+        if way.rails:
+            beats = self.heartbeat.rails(peer) if self.heartbeat is not None else []
+            well = next((rail for rail, alive in zip(way.rails, beats, strict=False) if alive), way.rails[0])
+            by_number = {(role, rail.number): rail for role in (*LANES, Role.CONTROL) for rail in way.rails}
+            return [self.call(by_number.get((who.role, who.rail), well), who) for who in identities]
+        if not way.via:
+            raise RendezvousError(f"no links lead to rank {peer} any more")
+        request = Identity(Role.RELAY, self.rank, peer, self.size, self.epoch)
+        rail = self.ways[way.via[0]].rails[0]
+        return [replace(self.call(rail, who), request=request, via=way.via) for who in identities]
+
+    def way(self, peer: int) -> Way:
+        """How to get to ``peer`` now; with neither rails nor ranks between, not at all."""
+        way = self.ways[peer]
+        return way if way.rails else Way((), self.route(self.rank, peer) or ())
+
+    def route(self, source: int, target: int) -> tuple[int, ...] | None:
+        """The ranks between two that share no link, from ``source`` on, past those that are gone.
+
+        None for others, before routes are known, and where nothing is left.
+        """
+        route = self._routes_now().get((max(source, target), min(source, target)))
+        return route if route is None or source > target else route[::-1]
+
+    def _routes_now(self) -> Mapping[Pair, tuple[int, ...]]:
+        """Every rank works it out alone: they all know the same links and costs, and soon who is gone."""
+        gone = self.gone()
+        if not any(gone.intersection(route) for route in self.routes.values()):
+            return self.routes
+        known, routes = self._detours
+        if known != gone:
+            left = sorted(set(range(self.size)) - gone)
+            linked = [pair for pair in itertools.combinations(left, 2) if pair[::-1] not in self.routes]
+            routes = find_routes(linked, [host.memory_id for host in self.hosts], self.costs)
+            self._detours = gone, routes
+        return routes
+
+    def gone(self) -> frozenset[int]:
+        """The ranks that are lost, or have left."""
+        presences = self.heartbeat.peers() if self.heartbeat is not None else []
+        return frozenset(rank for rank, (presence, _) in enumerate(presences) if presence in ("lost", "left"))
+
+    def onward(self, who: Identity) -> list[Call] | None:
+        """How to pass on a rank that asks for another one: see `ferrule.fabric.routing.relays.Onward`."""
+        route = self.route(who.rank, who.target)
+        if route is None:
+            return None
+        if self.rank not in route:
+            raise RendezvousError(f"it is not between rank {who.rank} and rank {who.target}")
+        after = (*route, who.target)[route.index(self.rank) + 1]
+        request = None if after == who.target else who
+        return [replace(self.call(rail, who), request=request) for rail in self.ways[after].rails]
+
+    def enter(self, live: Live) -> None:
+        """One more group uses this. From now on rails that return are its."""
+        with self._lock:
+            self._live[live.lobby.epoch] = live
+        for role in (*LANES, Role.CONTROL) if live.lobby.epoch == self.epoch else LANES:
+            live.lobby.handle(role, self.take_back)
+
+    def leave(self, epoch: bytes) -> None:
+        """A group is closed; with the last one nobody listens any more."""
+        with self._lock:
+            live = self._live.pop(epoch, None)
+            last = not self._live
+        if live is not None and epoch != self.epoch:
+            self.door.shut(live.lobby, "this group is closed")
+        elif live is not None:
+            live.lobby.stop(LANES)  # the heartbeat of the groups that are left needs its rails as before
+        if last:
+            self.door.close()
+            for close in self.closers:
+                close()
+
+    def live(self) -> list[Live]:
+        with self._lock:
+            return list(self._live.values())
+
+    def take_back(self, link: Link) -> None:
+        """A connection in the place of a rail that was lost, made by either end."""
+        if link.identity.role == Role.CONTROL:
+            self.watch(link)
+            return
+        with self._lock:
+            live = self._live.get(link.identity.epoch)
+        who = link.identity
+        numbers = [rail.number for rail in self.ways[live.members[link.peer]].rails] if live else []
+        if live is None or who.rail not in numbers:
+            link.socket.close()
+            return
+        fd = link.socket.detach()
+        if live.native.add_rail(LANES.index(who.role), link.peer, numbers.index(who.rail), fd) != 0:
+            os.close(fd)  # the group has just been closed
+
+    def start_heartbeat(self) -> None:
+        """From now on it is noticed which ranks are lost, over the connections that are left to `watch`."""
+        limit = self.silence
+        interval = limit / _BEATS if limit else _RELAXED_SECONDS
+        self.heartbeat = _native.Heartbeat(self.rank, self.size, epoch_number(self.epoch), interval, limit)
+        self.closers.append(self.heartbeat.close)
+
+    def watch(self, link: Link) -> None:
+        """Leave a connection of `Role.CONTROL` to the heartbeat, instead of the one that its rail had before."""
+        way = self.way(link.peer)
+        places = {rail.number: place for place, rail in enumerate(way.rails)} or {0: 0}
+        place = places.get(link.identity.rail, MAX_WATCHED_RAILS)
+        if self.heartbeat is None or place >= MAX_WATCHED_RAILS:
+            link.socket.close()
+            return
+        name = next((rail.interface for rail in way.rails if rail.number == link.identity.rail), "")
+        name = name or endpoint(link.socket.getpeername()[:2])
+        self.heartbeat.add(link.peer, place, link.socket.detach(), name, way.via[0] if way.via else -1)
+
+    def lost(self, members: Sequence[int]) -> tuple[int, str] | None:
+        """The first of ``members`` that is lost: its place among them, and why."""
+        known = self.heartbeat.lost() if self.heartbeat is not None else {}
+        return next(((place, known[member]) for place, member in enumerate(members) if member in known), None)
+
+
+def epoch_number(epoch: bytes) -> int:
+    """An epoch as the native core knows it."""
+    return int.from_bytes(epoch[:8], "little")

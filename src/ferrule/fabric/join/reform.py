@@ -1,0 +1,196 @@
+"""A new group of those that are left, in the same processes.
+
+The lowest rank that is left leads. Everybody else connects to it; once all are there, it names the members and a random
+number, from which the new group's epoch follows, and they join as for a split. Whoever is lost meanwhile is left out
+in another attempt; if that was the leader, the next one leads.
+
+A group that was made so is made anew from the same `Lineage`: a rank that still tries to make the first one, and a
+rank on which that was finished and lost somebody at once, look for each other in the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from ferrule.errors import FabricError, FabricTimeout, FerruleError, PeerLost, RendezvousError
+from ferrule.fabric.join.control_channel import Deadline, Link
+from ferrule.fabric.join.coordinator import Star
+from ferrule.fabric.join.dial import dial
+from ferrule.fabric.join.handshake import Identity, Role
+from ferrule.fabric.join.join import Joining
+from ferrule.fabric.join.membership import Membership, check_alive, making
+from ferrule.fabric.join.mesh import LANES, Mesh
+from ferrule.fabric.join.pending import Lobby
+from ferrule.fabric.transports.build import Joined
+
+_PAUSE_SECONDS = 0.05
+_MOST_IN_VAIN = 3
+_VERDICT_SECONDS = 2.0
+"""How long the heartbeat may take to say which rank was lost, when all that is known is that a connection ended."""
+
+
+def reform_group(membership: Membership, deadline: Deadline) -> tuple[Joined, Membership]:
+    """Make a group of the ranks of ``membership`` that are neither lost nor gone.
+
+    Raises `FabricTimeout` (somebody is there and does not take part) and `FabricError` (this rank was given up).
+    """
+    gathering = _Gathering(membership, deadline)
+    try:
+        while True:
+            made = gathering.attempt()
+            if made is not None:
+                return made
+            time.sleep(_PAUSE_SECONDS)
+    finally:
+        gathering.close()
+
+
+class _Gathering:
+    """Ranks are those of the lineage."""
+
+    def __init__(self, membership: Membership, deadline: Deadline) -> None:
+        self._membership = membership
+        self._mesh: Mesh = membership.mesh
+        self._lineage = membership.root
+        self._rank = self._lineage.members.index(self._mesh.rank)
+        self._deadline = deadline
+        self._changed = threading.Condition()
+        self._here: dict[int, Link] = {}
+        self._problem = ""
+        self._in_vain = 0
+        epoch = hmac.new(self._lineage.key, b"ferrule reform\0", hashlib.sha256).digest()[:16]
+        self._lobby = Lobby(epoch, self._rank, len(self._lineage.members), ())
+        self._lobby.handle(Role.REFORM, self._welcome)
+        self._mesh.door.open(self._lobby)
+
+    def close(self) -> None:
+        self._mesh.door.shut(self._lobby, "no new group is being made here")
+        with self._changed:
+            for link in self._here.values():
+                link.socket.close()
+
+    def attempt(self) -> tuple[Joined, Membership] | None:
+        """One try with whoever is left now; None: it did not work out, another may."""
+        if self._deadline.passed:
+            raise FabricTimeout(f"no new group within {self._deadline.seconds:g} s; {self._problem}")
+        leader = min(self._survivors())
+        try:
+            members, number, links = self._lead() if leader == self._rank else self._follow(leader)
+        except (PeerLost, RendezvousError, OSError) as error:
+            self._problem = str(error)
+            return None
+        return self._join(members, number, links)
+
+    def _survivors(self) -> list[int]:
+        """The ranks that are neither lost nor gone."""
+        mesh = self._mesh
+        if mesh.heartbeat is None:
+            return [self._rank]
+        presences = mesh.heartbeat.peers()
+        if presences[mesh.rank][0] == "lost":
+            raise FabricError(f"this rank cannot come back: the others gave it up ({mesh.heartbeat.lost()[mesh.rank]})")
+        return [rank for rank, member in enumerate(self._lineage.members) if presences[member][0] in ("self", "alive")]
+
+    def _welcome(self, link: Link) -> None:
+        with self._changed:
+            old = self._here.pop(link.peer, None)
+            if old is not None:
+                old.socket.close()
+            self._here[link.peer] = link
+            self._changed.notify_all()
+
+    def _lead(self) -> tuple[list[int], bytes, dict[int, Link]]:
+        """Wait for everybody who is left."""
+        with self._changed:
+            while True:
+                members = self._survivors()
+                self._turn_away(members)
+                absent = [rank for rank in members if rank != self._rank and rank not in self._here]
+                if not absent:
+                    break
+                if self._deadline.passed:
+                    self._fail(absent)
+                self._changed.wait(_PAUSE_SECONDS)
+            links = {members.index(rank): self._here.pop(rank) for rank in members if rank != self._rank}
+        return members, secrets.token_bytes(16), links
+
+    def _turn_away(self, members: Sequence[int]) -> None:
+        """Tell those who were given up, and came back, that it is too late."""
+        for rank in [rank for rank in self._here if rank not in members]:
+            self._refuse(rank, FabricError(f"rank {rank} cannot come back: the others gave it up"))
+
+    def _fail(self, absent: Sequence[int]) -> None:
+        names = ", ".join(str(rank) for rank in absent)
+        text = f"rank {names} did not call reform() within {self._deadline.seconds:g} s, and is not lost"
+        for rank in list(self._here):
+            self._refuse(rank, FabricTimeout(text))
+        raise FabricTimeout(text)
+
+    def _refuse(self, rank: int, error: FabricError) -> None:
+        link = self._here.pop(rank)
+        with contextlib.suppress(RendezvousError):
+            link.send({"failed": str(error), "late": isinstance(error, FabricTimeout)}, Deadline(_VERDICT_SECONDS))
+        link.socket.close()
+
+    def _follow(self, leader: int) -> tuple[list[int], bytes, dict[int, Link]]:
+        """Connect to the leader and hear who takes part."""
+        member = self._lineage.members[leader]
+        deadline = self._deadline.extended(_VERDICT_SECONDS)  # the leader gives up first, and says why
+        deadline = deadline.watched(lambda: check_alive(self._mesh, [member]))
+        identity = Identity(Role.REFORM, self._rank, leader, len(self._lineage.members), self._lobby.epoch)
+        (link,) = dial(self._mesh.calls(member, [identity]), self._mesh.key, deadline)
+        if not isinstance(link, Link):
+            raise link
+        try:
+            said = link.receive(deadline)
+            if "failed" in said:
+                raise (FabricTimeout if said["late"] else FabricError)(said["failed"])
+        except BaseException:
+            link.socket.close()
+            raise
+        return said["members"], bytes.fromhex(said["number"]), {0: link}
+
+    def _join(
+        self, members: Sequence[int], number: bytes, links: Mapping[int, Link]
+    ) -> tuple[Joined, Membership] | None:
+        mesh, rank = self._mesh, members.index(self._rank)
+        new_members = tuple(self._lineage.members[old] for old in members)
+        key = hmac.new(self._lineage.key, b"ferrule reformed\0" + number, hashlib.sha256).digest()
+        deadline = self._deadline.watched(lambda: check_alive(mesh, new_members))
+        lobby = Lobby(key[:16], rank, len(members), LANES)
+        mesh.door.open(lobby)
+        star = Star(links, rank, deadline)
+        try:
+            with making(mesh, lobby, star):
+                if rank == 0:
+                    star.tell({"members": list(members), "number": number.hex()})
+                joining = Joining(mesh, new_members, star, lobby, self._membership.hosts[0].transport)
+                joined = joining.repeat()
+                # Only who got through this, or fails together with all others, leaves: nobody is left behind alone.
+                status = joined.live.native.barrier(max(deadline.left, _PAUSE_SECONDS))
+                if status:
+                    words = joined.live.native.failure()[3]
+                    joined.live.native.close()
+                    raise RendezvousError(words)
+        except (FerruleError, OSError) as error:
+            self._await_verdict(members, error)
+            return None
+        return joined, Membership(mesh, new_members, joining.hosts, key, self._lineage)
+
+    def _await_verdict(self, members: Sequence[int], error: FerruleError | OSError) -> None:
+        """Somebody was lost, most likely. If nobody was, a rank between may not have known yet that it is."""
+        self._problem = str(error)
+        end = time.monotonic() + _VERDICT_SECONDS
+        while set(members) <= set(self._survivors()):
+            if time.monotonic() > end:
+                self._in_vain += 1
+                if self._in_vain == _MOST_IN_VAIN:
+                    raise error
+                return
+            time.sleep(_PAUSE_SECONDS)

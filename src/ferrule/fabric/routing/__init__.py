@@ -1,0 +1,1 @@
+"""Which path and which algorithm a message takes."""

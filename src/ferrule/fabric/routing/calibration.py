@@ -1,0 +1,294 @@
+"""Measure what messages cost over the links of a group, each pair of ranks by itself."""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ferrule import _native
+from ferrule.errors import FabricTimeout, RendezvousError
+from ferrule.fabric.join.control_channel import Deadline, Link, read_exactly
+from ferrule.fabric.join.hosts import RankHost
+from ferrule.fabric.routing.costs import LinkCosts
+
+_SLEEPING_ROUNDS = 10
+_ROUNDS = 4
+_MAX_SETS = 6
+_SETS_SECONDS = 5e-3
+_SMALL_BYTES = 8
+_FIRST_BURST = 64 << 10
+_LAST_BURST = 8 << 20
+_BURST_SECONDS = 6e-3
+"""A burst that takes so long says what a link carries; a shorter one may sit in a buffer on its way."""
+_TRIES = 2
+"""Of each burst; the quicker one counts, since a busy host makes a burst slower but never quicker than its link."""
+SECOND_SOCKET_GAIN = 1.25
+"""How much faster two sockets must be than one to be worth it: with one, small messages are quicker."""
+_SLICE = 256 << 10
+_COUNT = struct.Struct("<Q")
+_RESULT = struct.Struct("<d")
+
+_SHARED_ALPHA, _SHARED_BETA = 1e-6, 1e-10
+"""Ranks that share memory, and RDMA below: typical, not measured, which would take the group that is being made."""
+_VERBS_ALPHA, _VERBS_BETA = 4e-6, 3e-10
+_LOOPBACK_ALPHA, _LOOPBACK_BETA = 5e-6, 4e-10
+"""TCP within a host, at most: more than that is no link but the wait for a core, which `LinkCosts.crowding` has."""
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one rail or pair: ``alpha`` in seconds, one way; seconds per byte ``up`` (to the higher rank) and ``down``.
+
+    ``sockets``: over how many at a time these bytes went, 2 where that was so much faster than one. ``at``: when, in
+    seconds since 1970, if at an earlier start.
+    """
+
+    alpha: float
+    up: float
+    down: float
+    sockets: int = 1
+    at: float | None = None
+
+
+def together(rails: Sequence[Measured]) -> Measured:
+    """Several rails as one: the latency of the best, the bandwidths added up."""
+    up = 1 / sum(1 / rail.up for rail in rails)
+    down = 1 / sum(1 / rail.down for rail in rails)
+    return Measured(min(rail.alpha for rail in rails), up, down)
+
+
+def representatives(hosts: Sequence[RankHost], pairs: Iterable[Pair]) -> dict[Pair, Pair]:
+    """For each of ``pairs`` (lower, higher) the first one between the same two hosts: their links are the same."""
+    first: dict[frozenset[str], Pair] = {}
+    chosen = {}
+    for low, high in sorted(pairs):
+        between = frozenset((hosts[low].memory_id, hosts[high].memory_id))
+        chosen[low, high] = first.setdefault(between, (low, high))
+    return chosen
+
+
+def schedule(pairs: Iterable[Pair]) -> list[list[Pair]]:
+    """Rounds in which no rank has more than one partner. The same on every rank."""
+    rounds: list[list[Pair]] = []
+    for pair in sorted(set(pairs)):
+        for one in rounds:
+            if not any(set(pair) & set(other) for other in one):
+                one.append(pair)
+                break
+        else:
+            rounds.append([pair])
+    return rounds
+
+
+def measure(link: Link, *, higher: bool, deadline: Deadline, second: Link | None = None) -> Measured:
+    """Both ranks of a pair call this for the same rail; takes some 20 ms. Raises `RendezvousError`, `FabricTimeout`.
+
+    ``second``: another connection over the same interfaces, given on both ranks or on none. Then both together are
+    measured, too, and count if they are faster by `SECOND_SOCKET_GAIN`.
+    """
+    alpha = _latency(link.socket, link, higher, deadline)
+    one = Measured(alpha, *_bandwidths([link], higher, deadline))
+    if second is None:
+        return one
+    two = Measured(alpha, *_bandwidths([link, second], higher, deadline), sockets=2)
+    gain = min(one.up / two.up, one.down / two.down)
+    return two if gain >= SECOND_SOCKET_GAIN else one
+
+
+def _bandwidths(links: Sequence[Link], higher: bool, deadline: Deadline) -> tuple[float, float]:
+    """Seconds per byte up and down."""
+    if higher:
+        down = _send_bursts(links, deadline)
+        return _receive_bursts(links, deadline), down
+    down = _receive_bursts(links, deadline)
+    return _send_bursts(links, deadline), down
+
+
+def _latency(sock: socket.socket, link: Link, higher: bool, deadline: Deadline) -> float:
+    """Seconds that a small message takes at best: whatever else the hosts are doing now is not the link's fault.
+
+    Both ways of waiting are tried: to spin is quicker while there is a core for that, to sleep where there is none.
+    """
+    small = np.zeros(_SMALL_BYTES, np.uint8)
+    word = bytes(_SMALL_BYTES)
+    where = f"rank {link.peer}"
+    _exchange(sock, word, link, deadline)
+    best = float("inf")
+    for _ in range(_SLEEPING_ROUNDS):
+        begin = time.perf_counter()
+        if higher:
+            _send(sock, word, link, deadline)
+        read_exactly(sock, len(word), deadline, where)
+        if higher:
+            best = min(best, (time.perf_counter() - begin) / 2)
+        else:
+            _send(sock, word, link, deadline)
+    begin = time.perf_counter()
+    for number in range(_MAX_SETS):
+        try:
+            times = _native.raw_tcp_ping_pong(
+                sock.fileno(), small.ctypes.data, _SMALL_BYTES, _ROUNDS, higher, max(deadline.left, 1e-3)
+            )
+        except RuntimeError as error:
+            raise RendezvousError(f"{where} left while the link to it was measured ({error})") from error
+        if higher:
+            best = min(best, *(microseconds * 1e-6 for microseconds in times))
+            # On a busy machine a set may take long.
+            enough = number + 1 == _MAX_SETS or time.perf_counter() - begin > _SETS_SECONDS
+            _send(sock, _RESULT.pack(best if enough else math.nan), link, deadline)
+        else:
+            (best,) = _RESULT.unpack(read_exactly(sock, _RESULT.size, deadline, where))
+            enough = not math.isnan(best)
+        if enough:
+            break
+    return best
+
+
+def _send_bursts(links: Sequence[Link], deadline: Deadline) -> float:
+    """Larger and larger ones until one takes long enough; seconds per byte."""
+    size = _FIRST_BURST
+    while True:
+        seconds = min(_send_burst(links, size, deadline) for _ in range(_TRIES))
+        if seconds >= _BURST_SECONDS or size >= _LAST_BURST:
+            break
+        size *= 4 if seconds < _BURST_SECONDS / 8 else 2
+    # The way there and back of the answer is in it, too: little beside a burst, and never in favour of the link.
+    beta = seconds / size
+    first = links[0]
+    _send(first.socket, _COUNT.pack(0) + _RESULT.pack(beta), first, deadline)
+    return beta
+
+
+def _send_burst(links: Sequence[Link], size: int, deadline: Deadline) -> float:
+    """Seconds until the other end has it all, an equal part over each socket."""
+    first = links[0]
+    part = memoryview(bytes(size // len(links)))
+    begin = time.perf_counter()
+    _send(first.socket, _COUNT.pack(size), first, deadline)
+    if len(links) == 1:
+        _send(first.socket, part, first, deadline)
+    else:
+        _in_turn(links, len(part), deadline, lambda sock, done: sock.send(part[done : done + _SLICE]), write=True)
+    read_exactly(first.socket, 1, deadline, f"rank {first.peer}")
+    return time.perf_counter() - begin
+
+
+def _receive_bursts(links: Sequence[Link], deadline: Deadline) -> float:
+    first = links[0]
+    where = f"rank {first.peer}"
+    buffer = memoryview(bytearray(1 << 20))
+    while True:
+        (size,) = _COUNT.unpack(read_exactly(first.socket, _COUNT.size, deadline, where))
+        if size == 0:
+            (beta,) = _RESULT.unpack(read_exactly(first.socket, _RESULT.size, deadline, where))
+            return float(beta)
+        if size > _LAST_BURST * 2:
+            raise RendezvousError(f"{where} announced a burst of {size} bytes, which none of ours has")
+        part = size // len(links)
+
+        def receive(sock: socket.socket, done: int, part: int = part) -> int:
+            return sock.recv_into(buffer, min(part - done, len(buffer)))
+
+        _in_turn(links, part, deadline, receive)
+        _send(first.socket, b"\1", first, deadline)
+
+
+def _in_turn(
+    links: Sequence[Link],
+    part: int,
+    deadline: Deadline,
+    move: Callable[[socket.socket, int], int],
+    *,
+    write: bool = False,
+) -> None:
+    """Move ``part`` bytes over each socket, whichever is ready. ``move(socket, done)`` tells how many it moved."""
+    event = select.POLLOUT if write else select.POLLIN
+    waiting = select.poll()
+    done = {link.socket.fileno(): 0 for link in links}
+    by_fd = {link.socket.fileno(): link for link in links}
+    for link in links:
+        link.socket.settimeout(0)
+        waiting.register(link.socket, event)
+    while done:
+        ready = waiting.poll(max(deadline.left, 1e-3) * 1e3)
+        if not ready and deadline.passed:
+            raise _lost(links[0], TimeoutError())
+        for fd, _ in ready:
+            try:
+                moved = move(by_fd[fd].socket, done[fd])
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise _lost(by_fd[fd], error) from error
+            if moved == 0:
+                raise RendezvousError(f"rank {by_fd[fd].peer} left while the link to it was measured")
+            done[fd] += moved
+            if done[fd] == part:
+                waiting.unregister(fd)
+                del done[fd]
+
+
+def _exchange(sock: socket.socket, word: bytes, link: Link, deadline: Deadline) -> None:
+    _send(sock, word, link, deadline)
+    read_exactly(sock, len(word), deadline, f"rank {link.peer}")
+
+
+def _send(sock: socket.socket, data: bytes | memoryview, link: Link, deadline: Deadline) -> None:
+    sock.settimeout(max(deadline.left, 1e-3))
+    try:
+        sock.sendall(data)
+    except OSError as error:
+        raise _lost(link, error) from error
+
+
+def _lost(link: Link, error: OSError) -> RendezvousError | FabricTimeout:
+    if isinstance(error, TimeoutError):
+        return FabricTimeout(f"rank {link.peer} took too long while the link to it was measured")
+    return RendezvousError(f"rank {link.peer} left while the link to it was measured ({error})")
+
+
+def matrix(
+    hosts: Sequence[RankHost], transports: Mapping[Pair, str], measured: Mapping[Pair, Measured]
+) -> LinkCosts | None:
+    """The costs between all ranks. ``transports``: of each pair (lower, higher) with a direct link; ``measured``: of
+    those by TCP, or of the pair that stands for them. None when one of these is not measured."""
+    size = len(hosts)
+    alpha: list[list[float | None]] = [[None] * size for _ in range(size)]
+    beta: list[list[float | None]] = [[None] * size for _ in range(size)]
+    stands_for = representatives(hosts, (pair for pair, transport in transports.items() if transport == "tcp"))
+    for (low, high), transport in transports.items():
+        if transport == "tcp":
+            one = measured.get(stands_for[low, high])
+            if one is None:
+                return None
+            if hosts[low].memory_id == hosts[high].memory_id:
+                one = Measured(
+                    min(one.alpha, _LOOPBACK_ALPHA), min(one.up, _LOOPBACK_BETA), min(one.down, _LOOPBACK_BETA)
+                )
+        elif transport == "shm":
+            one = Measured(_SHARED_ALPHA, _SHARED_BETA, _SHARED_BETA)
+        else:
+            one = Measured(_VERBS_ALPHA, _VERBS_BETA, _VERBS_BETA)
+        alpha[low][high] = alpha[high][low] = one.alpha
+        # To the same host both ways alike, whichever rank is the higher one there.
+        swapped = transport == "tcp" and hosts[stands_for[low, high][0]].memory_id != hosts[low].memory_id
+        beta[low][high], beta[high][low] = (one.down, one.up) if swapped else (one.up, one.down)
+    return LinkCosts(tuple(map(tuple, alpha)), tuple(map(tuple, beta)), _crowding(hosts))
+
+
+def _crowding(hosts: Sequence[RankHost]) -> float:
+    """How many ranks share a core on the fullest host."""
+    fullest = 1.0
+    for memory_id in {host.memory_id for host in hosts}:
+        here = [host.cpus for host in hosts if host.memory_id == memory_id]
+        fullest = max(fullest, len(here) / max(1, len(set().union(*here))))
+    return fullest

@@ -1,0 +1,143 @@
+"""Ranks that share no link talk through those between them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ferrule import _native
+from ferrule.errors import FerruleError, RendezvousError
+from ferrule.fabric.join.control_channel import Link, left
+from ferrule.fabric.join.dial import Attempt, Call
+from ferrule.fabric.join.handshake import Identity, Steps, not_opened, opened, opening_steps, silent_steps
+from ferrule.fabric.join.loop import Loop
+
+_log = logging.getLogger(__name__)
+
+_OPEN_SECONDS = 15.0
+"""For the next rank to open its part of the way: longer than a rank may be ahead of it."""
+
+Onward = Callable[[Identity], Sequence[Call] | None]
+"""How to get one rank further towards the target of somebody who asks: calls to try one after the other, with a
+``request`` where that rank has to relay too; None as long as this rank does not know. Raises `RendezvousError`."""
+
+
+@dataclass
+class _Asked:
+    """Somebody waits for the way to be opened."""
+
+    link: Link
+    onward: Onward
+    until: float = 0.0
+    calls: list[Call] = field(default_factory=list)
+    attempt: Attempt | None = None
+
+    def drop(self) -> None:
+        if self.attempt is not None:
+            self.attempt.drop()
+        self.link.socket.close()
+
+
+class Relays:
+    """What this rank carries for others. Whoever asks has proved to be a rank; its bytes are not looked at.
+
+    Everything but `close` runs in the thread that drives ``loop``, and never waits; bytes go their way on a thread
+    of the native core. ``leader``: the call by which this rank has found rank 0.
+    """
+
+    def __init__(self, rank: int, key: bytes, loop: Loop) -> None:
+        self._rank = rank
+        self._key = key
+        self._loop = loop
+        self.leader: Call | None = None
+        self._native: _native.Relay | None = None
+        self._asked: list[_Asked] = []
+        loop.add_chore(self._look_around)
+
+    def serve(self, onward: Onward, link: Link) -> None:
+        """``link``: of a rank that asks for its target."""
+        self._asked.append(_Asked(link, onward))
+
+    def to_leader(self, who: Identity) -> Sequence[Call] | None:
+        """The `Onward` while there is no group yet."""
+        if who.target != 0:
+            raise RendezvousError(f"before there is a group only rank 0 can be reached, not rank {who.target}")
+        if self.leader is None:
+            return None
+        return [Call(self.leader.address, who, request=None if self.leader.request is None else who)]
+
+    def close(self, why: str = "it has closed its groups") -> None:
+        """Nobody drives the loop any more. Those who talk get a moment to end; those who wait are told why."""
+        for one in self._asked:
+            self._refuse(one, why)
+        self._asked.clear()
+        if self._native is not None:
+            self._native.close()
+            self._native = None
+
+    def _look_around(self) -> float | None:
+        """Before every sleep: what has come of the calls."""
+        now = time.monotonic()
+        waiting = []
+        for one in self._asked:
+            try:
+                if not self._advance(one, now):
+                    waiting.append(one)
+            except FerruleError as error:
+                self._refuse(one, str(error))
+        self._asked = waiting
+        ends = [one.attempt.connect_until if one.attempt.connecting else one.until for one in waiting if one.attempt]
+        return min(ends) - now if ends else None
+
+    def _advance(self, one: _Asked, now: float) -> bool:
+        """Whether this is over."""
+        if left(one.link.socket):
+            one.drop()
+            return True
+        if one.attempt is None:
+            calls = one.onward(one.link.identity)
+            if calls is None:
+                return False
+            one.calls, one.until = list(calls), now + _OPEN_SECONDS
+            self._try_next(one)
+        attempt = one.attempt
+        assert attempt is not None
+        if attempt.result is None and now > (attempt.connect_until if attempt.connecting else one.until):
+            attempt.fail("no answer")
+        if isinstance(attempt.result, Link):
+            self._join(one, attempt.result)
+            return True
+        if attempt.result is not None:
+            if not one.calls:
+                raise attempt.result
+            self._try_next(one)
+        return False
+
+    def _try_next(self, one: _Asked) -> None:
+        call = one.calls.pop(0)
+        request = call.request
+
+        def steps() -> Steps:
+            return silent_steps(call.identity) if request is None else opening_steps(self._key, request)
+
+        one.attempt = Attempt(call, self._key, self._loop, steps)
+        one.attempt.start()
+
+    def _join(self, one: _Asked, onward: Link) -> None:
+        with suppress(OSError):  # it has gone meanwhile, and the relay finds that out
+            one.link.socket.send(opened(one.link.session))
+        try:
+            self._native = self._native or _native.Relay()
+            self._native.add(one.link.socket.detach(), onward.socket.detach())
+        except RuntimeError as error:  # no more descriptors or threads; both ends see their connection end
+            one.drop()
+            onward.socket.close()
+            _log.warning("rank %d cannot relay for rank %d: %s", self._rank, one.link.peer, error)
+
+    def _refuse(self, one: _Asked, why: str) -> None:
+        with suppress(OSError):
+            one.link.socket.send(not_opened(f"rank {self._rank} does not relay: {why}"))
+        one.drop()

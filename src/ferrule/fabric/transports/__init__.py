@@ -1,0 +1,1 @@
+"""How bytes move on a rail: shared memory, TCP, RDMA."""

@@ -1,0 +1,1 @@
+"""What a guest's file system is made of."""

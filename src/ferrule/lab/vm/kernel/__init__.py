@@ -1,0 +1,1 @@
+"""Kernels and kernel modules for guests."""

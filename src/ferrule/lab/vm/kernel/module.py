@@ -1,0 +1,122 @@
+"""Build kernel modules: from a directory, or those that the distribution leaves out from its own kernel source."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+
+from ferrule.errors import LabError
+from ferrule.lab.vm.image.cache import made_once
+from ferrule.lab.vm.image.packages import Archive
+from ferrule.lab.vm.kernel.compiler import Compiler, compiler_for
+from ferrule.lab.vm.kernel.kernel import Kernel, fetch_headers, fetch_source
+
+FROM_SOURCE = {"siw": "drivers/infiniband/sw/siw"}
+"""Modules that are in the kernel's source but not in the distribution's kernel: name to directory."""
+
+
+def build_from_source(name: str, archive: Archive, kernel: Kernel, cache: Path) -> Path:
+    """The file of the module ``name`` of `FROM_SOURCE`, built for ``kernel`` on the first call."""
+    directory = FROM_SOURCE[name]
+
+    def make(target: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            source = _extract(archive, kernel, directory, Path(scratch))
+            headers = fetch_headers(archive, kernel, cache / f"headers-{kernel.release}")
+            built = build_module(source, name, headers, compiler_for(headers, lambda: archive, cache))
+            shutil.copyfile(built, target / f"{name}.ko")
+
+    return made_once(cache / f"module-{name}-{kernel.release}", make) / f"{name}.ko"
+
+
+def build_module(source: Path, name: str, headers: Path, compiler: Compiler, *, stands_in: bool = False) -> Path:
+    """Build the module in the directory ``source`` against a kernel's ``headers``; gives the path of ``name``.ko.
+
+    ``source`` has a Makefile with ``obj-m``. ``stands_in``: it exports what one of the kernel's own modules does, and
+    that one's users shall take it. Raises `LabError` with the compiler's last words.
+    """
+    what = f"build the kernel module {name}"
+    compiler.make(headers, source, what=what)
+    if stands_in and take_checksums(source, (headers / "Module.symvers").read_text()):
+        for pattern in ("*.ko", "*.mod.c", "*.mod.o", "Module.symvers"):
+            for made in source.glob(pattern):
+                made.unlink()
+        compiler.make(headers, source, what=what)
+    return source / f"{name}.ko"
+
+
+def take_checksums(source: Path, symbols: str) -> int:
+    """Give what the objects in ``source`` export the checksums that the kernel has for those names (``symbols`` is its
+    Module.symvers); returns how many there are.
+
+    They are made of the types of arguments with all that these refer to, private structures of the real module
+    among it, so ours differ where kernels have CONFIG_MODVERSIONS. Without it there are none.
+    """
+    known = {fields[1]: fields[0] for line in symbols.splitlines() if len(fields := line.split()) > 1}
+    count = 0
+    for path in source.glob(".*.o.cmd"):
+        lines = path.read_text().splitlines()
+        for number, line in enumerate(lines):
+            words = line.split()
+            if len(words) == 3 and words[0] == "#SYMVER" and words[1] in known:
+                lines[number] = f"#SYMVER {words[1]} {known[words[1]]}"
+                count += 1
+        path.write_text("\n".join(lines) + "\n")
+    return count
+
+
+def built_once(
+    source: Path, name: str, archive: Archive, kernel: Kernel, compilers: Archive, cache: Path, *, stands_in: bool
+) -> Path:
+    """As `build_module`, for ``kernel``, but of the same files only once. ``source`` stays as it is.
+
+    ``archive``: where its headers are; ``compilers``: where the compiler is if this host has another one.
+    """
+    files = {path.name: path.read_bytes() for path in sorted(source.iterdir()) if _is_source(path)}
+    if "Makefile" not in files:
+        raise LabError(f"{source} has no Makefile; a kernel module needs one with obj-m := {name}.o")
+    digest = hashlib.sha256(repr((files, stands_in)).encode()).hexdigest()[:12]
+
+    def make(target: Path) -> None:
+        headers = fetch_headers(archive, kernel, cache / f"headers-{kernel.release}")
+        compiler = compiler_for(headers, lambda: compilers, cache)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            for file, data in files.items():
+                (Path(scratch) / file).write_bytes(data)
+            shutil.copyfile(
+                build_module(Path(scratch), name, headers, compiler, stands_in=stands_in), target / f"{name}.ko"
+            )
+
+    return made_once(cache / f"module-{name}-{kernel.release}-{digest}", make) / f"{name}.ko"
+
+
+def _is_source(path: Path) -> bool:
+    return path.is_file() and (path.suffix in (".c", ".h", ".S") or path.name in ("Makefile", "Kbuild"))
+
+
+def _extract(archive: Archive, kernel: Kernel, directory: str, scratch: Path) -> Path:
+    """One directory of the source that ``kernel`` was built from."""
+    compressed = fetch_source(archive, kernel, scratch)
+    package = compressed.name.removesuffix(".tar.xz")
+    prefix = f"{package}/{directory}/"
+    files: dict[str, bytes] = {}
+    with tarfile.open(compressed, "r|xz") as source:
+        for member in source:
+            content = source.extractfile(member) if member.name.startswith(prefix) else None
+            if content is not None:
+                files[member.name.removeprefix(prefix)] = content.read()
+            elif files:
+                break  # the rest is a hundred megabytes of other drivers
+    if "Makefile" not in files:
+        raise LabError(f"{package} {kernel.version} has no module in {directory}")
+    place = scratch / "module"
+    place.mkdir()
+    for name, data in files.items():
+        (place / name).write_bytes(data)
+    # The kernel's own Makefile builds it only if the configuration says so.
+    makefile = place / "Makefile"
+    makefile.write_text(f"CONFIG_RDMA_{Path(directory).name.upper()} := m\n{makefile.read_text()}")
+    return place

@@ -1,0 +1,1 @@
+"""One virtual machine: started, talked to, ended."""

@@ -1,0 +1,132 @@
+"""The launcher's end of the line to one host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+
+from ferrule.launch.facts import HostFacts
+from ferrule.launch.places import Place
+from ferrule.launch.protocol import PROTOCOL, Decoder, Message, encode
+from ferrule.process.system import signal_group
+
+_CHUNK = 1 << 16
+_MAX_TOLD = 1 << 14
+
+
+class Channel:
+    """A supervisor that was started, and what it has said so far. Raises `OSError` if it cannot be started.
+
+    ``facts`` and ``ports`` are there once it has said hello; ``error``: why there is nothing more to expect of it.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.facts: HostFacts | None = None
+        self.ports: tuple[int, ...] = ()
+        self.error: str | None = None
+        self.told = ""
+        self.ended = False
+        self._decoder = Decoder(greeting=True)
+        self._lock = threading.Lock()
+        # A group of its own: Ctrl-C is for the launcher, which passes it on.
+        self._process = subprocess.Popen(
+            place.command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,
+            bufsize=0,
+        )
+        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._stdin, self._stdout, self._stderr = (stream for stream in streams if stream is not None)
+        self._out, self._err = self._stdout.fileno(), self._stderr.fileno()
+        self._open = {self._out, self._err}
+        for fd in self._open:
+            os.set_blocking(fd, False)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return tuple(self._open)
+
+    def send(self, message: Message) -> None:
+        """Nothing happens where nobody listens any more: `read` finds out. May be called from any thread."""
+        with self._lock:
+            try:
+                if not self._stdin.closed:
+                    self._stdin.write(encode(message))
+            except OSError:
+                return
+
+    def read(self) -> Iterator[tuple[Message, bytes]]:
+        """What has come since; sets ``error`` where the supervisor ends early or does not make sense."""
+        while self._out in self._open and (data := self._take(self._out)):
+            try:
+                yield from self._decoder.feed(data)
+            except (ValueError, KeyError, TypeError) as error:
+                self.error = f"{self.place.entry.name} does not talk as a supervisor does: {error}"
+                self.close(0)
+
+    def read_errors(self) -> bytes:
+        """What it, or ssh, has printed to its standard error since."""
+        found = b""
+        while self._err in self._open and (data := self._take(self._err)):
+            found += data
+        self.told = (self.told + found.decode(errors="replace"))[-_MAX_TOLD:]
+        return found
+
+    def greet(self, message: Message) -> None:
+        """Take its hello, or why there is none."""
+        name = self.place.entry.name
+        if message.get("protocol") != PROTOCOL:
+            self.error = f"{name} has another version of Ferrule, with another protocol; install the same on all hosts"
+            return
+        self.facts = HostFacts.from_json(message["facts"])
+        self.ports = tuple(message["ports"])
+
+    @property
+    def ending(self) -> bool:
+        """Whether it has said its last word, and only its end is to be waited for. What it has started to share a
+        connection (ssh's ControlPersist) may keep its standard error open."""
+        return self._out not in self._open and not self.ended
+
+    def find_out(self) -> None:
+        """Once it has ended: why."""
+        if not self.ending or (code := self._process.poll()) is None:
+            return
+        self.read_errors()
+        self.ended = True
+        if self.facts is None and self.error is None:
+            self.error = self.place.why(code, self.told)
+        elif code != 0 and self.error is None:
+            self.error = f"lost {self.place.entry.name}: {self.place.why(code, self.told)}"
+
+    def hang_up(self) -> None:
+        """The supervisor ends its ranks when it hears no more of us."""
+        with self._lock:
+            self._stdin.close()
+
+    def close(self, timeout: float) -> None:
+        """Hang up, and wait ``timeout`` seconds before the way there is cut; at once where nobody has answered yet."""
+        self.hang_up()
+        try:
+            self._process.wait(timeout if self.facts is not None else 0)
+        except subprocess.TimeoutExpired:
+            signal_group(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._open.clear()
+        self._stdout.close()
+        self._stderr.close()
+        self.ended = True
+
+    def _take(self, fd: int) -> bytes:
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return b""
+        if not data:
+            self._open.discard(fd)
+        return data

@@ -1,0 +1,335 @@
+"""Start the ranks of a job on one or several hosts, wait for them, and leave none behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from ferrule.errors import ConfigError, LaunchError
+from ferrule.launch import environment
+from ferrule.launch.channel import Channel
+from ferrule.launch.job import LOOPBACK, MEETING_PORTS, Job, Site, find_addresses, share_out, version_skew
+from ferrule.launch.local import JobResult
+from ferrule.launch.places import Place
+from ferrule.launch.protocol import PROTOCOL, Message
+
+FAILURE_GRACE = 1.0
+"""Seconds that ranks have to end when another one has failed."""
+
+_PING_SECONDS = 3.0
+_SILENCE_SECONDS = 30.0
+"""A supervisor on another machine that hears nothing for so long takes the launcher, or the way to it, for dead."""
+
+_ANSWER_SECONDS = 30.0
+"""For a supervisor, once ssh is there, to import what it needs and look at its links."""
+
+_CLOSE_SECONDS = 5.0
+_POLL_SECONDS = 0.02
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every rank runs. ``argv``: a None in it is the Python of the host. ``env``: for all ranks; ``defaults``:
+    what holds where a host does not have it set. ``cwd``: where, unless the host has its own."""
+
+    argv: tuple[str | None, ...]
+    cwd: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=lambda: {"PYTHONUNBUFFERED": "1"})
+
+
+Output = Callable[[int, int, bytes], None]
+"""Takes a rank, 1 for its standard output or 2 for its standard error, and bytes."""
+
+
+class Launcher:
+    """The ranks of one job on ``places``, each of which is filled up to its slots. Use it as a context manager.
+
+    ``ranks``: how many in all; None: as many as there are slots. ``key``: the cluster key, by default a fresh one.
+    ``grace``: seconds that ranks have to end after a `signal` that is to end them. ``say``: takes warnings. Not
+    thread-safe but for `signal`.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        ranks: int | None = None,
+        *,
+        key: str | None = None,
+        output: Output = lambda rank, stream, data: None,
+        say: Callable[[str], None] = lambda line: None,
+        connect_seconds: float = 10.0,
+        grace: float = 5.0,
+    ) -> None:
+        shares = share_out([place.entry for place in places], ranks)
+        self._ranks = [share for share in shares if share]
+        self._places = list(places)[: len(self._ranks)]
+        self._key = key or secrets.token_hex(32)
+        self._output, self._say = output, say
+        self._connect_seconds, self._grace = connect_seconds, grace
+        self._channels: list[Channel] = []
+        self._codes: dict[int, int] = {}
+        self._first_failed: int | None = None
+        self._stopping = False
+        self._stop_at: float | None = None
+        self._cut_at: float | None = None
+        self._signalled: int | None = None
+        self._awake, self._waker = os.pipe()
+        os.set_blocking(self._awake, False)
+        os.set_blocking(self._waker, False)
+        self._over = threading.Event()
+        self.job: Job | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self._ranks))
+
+    def connect(self, *, links: bool | None = None) -> Job:
+        """Reach all hosts; what is known then is the job. ``links``: look at cables; None: if there are several hosts.
+
+        Raises `LaunchError` that names every host that cannot be reached and why, `ConfigError`, `LinkError`.
+        """
+        several = len(self._places) > 1
+        listen = LOOPBACK
+        if several:
+            listen = "::" if ":" in "".join(self._places[0].entry.addresses[:1]) else "0.0.0.0"
+        for place in self._places:
+            self._channels.append(self._open(place))
+        for host, channel in enumerate(self._channels):
+            ports = len(self._ranks[host]) + (MEETING_PORTS - 1 if host == 0 else 0)
+            channel.send(
+                {
+                    "op": "hello",
+                    "protocol": PROTOCOL,
+                    "listen": listen if host == 0 else "",
+                    "ports": ports,
+                    "env": dict(channel.place.entry.env),
+                    "links": several if links is None else links,
+                    "silence": _SILENCE_SECONDS if channel.place.distant else None,
+                }
+            )
+        threading.Thread(target=self._ping, name="ferrule launch", daemon=True).start()
+        self._await_hellos()
+        self.job = self._make_job()
+        return self.job
+
+    def _open(self, place: Place) -> Channel:
+        try:
+            return Channel(place)
+        except OSError as error:
+            raise LaunchError(f"cannot run {place.command()[0]}: {error.strerror or error}") from error
+
+    def _ping(self) -> None:
+        """Also while the rest of the launcher waits for whoever reads its output."""
+        while not self._over.wait(_PING_SECONDS):
+            for channel in self._channels:
+                if channel.place.distant:
+                    channel.send({"op": "ping"})
+
+    def _await_hellos(self) -> None:
+        deadline = time.monotonic() + self._connect_seconds + _ANSWER_SECONDS
+        while missing := [one for one in self._channels if one.facts is None and one.error is None]:
+            if time.monotonic() > deadline:
+                for channel in missing:
+                    seconds = self._connect_seconds + _ANSWER_SECONDS
+                    channel.error = f"{channel.place.entry.name} has not answered within {seconds:g} s"
+                break
+            self._sleep(deadline)
+            for channel in missing:
+                told = list(channel.read())
+                channel.read_errors()
+                for message, _ in told[:1]:
+                    channel.greet(message)
+                channel.find_out()
+            self._obey_signals()
+            if self._signalled is not None:
+                raise KeyboardInterrupt
+        errors = [channel.error for channel in self._channels if channel.error is not None]
+        if errors:
+            raise LaunchError("\n       ".join(errors))
+
+    def _make_job(self) -> Job:
+        entries = [place.entry for place in self._places]
+        facts = [channel.facts for channel in self._channels if channel.facts is not None]
+        remote = next((fact.server for fact in facts if fact.server), "")
+        own = ["" if place.distant or not remote else _address_toward(remote) for place in self._places]
+        addresses = [_resolved(address) for address in find_addresses(entries, facts, own)]
+        for line in version_skew([entry.name for entry in entries], facts):
+            self._say(line)
+        rows = zip(entries, facts, addresses, self._ranks, self._channels, strict=True)
+        return Job(
+            tuple(Site(entry, fact, address, ranks, channel.ports) for entry, fact, address, ranks, channel in rows),
+            self._key,
+        )
+
+    def run(self, task: Task) -> JobResult:
+        """Start ``task`` on all ranks and wait for its end. When one ends badly, the others are stopped.
+
+        Raises `LaunchError` if a host refuses to start it, or is lost; no rank is left then.
+        """
+        job = self.job or self.connect()
+        for site, channel in zip(job.sites, self._channels, strict=True):
+            channel.send(start_message(job, site, task, own_path=channel.place.distant))
+        while len(self._codes) < self.size:
+            self._sleep(None)
+            for channel in self._channels:
+                self._hear(channel)
+            self._obey_signals()
+            self._look_at_clocks()
+        return JobResult(tuple(self._codes[rank] for rank in range(self.size)), self._first_failed)
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to all ranks; after one of `ENDING` they have ``grace`` seconds to end, or none at the
+        second one. From any thread, or a signal handler."""
+        os.write(self._waker, bytes([number]))
+
+    @property
+    def signalled(self) -> int | None:
+        """The signal that ended the job, if one did."""
+        return self._signalled
+
+    def _obey_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for number in os.read(self._awake, 64):
+                if number not in ENDING:
+                    self._tell_all({"op": "signal", "number": number})
+                elif self._signalled is None:
+                    self._signalled = number
+                    self._stopping = True
+                    self._tell_all({"op": "signal", "number": number})
+                    self._stop_at = time.monotonic() + self._grace
+                else:
+                    self._stop(0)
+
+    def _stop(self, grace: float) -> None:
+        self._stopping = True
+        self._stop_at = None
+        self._cut_at = time.monotonic() + grace + _CLOSE_SECONDS
+        self._tell_all({"op": "stop", "grace": grace})
+
+    def _tell_all(self, message: Message) -> None:
+        for channel in self._channels:
+            channel.send(message)
+
+    def _hear(self, channel: Channel) -> None:
+        for message, data in channel.read():
+            match message["op"]:
+                case "output":
+                    self._output(message["rank"], message["stream"], data)
+                case "exit":
+                    self._ended(message["rank"], message["code"])
+                case "error":
+                    raise LaunchError(f"{channel.place.entry.name}: {message['message']}")
+        if told := channel.read_errors():
+            name = channel.place.entry.name
+            for line in told.decode(errors="replace").splitlines():
+                self._say(f"{name}: {line}")
+        channel.find_out()
+        left = set(self._ranks[self._channels.index(channel)]) - self._codes.keys()
+        if channel.ended and left and self._first_failed is None:
+            raise LaunchError(channel.error or f"lost {channel.place.entry.name}: its supervisor ended early")
+        for rank in left if channel.ended else ():
+            self._codes[rank] = -signal.SIGKILL
+
+    def _ended(self, rank: int, code: int) -> None:
+        self._codes[rank] = code
+        if code != 0 and self._first_failed is None:
+            self._first_failed = rank
+        if code != 0 and not self._stopping:
+            self._stop(FAILURE_GRACE)
+
+    def _look_at_clocks(self) -> None:
+        now = time.monotonic()
+        if self._stop_at is not None and now >= self._stop_at:
+            self._stop(0)
+        if self._cut_at is not None and now >= self._cut_at:
+            # A host that does not answer: its supervisor ends by itself, as it hears nothing more.
+            for channel in self._channels:
+                channel.close(0)
+
+    def _sleep(self, deadline: float | None) -> None:
+        poller = select.poll()
+        for fd in (self._awake, *(fd for channel in self._channels for fd in channel.fds)):
+            poller.register(fd, select.POLLIN)
+        ends = [at for at in (deadline, self._stop_at, self._cut_at) if at is not None]
+        if any(channel.ending for channel in self._channels):
+            ends.append(time.monotonic() + _POLL_SECONDS)
+        poller.poll(max(0.0, min(ends) - time.monotonic()) * 1000 + 1 if ends else None)
+
+    def close(self) -> None:
+        """End what still runs, everywhere. Safe to call twice."""
+        self._over.set()
+        for channel in self._channels:
+            channel.hang_up()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for channel in self._channels:
+            channel.close(max(0.0, deadline - time.monotonic()))
+        self._channels.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        for fd in (self._awake, self._waker):
+            os.close(fd)
+
+
+def start_message(job: Job, site: Site, task: Task, *, own_path: bool) -> Message:
+    """What starts the ranks of one host; pure."""
+    ranks = []
+    for rank in site.ranks:
+        env = {
+            **environment.mlx_env(job, rank),
+            **task.env,
+            **environment.torch_env(job, rank),
+            **environment.ferrule_env(job, rank),
+        }
+        ranks.append({"rank": rank, "argv": list(task.argv), "env": env})
+    defaults = {
+        **task.defaults,
+        **environment.torch_defaults(job, site),
+        **environment.nccl_defaults(job, site),
+    }
+    return {
+        "op": "start",
+        "cwd": site.entry.cwd or task.cwd,
+        "defaults": defaults,
+        "files": environment.mlx_files(job),
+        "own_path": own_path,
+        "ranks": ranks,
+    }
+
+
+def _resolved(address: str) -> str:
+    """As a number, since not every library looks names up. Raises `ConfigError`."""
+    try:
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"the address {address!r} of the hostfile is unknown: {error.strerror or error}") from error
+    return str(next((one for one in found if one[0] == socket.AF_INET), found[0])[4][0])
+
+
+def _address_toward(address: str) -> str:
+    """This machine's address on the way there; empty where there is no way."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # sends nothing
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])

@@ -1,0 +1,226 @@
+"""Start the ranks of a job as processes of this machine, and never leave one behind."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Literal, Self
+
+from ferrule.config import OUTER_JOB
+from ferrule.errors import ConfigError
+from ferrule.launch.output import PrefixedOutput
+from ferrule.process.children import Processes
+from ferrule.process.system import exit_fds, sleep_until_readable
+
+_POLL_SECONDS = 0.02
+"""How often exits are looked for where the system has no pidfd to wait on."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended: ``codes[rank]`` is the exit status, negative for a signal, as in `subprocess`.
+
+    ``first_failed``: the rank that ended badly first; the others were then stopped because of it.
+    """
+
+    codes: tuple[int, ...]
+    first_failed: int | None
+
+    @property
+    def exit_code(self) -> int:
+        """One status for the whole job, as a shell would give it (128 + signal for a killed rank)."""
+        if self.first_failed is None:
+            return 0
+        code = self.codes[self.first_failed]
+        return 128 - code if code < 0 else code
+
+
+class LocalLauncher:
+    """N ranks of one job as subprocesses of this machine.
+
+    ``command``: what every rank runs, or a function from the rank to its command. ``env`` is added to this
+    process's environment for all ranks, ``rank_env[rank]`` for one. ``cpus[rank]``: the CPUs a rank may use
+    (None: all). ``output``: "inherit"; "prefix" (every line to our stdout or stderr behind ``[rank] ``; it moves
+    only during `poll` and `wait`, and a rank that fills its pipe meanwhile stands still); or a directory that gets
+    ``rank-N.log`` with both streams. ``pass_fds[rank]``: more file descriptors that a rank inherits under the
+    same numbers. ``key``: the cluster key; a fresh random one unless given.
+
+    Rank 0 inherits a socket that already listens, so no port can be lost to another process in between.
+    Every rank leads its own process group. On Linux the kernel kills every rank when the launcher dies, however
+    it dies; more exactly, when the *thread* that called `start` ends, so start from a thread that lives on.
+    Not thread-safe; use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str] | Callable[[int], Sequence[str]],
+        ranks: int,
+        *,
+        env: Mapping[str, str] | None = None,
+        rank_env: Sequence[Mapping[str, str]] | None = None,
+        cpus: Sequence[Sequence[int] | None] | None = None,
+        output: Literal["inherit", "prefix"] | Path = "inherit",
+        pass_fds: Sequence[Sequence[int]] | None = None,
+        key: str | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        if ranks < 1:
+            raise ConfigError(f"a job needs at least one rank, not {ranks}")
+        for name, given in (("rank_env", rank_env), ("cpus", cpus), ("pass_fds", pass_fds)):
+            if given is not None and len(given) != ranks:
+                raise ConfigError(f"{name} has {len(given)} entries for {ranks} ranks")
+        self.ranks = ranks
+        self._command = command
+        self._env = dict(env or {})
+        self._rank_env = rank_env or [{}] * ranks
+        self._cpus = cpus or [None] * ranks
+        self._output = output
+        self._pass_fds = pass_fds or [()] * ranks
+        self._key = key or secrets.token_hex(32)
+        self._cwd = cwd
+        self._processes = Processes()
+        self._prefixed = PrefixedOutput()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return self._processes.pids
+
+    @property
+    def first_failed(self) -> int | None:
+        """The rank that first ended with a status other than 0, before `stop` was called."""
+        return self._processes.first_failed
+
+    def start(self) -> Self:
+        """Start every rank. If one cannot be started, none is left running and the `OSError` is raised."""
+        if self.pids:
+            raise ConfigError("this launcher has already started its ranks")
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        try:
+            for rank in range(self.ranks):
+                self._start_rank(rank, listener)
+        except BaseException:
+            self.stop(grace=0)
+            raise
+        finally:
+            listener.close()
+        return self
+
+    def _start_rank(self, rank: int, listener: socket.socket) -> None:
+        command = self._command(rank) if callable(self._command) else self._command
+        # Anything of an outer job (its rank, its listening socket) must not leak into this one.
+        env = {name: value for name, value in os.environ.items() if name not in OUTER_JOB}
+        host, port = listener.getsockname()[:2]
+        env |= {
+            "FERRULE_RANK": str(rank),
+            "FERRULE_WORLD_SIZE": str(self.ranks),
+            "FERRULE_ADDRESS": f"{host}:{port}",
+            "FERRULE_KEY": self._key,
+        }
+        fds = list(self._pass_fds[rank])
+        if rank == 0:
+            env["FERRULE_LISTEN_FD"] = str(listener.fileno())
+            fds.append(listener.fileno())
+        env |= self._env
+        env |= self._rank_env[rank]
+        stdout, stderr = self._streams(rank)
+        try:
+            process = self._processes.start(
+                command,
+                env=env,
+                cwd=self._cwd,
+                stdout=stdout,
+                stderr=stderr,
+                cpus=self._cpus[rank],
+                pass_fds=fds,
+            )
+        finally:
+            if not isinstance(stdout, int | None):
+                stdout.close()
+        self._prefixed.add(rank, process)
+
+    def _streams(self, rank: int) -> tuple[IO[bytes] | int | None, int | None]:
+        if isinstance(self._output, Path):
+            self._output.mkdir(parents=True, exist_ok=True)
+            return (self._output / f"rank-{rank}.log").open("wb"), subprocess.STDOUT
+        if self._output == "prefix":
+            return subprocess.PIPE, subprocess.PIPE
+        return None, None
+
+    def poll(self) -> tuple[int | None, ...]:
+        """The exit status of every rank so far (None: still running). Never waits."""
+        self._prefixed.pump()
+        return self._processes.poll()
+
+    def wait(self, timeout: float | None = None) -> JobResult:
+        """Wait until every rank has ended; when one ends badly, stop the others.
+
+        ``timeout`` in seconds; raises `TimeoutError` when it passes, with the ranks still running.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        exits = exit_fds(self.pids)
+        try:
+            while None in self.poll():
+                if self.first_failed is not None:
+                    self.stop()
+                    break
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(f"the job still runs after {timeout:g} s")
+                left_over = self._processes.running
+                running = [fd for rank in left_over if (fd := exits[rank]) is not None]
+                if len(running) != len(left_over):
+                    left = _POLL_SECONDS if left is None else min(left, _POLL_SECONDS)
+                sleep_until_readable([*running, *self._prefixed.fds()], left)
+        finally:
+            for fd in exits:
+                if fd is not None:
+                    os.close(fd)
+        self._prefixed.finish()
+        return JobResult(tuple(code for code in self._processes.codes if code is not None), self.first_failed)
+
+    def stop(self, grace: float = 0.4) -> None:
+        """End every rank: SIGTERM, and SIGKILL for what is left after ``grace`` seconds. Safe to call twice."""
+        self.poll()
+        self._processes.stopping = True  # what ends because of this is no failure of its own
+        self._processes.signal(signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        while None in self.poll() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        self._processes.kill()
+        self._prefixed.finish()
+
+    def __enter__(self) -> Self:
+        if not self.pids:
+            self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def launch_local(
+    command: Sequence[str] | Callable[[int], Sequence[str]],
+    ranks: int,
+    *,
+    env: Mapping[str, str] | None = None,
+    rank_env: Sequence[Mapping[str, str]] | None = None,
+    cpus: Sequence[Sequence[int] | None] | None = None,
+    output: Literal["inherit", "prefix"] | Path = "inherit",
+    pass_fds: Sequence[Sequence[int]] | None = None,
+    key: str | None = None,
+    cwd: Path | None = None,
+) -> LocalLauncher:
+    """A started `LocalLauncher`; see there for the arguments."""
+    return LocalLauncher(
+        command, ranks, env=env, rank_env=rank_env, cpus=cpus, output=output, pass_fds=pass_fds, key=key, cwd=cwd
+    ).start()

@@ -1,0 +1,167 @@
+"""Where ranks can run: each place says how its supervisor is started, and why that went wrong.
+
+Whatever can start a program and carry its standard input and output can be a place.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ferrule.launch.hostfile import HostEntry
+
+SUPERVISOR = ("-P", "-m", "ferrule.launch.supervisor")
+RAY_BRIDGE = ("-P", "-m", "ferrule.launch.ray_bridge")
+BRIDGE = ("-P", "-m", "ferrule.launch.bridge")
+_NOT_FOUND = 127
+_SSH_FAILED = 255
+
+
+class Place(Protocol):
+    """``distant``: the way there can be lost without anybody being told."""
+
+    @property
+    def entry(self) -> HostEntry: ...
+
+    @property
+    def distant(self) -> bool: ...
+
+    def command(self) -> list[str]:
+        """What to run on this machine to talk to a supervisor there. Raises `FerruleError`."""
+        ...
+
+    def why(self, code: int, told: str) -> str:
+        """In words, with the cure, why the command ended with ``code`` after it had printed ``told``."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalPlace:
+    """This machine."""
+
+    entry: HostEntry
+    distant: bool = field(default=False, init=False)
+
+    def command(self) -> list[str]:
+        return [self.entry.python or sys.executable, *SUPERVISOR]
+
+    def why(self, code: int, told: str) -> str:
+        return _why(self.entry, code, told)
+
+
+@dataclass(frozen=True)
+class SshPlace:
+    """Another machine. ``program``: how to call ssh; ``seconds``: how long to try to connect."""
+
+    entry: HostEntry
+    program: Sequence[str] = ("ssh",)
+    seconds: int = 10
+    distant: bool = field(default=True, init=False)
+
+    def command(self) -> list[str]:
+        from ferrule.links.remote import ssh_command  # a job on one machine need not wait for it
+
+        words = " ".join(["exec", _quoted(self.entry.python or sys.executable), *SUPERVISOR])
+        # A cable that was pulled is noticed after 15 s; by the fabric's ranks, within one.
+        options = ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+        return ssh_command(self.entry.name, words, self.seconds, program=self.program, options=options)
+
+    def why(self, code: int, told: str) -> str:
+        name = self.entry.name
+        if code != _SSH_FAILED:
+            return _why(self.entry, code, told)
+        last = _last_line(told) or "it says nothing"
+        if "resolve hostname" in last:
+            return f"unknown host {name} ({last}); write it as ssh knows it, or give it an address in ~/.ssh/config"
+        if "connect to host" in last:
+            return f"cannot reach {name} ({last}); is it on, on the same network, and does it run sshd?"
+        return f"cannot log in to {name} ({last}); `ssh {name} true` must work without a password (ssh-copy-id {name})"
+
+
+@dataclass(frozen=True)
+class ClusterPlace:
+    """A host of the cluster, by its agent. ``member``: that host as JSON; ``directory``: of the cluster, here."""
+
+    entry: HostEntry
+    directory: str
+    member: str
+    distant: bool = field(default=True, init=False)
+
+    def command(self) -> list[str]:
+        return [sys.executable, *BRIDGE, self.directory, self.member]
+
+    def why(self, code: int, told: str) -> str:
+        return f"no supervisor on {self.entry.name}: {_last_line(told) or f'it ended with code {code}'}"
+
+
+@dataclass(frozen=True)
+class RayPlace:
+    """A node of Ray at ``place``. ``address``: the node's; ``cpus``, ``gpus``: what the ranks take of it."""
+
+    entry: HostEntry
+    place: str
+    node: str
+    address: str
+    cpus: int
+    gpus: int
+    distant: bool = field(default=True, init=False)
+
+    def command(self) -> list[str]:
+        words = ["to", self.place, self.node, self.address, str(self.cpus), str(self.gpus)]
+        return [sys.executable, *RAY_BRIDGE, *words]
+
+    def why(self, code: int, told: str) -> str:
+        if "No module named" in told and "ferrule" in told:
+            return f"the Python of Ray on {self.entry.name} has no Ferrule; install it there, the same version as here"
+        return f"no supervisor on {self.entry.name}: {_last_line(told) or f'it ended with code {code}'}"
+
+
+def place_for(entry: HostEntry, *, program: Sequence[str] = ("ssh",), seconds: int = 10) -> Place:
+    """This machine if it is meant, else over ssh; see `SshPlace`."""
+    return LocalPlace(entry) if _is_here(entry.name) else SshPlace(entry, program, seconds)
+
+
+def _is_here(name: str) -> bool:
+    """``localhost``, this machine's own name, or one of its addresses; whoever writes a user too wants ssh."""
+    own = socket.gethostname()
+    if name.lower() in ("localhost", own.lower(), own.partition(".")[0].lower()):
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((name, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _why(entry: HostEntry, code: int, told: str) -> str:
+    python = entry.python or sys.executable
+    if "No module named" in told and "ferrule" in told:
+        return f"{python} on {entry.name} has no Ferrule; install it there, the same version as here"
+    if code == _NOT_FOUND:
+        return (
+            f"there is no {python} on {entry.name}; say which Python has Ferrule there: --python PATH, or "
+            'python = "..." in the hostfile'
+        )
+    if "Unknown option: -P" in told:
+        return f"{python} on {entry.name} is too old; Ferrule needs Python 3.11"
+    return f"the supervisor on {entry.name} ended with code {code}: {_last_line(told) or 'it says nothing'}"
+
+
+def _quoted(path: str) -> str:
+    """For the shell there, which still has to expand ``~/``."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
+
+
+def _last_line(told: str) -> str:
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,302 @@
+"""The program that runs on each host of a job, starts its ranks, and ends them all when the launcher is gone.
+
+It talks over its standard input and output (see `protocol`), so that it needs nothing but a way to be
+started: by the launcher itself, by ssh. Whatever the ranks start belongs to it on Linux, even what detaches itself, and
+ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ferrule.config import OUTER_JOB
+from ferrule.launch.facts import own_facts
+from ferrule.launch.protocol import GREETING, PROTOCOL, Decoder, Message, encode
+from ferrule.process.children import Processes
+from ferrule.process.orphans import adopt_orphans, kill_orphans
+from ferrule.process.system import exit_fds
+
+LOST_GRACE = 1.0
+"""Seconds that ranks have to end when the launcher is gone."""
+
+_POLL_SECONDS = 0.02
+_CHUNK = 1 << 16
+_MAX_WAITING = 1 << 20
+"""Bytes for the launcher; ranks that print more wait until it has read them."""
+
+
+class Supervisor:
+    """One job's ranks on this host. ``below`` and ``above``: where the launcher's words come from and ours go.
+    ``ends``: the addresses of the launcher's end and ours of the way here, where ssh does not tell them."""
+
+    def __init__(self, below: int, above: int, *, ends: tuple[str, str] | None = None) -> None:
+        self._ends = ends
+        self._below, self._above = below, above
+        self._decoder = Decoder()
+        self._waiting = bytearray(GREETING)
+        self._ranks: list[int] = []
+        self._processes = Processes()
+        self._exits: list[int | None] = []
+        self._told: set[int] = set()
+        self._streams: dict[int, tuple[int, int]] = {}
+        self._sockets: list[socket.socket] = []
+        self._listener: socket.socket | None = None
+        self._environment: dict[str, str] = {}
+        self._files = contextlib.ExitStack()
+        self._silence: float | None = None
+        self._heard = time.monotonic()
+        self._kill_at: float | None = None
+        self._gone = False
+        self._refused = False
+
+    def run(self) -> int:
+        os.set_blocking(self._below, False)
+        os.set_blocking(self._above, False)
+        try:
+            while not self._finished():
+                self._wait()
+                self._look_at_clocks()
+                self._look_at_ranks()
+        finally:
+            self._processes.kill()
+            kill_orphans()
+            self._files.close()
+        return 0
+
+    def _finished(self) -> bool:
+        if self._gone:
+            return not self._processes.running
+        ended = bool(self._ranks) and len(self._told) == len(self._ranks)
+        return (ended or self._refused) and not self._waiting
+
+    def _wait(self) -> None:
+        """Until something has happened, and then read what came and write what goes."""
+        poller = select.poll()
+        if not self._gone:
+            poller.register(self._below, select.POLLIN)
+            if self._waiting:
+                poller.register(self._above, select.POLLOUT)
+        if len(self._waiting) < _MAX_WAITING:
+            for fd in self._streams:
+                poller.register(fd, select.POLLIN)
+        running = self._processes.running
+        watched = [exit_fd for index in running if (exit_fd := self._exits[index]) is not None]
+        for exit_fd in watched:
+            poller.register(exit_fd, select.POLLIN)
+        seconds = [] if len(watched) == len(running) else [_POLL_SECONDS]
+        now = time.monotonic()
+        if self._kill_at is not None:
+            seconds.append(self._kill_at - now)
+        if self._silence is not None and not self._gone:
+            seconds.append(self._heard + self._silence - now)
+        ready = poller.poll(max(0.0, min(seconds)) * 1000 if seconds else None)
+        for fd, _ in ready:
+            if fd == self._below:
+                self._listen()
+            elif fd == self._above:
+                self._speak()
+            elif fd in self._streams:
+                self._forward(fd)
+
+    def _listen(self) -> None:
+        try:
+            data = os.read(self._below, _CHUNK)
+        except BlockingIOError:
+            return
+        self._heard = time.monotonic()
+        if not data:
+            self._lost()
+            return
+        for message, _ in self._decoder.feed(data):
+            self._obey(message)
+
+    def _speak(self) -> None:
+        try:
+            sent = os.write(self._above, self._waiting)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._lost()
+            return
+        del self._waiting[:sent]
+
+    def _lost(self) -> None:
+        """The launcher is gone."""
+        self._gone = True
+        self._waiting.clear()
+        self._stop(LOST_GRACE)
+
+    def _tell(self, message: Message, data: bytes = b"") -> None:
+        if not self._gone:
+            self._waiting += encode(message, data)
+
+    def _refuse(self, why: str) -> None:
+        self._processes.kill()
+        self._refused = True
+        self._tell({"op": "error", "message": why})
+
+    def _obey(self, message: Message) -> None:
+        match message.get("op"):
+            case "hello":
+                self._hello(message)
+            case "start":
+                try:
+                    self._start(message)
+                except OSError as error:
+                    what = error.filename or "the ranks"
+                    self._refuse(f"cannot start {what}: {error.strerror or error}")
+            case "signal":
+                self._processes.signal(message["number"])
+            case "stop":
+                self._stop(message["grace"])
+
+    def _hello(self, message: Message) -> None:
+        """Tell who we are, and keep ports free for the ranks."""
+        self._environment = {name: value for name, value in os.environ.items() if name not in OUTER_JOB}
+        self._environment |= message["env"]
+        self._silence = message["silence"]
+        if message["protocol"] != PROTOCOL:
+            self._tell({"op": "hello", "protocol": PROTOCOL})
+            return
+        ports = []
+        if message["listen"]:
+            family = socket.AF_INET6 if ":" in message["listen"] else socket.AF_INET
+            self._listener = socket.create_server((message["listen"], 0), family=family, backlog=128)
+            ports.append(self._listener.getsockname()[1])
+        self._sockets = [_keep_port() for _ in range(message["ports"])]
+        ports += [kept.getsockname()[1] for kept in self._sockets]
+        facts = own_facts(self._environment, links=message["links"], ends=self._ends)
+        self._tell({"op": "hello", "protocol": PROTOCOL, "ports": ports, "facts": facts.to_json()})
+
+    def _start(self, message: Message) -> None:
+        if self._kill_at is not None or self._ranks:
+            return
+        cwd = Path(message["cwd"])
+        if not cwd.is_dir():
+            self._refuse(f"there is no directory {cwd}; choose one that is there: --cwd, or cwd in the hostfile")
+            return
+        common = message["defaults"] | self._environment | self._shared_files(message["files"])
+        if message["own_path"]:
+            common["PATH"] = _with_own_programs(common.get("PATH", os.defpath))
+        if sys.platform != "linux":
+            self._free_ports()  # there a port that somebody holds is nobody else's
+        for rank in message["ranks"]:
+            self._start_rank(rank, common, cwd)
+        if self._listener is not None:
+            self._listener.close()
+        self._exits = exit_fds(self._processes.pids)
+
+    def _start_rank(self, rank: Mapping[str, Any], common: Mapping[str, str], cwd: Path) -> None:
+        env = {**common, **rank["env"]}
+        fds = []
+        if rank["rank"] == 0 and self._listener is not None:
+            fds.append(self._listener.fileno())
+            env["FERRULE_LISTEN_FD"] = str(fds[0])
+        reads = [os.pipe(), os.pipe()]
+        try:
+            command = [sys.executable if word is None else word for word in rank["argv"]]
+            self._processes.start(command, env=env, cwd=cwd, stdout=reads[0][1], stderr=reads[1][1], pass_fds=fds)
+        finally:
+            for _, write in reads:
+                os.close(write)
+            for stream, (read, _) in enumerate(reads, 1):
+                os.set_blocking(read, False)
+                self._streams[read] = (rank["rank"], stream)
+        self._ranks.append(rank["rank"])
+        self._exits.append(None)
+
+    def _shared_files(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """Files that ranks may read while this process lives, by the variables that name them."""
+        paths = {}
+        for name, text in texts.items():
+            if sys.platform == "linux":
+                fd = os.memfd_create(name)
+                os.write(fd, text.encode())
+                paths[name] = f"/proc/{os.getpid()}/fd/{fd}"
+            else:
+                folder = self._files.enter_context(tempfile.TemporaryDirectory(prefix="ferrule-"))
+                path = Path(folder) / f"{name}.json"
+                path.write_text(text)
+                paths[name] = str(path)
+        return paths
+
+    def _free_ports(self) -> None:
+        for kept in self._sockets:
+            kept.close()
+
+    def _forward(self, fd: int) -> bool:
+        """Pass on what a rank has printed; False when there is no more for now."""
+        rank, stream = self._streams[fd]
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            del self._streams[fd]
+            os.close(fd)
+            return False
+        self._tell({"op": "output", "rank": rank, "stream": stream}, data)
+        return True
+
+    def _look_at_ranks(self) -> None:
+        for index, code in enumerate(self._processes.poll()):
+            if code is None or index in self._told:
+                continue
+            self._told.add(index)
+            for fd in [fd for fd, (rank, _) in self._streams.items() if rank == self._ranks[index]]:
+                while self._forward(fd):
+                    pass
+            self._tell({"op": "exit", "rank": self._ranks[index], "code": code})
+
+    def _look_at_clocks(self) -> None:
+        now = time.monotonic()
+        if self._silence is not None and now > self._heard + self._silence and not self._gone:
+            self._lost()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._processes.kill()
+            self._kill_at = None
+
+    def _stop(self, grace: float) -> None:
+        """End the ranks: at once with SIGTERM, and after ``grace`` seconds with SIGKILL."""
+        self._processes.signal(signal.SIGTERM)
+        at = time.monotonic() + grace
+        self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
+
+
+def _keep_port() -> socket.socket:
+    """A port that the kernel gives to nobody who asks for just any; whoever names it, and sets SO_REUSEADDR as
+    servers do, gets it (on Linux)."""
+    kept = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("", 0))
+    return kept
+
+
+def _with_own_programs(path: str) -> str:
+    """In a virtual environment its programs come first, as if it were activated."""
+    own = str(Path(sys.prefix) / "bin")
+    return path if sys.prefix == sys.base_prefix or own in path.split(os.pathsep) else f"{own}{os.pathsep}{path}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Argument: this host's address for the others, where neither ssh nor the job tells it."""
+    adopt_orphans()
+    above = os.dup(1)
+    os.dup2(2, 1)  # whatever else prints must not come between the messages
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(128 + signal.SIGHUP))
+    return Supervisor(0, above, ends=("", arguments[0]) if arguments else None).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

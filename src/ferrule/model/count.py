@@ -1,0 +1,185 @@
+"""Add up the tensors of a model to what the planner weighs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+from ferrule.errors import ModelError, PlanError
+from ferrule.model.family import Cuts
+from ferrule.model.layer import AttentionSpec, Collective, Kind, LayerSpec, LayerWeights, Weights
+from ferrule.model.names import Role, layer_of, place_of, role_of
+from ferrule.model.shape import LayerShape, Shape
+from ferrule.model.spec import Counted, ModelSpec
+from ferrule.model.storage import Format
+from ferrule.model.tensors import tensors_of
+
+
+@dataclass(frozen=True)
+class Counts:
+    """One tensor as it is stored: its ``parameters`` (0 for scales) and ``bytes``."""
+
+    name: str
+    parameters: int
+    bytes: int
+
+
+def expected(shape: Shape, storage: Format) -> list[Counts]:
+    """What a model of ``shape`` must hold when it is stored in ``storage``."""
+    return [Counts(tensor.name, tensor.parameters, storage.bytes(tensor)) for tensor in tensors_of(shape)]
+
+
+def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, storage: Format) -> ModelSpec:
+    """A `ModelSpec` of ``tensors`` that make a model of ``shape``, stored in ``storage``.
+
+    Raises `ModelError` where a layer has none.
+    """
+    cuts = shape.family.cuts
+    layers: list[defaultdict[Kind, Weights]] = [defaultdict(Weights) for _ in shape.layers]
+    places: defaultdict[str, Weights] = defaultdict(Weights)
+    for tensor in tensors:
+        within = layer_of(tensor.name)
+        if within is None:
+            place = place_of(tensor.name)
+            if place is not None:
+                cut = place == "head" or (place == "embedding" and "per_layer" not in tensor.name)
+                places[place] += _weights(tensor, cut)
+            continue
+        index, leaf = within
+        role = role_of(leaf)
+        if index >= len(layers):
+            places["elsewhere"] += _weights(tensor, False)
+        elif role is not None:
+            _add(layers[index], tensor, role, shape.layers[index].attention, cuts)
+    empty = next((index for index, weights in enumerate(layers) if not weights), None)
+    if empty is not None and shape.known:
+        raise ModelError(f"{name} holds no weights for layer {empty} of the {len(layers)} in its config.json")
+    tied = "head" not in places
+    return ModelSpec(
+        name=name,
+        architecture=shape.architecture,
+        model_type=shape.model_type,
+        decoder=tuple(_layer(shape, each, weights, cuts) for each, weights in zip(shape.layers, layers, strict=True)),
+        embedding=places["embedding"],
+        head=_table(shape, places["embedding"]) if tied else places["head"],
+        final=places["final"],
+        tied=tied,
+        hidden_size=shape.hidden_size,
+        query_heads=shape.query_heads,
+        key_value_heads=shape.key_value_heads,
+        vocab_size=shape.vocab_size,
+        max_context=shape.max_context,
+        activation_bytes=float(storage.plain),
+        stored=storage.words,
+        counted=counted,
+        tensor_refusal=_refusal(shape, "tensor parallel", shape.family.tensor),
+        pipeline_refusal=_refusal(shape, "pipeline", shape.family.stages),
+        expert_refusal=_expert_refusal(shape),
+        notes=_notes(shape, places["elsewhere"]),
+    )
+
+
+def _table(shape: Shape, embedding: Weights) -> Weights:
+    """The token table alone, which a tied head uses, of everything that counts as embedding."""
+    parameters = shape.vocab_size * shape.hidden_size
+    if not 0 < parameters < embedding.parameters:
+        return embedding
+    size = embedding.bytes * parameters // embedding.parameters
+    return Weights(parameters, size, min(size, embedding.whole) if embedding.whole == embedding.bytes else 0)
+
+
+def _weights(tensor: Counts, cut: bool) -> Weights:
+    return Weights(tensor.parameters, tensor.bytes, 0 if cut else tensor.bytes)
+
+
+def _add(layer: defaultdict[Kind, Weights], tensor: Counts, role: Role, attention: AttentionSpec, cuts: Cuts) -> None:
+    by_kind = {
+        "attention": cuts.attention is not None and (cuts.sinks or not role.sinks),
+        "key_value": cuts.attention is not None,
+        "dense": cuts.dense,
+        "shared": cuts.shared,
+        "routed": cuts.experts is not None,
+    }
+    cut = role.cut and by_kind.get(role.kind, False)
+    if not role.fused:
+        layer[role.kind] += _weights(tensor, cut)
+        return
+    query = attention.query_heads * attention.key_width
+    rest = attention.key_value_heads * (attention.key_width + attention.value_width)
+    parameters, size = tensor.parameters * rest // (query + rest), tensor.bytes * rest // (query + rest)
+    layer["key_value"] += _weights(Counts(tensor.name, parameters, size), cut)
+    layer["attention"] += _weights(Counts(tensor.name, tensor.parameters - parameters, tensor.bytes - size), cut)
+
+
+def _layer(shape: Shape, layer: LayerShape, weights: defaultdict[Kind, Weights], cuts: Cuts) -> LayerSpec:
+    return LayerSpec(
+        weights=LayerWeights(**{each.name: weights[each.name] for each in fields(LayerWeights)}),  # type: ignore[index]
+        attention=layer.attention,
+        experts=layer.experts,
+        width=layer.shared_width if layer.experts else layer.width,
+        heads_cut=cuts.attention == "heads",
+        collectives=_collectives(shape.hidden_size, layer, cuts),
+    )
+
+
+def _collectives(hidden: int, layer: LayerShape, cuts: Cuts) -> tuple[Collective, ...]:
+    """One sum for each part of a layer that ends in a row-wise product: attention, dense part, experts, shared ones.
+    Columns that are gathered before attention cost one gathering each."""
+    total = Collective("all_reduce", hidden)
+    attention, found = layer.attention, []
+    if cuts.attention == "gathered":
+        widths = (attention.query_heads * attention.key_width, attention.key_value_heads * attention.key_width)
+        found += [Collective("all_gather", width) for width in widths]
+        found += [Collective("all_gather", attention.key_value_heads * attention.value_width)]
+    if cuts.attention is not None:
+        found.append(total)
+    if layer.experts is None:
+        return (*found, total) if cuts.dense else tuple(found)
+    routed = [total] if cuts.experts else []
+    return (*found, *routed, *([total] if layer.shared_width and cuts.shared else []))
+
+
+def _refusal(shape: Shape, kind: str, possible: bool) -> str | None:
+    if not shape.known:
+        return f"nothing is known here of how to split {shape.model_type or shape.architecture}"
+    return None if possible else f"transformers has no {kind} plan for {shape.architecture}"
+
+
+def _expert_refusal(shape: Shape) -> str | None:
+    if all(layer.experts is None for layer in shape.layers):
+        return f"{shape.architecture} has no experts"
+    return _refusal(shape, "expert parallel", shape.family.tensor)
+
+
+def _notes(shape: Shape, elsewhere: Weights) -> tuple[str, ...]:
+    notes = []
+    if shape.multimodal:
+        notes.append("only the language model is counted; what sees or hears is not")
+    elif elsewhere.bytes:
+        notes.append(f"{elsewhere.bytes:,} bytes of the files are no part of decoding (such as multi-token prediction)")
+    if shape.other_layers:
+        kinds = ", ".join(shape.other_layers)
+        notes.append(f"layers of kind {kinds} are counted as full attention, so cache and arithmetic are upper bounds")
+    if not shape.known:
+        notes.append(f"{shape.model_type or 'this model'} is not a family known here; it is taken for one like Llama")
+    return tuple(notes)
+
+
+def scaled(spec: ModelSpec, size: int) -> ModelSpec:
+    """``spec`` with its layers' weights scaled so that it has ``size`` bytes in all, for formats of which only the
+    total is known. Norms, embedding and head stay."""
+    fixed = spec.bytes - sum(spec.layer_bytes) + sum(layer.weights.norm.bytes for layer in spec.decoder)
+    ratio = (size - fixed) / (spec.bytes - fixed)
+    if ratio <= 0:
+        raise PlanError(f"{spec.name}: the weights are said to have {size:,} bytes, less than embedding and norms need")
+
+    def resized(weights: Weights) -> Weights:
+        return Weights(weights.parameters, round(weights.bytes * ratio), round(weights.whole * ratio))
+
+    decoder = []
+    for layer in spec.decoder:
+        kinds = {each.name: getattr(layer.weights, each.name) for each in fields(LayerWeights)}
+        changed = {kind: weights if kind == "norm" else resized(weights) for kind, weights in kinds.items()}
+        decoder.append(replace(layer, weights=LayerWeights(**changed)))
+    return replace(spec, decoder=tuple(decoder))

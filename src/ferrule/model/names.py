@@ -1,0 +1,89 @@
+"""What a tensor is, by its name: those of transformers' models, of mlx-lm's and of GGUF files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from ferrule.model.layer import Kind
+
+Place = Literal["embedding", "head", "final", "elsewhere"]
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks|blk)\.(\d+)\.(.+)$")
+_NO_WEIGHT = re.compile(r"rotary_emb\.inv_freq|rotary_pos_emb|\.attention\.(?:bias|masked_bias)$|^rope_freqs")
+_OTHER_PART = re.compile(r"(?:^|\.)(?:mtp|visual|vision\w*|audio\w*|multi_modal\w*|mm_\w*|embed_(?:vision|audio))\.")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens\w*|embed_in|wte|wpe|token_embd|embeddings?|word_embeddings)\.")
+_HEAD = re.compile(
+    r"(?:^|\.)(?:lm_head|embed_out|output)\.(?:weight|bias|scales|biases|base_layer|qweight|qzeros|g_idx)"
+)
+
+_NORM = re.compile(r"norm|(?:^|\.)ln_\w+\.")
+_EXPERTS = re.compile(r"(?:^|\.)(?:experts|switch_mlp|switch_glu)\.|ffn_\w+_exps\.")
+_SHARED = re.compile(r"shared_experts?\.|shared_mlp\.|ffn_\w+_shexp\.")
+_ROUTER = re.compile(
+    r"(?:mlp|block_sparse_moe|feed_forward|moe|ffn)\.(?:gate|router)\b|(?:^|\.)router\.|shared_expert_gate"
+    r"|expert_bias|e_score_correction_bias|ffn_gate_inp|exp_probs_b"
+)
+_ATTENTION = re.compile(r"(?:^|\.)(?:self_attn|attention|attn|self_attention)\.|^attn_")
+_FUSED = re.compile(r"qkv_proj|query_key_value|Wqkv|attn_qkv|c_attn|\.qkv\.")
+_KEY_VALUE = re.compile(r"\.(?:k_proj|v_proj|kv_b_proj|embed_q|unembed_out)\.|attn_(?:k|v|kv_b|k_b|v_b)\.")
+_LATENT = re.compile(r"\.(?:q_a_proj|kv_a_proj_with_mqa)\.|attn_(?:q_a|kv_a_mqa)\.|\.gate_proj\.|attn_gate\.")
+_SINKS = re.compile(r"sinks?\b|sink_bias")
+_ROW_BIAS = re.compile(r"(?:o_proj|out_proj|dense|down_proj|c_proj|dense_4h_to_h|fc2|attn_output|ffn_down)\.bias$")
+_MLP = re.compile(r"(?:^|\.)(?:mlp|feed_forward|ffn)\.|^ffn_")
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a tensor of a layer is. ``fused``: query, key and value in one. ``cut``: whether a plan that shares out
+    its kind shares it out too (biases added after a sum, latents and routers stay whole)."""
+
+    kind: Kind
+    cut: bool = False
+    fused: bool = False
+    sinks: bool = False
+
+
+def layer_of(name: str) -> tuple[int, str] | None:
+    """The layer's number and the name within it, or None for a tensor of no layer."""
+    found = None if _OTHER_PART.search(name) else _LAYER.search(name)
+    return (int(found[1]), found[2]) if found else None
+
+
+def place_of(name: str) -> Place | None:
+    """Where a tensor of no layer belongs; ``elsewhere``: to another part than the language model (vision, multi-token
+    prediction); None: it is no weight."""
+    if _NO_WEIGHT.search(name):
+        return None
+    if _OTHER_PART.search(name):
+        return "elsewhere"
+    if _HEAD.search(name):
+        return "head"
+    return "embedding" if _EMBEDDING.search(name) else "final"
+
+
+def role_of(name: str) -> Role | None:
+    """What a layer's tensor is, by its ``name`` within the layer; None: it is no weight."""
+    if _NO_WEIGHT.search(f".{name}"):
+        return None
+    if _ROUTER.search(name):
+        return Role("other")
+    if _SHARED.search(name):
+        return Role("shared", cut=not _ROW_BIAS.search(name))
+    if _EXPERTS.search(name):
+        return Role("routed", cut=True)
+    leaf = name.rpartition("attn.")[2] if "norm_attn_norm" in name else name  # DBRX's block of norm, attention, norm
+    if _NORM.search(leaf):
+        return Role("norm")
+    if _ATTENTION.search(name):
+        if _SINKS.search(name):
+            return Role("attention", cut=True, sinks=True)
+        if _LATENT.search(f".{name}"):
+            return Role("attention")
+        if _KEY_VALUE.search(f".{name}"):
+            return Role("key_value", cut=True)
+        return Role("attention", cut=not _ROW_BIAS.search(name), fused=_FUSED.search(name) is not None)
+    if _MLP.search(name):
+        return Role("dense", cut=not _ROW_BIAS.search(name))
+    return Role("other")

@@ -1,0 +1,188 @@
+"""Find out what a model is: from a directory, a GGUF file, a hub id, or the configurations that ship with Ferrule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ferrule.errors import ModelError
+from ferrule.model import demo_path
+from ferrule.model.count import count, expected, scaled
+from ferrule.model.family import Cuts
+from ferrule.model.gguf import gguf_config, read_gguf
+from ferrule.model.headers import (
+    INDEX,
+    SINGLE,
+    Index,
+    Stored,
+    counts,
+    parse_header,
+    parse_index,
+    parse_json,
+    read_headers,
+    read_json,
+)
+from ferrule.model.hub import CONFIG_BYTES, HUB_ID, Hub
+from ferrule.model.names import layer_of, place_of
+from ferrule.model.shape import Shape, read_shape
+from ferrule.model.spec import ModelSpec
+from ferrule.model.storage import Format, format_of, named_format
+
+CLOSE = 0.01
+"""An index's total that is within this part of what arithmetic gives confirms it."""
+
+
+def read_model(model: str, *, weights: str | None = None, hub: Hub | None = None) -> ModelSpec:
+    """What the planner knows of ``model``: a directory (weights are not needed beside ``config.json``), a
+    ``config.json``, a GGUF file, ``demo``, the name of a known model (`known_models`), or a hub id.
+
+    ``weights`` counts it as if it were stored so (see `named_format`) instead of how it is. Raises `ModelError` where
+    files are missing or damaged, `ConfigError` naming a field that cannot be, `PlanError` where nothing adds up.
+    """
+    path = demo_path() if model == "demo" else Path(model).expanduser()
+    if path.is_dir():
+        return _directory(path, weights)
+    if path.is_file():
+        return (
+            _gguf(path, weights)
+            if path.suffix == ".gguf"
+            else _configured(path.stem, read_json(path), str(path), weights)
+        )
+    known = known_models().get(model.lower())
+    if known is not None:
+        return _known(known, weights)
+    if HUB_ID.fullmatch(model):
+        return _from_hub(model, weights, hub or Hub.from_environment())
+    raise ModelError(
+        f"{model}: no such file or directory, nor a hub id (owner/name), nor one of the models known here: "
+        + ", ".join(known_models())
+    )
+
+
+def known_models() -> dict[str, Path]:
+    """Short names of published models whose configurations ship with Ferrule (facts only, with their sources)."""
+    directory = Path(str(resources.files("ferrule.model") / "known"))
+    return {file.stem: file for file in sorted(directory.glob("*.json"))}
+
+
+def spec_of_tensors(
+    name: str, config: Any, file: str, tensors: Iterable[Stored], cuts: Cuts | None = None
+) -> ModelSpec:
+    """A `ModelSpec` from a parsed ``config.json`` (``file`` names it in errors) and all stored tensors.
+
+    ``cuts``: what the engine's own plan shares out, where that is known better than from the family.
+    """
+    shape = read_shape(config, file, cuts)
+    storage = format_of(shape.fields)
+    return count(name, shape, [counts(each, storage) for each in tensors], "headers", storage)
+
+
+def _configured(name: str, config: Any, file: str, weights: str | None) -> ModelSpec:
+    shape = read_shape(config, file)
+    if not shape.known:
+        raise ModelError(
+            f"{file}: sizes of {shape.model_type or 'a nameless family'} cannot be told without its weights' index"
+        )
+    storage = named_format(weights) if weights else format_of(shape.fields)
+    return count(name, shape, expected(shape, storage), "config", storage)
+
+
+def _directory(directory: Path, weights: str | None) -> ModelSpec:
+    name, file = directory.resolve().name, directory / "config.json"
+    if not file.exists():
+        ggufs = sorted(directory.glob("*.gguf"))
+        if ggufs:
+            return _gguf(ggufs[0], weights)
+        raise ModelError(f"{directory} holds no config.json and no GGUF file; is it a model directory?")
+    config = read_json(file)
+    index, single = directory / INDEX, directory / SINGLE
+    if weights:
+        return _configured(name, config, str(file), weights)
+    if index.exists():
+        table = parse_index(read_json(index), str(index))
+        files = sorted(set(table.files.values()))
+        if all((directory / each).exists() for each in files):
+            stored = [tensor for each in files for tensor in read_headers(directory / each)]
+            return spec_of_tensors(name, config, str(file), stored)
+        return _indexed(name, config, str(file), table)
+    if single.exists():
+        return spec_of_tensors(name, config, str(file), read_headers(single))
+    return _configured(name, config, str(file), None)
+
+
+def _gguf(file: Path, weights: str | None) -> ModelSpec:
+    gguf = read_gguf(file)
+    config = gguf_config(gguf, str(file))
+    if weights:
+        return _configured(file.stem, config, str(file), weights)
+    parts = gguf.values.get("split.count", 0)
+    tensors = list(gguf.tensors)
+    if isinstance(parts, int) and parts > 1:
+        for number, other in enumerate(_parts(file, parts)):
+            tensors += read_gguf(other).tensors if number else ()
+    shape = read_shape(config, str(file))
+    return count(file.stem, shape, tensors, "headers", Format("GGUF " + ", ".join(gguf.types[:2]), plain=4))
+
+
+def _parts(file: Path, parts: int) -> list[Path]:
+    """The files of a split GGUF, the first one given: ``name-00001-of-00003.gguf`` and so on."""
+    first, last = f"-00001-of-{parts:05d}", f"-of-{parts:05d}"
+    if not file.stem.endswith(first):
+        raise ModelError(f"{file} is one of {parts} parts; give the first, whose name ends in {first}.gguf")
+    stem = file.stem.removesuffix(first)
+    return [file.with_name(f"{stem}-{number:05d}{last}.gguf") for number in range(1, parts + 1)]
+
+
+def _known(file: Path, weights: str | None) -> ModelSpec:
+    known = json.loads(file.read_text())
+    return _configured(file.stem, known["config"], f"known model {file.stem}", weights)
+
+
+def _from_hub(hub_id: str, weights: str | None, hub: Hub) -> ModelSpec:
+    downloaded = hub.downloaded(hub_id)
+    if downloaded is not None:
+        return replace(_directory(downloaded, weights), name=hub_id)
+    text = hub.file(hub_id, "config.json", CONFIG_BYTES)
+    if text is None:
+        raise ModelError(f"{hub_id}: {hub.endpoint} knows no such model, or it has no config.json")
+    file = f"{hub_id}: config.json"
+    config = parse_json(text, file)
+    if weights:
+        return _configured(hub_id, config, file, weights)
+    index = hub.file(hub_id, INDEX)
+    if index is not None:
+        what = f"{hub_id}: {INDEX}"
+        return _indexed(hub_id, config, file, parse_index(parse_json(index, what), what))
+    header = hub.safetensors_header(hub_id)
+    if header is None:
+        return _configured(hub_id, config, file, None)
+    return spec_of_tensors(hub_id, config, file, parse_header(header, f"{hub_id}: {SINGLE}"))
+
+
+def _indexed(name: str, config: Any, file: str, index: Index) -> ModelSpec:
+    """By arithmetic, held against the index: which tensors there are, and their bytes in all."""
+    shape = read_shape(config, file)
+    storage = format_of(shape.fields)
+    shape = replace(shape, tied=not any(place_of(each) == "head" for each in index.files if layer_of(each) is None))
+    spec = count(name, shape, expected(shape, storage), "index", storage)
+    total = index.total_bytes
+    if total is None or abs(total - spec.bytes) <= CLOSE * total:
+        return spec
+    if _has_more(shape, index) and total > spec.bytes:
+        note = f"{total - spec.bytes:,} bytes of the files are no part of decoding (such as multi-token prediction)"
+        return replace(spec, notes=(*spec.notes, note))
+    note = f"the index says {total:,} bytes, arithmetic {spec.bytes:,}: the layers are scaled to fit"
+    return replace(scaled(spec, total), notes=(*spec.notes, note))
+
+
+def _has_more(shape: Shape, index: Index) -> bool:
+    """Whether the index holds tensors that are no part of the language model's decoding."""
+    for name in index.files:
+        within = layer_of(name)
+        if within[0] >= len(shape.layers) if within else place_of(name) == "elsewhere":
+            return True
+    return False

@@ -1,0 +1,222 @@
+"""From ``config.json`` to the shape of a model: what every layer is made of, by the names of one vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ferrule.errors import ConfigError
+from ferrule.model.family import ANY, FAMILIES, Cuts, Family
+from ferrule.model.fields import Fields
+from ferrule.model.layer import AttentionSpec, ExpertsSpec
+
+MAX_LAYERS = 4096
+_OLD_NAMES = {
+    "n_embd": "hidden_size",
+    "d_model": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_layers": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_heads": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "max_seq_len": "max_position_embeddings",
+    "n_inner": "intermediate_size",
+    "ffn_dim": "intermediate_size",
+}
+"""Other names of the same fields (GPT-2, OPT, DBRX)."""
+
+_BY_LAYER = ("intermediate_size", "moe_intermediate_size", "num_experts_per_tok", "moe_topk", "num_key_value_heads")
+"""Fields that some models have as a list, with a number for each layer."""
+_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """``width``: of the dense part; ``shared_width``: of all shared experts together; 0 where there is none."""
+
+    attention: AttentionSpec
+    experts: ExpertsSpec | None
+    width: int
+    shared_width: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's sizes. ``fields``: the text model's configuration, for what only one family has. ``known``: its family
+    is listed here. ``other_layers``: kinds of layers that are neither full nor windowed attention."""
+
+    architecture: str
+    model_type: str
+    family: Family
+    known: bool
+    fields: Fields
+    hidden_size: int
+    vocab_size: int
+    max_context: int
+    tied: bool
+    layers: tuple[LayerShape, ...]
+    query_heads: int
+    key_value_heads: int
+    multimodal: bool
+    other_layers: tuple[str, ...]
+
+    def has(self, rule: bool | str) -> bool:
+        return self.family.has(rule, self.fields.data)
+
+
+def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
+    """What ``config`` (a parsed ``config.json``; ``file`` names it in errors) says. ``cuts``: instead of the family's.
+
+    Raises `ConfigError` naming the field that is missing or cannot be.
+    """
+    whole = Fields(config, file)
+    text = whole.within("text_config") or whole.within("llm_config")
+    source = text or whole
+    model_type = source.text("model_type") or whole.text("model_type")
+    family = FAMILIES.get(model_type, ANY)
+    family = family if cuts is None else replace(family, cuts=cuts)
+    fields = Fields(_renamed(source.data), source.file, family.defaults)
+    layers = fields.integer("num_hidden_layers")
+    if layers > MAX_LAYERS:
+        raise fields.error("num_hidden_layers", f"is more than the {MAX_LAYERS} that any model has")
+    hidden = fields.integer("hidden_size")
+    heads = fields.integer("num_attention_heads")
+    shape = tuple(_layer(fields, family, index, layers, hidden, heads) for index in range(layers))
+    _, named = whole.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else model_type or "unknown"
+    return Shape(
+        architecture=architecture,
+        model_type=model_type,
+        family=family,
+        known=model_type in FAMILIES,
+        fields=fields,
+        hidden_size=hidden,
+        vocab_size=fields.integer("vocab_size"),
+        max_context=_context(fields),
+        tied=source.flag("tie_word_embeddings", default=whole.flag("tie_word_embeddings", default=family.tied)),
+        layers=shape,
+        query_heads=heads,
+        key_value_heads=min(layer.attention.key_value_heads for layer in shape),
+        multimodal=text is not None,
+        other_layers=_other_layers(fields, layers),
+    )
+
+
+def _other_layers(fields: Fields, layers: int) -> tuple[str, ...]:
+    kinds = {str(kind) for kind in fields.each("layer_types", layers) or ()}
+    return tuple(sorted(kinds - {"full_attention", "sliding_attention"}))
+
+
+def _renamed(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    flat = {**data, **{new: data[old] for old, new in _OLD_NAMES.items() if old in data and new not in data}}
+    attention, experts = data.get("attn_config"), data.get("ffn_config")  # DBRX
+    if isinstance(attention, Mapping):
+        flat["num_key_value_heads"] = attention.get("kv_n_heads")
+    if isinstance(experts, Mapping):
+        flat["num_experts"] = experts.get("moe_num_experts")
+        flat["num_experts_per_tok"] = experts.get("moe_top_k")
+        flat["intermediate_size"] = experts.get("ffn_hidden_size")
+    return flat
+
+
+def _context(fields: Fields) -> int:
+    longest = fields.integer("max_position_embeddings", default=1 << 20)
+    name, rope = fields.get("rope_parameters", "rope_scaling")
+    if isinstance(rope, Mapping):
+        for each in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
+            if "longrope" in (each.get("rope_type"), each.get("type")):  # see engine.architectures.longest_context
+                inner = Fields({**fields.data, **each}, f"{fields.file}: {name}")
+                longest = min(longest, inner.integer("original_max_position_embeddings", default=longest))
+    return longest
+
+
+def _layer(fields: Fields, family: Family, index: int, layers: int, hidden: int, heads: int) -> LayerShape:
+    listed = {name: fields.each(name, layers) for name in _BY_LAYER if isinstance(fields.get(name)[1], list)}
+    if listed:
+        own = {name: values[index] for name, values in listed.items() if values}
+        fields = Fields({**fields.data, **own}, fields.file, fields.defaults)
+    experts = _experts(fields, family, index, layers)
+    known = fields.get("model_type")[1] in FAMILIES
+    width = fields.integer("intermediate_size", default=-1 if known else 4 * hidden)
+    shared = 0
+    if experts is not None:
+        width = 0
+        count = fields.integer("n_shared_experts", "num_shared_experts", default=0, least=0)
+        shared = fields.integer("shared_expert_intermediate_size", default=count * experts.width, least=0)
+    return LayerShape(_attention(fields, family, index, layers, hidden, heads), experts, width, shared)
+
+
+def _experts(fields: Fields, family: Family, index: int, layers: int) -> ExpertsSpec | None:
+    """The routed experts of layer ``index``; None where it is a dense one."""
+    count = fields.integer(
+        "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", default=0, least=0
+    )
+    kinds = fields.each("mlp_layer_types", layers)
+    if count == 0 or (kinds is not None and kinds[index] == "dense"):
+        return None
+    if kinds is None:
+        only_dense = fields.get("mlp_only_layers")[1]
+        first = fields.integer("first_k_dense_replace", "num_dense_layers", default=0, least=0)
+        step = fields.integer("decoder_sparse_step", "interleave_moe_layer_step", default=1)
+        if index < first or (isinstance(only_dense, list) and index in only_dense) or (index + 1) % step:
+            return None
+        if isinstance(fields.get("moe_layer_freq")[1], list):
+            if not (fields.each("moe_layer_freq", layers) or [])[index]:
+                return None
+        elif index % fields.integer("moe_layer_freq", default=1):
+            return None
+    per_token = fields.integer("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+    if per_token > count:
+        raise fields.error("num_experts_per_tok", f"is more than the {count} experts there are")
+    width = fields.integer("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
+    return ExpertsSpec(count, per_token, width, family.cuts.experts)
+
+
+def _attention(fields: Fields, family: Family, index: int, layers: int, hidden: int, heads: int) -> AttentionSpec:
+    window = _window(fields, family, index, layers)
+    if family.attention == "latent" or fields.get("kv_lora_rank")[1] is not None:
+        rank = fields.integer("kv_lora_rank")
+        rotary, plain = fields.integer("qk_rope_head_dim"), fields.integer("qk_nope_head_dim")
+        value = fields.integer("v_head_dim", default=hidden // heads)
+        return AttentionSpec("latent", heads, heads, rotary + plain, value, window, rank + rotary, rank)
+    key_value = fields.integer("num_key_value_heads", default=heads)
+    width = fields.maybe("head_dim")
+    if width is None:
+        if hidden % heads:
+            raise ConfigError(f"{fields.file}: hidden_size {hidden} does not divide by num_attention_heads {heads}")
+        width = hidden // heads
+    if window is not None and fields.get("model_type")[1] == "mimo_v2_flash":
+        key_value = fields.integer("swa_num_key_value_heads", default=2 * key_value)
+    if heads % key_value:
+        raise ConfigError(f"{fields.file}: num_attention_heads {heads} does not divide by {key_value} key/value heads")
+    sharing = fields.integer("num_kv_shared_layers", default=0, least=0)
+    return AttentionSpec(
+        kind="full" if window is None else "sliding",
+        query_heads=heads,
+        key_value_heads=key_value,
+        key_width=width,
+        value_width=fields.integer("v_head_dim", default=width),
+        window=window,
+        shared_cache=index >= layers - sharing,
+    )
+
+
+def _window(fields: Fields, family: Family, index: int, layers: int) -> int | None:
+    window = fields.maybe("sliding_window", least=0)
+    if not window or family.window is None:
+        return None
+    kinds = fields.each("layer_types", layers)
+    if kinds is not None:
+        return window if kinds[index] == "sliding_attention" else None
+    if family.window == "late":
+        late = index >= fields.integer("max_window_layers", default=0, least=0)
+        return window if fields.flag("use_sliding_window", default=False) and late else None
+    if family.window == "all":
+        return window
+    pattern = fields.each("hybrid_layer_pattern", layers)
+    if pattern is not None:
+        return window if pattern[index] else None
+    period = fields.integer("sliding_window_pattern", "global_attn_every_n_layers", default=int(family.window))
+    whole = (index + 1) % period == 0 or (index == 0 and "v_head_dim" in family.defaults)
+    return None if whole else window

@@ -1,0 +1,176 @@
+"""What the planner knows of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from ferrule.errors import PlanError
+from ferrule.model.layer import COMPACT, WHOLE, CachePolicy, Collective, LayerSpec, Share, Weights
+from ferrule.model.split import split_heads
+
+Counted = Literal["headers", "index", "config"]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model as the planner sees it: counts and sizes, no weights.
+
+    ``decoder``: its layers in order. ``embedding`` is held by the first pipeline stage, ``final`` (the last norm, and
+    what belongs to no layer) and ``head`` (the output matrix) by the last. With ``tied`` embeddings ``head`` is the
+    same matrix as the embedding's, held once where both are on one rank.
+
+    ``query_heads`` and ``key_value_heads``: of a usual layer, as attention sees them (latent attention has as many
+    key/value heads as query heads). ``activation_bytes``: of one number between layers. ``stored``: the format of the
+    weights in words (``bfloat16``, ``4-bit in groups of 64``). ``counted``: whether ``bytes`` come from the headers of
+    the files, from the index, or from ``config.json`` alone by arithmetic.
+
+    ``tensor_refusal``, ``pipeline_refusal`` and ``expert_refusal`` say why the built-in engine cannot split this
+    architecture that way, or are None. ``notes``: what a user should know about these numbers.
+    """
+
+    name: str
+    architecture: str
+    model_type: str
+    decoder: tuple[LayerSpec, ...]
+    embedding: Weights
+    head: Weights
+    final: Weights
+    tied: bool
+    hidden_size: int
+    query_heads: int
+    key_value_heads: int
+    vocab_size: int
+    max_context: int
+    activation_bytes: float = 2.0
+    stored: str = ""
+    counted: Counted = "config"
+    tensor_refusal: str | None = None
+    pipeline_refusal: str | None = None
+    expert_refusal: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def layers(self) -> int:
+        return len(self.decoder)
+
+    @cached_property
+    def alike(self) -> tuple[LayerSpec, ...]:
+        """``decoder`` with one object for all equal layers, so that what depends on a layer alone is computed once."""
+        seen: dict[LayerSpec, LayerSpec] = {}
+        return tuple(seen.setdefault(layer, layer) for layer in self.decoder)
+
+    @cached_property
+    def layer_bytes(self) -> tuple[int, ...]:
+        return tuple(layer.bytes for layer in self.decoder)
+
+    @property
+    def embedding_bytes(self) -> int:
+        return self.embedding.bytes
+
+    @property
+    def head_bytes(self) -> int:
+        """What a last pipeline stage holds beside its layers when the embedding is elsewhere."""
+        return self.head.bytes + self.final.bytes
+
+    @property
+    def bytes(self) -> int:
+        """All weights, as stored."""
+        return sum(self.layer_bytes) + self.embedding.bytes + self.final.bytes + (0 if self.tied else self.head.bytes)
+
+    @property
+    def parameters(self) -> int:
+        ends = self.embedding.parameters + self.final.parameters + (0 if self.tied else self.head.parameters)
+        return ends + sum(layer.parameters for layer in self.decoder)
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses, the whole embedding table counted (as model cards do)."""
+        routed_elsewhere = sum(layer.parameters - layer.active_parameters for layer in self.decoder)
+        return self.parameters - routed_elsewhere
+
+    @property
+    def hidden_bytes(self) -> float:
+        """One token's hidden state: what pipeline messages and all-reduces carry, per token."""
+        return self.hidden_size * self.activation_bytes
+
+    @property
+    def embedding_row_bytes(self) -> float:
+        """What looking up one token in the embedding reads."""
+        return self.embedding.bytes / self.vocab_size
+
+    @property
+    def first_collectives(self) -> tuple[Collective, ...]:
+        """What a vocabulary that is cut over ranks exchanges for each token that enters."""
+        return (Collective("all_reduce", self.hidden_size),)
+
+    @property
+    def last_collectives(self) -> tuple[Collective, ...]:
+        """What a vocabulary that is cut over ranks exchanges for each token whose logits are asked for."""
+        return (Collective("all_gather", self.vocab_size),)
+
+    def vocabulary_share(self, parts: int) -> float:
+        """The largest part of the vocabulary that one of ``parts`` ranks holds; the last ones are padded to it."""
+        return -(-self.vocab_size // parts) / self.vocab_size
+
+    def rank_bytes(
+        self,
+        share: Share = WHOLE,
+        vocabulary: float = 1.0,
+        *,
+        first_layer: int = 0,
+        last_layer: int | None = None,
+    ) -> int:
+        """Bytes of weights on a rank that has ``share`` of layers ``first_layer`` up to ``last_layer`` (not included;
+        None: to the end), and ``vocabulary`` of the embedding and the head where these layers are the first, the last.
+        """
+        last_layer = self.layers if last_layer is None else last_layer
+        size = sum(layer.held_bytes(share) for layer in self.decoder[first_layer:last_layer])
+        has_embedding, has_head = first_layer == 0, last_layer == self.layers
+        if has_embedding:
+            size += self.embedding.held(vocabulary)
+        if has_head:
+            size += self.final.held(1.0)
+            size += 0 if self.tied and has_embedding else self.head.held(vocabulary)
+        return size
+
+    def read_bytes(self, tokens: float = 1) -> float:
+        """Bytes of weights that decoding one step of a batch of ``tokens`` sequences reads."""
+        layers = sum(layer.read_bytes(tokens) for layer in self.decoder)
+        return layers + tokens * self.embedding_row_bytes + self.head.bytes + self.final.bytes
+
+    def decode_flops(self, context: int, *, absorbed: bool = False) -> float:
+        """Floating point operations of one more token after ``context - 1`` others, output matrix included."""
+        layers = sum(layer.flops(1, max(0, context - 1), absorbed=absorbed) for layer in self.decoder)
+        return layers + 2 * (self.head.parameters + self.final.parameters)
+
+    def prefill_flops(self, tokens: int, past: int = 0) -> float:
+        """Floating point operations of a prompt of ``tokens`` tokens after ``past`` cached ones; logits of its last
+        token only."""
+        layers = sum(layer.flops(tokens, past) for layer in self.decoder)
+        return layers + 2 * (self.head.parameters + self.final.parameters)
+
+    def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT) -> float:
+        """Bytes of cache that one sequence of ``tokens`` tokens takes, over all layers and ranks."""
+        return sum(layer.cache_bytes(tokens, policy) for layer in self.decoder)
+
+    def tensor_obstacle(self, parts: int) -> str | None:
+        """Why the layers cannot be cut into ``parts`` equal parts by the built-in engine, or None."""
+        if parts == 1:
+            return None
+        if self.tensor_refusal:
+            return self.tensor_refusal
+        try:
+            split_heads(self.query_heads, self.key_value_heads, 0, parts)
+        except PlanError as error:
+            return str(error)
+        for number, layer in enumerate(self.decoder):
+            cut = layer.experts.cut if layer.experts else None
+            if layer.width % parts and (layer.weights.dense.whole < layer.weights.dense.bytes):
+                return f"the width {layer.width} of layer {number} does not divide by {parts} ranks"
+            if layer.experts and cut == "inside" and layer.experts.width % parts:
+                return f"the width {layer.experts.width} of the experts does not divide by {parts} ranks"
+            if layer.experts and cut == "whole" and layer.experts.count % parts:
+                return f"{layer.experts.count} experts do not divide by {parts} ranks"
+        return None

@@ -1,5 +1,0 @@
-"""The model that Ferrule carries with it, so that everything can be tried without a download."""
-
-from ferrule.models.embedded import demo_path
-
-__all__ = ["demo_path"]

@@ -1,0 +1,1 @@
+"""What the planner knows of machines and cables."""

@@ -1,0 +1,156 @@
+"""What messages between the devices of a cluster cost: by the fabric's own decision table, over its own routes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from ferrule.errors import PlanError
+from ferrule.fabric.routing.algorithms import CANDIDATES, WORK_SECONDS, Model
+from ferrule.fabric.routing.costs import LinkCosts
+from ferrule.fabric.routing.topology import TYPICAL_BYTES, Path, cheapest_paths, link_cost
+from ferrule.plan.cluster.spec import ClusterSpec
+
+EMULATED_WORK = 75e-6
+"""Seconds of a processor for each end of a message between emulated hosts: both systems, the shaper, waiting that keeps
+others from a core, and caches that find other things in them. 27 to 54 us with four ranks on two cores, 300 us of work
+between sums of 1 KiB, and more where that work is a layer, whose pieces take 20 to 50 % longer between messages than
+without; chosen with the engine's rows in sight (docs/planner.md). Of two hosts the ends have a core each, at the same
+time."""
+PAIR_AT_ONCE = 128 << 10
+"""Up to this size two ranks exchange all they have; above, each reduces half (native/src/collectives_net.cpp)."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """``alpha`` seconds and ``beta`` seconds per byte from one device to another; ``where``: its first slowest rail or
+    link, in words; ``relayed``: by other devices of the layout."""
+
+    alpha: float
+    beta: float
+    where: str
+    relayed: bool = False
+
+
+class Exchange:
+    """Between the devices of one layout: a message may be relayed by any of them."""
+
+    def __init__(self, cluster: ClusterSpec, devices: Sequence[str]) -> None:
+        self._cluster = cluster
+        self._devices = tuple(devices)
+        self._place = {name: place for place, name in enumerate(self._devices)}
+        self._costs = cluster.costs(self._devices)
+        self._teams: dict[tuple[str, ...], _Team] = {}
+        self._routes: dict[tuple[str, str], Route] = {}
+
+    @cached_property
+    def _paths(self) -> list[dict[int, Path]]:
+        return [cheapest_paths(self._costs, rank) for rank in range(len(self._devices))]
+
+    @property
+    def connected(self) -> bool:
+        return len(self._paths[0]) == len(self._devices)
+
+    def route(self, a: str, b: str) -> Route:
+        """Raises `PlanError` where no cables lead from ``a`` to ``b``."""
+        found = self._routes.get((a, b))
+        if found is None:
+            found = self._routes[a, b] = self._find(a, b)
+        return found
+
+    def _find(self, a: str, b: str) -> Route:
+        link = self._cluster.link(a, b)
+        direct = None if link is None else Route(link.alpha, 1 / link.bandwidth, f"{link.best_rail.name} ({link.name})")
+        if direct is not None and self._nothing_is_cheaper(a, b):
+            return direct
+        path = self._paths[self._place[a]].get(self._place[b])
+        if path is None:
+            raise PlanError(f"no cables lead from {a} to {b}")
+        if len(path.hops) == 2:
+            assert direct is not None
+            return direct
+        names = [self._devices[hop] for hop in path.hops]
+        return Route(path.latency, path.beta, "-".join(names), relayed=True)
+
+    def _nothing_is_cheaper(self, a: str, b: str) -> bool:
+        """The first and the last link of a longer way alone cost as much: spares looking for paths."""
+        one, other = self._place[a], self._place[b]
+        alpha, beta = link_cost(self._costs, one, other)
+        return alpha + beta * TYPICAL_BYTES <= self._nearest[one] + self._nearest[other]
+
+    @cached_property
+    def _nearest(self) -> list[float]:
+        """By rank: what its cheapest link costs."""
+        found = []
+        for rank in range(len(self._devices)):
+            links = [link_cost(self._costs, rank, other) for other in self._costs.neighbours(rank)]
+            found.append(min((alpha + beta * TYPICAL_BYTES for alpha, beta in links), default=0.0))
+        return found
+
+    def message(self, a: str, b: str, size: float) -> float:
+        """Seconds of one message of ``size`` bytes."""
+        route = self.route(a, b)
+        return route.alpha + size * route.beta
+
+    def collective(self, devices: Sequence[str], kind: str, size: float) -> float:
+        """Seconds of an ``all_reduce`` of ``size`` bytes, or an ``all_gather`` of that many in all."""
+        return self._team(devices).seconds(kind, size)
+
+    def where(self, devices: Sequence[str]) -> str:
+        """The slowest way between any two of them, in words."""
+        return self._team(devices).where
+
+    def _team(self, devices: Sequence[str]) -> _Team:
+        key = tuple(devices)
+        if key not in self._teams:
+            emulated = self._cluster.cores is not None
+            self._teams[key] = _Team(self, key, self._costs.crowding, emulated=emulated)
+        return self._teams[key]
+
+
+class _Team:
+    def __init__(self, exchange: Exchange, devices: tuple[str, ...], crowding: float, *, emulated: bool) -> None:
+        routes = [[exchange.route(a, b) if a != b else None for b in devices] for a in devices]
+        everywhere = [route for row in routes for route in row if route is not None]
+        slowest = max(everywhere, key=lambda route: (route.alpha, route.beta, route.where))
+        self._size = len(devices)
+        self._alpha, self._beta = slowest.alpha, max(route.beta for route in everywhere)
+        self.where = slowest.where
+        self._costs = LinkCosts(
+            tuple(tuple(None if route is None else route.alpha for route in row) for row in routes),
+            tuple(tuple(None if route is None else route.beta for route in row) for row in routes),
+            crowding,
+        )
+        self._work = EMULATED_WORK if emulated else WORK_SECONDS
+        # Of real hosts it is within what their rails were measured to take.
+        self._pair_work = EMULATED_WORK if emulated else 0.0
+
+    @cached_property
+    def _model(self) -> Model:
+        return Model(self._costs)
+
+    @cached_property
+    def _told(self) -> Model:
+        """What the time is worked out by; which algorithm is used, the fabric decides by `_model`."""
+        return self._model.at_work(self._work)
+
+    def seconds(self, kind: str, size: float) -> float:
+        if self._size == 2:
+            if kind == "all_gather":
+                return self._pair_work + self._alpha + size / 2 * self._beta
+            return (1 if size <= PAIR_AT_ONCE else 2) * (self._pair_work + self._alpha) + size * self._beta
+        return self._of(kind, max(1, round(size)))
+
+    @lru_cache(maxsize=256)  # noqa: B019 - as long as its exchange
+    def _of(self, kind: str, size: int) -> float:
+        asked = -(-size // self._size) if kind == "all_gather" else size
+        return self._told.seconds(kind, self._algorithm(kind, asked), asked)
+
+    def _algorithm(self, kind: str, size: int) -> str:
+        """What the fabric's decision table has for it (`choose_algorithms`). Its rows end at powers of two; only the
+        one that is asked for is worked out."""
+        up_to = min(max(8, 1 << (size - 1).bit_length()), 1 << 32)
+        shapes = {"tree": self._model.tree, "ring": self._model.ring}
+        possible = [name for name in CANDIDATES[kind] if shapes.get(name, True)]
+        return min((self._model.seconds(kind, name, up_to), name) for name in possible)[1]

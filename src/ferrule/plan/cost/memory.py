@@ -1,0 +1,98 @@
+"""How many bytes of a model lie on which device."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ferrule.model.layer import LayerSpec, Share
+from ferrule.model.spec import ModelSpec
+from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
+from ferrule.plan.cost.runtime import Runtime
+from ferrule.plan.layout import Layout, MemoryUse, Stage, Workload
+
+
+def memory_of(
+    model: ModelSpec, cluster: ClusterSpec, layout: Layout, work: Workload, runtime: Runtime
+) -> tuple[MemoryUse, ...]:
+    """By rank."""
+    return tuple(
+        _use(model, cluster.by_name[name], stage, share, work, runtime)
+        for stage in layout.stages
+        for name, share in zip(stage.devices, stage.shares, strict=True)
+    )
+
+
+def _use(
+    model: ModelSpec, device: DeviceSpec, stage: Stage, share: Share, work: Workload, runtime: Runtime
+) -> MemoryUse:
+    weights = model.rank_bytes(
+        share, vocabulary_of(model, stage), first_layer=stage.first_layer, last_layer=stage.last_layer
+    )
+    return MemoryUse(
+        device.name,
+        weights,
+        round(cache_bytes(model, stage, share, work.context, runtime) * work.concurrency),
+        activation_bytes(model, stage, share, work, runtime),
+        device.runtime_bytes,
+        device.memory,
+    )
+
+
+def vocabulary_of(model: ModelSpec, stage: Stage) -> float:
+    """The part of embedding and output matrix that a device of ``stage`` holds."""
+    cut = stage.width > 1 and any(share.width < 1.0 for share in stage.shares)
+    return model.vocabulary_share(stage.width) if cut else 1.0
+
+
+def cache_bytes(model: ModelSpec, stage: Stage, share: Share, tokens: int, runtime: Runtime) -> float:
+    """Of one sequence of ``tokens`` tokens."""
+    return sum(layer.cache_bytes(tokens, runtime.cache, share) * count for layer, count in _kinds(model, stage))
+
+
+def _kinds(model: ModelSpec, stage: Stage) -> list[tuple[LayerSpec, int]]:
+    """The stage's different layers, and how many there are of each."""
+    layers = model.alike[stage.first_layer : stage.last_layer]
+    by_identity = {id(layer): layer for layer in layers}
+    return [(by_identity[identity], count) for identity, count in Counter(map(id, layers)).items()]
+
+
+def activation_bytes(model: ModelSpec, stage: Stage, share: Share, work: Workload, runtime: Runtime) -> int:
+    """What one pass needs at once: hidden states in and out, the widest part of a layer, scores of one head's worth of
+    queries, and logits of all sequences on the last stage. An engine reuses it from layer to layer."""
+    rows = max(1, min(runtime.batch_tokens, work.prompt * work.concurrency))
+    wide = 0.0
+    for layer, _ in _kinds(model, stage):
+        attention = layer.attention
+        heads = share.query * attention.query_heads * (attention.key_width + attention.value_width)
+        width = share.width * layer.width
+        if layer.experts is not None:
+            width = max(width, layer.experts.per_token * layer.experts.width)
+        wide = max(wide, 2 * heads + attention.elements(), 3 * width)
+    size = rows * (4 * model.hidden_size + wide) * runtime.activation_bytes
+    if stage.last_layer == model.layers:
+        size += min(rows, work.concurrency) * model.vocab_size * 4 * 2
+    return round(size)
+
+
+def largest_context(model: ModelSpec, cluster: ClusterSpec, layout: Layout, work: Workload, runtime: Runtime) -> int:
+    """Tokens of each of the concurrent sequences that all devices have room for; 0 where not even weights fit."""
+    uses = memory_of(model, cluster, layout, work, runtime)
+    shares = [(stage, share) for stage in layout.stages for share in stage.shares]
+
+    def fits(tokens: int) -> bool:
+        return all(
+            use.weights
+            + use.activations
+            + use.runtime
+            + cache_bytes(model, stage, share, tokens, runtime) * work.concurrency
+            <= use.room
+            for use, (stage, share) in zip(uses, shares, strict=True)
+        )
+
+    if not fits(1):
+        return 0
+    low, high = 1, max(1, model.max_context)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -1,0 +1,50 @@
+"""What stages send each other, and in which pieces a prompt goes through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ferrule.model.spec import ModelSpec
+from ferrule.plan.cost.exchange import Exchange
+from ferrule.plan.cost.runtime import Runtime
+from ferrule.plan.cost.stage import Pass
+from ferrule.plan.layout import Workload
+
+WORD_BYTES = 8.0
+"""Of the next token of each sequence, from the last stage to the first."""
+
+
+def pieces(work: Workload, runtime: Runtime) -> Iterator[Pass]:
+    """Of a prompt, one after the other."""
+    for start in range(0, work.prompt, runtime.batch_tokens):
+        yield Pass(min(runtime.batch_tokens, work.prompt - start), start)
+
+
+def message_bytes(model: ModelSpec, runtime: Runtime, which: Pass, layers: int) -> float:
+    """To a stage of so many layers."""
+    return float(which.rows * model.hidden_bytes + runtime.layer_message_bytes * layers)
+
+
+def word_bytes(runtime: Runtime, which: Pass) -> float:
+    """From the last stage to the first: the words that were chosen, or all that a step is."""
+    return max(which.sequences * WORD_BYTES, float(runtime.announcement_bytes))
+
+
+def fellows(width: int, other: int) -> list[int]:
+    """To which place of a stage of ``other`` devices each of ``width`` sends."""
+    return [place * other // width for place in range(width)]
+
+
+def hop(exchange: Exchange, here: Sequence[str], there: Sequence[str], size: float) -> tuple[float, str]:
+    """Seconds of the slowest message from one stage to the next, and which way that goes."""
+    pairs = zip(here, fellows(len(here), len(there)), strict=True)
+    return max((exchange.message(a, there[b], size), exchange.route(a, there[b]).where) for a, b in pairs)
+
+
+def announcement(exchange: Exchange, runtime: Runtime, devices: Sequence[str]) -> tuple[float, str]:
+    """What the ranks of the only stage wait for the driver's word, and which way that goes."""
+    size = float(runtime.announcement_bytes)
+    if not size or len(devices) == 1:
+        return 0.0, ""
+    routes = [exchange.route(devices[0], other) for other in devices[1:]]
+    return max((route.alpha + size * route.beta, route.where) for route in routes)

@@ -1,0 +1,93 @@
+"""What the programs that run models do with machines: how many operations a layer is, what a message costs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ferrule.model.layer import BUILT_IN, COMPACT, CachePolicy, LayerSpec
+from ferrule.plan.cluster.spec import DeviceSpec
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """An engine, as far as time and memory are concerned.
+
+    ``attention_operations``, ``dense_operations`` and ``expert_operations``: how many operations (kernels) those parts
+    of a layer are, norms and residual sums included; ``each_expert_operations``: more for every expert that is touched,
+    where an engine works through them one by one. ``end_operations``: embedding, last norm, output matrix, sampling.
+    ``stage_operations``: of every stage but the first before its layers. ``message_seconds``: its own work for a
+    message between stages, and ``collective_seconds`` for a collective, beside
+    what the fabric's model counts. ``layer_message_bytes``: what goes to another stage for each of its layers with
+    every token, beside activations. ``announcement_bytes``: of what the last stage tells the others before
+    they run a step; 0: nothing.
+    ``batches``: keeps as many batches on their way as there are stages. ``streams``: weights that do not fit are read
+    from disk with every token. ``batch_tokens``: of a prompt, at once. ``activation_bytes``: of one number on its way
+    through a layer. ``eager``: starts each operation from Python.
+    """
+
+    name: str
+    cache: CachePolicy = COMPACT
+    attention_operations: int = 12
+    dense_operations: int = 6
+    expert_operations: int = 16
+    each_expert_operations: int = 0
+    end_operations: int = 8
+    stage_operations: int = 0
+    message_seconds: float = 0.0
+    collective_seconds: float = 0.0
+    layer_message_bytes: int = 0
+    announcement_bytes: int = 0
+    batches: bool = True
+    streams: bool = False
+    batch_tokens: int = 512
+    activation_bytes: float = 4.0
+    eager: bool = False
+
+    def launch_seconds(self, device: DeviceSpec) -> float:
+        """What an operation costs there beside its bytes and arithmetic."""
+        if self.eager and device.eager_seconds is not None:
+            return device.eager_seconds
+        return device.launch_seconds
+
+    def resume_seconds(self, device: DeviceSpec) -> float:
+        """What a stage there takes longer after it has waited for others."""
+        return device.resume_seconds if self.eager else 0.0
+
+    def operations(self, layer: LayerSpec, experts_touched: float = 0.0) -> float:
+        """Of one pass through ``layer`` on a device that needs so many of its experts."""
+        if layer.experts is None:
+            return self.attention_operations + self.dense_operations
+        shared = self.dense_operations if layer.weights.shared.bytes else 0
+        routed = self.expert_operations + self.each_expert_operations * experts_touched
+        return self.attention_operations + shared + routed
+
+
+BUILT_IN_ENGINE = Runtime(
+    "ferrule",
+    cache=BUILT_IN,
+    # Counted in the layers of transformers: reshapes and views are calls too, on a CPU as dear as small kernels.
+    attention_operations=40,
+    dense_operations=14,
+    expert_operations=24,
+    each_expert_operations=8,
+    end_operations=30,
+    # What is to be run, positions, their rotation, the mask: about 30, measured without layers.
+    stage_operations=30,
+    message_seconds=20e-6,
+    collective_seconds=5e-6,
+    announcement_bytes=4096,  # one frame of fixed size (engine/batch.py)
+    eager=True,
+)
+MLX = Runtime("mlx")
+"""mlx-lm, and exo on it: the graph of a token is built once and its kernels are started one after the other."""
+VLLM = Runtime("vllm")
+LLAMA_CPP_RPC = Runtime(
+    "llama.cpp-rpc",
+    # rpc_tensor is 296 bytes; a layer with experts is about 70 tensors (ggml-rpc sends the graph with every token).
+    layer_message_bytes=70 * 296,
+    batches=False,
+    streams=True,
+)
+EXO_GRPC = Runtime("exo-grpc", message_seconds=1e-3)
+"""exo of 2024: tensors from Python to Python by gRPC. A millisecond a message is a choice."""
+RUNTIMES = {runtime.name: runtime for runtime in (BUILT_IN_ENGINE, MLX, VLLM, LLAMA_CPP_RPC, EXO_GRPC)}

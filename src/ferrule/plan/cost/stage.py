@@ -1,0 +1,220 @@
+"""What one stage needs for one pass, layer by layer: the roofline of each device, operations, collectives, disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from ferrule.model.layer import Collective, LayerSpec, Share
+from ferrule.model.spec import ModelSpec
+from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
+from ferrule.plan.cost.exchange import Exchange
+from ferrule.plan.cost.experts import busiest_share
+from ferrule.plan.cost.runtime import Runtime
+from ferrule.plan.layout import Stage
+
+ARITHMETIC = 0.6
+"""What large matrix products get of the operations per second that a maker states; measured ones are taken as they
+are."""
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """``tokens`` new ones of each of ``sequences``, after ``past`` others. ``logits``: of how many tokens."""
+
+    tokens: int
+    past: int
+    sequences: int = 1
+
+    @property
+    def rows(self) -> int:
+        return self.tokens * self.sequences
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of one device for some layers, by what takes them, and ``collective`` for all devices of the stage."""
+
+    weights: float = 0.0
+    cache: float = 0.0
+    compute: float = 0.0
+    launch: float = 0.0
+    collective: float = 0.0
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(
+            self.weights + other.weights,
+            self.cache + other.cache,
+            self.compute + other.compute,
+            self.launch + other.launch,
+            self.collective + other.collective,
+        )
+
+    def times(self, factor: float) -> Seconds:
+        return Seconds(*(value * factor for value in self.parts))
+
+    @property
+    def parts(self) -> tuple[float, float, float, float, float]:
+        return self.weights, self.cache, self.compute, self.launch, self.collective
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.cache + self.compute + self.launch + self.collective
+
+
+Loads = dict[tuple[int, Pass], dict[tuple[Share, float, bool], "_Load"]]
+"""By layer (its identity) and pass; by share, experts needed of it, and whether whole experts are given out."""
+_Own = tuple[float, float, float, float]
+"""Seconds of one device without waiting for others: the first four of `Seconds`."""
+
+
+class _Pace(NamedTuple):
+    """Of a device: bytes and operations per second, seconds per operation."""
+
+    bandwidth: float
+    rate: float
+    launch_seconds: float
+
+    @classmethod
+    def of(cls, device: DeviceSpec, dtype: str, runtime: Runtime) -> _Pace:
+        rate = device.flops_of(dtype) * (1.0 if device.measured else ARITHMETIC)
+        return cls(device.memory_bandwidth, rate, runtime.launch_seconds(device))
+
+
+class _Load(NamedTuple):
+    """What a device with some share of a layer does in a pass: bytes of weights and cache, operations of arithmetic,
+    operations that are started."""
+
+    weights: float
+    cache: float
+    flops: float
+    launches: float
+
+
+class StageCost:
+    """Costs of ``stage``'s devices, whichever layers they have. ``exchange``: between all devices of the layout.
+    ``others``: there are more stages, which wait meanwhile. ``loads``: for stages of the same model and runtime to
+    share, as searches ask for the same thousands of times."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        runtime: Runtime,
+        stage: Stage,
+        exchange: Exchange,
+        *,
+        others: bool = False,
+        loads: Loads | None = None,
+    ) -> None:
+        self._loads: Loads = {} if loads is None else loads
+        self._model, self._runtime, self._exchange = model, runtime, exchange
+        self._stage = stage
+        dtype = _DTYPES.get(model.stored, "bf16")
+        self._devices = [_Pace.of(cluster.by_name[name], dtype, runtime) for name in stage.devices]
+        self._turns = cluster.turns(stage.width, others=others)
+
+    def layers(self, which: Pass) -> list[Seconds]:
+        """By layer of the whole model."""
+        found = {id(layer): self._layer(layer, which) for layer in {id(one): one for one in self._model.alike}.values()}
+        return [found[id(layer)] for layer in self._model.alike]
+
+    def _layer(self, layer: LayerSpec, which: Pass) -> Seconds:
+        known = self._loads.setdefault((id(layer), which), {})
+        parts = []
+        for device, share, experts in zip(
+            self._devices, self._stage.shares, self._experts_touched(layer, which.rows), strict=True
+        ):
+            key = (share, experts, self._stage.experts)
+            load = known.get(key)
+            if load is None:
+                load = known[key] = self._load(layer, which, share, experts)
+            parts.append(self._roofline(device, *load))
+        return Seconds(*max(parts, key=sum), self._collectives(self._exchanged(layer), which.rows))
+
+    def _load(self, layer: LayerSpec, which: Pass, share: Share, experts: float) -> _Load:
+        seen, flops = which.past + which.tokens, layer.flops(which.tokens, which.past) * which.sequences
+        return _Load(
+            self._read_bytes(layer, share, experts),
+            which.sequences * layer.cache_read_bytes(seen, self._runtime.cache, share),
+            flops * self._part_of_arithmetic(layer, share, experts, which.rows),
+            self._runtime.operations(layer, experts),
+        )
+
+    def _experts_touched(self, layer: LayerSpec, rows: int) -> list[float]:
+        """By device, of the experts (or slices of them) that it has."""
+        if layer.experts is None:
+            return [0.0] * len(self._devices)
+        if not self._stage.experts:
+            return [layer.experts.touched(rows)] * len(self._devices)
+        counts = [round(share.experts * layer.experts.count) for share in self._stage.shares]
+        busiest = busiest_share(counts, layer.experts.per_token, rows)
+        return [busiest * count / max(counts) for count in counts]
+
+    def _read_bytes(self, layer: LayerSpec, share: Share, experts: float) -> float:
+        held = layer.held_bytes(share)
+        if layer.experts is None:
+            return held
+        routed = layer.weights.routed.held(share.experts)
+        count = layer.experts.count * (share.experts if self._stage.experts else 1.0)
+        return held + routed * (experts / count - 1.0)
+
+    def _part_of_arithmetic(self, layer: LayerSpec, share: Share, experts: float, rows: int) -> float:
+        """Of a layer's operations, how many are done by a device with ``share`` of it."""
+        if layer.experts is None or not self._stage.experts:
+            return layer.held_bytes(share) / layer.bytes if layer.bytes else 1.0
+        routed = layer.weights.routed.parameters * layer.experts.per_token / layer.experts.count
+        active = max(1, layer.active_parameters)
+        busy = experts / max(1e-9, layer.experts.touched(rows))
+        return ((active - routed) * share.query + routed * busy) / active
+
+    def _roofline(self, device: _Pace, weights: float, cache: float, flops: float, launches: float) -> _Own:
+        """The slower of moving the bytes and doing the arithmetic (Williams, Waterman, Patterson 2009)."""
+        moving = (weights + cache) / device.bandwidth * self._turns
+        computing = flops / device.rate * self._turns
+        launching = launches * device.launch_seconds * self._turns
+        if computing > moving:
+            return 0.0, 0.0, computing, launching
+        part = weights / (weights + cache) if weights + cache else 1.0
+        return moving * part, moving * (1 - part), 0.0, launching
+
+    def _exchanged(self, layer: LayerSpec) -> tuple[Collective, ...]:
+        if self._stage.width == 1:
+            return ()
+        whole_attention = self._stage.experts and all(share.query == 1.0 for share in self._stage.shares)
+        return layer.collectives[-1:] if whole_attention else layer.collectives
+
+    def _collectives(self, collectives: Sequence[Collective], rows: int) -> float:
+        size = rows * self._model.activation_bytes
+        names = self._stage.devices
+        return sum(
+            self._exchange.collective(names, one.kind, one.width * size) + self._runtime.collective_seconds
+            for one in collectives
+        )
+
+    @lru_cache(maxsize=64)  # noqa: B019 - as long as its stage
+    def first(self, which: Pass) -> Seconds:
+        """What precedes the first layer: rows of the embedding."""
+        collectives = self._model.first_collectives if self._vocabulary_cut else ()
+        read = which.rows * self._model.embedding_row_bytes
+        slowest = max((self._roofline(device, read, 0, 0, 1) for device in self._devices), key=sum)
+        return Seconds(*slowest, self._collectives(collectives, which.rows))
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def last(self, which: Pass) -> Seconds:
+        """What follows the last: norm, output matrix for one token of each sequence, the choice of a token."""
+        cut = self._vocabulary_cut
+        share = self._model.vocabulary_share(self._stage.width) if cut else 1.0
+        head = self._model.head.held(share) + self._model.final.bytes
+        flops = 2 * which.sequences * (self._model.head.parameters * share + self._model.final.parameters)
+        operations = self._runtime.end_operations
+        slowest = max((self._roofline(device, head, 0, flops, operations) for device in self._devices), key=sum)
+        collectives = self._model.last_collectives if cut else ()
+        return Seconds(*slowest, self._collectives(collectives, which.sequences))
+
+    @property
+    def _vocabulary_cut(self) -> bool:
+        return self._stage.width > 1 and any(share.width < 1.0 for share in self._stage.shares)

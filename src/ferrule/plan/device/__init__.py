@@ -1,0 +1,1 @@
+"""What one machine's device does: measured by a short benchmark."""

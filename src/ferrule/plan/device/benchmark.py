@@ -1,0 +1,169 @@
+"""The short benchmark of a device. Runs in a process of its own: ``python -m ferrule.plan.device.benchmark EFFORT``.
+
+It times what a model's layers do: products of one row with weights that are in no cache (how fast weights are read), of
+many rows with one weight (operations per second), and the smallest operation (what each costs beside that).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ferrule.errors import FerruleError
+from ferrule.links.power import PowerMeter
+from ferrule.plan.device.backend import Backend, choose_backend
+from ferrule.plan.device.disk import DISK_BYTES, disk_read
+
+_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+_WIDTH = 2048
+_LEAST_MEMORY_PART = 8
+"""Arrays take at most such a part of what is free."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What is measured and how long. ``weights``: bytes of arrays that are read, far more than caches hold; ``seconds``
+    for each number; ``rows`` of the products that operations are counted with; ``disk`` bytes of a file in ``folder``,
+    0 for none; ``dtype`` in which reading is measured, as reading costs arithmetic, too, where that is slow."""
+
+    unit: str = "auto"
+    threads: int = 1
+    dtype: str = "bf16"
+    weights: int = 256 << 20
+    rows: int = 256
+    seconds: float = 0.25
+    disk: int = DISK_BYTES
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the benchmark found. ``runtime_bytes``, ``eager_seconds``, ``resume_seconds`` and ``at`` (seconds since
+    1970) are added by who ran it."""
+
+    unit: str
+    title: str
+    by: str
+    memory_free: int
+    memory_total: int
+    memory_bandwidth: float
+    flops: Mapping[str, float]
+    launch_seconds: float
+    disk_read: float | None = None
+    watts_idle: float | None = None
+    watts_busy: float | None = None
+    notes: tuple[str, ...] = ()
+    runtime_bytes: int = 0
+    at: float = 0.0
+    eager_seconds: float | None = None
+    resume_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Raises `TypeError`, `ValueError` or `KeyError` for anything that `to_json` would not have made."""
+        found = dict(fields)
+        for name in ("memory_bandwidth", "launch_seconds", "resume_seconds", "at"):
+            found[name] = float(found[name])
+        for name in ("memory_free", "memory_total", "runtime_bytes"):
+            found[name] = int(found[name])
+        if found["eager_seconds"] is not None:
+            found["eager_seconds"] = float(found["eager_seconds"])
+        found["flops"] = {str(dtype): float(value) for dtype, value in found["flops"].items()}
+        found["notes"] = tuple(map(str, found["notes"]))
+        if not found["memory_bandwidth"] > 0 or not found["flops"] or not min(found["flops"].values()) > 0:
+            raise ValueError("a rate is not more than 0")
+        return cls(**found)
+
+
+def run(effort: Effort) -> Figures:
+    """Measure this machine, in this process. Raises `ConfigError` where ``effort.unit`` is not there."""
+    meter = PowerMeter()
+    disk, why = disk_read(Path(effort.folder), effort.disk) if effort.disk and effort.folder else (None, "")
+    idle = meter.watts()  # the disk hardly counts
+    backend = choose_backend(effort.unit, effort.threads)
+    free, total = backend.memory()
+    dtype = effort.dtype if effort.dtype in backend.dtypes else backend.dtypes[0]
+    bandwidth = read_rate(backend, dtype, min(effort.weights, free // _LEAST_MEMORY_PART), effort.seconds)
+    meter = PowerMeter()
+    flops = {one: product_rate(backend, one, effort.rows, effort.seconds) for one in backend.dtypes}
+    busy = meter.watts()
+    launch = launch_seconds(backend, effort.seconds)
+    notes = [f"memory bandwidth of {dtype} weights, one row at a time, by {backend.by}", *([why] if why else [])]
+    if busy is not None:
+        notes.append("watts are of the chips, as they tell; the whole machine draws more")
+    return Figures(
+        backend.unit, backend.title, backend.by, free, total, bandwidth, flops, launch, disk, idle, busy, tuple(notes)
+    )
+
+
+def read_rate(backend: Backend, dtype: str, size: int, seconds: float) -> float:
+    """Bytes per second that products of one row read of weights of ``size`` bytes in all."""
+    one = _WIDTH * _WIDTH * _BYTES[dtype]
+    products = [backend.linear(1, _WIDTH, _WIDTH, dtype) for _ in range(max(1, size // one))]
+
+    def read_all() -> None:
+        for product in products:
+            product()
+
+    return len(products) * one / best_seconds(read_all, backend.wait, seconds)
+
+
+def product_rate(backend: Backend, dtype: str, rows: int, seconds: float) -> float:
+    """Operations per second of products with ``rows`` rows, on a weight as wide as there is time for."""
+    width = _WIDTH // 16
+    while True:
+        product = backend.linear(rows, width, width, dtype)
+        took = best_seconds(product, backend.wait, seconds / 8)
+        # The next one takes four times as long, and a few of them are needed.
+        if width >= _WIDTH * 4 or took * 16 > seconds:
+            return 2.0 * rows * width * width / best_seconds(product, backend.wait, seconds)
+        width *= 2
+
+
+def launch_seconds(backend: Backend, seconds: float) -> float:
+    """Of one small operation among many."""
+    small = backend.small()
+    count = 500
+
+    def many() -> None:
+        for _ in range(count):
+            small()
+
+    return best_seconds(many, backend.wait, seconds) / count
+
+
+def best_seconds(work: Callable[[], object], wait: Callable[[], None], seconds: float) -> float:
+    """Of the quickest of as many calls as fit into ``seconds``, and at least two after a first one: what else the
+    machine does makes them slower, never quicker."""
+    work()
+    wait()
+    best, end, number = float("inf"), time.perf_counter() + seconds, 0
+    while number < 2 or time.perf_counter() < end:
+        begin = time.perf_counter()
+        work()
+        wait()
+        best = min(best, time.perf_counter() - begin)
+        number += 1
+    return max(best, 1e-9)
+
+
+def main(words: list[str]) -> int:
+    """The last line on stdout is JSON: figures, or an error."""
+    try:
+        told: dict[str, Any] = {"figures": run(Effort(**json.loads(words[0]))).to_json()}
+    except FerruleError as error:
+        told = {"error": str(error)}
+    sys.stdout.write(json.dumps(told) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,236 @@
+"""This machine as a `DeviceSpec`, measured by a short benchmark in a process of its own, and remembered."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from ferrule import __version__
+from ferrule.errors import PlanError
+from ferrule.files import cache_directory, locked, write_whole
+from ferrule.links.identity import identity
+from ferrule.plan.cluster.spec import DeviceSpec
+from ferrule.plan.device.backend import processor
+from ferrule.plan.device.benchmark import Effort, Figures
+from ferrule.plan.device.engine import ENGINE_RANK, ENGINE_STEPPING, PROGRAM, eager_seconds
+from ferrule.plan.device.memory import memory_free, nvidia_free
+from ferrule.process.system import usable_cores
+
+_log = logging.getLogger(__name__)
+
+MAX_AGE_SECONDS = 30 * 86400.0
+TIMEOUT = 120.0
+_VERSION = 2
+_MAX_ENTRIES = 50
+_LOCK_SECONDS = 2.0
+_PACKAGES = ("torch", "transformers", "numpy")
+
+
+def measure_device(name: str = "", **options: Any) -> DeviceSpec:
+    """This machine with the memory that is free now. ``name``: by default the host's. ``options`` and errors: those of
+    `measure_figures`; `PlanError` where no memory is free."""
+    figures = measure_figures(**options)
+    return device_from(figures, name or socket.gethostname(), free_now(figures))
+
+
+def recall_device(name: str = "", *, unit: str = "auto", threads: int | None = None) -> DeviceSpec | None:
+    """The same if it was measured in the last 30 days, without measuring anything; else None."""
+    folder = _cache_folder()
+    wanted = Effort(unit=unit, threads=threads or usable_cores(), dtype="bf16", folder=str(folder.absolute()))
+    figures = _recall(folder / "devices.json", _key(wanted))
+    return None if figures is None else device_from(figures, name or socket.gethostname(), free_now(figures))
+
+
+def measure_figures(
+    *,
+    model: Path | None = None,
+    unit: str = "auto",
+    threads: int | None = None,
+    dtype: str = "bf16",
+    fresh: bool = False,
+    effort: Effort | None = None,
+    cache: Path | None = None,
+    timeout: float = TIMEOUT,
+) -> Figures:
+    """Measure this machine, or recall what was measured in the last 30 days with the same hardware and versions.
+
+    ``model``: the folder whose disk is read, by default the cache's. ``unit``: "cpu", "cuda", "mps", or "auto" for the
+    best one. ``threads`` that compute on processors: by default all cores. ``dtype`` in which reading is measured.
+    ``fresh``: measure in any case. ``effort``: how long (its other fields are set here). ``cache``: the file to
+    remember in. The first time takes about 4 s and as long as importing torch and transformers. Raises `PlanError`
+    where it fails, takes over ``timeout`` seconds, or there is no such ``unit``.
+    """
+    folder = model if model is not None else _cache_folder()
+    wanted = replace(
+        effort or Effort(), unit=unit, threads=threads or usable_cores(), dtype=dtype, folder=str(folder.absolute())
+    )
+    store = cache if cache is not None else _cache_folder() / "devices.json"
+    key = _key(wanted)
+    figures = None if fresh else _recall(store, key)
+    if figures is None:
+        figures = _benchmark(wanted, timeout)
+        # Only processors run the built-in engine.
+        needs = rank_needs(timeout, timed=figures.unit == "cpu")
+        figures = replace(figures, runtime_bytes=needs.private, resume_seconds=needs.resume, at=time.time())
+        if needs.token is not None:
+            figures = replace(figures, eager_seconds=eager_seconds(needs.token))
+        _remember(store, key, figures)
+    return figures
+
+
+def device_from(figures: Figures, name: str, memory: int) -> DeviceSpec:
+    """The planner's view of what was measured. Raises `PlanError` where no memory is free."""
+    return DeviceSpec(
+        name,
+        memory,
+        figures.memory_bandwidth,
+        figures.flops,
+        kind=f"{figures.title} ({figures.unit})",
+        launch_seconds=figures.launch_seconds,
+        eager_seconds=figures.eager_seconds,
+        resume_seconds=figures.resume_seconds,
+        disk_read=figures.disk_read,
+        runtime_bytes=figures.runtime_bytes,
+        watts_idle=figures.watts_idle,
+        watts_busy=figures.watts_busy,
+        measured=True,
+    )
+
+
+class RankNeeds(NamedTuple):
+    """``private``: bytes of memory of a process that has imported a rank and multiplied once, of one with the fabric
+    alone where the engine is not installed. ``token``: seconds that a rank takes for a token of the embedded model,
+    None there, or if it is not timed; ``resume``: how much longer after it has waited."""
+
+    private: int
+    token: float | None = None
+    resume: float = 0.0
+
+
+def rank_needs(timeout: float = TIMEOUT, *, timed: bool = True) -> RankNeeds:
+    """What a rank of the built-in engine needs here; seconds only if they are to be ``timed``."""
+    words = ["-c", PROGRAM, ENGINE_RANK, ENGINE_STEPPING if timed else ""]
+    told = _python(words, timeout, {"OMP_NUM_THREADS": "1"}, "what a rank needs beside its weights")
+    found = dict(line.split() for line in told.splitlines() if line.startswith(("private ", "token ", "resume ")))
+    if "private" not in found:
+        raise PlanError("what a rank needs beside its weights could not be measured: its process said nothing")
+    token = float(found["token"]) if "token" in found else None
+    return RankNeeds(int(found["private"]), token, float(found.get("resume", 0.0)))
+
+
+def _benchmark(effort: Effort, timeout: float) -> Figures:
+    # numpy's linear algebra takes its threads from the environment.
+    env = {name: str(effort.threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    words = ["-m", "ferrule.plan.device.benchmark", json.dumps(asdict(effort))]
+    told = _python(words, timeout, env, "the benchmark of this machine")
+    try:
+        answer = json.loads(told.splitlines()[-1])
+        if "error" in answer:
+            raise PlanError(f"the benchmark of this machine: {answer['error']}")
+        return Figures.from_json(answer["figures"])
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise PlanError(f"the benchmark of this machine printed what cannot be read: {error}") from error
+
+
+def _python(words: list[str], timeout: float, env: Mapping[str, str], what: str) -> str:
+    try:
+        done = subprocess.run(
+            [sys.executable, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+            env={**os.environ, **env},
+        )
+    except subprocess.TimeoutExpired:
+        raise PlanError(f"{what} took longer than {timeout:g} s; try again when the machine has less to do") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise PlanError(f"{what} failed: {last}")
+    return done.stdout
+
+
+def free_now(figures: Figures) -> int:
+    """Bytes that a model could fill now. Of a GPU whose driver has no tool here, those when it was measured."""
+    if figures.unit == "cuda":
+        free = nvidia_free()
+        return figures.memory_free if free is None else min(free, figures.memory_total)
+    free, _ = memory_free()
+    return min(free, figures.memory_total)
+
+
+def _cache_folder() -> Path:
+    try:
+        return cache_directory()
+    except RuntimeError:
+        return Path.cwd()
+
+
+def _key(effort: Effort) -> str:
+    """Hardware, versions and what was asked for: another one of these, and it is measured anew."""
+    versions = []
+    for package in _PACKAGES:
+        try:
+            versions.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            continue
+    gpus = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*")) + ["kfd"] * Path("/dev/kfd").exists()
+    total = f"{psutil.virtual_memory().total >> 20} MiB"
+    hardware = [_machine(), processor(), str(os.cpu_count()), total, platform.release(), *gpus]
+    folder = next((path for path in (Path(effort.folder), *Path(effort.folder).parents) if path.is_dir()), Path("/"))
+    disk = str(folder.stat().st_dev)
+    asked = json.dumps(asdict(replace(effort, folder="")), sort_keys=True)
+    return " | ".join([f"ferrule {__version__}", *versions, *hardware, f"disk {disk}", asked])
+
+
+def _machine() -> str:
+    try:
+        return identity(Path("/etc/machine-id").read_text()) or ""
+    except OSError:
+        return socket.gethostname()
+
+
+def _recall(store: Path, key: str) -> Figures | None:
+    entry = _read(store).get(key)
+    try:
+        figures = None if entry is None else Figures.from_json(entry)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return figures if figures is not None and 0 <= time.time() - figures.at < MAX_AGE_SECONDS else None
+
+
+def _remember(store: Path, key: str, figures: Figures) -> None:
+    try:
+        with locked(store.with_name(f".{store.name}.lock"), _LOCK_SECONDS):
+            entries = _read(store)
+            entries.pop(key, None)
+            kept = dict([*entries.items(), (key, figures.to_json())][-_MAX_ENTRIES:])
+            write_whole(store, json.dumps({"version": _VERSION, "devices": kept}, indent=1))
+    except OSError as error:
+        _log.info("what was measured of this machine cannot be kept in %s: %s", store, error)
+
+
+def _read(store: Path) -> dict[str, Any]:
+    """Whatever is wrong with the file, the machine is only measured anew."""
+    try:
+        found = json.loads(store.read_text())
+        return dict(found["devices"]) if found["version"] == _VERSION else {}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("%s cannot be read (%r): the machine is measured anew", store, error)
+        return {}

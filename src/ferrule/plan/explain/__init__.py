@@ -1,0 +1,1 @@
+"""Why a plan is as fast as it is."""

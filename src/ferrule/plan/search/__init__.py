@@ -1,0 +1,1 @@
+"""Find the best layouts."""

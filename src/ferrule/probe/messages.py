@@ -1,0 +1,140 @@
+"""Time messages to and fro between two ends. Both call the same function at the same time."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ferrule import _native
+from ferrule.errors import LinkError
+from ferrule.fabric.join.control_channel import Deadline, Link, read_exactly
+
+
+@dataclass(frozen=True)
+class Way:
+    """How messages go to and fro. ``play``: so many bytes, so many rounds, whether this end starts; seconds one way of
+    each round. ``alone``: the end that starts does everything.
+    """
+
+    play: Callable[[int, int, bool, Deadline], list[float]]
+    alone: bool = False
+
+
+_FIRST_ROUNDS, _LEAST_ROUNDS, _MOST_ROUNDS = 2, 5, 400
+_LONG = 2e-3
+"""What takes so many seconds is not quicker or slower by how it is waited for."""
+
+
+def time_messages(
+    link: Link, ways: Mapping[str, Way], sizes: Sequence[int], seconds: float, *, starts: bool, deadline: Deadline
+) -> list[Any]:
+    """Messages of each size to and fro, for about ``seconds`` each: ``[size, minimum, median, p99]``, one way.
+
+    All ``ways`` are tried, and the quickest counts. ``link`` is for what the ends say to each other, and no way uses
+    it. Who does not start gets an empty list.
+    """
+    found: list[Any] = []
+    if not starts:
+        while (order := link.receive(deadline)).get("rounds"):
+            ways[order["way"]].play(order["size"], order["rounds"], False, deadline)
+        return []
+    for size in sizes:
+        if _expected(found, size) > deadline.left / 2:
+            break  # the link is too slow for such messages
+        tried: list[list[float]] = []
+        for name, way in ways.items():
+            if not tried or statistics.median(tried[0]) < _LONG:
+                tried.append(_samples(link, name, way, size, seconds / len(ways), deadline))
+        ordered = sorted(min(tried, key=statistics.median))
+        found.append([size, ordered[0], statistics.median(ordered), ordered[math.ceil(0.99 * (len(ordered) - 1))]])
+    link.send({"rounds": 0}, deadline)
+    return found
+
+
+def _expected(found: Sequence[Any], size: int) -> float:
+    """Seconds that measuring messages of ``size`` bytes takes at least, from those before."""
+    if len(found) < 2:
+        return 0.0
+    (first, _, at_first, _), (last, _, at_last, _) = found[0], found[-1]
+    one_way = at_last + max(0.0, at_last - at_first) * (size - last) / (last - first)
+    return float(2 * (_FIRST_ROUNDS + _LEAST_ROUNDS) * one_way)
+
+
+def _samples(link: Link, name: str, way: Way, size: int, seconds: float, deadline: Deadline) -> list[float]:
+    """A few rounds to warm up and to see how many fit into the time, and then those."""
+    rounds = _FIRST_ROUNDS
+    for turn in range(2):
+        if not way.alone:
+            link.send({"way": name, "size": size, "rounds": rounds}, deadline)
+        samples = way.play(size, rounds, True, deadline)
+        if turn == 0:
+            rounds = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(seconds / (2 * min(samples)))))
+    return samples
+
+
+def tcp_ways(sock: socket.socket, other: socket.socket | None = None) -> dict[str, Way]:
+    """How two ends may wait for what comes over ``sock``: to poll is quicker while each has a core for that, to sleep
+    where not. ``other``: the second end's socket, where both are on one machine. There two that poll, and what joins
+    them, may fight for cores; one thread that drives both ends sees what ends with a core each would see.
+    """
+    ways = {"sleep": Way(functools.partial(_sleeping, sock)), "poll": Way(functools.partial(_polling, sock))}
+    if other is not None:
+        ways["alone"] = Way(functools.partial(_alone, sock, other), alone=True)
+    return ways
+
+
+def _sleeping(sock: socket.socket, size: int, rounds: int, starts: bool, deadline: Deadline) -> list[float]:
+    message = bytes(size)
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        if starts:
+            send_all(sock, message, deadline)
+        read_exactly(sock, size, deadline, "the other end")
+        if not starts:
+            send_all(sock, message, deadline)
+        times.append((time.perf_counter() - begin) / 2)
+    return times
+
+
+def _polling(sock: socket.socket, size: int, rounds: int, starts: bool, deadline: Deadline) -> list[float]:
+    data = (ctypes.c_char * size)()
+    left = max(deadline.left, 1e-3)
+    with refusing(size):
+        times = _native.raw_tcp_ping_pong(sock.fileno(), ctypes.addressof(data), size, rounds, starts, left)
+    return [microseconds * 1e-6 for microseconds in times]
+
+
+def _alone(
+    sock: socket.socket, other: socket.socket, size: int, rounds: int, starts: bool, deadline: Deadline
+) -> list[float]:
+    data = (ctypes.c_char * size)()
+    left = max(deadline.left, 1e-3)
+    with refusing(size):
+        times = _native.raw_tcp_alone(sock.fileno(), other.fileno(), ctypes.addressof(data), size, rounds, left)
+    return [microseconds * 1e-6 for microseconds in times]
+
+
+@contextmanager
+def refusing(size: int) -> Iterator[None]:
+    """What goes wrong inside native timing becomes a `LinkError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LinkError(f"messages of {size} bytes: {error}") from error
+
+
+def send_all(sock: socket.socket, message: bytes, deadline: Deadline) -> None:
+    sock.settimeout(max(deadline.left, 1e-3))
+    try:
+        sock.sendall(message)
+    except OSError as error:
+        raise LinkError(f"messages of {len(message)} bytes: {error}") from error

@@ -1,0 +1,300 @@
+"""Measure every link between two hosts, one after the other, and then all at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ferrule.errors import LinkError
+from ferrule.fabric.join.addresses import Interface, pairings
+from ferrule.links import both_ways
+from ferrule.links.measured import Bandwidth, Fault, Latency, LinkEnd, MeasuredLink, MeasuredPair
+from ferrule.probe.ends import End
+
+SIZES = (64, 512, 4096, 32768, 262144, 1 << 20)
+_ETHERNET, _GAPS = 14, 24
+"""Bytes beside a packet: a frame's header; and, on a real Ethernet cable, preamble, checksum and gap."""
+_TUNNEL_FRAME, _TUNNEL_HEADER = 4084, 12
+"""thunderbolt-net cuts packets into frames of 4 KiB with a header each (drivers/net/thunderbolt in Linux)."""
+_HIDDEN = 1.2
+"""Of both ways together: while other programs had the processors, 0.6 came out as up to so much."""
+_ROUND_TRIPS = 15
+"""TCP needs about so many to find its speed."""
+_MOST_WARM = 1.5
+_KNOCK_SECONDS = 1.3
+_SPARE_SECONDS = 6.0
+_PAIRING_SECONDS = 10.0
+"""For the ends to agree on a queue pair."""
+_SIZE_SECONDS = 2.0
+"""For each size of messages at most: also a slow link is measured, with fewer rounds."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long: ``message`` seconds for each of ``sizes``, ``stream`` for each of ``streams``, after ``warm``.
+
+    ``looks``: how often streams are measured in all where the first time says that something is wrong.
+    """
+
+    message: float = 0.08
+    stream: float = 0.24
+    warm: float = 0.1
+    streams: tuple[int, ...] = (1, 2, 4)
+    sizes: tuple[int, ...] = SIZES
+    looks: int = 3
+
+    @property
+    def of_rdma(self) -> Effort:
+        """One queue pair each way fills a cable, and some devices have few."""
+        return dataclasses.replace(self, streams=(1,))
+
+
+QUICK = Effort(message=0.03, stream=0.12, warm=0.05, streams=(1,), looks=1)
+
+
+@dataclass(frozen=True)
+class _Pairing:
+    """Two interfaces that should reach each other; ``number``: of the second host's listening socket.
+
+    ``guessed``: by their link-local addresses alone, so they may well be on different cables.
+    """
+
+    number: int
+    first: Interface
+    second: Interface
+    port: int
+
+    @property
+    def guessed(self) -> bool:
+        return self.first.ip.is_link_local
+
+    def flow(self, way: str) -> dict[str, Any]:
+        return {
+            "listener": self.number,
+            "address": self.second.address,
+            "port": self.port,
+            "source": self.first.address,
+            "interface": self.first.name,
+            "way": way,
+        }
+
+
+def probe_pair(
+    first: End,
+    second: End,
+    effort: Effort,
+    say: Callable[[str], None],
+    *,
+    speeds: Mapping[str, float] | None = None,
+) -> MeasuredPair:
+    """Both ends must have been started with the same key. ``speeds``: bits per second of the cable at an interface of
+    the first end, where it is known better than the system tells. Raises `LinkError` when an end is lost.
+    """
+    pairs = pairings(first.interfaces, second.interfaces)
+    second.order(do="listen", places=[(face.address, face.name) for _, face in pairs])
+    ports = second.answer(_SPARE_SECONDS)["ports"]
+    todo = [_Pairing(number, *faces, port) for number, (faces, port) in enumerate(zip(pairs, ports, strict=True))]
+    links = []
+    well = []
+    for pairing in todo:
+        say(f"{first.name} {pairing.first.name} ↔ {second.name} {pairing.second.name}")
+        link = _Run(first, second, pairing, effort, speeds or {}).link()
+        if link is None:
+            continue
+        links.append(link)
+        if link.fault:
+            continue
+        well.append(pairing)
+        if first.rdma.get(pairing.first.name) and second.rdma.get(pairing.second.name):
+            say(f"{link.name}, RDMA")
+            rdma = _Run(first, second, pairing, effort.of_rdma, speeds or {}, "verbs").link()
+            links += [] if rdma is None else [rdma]
+    together = None
+    if len(well) > 1:
+        say(f"{first.name} ↔ {second.name}, {len(well)} links at once")
+        slowest = max(link.latency[0].median for link in links if link.latency)
+        # Each has just been measured alone; what now goes wrong was told there, or is a chance of this moment.
+        with suppress(LinkError):
+            together = _bandwidth(first, second, well, 1, effort, slowest)
+    return MeasuredPair((first.name, second.name), time.time(), tuple(links), together)
+
+
+class _Run:
+    """One link, by one transport."""
+
+    def __init__(
+        self,
+        first: End,
+        second: End,
+        pairing: _Pairing,
+        effort: Effort,
+        speeds: Mapping[str, float],
+        transport: str = "tcp",
+    ) -> None:
+        self._ends = first, second
+        self._pairing = pairing
+        self._effort = effort
+        self._speeds = speeds
+        self._transport = transport
+
+    def link(self) -> MeasuredLink | None:
+        """None: a guess that was wrong."""
+        first, second = self._ends
+        pairing = self._pairing
+        faces = pairing.first, pairing.second
+        link = MeasuredLink(
+            ends=(self._end(first, faces[0]), self._end(second, faces[1])),
+            at=time.time(),
+            transport=self._transport,
+            mtu=min(face.mtu for face in faces),
+        )
+        try:
+            answers = self._latency()
+        except LinkError as error:
+            return None if pairing.guessed else self._failed(link, error)
+        latency = tuple(Latency(*numbers) for numbers in answers[0]["latency"])
+        framing = _framing(link, answers[0]["mss"]) if self._transport == "tcp" else 1.0
+        link = dataclasses.replace(link, latency=latency, framing=framing)
+        found: list[Bandwidth] = []
+        settled = False
+        for streams in self._effort.streams:
+            measure = functools.partial(
+                _bandwidth, first, second, [pairing], streams, self._effort, latency[0].median, self._transport
+            )
+            try:
+                one = confirmed(measure, 1 if settled else self._effort.looks)
+            except LinkError as error:
+                return self._failed(link, error)
+            settled = settled or in_doubt(one)
+            found.append(one)
+            link = dataclasses.replace(link, bandwidth=tuple(found))
+            if not one.forth or not one.back:
+                return self._failed(link, LinkError("nothing arrived"))
+        return link
+
+    def _failed(self, link: MeasuredLink, error: LinkError) -> MeasuredLink:
+        """With why, as far as that can be found out. By RDMA only what was said: over TCP the link is well."""
+        if self._transport != "tcp":
+            return dataclasses.replace(link, fault="no-rdma", detail=str(error))
+        fault, detail = self._knock()
+        return dataclasses.replace(link, fault=fault, detail=detail or str(error))
+
+    def _latency(self) -> list[dict[str, Any]]:
+        """One connection for what the ends say to each other, and one for the messages."""
+        flows = [self._pairing.flow("forth")] * 2
+        what: dict[str, Any] = {"sizes": self._effort.sizes}
+        if self._transport == "tcp" and all(end.here for end in self._ends):
+            what["lend"] = f"{tempfile.gettempdir()}/ferrule-probe-{secrets.token_hex(8)}"
+        return _measure(*self._ends, flows, self._effort.message, transport=self._transport, **what)
+
+    def _end(self, end: End, face: Interface) -> LinkEnd:
+        device = end.devices.get(face.name, {})
+        identity = f"{end.identity} {face.identity}" if end.identity and face.identity else ""
+        speed = self._speeds.get(self._pairing.first.name, device.get("speed"))
+        return LinkEnd(end.name, face.name, face.address, identity, end.kernel, device.get("kind") or "", speed)
+
+    def _knock(self) -> tuple[Fault, str]:
+        """Why nothing came through: let both ends knock at the other, and count what arrives."""
+        first, second = self._ends
+        mine, theirs = self._pairing.first, self._pairing.second
+        ways = ((first, mine, theirs), (second, theirs, mine))
+        for end, own, other in ways:
+            end.order(
+                do="knock",
+                address=other.address,
+                port=self._pairing.port,
+                source=own.address,
+                interface=own.name,
+                seconds=_KNOCK_SECONDS,
+            )
+        answers = [end.answer(_KNOCK_SECONDS + _SPARE_SECONDS) for end, _, _ in ways]
+        frames = [answer["frames"] for answer in answers]
+        detail = "frames received while both ends knocked for " + (
+            f"{_KNOCK_SECONDS:g} s: " + ", ".join(f"{frames[n]} at {ways[n][0].name}" for n in range(2))
+        )
+        if any(answer["answered"] for answer in answers):
+            return "large", "connections open, but a measurement over them did not end"
+        if not any(frames):
+            return "stall", detail
+        return ("blocked" if all(frames) else "one-way"), detail
+
+
+def in_doubt(one: Bandwidth) -> bool:
+    """Nothing is said against a cable after a single look: what else a machine does looks alike now and then."""
+    verdict = both_ways(one)
+    return verdict in ("shared", "collapse") or (verdict == "limited" and one.together < _HIDDEN)
+
+
+def confirmed(measure: Callable[[], Bandwidth], looks: int = 3) -> Bandwidth:
+    """What was measured; where that says that both ways at once are too slow, the middle one of so many."""
+    first = measure()
+    if not in_doubt(first):
+        return first
+    more = (measure() for _ in range(looks - 1))
+    return sorted((first, *more), key=lambda one: one.together)[looks // 2]
+
+
+def _bandwidth(
+    first: End,
+    second: End,
+    pairs: Sequence[_Pairing],
+    streams: int,
+    effort: Effort,
+    latency: float,
+    transport: str = "tcp",
+) -> Bandwidth:
+    """Goodput forth, back, and both at once; all of ``pairs`` together."""
+    warm = max(effort.warm, min(_MOST_WARM, _ROUND_TRIPS * 2 * latency))
+    rates = []
+    for ways in (("forth",), ("back",), ("forth", "back")):
+        flows = [pairing.flow(way) for pairing in pairs for way in ways for _ in range(streams)]
+        answers = _measure(first, second, flows, effort.stream + warm, warm=warm, transport=transport)
+        busy = max(answer["busy"] for answer in answers)  # what counts is that of the last run, both ways
+        for way in ways:
+            # What arrived: forth at the second end, back at the first.
+            arrived = answers[1 if way == "forth" else 0]["rates"]
+            rates.append(sum(rate for flow, rate in zip(flows, arrived, strict=True) if flow["way"] == way))
+    forth, back, both_forth, both_back = rates
+    return Bandwidth(streams, forth, back, both_forth, both_back, busy)
+
+
+def _measure(
+    first: End, second: End, flows: Sequence[dict[str, Any]], seconds: float, **what: Any
+) -> list[dict[str, Any]]:
+    """Both ends do it at the same time. Raises `LinkError` if either says that it failed, after both have ended."""
+    epoch = secrets.token_hex(16)
+    timeout = len(what["sizes"]) * _SIZE_SECONDS if "sizes" in what else seconds + _SPARE_SECONDS / 2
+    if what["transport"] == "verbs":
+        timeout += _PAIRING_SECONDS
+    for end, dials in ((second, False), (first, True)):
+        end.order(do="measure", epoch=epoch, dials=dials, flows=flows, seconds=seconds, timeout=timeout, **what)
+    answers: list[dict[str, Any]] = []
+    problem: LinkError | None = None
+    for end in (first, second):
+        try:
+            answers.append(end.answer(timeout + _SPARE_SECONDS))
+        except LinkError as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
+    return answers
+
+
+def _framing(link: MeasuredLink, mss: int) -> float:
+    """Bytes on the wire for each byte of goodput, in full packets."""
+    if not 0 < mss < link.mtu:
+        return 1.0
+    kinds = {end.kind for end in link.ends}
+    beside = _ETHERNET
+    if "thunderbolt" in kinds:
+        beside += _TUNNEL_HEADER * -(-link.mtu // _TUNNEL_FRAME)
+    elif "ethernet" in kinds:
+        beside += _GAPS
+    return (link.mtu + beside) / mss

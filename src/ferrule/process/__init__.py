@@ -1,0 +1,1 @@
+"""Start, hold, watch and end processes."""
