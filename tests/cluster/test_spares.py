@@ -103,7 +103,7 @@ def test_a_model_keeps_as_many_spares_as_ranks_on_each_host_also_when_an_agent_s
     from ferrule.engine.host import cluster_spares
     from ferrule.engine.host.cluster_ranks import ClusterStarter
     from ferrule.engine.host.cluster_spares import ClusterSpares
-    from ferrule.engine.host.starting import Formation
+    from ferrule.engine.host.placement import Formation
 
     monkeypatch.setattr(cluster_spares, "RANK_MODULE", "json")
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ferrule.engine.host.starting import Formation, Loss
+from ferrule.engine.host.placement import Formation, Loss
 from ferrule.engine.options import RankOptions
 from ferrule.errors import FerruleError
 from ferrule.plan import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Weights, make_plan

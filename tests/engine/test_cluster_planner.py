@@ -6,7 +6,7 @@ import pytest
 from ferrule.cluster.records import Member
 from ferrule.engine.host import cluster_planner
 from ferrule.engine.host.cluster_planner import ClusterPlanner, _rather_here
-from ferrule.engine.host.starting import Loss
+from ferrule.engine.host.placement import Loss
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.errors import ClusterError, ConfigError, EngineError, ModelUnavailable
 from ferrule.fabric.join.addresses import Interface

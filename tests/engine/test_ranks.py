@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from fake_ranks import FakeRanks, FakeStarter, rank_options
 
+from ferrule.engine.host import failure_detector as detector_module
 from ferrule.engine.host import ranks as ranks_module
-from ferrule.engine.host import silence as silence_module
+from ferrule.engine.host.failure_detector import SILENT_SECONDS, TICK_SECONDS, FailureDetector
+from ferrule.engine.host.placement import Loss
 from ferrule.engine.host.ranks import Event, RankFailure, Ranks
-from ferrule.engine.host.silence import SILENT_SECONDS, TICK_SECONDS, Silence
-from ferrule.engine.host.starting import Loss
 
 
 def refuse(rank: int, event: Event) -> None:
@@ -70,7 +70,7 @@ def test_the_cause_is_chosen_over_its_consequences() -> None:
 
 
 def test_a_rank_that_was_stopped_before_it_met_the_others_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ranks_module, silence_module):  # there too: however long this process stood still, a tick is a tick
+    for module in (ranks_module, detector_module):  # there too: however long this process stood still, a tick is a tick
         monkeypatch.setattr(module, "TICK_SECONDS", 0.01)
 
     async def loss() -> Loss:
@@ -96,17 +96,17 @@ def test_a_rank_that_was_stopped_before_it_met_the_others_is_not_waited_for(monk
 
 
 def test_silence_is_not_held_against_ranks_while_the_watcher_stood_still_too() -> None:
-    silence = Silence(2, patience=25.0)
-    silence.ready(0)
-    assert silence.tick(3600.0) == {}  # a laptop that was shut
+    detector = FailureDetector(2, patience=25.0)
+    detector.ready(0)
+    assert detector.tick(3600.0) == {}  # a laptop that was shut
     ticks = 0
-    while not (silent := silence.tick(TICK_SECONDS)):
+    while not (silent := detector.tick(TICK_SECONDS)):
         ticks += 1
     assert list(silent) == [0]  # the other one is loading still
     assert SILENT_SECONDS - 3 <= ticks <= SILENT_SECONDS
-    silence.heard(0)
-    while not (silent := silence.tick(TICK_SECONDS)):
-        silence.heard(0)
+    detector.heard(0)
+    while not (silent := detector.tick(TICK_SECONDS)):
+        detector.heard(0)
         ticks += 1
     assert list(silent) == [1]
     assert 22 <= ticks <= 25

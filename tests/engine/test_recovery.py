@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 from fake_ranks import POISON, SPEC, FakePlanner, FakeRanks, FakeStarter, next_token
 
-from ferrule.engine.host import local, supervisor, tending
+from ferrule.engine.host import local, migration, supervisor
 from ferrule.engine.host import restart_policy as crashes
 from ferrule.engine.host.local import LocalEngine
+from ferrule.engine.host.placement import Formation, Loss
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.host.requests import CALM_TOKENS, Requests
-from ferrule.engine.host.restart_policy import MOST_CRASHES, Crashes
-from ferrule.engine.host.starting import Formation, Loss
+from ferrule.engine.host.restart_policy import MOST_CRASHES, RestartPolicy
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError, FerruleError, ModelError, ModelUnavailable, RequestError
@@ -204,7 +204,7 @@ def test_a_load_that_takes_too_long_says_how_far_each_rank_is(monkeypatch: pytes
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREPARE_SECONDS", "LOOK_SECONDS", "STEP_SECONDS", "GRACE_SECONDS"):
-        monkeypatch.setattr(tending, name, 0.005)
+        monkeypatch.setattr(migration, name, 0.005)
 
 
 def test_a_model_moves_to_a_better_place_and_answers_go_on(soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_a_model_waits_for_a_good_moment_and_goes_back_where_it_cannot_move(
     before, after = FakeStarter(loads=9), FakeStarter(loads=1)
     after.started.append(cast(Any, None))  # it has loaded its one time
     planner = FakePlanner(before)
-    monkeypatch.setattr(tending, "GRACE_SECONDS", 600.0)
+    monkeypatch.setattr(migration, "GRACE_SECONDS", 600.0)
 
     async def body(engine: LocalEngine) -> None:
         answer = engine.generate([7], SamplingParams(max_tokens=500, seed=5))
@@ -284,7 +284,7 @@ def test_only_crashes_of_one_kind_within_a_while_are_hopeless() -> None:
         error = EngineError(f"rank {rank} was killed by SIGSEGV; its last words: {words}")
         return Loss(error, (rank,), ("",), crashed)
 
-    history = Crashes()
+    history = RestartPolicy()
     assert not any(history.hopeless(crash(0, crashed=False), float(n)) for n in range(20))
     assert not any(history.hopeless(crash(0), n * crashes.CRASH_SECONDS / 4) for n in range(20))
     history.explained()

@@ -14,8 +14,8 @@ from ferrule.cluster.records import Member
 from ferrule.config import move_back_seconds
 from ferrule.engine.host.cluster_ranks import ClusterStarter
 from ferrule.engine.host.cluster_spares import ClusterSpares
+from ferrule.engine.host.placement import Formation, Loss, RankStarter
 from ferrule.engine.host.prepare import PreparedModel
-from ferrule.engine.host.starting import Formation, Loss, RankStarter
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.errors import ClusterError, ConfigError, FerruleError, LinkError, ModelUnavailable
 from ferrule.plan import BUILT_IN_ENGINE, ModelSpec, Plan, Workload, cluster_of_reports, make_plan, plan_of_layout

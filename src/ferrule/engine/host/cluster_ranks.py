@@ -17,7 +17,7 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.jobs import CONTROL
 from ferrule.cluster.records import Member
 from ferrule.cluster.spares import LIFELINE
-from ferrule.engine.host.starters import LOG_TAIL, rank_environment
+from ferrule.engine.host.local_ranks import LOG_TAIL, rank_environment
 from ferrule.engine.options import RankOptions
 from ferrule.errors import AuthError, ClusterError, ModelUnavailable
 

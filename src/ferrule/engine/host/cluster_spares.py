@@ -15,8 +15,8 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.records import Member
 from ferrule.cluster.spares import MOST
 from ferrule.engine.host.cluster_ranks import RANK_MODULE, START_SECONDS, ClusterStarter
-from ferrule.engine.host.starters import rank_environment
-from ferrule.engine.host.starting import Formation
+from ferrule.engine.host.local_ranks import rank_environment
+from ferrule.engine.host.placement import Formation
 from ferrule.errors import AuthError, ClusterError
 
 _log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ferrule.engine.host.local_ranks import LabPlanner, LocalPlanner
+from ferrule.engine.host.placement import Loss, Planner
 from ferrule.engine.host.prepare import PreparedModel, in_background, prepare
 from ferrule.engine.host.ranks import Event
 from ferrule.engine.host.requests import Request, Requests
-from ferrule.engine.host.starters import LabPlanner, LocalPlanner
-from ferrule.engine.host.starting import Loss, Planner
 from ferrule.engine.host.supervisor import Running, Supervisor
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.source import DEMO

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from ferrule import errors
-from ferrule.engine.host.silence import TICK_SECONDS, Silence
-from ferrule.engine.host.starting import Loss, RankStarter, StartedRanks
+from ferrule.engine.host.failure_detector import TICK_SECONDS, FailureDetector
+from ferrule.engine.host.placement import Loss, RankStarter, StartedRanks
 from ferrule.engine.options import RankOptions
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost, RendezvousError
 
@@ -101,7 +101,7 @@ class Ranks:
         self._lost: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
         self._settling: asyncio.Task[None] | None = None
         self._here: set[int] = set()
-        self._silence = Silence(options.plan.world_size, options.meet_seconds)
+        self._detector = FailureDetector(options.plan.world_size, options.meet_seconds)
         self._watching = asyncio.create_task(self._watch(), name="signs of life")
         self._readers: list[asyncio.Task[None]] = []
         self._writers: list[asyncio.StreamWriter] = []  # in rank order; one that is dropped closes its socket
@@ -152,7 +152,7 @@ class Ranks:
     async def _relay(self, rank: int, reader: asyncio.StreamReader) -> None:
         try:
             while (line := await reader.readline()).endswith(b"\n"):  # a rank that dies may leave a part of one
-                self._silence.heard(rank)
+                self._detector.heard(rank)
                 event: Event = json.loads(line)
                 match event["event"]:
                     case "alive":
@@ -165,7 +165,7 @@ class Ranks:
                         self._find_cause()  # its end may take seconds
                         continue
                     case "ready":
-                        self._silence.ready(rank)
+                        self._detector.ready(rank)
                 self._on_event(rank, event)
         except ConnectionError:
             pass  # the same as the end of the stream: the rank is gone
@@ -188,7 +188,7 @@ class Ranks:
         while not silent:
             await asyncio.sleep(TICK_SECONDS)
             last, before = time.monotonic(), last
-            silent = self._silence.tick(last - before)
+            silent = self._detector.tick(last - before)
         for rank, seconds in silent.items():
             self._failure.report(rank, PeerLost.__name__, f"it has given no sign of life for {seconds:.0f} s", rank)
         self._find_cause()

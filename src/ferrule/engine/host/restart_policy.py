@@ -1,11 +1,11 @@
-"""When to start ranks again, and when to give up. Pure: the caller brings the clock."""
+"""Restart policy: when to start ranks again, and when to give up. Pure: the caller passes the time in."""
 
 from __future__ import annotations
 
 import re
 from collections import deque
 
-from ferrule.engine.host.starting import Loss
+from ferrule.engine.host.placement import Loss
 from ferrule.errors import AuthError, ConfigError, ModelError, PlanError
 
 MOST_CRASHES = 6
@@ -23,8 +23,8 @@ def pause(attempt: int) -> float:
     return PAUSES[min(attempt, len(PAUSES) - 1)]
 
 
-class Crashes:
-    """The crashes of late, by cause."""
+class RestartPolicy:
+    """Counts recent crashes by their cause."""
 
     def __init__(self) -> None:
         self._times: dict[str, deque[float]] = {}

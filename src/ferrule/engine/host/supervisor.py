@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from ferrule.engine.host.migration import MigrationMonitor
+from ferrule.engine.host.placement import Formation, Loss, Planner, RankStarter
 from ferrule.engine.host.ranks import Event, Ranks
-from ferrule.engine.host.restart_policy import Crashes, pause
-from ferrule.engine.host.starting import Formation, Loss, Planner, RankStarter
-from ferrule.engine.host.tending import Tending
+from ferrule.engine.host.restart_policy import RestartPolicy, pause
 from ferrule.engine.options import LOAD_TIMEOUT, MEET_TIMEOUT, RETURN_TIMEOUT, RankOptions
 from ferrule.engine.types import RankInfo, Recovery, State
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable
@@ -85,12 +85,12 @@ class Supervisor:
         self.moving = False
         """Whether it is away only because it moves to a better place."""
         self._options, self._planner, self._served, self._clock = options, planner, served, clock
-        self._crashes = Crashes()
+        self._restarts = RestartPolicy()
         self._ranks: Ranks | None = None
         self._task: asyncio.Task[None] | None = None
         self._formation: Formation | None = None
         self._proven: list[tuple[RankStarter, Plan]] = []
-        self._tending = Tending(planner, options, served.idle, clock)
+        self._migration = MigrationMonitor(planner, options, served.idle, clock)
         self._load_seconds = 0.0
 
     async def start(self) -> None:
@@ -193,14 +193,16 @@ class Supervisor:
         """Until a rank is lost, or the model should move to another formation."""
         assert self._formation is not None
         lost = asyncio.create_task(ranks.lost())
-        tending = asyncio.create_task(self._tending.until_better(self._formation, self._load_seconds), name="tending")
+        migrating = asyncio.create_task(
+            self._migration.until_better(self._formation, self._load_seconds), name="migrating"
+        )
         try:
-            await asyncio.wait([lost, tending], return_when=asyncio.FIRST_COMPLETED)
-            return lost.result() if lost.done() else tending.result()
+            await asyncio.wait([lost, migrating], return_when=asyncio.FIRST_COMPLETED)
+            return lost.result() if lost.done() else migrating.result()
         finally:
             lost.cancel()
-            tending.cancel()
-            await asyncio.gather(tending, return_exceptions=True)
+            migrating.cancel()
+            await asyncio.gather(migrating, return_exceptions=True)
 
     async def _recover(self, ranks: Ranks, loss: Loss) -> Ranks:
         self.last = Recovery(str(loss.error), time.time())
@@ -218,7 +220,7 @@ class Supervisor:
                 moved = await self._launch(better, RETURN_TIMEOUT)
             except (FerruleError, RanksLostError) as error:
                 _log.warning("the model could not move to other hosts, so it goes back: %s", error)
-                self._tending.failed(better)
+                self._migration.failed(better)
             else:
                 _log.info("the model moved to other hosts within %.1f s", self._clock() - begun)
                 return moved
@@ -237,14 +239,14 @@ class Supervisor:
         self._ranks = None
         self._enter("recovering", loss.error)
         if self._served.went_down(loss):
-            self._crashes.explained()
+            self._restarts.explained()
         await ranks.stop(END_SECONDS)
 
     async def _bring_back(self, loss: Loss) -> Ranks:
         """Raises the error for which the model fails."""
         attempt, patience = 0, RETURN_TIMEOUT
         while True:
-            reason = self._crashes.hopeless(loss, self._clock())
+            reason = self._restarts.hopeless(loss, self._clock())
             if reason is not None:
                 raise EngineError(reason)
             while True:

@@ -1,4 +1,4 @@
-"""While a model runs: keep ready what makes its next start quick, and find out when it should move elsewhere."""
+"""Migration: while a model runs, keep standby processes ready, and decide when it moves to better hosts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from ferrule.engine.host.starting import Formation, Planner, RankStarter
+from ferrule.engine.host.placement import Formation, Planner, RankStarter
 from ferrule.engine.options import RankOptions
 from ferrule.errors import FerruleError
 
@@ -28,8 +28,8 @@ AGAIN_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 
 
-class Tending:
-    """``idle``: whether no request runs now."""
+class MigrationMonitor:
+    """Waits for a better placement and a good moment to move there. ``idle``: whether no request runs now."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Tending:
         self._failed: list[tuple[RankStarter, float]] = []
 
     async def until_better(self, now: Formation, load_seconds: float) -> Formation:
-        """Tend a formation that took ``load_seconds`` to load; returns one to move to, when the moment is good."""
+        """Watch a formation that took ``load_seconds`` to load; returns one to move to, when the moment is good."""
         await asyncio.sleep(PREPARE_SECONDS)
         while True:
             better = await self._better(now) if load_seconds <= LONGEST_LOAD else None

@@ -1,4 +1,4 @@
-"""Start ranks as processes of this machine, also in the hosts of a lab."""
+"""Rank processes of this machine, also in the hosts of a lab: their starter and their planner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ferrule.engine.host.starting import Formation, Loss
+from ferrule.engine.host.placement import Formation, Loss
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.control import send_options
 from ferrule.errors import ModelUnavailable

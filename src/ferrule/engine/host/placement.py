@@ -1,4 +1,4 @@
-"""Between the engine and whatever starts its ranks: on this machine, in a lab, or on hosts far away.
+"""Protocols of placement: what decides where a model's ranks run, and what starts them there.
 
 The engine asks a `Planner` for a `Formation`, starts it, and asks again when a rank is lost.
 """

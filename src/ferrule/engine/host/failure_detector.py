@@ -1,4 +1,7 @@
-"""Ranks that are there and do nothing: stopped, or hanging in the kernel. Pure: the caller brings the clock."""
+"""Failure detector for ranks by their heartbeats: some exist and do nothing, stopped or hanging in the kernel.
+
+Pure: the caller passes the time in.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ SILENT_SECONDS = 10.0
 is for those that have no peer, or none that runs."""
 
 
-class Silence:
-    """How long each rank has been silent. ``patience``: how long it may be until it is ready, in seconds.
+class FailureDetector:
+    """How long each rank has sent nothing. ``patience``: how long that may be until it is ready, in seconds.
 
     It is counted in ticks of the watcher, and each counts for two at most: where the watcher itself stood still, as
     with a whole machine that was suspended or has no processor to spare, that is not the ranks' fault.
