@@ -44,7 +44,7 @@ class FabricSettings:
     of one. ``listen_fd``: rank 0's already listening socket, inherited from its launcher. ``listen``: where this rank
     listens from the beginning, so that others may be relayed through it; without a host, everywhere. ``interfaces``:
     the names of those to use, or with a ``^`` before it not to use. ``rails``: how many sockets per interface and
-    lane; None: as many as measure faster. ``heartbeat``: seconds of silence after which a peer is lost; 0: never.
+    stream; None: as many as measure faster. ``heartbeat``: seconds of silence after which a peer is lost; 0: never.
     ``calibrate``: measure the links that no earlier start has measured, all, or none. ``algorithm``: the one to use
     wherever a collective has it.
     ``timeout`` in seconds. ``spin_us``: how long to busy-wait before yielding, in microseconds; None lets the fabric

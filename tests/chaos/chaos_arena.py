@@ -47,7 +47,7 @@ class Player:
         self.log = log
         self.alive = True
         self.round = -1
-        # Nobody waits for players, so the number of a dead one may soon be somebody else's: signals go by this.
+        # Players are not waited for, so the number of a dead one may soon be another process's: signals go by this.
         self._process = os.pidfd_open(pid)
         self._control = control
         self._heard: list[dict[str, Any]] = []
@@ -188,7 +188,7 @@ class Arena:
             raise RuntimeError(f"the process that forks players is of no more use (status {status})") from error
 
     def listening(self, host: int) -> list[tuple[str, int]]:
-        """Addresses on which somebody listens in ``host``."""
+        """Addresses on which a process listens in ``host``."""
         with self.lab.inside(host), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
             kernel.send(_LISTENERS)
             answer = kernel.recv(1 << 16)

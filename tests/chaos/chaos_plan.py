@@ -94,7 +94,7 @@ def plan_round(seed: int, number: int) -> Plan:
                 [chooser.randrange(HOSTS) for _ in range(size)],
             ]
         )
-    # Rank 0 leads the rendezvous: it can be killed, but nobody can take its name.
+    # Rank 0 leads the rendezvous: it can be killed, but no other can take its name.
     named = fault in ("impostor", "wrong key", "twin")
     victim = chooser.randrange(1 if named else 0, size)
     open_door = moment == "join" and fault in ("garbage", "replay", "impostor", "twin")

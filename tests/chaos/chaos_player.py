@@ -44,7 +44,7 @@ def serve(requests: socket.socket) -> None:
     check(libc.unshare(CLONE_NEWNS), "make a mount namespace")
     check(libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None), "keep mounts private")
     check(libc.mount(b"chaos", b"/dev/shm", b"tmpfs", 0, None), "mount /dev/shm")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for players, so none stays a zombie
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # players are not waited for, so none stays a zombie
     while True:
         words, fds, _, _ = socket.recv_fds(requests, 1 << 16, 1)
         if not words:
@@ -147,7 +147,7 @@ class Player:
                 group.barrier()
                 return number
             batch(group, order["work"], number, order["largest"])
-        raise AssertionError("nobody ever told rank 0 to finish")
+        raise AssertionError("rank 0 was never told to finish")
 
 
 def outcome(error: Exception) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class Round:
         env = {
             "FERRULE_RANK": str(rank),
             "FERRULE_WORLD_SIZE": str(plan.size),
-            # The port changes so that nobody meets a rank of the round before.
+            # The port changes so that no rank meets a rank of the round before.
             "FERRULE_ADDRESS": f"{self.arena.address(plan.hosts[0])}:{PORT + plan.number % 1000}",
             "FERRULE_KEY": self.chaos.key,
             "FERRULE_TIMEOUT": str(timeout),
@@ -299,6 +299,6 @@ class Round:
             self.problems.append(f"segments are left: {segments}")
         for host in range(HOSTS):
             if listening := self.arena.listening(host):
-                self.problems.append(f"somebody still listens on host {host}: {listening}")
+                self.problems.append(f"a process still listens on host {host}: {listening}")
         if strangers := self.arena.strangers():
             self.problems.append(f"processes are left: {strangers}")

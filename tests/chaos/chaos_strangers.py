@@ -23,7 +23,7 @@ _KEPT = 64
 
 
 class Stranger:
-    """Meanwhile, in a thread of its own, connects to every port on which anybody listens and says its words."""
+    """Meanwhile, in a thread of its own, connects to every port on which a process listens and sends its bytes."""
 
     def __init__(self, arena: Arena, plan: Plan) -> None:
         self.arena = arena

@@ -1,5 +1,5 @@
 """Random faults, one after the other, and always the same demands: nothing hangs, no result is wrong, nothing is left
-behind, and whoever survives knows who did it.
+behind, and the survivors know which rank did it.
 
 FERRULE_CHAOS_FAULTS: how many. FERRULE_CHAOS_SEED: which; a random one unless given. FERRULE_CHAOS_ROUND: only that
 one, to look at it again, or as A-B all from A to B.

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from ferrule.cli.kmod import app as cli
 from ferrule.cli.main import app
-from ferrule.fabric.transports.verbs_paths import Gid, Port
-from ferrule.fabric.transports.verbs_ports import Found
+from ferrule.fabric.transports.verbs.paths import Gid, Port
+from ferrule.fabric.transports.verbs.ports import Found
 from ferrule.kmod import Built, build_deb, check, install_command, look, needs, packages_of, read_source, usable
 from ferrule.kmod.look import parse_dkms, parse_mokutil
 from ferrule.kmod.record import PLACE

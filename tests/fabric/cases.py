@@ -26,7 +26,7 @@ import ferrule.fabric as fabric
 from ferrule.errors import FerruleError
 from ferrule.fabric import Group
 from ferrule.fabric.join import hosts
-from ferrule.fabric.transports import shm as segment
+from ferrule.fabric.transports.shm import segment
 
 MISMATCH_CALLS: dict[str, Callable[[Group], Any]] = {
     "all_reduce 64": lambda group: group.all_reduce(np.zeros(16, np.float32)),
@@ -166,7 +166,7 @@ def point_to_point(group: Group, arguments: dict[str, Any]) -> None:
             group.recv(x, before)
             group.send(message(group.rank, number), after)
         assert x.tobytes() == message(before, number).tobytes()
-    # A scheduler sends descriptions of many steps before anybody looks: 200 KiB must fit without a receiver.
+    # A scheduler sends descriptions of many steps before the others look: 200 KiB must fit without a receiver.
     for number in range(100):
         group.send(np.full(2000, number, np.uint8), after, timeout=1)
     group.send(np.full(50_000, 7, np.uint8), after, timeout=1)
@@ -217,7 +217,7 @@ def mismatch(group: Group, arguments: dict[str, Any]) -> None:
 
 
 def deadline(group: Group, arguments: dict[str, Any]) -> None:
-    """Everybody waits for a message that nobody sends."""
+    """Every rank waits for a message that none sends."""
     attempt(lambda: group.recv(np.empty(4, np.uint8), (group.rank + 1) % group.size, timeout=0.3))
 
 
@@ -236,7 +236,7 @@ def lost(group: Group, arguments: dict[str, Any]) -> None:
 
 
 def idle(group: Group, arguments: dict[str, Any]) -> None:
-    """Nobody does anything; everybody looks what becomes of the group."""
+    """All ranks are idle, and watch what becomes of the group."""
     group.barrier()
     report(ready=True)
     begin = time.monotonic()
@@ -251,7 +251,7 @@ def idle(group: Group, arguments: dict[str, Any]) -> None:
 
 
 def reform(group: Group, arguments: dict[str, Any]) -> None:
-    """Reductions go on for ever; whenever somebody is lost, those that are left make a new group and go on."""
+    """Reductions go on for ever; whenever a rank is lost, those that are left make a new group and go on."""
     report(ready=True)
     first = list(range(group.size))  # who the group's ranks were in the beginning
     while group.size > arguments["least"]:
@@ -271,7 +271,7 @@ def reform(group: Group, arguments: dict[str, Any]) -> None:
         try:
             total = group.all_reduce(np.array([1 << one for one in first])[group.rank :][:1])
         except FerruleError:
-            continue  # somebody else was lost just then
+            continue  # another rank was lost just then
         report(error=None, first=first, total=int(total[0]), cause=cause, transports=group.describe().transports)
     half = group.split(group.rank % 2)
     assert half is not None
@@ -316,7 +316,7 @@ def busy(group: Group, arguments: dict[str, Any]) -> None:
 
 
 def huge(group: Group, arguments: dict[str, Any]) -> None:
-    """One array of more bytes than 32 bits can count, through every way that data take."""
+    """One array of more bytes than 32 bits can count, over every path that data take."""
     size, step = arguments["size"], 1 << 26
 
     def check(wanted: int) -> None:
@@ -453,7 +453,7 @@ def rails(group: Group, arguments: dict[str, Any]) -> None:
     """Rank 0 cuts one of its sockets: results stay right, and the rail comes back, also in a group made meanwhile."""
 
     def alive(one: Group) -> list[bool]:
-        return [state[0] for lane in (0,) for state in one._native.rails(lane, 1 - one.rank)]
+        return [state[0] for stream in (0,) for state in one._native.rails(stream, 1 - one.rank)]
 
     def total() -> None:
         x = np.ones(500_000, np.float32)
@@ -461,7 +461,7 @@ def rails(group: Group, arguments: dict[str, Any]) -> None:
 
     total()
     if group.rank == 0 and alive(group):
-        # The last of the sockets that lead to rank 1: on the lane of collectives, the last rail.
+        # The last of the sockets that lead to rank 1: on the stream of collectives, the last rail.
         remote = group.describe().peers[1].rails[-1].remote
         for fd in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(fd.name))) as sock:
@@ -477,7 +477,7 @@ def rails(group: Group, arguments: dict[str, Any]) -> None:
         whole = bool(group.all_reduce(np.array(all(alive(group)) and all(alive(split))), "min"))
     assert whole, "the rail is not back"
     total()
-    deaths = sum(state[3] for lane in (0, 1) for state in group._native.rails(lane, 1 - group.rank))
+    deaths = sum(state[3] for stream in (0, 1) for state in group._native.rails(stream, 1 - group.rank))
     info = group.describe().peers[1 - group.rank]
     report(numbers=[rail.number for rail in info.rails], text=str(group.describe()), deaths=deaths, split=alive(split))
     group.barrier()

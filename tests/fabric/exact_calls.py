@@ -94,7 +94,7 @@ def all_to_all(group: Group, inputs: list[Array], root: int, op: Op) -> None:
 
 
 def pass_on(group: Group, inputs: list[Array], root: int, op: Op) -> None:
-    """Everybody sends to the next, the root first and the others what they got: once around."""
+    """Every rank sends to the next, the root first and the others what they got: once around."""
     after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
     x = inputs[root].copy()
     if group.rank == root:

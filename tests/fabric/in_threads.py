@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from ferrule import _native
 from ferrule.fabric.describe import GroupInfo, PeerInfo
 from ferrule.fabric.group import Group
-from ferrule.fabric.join.acceptor import Door
+from ferrule.fabric.join.acceptor import Acceptor
 from ferrule.fabric.join.membership import Membership
 from ferrule.fabric.join.mesh import Live, Mesh
-from ferrule.fabric.join.pending import Lobby
+from ferrule.fabric.join.pending import PendingPeers
 from ferrule.fabric.routing.algorithms import Strategy
 from ferrule.fabric.transports.build import Joined
 
@@ -28,11 +28,11 @@ def thread_groups(size: int, strategy: Strategy | None = None, *, timeout: float
     epoch = int.from_bytes(secrets.token_bytes(7), "little")
     strategy = strategy or Strategy()
     channels: list[list[list[_native.Channel | None]]] = [[[None] * size for _ in range(size)] for _ in range(2)]
-    for lane in channels:
+    for stream in channels:
         for a in range(size):
             for b in range(a + 1, size):
                 for rank, peer, sock in zip((a, b), (b, a), socket.socketpair(), strict=True):
-                    lane[rank][peer] = _native.Channel.tcp(rank, peer, sock.detach(), epoch)
+                    stream[rank][peer] = _native.Channel.tcp(rank, peer, sock.detach(), epoch)
     groups = []
     for rank in range(size):
         native = _native.Group(
@@ -51,10 +51,10 @@ def thread_groups(size: int, strategy: Strategy | None = None, *, timeout: float
         peers = tuple(
             PeerInfo(peer, "here", 0, "self" if peer == rank else "tcp", "socket pair") for peer in range(size)
         )
-        lobby = Lobby(epoch.to_bytes(16, "little"), rank, size, ())
+        pending = PendingPeers(epoch.to_bytes(16, "little"), rank, size, ())
         members = tuple(range(size))
-        joined = Joined(Live(native, members, rank, lobby), GroupInfo(rank, size, peers))
-        mesh = Mesh(rank, (), lobby.epoch, b"", Door(b"", rank, ()), None)
+        joined = Joined(Live(native, members, rank, pending), GroupInfo(rank, size, peers))
+        mesh = Mesh(rank, (), pending.epoch, b"", Acceptor(b"", rank, ()), None)
         groups.append(Group(joined, Membership(mesh, members, (), b""), timeout))
     return groups
 

@@ -1,4 +1,4 @@
-"""Operations that go on by themselves: order, independence of the lanes, and how they end."""
+"""Operations that go on by themselves: order, independence of the streams, and how they end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_collectives_run_in_their_order() -> None:
 
 
 def test_call_right_after_the_end_of_one_that_was_started() -> None:
-    """The thread that ran it may be about to leave; that is nobody who is in the way."""
+    """The thread that ran it may be about to leave; that is no second caller."""
 
     def body(group: Group) -> None:
         for _ in range(1000):
@@ -91,7 +91,7 @@ def test_messages_wait_neither_for_collectives_nor_for_each_other() -> None:
     def body(group: Group) -> None:
         after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
         into = np.empty(LONG, np.uint8)
-        # Everybody sends first, more than any buffer holds.
+        # Every rank sends first, more than any buffer holds.
         sent = group.send(bytes_of(group.rank), after, blocking=False)
         assert group.all_reduce(np.array([1]))[0] == group.size
         got = group.recv(into, before, blocking=False)
@@ -268,7 +268,7 @@ def test_close_finishes_what_was_started() -> None:
 
 def test_arrays_live_as_long_as_their_operation() -> None:
     def body(group: Group) -> None:
-        # Nobody keeps these works, nor the arrays.
+        # Neither these works nor the arrays are kept.
         for _ in range(20):
             group.all_reduce(np.ones(50_000), blocking=False)
         group.send(bytes_of(3), 1 - group.rank, blocking=False)

@@ -86,8 +86,8 @@ def test_cable_that_fails_ends_the_group_on_both_sides(fault: str) -> None:
             assert again["text"] == report["text"]
 
 
-def test_everybody_blames_the_rank_whose_cable_failed() -> None:
-    """One of four ranks on a switch is cut off: the others name it, and lose nobody else."""
+def test_all_ranks_blame_the_rank_whose_cable_failed() -> None:
+    """One of four ranks on a switch is cut off: the others name it, and lose no other."""
     with Lab(switch(4)) as lab, Ranks("idle", 4, lab=lab, timeout=20.0) as ranks:
         ranks.reports()
         lab.cables[0].cut(2)

@@ -1,4 +1,4 @@
-"""Nothing hangs: whatever a peer does, everybody learns of it in time and by name."""
+"""Nothing hangs: whatever a peer does, every rank learns of it in time and by name."""
 
 from __future__ import annotations
 

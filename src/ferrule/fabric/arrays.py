@@ -90,7 +90,7 @@ def _locate_other(x: Any, writable: bool) -> Location:
 
 
 def _register_torch() -> None:
-    """Learn torch's types once somebody else has imported torch; Ferrule itself never does."""
+    """Learn torch's types once the program has imported torch; Ferrule itself never does."""
     global _torch_tensor, _find_tensor
     torch = sys.modules.get("torch")
     if _torch_tensor is None and torch is not None and hasattr(torch, "Tensor"):

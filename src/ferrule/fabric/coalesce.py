@@ -24,12 +24,12 @@ class Coalesced:
         self._group = group
         self._timeout = timeout
         self._blocking = blocking
-        self._lanes: tuple[list[Operation], list[Operation]] = ([], [])
+        self._streams: tuple[list[Operation], list[Operation]] = ([], [])
         self._arrays: list[object] = []
         self._works: list[Work[None]] = []
 
     def add(self, operation: Operation, arrays: tuple[object, ...]) -> None:
-        self._lanes[operation.op in _MESSAGES].append(operation)
+        self._streams[operation.op in _MESSAGES].append(operation)
         self._arrays += arrays
 
     def __enter__(self) -> Self:
@@ -46,13 +46,13 @@ class Coalesced:
             return
         native: _native.Group = self._group._native
         seconds = self._group._timeout if self._timeout is None else self._timeout
-        lanes = [operations for operations in self._lanes if operations]
-        if self._blocking and len(lanes) == 1:
-            status = native.run(lanes[0], seconds)
+        streams = [operations for operations in self._streams if operations]
+        if self._blocking and len(streams) == 1:
+            status = native.run(streams[0], seconds)
             if status:
                 self._group._fail(status)
             return
-        for operations in lanes:
+        for operations in streams:
             started = native.start(operations, seconds)
             if isinstance(started, int):
                 self._group._fail(started)

@@ -24,7 +24,7 @@ class RailInfo:
     measured_at: float | None = None
     """When that was, in seconds since 1970; None: at this start."""
     sockets: int = 1
-    """How many there are over the same interfaces, for each lane, where two measured faster than one."""
+    """How many there are over the same interfaces, for each stream, where two measured faster than one."""
 
     def __str__(self) -> str:
         more = f" × {self.sockets} sockets" if self.sockets > 1 else ""

@@ -1,4 +1,4 @@
-"""What a native group's status means to whoever called."""
+"""The exception for a native group's status."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Group:
         self.size: int = joined.info.size
         self.origin: tuple[int, ...] = tuple(range(self.size)) if origin is None else origin
         membership.mesh.enter(joined.live)
-        self._leave = weakref.finalize(self, membership.mesh.leave, joined.live.lobby.epoch)
+        self._leave = weakref.finalize(self, membership.mesh.leave, joined.live.pending.epoch)
         self._leave.atexit = False  # `open_groups` does it, after all of them have said goodbye
         open_groups.add(self)
 

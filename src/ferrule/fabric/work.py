@@ -21,7 +21,7 @@ class Work(Generic[Result]):
     """Made by operations that are called with ``blocking=False``.
 
     The arrays belong to the operation until it is done: neither change nor, for its results, read them. They are
-    kept alive even when nobody keeps the `Work`.
+    kept alive even when the `Work` is not.
     """
 
     def __init__(self, group: Group, native: _native.Work | None, result: Result, arrays: tuple[object, ...]) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ferrule._native import VerbsEndpoint
-from ferrule.fabric.transports.verbs_paths import Port
-from ferrule.fabric.transports.verbs_ports import Found
+from ferrule.fabric.transports.verbs.paths import Port
+from ferrule.fabric.transports.verbs.ports import Found
 from ferrule.kmod.source import MODULE
 from ferrule.kmod.state import State
 from ferrule.links import UNLIMITED_BYTES

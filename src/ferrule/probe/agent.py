@@ -29,7 +29,7 @@ from ferrule.fabric.join.dial import Call, bind, dial
 from ferrule.fabric.join.handshake import Identity, Refusal, Refused, Role, Steps, Stranger, accept_steps
 from ferrule.fabric.join.hosts import this_host
 from ferrule.fabric.join.listen import listen_on, resolve
-from ferrule.fabric.transports.verbs_ports import Found
+from ferrule.fabric.transports.verbs.ports import Found
 from ferrule.links import Probe
 from ferrule.probe.flows import Stream, run_streams
 from ferrule.probe.lend import Borrower, lend

@@ -14,9 +14,9 @@ from ferrule.config import verbs_settings
 from ferrule.errors import LinkError
 from ferrule.fabric.join.control_channel import Deadline, Link
 from ferrule.fabric.join.mesh import epoch_number
-from ferrule.fabric.transports.verbs import Pair
-from ferrule.fabric.transports.verbs_paths import Port
-from ferrule.fabric.transports.verbs_ports import Found, find_ports
+from ferrule.fabric.transports.verbs.pairs import Pair
+from ferrule.fabric.transports.verbs.paths import Port
+from ferrule.fabric.transports.verbs.ports import Found, find_ports
 from ferrule.probe.messages import refusing
 from ferrule.probe.pipes import GRACE, Meter
 

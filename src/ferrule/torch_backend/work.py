@@ -20,7 +20,7 @@ Future = torch.futures.Future
 
 
 class Done(Work):
-    """An operation that ended before its call returned, and whose result nobody asks for here."""
+    """An operation that ended before its call returned, and whose result is in the caller's tensors."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True
@@ -123,7 +123,7 @@ class Pending(Work):
     def _fulfil(self, future: Future[list[Tensor]]) -> None:
         try:
             self.wait()
-        except Exception as error:  # noqa: BLE001 (whoever asks the future gets it)
+        except Exception as error:  # noqa: BLE001 (the future hands it on)
             future.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is wrong
         else:
             future.set_result(self._result)

@@ -19,7 +19,7 @@ from ferrule import kmod as driver
 from ferrule.cli.kmod.text import checks_json, checks_words, needs_words, state_json, state_words
 from ferrule.config import verbs_settings
 from ferrule.errors import DriverError, LinkError
-from ferrule.fabric.transports.verbs_ports import find_ports
+from ferrule.fabric.transports.verbs.ports import find_ports
 from ferrule.kmod import LIVE, State
 from ferrule.links import Probe
 

@@ -1,4 +1,4 @@
-"""Let ranks in, and nobody else: the one place where a process listens."""
+"""The acceptor: the one place where a rank listens, with the server's side of the handshake."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ferrule.fabric.join.control_channel import Link, left
 from ferrule.fabric.join.dial import bind_device
 from ferrule.fabric.join.handshake import Identity, Refusal, Steps, Stranger, accept_steps
 from ferrule.fabric.join.loop import READ, Loop
-from ferrule.fabric.join.pending import Lobby
+from ferrule.fabric.join.pending import PendingPeers
 
 _log = logging.getLogger(__name__)
 
 _HANDSHAKE_SECONDS = 5.0
-_MAX_PENDING = 256
+_MAX_HANDSHAKES = 256
 """More than the ranks of one job that come at the same time."""
 _UNDECIDED_SECONDS = 10.0
 """How long a rank may be ahead of this one: it wants a group of which this rank has not heard yet."""
 _MAX_ENDED = 4096
-_FAREWELL_SECONDS, _FAREWELL_PAUSE_SECONDS = 0.3, 0.02
+_CLOSING_SECONDS, _CLOSING_PAUSE_SECONDS = 0.3, 0.02
 _NO_FILES_SECONDS = 0.05
 """A process that may open no more files cannot take the next connection, which goes on waiting."""
 
 
 @dataclass
-class _Visitor:
+class _Incoming:
     """A connection whose handshake is under way. ``who``: set when it proved itself."""
 
     sock: socket.socket
@@ -46,49 +46,49 @@ class _Visitor:
     who: Identity | None = None
 
 
-class Door:
-    """Listens as long as the groups of a job live, and brings whoever proves to be a rank to its group's `Lobby`.
+class Acceptor:
+    """Listens as long as the groups of a job live, and hands authenticated connections to their group's `PendingPeers`.
 
-    During the rendezvous whoever waits drives its ``loop``; from `start` on a thread of its own does, so a rank is
-    reachable whatever its program does. Strangers cannot get in the way: they have a few seconds and a few hundred
-    bytes, and only so many of them are heard at a time.
+    During the rendezvous the thread that waits drives its ``loop``; from `start` on a thread of its own does, so a rank
+    is reachable whatever its program does. Connections that have not proved themselves cannot block it: each has a few
+    seconds and a few hundred bytes, and their number is limited.
     """
 
     def __init__(self, key: bytes, rank: int, listeners: Iterable[socket.socket]) -> None:
         self._key = key
         self._rank = rank
         self._lock = threading.Lock()
-        self._lobbies: dict[bytes, Lobby] = {}
+        self._by_epoch: dict[bytes, PendingPeers] = {}
         self._ended: dict[bytes, str] = {}
         self._devices: dict[str, str] = {}
         self._listeners: set[socket.socket] = set()
-        self._visitors: dict[socket.socket, _Visitor] = {}
-        self._undecided: list[_Visitor] = []
+        self._handshakes: dict[socket.socket, _Incoming] = {}
+        self._undecided: list[_Incoming] = []
         self._orders: deque[Callable[[], None]] = deque()
         self._closing = False
-        self._farewell: str | None = None
+        self._closing_reason: str | None = None
         self._loop = Loop()
-        self._loop.add_chore(self._look_around)
+        self._loop.add_chore(self._before_sleep)
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._waker.setblocking(False)
-        self._loop.watch(self._wake, READ, self._woken)
+        self._loop.watch(self._wake, READ, self._run_orders)
         self._thread: threading.Thread | None = None
         self.listen(listeners)
 
     @property
     def loop(self) -> Loop | None:
-        """What whoever waits has to drive; None once a thread does."""
+        """What the thread that waits has to drive; None once the acceptor has its own."""
         return None if self._thread is not None else self._loop
 
     @property
     def handler_loop(self) -> Loop:
-        """For the handlers of lobbies, which run in the thread that drives it."""
+        """For handlers, which run in the thread that drives it."""
         return self._loop
 
     def start(self) -> None:
         """From now on a thread of its own lets ranks in."""
-        self._thread = threading.Thread(target=self._run, name="ferrule door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ferrule acceptor", daemon=True)
         self._thread.start()
 
     def listen(self, listeners: Iterable[socket.socket], devices: dict[str, str] | None = None) -> None:
@@ -97,35 +97,35 @@ class Door:
         with self._lock:
             self._devices |= devices or {}
             self._orders.append(lambda: self._add_listeners(made))
-        self._ring()
+        self._wake_thread()
 
-    def open(self, lobby: Lobby) -> None:
-        """From now on those who want this lobby's group are let in."""
-        lobby.loop = self.loop
+    def open(self, pending: PendingPeers) -> None:
+        """Accept connections to the group of ``pending`` from now on."""
+        pending.loop = self.loop
         with self._lock:
-            self._lobbies[lobby.epoch] = lobby
-        self._ring()
+            self._by_epoch[pending.epoch] = pending
+        self._wake_thread()
 
-    def shut(self, lobby: Lobby, why: str) -> None:
-        """Nobody is let in to this lobby any more; whoever comes is told why."""
+    def shut(self, pending: PendingPeers, why: str) -> None:
+        """Refuse connections to this group from now on, with the reason."""
         with self._lock:
-            self._lobbies.pop(lobby.epoch, None)
-            self._ended[lobby.epoch] = why
+            self._by_epoch.pop(pending.epoch, None)
+            self._ended[pending.epoch] = why
             while len(self._ended) > _MAX_ENDED:
                 del self._ended[next(iter(self._ended))]
-        lobby.settle()
+        pending.settle()
 
     def turn_away(self, why: str) -> None:
-        """Shut all lobbies, and stay for a moment to tell why to ranks that are just coming. Only before `start`."""
-        self._farewell = why
+        """Shut all groups, and tell ranks that arrive within a moment why. Only before `start`."""
+        self._closing_reason = why
         with self._lock:
-            lobbies = list(self._lobbies.values())
-        for lobby in lobbies:
-            self.shut(lobby, why)
-        end = time.monotonic() + _FAREWELL_SECONDS
+            groups = list(self._by_epoch.values())
+        for pending in groups:
+            self.shut(pending, why)
+        end = time.monotonic() + _CLOSING_SECONDS
         while time.monotonic() < end:
-            busy = self._visitors or self._undecided
-            if not self._loop.turn(_FAREWELL_PAUSE_SECONDS if busy else 0) and not (self._visitors or self._undecided):
+            busy = self._handshakes or self._undecided
+            if not self._loop.turn(_CLOSING_PAUSE_SECONDS if busy else 0) and not (self._handshakes or self._undecided):
                 return
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Door:
         if self._closing:
             return
         self._closing = True
-        self._ring()
+        self._wake_thread()
         if self._thread is None:
             self._end()
         elif threading.current_thread() is not self._thread:
@@ -145,32 +145,32 @@ class Door:
         self._end()
 
     def _end(self) -> None:
-        self._woken()
-        for sock in [*self._listeners, *self._visitors, *(one.sock for one in self._undecided)]:
+        self._run_orders()
+        for sock in [*self._listeners, *self._handshakes, *(one.sock for one in self._undecided)]:
             sock.close()
         self._loop.close()
         with self._lock:
             self._wake.close()
             self._waker.close()
 
-    def _ring(self) -> None:
-        """Wake the thread. It may have ended, or have been rung more often than its bell holds."""
+    def _wake_thread(self) -> None:
+        """Wake the thread. It may have ended, or have more bytes than its pipe holds."""
         with self._lock, contextlib.suppress(BlockingIOError):
             if self._waker.fileno() >= 0:
                 self._waker.send(b"\0")
 
-    def _look_around(self) -> float | None:
-        """Before every sleep: send away who took too long, and decide what could not be decided before."""
+    def _before_sleep(self) -> float | None:
+        """Before every sleep: drop handshakes that took too long, and decide what could not be decided before."""
         now = time.monotonic()
-        for visitor in [visitor for visitor in self._visitors.values() if visitor.until < now]:
-            _log.info("%s did not prove itself in time", visitor.name)
-            self._dismiss(visitor)
+        for incoming in [incoming for incoming in self._handshakes.values() if incoming.until < now]:
+            _log.info("%s did not prove itself in time", incoming.name)
+            self._drop(incoming)
         if self._undecided:
             self._decide_again()
-        untils = [one.until for one in (*self._visitors.values(), *self._undecided)]
+        untils = [one.until for one in (*self._handshakes.values(), *self._undecided)]
         return min(untils) - now if untils else None
 
-    def _woken(self) -> None:
+    def _run_orders(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake.recv(4096)
         with self._lock:
@@ -183,25 +183,25 @@ class Door:
         for sock in listeners:
             sock.setblocking(False)
             self._listeners.add(sock)
-            self._loop.watch(sock, READ, partial(self._welcome, sock))
+            self._loop.watch(sock, READ, partial(self._accept, sock))
 
     def _decide_again(self) -> None:
-        """Look once more at those who were ahead of this rank."""
+        """Once more for connections that were ahead of this rank."""
         waiting, self._undecided = self._undecided, []
-        for visitor in waiting:
-            assert visitor.who is not None
-            if left(visitor.sock):
-                visitor.sock.close()
+        for incoming in waiting:
+            assert incoming.who is not None
+            if left(incoming.sock):
+                incoming.sock.close()
                 continue
-            decision = self._judge(visitor.who)
-            if decision is None and visitor.until < time.monotonic():
-                decision = Refusal(f"rank {visitor.who.rank} belongs to another group")
+            decision = self._decide(incoming.who)
+            if decision is None and incoming.until < time.monotonic():
+                decision = Refusal(f"rank {incoming.who.rank} belongs to another group")
             if decision is None:
-                self._undecided.append(visitor)
+                self._undecided.append(incoming)
             else:
-                self._advance(visitor, decision)
+                self._advance(incoming, decision)
 
-    def _welcome(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
             sock, address = listener.accept()
             sock.setblocking(False)
@@ -216,93 +216,93 @@ class Door:
                 time.sleep(_NO_FILES_SECONDS)
             return
         steps = accept_steps(self._key, self._rank)
-        visitor = _Visitor(sock, str(address[0]), steps, time.monotonic() + _HANDSHAKE_SECONDS)
-        if len(self._visitors) >= _MAX_PENDING:
+        incoming = _Incoming(sock, str(address[0]), steps, time.monotonic() + _HANDSHAKE_SECONDS)
+        if len(self._handshakes) >= _MAX_HANDSHAKES:
             # The one that has kept us waiting longest makes room: real ranks finish within milliseconds.
-            self._dismiss(min(self._visitors.values(), key=lambda other: other.until))
-        self._visitors[sock] = visitor
-        self._loop.watch(sock, READ, partial(self._hear, visitor))
-        self._advance(visitor, None)
+            self._drop(min(self._handshakes.values(), key=lambda other: other.until))
+        self._handshakes[sock] = incoming
+        self._loop.watch(sock, READ, partial(self._read, incoming))
+        self._advance(incoming, None)
 
-    def _hear(self, visitor: _Visitor) -> None:
+    def _read(self, incoming: _Incoming) -> None:
         try:
-            piece = visitor.sock.recv(visitor.want - len(visitor.data))
+            piece = incoming.sock.recv(incoming.want - len(incoming.data))
         except BlockingIOError:
             return
         except OSError as error:
-            _log.info("%s left: %s", visitor.name, error)
+            _log.info("%s left: %s", incoming.name, error)
             piece = b""
         if not piece:
-            self._dismiss(visitor)
+            self._drop(incoming)
             return
-        visitor.data += piece
-        if len(visitor.data) == visitor.want:
-            answer = bytes(visitor.data)
-            visitor.data.clear()
-            self._advance(visitor, answer)
+        incoming.data += piece
+        if len(incoming.data) == incoming.want:
+            answer = bytes(incoming.data)
+            incoming.data.clear()
+            self._advance(incoming, answer)
 
-    def _advance(self, visitor: _Visitor, answer: bytes | Refusal | None) -> None:
+    def _advance(self, incoming: _Incoming, answer: bytes | Refusal | None) -> None:
         """Go on with the handshake until it needs more bytes, or a decision that cannot be made yet, or is over."""
         try:
             while True:
-                want = next(visitor.steps) if answer is None else visitor.steps.send(answer)
+                want = next(incoming.steps) if answer is None else incoming.steps.send(answer)
                 if isinstance(want, int):
-                    visitor.want = want
+                    incoming.want = want
                     return
                 if isinstance(want, Identity):
-                    visitor.who = want
-                    self._release(visitor)
-                    answer = self._judge(want)
+                    incoming.who = want
+                    self._release(incoming)
+                    answer = self._decide(want)
                     if answer is None:
-                        visitor.until = time.monotonic() + _UNDECIDED_SECONDS
-                        self._undecided.append(visitor)
+                        incoming.until = time.monotonic() + _UNDECIDED_SECONDS
+                        self._undecided.append(incoming)
                         return
                     continue
-                # A few hundred bytes always fit into an empty socket buffer; a stranger may break that, alone.
-                visitor.sock.send(want)
+                # A few hundred bytes always fit into an empty socket buffer, unless a hostile peer shrinks its own.
+                incoming.sock.send(want)
                 answer = b""
         except StopIteration as end:
-            link = Link(visitor.sock, end.value, server=True)
-            lobby = self._lobby(link.identity.epoch)
-            if lobby is None:
+            link = Link(incoming.sock, end.value, server=True)
+            pending = self._pending(link.identity.epoch)
+            if pending is None:
                 link.socket.close()
             else:
-                lobby.admit(link)
+                pending.admit(link)
         except Stranger:
-            _log.info("%s is not let in", visitor.name)
-            self._dismiss(visitor)
+            _log.info("%s is not let in", incoming.name)
+            self._drop(incoming)
         except (AuthError, RendezvousError) as error:
-            self._refuse(visitor, type(error)(f"{error} (connection from {visitor.name})"))
+            self._refuse(incoming, type(error)(f"{error} (connection from {incoming.name})"))
         except OSError as error:
-            _log.info("%s left: %s", visitor.name, error)
-            self._dismiss(visitor)
+            _log.info("%s left: %s", incoming.name, error)
+            self._drop(incoming)
 
-    def _lobby(self, epoch: bytes) -> Lobby | None:
+    def _pending(self, epoch: bytes) -> PendingPeers | None:
         with self._lock:
-            return self._lobbies.get(epoch)
+            return self._by_epoch.get(epoch)
 
-    def _judge(self, who: Identity) -> bytes | Refusal | None:
+    def _decide(self, who: Identity) -> bytes | Refusal | None:
         """Welcome, a refusal, or None: not known yet."""
         with self._lock:
-            lobby, ended = self._lobbies.get(who.epoch), self._ended.get(who.epoch)
-        if lobby is not None:
-            return lobby.judge(who) or b""
-        reason = ended if ended is not None else self._farewell
+            pending, ended = self._by_epoch.get(who.epoch), self._ended.get(who.epoch)
+        if pending is not None:
+            return pending.refusal(who) or b""
+        reason = ended if ended is not None else self._closing_reason
         return Refusal(reason) if reason is not None else None
 
-    def _refuse(self, visitor: _Visitor, error: AuthError | RendezvousError) -> None:
+    def _refuse(self, incoming: _Incoming, error: AuthError | RendezvousError) -> None:
         _log.warning("%s", error)
         with self._lock:
-            lobbies = list(self._lobbies.values())
-        for lobby in lobbies:
-            lobby.refused(error, proved=visitor.who is not None)
-        self._dismiss(visitor)
+            groups = list(self._by_epoch.values())
+        for pending in groups:
+            pending.refused(error, proved=incoming.who is not None)
+        self._drop(incoming)
 
-    def _release(self, visitor: _Visitor) -> None:
-        """It is no stranger any more: it does not count as one, and nobody listens to it for now."""
-        if self._visitors.pop(visitor.sock, None) is not None:
-            self._loop.forget(visitor.sock)
+    def _release(self, incoming: _Incoming) -> None:
+        """Its handshake is over, or waits for a decision: stop reading from it."""
+        if self._handshakes.pop(incoming.sock, None) is not None:
+            self._loop.forget(incoming.sock)
 
-    def _dismiss(self, visitor: _Visitor) -> None:
-        self._release(visitor)
-        visitor.sock.close()
+    def _drop(self, incoming: _Incoming) -> None:
+        self._release(incoming)
+        incoming.sock.close()

@@ -1,4 +1,4 @@
-"""How the ranks of a group that is being made agree: everybody tells rank 0, rank 0 tells all."""
+"""The coordinator protocol of a group that is being made: every rank reports to rank 0, which decides and tells all."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ferrule.fabric.join.control_channel import Deadline, Link
 from ferrule.fabric.join.loop import READ, Loop
 
 Message = dict[str, Any]
-_LAST_WORDS_SECONDS = 1.0
+_REASON_SECONDS = 1.0
 _PATIENCE_SECONDS = 3.0
 """How much later than its deadline rank 0, on a busy host, may say why it gave up."""
-_NEXT_WORD_SECONDS = 0.1
+_NEXT_MESSAGE_SECONDS = 0.1
 
 
-class Star:
+class Coordinator:
     """Rank 0 holds a link to every other rank, the others one to rank 0. All call the same methods in the same order.
 
     ``loop``: what has to be served while this rank waits.
@@ -79,19 +79,19 @@ class Star:
         for link in self.links.values():
             if isinstance(error, FerruleError):
                 with contextlib.suppress(RendezvousError, OSError):
-                    link.send({"abort": str(error)}, Deadline(_LAST_WORDS_SECONDS))
+                    link.send({"abort": str(error)}, Deadline(_REASON_SECONDS))
             link.socket.close()
 
     def explain(self, error: FerruleError) -> FerruleError:
-        """Why rank 0 gave up, which has heard of everybody, if it says so about now; else ``error``."""
+        """Why rank 0, which hears of every failure, gave up, if it says so about now; else ``error``."""
         link = self.links.get(0)
         if link is None or link.gave_up or link.socket.fileno() < 0:
             return error
         # One deadline is for all: rank 0 has just reached it, too.
-        pause = _LAST_WORDS_SECONDS if isinstance(error, FabricTimeout) else _NEXT_WORD_SECONDS
+        pause = _REASON_SECONDS if isinstance(error, FabricTimeout) else _NEXT_MESSAGE_SECONDS
         if select.select([link.socket], [], [], pause)[0]:
             try:
-                link.receive(Deadline(_LAST_WORDS_SECONDS))
+                link.receive(Deadline(_REASON_SECONDS))
             except FerruleError as said:
                 return said if link.gave_up else error
         return error

@@ -172,7 +172,7 @@ class Attempt:
     def __init__(self, call: Call, key: bytes, loop: Loop, steps: Callable[[], Steps] | None = None) -> None:
         self.call = call
         self.result: Link | FerruleError | None = None
-        self.absent = False  # nobody was there; somebody may come
+        self.absent = False  # nothing listened there yet
         self.again = 0.0
         self.problem = ""
         self.connecting = False
@@ -214,7 +214,7 @@ class Attempt:
             answer: bytes | None = None
             if self.connecting:
                 code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                # TCP lets a socket connect to itself when it drew the very port that nobody listens on yet.
+                # TCP lets a socket connect to itself when it was given the very port on which nothing listens yet.
                 if code or self._sock.getsockname() == self._sock.getpeername():
                     self.fail(os.strerror(code or errno.ECONNREFUSED))
                     return
@@ -264,7 +264,7 @@ class Attempt:
         self.result = RendezvousError(f"{self.call} left during the rendezvous{how}")
 
     def fail(self, problem: str) -> None:
-        """Nobody is there."""
+        """It cannot be reached now."""
         self.drop()
         self.absent = True
         self.again = time.monotonic() + _RETRY_SECONDS

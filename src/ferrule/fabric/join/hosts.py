@@ -80,12 +80,12 @@ def oversubscribed(cpu_sets: Sequence[Sequence[int]]) -> bool:
 def _identity(own: str) -> str:
     machine_id = Path("/etc/machine-id")
     try:
-        words = machine_id.read_text().strip()
+        text = machine_id.read_text().strip()
     except OSError:
         return ""
     # As its manual asks for, the machine's id itself is not shown.
-    digest = hashlib.sha256(f"ferrule {words} {own}".encode()).hexdigest()[:16]
-    return f"{digest} {os.uname().release}" if words else ""
+    digest = hashlib.sha256(f"ferrule {text} {own}".encode()).hexdigest()[:16]
+    return f"{digest} {os.uname().release}" if text else ""
 
 
 def _memory_id() -> str:

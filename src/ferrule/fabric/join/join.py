@@ -9,58 +9,58 @@ from typing import Any
 
 from ferrule.errors import FerruleError, RendezvousError
 from ferrule.fabric.join.control_channel import Link
-from ferrule.fabric.join.coordinator import Star
+from ferrule.fabric.join.coordinator import Coordinator
 from ferrule.fabric.join.dial import Call, dial
 from ferrule.fabric.join.handshake import Identity, Role
-from ferrule.fabric.join.mesh import LANES, Mesh
-from ferrule.fabric.join.pending import Lobby, Place
+from ferrule.fabric.join.mesh import STREAMS, Mesh
+from ferrule.fabric.join.pending import PendingPeers, Place
 from ferrule.fabric.routing.algorithms import Strategy, choose_algorithms
 from ferrule.fabric.routing.calibration import Measured, Pair, matrix, measure, representatives, schedule, together
 from ferrule.fabric.routing.costs import LinkCosts
 from ferrule.fabric.routing.known_links import Ends, KnownLinks, known_to_both, link_ends
-from ferrule.fabric.routing.paths import Rail, Way, candidates, keep
+from ferrule.fabric.routing.paths import Path, Rail, candidates, keep
 from ferrule.fabric.routing.routes import find_routes
 from ferrule.fabric.routing.topology import best_tree
 from ferrule.fabric.transports.build import Joined, Parts
-from ferrule.fabric.transports.shm import SharedMemory, Sharing
-from ferrule.fabric.transports.verbs import Verbs, connect_verbs
+from ferrule.fabric.transports.shm.segment import SharedMemory, Sharing
+from ferrule.fabric.transports.verbs.pairs import Verbs, connect_verbs
 
 
 class Joining:
     """One rank's part in making a group of ``members``, ranks of the mesh in the order of the new group.
 
-    Connections are made by the higher rank of a pair. Nobody waits in a circle: that needs no answer but the door's.
-    ``lobby``: where those above arrive. ``transport``: overrides the hosts' choice.
+    Connections are made by the higher rank of a pair. Waits cannot form a circle: a connection needs the acceptor only.
+    ``pending``: where those above arrive. ``transport``: overrides the hosts' choice.
     """
 
     def __init__(
         self,
         mesh: Mesh,
         members: Sequence[int],
-        star: Star,
-        lobby: Lobby,
+        coordinator: Coordinator,
+        pending: PendingPeers,
         transport: str | None = None,
     ) -> None:
         self._mesh = mesh
         self._members = tuple(members)
         self._rank = self._members.index(mesh.rank)
-        self._star = star
-        self._lobby = lobby
+        self._coordinator = coordinator
+        self._pending = pending
         hosts = [mesh.hosts[member] for member in self._members]
         self.hosts = tuple(host if transport is None else replace(host, transport=transport) for host in hosts)
         self._links: dict[Place, Link] = {}
         self._sharing = Sharing(self._rank, self.hosts)
         self._notes: dict[int, list[str]] = {}
-        self._roles: tuple[Role, ...] = LANES
+        self._roles: tuple[Role, ...] = STREAMS
         self._discovers = False
         self._table: dict[str, Any] = {}
         self._measured: dict[int, dict[int, Measured]] = {}
 
     def discover(self) -> Joined:
-        """The first group of a mesh: try all ways there may be, and remember in the mesh which work."""
+        """The first group of a mesh: try all paths there may be, and remember in the mesh which work."""
         mesh = self._mesh
         self._discovers = True
-        self._roles = (*LANES, Role.CONTROL)
+        self._roles = (*STREAMS, Role.CONTROL)
         plan = {}
         for other in range(self._rank):
             possible = self._candidates(other)
@@ -75,11 +75,11 @@ class Joining:
         return self._join(calls)
 
     def repeat(self) -> Joined:
-        """A later group: the ways are known."""
+        """A later group: the paths are known."""
         calls = {}
         for other in range(self._rank):
-            way = self._mesh.ways[self._members[other]]
-            for rail in way.rails or (Rail(0, ("", 0)),):
+            path = self._mesh.paths[self._members[other]]
+            for rail in path.rails or (Rail(0, ("", 0)),):
                 identities = [self._identity(role, other, rail.number) for role in self._roles]
                 calls[other, rail] = self._mesh.calls(self._members[other], identities)
         return self._join(calls)
@@ -98,27 +98,27 @@ class Joining:
     def _choose_sockets(self) -> None:
         """Where two sockets measured faster the pair gets a second one, which the higher rank makes soon afterwards.
 
-        Nobody else has to know, and nobody waits for it: to begin with it is a rail that is missing.
+        Other ranks need not know, and do not wait for it: to begin with it is a rail that is missing.
         """
         if self._sockets:
             return
         for other, measured in self._measured.items():
             member = self._members[other]
-            first = self._mesh.ways[member].rails
+            first = self._mesh.paths[member].rails
             fast = {rail.base for rail in first if rail.number in measured and measured[rail.number].sockets > 1}
             numbers = {rail.number for rail in first}
             more = [rail for rail in self._rails(other, 2) if rail.base in fast and rail.number not in numbers]
-            self._mesh.ways[member] = Way((*first, *more))
+            self._mesh.paths[member] = Path((*first, *more))
 
     def _identity(self, role: Role, target: int, rail: int) -> Identity:
-        return Identity(role, self._rank, target, len(self._members), self._lobby.epoch, rail)
+        return Identity(role, self._rank, target, len(self._members), self._pending.epoch, rail)
 
     def _join(self, calls: Mapping[tuple[int, Rail], Sequence[Call]]) -> Joined:
         verbs = Verbs()
         try:
             reached = self._connect(calls)
             known = self._known_links()
-            table = self._star.agree(
+            table = self._coordinator.agree(
                 {"reached": reached, "notes": self._notes, "segment": self._sharing.offer(), "known": known},
                 self._first_decision,
             )
@@ -127,7 +127,7 @@ class Joining:
             self._take_those_above(table["rails"])
             verbs = self._connect_verbs()
             measured = self._measure(table, verbs) if table["measure"] else {}
-            verdict = self._star.agree(
+            verdict = self._coordinator.agree(
                 {"reason": reason, "verbs": list(verbs.endpoints), "costs": measured}, self._second_decision
             )
             memory = self._sharing.settle(verdict["reasons"])
@@ -139,7 +139,7 @@ class Joining:
             if verdict["costs"] is not None:
                 self._mesh.costs = LinkCosts.from_json(verdict["costs"])
         except BaseException as error:
-            cause = self._star.explain(error) if isinstance(error, FerruleError) else error
+            cause = self._coordinator.explain(error) if isinstance(error, FerruleError) else error
             for link in self._links.values():
                 link.socket.close()
             self._sharing.drop()
@@ -153,9 +153,9 @@ class Joining:
             self._rank,
             self._members,
             self.hosts,
-            self._lobby,
+            self._pending,
             self._links,
-            self._ways(),
+            self._paths(),
             memory,
             verbs,
             self._notes,
@@ -164,13 +164,13 @@ class Joining:
             self._strategy(memory),
             self._mesh.heartbeat,
         )
-        self._lobby.settle()
+        self._pending.settle()
         return parts.build()
 
     def _connect(self, calls: Mapping[tuple[int, Rail], Sequence[Call]]) -> dict[str, list[int]]:
         """Make the calls; the numbers of the rails to use to each rank below."""
         flat = [call for group in calls.values() for call in group]
-        results = iter(dial(flat, self._mesh.key, self._star.deadline, self._mesh.door.loop))
+        results = iter(dial(flat, self._mesh.key, self._coordinator.deadline, self._mesh.acceptor.loop))
         made: dict[tuple[int, Rail], list[Link]] = {}
         failed: dict[int, list[tuple[Rail, FerruleError]]] = {}
         for (other, rail), group in calls.items():
@@ -188,7 +188,7 @@ class Joining:
             tried = [rail for peer, rail in calls if peer == other]
             kept = keep(tried, {rail.number for peer, rail in made if peer == other})
             reached[str(other)] = [rail.number for rail in kept]
-            # Where a cable does, nobody asks for the address by which the ranks met.
+            # Where a cable does, it does not matter about the address by which the ranks met.
             missed = [error for rail, error in failed.get(other, []) if rail.interface or not kept]
             self._notes[other] = [str(error) for error in missed]
             for rail in tried:
@@ -206,10 +206,10 @@ class Joining:
                 continue
             pair = _pair(self._rank, other)
             self._notes[other] = table["notes"].get(pair, [])
-            if member not in self._mesh.ways:
+            if member not in self._mesh.paths:
                 possible = self._candidates(other)
                 numbers = table["rails"][pair]
-                self._mesh.ways[member] = Way(tuple(rail for rail in possible if rail.number in numbers))
+                self._mesh.paths[member] = Path(tuple(rail for rail in possible if rail.number in numbers))
 
     def _take_those_above(self, rails: Mapping[str, Sequence[int]]) -> None:
         places = [
@@ -218,18 +218,18 @@ class Joining:
             for number in rails[_pair(self._rank, other)]
             for role in self._roles
         ]
-        self._links |= self._lobby.take(places, self._star.deadline, list(self._star.links.values()))
+        self._links |= self._pending.take(places, self._coordinator.deadline, list(self._coordinator.links.values()))
 
     def _connect_routed(self, told: Mapping[str, Sequence[int]]) -> None:
         """Connect to those that share no link with this rank, through the ranks between.
 
-        Nobody goes on before all have connected: whoever waits here also relays for others.
+        No rank goes on before all have connected: a rank that waits here also relays for others.
         """
         mesh, me = self._mesh, self._rank
         mesh.routes |= {_ends(pair): tuple(between) for pair, between in told.items()}
         routed = [other for other in range(mesh.size) if other != me and mesh.route(me, other) is not None]
         for other in routed:
-            mesh.ways[other] = Way()
+            mesh.paths[other] = Path()
         calls = [
             call
             for other in routed
@@ -237,12 +237,12 @@ class Joining:
             for call in mesh.calls(other, [self._identity(role, other, 0) for role in self._roles])
         ]
         failed = []
-        for result in dial(calls, mesh.key, self._star.deadline, mesh.door.loop):
+        for result in dial(calls, mesh.key, self._coordinator.deadline, mesh.acceptor.loop):
             if isinstance(result, Link):
                 self._links[Place(result.identity.role, result.peer)] = result
             else:
                 failed.append(f"rank {me}: {result}")
-        self._star.agree({"failed": failed}, _all_connected)
+        self._coordinator.agree({"failed": failed}, _all_connected)
         self._take_those_above({_pair(me, other): [0] if other in routed else [] for other in range(me + 1, mesh.size)})
 
     def _start_heartbeat(self) -> None:
@@ -254,9 +254,9 @@ class Joining:
         """RDMA to those that share a link and no memory with this rank."""
         first: dict[int, Link] = {}
         for place, link in sorted(self._links.items(), reverse=True):
-            if place.role == LANES[0] and self._ways()[place.rank].rails:
+            if place.role == STREAMS[0] and self._paths()[place.rank].rails:
                 first[place.rank] = link
-        return connect_verbs(self._rank, self.hosts, first, self._sharing.partners, self._star.deadline)
+        return connect_verbs(self._rank, self.hosts, first, self._sharing.partners, self._coordinator.deadline)
 
     def _measure(self, table: Mapping[str, Any], verbs: Verbs) -> dict[int, list[float]]:
         """What the links to lower ranks cost, as far as this rank measures them, or knows since an earlier start."""
@@ -270,19 +270,21 @@ class Joining:
             self._measured[other] = {
                 place.rail: Measured(*numbers[str(place.rail)])
                 if numbers
-                else measure(link, higher=self._rank == high, deadline=self._star.deadline, second=self._second(place))
+                else measure(
+                    link, higher=self._rank == high, deadline=self._coordinator.deadline, second=self._second(place)
+                )
                 for place, link in sorted(self._links.items())
-                if place[:2] == (LANES[0], other)
+                if place[:2] == (STREAMS[0], other)
             }
         self._remember_links()
         costs = {other: together(list(rails.values())) for other, rails in self._measured.items() if other < self._rank}
         return {other: [one.alpha, one.up, one.down] for other, one in costs.items()}
 
     def _second(self, place: Place) -> Link | None:
-        """The other lane's connection over the same cable, to find out whether two sockets are faster than one."""
-        way = self._ways()[place.rank].rails
-        cable = any(rail.number == place.rail and rail.interface for rail in way)
-        return self._links[Place(LANES[1], place.rank, place.rail)] if cable and not self._sockets else None
+        """The other stream's connection over the same cable, to find out whether two sockets are faster than one."""
+        path = self._paths()[place.rank].rails
+        cable = any(rail.number == place.rail and rail.interface for rail in path)
+        return self._links[Place(STREAMS[1], place.rank, place.rail)] if cable and not self._sockets else None
 
     def _known_links(self) -> dict[str, dict[str, list[float | None]]]:
         """By rank and rail, what this rank knows since an earlier start of the links that there may be."""
@@ -300,7 +302,7 @@ class Joining:
         measured = {
             self._ends(other, rail): self._measured[other][rail.number]
             for other in self._measured
-            for rail in self._ways()[other].rails
+            for rail in self._paths()[other].rails
             if rail.number in self._measured[other]
         }
         KnownLinks().store({ends: one for ends, one in measured.items() if ends is not None and one.at is None})
@@ -347,7 +349,7 @@ class Joining:
         return table
 
     def _find_routes(self, costs: LinkCosts | None) -> dict[str, Sequence[int]]:
-        """For every two ranks that share no link: the ranks between. Raises `RendezvousError` if there is no way."""
+        """For every two ranks that share no link: the ranks between. Raises `RendezvousError` if there is no path."""
         pairs = {_ends(pair): numbers for pair, numbers in self._table["rails"].items()}
         linked = [(low, high) for (high, low), numbers in pairs.items() if numbers]
         routes = find_routes(linked, [host.memory_id for host in self.hosts], costs)
@@ -381,9 +383,9 @@ class Joining:
         decision["routes"] = self._find_routes(costs) if self._discovers else {}
         return decision
 
-    def _ways(self) -> dict[int, Way]:
+    def _paths(self) -> dict[int, Path]:
         """By the new group's ranks."""
-        return {other: self._mesh.way(member) for other, member in enumerate(self._members) if other != self._rank}
+        return {other: self._mesh.path_to(member) for other, member in enumerate(self._members) if other != self._rank}
 
 
 def _all_connected(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _ANY = ("0.0.0.0", "::")
 
 
 def first_listeners(settings: FabricSettings) -> list[socket.socket]:
-    """The sockets on which a rank listens before it has met anybody: rank 0's, and any that FERRULE_LISTEN asks for."""
+    """The sockets on which a rank listens before it met others: rank 0's, and any that FERRULE_LISTEN asks for."""
     if settings.listen_fd is not None:
         try:
             return [socket.socket(fileno=settings.listen_fd)]

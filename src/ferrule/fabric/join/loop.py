@@ -12,7 +12,7 @@ Chore = Callable[[], float | None]
 
 
 class Loop:
-    """Calls what was left for a socket when that is ready. Driven by whoever waits for something, one thread at a time.
+    """Event loop: calls a socket's callback when it is ready. Driven by the thread that waits, one at a time.
 
     A chore is called before every sleep and says how long that may last at most (in seconds; None: for ever).
     """

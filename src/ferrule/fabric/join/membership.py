@@ -15,13 +15,13 @@ import numpy as np
 from ferrule.config import TransportChoice, check_transport
 from ferrule.errors import FabricError, FerruleError, PeerLost
 from ferrule.fabric.join.control_channel import Deadline, Link
-from ferrule.fabric.join.coordinator import Star
+from ferrule.fabric.join.coordinator import Coordinator
 from ferrule.fabric.join.dial import dial
 from ferrule.fabric.join.handshake import Identity, Role
 from ferrule.fabric.join.hosts import RankHost
 from ferrule.fabric.join.join import Joining
-from ferrule.fabric.join.mesh import LANES, Mesh
-from ferrule.fabric.join.pending import Lobby, Place
+from ferrule.fabric.join.mesh import STREAMS, Mesh
+from ferrule.fabric.join.pending import PendingPeers, Place
 from ferrule.fabric.transports.build import Joined
 
 if TYPE_CHECKING:
@@ -104,43 +104,43 @@ def _join(
     mesh: Mesh, members: tuple[int, ...], epoch_key: bytes, transport: TransportChoice | None, deadline: Deadline
 ) -> tuple[Joined, Membership]:
     rank, size, epoch = members.index(mesh.rank), len(members), epoch_key[:16]
-    lobby = Lobby(epoch, rank, size, (Role.RENDEZVOUS, *LANES))
-    mesh.door.open(lobby)
-    star = Star({}, rank, deadline)
-    with making(mesh, lobby, star):
+    pending = PendingPeers(epoch, rank, size, (Role.RENDEZVOUS, *STREAMS))
+    mesh.acceptor.open(pending)
+    coordinator = Coordinator({}, rank, deadline)
+    with making(mesh, pending, coordinator):
         if rank == 0:
             places = [Place(Role.RENDEZVOUS, other) for other in range(1, size)]
-            star.links = {place.rank: link for place, link in lobby.take(places, deadline).items()}
+            coordinator.links = {place.rank: link for place, link in pending.take(places, deadline).items()}
         else:
             identity = Identity(Role.RENDEZVOUS, rank, 0, size, epoch)
             (leader,) = dial(mesh.calls(members[0], [identity]), mesh.key, deadline)
             if not isinstance(leader, Link):
                 raise leader
-            star.links = {0: leader}
-        joining = Joining(mesh, members, star, lobby, transport)
+            coordinator.links = {0: leader}
+        joining = Joining(mesh, members, coordinator, pending, transport)
         joined = joining.repeat()
     return joined, Membership(mesh, members, joining.hosts, epoch_key)
 
 
 @contextmanager
-def making(mesh: Mesh, lobby: Lobby, star: Star) -> Iterator[None]:
-    """A group is made inside: what goes wrong there is told to the other ranks, and nobody is let in any more."""
+def making(mesh: Mesh, pending: PendingPeers, coordinator: Coordinator) -> Iterator[None]:
+    """A group is made inside: what goes wrong there is told to the other ranks, and later connections are refused."""
     try:
         yield
     except BaseException as error:
-        star.give_up(error)
-        mesh.door.shut(lobby, "this group was given up")
+        coordinator.give_up(error)
+        mesh.acceptor.shut(pending, "this group was given up")
         raise
-    star.close()
+    coordinator.close()
 
 
 def check_alive(mesh: Mesh, members: Sequence[int]) -> None:
-    """Nobody waits for a rank that is lost."""
+    """Raises `PeerLost` if one of ``members`` is lost, so that nothing waits for it."""
     lost = mesh.lost(members)
     if lost is not None:
-        rank, words = lost
+        rank, reason = lost
         host = mesh.hosts[members[rank]]
-        text = f"rank {rank} on {host.host} (pid {host.pid}) {words}"
+        text = f"rank {rank} on {host.host} (pid {host.pid}) {reason}"
         raise PeerLost(text, rank=rank, host=host.host, link="", seconds=0.0)
 
 

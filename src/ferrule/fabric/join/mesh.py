@@ -1,4 +1,4 @@
-"""What all groups of one job share on this rank: the door, the ways to the other ranks, and who they are."""
+"""What all groups of one job share on this rank: the acceptor, the paths to the other ranks, and who they are."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dataclasses import dataclass, field, replace
 from ferrule import _native
 from ferrule.config import Calibration
 from ferrule.errors import RendezvousError
-from ferrule.fabric.join.acceptor import Door
+from ferrule.fabric.join.acceptor import Acceptor
 from ferrule.fabric.join.control_channel import Link, endpoint
 from ferrule.fabric.join.dial import Call
 from ferrule.fabric.join.handshake import Identity, Role
 from ferrule.fabric.join.hosts import RankHost
-from ferrule.fabric.join.pending import Lobby
+from ferrule.fabric.join.pending import PendingPeers
 from ferrule.fabric.routing.costs import LinkCosts
-from ferrule.fabric.routing.paths import Rail, Way
+from ferrule.fabric.routing.paths import Path, Rail
 from ferrule.fabric.routing.routes import Pair, find_routes
 
-LANES = (Role.COLLECTIVES, Role.MESSAGES)
-"""The lanes of a group in the order of the native core's numbers."""
+STREAMS = (Role.COLLECTIVES, Role.MESSAGES)
+"""The streams of a group in the order of the native core's numbers."""
 
 MAX_WATCHED_RAILS = 64
 """How many connections to one peer the native heartbeat takes."""
@@ -39,7 +39,7 @@ class Live:
     native: _native.Group
     members: tuple[int, ...]
     rank: int
-    lobby: Lobby
+    pending: PendingPeers
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Mesh:
 
     ``epoch`` names that group, ``key`` is the cluster's. ``calibrate``: which links to measure; ``costs``: what
     came of it. ``silence``: seconds after which a silent rank is lost (0: never); ``heartbeat``: knows which ranks are
-    there (None in a job of one), and ends the groups of those that are not. ``ways``: how this rank gets to each other
+    there (None in a job of one), and ends the groups of those that are not. ``paths``: how this rank gets to each other
     one. ``routes``: for any two ranks that share no link, the ranks that a message passes from the higher one to the
     lower one. ``closers``: what else to do when the last group is closed.
     """
@@ -57,13 +57,13 @@ class Mesh:
     hosts: tuple[RankHost, ...]
     epoch: bytes
     key: bytes
-    door: Door
+    acceptor: Acceptor
     spin_us: float | None
     calibrate: Calibration = "never"
     silence: float = 0.0
     costs: LinkCosts | None = None
     heartbeat: _native.Heartbeat | None = None
-    ways: dict[int, Way] = field(default_factory=dict)
+    paths: dict[int, Path] = field(default_factory=dict)
     routes: dict[Pair, tuple[int, ...]] = field(default_factory=dict)
     closers: list[Callable[[], None]] = field(default_factory=list)
     _detours: tuple[frozenset[int], Mapping[Pair, tuple[int, ...]]] = field(default=(frozenset(), {}))
@@ -79,26 +79,26 @@ class Mesh:
         return Call(rail.address, identity, rail.source, rail.interface)
 
     def calls(self, peer: int, identities: Sequence[Identity]) -> list[Call]:
-        """How to make these connections to ``peer`` (a rank of the mesh) the way that is known to work.
+        """How to make these connections to ``peer`` (a rank of the mesh) over the path that is known to work.
 
-        An identity's rail picks the rail, if it is of a lane or the heartbeat; all else goes over one that is well.
+        An identity's rail picks the rail, if it is of a stream or the heartbeat; all else goes over one that is well.
         """
-        way = self.way(peer)
-        if way.rails:
+        path = self.path_to(peer)
+        if path.rails:
             beats = self.heartbeat.rails(peer) if self.heartbeat is not None else []
-            well = next((rail for rail, alive in zip(way.rails, beats, strict=False) if alive), way.rails[0])
-            by_number = {(role, rail.number): rail for role in (*LANES, Role.CONTROL) for rail in way.rails}
+            well = next((rail for rail, alive in zip(path.rails, beats, strict=False) if alive), path.rails[0])
+            by_number = {(role, rail.number): rail for role in (*STREAMS, Role.CONTROL) for rail in path.rails}
             return [self.call(by_number.get((who.role, who.rail), well), who) for who in identities]
-        if not way.via:
+        if not path.via:
             raise RendezvousError(f"no links lead to rank {peer} any more")
         request = Identity(Role.RELAY, self.rank, peer, self.size, self.epoch)
-        rail = self.ways[way.via[0]].rails[0]
-        return [replace(self.call(rail, who), request=request, via=way.via) for who in identities]
+        rail = self.paths[path.via[0]].rails[0]
+        return [replace(self.call(rail, who), request=request, via=path.via) for who in identities]
 
-    def way(self, peer: int) -> Way:
+    def path_to(self, peer: int) -> Path:
         """How to get to ``peer`` now; with neither rails nor ranks between, not at all."""
-        way = self.ways[peer]
-        return way if way.rails else Way((), self.route(self.rank, peer) or ())
+        path = self.paths[peer]
+        return path if path.rails else Path((), self.route(self.rank, peer) or ())
 
     def route(self, source: int, target: int) -> tuple[int, ...] | None:
         """The ranks between two that share no link, from ``source`` on, past those that are gone.
@@ -135,26 +135,26 @@ class Mesh:
             raise RendezvousError(f"it is not between rank {who.rank} and rank {who.target}")
         after = (*route, who.target)[route.index(self.rank) + 1]
         request = None if after == who.target else who
-        return [replace(self.call(rail, who), request=request) for rail in self.ways[after].rails]
+        return [replace(self.call(rail, who), request=request) for rail in self.paths[after].rails]
 
     def enter(self, live: Live) -> None:
         """One more group uses this. From now on rails that return are its."""
         with self._lock:
-            self._live[live.lobby.epoch] = live
-        for role in (*LANES, Role.CONTROL) if live.lobby.epoch == self.epoch else LANES:
-            live.lobby.handle(role, self.take_back)
+            self._live[live.pending.epoch] = live
+        for role in (*STREAMS, Role.CONTROL) if live.pending.epoch == self.epoch else STREAMS:
+            live.pending.handle(role, self.take_back)
 
     def leave(self, epoch: bytes) -> None:
-        """A group is closed; with the last one nobody listens any more."""
+        """A group is closed; with the last one this rank stops listening."""
         with self._lock:
             live = self._live.pop(epoch, None)
             last = not self._live
         if live is not None and epoch != self.epoch:
-            self.door.shut(live.lobby, "this group is closed")
+            self.acceptor.shut(live.pending, "this group is closed")
         elif live is not None:
-            live.lobby.stop(LANES)  # the heartbeat of the groups that are left needs its rails as before
+            live.pending.stop(STREAMS)  # the heartbeat of the groups that are left needs its rails as before
         if last:
-            self.door.close()
+            self.acceptor.close()
             for close in self.closers:
                 close()
 
@@ -170,12 +170,12 @@ class Mesh:
         with self._lock:
             live = self._live.get(link.identity.epoch)
         who = link.identity
-        numbers = [rail.number for rail in self.ways[live.members[link.peer]].rails] if live else []
+        numbers = [rail.number for rail in self.paths[live.members[link.peer]].rails] if live else []
         if live is None or who.rail not in numbers:
             link.socket.close()
             return
         fd = link.socket.detach()
-        if live.native.add_rail(LANES.index(who.role), link.peer, numbers.index(who.rail), fd) != 0:
+        if live.native.add_rail(STREAMS.index(who.role), link.peer, numbers.index(who.rail), fd) != 0:
             os.close(fd)  # the group has just been closed
 
     def start_heartbeat(self) -> None:
@@ -187,15 +187,15 @@ class Mesh:
 
     def watch(self, link: Link) -> None:
         """Leave a connection of `Role.CONTROL` to the heartbeat, instead of the one that its rail had before."""
-        way = self.way(link.peer)
-        places = {rail.number: place for place, rail in enumerate(way.rails)} or {0: 0}
+        path = self.path_to(link.peer)
+        places = {rail.number: place for place, rail in enumerate(path.rails)} or {0: 0}
         place = places.get(link.identity.rail, MAX_WATCHED_RAILS)
         if self.heartbeat is None or place >= MAX_WATCHED_RAILS:
             link.socket.close()
             return
-        name = next((rail.interface for rail in way.rails if rail.number == link.identity.rail), "")
+        name = next((rail.interface for rail in path.rails if rail.number == link.identity.rail), "")
         name = name or endpoint(link.socket.getpeername()[:2])
-        self.heartbeat.add(link.peer, place, link.socket.detach(), name, way.via[0] if way.via else -1)
+        self.heartbeat.add(link.peer, place, link.socket.detach(), name, path.via[0] if path.via else -1)
 
     def lost(self, members: Sequence[int]) -> tuple[int, str] | None:
         """The first of ``members`` that is lost: its place among them, and why."""

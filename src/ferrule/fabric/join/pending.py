@@ -1,4 +1,4 @@
-"""Where those arrive who want a rank of one group."""
+"""Pending peers: authenticated connections that a group which is being made has not taken yet."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ class Place(NamedTuple):
     rail: int = 0
 
 
-class Lobby:
+class PendingPeers:
     """The connections to ``rank`` of a group of ``size``, named by ``epoch``, from the moment they proved themselves.
 
-    The door's thread brings them; the thread that makes the group takes them. ``roles``: which are wanted.
-    ``handlers``: roles whose connections nobody waits for, and what to do with one (in the door's thread, at once).
-    ``strict``: somebody who is refused may be one of those that are waited for, which then is an error. ``loop``: what
-    `take` has to drive so that anybody is let in; None when a thread does.
+    The acceptor's thread brings them; the thread that makes the group takes them. ``roles``: which are wanted.
+    ``handlers``: roles whose connections are not waited for, and what to do with one (in the acceptor's
+    thread, at once).
+    ``strict``: a refused peer may be one of those that are waited for, which then is an error. ``loop``: what
+    `take` has to drive so that connections arrive; None when a thread does.
     """
 
     loop: Loop | None = None
@@ -71,8 +72,8 @@ class Lobby:
         with self._changed:
             self._handlers[role] = handler
 
-    def judge(self, who: Identity) -> Refusal | None:
-        """Whether to let somebody in who knows the key."""
+    def refusal(self, who: Identity) -> Refusal | None:
+        """Why a peer that knows the key is not let in, if so."""
         with self._changed:
             if who.role == Role.RENDEZVOUS and who.epoch == NO_EPOCH and who.target == 0 != self._rank:
                 return Refusal(f"rank {self._rank} answers here", Status.ELSEWHERE, self._rank)
@@ -96,7 +97,7 @@ class Lobby:
             return None
 
     def admit(self, link: Link) -> None:
-        """Somebody was let in."""
+        """Take over a connection that was let in."""
         with self._changed:
             handler = self._handlers.get(link.identity.role)
             if handler is None:
@@ -113,9 +114,10 @@ class Lobby:
                 self._handlers.pop(role, None)
 
     def refused(self, error: FerruleError, *, proved: bool) -> None:
-        """Somebody was not let in, who may have wanted this group. ``proved``: who knows the key.
+        """A peer was not let in, which may have wanted this group. ``proved``: it knows the key.
 
-        Anybody else may use any rank's name, so that ends nothing: it is only told should a rank be missing at last.
+        Without the key, a connection may claim any rank, so that ends nothing: it is only told if a rank is missing
+        at last.
         """
         with self._changed:
             if not proved:
@@ -145,7 +147,7 @@ class Lobby:
             return {place: self._here.pop(place) for place in places}
 
     def arrived(self, role: Role) -> dict[int, Link]:
-        """Take all who are here for this, by rank, although not everybody is."""
+        """Take all that have arrived for this, by rank, although some are missing."""
         with self._changed:
             return {place.rank: self._here.pop(place) for place in list(self._here) if place.role == role}
 
@@ -172,13 +174,13 @@ class Lobby:
                 link.receive(deadline)
 
     def _hint(self) -> str:
-        return "" if self._suspicion is None else f"; somebody was turned away: {self._suspicion}"
+        return "" if self._suspicion is None else f"; a connection was turned away: {self._suspicion}"
 
     def _missing(self, places: Collection[Place]) -> str:
         return ", ".join(str(rank) for rank in sorted({place.rank for place in places if place not in self._here}))
 
     def settle(self) -> None:
-        """All are there: close what nobody took. From now on only `handle` makes somebody welcome."""
+        """All are there: close what was not taken. From now on only roles of `handle` are let in."""
         with self._changed:
             self._roles = frozenset()
             for link in self._here.values():

@@ -1,11 +1,11 @@
 """A new group of those that are left, in the same processes.
 
-The lowest rank that is left leads. Everybody else connects to it; once all are there, it names the members and a random
-number, from which the new group's epoch follows, and they join as for a split. Whoever is lost meanwhile is left out
-in another attempt; if that was the leader, the next one leads.
+The lowest rank that is left leads. All others connect to it; once all are there, it names the members and a random
+number, from which the new group's epoch follows, and they join as for a split. A rank that is lost meanwhile is
+left out in another attempt; if that was the leader, the next one leads.
 
 A group that was made so is made anew from the same `Lineage`: a rank that still tries to make the first one, and a
-rank on which that was finished and lost somebody at once, look for each other in the same place.
+rank on which that was finished and lost a rank at once, look for each other in the same place.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from collections.abc import Mapping, Sequence
 
 from ferrule.errors import FabricError, FabricTimeout, FerruleError, PeerLost, RendezvousError
 from ferrule.fabric.join.control_channel import Deadline, Link
-from ferrule.fabric.join.coordinator import Star
+from ferrule.fabric.join.coordinator import Coordinator
 from ferrule.fabric.join.dial import dial
 from ferrule.fabric.join.handshake import Identity, Role
 from ferrule.fabric.join.join import Joining
 from ferrule.fabric.join.membership import Membership, check_alive, making
-from ferrule.fabric.join.mesh import LANES, Mesh
-from ferrule.fabric.join.pending import Lobby
+from ferrule.fabric.join.mesh import STREAMS, Mesh
+from ferrule.fabric.join.pending import PendingPeers
 from ferrule.fabric.transports.build import Joined
 
 _PAUSE_SECONDS = 0.05
@@ -38,7 +38,7 @@ _VERDICT_SECONDS = 2.0
 def reform_group(membership: Membership, deadline: Deadline) -> tuple[Joined, Membership]:
     """Make a group of the ranks of ``membership`` that are neither lost nor gone.
 
-    Raises `FabricTimeout` (somebody is there and does not take part) and `FabricError` (this rank was given up).
+    Raises `FabricTimeout` (a rank is there and does not take part) and `FabricError` (this rank was given up).
     """
     gathering = _Gathering(membership, deadline)
     try:
@@ -65,18 +65,18 @@ class _Gathering:
         self._problem = ""
         self._in_vain = 0
         epoch = hmac.new(self._lineage.key, b"ferrule reform\0", hashlib.sha256).digest()[:16]
-        self._lobby = Lobby(epoch, self._rank, len(self._lineage.members), ())
-        self._lobby.handle(Role.REFORM, self._welcome)
-        self._mesh.door.open(self._lobby)
+        self._pending = PendingPeers(epoch, self._rank, len(self._lineage.members), ())
+        self._pending.handle(Role.REFORM, self._arrived)
+        self._mesh.acceptor.open(self._pending)
 
     def close(self) -> None:
-        self._mesh.door.shut(self._lobby, "no new group is being made here")
+        self._mesh.acceptor.shut(self._pending, "no new group is being made here")
         with self._changed:
             for link in self._here.values():
                 link.socket.close()
 
     def attempt(self) -> tuple[Joined, Membership] | None:
-        """One try with whoever is left now; None: it did not work out, another may."""
+        """One try with the ranks that are left now; None: it did not work out, another may."""
         if self._deadline.passed:
             raise FabricTimeout(f"no new group within {self._deadline.seconds:g} s; {self._problem}")
         leader = min(self._survivors())
@@ -97,7 +97,7 @@ class _Gathering:
             raise FabricError(f"this rank cannot come back: the others gave it up ({mesh.heartbeat.lost()[mesh.rank]})")
         return [rank for rank, member in enumerate(self._lineage.members) if presences[member][0] in ("self", "alive")]
 
-    def _welcome(self, link: Link) -> None:
+    def _arrived(self, link: Link) -> None:
         with self._changed:
             old = self._here.pop(link.peer, None)
             if old is not None:
@@ -106,7 +106,7 @@ class _Gathering:
             self._changed.notify_all()
 
     def _lead(self) -> tuple[list[int], bytes, dict[int, Link]]:
-        """Wait for everybody who is left."""
+        """Wait for all ranks that are left."""
         with self._changed:
             while True:
                 members = self._survivors()
@@ -143,7 +143,7 @@ class _Gathering:
         member = self._lineage.members[leader]
         deadline = self._deadline.extended(_VERDICT_SECONDS)  # the leader gives up first, and says why
         deadline = deadline.watched(lambda: check_alive(self._mesh, [member]))
-        identity = Identity(Role.REFORM, self._rank, leader, len(self._lineage.members), self._lobby.epoch)
+        identity = Identity(Role.REFORM, self._rank, leader, len(self._lineage.members), self._pending.epoch)
         (link,) = dial(self._mesh.calls(member, [identity]), self._mesh.key, deadline)
         if not isinstance(link, Link):
             raise link
@@ -163,28 +163,28 @@ class _Gathering:
         new_members = tuple(self._lineage.members[old] for old in members)
         key = hmac.new(self._lineage.key, b"ferrule reformed\0" + number, hashlib.sha256).digest()
         deadline = self._deadline.watched(lambda: check_alive(mesh, new_members))
-        lobby = Lobby(key[:16], rank, len(members), LANES)
-        mesh.door.open(lobby)
-        star = Star(links, rank, deadline)
+        pending = PendingPeers(key[:16], rank, len(members), STREAMS)
+        mesh.acceptor.open(pending)
+        coordinator = Coordinator(links, rank, deadline)
         try:
-            with making(mesh, lobby, star):
+            with making(mesh, pending, coordinator):
                 if rank == 0:
-                    star.tell({"members": list(members), "number": number.hex()})
-                joining = Joining(mesh, new_members, star, lobby, self._membership.hosts[0].transport)
+                    coordinator.tell({"members": list(members), "number": number.hex()})
+                joining = Joining(mesh, new_members, coordinator, pending, self._membership.hosts[0].transport)
                 joined = joining.repeat()
-                # Only who got through this, or fails together with all others, leaves: nobody is left behind alone.
+                # All ranks get through this, or fail together: none is left behind alone.
                 status = joined.live.native.barrier(max(deadline.left, _PAUSE_SECONDS))
                 if status:
-                    words = joined.live.native.failure()[3]
+                    text = joined.live.native.failure()[3]
                     joined.live.native.close()
-                    raise RendezvousError(words)
+                    raise RendezvousError(text)
         except (FerruleError, OSError) as error:
             self._await_verdict(members, error)
             return None
         return joined, Membership(mesh, new_members, joining.hosts, key, self._lineage)
 
     def _await_verdict(self, members: Sequence[int], error: FerruleError | OSError) -> None:
-        """Somebody was lost, most likely. If nobody was, a rank between may not have known yet that it is."""
+        """A rank was lost, most likely. If none was, a rank between may not have known yet that it is."""
         self._problem = str(error)
         end = time.monotonic() + _VERDICT_SECONDS
         while set(members) <= set(self._survivors()):

@@ -1,4 +1,4 @@
-"""How the ranks of a job find each other: everybody reports to rank 0, which tells all about all."""
+"""The rendezvous: every rank of a job reports to rank 0, which tells all about all."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from functools import partial
 
 from ferrule.config import FabricSettings
 from ferrule.errors import FerruleError, RendezvousError
-from ferrule.fabric.join.acceptor import Door
+from ferrule.fabric.join.acceptor import Acceptor
 from ferrule.fabric.join.addresses import own_interfaces
 from ferrule.fabric.join.control_channel import Deadline
-from ferrule.fabric.join.coordinator import Star
+from ferrule.fabric.join.coordinator import Coordinator
 from ferrule.fabric.join.dial import reach
 from ferrule.fabric.join.handshake import Identity, Role
 from ferrule.fabric.join.hosts import RankHost, this_host
 from ferrule.fabric.join.join import Joining
 from ferrule.fabric.join.listen import first_listeners, is_loopback, listen_everywhere, listen_on
 from ferrule.fabric.join.membership import Membership
-from ferrule.fabric.join.mesh import LANES, Mesh
-from ferrule.fabric.join.pending import NO_EPOCH, Lobby, Place
+from ferrule.fabric.join.mesh import STREAMS, Mesh
+from ferrule.fabric.join.pending import NO_EPOCH, PendingPeers, Place
 from ferrule.fabric.routing.relays import Relays
 from ferrule.fabric.transports.build import Joined
-from ferrule.fabric.transports.rail_repair import Keeper
+from ferrule.fabric.transports.tcp.rail_repair import RailRepair
 
 
 def rendezvous(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, Membership]:
@@ -33,86 +33,94 @@ def rendezvous(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, Me
     Raises `RendezvousError` (who is missing, who came twice, whose version differs) and `AuthError`.
     """
     listeners = first_listeners(settings) if settings.world_size > 1 else []
-    door = Door(settings.key, settings.rank, listeners)
-    star = Star({}, settings.rank, deadline, door.loop)
-    relays = Relays(settings.rank, settings.key, door.handler_loop)
+    acceptor = Acceptor(settings.key, settings.rank, listeners)
+    coordinator = Coordinator({}, settings.rank, deadline, acceptor.loop)
+    relays = Relays(settings.rank, settings.key, acceptor.handler_loop)
     try:
         if settings.rank == 0:
-            mesh, lobby = _lead(settings, door, listeners, star, relays)
+            mesh, pending = _lead(settings, acceptor, listeners, coordinator, relays)
         else:
-            mesh, lobby = _follow(settings, door, listeners, star, relays)
-        joined = Joining(mesh, range(mesh.size), star, lobby).discover()
+            mesh, pending = _follow(settings, acceptor, listeners, coordinator, relays)
+        joined = Joining(mesh, range(mesh.size), coordinator, pending).discover()
     except BaseException as error:
-        star.give_up(error)
+        coordinator.give_up(error)
         if isinstance(error, FerruleError):
             text = str(error)
-            door.turn_away(text if " gave up: " in text else f"rank {settings.rank} gave up: {text}")
-        door.close()
+            acceptor.turn_away(text if " gave up: " in text else f"rank {settings.rank} gave up: {text}")
+        acceptor.close()
         relays.close(f"it gave up: {error}")
         raise
-    star.close()
+    coordinator.close()
     if mesh.size > 1:
-        door.start()
-    if mesh.routes or any(len(way.rails) > 1 for peer, way in mesh.ways.items() if peer < mesh.rank):
-        mesh.closers.append(Keeper(mesh).close)
+        acceptor.start()
+    if mesh.routes or any(len(path.rails) > 1 for peer, path in mesh.paths.items() if peer < mesh.rank):
+        mesh.closers.append(RailRepair(mesh).close)
     # Last: others may wait for what this rank says at the end, and it for them.
     mesh.closers.append(relays.close)
     return joined, Membership(mesh, tuple(range(mesh.size)), mesh.hosts, mesh.epoch + settings.key)
 
 
 def _lead(
-    settings: FabricSettings, door: Door, listeners: Sequence[socket.socket], star: Star, relays: Relays
-) -> tuple[Mesh, Lobby]:
-    lobby = Lobby(NO_EPOCH, 0, settings.world_size, [Role.RENDEZVOUS], strict=True)
-    door.open(lobby)
+    settings: FabricSettings,
+    acceptor: Acceptor,
+    listeners: Sequence[socket.socket],
+    coordinator: Coordinator,
+    relays: Relays,
+) -> tuple[Mesh, PendingPeers]:
+    pending = PendingPeers(NO_EPOCH, 0, settings.world_size, [Role.RENDEZVOUS], strict=True)
+    acceptor.open(pending)
     own = _own_host(settings)
     if not all(is_loopback(sock) for sock in listeners):
-        own = _listen_everywhere(own, settings, door, listeners)
+        own = _listen_everywhere(own, settings, acceptor, listeners)
     if listeners:
         own = replace(own, address=listeners[0].getsockname()[0], port=listeners[0].getsockname()[1])
     places = [Place(Role.RENDEZVOUS, rank) for rank in range(1, settings.world_size)]
     try:
-        star.links = {place.rank: link for place, link in lobby.take(places, star.deadline).items()}
+        coordinator.links = {place.rank: link for place, link in pending.take(places, coordinator.deadline).items()}
     except FerruleError:
-        star.links = lobby.arrived(Role.RENDEZVOUS)  # they must hear the reason
+        coordinator.links = pending.arrived(Role.RENDEZVOUS)  # they must hear the reason
         raise
-    door.shut(lobby, "this job is complete; give every process its own FERRULE_RANK")
+    acceptor.shut(pending, "this job is complete; give every process its own FERRULE_RANK")
     hosts = [own]
-    for rank, fields in sorted(star.hear().items()):
+    for rank, fields in sorted(coordinator.hear().items()):
         hosts.append(RankHost.from_json(fields))
         _check_same("FERRULE_TRANSPORT", rank, hosts[rank].transport, settings.transport)
         _check_same("FERRULE_ALGORITHM", rank, hosts[rank].algorithm, settings.algorithm)
     epoch = secrets.token_bytes(16)
-    made = _mesh(settings, hosts, epoch, door, relays)
-    star.tell({"epoch": epoch.hex(), "silence": settings.heartbeat, "hosts": [host.to_json() for host in hosts]})
+    made = _mesh(settings, hosts, epoch, acceptor, relays)
+    coordinator.tell({"epoch": epoch.hex(), "silence": settings.heartbeat, "hosts": [host.to_json() for host in hosts]})
     return made
 
 
 def _follow(
-    settings: FabricSettings, door: Door, listeners: Sequence[socket.socket], star: Star, relays: Relays
-) -> tuple[Mesh, Lobby]:
+    settings: FabricSettings,
+    acceptor: Acceptor,
+    listeners: Sequence[socket.socket],
+    coordinator: Coordinator,
+    relays: Relays,
+) -> tuple[Mesh, PendingPeers]:
     handlers = {Role.RELAY: partial(relays.serve, relays.to_leader)}
-    lobby = Lobby(NO_EPOCH, settings.rank, settings.world_size, [], handlers)
-    door.open(lobby)
+    pending = PendingPeers(NO_EPOCH, settings.rank, settings.world_size, [], handlers)
+    acceptor.open(pending)
     identity = Identity(Role.RENDEZVOUS, settings.rank, 0, settings.world_size)
-    leader, call = reach(settings.addresses, settings.key, identity, star.deadline, door.loop)
-    star.links, relays.leader = {0: leader}, call
+    leader, call = reach(settings.addresses, settings.key, identity, coordinator.deadline, acceptor.loop)
+    coordinator.links, relays.leader = {0: leader}, call
     # Listen where rank 0 was reached: the other ranks can most likely get there.
     address = leader.socket.getsockname()[0].partition("%")[0]
     own = _own_host(settings)
     if not is_loopback(leader.socket):
-        own = _listen_everywhere(own, settings, door, listeners)
-    own = replace(own, address=address, port=_port_at(address, own, door, listeners))
-    leader.send(own.to_json(), star.deadline)
-    roster = star.hear()[0]
-    door.shut(lobby, "this job is complete")
+        own = _listen_everywhere(own, settings, acceptor, listeners)
+    own = replace(own, address=address, port=_port_at(address, own, acceptor, listeners))
+    leader.send(own.to_json(), coordinator.deadline)
+    roster = coordinator.hear()[0]
+    acceptor.shut(pending, "this job is complete")
     hosts = [RankHost.from_json(fields) for fields in roster["hosts"]]
     # Rank 0 may not know by which of its addresses others reach it; nor may the rank between.
     hosts[0] = replace(hosts[0], address="", port=0)
     met, there = call.via[0] if call.via else 0, leader.socket.getpeername()
     hosts[met] = replace(hosts[met], address=there[0], port=there[1])
     settings = replace(settings, heartbeat=roster["silence"])
-    return _mesh(settings, hosts, bytes.fromhex(roster["epoch"]), door, relays)
+    return _mesh(settings, hosts, bytes.fromhex(roster["epoch"]), acceptor, relays)
 
 
 def _own_host(settings: FabricSettings) -> RankHost:
@@ -127,33 +135,33 @@ def _check_same(variable: str, rank: int, theirs: str, ours: str) -> None:
 
 
 def _mesh(
-    settings: FabricSettings, hosts: Sequence[RankHost], epoch: bytes, door: Door, relays: Relays
-) -> tuple[Mesh, Lobby]:
+    settings: FabricSettings, hosts: Sequence[RankHost], epoch: bytes, acceptor: Acceptor, relays: Relays
+) -> tuple[Mesh, PendingPeers]:
     mesh = Mesh(
         settings.rank,
         tuple(hosts),
         epoch,
         settings.key,
-        door,
+        acceptor,
         settings.spin_us,
         settings.calibrate,
         settings.heartbeat,
     )
     handlers = {Role.RELAY: partial(relays.serve, mesh.onward)}
-    lobby = Lobby(epoch, settings.rank, settings.world_size, (*LANES, Role.CONTROL), handlers)
-    door.open(lobby)
-    return mesh, lobby
+    pending = PendingPeers(epoch, settings.rank, settings.world_size, (*STREAMS, Role.CONTROL), handlers)
+    acceptor.open(pending)
+    return mesh, pending
 
 
 def _listen_everywhere(
-    own: RankHost, settings: FabricSettings, door: Door, listeners: Sequence[socket.socket]
+    own: RankHost, settings: FabricSettings, acceptor: Acceptor, listeners: Sequence[socket.socket]
 ) -> RankHost:
     faces, made = listen_everywhere(own_interfaces(settings.interfaces), listeners)
-    door.listen(made, {face.address: face.name for face in faces})
+    acceptor.listen(made, {face.address: face.name for face in faces})
     return replace(own, interfaces=faces)
 
 
-def _port_at(address: str, own: RankHost, door: Door, listeners: Sequence[socket.socket]) -> int:
+def _port_at(address: str, own: RankHost, acceptor: Acceptor, listeners: Sequence[socket.socket]) -> int:
     """The port on which this rank listens at ``address``; from now on, if it did not."""
     for face in own.interfaces:
         if face.address == address:
@@ -163,5 +171,5 @@ def _port_at(address: str, own: RankHost, door: Door, listeners: Sequence[socket
         if here in (address, "::" if ":" in address else "0.0.0.0"):
             return int(port)
     made = listen_on(address, 0)
-    door.listen([made])
+    acceptor.listen([made])
     return int(made.getsockname()[1])

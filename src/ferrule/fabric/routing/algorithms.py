@@ -17,7 +17,7 @@ from functools import cached_property
 
 from ferrule._native import ALGORITHMS, OPS
 from ferrule.fabric.routing.costs import LinkCosts
-from ferrule.fabric.routing.topology import Path, best_ring, best_tree, cheapest_paths, link_cost
+from ferrule.fabric.routing.topology import Route, best_ring, best_tree, cheapest_routes, link_cost
 from ferrule.units import format_bytes
 
 _UNLIMITED = (1 << 64) - 1
@@ -38,7 +38,7 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "reduce": ("pieces", "tree"),
     "barrier": ("once", "doubling", "tree"),
 }
-"""What the native core has for each collective; "pieces" stands for the direct way where nothing is cut. The others
+"""What the native core has for each collective; "pieces" stands for the direct path where nothing is cut. The others
 (gather, scatter, all_to_all) always go directly, through other ranks where there is no link."""
 
 
@@ -142,7 +142,7 @@ class Model:
 
     def seconds(self, op: str, algorithm: str, size: int) -> float:
         """``size`` in bytes as the op's caller counts them; infinite for what should not be used at that size."""
-        ways: dict[str, Callable[[str, float], float]] = {
+        formulas: dict[str, Callable[[str, float], float]] = {
             "once": self._once,
             "pieces": self._direct,
             "doubling": self._doubling,
@@ -151,11 +151,11 @@ class Model:
         }
         # Everything below counts in bytes of the whole array.
         whole = float(size * self._n if op == "all_gather" else size)
-        return ways[algorithm](op, whole)
+        return formulas[algorithm](op, whole)
 
     @cached_property
-    def _paths(self) -> list[dict[int, Path]]:
-        return [cheapest_paths(self._costs, rank) for rank in range(self._n)]
+    def _paths(self) -> list[dict[int, Route]]:
+        return [cheapest_routes(self._costs, rank) for rank in range(self._n)]
 
     @cached_property
     def _farthest(self) -> float:

@@ -27,7 +27,7 @@ class Rail:
 
 
 @dataclass(frozen=True)
-class Way:
+class Path:
     """``rails`` lead to the rank itself; or, where there are none, ``via`` are the ranks between, the nearest first."""
 
     rails: tuple[Rail, ...] = ()

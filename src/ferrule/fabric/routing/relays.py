@@ -1,4 +1,4 @@
-"""Ranks that share no link talk through those between them."""
+"""Relays: ranks that share no link talk through those between them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _OPEN_SECONDS = 15.0
 """For the next rank to open its part of the way: longer than a rank may be ahead of it."""
 
 Onward = Callable[[Identity], Sequence[Call] | None]
-"""How to get one rank further towards the target of somebody who asks: calls to try one after the other, with a
+"""How to get one rank further towards the target of the rank that asks: calls to try one after the other, with a
 ``request`` where that rank has to relay too; None as long as this rank does not know. Raises `RendezvousError`."""
 
 
 @dataclass
 class _Asked:
-    """Somebody waits for the way to be opened."""
+    """A rank that waits for its connection onward."""
 
     link: Link
     onward: Onward
@@ -42,7 +42,7 @@ class _Asked:
 
 
 class Relays:
-    """What this rank carries for others. Whoever asks has proved to be a rank; its bytes are not looked at.
+    """What this rank carries for others. A rank that asks has proved itself; its bytes are not looked at.
 
     Everything but `close` runs in the thread that drives ``loop``, and never waits; bytes go their way on a thread
     of the native core. ``leader``: the call by which this rank has found rank 0.
@@ -55,7 +55,7 @@ class Relays:
         self.leader: Call | None = None
         self._native: _native.Relay | None = None
         self._asked: list[_Asked] = []
-        loop.add_chore(self._look_around)
+        loop.add_chore(self._before_sleep)
 
     def serve(self, onward: Onward, link: Link) -> None:
         """``link``: of a rank that asks for its target."""
@@ -70,7 +70,7 @@ class Relays:
         return [Call(self.leader.address, who, request=None if self.leader.request is None else who)]
 
     def close(self, why: str = "it has closed its groups") -> None:
-        """Nobody drives the loop any more. Those who talk get a moment to end; those who wait are told why."""
+        """The loop is driven no more. Relayed connections get a moment to end; ranks that wait are told why."""
         for one in self._asked:
             self._refuse(one, why)
         self._asked.clear()
@@ -78,7 +78,7 @@ class Relays:
             self._native.close()
             self._native = None
 
-    def _look_around(self) -> float | None:
+    def _before_sleep(self) -> float | None:
         """Before every sleep: what has come of the calls."""
         now = time.monotonic()
         waiting = []

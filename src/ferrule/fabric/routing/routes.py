@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ferrule.fabric.routing.costs import LinkCosts, Matrix
-from ferrule.fabric.routing.topology import RELAY_SECONDS, TYPICAL_BYTES, cheapest_paths, link_cost
+from ferrule.fabric.routing.topology import RELAY_SECONDS, TYPICAL_BYTES, cheapest_routes, link_cost
 
 Pair = tuple[int, int]
 
@@ -31,7 +31,7 @@ def find_routes(
     links = LinkCosts(alpha, beta)
     routes = {}
     for low in range(size):
-        for high, path in cheapest_paths(links, low).items():
+        for high, path in cheapest_routes(links, low).items():
             if high > low and not links.linked(low, high):
                 routes[high, low] = path.hops[-2:0:-1]
     return routes

@@ -17,7 +17,7 @@ _RING_STEPS = 20_000
 
 
 @dataclass(frozen=True)
-class Path:
+class Route:
     """``hops``: the ranks from one end to the other, both included. ``alpha`` (s) adds up, ``beta`` (s/byte) is that
     of the slowest link: long messages are forwarded while they arrive."""
 
@@ -39,16 +39,16 @@ def link_cost(costs: LinkCosts, a: int, b: int) -> tuple[float, float]:
     return alpha, beta
 
 
-def cheapest_paths(costs: LinkCosts, source: int) -> dict[int, Path]:
+def cheapest_routes(costs: LinkCosts, source: int) -> dict[int, Route]:
     """Paths from ``source`` to every rank that can be reached, itself included (Dijkstra; ties by lower ranks)."""
-    done: dict[int, Path] = {}
+    done: dict[int, Route] = {}
     queue: list[tuple[float, tuple[int, ...], float, float]] = [(0.0, (source,), 0.0, 0.0)]
     while queue:
         total, hops, alpha, beta = heapq.heappop(queue)
         here = hops[-1]
         if here in done:
             continue
-        done[here] = Path(hops, alpha, beta)
+        done[here] = Route(hops, alpha, beta)
         for other in costs.neighbours(here):
             if other not in done:
                 a, b = link_cost(costs, here, other)
@@ -56,12 +56,12 @@ def cheapest_paths(costs: LinkCosts, source: int) -> dict[int, Path]:
     return done
 
 
-def best_tree(costs: LinkCosts, every: Sequence[Mapping[int, Path]] | None = None) -> tuple[int, ...] | None:
+def best_tree(costs: LinkCosts, every: Sequence[Mapping[int, Route]] | None = None) -> tuple[int, ...] | None:
     """Parents (-1: root) of the shortest-path tree whose farthest rank is nearest; None when there is no tree.
-    ``every``: the `cheapest_paths` of each rank, where they are known."""
+    ``every``: the `cheapest_routes` of each rank, where they are known."""
     best: tuple[float, tuple[int, ...]] | None = None
     for root in range(costs.size):
-        paths = cheapest_paths(costs, root) if every is None else every[root]
+        paths = cheapest_routes(costs, root) if every is None else every[root]
         if len(paths) < costs.size:
             return None
         parents = tuple(-1 if rank == root else paths[rank].hops[-2] for rank in range(costs.size))

@@ -1,4 +1,4 @@
-"""From connections to a native group: a channel per peer and lane, of the transport that suits the pair."""
+"""From connections to a native group: a channel per peer and stream, of the transport that suits the pair."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ferrule.fabric.describe import GroupInfo, PeerInfo, RailInfo
 from ferrule.fabric.join.control_channel import Link, endpoint
 from ferrule.fabric.join.handshake import Role
 from ferrule.fabric.join.hosts import RankHost, oversubscribed
-from ferrule.fabric.join.mesh import LANES, Live, epoch_number
-from ferrule.fabric.join.pending import Lobby, Place
+from ferrule.fabric.join.mesh import STREAMS, Live, epoch_number
+from ferrule.fabric.join.pending import PendingPeers, Place
 from ferrule.fabric.routing.algorithms import Strategy
 from ferrule.fabric.routing.calibration import Measured
-from ferrule.fabric.routing.paths import Way
-from ferrule.fabric.transports.shm import SharedMemory
-from ferrule.fabric.transports.verbs import Verbs
+from ferrule.fabric.routing.paths import Path
+from ferrule.fabric.transports.shm.segment import SharedMemory
+from ferrule.fabric.transports.verbs.pairs import Verbs
 
 _SPIN_US = 40.0
 _YIELD_US = 20_000.0
-"""As long as most stages of a pipeline wait for the others: a core that has slept is slower for milliseconds. Whoever
-needs the core gets it at once (native/src/wait.cpp)."""
+"""As long as most stages of a pipeline wait for the others: a core that has slept is slower for milliseconds. Another
+process that needs the core gets it at once (native/src/wait.cpp)."""
 _STALL_SECONDS = 0.4
 """A rail on which nothing moves for so long while others move is given up: a few times what TCP takes to send a lost
 packet again."""
@@ -40,16 +40,17 @@ class Joined:
 class Parts:
     """What a group is made of. Its sockets, segment and queue pairs become the group's.
 
-    ``members``: the mesh's ranks. ``links``: of every lane and rail to every other rank. ``ways``: how each of them is
-    reached, and ``notes``: what is to be said about that. ``measured``: what this rank measured, by rank and rail.
+    ``members``: the mesh's ranks. ``links``: of every stream and rail to every other rank. ``paths``: how each of
+    them is reached, and ``notes``: what is to be said about that. ``measured``: what this rank measured, by rank and
+    rail.
     """
 
     rank: int
     members: tuple[int, ...]
     hosts: Sequence[RankHost]
-    lobby: Lobby
+    pending: PendingPeers
     links: Mapping[Place, Link]
-    ways: Mapping[int, Way]
+    paths: Mapping[int, Path]
     memory: SharedMemory = field(default_factory=lambda: SharedMemory(None, ()))
     verbs: Verbs = field(default_factory=Verbs)
     notes: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -69,13 +70,13 @@ class Parts:
         if crowded:
             remarks.append("more ranks than cores on this machine: waiting yields at once")
         peers = tuple(self._peer(other) for other in range(len(self.hosts)))
-        lanes = [[self._channel(lane, other) for other in range(len(self.hosts))] for lane in range(len(LANES))]
-        number = epoch_number(self.lobby.epoch)
+        streams = [[self._channel(stream, other) for other in range(len(self.hosts))] for stream in range(len(STREAMS))]
+        number = epoch_number(self.pending.epoch)
         native = _native.Group(
             self.rank,
             number,
-            lanes[0],
-            lanes[1],
+            streams[0],
+            streams[1],
             self.memory.segment,
             list(self.memory.local_index),
             spin_us,
@@ -87,7 +88,7 @@ class Parts:
             list(self.members) if self.heartbeat is not None else [],
         )
         info = GroupInfo(self.rank, len(self.hosts), peers, tuple(remarks), self.strategy)
-        return Joined(Live(native, self.members, self.rank, self.lobby), info)
+        return Joined(Live(native, self.members, self.rank, self.pending), info)
 
     def _transport(self, other: int) -> str:
         if other == self.rank:
@@ -102,13 +103,13 @@ class Parts:
         found = ((place.rail, link) for place, link in self.links.items() if place[:2] == (role, other))
         return dict(sorted(found, key=lambda item: item[0]))
 
-    def _channel(self, lane: int, other: int) -> _native.Channel | None:
+    def _channel(self, stream: int, other: int) -> _native.Channel | None:
         transport = self._transport(other)
         if transport == "self":
             return None
-        ends, number = (self.rank, other), epoch_number(self.lobby.epoch)
-        links = self._links(LANES[lane], other)
-        rails = self.ways[other].rails
+        ends, number = (self.rank, other), epoch_number(self.pending.epoch)
+        links = self._links(STREAMS[stream], other)
+        rails = self.paths[other].rails
         if transport == "tcp" and len(rails) > 1:
             fds = [links[rail.number].socket.detach() if rail.number in links else -1 for rail in rails]
             return _native.Channel.rails(*ends, number, fds, self._best(other), _STALL_SECONDS)
@@ -119,16 +120,16 @@ class Parts:
         if transport == "shm":
             assert self.memory.segment is not None
             places = (self.memory.local_index[one] for one in ends)
-            return _native.Channel.shm(*ends, fd, number, self.memory.segment, lane, *places)
+            return _native.Channel.shm(*ends, fd, number, self.memory.segment, stream, *places)
         if transport == "verbs":
-            return _native.Channel.verbs(*ends, fd, number, self.verbs.endpoints[other][lane])
+            return _native.Channel.verbs(*ends, fd, number, self.verbs.endpoints[other][stream])
         return _native.Channel.tcp(*ends, fd, number)
 
     def _best(self, other: int) -> int:
         """The place of the rail for small messages among the rails to a rank."""
         measured = self.measured.get(other, {})
         alphas = [
-            measured[rail.number].alpha if rail.number in measured else math.inf for rail in self.ways[other].rails
+            measured[rail.number].alpha if rail.number in measured else math.inf for rail in self.paths[other].rails
         ]
         return alphas.index(min(alphas))
 
@@ -136,22 +137,22 @@ class Parts:
         host, transport = self.hosts[other], self._transport(other)
         if transport == "self":
             return PeerInfo(other, host.host, host.pid, transport, "-")
-        way = self.ways[other]
+        path = self.paths[other]
         rails = tuple(
-            _rail_info(number, link, way, self.measured.get(other, {}).get(number), up=other > self.rank)
-            for number, link in self._links(LANES[0], other).items()
+            _rail_info(number, link, path, self.measured.get(other, {}).get(number), up=other > self.rank)
+            for number, link in self._links(STREAMS[0], other).items()
             if transport == "tcp"
         )
-        path = "tcp " + " + ".join(map(str, rails))
-        if way.via:
-            path = "tcp via " + ", ".join(f"rank {rank}" for rank in way.via)
-        words = {"shm": "shared memory", "verbs": self.verbs.words.get(other, "")}
+        text = "tcp " + " + ".join(map(str, rails))
+        if path.via:
+            text = "tcp via " + ", ".join(f"rank {rank}" for rank in path.via)
+        texts = {"shm": "shared memory", "verbs": self.verbs.texts.get(other, "")}
         notes = tuple(self.notes.get(other, ()))
-        return PeerInfo(other, host.host, host.pid, transport, words.get(transport, path), rails, way.via, notes)
+        return PeerInfo(other, host.host, host.pid, transport, texts.get(transport, text), rails, path.via, notes)
 
 
-def _rail_info(number: int, link: Link, way: Way, measured: Measured | None, *, up: bool) -> RailInfo:
-    interface = next((rail.interface for rail in way.rails if rail.number == number), "")
+def _rail_info(number: int, link: Link, path: Path, measured: Measured | None, *, up: bool) -> RailInfo:
+    interface = next((rail.interface for rail in path.rails if rail.number == number), "")
     here, there = link.socket.getsockname(), link.socket.getpeername()
     info = RailInfo(number, interface, endpoint(here[:2]), endpoint(there[:2]))
     if measured is None:

@@ -9,7 +9,8 @@ from functools import cached_property, lru_cache
 from ferrule.errors import PlanError
 from ferrule.fabric.routing.algorithms import CANDIDATES, WORK_SECONDS, Model
 from ferrule.fabric.routing.costs import LinkCosts
-from ferrule.fabric.routing.topology import TYPICAL_BYTES, Path, cheapest_paths, link_cost
+from ferrule.fabric.routing.topology import TYPICAL_BYTES, cheapest_routes, link_cost
+from ferrule.fabric.routing.topology import Route as RankRoute
 from ferrule.plan.cluster.spec import ClusterSpec
 
 EMULATED_WORK = 75e-6
@@ -45,8 +46,8 @@ class Exchange:
         self._routes: dict[tuple[str, str], Route] = {}
 
     @cached_property
-    def _paths(self) -> list[dict[int, Path]]:
-        return [cheapest_paths(self._costs, rank) for rank in range(len(self._devices))]
+    def _paths(self) -> list[dict[int, RankRoute]]:
+        return [cheapest_routes(self._costs, rank) for rank in range(len(self._devices))]
 
     @property
     def connected(self) -> bool:

@@ -70,7 +70,7 @@ def test_a_rank_between_that_is_killed_is_named_by_all() -> None:
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_survivors_of_a_ring_find_another_way(fault: signal.Signals) -> None:
-    """Three pairs of six talked through rank 1 or behind it; nobody but rank 1 is lost."""
+    """Three pairs of six talked through rank 1 or behind it; only rank 1 is lost."""
     with Lab(ring(6)) as lab, Ranks("reform", 6, lab=lab, arguments={"least": 5, "size": 20_000}) as ranks:
         ranks.reports()
         ranks.signal(1, fault)

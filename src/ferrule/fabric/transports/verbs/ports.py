@@ -11,7 +11,7 @@ from typing import Any
 
 from ferrule import _native
 from ferrule.config import VerbsSettings
-from ferrule.fabric.transports.verbs_paths import Gid, Port, Wire, gid_address, usable_gids
+from ferrule.fabric.transports.verbs.paths import Gid, Port, Wire, gid_address, usable_gids
 
 _CLASS = Path("/sys/class/infiniband")
 _VERSIONS = {"IB/RoCE v1": 1, "RoCE v2": 2}

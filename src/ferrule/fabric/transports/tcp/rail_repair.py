@@ -1,4 +1,4 @@
-"""Bring back rails that were lost: a cable that was out is in again."""
+"""Rail repair: connect rails that were lost again, once their cable is back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ferrule.errors import RendezvousError
 from ferrule.fabric.join.control_channel import Deadline, Link
 from ferrule.fabric.join.dial import Call, dial
 from ferrule.fabric.join.handshake import Identity, Role
-from ferrule.fabric.join.mesh import LANES, MAX_WATCHED_RAILS, Mesh
+from ferrule.fabric.join.mesh import MAX_WATCHED_RAILS, STREAMS, Mesh
 
 _log = logging.getLogger(__name__)
 
@@ -22,10 +22,10 @@ _ANSWER_SECONDS = 2.0
 
 
 class _Closed(Exception):
-    """Nobody needs these connections any more."""
+    """The last group was closed."""
 
 
-class Keeper:
+class RailRepair:
     """Threads that make the connections of lost rails anew, towards those ranks to which this one made them first."""
 
     def __init__(self, mesh: Mesh) -> None:
@@ -43,7 +43,7 @@ class Keeper:
 
     def _run(self, find: Callable[[], list[Call]], pause: float) -> None:
         while not self._stop.wait(pause):
-            with contextlib.suppress(_Closed, RendezvousError):  # the latter: the only way has just gone
+            with contextlib.suppress(_Closed, RendezvousError):  # the latter: the only path has just gone
                 calls = find()
                 results = dial(calls, self._mesh.key, Deadline(_ANSWER_SECONDS, self._check))
                 for call, result in zip(calls, results, strict=True):
@@ -61,12 +61,12 @@ class Keeper:
         for live in self._mesh.live():
             for peer in range(live.rank):
                 member = live.members[peer]
-                rails = self._mesh.ways[member].rails
+                rails = self._mesh.paths[member].rails
                 if len(rails) < 2:
                     continue
-                for lane, role in enumerate(LANES):
-                    states = live.native.rails(lane, peer)
-                    identity = Identity(role, live.rank, peer, len(live.members), live.lobby.epoch)
+                for stream, role in enumerate(STREAMS):
+                    states = live.native.rails(stream, peer)
+                    identity = Identity(role, live.rank, peer, len(live.members), live.pending.epoch)
                     missing = [rail.number for rail, (alive, *_) in zip(rails, states, strict=False) if not alive]
                     calls += self._mesh.calls(member, [replace(identity, rail=number) for number in missing])
         return calls
@@ -74,7 +74,7 @@ class Keeper:
     def _lost_beats(self) -> list[Call]:
         mesh, calls = self._mesh, []
         for peer, states in self._watched():
-            rails = mesh.ways[peer].rails[:MAX_WATCHED_RAILS]
+            rails = mesh.paths[peer].rails[:MAX_WATCHED_RAILS]
             missing = [rail.number for rail, alive in zip(rails, states, strict=False) if not alive]
             # The other end drops a connection for the one that takes its place. Were none left, that would look like
             # this rank's death; whether the peer is lost, or this process only got no processor, shows without us.
@@ -86,7 +86,7 @@ class Keeper:
         """The heartbeat's connections to those behind a rank that is gone, by another route if there is one."""
         mesh, calls = self._mesh, []
         for peer, states in self._watched():
-            if mesh.way(peer).via and not any(states):
+            if mesh.path_to(peer).via and not any(states):
                 calls += mesh.calls(peer, [self._beat(peer, 0)])
         return calls
 

@@ -9,8 +9,8 @@ import pytest
 
 from ferrule.config import VerbsSettings, verbs_settings
 from ferrule.errors import ConfigError
-from ferrule.fabric.transports.verbs_paths import Gid, Path, Port, QueuePairType, paths
-from ferrule.fabric.transports.verbs_ports import Address, choose_ports
+from ferrule.fabric.transports.verbs.paths import Gid, Port, QueuePairType, VerbsPath, paths
+from ferrule.fabric.transports.verbs.ports import Address, choose_ports
 
 BOTH: Sequence[QueuePairType] = ("RC", "UC")
 
@@ -44,7 +44,7 @@ def roce(device: str, *gids: Gid) -> Port:
     return Port(device, 1, "roce", gids=gids)
 
 
-def first(low: Port, high: Port, types: Sequence[QueuePairType] = BOTH, met: tuple[str, str] = ("", "")) -> Path:
+def first(low: Port, high: Port, types: Sequence[QueuePairType] = BOTH, met: tuple[str, str] = ("", "")) -> VerbsPath:
     return paths([low], [high], types, met)[0]
 
 
@@ -167,4 +167,4 @@ def test_what_ranks_tell_each_other_survives_the_way() -> None:
     port = roce("a", Gid(1, "10.0.0.1", 24, 2))
     assert Port.from_json(port.to_json()) == port
     path = first(port, roce("b", Gid(1, "10.0.0.2", 24, 2)))
-    assert Path.from_json(path.to_json()) == path
+    assert VerbsPath.from_json(path.to_json()) == path

@@ -16,7 +16,7 @@ _SOFTWARE_VENDORS = {0xFFFFFF: "Soft-RoCE", 0x626D74: "Soft-iWARP"}
 
 @dataclass(frozen=True)
 class Gid:
-    """One of the names of a port. ``index``: in the port's table. ``version`` of RoCE, 0 where nobody tells.
+    """One of the names of a port. ``index``: in the port's table. ``version`` of RoCE, 0 where it is unknown.
 
     ``address``: the IP address that it stands for, with the length of its subnet's prefix (0 when unknown).
     """
@@ -65,7 +65,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Path:
+class VerbsPath:
     """How a pair of ranks may be joined; ``ends`` in the order of their ranks."""
 
     ends: tuple[End, End]
@@ -85,13 +85,13 @@ def paths(
     high: Sequence[Port],
     types: Sequence[QueuePairType],
     met: tuple[str, str] = ("", ""),
-) -> list[Path]:
-    """The ways between two ranks that may work, the most likely first.
+) -> list[VerbsPath]:
+    """The paths between two ranks that may work, the most likely first.
 
     ``low`` and ``high``: the ports of the lower and the higher rank; ``types``: those that both take, the better one
     first; ``met``: the addresses by which the ranks met.
     """
-    found: list[tuple[int, int, Path]] = []
+    found: list[tuple[int, int, VerbsPath]] = []
     for one in low:
         for other in high:
             if one.wire != other.wire:
@@ -99,7 +99,7 @@ def paths(
             for rank, ends in _joints(one, other, met):
                 for order, kind in enumerate(types):
                     if kind == "RC" or one.wire != "iwarp":
-                        found.append((rank, order, Path(ends, kind)))
+                        found.append((rank, order, VerbsPath(ends, kind)))
     found.sort(key=lambda item: item[:2])
     return [path for _, _, path in found]
 

@@ -17,7 +17,7 @@ from ranks import Ranks
 
 from ferrule.errors import AuthError, RendezvousError
 from ferrule.fabric.join import handshake
-from ferrule.fabric.join import pending as lobby_module
+from ferrule.fabric.join import pending as pending_module
 from ferrule.fabric.join.control_channel import Deadline
 from ferrule.fabric.join.handshake import (
     Elsewhere,
@@ -30,7 +30,7 @@ from ferrule.fabric.join.handshake import (
     accept_steps,
     connect_steps,
 )
-from ferrule.fabric.join.pending import NO_EPOCH, Lobby, Place
+from ferrule.fabric.join.pending import NO_EPOCH, PendingPeers, Place
 
 KEY = secrets.token_bytes(32)
 CLIENT = Identity(Role.COLLECTIVES, 1, 0, 2, bytes(range(16)))
@@ -138,16 +138,16 @@ def test_proof_of_the_server_is_not_one_of_the_client() -> None:
     ],
 )
 def test_peers_that_do_not_belong_are_refused_on_both_ends(client: Identity, text: str) -> None:
-    lobby = Lobby(bytes(range(16)), 0, 2, [Role.COLLECTIVES])
-    for result in converse(connect_steps(KEY, client), accept_steps(KEY, 0), judge=lobby.judge):
+    pending = PendingPeers(bytes(range(16)), 0, 2, [Role.COLLECTIVES])
+    for result in converse(connect_steps(KEY, client), accept_steps(KEY, 0), judge=pending.refusal):
         assert isinstance(result, RendezvousError)
         assert text in str(result)
 
 
 def test_who_looks_for_rank_0_at_another_rank_is_told_to_ask_for_a_relay() -> None:
-    lobby = Lobby(NO_EPOCH, 3, 5, [])
+    pending = PendingPeers(NO_EPOCH, 3, 5, [])
     looking = connect_steps(KEY, Identity(Role.RENDEZVOUS, 4, 0, 5))
-    client, server = converse(looking, accept_steps(KEY, 3), judge=lobby.judge)
+    client, server = converse(looking, accept_steps(KEY, 3), judge=pending.refusal)
     assert isinstance(client, Elsewhere)
     assert isinstance(server, Stranger)
 
@@ -180,7 +180,7 @@ def test_what_is_not_our_protocol_is_a_stranger(garbage: bytes) -> None:
 
 
 def test_wrong_key_is_told_at_once_to_who_has_it_and_in_the_end_to_who_waits() -> None:
-    """Whoever has another key may have another's name, too: rank 0 goes on waiting for the right one."""
+    """A peer with another key may claim any rank: rank 0 goes on waiting for the right one."""
     with Ranks("joins", 2, rank_env=[{}, {"FERRULE_KEY": secrets.token_hex(32)}], timeout=3) as ranks:
         reports = ranks.reports()
     for report in reports:
@@ -191,15 +191,15 @@ def test_wrong_key_is_told_at_once_to_who_has_it_and_in_the_end_to_who_waits() -
 
 
 def test_only_who_knows_the_key_can_end_a_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lobby_module, "_GRACE_SECONDS", -1.0)
+    monkeypatch.setattr(pending_module, "_GRACE_SECONDS", -1.0)
     refusal = RendezvousError("a refusal")
-    lobby = Lobby(NO_EPOCH, 0, 2, [Role.RENDEZVOUS], strict=True)
-    lobby.refused(AuthError("another key"), proved=False)
+    pending = PendingPeers(NO_EPOCH, 0, 2, [Role.RENDEZVOUS], strict=True)
+    pending.refused(AuthError("another key"), proved=False)
     with pytest.raises(AuthError, match=r"rank 1 is missing after 0\.1 s.*another key"):
-        lobby.take([Place(Role.RENDEZVOUS, 1)], Deadline(0.1))
-    lobby.refused(refusal, proved=True)
+        pending.take([Place(Role.RENDEZVOUS, 1)], Deadline(0.1))
+    pending.refused(refusal, proved=True)
     with pytest.raises(RendezvousError, match="a refusal"):
-        lobby.take([Place(Role.RENDEZVOUS, 1)], Deadline(10))
+        pending.take([Place(Role.RENDEZVOUS, 1)], Deadline(10))
 
 
 def test_missing_ranks_are_named() -> None:

@@ -110,7 +110,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, linked: Callable[[int, int], bool]) -> 
 
 
 def chain(size: int) -> tuple[list[list[Address]], list[Address]]:
-    """Everybody knows but the rank below."""
+    """All know but the rank below."""
     listen = free_addresses(size)
     return [[listen[max(rank - 1, 0)]] for rank in range(size)], listen
 

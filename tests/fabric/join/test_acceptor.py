@@ -1,4 +1,4 @@
-"""The door of a rank whose groups live: who gets in, who waits, and that nobody gets in the way."""
+"""The acceptor of a rank whose groups live: which peers get in, which wait, and that hostile ones do not block it."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from collections.abc import Iterator
 import pytest
 
 from ferrule.errors import FerruleError, RendezvousError
-from ferrule.fabric.join.acceptor import Door
+from ferrule.fabric.join.acceptor import Acceptor
 from ferrule.fabric.join.control_channel import Deadline, Link, left
-from ferrule.fabric.join.coordinator import Star
+from ferrule.fabric.join.coordinator import Coordinator
 from ferrule.fabric.join.dial import Call, dial, reach
 from ferrule.fabric.join.handshake import Identity, Role, Session
 from ferrule.fabric.join.listen import listen_on
-from ferrule.fabric.join.pending import NO_EPOCH, Lobby, Place
+from ferrule.fabric.join.pending import NO_EPOCH, PendingPeers, Place
 
 KEY = secrets.token_bytes(32)
 EPOCH = secrets.token_bytes(16)
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    one = Door(KEY, 0, ())
+def acceptor() -> Iterator[Acceptor]:
+    one = Acceptor(KEY, 0, ())
     one.start()
     yield one
     one.close()
 
 
 @pytest.fixture
-def address(door: Door) -> tuple[str, int]:
+def address(acceptor: Acceptor) -> tuple[str, int]:
     listener = listen_on("127.0.0.1", 0)
-    door.listen([listener])
+    acceptor.listen([listener])
     host, port = listener.getsockname()
     return host, port
 
@@ -45,15 +45,15 @@ def knock(address: tuple[str, int], *, rail: int = 0, epoch: bytes = EPOCH, key:
     return result
 
 
-def test_ranks_are_let_in_among_strangers(door: Door, address: tuple[str, int]) -> None:
-    lobby = Lobby(EPOCH, 0, 2, [Role.MESSAGES])
-    door.open(lobby)
+def test_ranks_are_let_in_among_strangers(acceptor: Acceptor, address: tuple[str, int]) -> None:
+    pending = PendingPeers(EPOCH, 0, 2, [Role.MESSAGES])
+    acceptor.open(pending)
     strangers = [socket.create_connection(address, 5) for _ in range(300)]
     for stranger in strangers[:20]:
         stranger.sendall(secrets.token_bytes(64))
     links = [knock(address, rail=rail) for rail in range(3)]
     assert all(isinstance(link, Link) for link in links)
-    taken = lobby.take([Place(Role.MESSAGES, 1, rail) for rail in range(3)], Deadline(10))
+    taken = pending.take([Place(Role.MESSAGES, 1, rail) for rail in range(3)], Deadline(10))
     assert [link.identity.rail for link in taken.values()] == [0, 1, 2]
     taken[Place(Role.MESSAGES, 1, 2)].send({"a": 1}, Deadline(5))
     assert isinstance(links[2], Link)
@@ -62,49 +62,51 @@ def test_ranks_are_let_in_among_strangers(door: Door, address: tuple[str, int]) 
         one.close()
 
 
-def test_a_rank_that_is_ahead_waits_until_this_one_has_heard_of_the_group(door: Door, address: tuple[str, int]) -> None:
+def test_a_rank_that_is_ahead_waits_until_this_one_has_heard_of_the_group(
+    acceptor: Acceptor, address: tuple[str, int]
+) -> None:
     given_up = dial([Call(address, Identity(Role.MESSAGES, 1, 0, 2, EPOCH))], KEY, Deadline(0.2))
     assert isinstance(given_up[0], RendezvousError)
     results: list[Link | FerruleError] = []
     ahead = threading.Thread(target=lambda: results.append(knock(address)))
     ahead.start()
     deadline = time.monotonic() + 10
-    while not door._undecided:
+    while not acceptor._undecided:
         assert time.monotonic() < deadline
-    lobby = Lobby(EPOCH, 0, 2, [Role.MESSAGES])
-    door.open(lobby)
+    pending = PendingPeers(EPOCH, 0, 2, [Role.MESSAGES])
+    acceptor.open(pending)
     ahead.join(10)
     assert isinstance(results[0], Link)
     results[0].socket.close()
 
 
-def test_leftovers_of_a_group_that_ended_are_refused(door: Door, address: tuple[str, int]) -> None:
-    lobby = Lobby(EPOCH, 0, 2, [Role.MESSAGES])
-    door.open(lobby)
-    door.shut(lobby, "this group has ended")
+def test_leftovers_of_a_group_that_ended_are_refused(acceptor: Acceptor, address: tuple[str, int]) -> None:
+    pending = PendingPeers(EPOCH, 0, 2, [Role.MESSAGES])
+    acceptor.open(pending)
+    acceptor.shut(pending, "this group has ended")
     assert "this group has ended" in str(knock(address))
     assert "another cluster key" in str(
         knock(address, key=secrets.token_bytes(32))
     ) or "refused our cluster key" in str(knock(address, key=secrets.token_bytes(32)))
 
 
-def test_who_comes_by_several_addresses_at_once_is_one_process(door: Door, address: tuple[str, int]) -> None:
-    lobby = Lobby(EPOCH, 0, 2, [Role.RENDEZVOUS])
-    door.open(lobby)
+def test_who_comes_by_several_addresses_at_once_is_one_process(acceptor: Acceptor, address: tuple[str, int]) -> None:
+    pending = PendingPeers(EPOCH, 0, 2, [Role.RENDEZVOUS])
+    acceptor.open(pending)
     second = listen_on("127.0.0.1", 0)
-    door.listen([second])
+    acceptor.listen([second])
     addresses = [address, (second.getsockname()[0], second.getsockname()[1]), ("127.0.0.1", 1)]
     link, call = reach(addresses, KEY, Identity(Role.RENDEZVOUS, 1, 0, 2, EPOCH), Deadline(10))
     assert call.address in addresses[:2]
-    lobby.take([Place(Role.RENDEZVOUS, 1)], Deadline(5))[Place(Role.RENDEZVOUS, 1)].socket.close()
+    pending.take([Place(Role.RENDEZVOUS, 1)], Deadline(5))[Place(Role.RENDEZVOUS, 1)].socket.close()
     link.socket.close()
     with pytest.raises(RendezvousError, match="two processes claim to be rank 1"):
         reach(addresses, KEY, Identity(Role.RENDEZVOUS, 1, 0, 2, EPOCH), Deadline(10))
 
 
 def test_who_is_just_coming_when_a_rank_gives_up_is_told_why() -> None:
-    one = Door(KEY, 0, ())
-    one.open(Lobby(NO_EPOCH, 0, 2, [Role.RENDEZVOUS]))
+    one = Acceptor(KEY, 0, ())
+    one.open(PendingPeers(NO_EPOCH, 0, 2, [Role.RENDEZVOUS]))
     listener = listen_on("127.0.0.1", 0)
     one.listen([listener])
     host, port = listener.getsockname()
@@ -119,7 +121,7 @@ def test_who_is_just_coming_when_a_rank_gives_up_is_told_why() -> None:
     assert "rank 0 gave up: because" in str(results[0])
 
 
-def test_who_hangs_up_before_a_word_is_called_again(door: Door) -> None:
+def test_who_hangs_up_before_a_word_is_called_again(acceptor: Acceptor) -> None:
     first = listen_on("127.0.0.1", 0)
     host, port = first.getsockname()
     results: list[Link] = []
@@ -128,27 +130,27 @@ def test_who_hangs_up_before_a_word_is_called_again(door: Door) -> None:
     calling.start()
     first.accept()[0].close()
     first.close()
-    door.open(Lobby(NO_EPOCH, 0, 2, [Role.RENDEZVOUS]))
-    door.listen([listen_on(host, port)])
+    acceptor.open(PendingPeers(NO_EPOCH, 0, 2, [Role.RENDEZVOUS]))
+    acceptor.listen([listen_on(host, port)])
     calling.join(20)
     assert results
     results[0].socket.close()
 
 
-def test_nobody_listens_after_the_door_is_closed(address: tuple[str, int], door: Door) -> None:
-    door.close()
-    door.close()
+def test_the_port_is_free_after_the_acceptor_is_closed(address: tuple[str, int], acceptor: Acceptor) -> None:
+    acceptor.close()
+    acceptor.close()
     begin = time.monotonic()
     result = knock(address)
     assert "refused" in str(result)
     assert time.monotonic() - begin < 5
 
 
-def test_calls_that_nobody_answers_are_given_up_soon_and_do_not_delay_others(
-    door: Door, address: tuple[str, int]
+def test_calls_without_an_answer_are_given_up_soon_and_do_not_delay_others(
+    acceptor: Acceptor, address: tuple[str, int]
 ) -> None:
-    lobby = Lobby(EPOCH, 0, 2, [Role.MESSAGES])
-    door.open(lobby)
+    pending = PendingPeers(EPOCH, 0, 2, [Role.MESSAGES])
+    acceptor.open(pending)
     with socket.socket() as full:
         # A queue that is full: to the caller, a host that does not answer.
         full.bind(("127.0.0.1", 0))
@@ -167,12 +169,12 @@ def test_calls_that_nobody_answers_are_given_up_soon_and_do_not_delay_others(
             one.close()
 
 
-def test_a_door_that_has_ended_can_still_be_spoken_to(door: Door) -> None:
+def test_an_acceptor_that_has_ended_can_still_be_spoken_to(acceptor: Acceptor) -> None:
     """Its thread may end, and put its bell away, just before another thread rings it."""
-    door.close()
-    door.open(Lobby(EPOCH, 0, 2, [Role.MESSAGES]))
-    door.listen(())
-    door.close()
+    acceptor.close()
+    acceptor.open(PendingPeers(EPOCH, 0, 2, [Role.MESSAGES]))
+    acceptor.listen(())
+    acceptor.close()
 
 
 def test_looking_whether_a_rank_gave_up_never_waits() -> None:
@@ -201,13 +203,13 @@ def test_looking_whether_a_rank_gave_up_never_waits() -> None:
 def test_rank_0_is_believed_when_it_says_why_it_gave_up() -> None:
     session = Session(Identity(Role.RENDEZVOUS, 1, 0, 3), b"key")
     here, there = socket.socketpair()
-    star = Star({0: Link(here, session, server=False)}, 1, Deadline(10))
+    coordinator = Coordinator({0: Link(here, session, server=False)}, 1, Deadline(10))
     mine = RendezvousError("rank 2 left")
-    assert star.explain(mine) is mine
-    leader = Star({1: Link(there, session, server=True)}, 0, Deadline(10))
+    assert coordinator.explain(mine) is mine
+    leader = Coordinator({1: Link(there, session, server=True)}, 0, Deadline(10))
     assert leader.explain(mine) is mine
     leader.give_up(RendezvousError("rank 2 is missing"))
-    assert "rank 0 gave up: rank 2 is missing" in str(star.explain(mine))
-    assert star.explain(mine) is mine, "the other end is gone now"
-    star.close()
-    assert star.explain(mine) is mine
+    assert "rank 0 gave up: rank 2 is missing" in str(coordinator.explain(mine))
+    assert coordinator.explain(mine) is mine, "the other end is gone now"
+    coordinator.close()
+    assert coordinator.explain(mine) is mine

@@ -27,7 +27,7 @@ def test_survivors_go_on_until_one_is_left(transport: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
-def test_somebody_is_lost_while_the_new_group_is_made(lost: int) -> None:
+def test_a_rank_is_lost_while_the_new_group_is_made(lost: int) -> None:
     """At whatever moment that is, the rest ends up in one group."""
     for delay in (0.0, 0.005, 0.01, 0.02):
         with Ranks("reform", 4, arguments={"least": 2}) as ranks:
@@ -63,7 +63,7 @@ def test_rank_that_does_not_take_part_is_named() -> None:
         assert "rank 2 did not call reform() within 0.5 s" in report["text"]
 
 
-def test_nobody_is_lost() -> None:
+def test_no_rank_is_lost() -> None:
     """After an error of the program all ranks make the same group again."""
     for report in run("fail_and_reform", 3):
         assert report["origin"] == [0, 1, 2]

@@ -25,8 +25,8 @@ class Sharing:
     """The ranks that look as if they could share memory try it: `offer`, `accept`, and `settle` when all have.
 
     The lowest of them creates the segment, the others open it, which proves that it really is the same memory. On
-    Linux it never has a name: whoever dies, and whenever, leaves nothing behind. It is all or none; a partial success
-    is given up.
+    Linux it never has a name: a rank that dies, whenever it does, leaves nothing behind. It is all or none;
+    a partial success is given up.
     """
 
     def __init__(self, rank: int, hosts: Sequence[RankHost]) -> None:
@@ -39,7 +39,7 @@ class Sharing:
 
     @property
     def partners(self) -> list[int]:
-        """The ranks that try it, this one included; empty where nobody does."""
+        """The ranks that try it, this one included; empty where none does."""
         return self._members if self._wanted else []
 
     def offer(self) -> dict[str, Any]:
@@ -80,9 +80,9 @@ class Sharing:
             reason = reason or (f"rank {rank}: {reasons[rank]}" if reasons[rank] else "")
         if reason:
             self.drop()
-        strangers = [str(rank) for rank in range(len(self._hosts)) if rank not in self._members]
-        if self._choice == "shm" and (reason or strangers):
-            why = reason or f"rank {', '.join(strangers)} runs where memory cannot be shared"
+        others = [str(rank) for rank in range(len(self._hosts)) if rank not in self._members]
+        if self._choice == "shm" and (reason or others):
+            why = reason or f"rank {', '.join(others)} runs where memory cannot be shared"
             raise RendezvousError(
                 f"shared memory was asked for but is not to be had: {why}; "
                 "let the ranks see each other's processes (docker: --pid=host), or set FERRULE_TRANSPORT=auto"

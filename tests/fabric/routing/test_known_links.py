@@ -93,7 +93,7 @@ def test_where_nothing_can_be_kept_links_are_measured_and_that_is_said(
     assert links.find(ENDS) is None
 
 
-def test_a_link_is_known_by_both_ends_whoever_asks() -> None:
+def test_a_link_is_known_by_both_ends_whichever_asks() -> None:
     low, high = host("a"), host("b", address="10.0.0.2")
     up = Rail(0, ("10.0.0.2", 5000), "10.0.0.1", "eth0", "eth0")
     ends = link_ends(low, high, up, higher=False)

@@ -1,4 +1,4 @@
-"""Join ranks by RDMA: each pair agrees on a path, brings up a queue pair per lane, and sees that frames arrive."""
+"""Join ranks by RDMA: each pair agrees on a path, brings up a queue pair per stream, and sees that frames arrive."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ferrule.config import VerbsSettings, verbs_settings
 from ferrule.errors import RendezvousError
 from ferrule.fabric.join.control_channel import Deadline, Link
 from ferrule.fabric.join.hosts import RankHost
-from ferrule.fabric.transports.verbs_paths import Path, Port, QueuePairType, paths
-from ferrule.fabric.transports.verbs_ports import Found, find_ports
+from ferrule.fabric.transports.verbs.paths import Port, QueuePairType, VerbsPath, paths
+from ferrule.fabric.transports.verbs.ports import Found, find_ports
 
 _MAX_ATTEMPTS = 4
 _STEP_SECONDS = 3.0
@@ -22,10 +22,12 @@ _STEP_SECONDS = 3.0
 
 @dataclass
 class Verbs:
-    """What came out. ``endpoints``: by rank, one per lane, in the order of the lanes' numbers; ``words``: the path."""
+    """What came out. ``endpoints``: by rank, one per stream, in the order of the streams' numbers; ``texts``:
+    the path, by rank.
+    """
 
     endpoints: dict[int, tuple[VerbsEndpoint, ...]] = field(default_factory=dict)
-    words: dict[int, str] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def close(self) -> None:
@@ -40,7 +42,7 @@ def connect_verbs(
 
     With transport "auto" a pair without a working path does without, and a note says why where it looks as if there
     were one. With "verbs" that is a `RendezvousError`. Pairs go one after the other, in an order (of the lower, then
-    of the higher rank) in which nobody waits in a circle.
+    of the higher rank) in which waits cannot form a circle.
     """
     verbs = Verbs()
     choice = hosts[rank].transport
@@ -55,7 +57,7 @@ def connect_verbs(
             reason = pair.connect(found, settings)
             if pair.endpoints:
                 verbs.endpoints[other] = pair.endpoints
-                verbs.words[other] = pair.words
+                verbs.texts[other] = pair.text
             elif choice == "verbs":
                 raise RendezvousError(
                     f"RDMA was asked for, but ranks {min(rank, other)} and {max(rank, other)} have none: {reason}; "
@@ -72,8 +74,8 @@ def connect_verbs(
 class Pair:
     """Two ranks while they agree on a path. Both make it, and `connect`.
 
-    ``endpoints``: what came out, one per lane, in the order of the lanes' numbers; empty where there is none.
-    ``words``: the path. ``promising``: one of them has RDMA at all.
+    ``endpoints``: what came out, one per stream, in the order of the streams' numbers; empty where there is none.
+    ``text``: the path. ``promising``: one of them has RDMA at all.
     """
 
     def __init__(self, rank: int, other: int, link: Link, deadline: Deadline) -> None:
@@ -82,7 +84,7 @@ class Pair:
         self._link = link
         self._deadline = deadline
         self.endpoints: tuple[VerbsEndpoint, ...] = ()
-        self.words = ""
+        self.text = ""
         self.promising = False
 
     def connect(self, found: Found, settings: VerbsSettings) -> str:
@@ -110,10 +112,10 @@ class Pair:
             offer = self._link.receive(self._deadline)
             if offer["path"] is None:
                 return str(offer["reason"])
-            if not self._attempt(Path.from_json(offer["path"])):
+            if not self._attempt(VerbsPath.from_json(offer["path"])):
                 return ""
 
-    def _attempt(self, path: Path) -> str:
+    def _attempt(self, path: VerbsPath) -> str:
         """Try one path, in step with the other rank; why it does not work, empty if it does."""
         mine, theirs = path.ends if self._low else path.ends[::-1]
         endpoints: list[VerbsEndpoint] = []
@@ -121,8 +123,8 @@ class Pair:
         try:
             problem = _step(
                 lambda: endpoints.extend(
-                    VerbsEndpoint(mine.device, mine.port, mine.gid_index, path.type, lane, mine.address, self._low)
-                    for lane in sorted(LANES.values())
+                    VerbsEndpoint(mine.device, mine.port, mine.gid_index, path.type, stream, mine.address, self._low)
+                    for stream in sorted(LANES.values())
                 )
             )
             answer = self._swap({"problem": problem, "ends": [endpoint.local.hex() for endpoint in endpoints]})
@@ -138,7 +140,7 @@ class Pair:
                 _close(endpoints)
         if done:
             self.endpoints = tuple(endpoints)
-            self.words = f"verbs {path.type} {mine.device} {mine.label}".rstrip()
+            self.text = f"verbs {path.type} {mine.device} {mine.label}".rstrip()
         return problem and f"{mine.device} to {theirs.device} ({path.type}): {problem}"
 
     @property

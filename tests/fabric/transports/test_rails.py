@@ -8,8 +8,8 @@ from typing import Any
 from ranks import run
 
 from ferrule.fabric.join.handshake import Identity, Role
-from ferrule.fabric.routing.paths import Rail, Way
-from ferrule.fabric.transports.rail_repair import Keeper
+from ferrule.fabric.routing.paths import Path, Rail
+from ferrule.fabric.transports.tcp.rail_repair import RailRepair
 
 
 def test_a_pair_has_as_many_rails_as_are_asked_for_and_loses_none_for_long() -> None:
@@ -35,13 +35,13 @@ def test_connections_of_the_heartbeat_are_made_anew_only_while_one_is_left() -> 
         size=2,
         epoch=bytes(16),
         key=b"",
-        ways={0: Way((Rail(0, ("", 0)), Rail(1, ("", 0))))},
+        paths={0: Path((Rail(0, ("", 0)), Rail(1, ("", 0))))},
         heartbeat=SimpleNamespace(peers=lambda: [("alive", 0.0), ("self", 0.0)], rails=lambda peer: states),
         live=list,
         routes={},
         calls=lambda peer, identities: list(identities),
     )
-    keeper = Keeper(mesh)
+    keeper = RailRepair(mesh)
     keeper.close()
     states[:] = [True, False]
     assert keeper._lost_rails() == [Identity(Role.CONTROL, 1, 0, 2, bytes(16), 1)]

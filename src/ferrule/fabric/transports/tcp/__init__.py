@@ -1,0 +1,1 @@
+"""TCP over every pair of interfaces that two hosts share."""
