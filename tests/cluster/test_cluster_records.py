@@ -1,12 +1,12 @@
 import itertools
 
 import pytest
-from agents import make_home
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.cluster.circle import Circle
+from agents import make_home
 from ferrule.cluster.records import HOST, MODEL, Knowledge, Member, Record
+from ferrule.cluster.state import ClusterState
 from ferrule.cluster.store import Store
 from ferrule.errors import ClusterError
 
@@ -116,14 +116,14 @@ class FullStore:
 
 
 def test_on_a_full_disk_nothing_is_decided_and_others_are_still_heard(tmp_path):
-    circle = Circle(make_home(tmp_path, "first"), lambda: None)
-    circle._store.close()
-    circle._store = FullStore()
+    cluster = ClusterState(make_home(tmp_path, "first"), lambda: None)
+    cluster._store.close()
+    cluster._store = FullStore()
     with pytest.raises(ClusterError, match="full"):
-        circle.write(MODEL, "demo", {})
-    assert circle.all_records() == []
-    circle.learn([Record(MODEL, "other", 1, B, {})])
-    assert circle.knowledge.present(MODEL) == {"other": {}}
+        cluster.write(MODEL, "demo", {})
+    assert cluster.all_records() == []
+    cluster.learn([Record(MODEL, "other", 1, B, {})])
+    assert cluster.knowledge.present(MODEL) == {"other": {}}
 
 
 def test_what_is_kept_survives(tmp_path):

@@ -4,9 +4,9 @@ import signal
 import subprocess
 
 import pytest
-from lab_hosts import FERRULE, SECONDS, Hosts, token_in
 
 from ferrule.lab import Lab, pair
+from lab_hosts import FERRULE, SECONDS, Hosts, token_in
 
 pytestmark = pytest.mark.slow
 

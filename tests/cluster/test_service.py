@@ -2,8 +2,9 @@ import os
 import shutil
 
 import pytest
-from agents import make_home
 
+from agents import make_home
+from ferrule.agent.start import agent_command
 from ferrule.cluster import service
 from ferrule.errors import ClusterError
 
@@ -25,7 +26,7 @@ def systemctl(tmp_path, monkeypatch):
 
 def test_the_service_is_written_enabled_and_taken_away(tmp_path, systemctl):
     home = make_home(tmp_path, "with a space")
-    file = service.install(home)
+    file = service.install(home, agent_command(home))
     assert file == tmp_path / "config" / "systemd" / "user" / "ferrule-testing.service"
     assert f'"{home.directory}" -' in file.read_text()
     assert systemctl.read_text().splitlines() == ["--user daemon-reload", "--user enable --now ferrule-testing.service"]
@@ -38,13 +39,13 @@ def test_what_systemd_says_is_passed_on_and_what_runs_goes_on(tmp_path, systemct
     monkeypatch.setattr(service, "stop_agent", lambda home: pytest.fail("an agent was stopped for nothing"))
     (tmp_path / "broken").touch()
     with pytest.raises(ClusterError, match=r"no bus.*login session"):
-        service.install(make_home(tmp_path, "here"))
+        service.install(make_home(tmp_path, "here"), ["agent"])
 
 
 def test_without_systemd_it_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(ClusterError, match="ferrule up --foreground"):
-        service.install(make_home(tmp_path, "here"))
+        service.install(make_home(tmp_path, "here"), ["agent"])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_the_service_finds_models_and_programs_as_the_user_does(tmp_path, monkey
     monkeypatch.setenv("HF_HOME", '/data/100% "ours"')
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    text = service.unit_text(make_home(tmp_path, "here"))
+    text = service.unit_text(make_home(tmp_path, "here"), ["agent"])
     assert 'Environment="HF_HOME=/data/100%% \\"ours\\""' in text.splitlines()
     assert f'Environment="PATH={os.environ["PATH"]}"' in text.splitlines()
     assert "secret" not in text

@@ -1,12 +1,8 @@
-"""How this host's programs talk to agents: start this host's, ask it, and ask others."""
+"""How this host's programs talk to agents: ask and stop this host's, and ask others."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,47 +18,13 @@ from ferrule.cluster.store import Store
 from ferrule.cluster.token import Address, JoinToken, fingerprint, write_address
 from ferrule.errors import AuthError, ClusterError, FerruleError
 from ferrule.fabric.join.addresses import own_interfaces
-from ferrule.files import line_within
 
-START_SECONDS = 15.0
 JOIN_SECONDS = 15.0
 ASK_SECONDS = 10.0
 STOP_SECONDS = 10.0
 LISTEN_SECONDS = 1.5
 """How long to listen for clusters by mDNS before making a new one."""
 _POLL_SECONDS = 0.1
-_LOG_TAIL = 2000
-
-
-def start_agent(home: ClusterHome) -> dict[str, Any]:
-    """Start this host's agent in the background; returns its port and addresses. Raises `ClusterError`."""
-    lock = home.take()
-    try:
-        with home.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ferrule.cluster.agent", str(home.directory), str(lock)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=[lock],
-            )
-    finally:
-        os.close(lock)
-    assert process.stdout is not None
-    with process.stdout as words:
-        line = line_within(words.fileno(), START_SECONDS)
-    if not line:
-        process.kill()
-        process.wait(STOP_SECONDS)
-        said = home.log.read_text(errors="replace")[-_LOG_TAIL:].strip()
-        raise ClusterError(f"the agent did not start within {START_SECONDS:g} s, or ended: {said or 'it said nothing'}")
-    told: dict[str, Any] = json.loads(line)
-    if "error" in told:
-        process.wait(STOP_SECONDS)
-        raise ClusterError(told["error"])
-    up: dict[str, Any] = told["up"]
-    return up
 
 
 def stop_agent(home: ClusterHome) -> bool:

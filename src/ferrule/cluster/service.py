@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ferrule.cluster.client import stop_agent
@@ -27,16 +27,15 @@ def unit_name(home: ClusterHome) -> str:
     return f"ferrule-{home.name}.service"
 
 
-def unit_text(home: ClusterHome) -> str:
-    """What systemd is told: start the agent when the network is there, and again when it ends badly."""
-    words = [sys.executable, "-m", "ferrule.cluster.agent", str(home.directory), "-"]
+def unit_text(home: ClusterHome, command: Sequence[str]) -> str:
+    """What systemd is told: start the agent by ``command`` when the network is there, and again when it ends badly."""
     return f"""[Unit]
 Description=Ferrule agent of the cluster {home.name}
 After=network-online.target
 Wants=network-online.target
 
 [Service]
-{_environment(os.environ)}ExecStart={" ".join(map(_quoted, words))}
+{_environment(os.environ)}ExecStart={" ".join(map(_quoted, command))}
 Restart=on-failure
 RestartSec=2
 KillMode=mixed
@@ -62,15 +61,15 @@ def unit_file(home: ClusterHome) -> Path:
     return (Path(config) if config else Path.home() / ".config") / "systemd" / "user" / unit_name(home)
 
 
-def install(home: ClusterHome) -> Path:
-    """Write the unit, enable it, and start it in place of an agent that runs.
+def install(home: ClusterHome, command: Sequence[str]) -> Path:
+    """Write the unit for the agent's ``command``, enable it, and start it in place of an agent that runs.
 
     Raises `ClusterError` with what systemd says, or that there is none.
     """
     _need_systemd()
     file = unit_file(home)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(unit_text(home))
+    file.write_text(unit_text(home, command))
     _systemctl("daemon-reload")
     stop_agent(home)  # not before systemd has answered: what runs must not end for nothing
     _systemctl("enable", "--now", unit_name(home))

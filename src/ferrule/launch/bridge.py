@@ -16,7 +16,7 @@ from ferrule.cluster.client import connect_member
 from ferrule.cluster.connection import Connection
 from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.jobs import CONTROL
+from ferrule.cluster.messages import CONTROL
 from ferrule.cluster.records import Member
 from ferrule.cluster.token import derived_key
 from ferrule.errors import AuthError, ClusterError

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ferrule.agent.ray.token import remove_link
+from ferrule.agent.start import agent_command, start_agent
 from ferrule.cli.cluster import ray as cluster_ray
 from ferrule.cli.cluster.flags import AsJson, InCluster
 from ferrule.cli.cluster.tables import hosts_table, show
@@ -27,7 +29,6 @@ from ferrule.cluster.home import (
     new_host_id,
     own_host_name,
 )
-from ferrule.cluster.raynode.token import remove_link
 from ferrule.cluster.records import Member
 from ferrule.cluster.token import KEY_BYTES, JoinToken
 from ferrule.config import parse_address
@@ -116,9 +117,9 @@ def up(
         return
     _adapt(home, token, seeds, host_name, port, listen, mdns)
     if foreground:
-        os.execv(sys.executable, [sys.executable, "-m", "ferrule.cluster.agent", str(home.directory), "-"])
+        os.execv(sys.executable, agent_command(home))
     try:
-        client.start_agent(home)
+        start_agent(home)
         if token is not None:
             try:
                 client.wait_joined(home, token)

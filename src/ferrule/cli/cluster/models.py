@@ -85,7 +85,7 @@ def _show_ready(console: Console, home: ClusterHome, name: str, row: Mapping[str
     if row.get("plan"):
         console.print(f"\n{row['plan']}", style="dim", highlight=False)
     if row["wanted"].get("key"):
-        from ferrule.serve.front import api_key_of
+        from ferrule.agent.models.server import api_key_of
 
         console.print(f"clients need the key {api_key_of(home.key, name)}", highlight=False)
     console.print(

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from ferrule.agent.ray.desired import connection_env
 from ferrule.cluster import client
-from ferrule.cluster.circle import ray_version
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.raynode.wish import connection_env
+from ferrule.cluster.state import ray_version
 from ferrule.errors import ClusterError, ConfigError
 from ferrule.units import format_bytes
 

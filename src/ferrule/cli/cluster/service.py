@@ -6,6 +6,7 @@ import getpass
 
 import typer
 
+from ferrule.agent.start import agent_command
 from ferrule.cli.cluster.flags import InCluster
 from ferrule.cluster import service
 from ferrule.cluster.home import choose_cluster
@@ -21,7 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="Have the agent come up with the ma
 def install(cluster: InCluster = None) -> None:
     """Run this host's agent as a service of the user: from now on, and after each start of the machine."""
     home = choose_cluster(cluster)
-    file = service.install(home)  # its own agent takes over; models come up again
+    file = service.install(home, agent_command(home))  # its own agent takes over; models come up again
     typer.echo(f"wrote {file}; the agent runs. journalctl --user -u {service.unit_name(home)} shows what it says")
     user = getpass.getuser()
     if not service.lingers(user):
@@ -38,4 +39,5 @@ def remove(cluster: InCluster = None) -> None:
 @app.command("print", epilog=PRINT_EXAMPLES)
 def show(cluster: InCluster = None) -> None:
     """Print what systemd would be told, for another service manager or another place."""
-    typer.echo(service.unit_text(choose_cluster(cluster)), nl=False)
+    home = choose_cluster(cluster)
+    typer.echo(service.unit_text(home, agent_command(home)), nl=False)

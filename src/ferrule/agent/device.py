@@ -1,0 +1,49 @@
+"""What the planner has to know of this host, measured in a process of its own: ``python -m ferrule.agent.device``."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+from ferrule.errors import ClusterError, FerruleError
+from ferrule.process.tied import tied
+
+DEVICE_SECONDS = 150.0
+
+
+async def described() -> str:
+    """What ``ferrule plan --device-json`` prints here. Raises `ClusterError`."""
+    process = await asyncio.create_subprocess_exec(
+        *tied([sys.executable, "-m", "ferrule.agent.device"]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(DEVICE_SECONDS):
+            out, err = await process.communicate()
+    except TimeoutError:
+        raise ClusterError(f"it did not describe its device within {DEVICE_SECONDS:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        last = (err.decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
+        raise ClusterError(f"it cannot describe its device: {last}")
+    return out.decode(errors="replace")
+
+
+def main() -> int:
+    from ferrule.plan.cluster.live import report_text  # seconds of imports, and memory that the agent must not have
+
+    try:
+        sys.stdout.write(f"{report_text()}\n")
+    except FerruleError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,251 @@
+"""The processes that an agent runs for others: ranks of models, each tied to the agent and to whoever asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from ferrule.agent.standby import Kind, StandbyProcess
+from ferrule.cluster.messages import CONTROL
+from ferrule.cluster.token import Address, derived_key, write_address
+from ferrule.config import OUTER_JOB
+from ferrule.errors import ClusterError
+from ferrule.fabric.join.addresses import own_interfaces
+from ferrule.process.exit_watch import when_ended
+from ferrule.process.lifeline import LISTEN_FD, send_order
+from ferrule.process.system import signal_group
+from ferrule.process.tied import tied
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 0.5
+KILLED_SECONDS = 5.0
+"""How long the kernel may take to end what is killed."""
+TAIL_LINES = 12
+_TAIL_BYTES = 1 << 14
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
+_MAX_PROCESSES = 256
+
+Exited = Callable[[int, int, str], None]
+"""Called with the rank, its status as in `subprocess`, and the last lines of its output."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A process to start: ``arguments`` of this Python, ``env`` beside the agent's. ``meet``: where it finds rank 0, or
+    somebody who knows the way; a link-local address is tried by way of every interface."""
+
+    job: str
+    rank: int
+    world_size: int
+    arguments: tuple[str, ...]
+    env: Mapping[str, str]
+    meet: tuple[Address, ...] = ()
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Order:
+        """Raises `ClusterError`."""
+        try:
+            env = {str(name): str(value) for name, value in dict(fields["env"]).items()}
+            arguments = tuple(map(str, fields["arguments"]))
+            meet = tuple((str(host), int(port)) for host, port in fields["meet"])
+            made = cls(str(fields["job"]), int(fields["rank"]), int(fields["world_size"]), arguments, env, meet)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ClusterError(f"that is no order to start a process: {error!r}") from None
+        if not _NAME.fullmatch(made.job) or not 0 <= made.rank < made.world_size:
+            raise ClusterError(f"{made.job!r} rank {made.rank} cannot name a process")
+        return made
+
+
+class Job:
+    """Ranks of one job on this host. ``on_exit`` is called once for each that ends. Use it from the main thread.
+
+    ``ports``: where those ranks of it listen that `reserve` was called for, by rank.
+    """
+
+    def __init__(self, name: str, key: bytes, logs: Path, on_exit: Exited) -> None:
+        if not _NAME.fullmatch(name):
+            raise ClusterError(f"{name!r} cannot name a job")
+        self.name = name
+        self._key = derived_key(key, f"job {name}")
+        self._logs = logs / name
+        self._on_exit = on_exit
+        self._listeners: dict[int, socket.socket] = {}
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._over = False
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._running.values()]
+
+    def reserve(self, rank: int) -> int:
+        """A port for a rank that is started later: it is listened at from now on."""
+        if rank not in self._listeners:
+            self._listeners[rank] = listener_for_ranks()
+        port: int = self._listeners[rank].getsockname()[1]
+        return port
+
+    def start(self, order: Order, control: socket.socket, spare: StandbyProcess | None = None) -> int:
+        """Start one rank, which inherits ``control``; that remains the caller's to close. Returns its process id.
+
+        ``spare``: a process that may take it over; from now on this job's to end.
+        """
+        try:
+            return self._start(order, control, spare)
+        finally:
+            if spare is not None and spare.process not in self._running.values():
+                spare.kill()
+
+    def _start(self, order: Order, control: socket.socket, spare: StandbyProcess | None) -> int:
+        if self._over:
+            raise ClusterError(f"the job {order.job!r} has ended")
+        if order.rank in self._running or len(self._running) >= _MAX_PROCESSES:
+            raise ClusterError(f"rank {order.rank} of {order.job} runs already")
+        self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place = {
+            "FERRULE_RANK": str(order.rank),
+            "FERRULE_WORLD_SIZE": str(order.world_size),
+            "FERRULE_KEY": self._key,
+            "FERRULE_ADDRESS": ",".join(map(write_address, ways_to(order.meet))),
+        }
+        listener = self._listeners.pop(order.rank, None)
+        if listener is not None and order.rank != 0:
+            place["FERRULE_LISTEN"] = f":{listener.getsockname()[1]}"
+            listener.close()
+            listener = None
+        try:
+            with (self._logs / f"rank-{order.rank}.log").open("wb") as output:
+                if spare is not None and _took_over(spare, order, place, output.fileno(), control, listener):
+                    process = spare.process
+                    spare.on_end = partial(self._ended, order.rank, spare)
+                else:
+                    process = _started(order, place, output.fileno(), control, listener)
+                    when_ended(process, partial(self._ended, order.rank))
+        finally:
+            if listener is not None:
+                listener.close()
+        self._running[order.rank] = process
+        return process.pid
+
+    def _ended(self, rank: int, was: StandbyProcess | None = None) -> None:
+        if was is not None:
+            was.line.close()
+        process = self._running.pop(rank)
+        signal_group(process.pid, signal.SIGKILL)  # its own children; its number is not free before `wait`
+        self._on_exit(rank, process.wait(), tail(self._logs / f"rank-{rank}.log"))
+
+    async def end(self, grace: float = GRACE_SECONDS) -> None:
+        """End every rank: SIGTERM, and SIGKILL after ``grace`` seconds. Removes their logs. Safe to call twice.
+
+        None is started any more from then on: nobody would end it.
+        """
+        self._over = True
+        for process in self._running.values():
+            signal_group(process.pid, signal.SIGTERM)
+        deadline = asyncio.get_running_loop().time() + grace
+        while self._running and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        for process in self._running.values():
+            signal_group(process.pid, signal.SIGKILL)
+        deadline = asyncio.get_running_loop().time() + KILLED_SECONDS
+        while self._running and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)  # the kernel ends what is killed, and its descriptor tells `_ended`
+        if self._running:
+            log.error("job %s: processes %s are killed and do not end; do they wait for a disk?", self.name, self.pids)
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
+        shutil.rmtree(self._logs, ignore_errors=True)
+
+
+def base_environment() -> dict[str, str]:
+    """What a rank inherits, whatever it is to do."""
+    return {name: value for name, value in os.environ.items() if name not in OUTER_JOB}
+
+
+def _started(
+    order: Order, place: Mapping[str, str], output: int, control: socket.socket, listener: socket.socket | None
+) -> subprocess.Popen[bytes]:
+    env = base_environment() | dict(order.env) | dict(place)
+    fds = [control.fileno()]
+    if listener is not None:
+        env[LISTEN_FD] = str(listener.fileno())
+        fds.append(listener.fileno())
+    arguments = [each.replace(CONTROL, str(control.fileno())) for each in order.arguments]
+    return subprocess.Popen(
+        tied([sys.executable, *arguments]),
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        pass_fds=fds,
+        process_group=0,
+    )
+
+
+def _took_over(
+    spare: StandbyProcess,
+    order: Order,
+    place: Mapping[str, str],
+    output: int,
+    control: socket.socket,
+    listener: socket.socket | None,
+) -> bool:
+    """Whether a spare has the order."""
+    _, arguments = Kind.of_command(order.arguments, order.env) or (None, [])
+    if arguments[-1:] != [CONTROL]:
+        return False
+    try:
+        send_order(
+            spare.line,
+            arguments[:-1],
+            place,
+            output,
+            control.fileno(),
+            None if listener is None else listener.fileno(),
+        )
+    except OSError as error:  # it has just ended, or the order is too long for the socket
+        log.warning("a spare process could not take over rank %d of %s: %s", order.rank, order.job, error)
+        return False
+    return True
+
+
+def ways_to(places: Sequence[Address]) -> list[Address]:
+    """``places`` as this host may dial them: link-local ones by way of each of its interfaces."""
+    faces = dict.fromkeys(face.name for face in own_interfaces())
+    ways: list[Address] = []
+    for host, port in places:
+        link_local = ":" in host and ip_address(host).is_link_local
+        ways += [(f"{host}%{face}", port) for face in faces] if link_local else [(host, port)]
+    return ways
+
+
+def listener_for_ranks() -> socket.socket:
+    """At a free port of all addresses, IPv6 ones too where there are any. The fabric lets nobody in without the key."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
+    return socket.create_server(("", 0), backlog=128)
+
+
+def tail(file: Path) -> str:
+    """The last lines of a log, which may be a large one; empty where it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(max(0, opened.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = opened.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-TAIL_LINES:])

@@ -1,0 +1,222 @@
+"""Where the ranks of a model go on the hosts of a cluster: asked anew at every start, of the hosts that answer then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ferrule.agent.placement.ranks import ClusterStarter
+from ferrule.agent.placement.standby import ClusterStandby
+from ferrule.cluster.client import ask_here, ask_member, host_reports
+from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.records import Member
+from ferrule.config import move_back_seconds
+from ferrule.engine.host.placement import Formation, Loss, RankStarter
+from ferrule.engine.host.prepare import PreparedModel
+from ferrule.engine.options import EngineOptions, RankOptions
+from ferrule.errors import ClusterError, ConfigError, FerruleError, LinkError, ModelUnavailable
+from ferrule.plan import BUILT_IN_ENGINE, ModelSpec, Plan, Workload, cluster_of_reports, make_plan, plan_of_layout
+from ferrule.plan.cluster.live import HostReport, parse_report
+from ferrule.plan.cluster.rails import Sources
+from ferrule.plan.cost.records import calibrated, read_calibrations
+from ferrule.plan.explain.explain import WORTH_IT, verdict
+from ferrule.plan.layout import Candidate, Layout, Prediction
+from ferrule.plan.question import Question
+
+_log = logging.getLogger(__name__)
+
+DEVICE_SECONDS = 180.0
+"""For a host to describe itself: the first time it measures."""
+MOVE_WORTH = 1.2
+REACH_SECONDS = 1.0
+REPORT_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What was decided: rank r on ``hosts[r]``; ``prediction``: None where the user said how to split."""
+
+    plan: Plan
+    hosts: tuple[str, ...]
+    prediction: Prediction | None
+    notes: tuple[str, ...] = ()
+
+
+class ClusterPlanner:
+    """`Planner`. ``wanted``: names of hosts, all if empty. With ``options.tensor`` or ``options.pipeline`` given by the
+    user (``split``) the ranks are spread over the hosts in turn; else the planner chooses."""
+
+    def __init__(self, home: ClusterHome, options: EngineOptions, *, split: bool, wanted: Sequence[str] = ()) -> None:
+        self.placed: Placed | None = None
+        self.spares = ClusterStandby(home, spread=split) if options.spares else None
+        self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
+        self._steady = move_back_seconds(os.environ)
+        self._placements: dict[tuple[RankStarter, Plan], Placed] = {}
+        self._weighed: tuple[tuple[tuple[str, ...], RankStarter], Formation | None] | None = None
+        self._spec: ModelSpec | None = None
+        self._reports: dict[str, HostReport] = {}
+
+    def about(self, model: PreparedModel) -> ClusterPlanner:
+        """Itself, once it knows which model it is for: it has to, before the first `form`."""
+        self._spec = model.spec
+        return self
+
+    async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
+        try:
+            members = await self._members()
+        except ClusterError as error:  # an agent that is busy, or starts again, is no reason to give the model up
+            raise ModelUnavailable(str(error)) from error
+        formation = await self._formation(options, members, fresh=loss is None)
+        self.chosen(formation)
+        return formation
+
+    async def better(self, options: RankOptions, now: Formation) -> Formation | None:
+        """With hosts that have been up for `FERRULE_MOVE_BACK`: on more of them where the user said how to split, else
+        where the planner expects tokens to come `MOVE_WORTH` times as fast."""
+        if self._steady is None:
+            return None
+        try:
+            members = await self._steady_members(self._steady)
+            question = (tuple(member.host for member in members), now.starter)
+            if self._weighed is None or self._weighed[0] != question:
+                found = await self._formation(options, members, fresh=False) if members else None
+                self._weighed = question, found if found is not None and self._is_better(found, now) else None
+        except FerruleError as error:
+            _log.info("whether there is a better place for the model cannot be told: %s", error)
+            return None
+        return self._weighed[1]
+
+    def chosen(self, formation: Formation) -> None:
+        self.placed = self._placement(formation)
+
+    def _placement(self, formation: Formation) -> Placed:
+        return self._placements[formation.starter, formation.options.plan]
+
+    def _is_better(self, one: Formation, now: Formation) -> bool:
+        new, old = self._placement(one), self._placement(now)
+        if one.starter == now.starter:
+            return False
+        if new.prediction is None or old.prediction is None:
+            return len(set(new.hosts)) > len(set(old.hosts))
+        return old.prediction.token_seconds >= MOVE_WORTH * new.prediction.token_seconds
+
+    async def _formation(self, options: RankOptions, members: Sequence[Member], *, fresh: bool) -> Formation:
+        assert self._spec is not None
+        if self._split:
+            placed, ranks = self._spread(self._spec, members)
+            cores = await self._cores(ranks)
+        else:
+            reports = await self._described(members, fresh=fresh)
+            members = [member for member in members if member.host in reports]
+            if not members:
+                raise ModelUnavailable("no host could be asked what it has")
+            # In a thread: it may take a second, in which answers of a model that runs must go on.
+            placed, ranks = await asyncio.to_thread(self._chosen, self._spec, options, members, reports)
+            cores = {host: len(report.host.cpus) for host, report in reports.items()}
+        hosts = [member.host for member in ranks]
+        threads = [self._options.threads or max(1, cores.get(host, 1) // hosts.count(host)) for host in hosts]
+        starter = ClusterStarter(self._home, tuple(ranks), tuple(threads))
+        self._placements[starter, placed.plan] = placed
+        return Formation(replace(options, plan=placed.plan), starter, self.spares)
+
+    async def _steady_members(self, seconds: float) -> list[Member]:
+        """Those that have been up for so long, as `_members` has them."""
+        status = await ask_here(self._home, "status")
+        up = [each for each in status["hosts"] if each["state"] == "here" or (each["up_seconds"] or 0.0) >= seconds]
+        there = [Member.of_status(each) for each in up if not self._wanted or each["name"] in self._wanted]
+        return sorted(there, key=lambda member: (member.host != status["host"], member.name))
+
+    async def _members(self) -> list[Member]:
+        """Those that answer now, this host first, then by name."""
+        status = await ask_here(self._home, "status")
+        known = {fields["host"]: Member.of_status(fields) for fields in status["hosts"]}
+        strange = set(self._wanted) - {member.name for member in known.values()}
+        if strange:
+            names = ", ".join(sorted(member.name for member in known.values()))
+            raise ConfigError(f"--hosts: the cluster has no {', '.join(sorted(strange))}, only {names}")
+        answering = (await ask_here(self._home, "reachable", seconds=REACH_SECONDS))["hosts"]
+        there = [known[host] for host in answering if host in known]
+        there = [member for member in there if not self._wanted or member.name in self._wanted]
+        if not there:
+            raise ModelUnavailable(f"none of the hosts {', '.join(self._wanted)} answers")
+        return sorted(there, key=lambda member: (member.host != status["host"], member.name))
+
+    async def _described(self, members: Sequence[Member], *, fresh: bool) -> dict[str, HostReport]:
+        """What the planner has to know of each host, by its id. After a loss what is known will do: time counts."""
+        if fresh:
+            self._reports.clear()
+
+        async def one(member: Member) -> None:
+            if member.host in self._reports:
+                return
+            try:
+                told = await ask_member(self._home, member, "device", timeout=DEVICE_SECONDS)
+                report = parse_report(str(told["text"]), member.name)
+            except (ClusterError, LinkError) as error:
+                _log.warning("%s is left out: %s", member.name, error)
+                return
+            # Hosts are called as the cluster calls them.
+            host = replace(report.host, host=member.name)
+            self._reports[member.host] = HostReport(replace(report.device, name=member.name), host, report.notes)
+
+        await asyncio.gather(*map(one, members))
+        return {member.host: self._reports[member.host] for member in members if member.host in self._reports}
+
+    async def _cores(self, members: Sequence[Member]) -> dict[str, int]:
+        """How many processors each host has that answers in time."""
+        different = list({member.host: member for member in members}.values())
+        reports = await host_reports(self._home, different, REPORT_SECONDS)
+        return {host: int(report["cores"]) for host, report in reports.items()}
+
+    def _spread(self, spec: ModelSpec, members: Sequence[Member]) -> tuple[Placed, list[Member]]:
+        """As the user said: neighbouring ranks on one host where there are more ranks than hosts."""
+        plan = make_plan(spec, tensor=self._options.tensor, pipeline=self._options.pipeline)
+        used = members[: plan.world_size]
+        ranks = [used[rank * len(used) // plan.world_size] for rank in range(plan.world_size)]
+        return Placed(plan, tuple(member.name for member in ranks), None), ranks
+
+    def _chosen(
+        self, spec: ModelSpec, options: RankOptions, members: Sequence[Member], reports: Mapping[str, HostReport]
+    ) -> tuple[Placed, list[Member]]:
+        cluster = cluster_of_reports([reports[member.host] for member in members], Sources.of_this_machine())
+        known = read_calibrations()
+        cluster = replace(cluster, devices=tuple(calibrated(device, known) for device in cluster.devices))
+        work = Workload(context=options.context, prompt=min(512, max(1, options.context // 2)))
+        question = Question(spec, cluster, work, "latency", BUILT_IN_ENGINE)
+        answers = question.answers(runnable_only=True)
+        if answers.best is None:
+            raise ModelUnavailable(_missing(question, members))
+        best = _rather_here(question, answers.best, members[0].name)
+        split = next((each for each in answers.candidates if len(each.layout.devices) > 1), None)
+        by_name = {member.name: member for member in members}
+        ranks = [by_name[device] for device in best.layout.devices]
+        plan = plan_of_layout(spec, best.layout, verdict(question, best, answers.single, split))
+        return Placed(plan, best.layout.devices, best.prediction, cluster.notes), ranks
+
+
+def _rather_here(question: Question, best: Candidate, here: str) -> Candidate:
+    """The one host on which the model is served, where one host is to hold it and this one is about as good."""
+    if len(best.layout.devices) > 1 or best.layout.devices == (here,):
+        return best
+    (stage,) = best.layout.stages
+    own = question.predicted(Layout((replace(stage, devices=(here,)),)))
+    times = question.times_better(best.prediction, own.prediction)
+    return own if own.prediction.fits and times is not None and times < WORTH_IT else best
+
+
+def _missing(question: Question, members: Sequence[Member]) -> str:
+    from ferrule.plan.search.shortage import shortage
+
+    names = _and([member.name for member in members])
+    try:
+        reason: FerruleError = shortage(question).error(question.model.name)
+    except FerruleError as error:
+        reason = error
+    return f"{names} cannot hold it: {reason}"
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

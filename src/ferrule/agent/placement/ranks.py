@@ -1,0 +1,173 @@
+"""Start ranks on the hosts of a cluster, by their agents; each rank's control connection leads to the engine itself."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from ferrule.agent.standby import LIFELINE
+from ferrule.cluster.client import connect_member
+from ferrule.cluster.connection import Connection
+from ferrule.cluster.handshake import Purpose
+from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.messages import CONTROL
+from ferrule.cluster.records import Member
+from ferrule.engine.host.local_ranks import LOG_TAIL, rank_environment
+from ferrule.engine.options import RankOptions
+from ferrule.errors import AuthError, ClusterError, ModelUnavailable
+
+_T = TypeVar("_T")
+LOOPBACK = "127.0.0.1"
+RANK_MODULE = "ferrule.engine.rank.worker"
+START_SECONDS = 5.0
+"""How long an agent may take to begin a job, or to start a process."""
+_STOP_SECONDS = 1.0
+"""Beyond the grace: the agent of a host that does not answer ends its ranks itself, as soon as it finds that the
+connection is gone."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterStarter:
+    """`RankStarter`: rank r on ``members[r]`` with ``threads[r]`` threads. Equal ones start the same ranks on the same
+    hosts, whatever addresses these have by now."""
+
+    home: ClusterHome
+    members: tuple[Member, ...]
+    threads: tuple[int, ...]
+
+    @property
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """For each rank its host, by id, and its threads."""
+        return tuple((member.host, threads) for member, threads in zip(self.members, self.threads, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClusterStarter) and self.places == other.places
+
+    def __hash__(self) -> int:
+        return hash(self.places)
+
+    async def start(self, options: RankOptions) -> ClusterRanks:
+        ranks = ClusterRanks(self.home, self.members)
+        try:
+            await ranks.start(options, self.threads)
+        except (ClusterError, AuthError, OSError, TimeoutError) as error:
+            await ranks.stop(0)
+            raise ModelUnavailable(f"ranks could not be started: {error or 'a host did not answer in time'}") from error
+        except BaseException:
+            await ranks.stop(0)
+            raise
+        return ranks
+
+
+class ClusterRanks:
+    """`StartedRanks` on hosts of a cluster. On each host they live as long as its connection of this job."""
+
+    def __init__(self, home: ClusterHome, members: Sequence[Member]) -> None:
+        self.hosts = [member.name for member in members]
+        self.sockets: list[socket.socket] = []
+        self._home, self._members = home, members
+        self._codes: list[int | None] = [None] * len(members)
+        self._tails = [""] * len(members)
+        self._lives: dict[str, Connection] = {}
+        self._listening: list[asyncio.Task[None]] = []
+        self._ended: dict[str, asyncio.Event] = {}
+
+    async def start(self, options: RankOptions, threads: Sequence[int]) -> None:
+        """`stop` has to be called also where this raises."""
+        job = f"ranks-{secrets.token_hex(6)}"
+        members = {member.host: member for member in self._members}
+        places = await _all_or_none(self._begin(member, job) for member in members.values())
+        # Rank 0's host first; the others know a way to it. On a host of its own no cable need be plugged in.
+        meet = [(address, port) for port, addresses in places for address in addresses]
+        if len(members) == 1:
+            meet = [(LOOPBACK, places[0][0])]
+        starting = [
+            self._start_rank(rank, job, replace(options, threads=threads[rank]), meet)
+            for rank in range(len(self._members))
+        ]
+        self.sockets = await _all_or_none(starting)
+
+    def poll(self) -> Sequence[int | None]:
+        return list(self._codes)
+
+    def log_tail(self, rank: int) -> str:
+        return self._tails[rank]
+
+    async def stop(self, grace: float) -> None:
+        await asyncio.gather(*(self._end(host, life, grace) for host, life in list(self._lives.items())))
+        self._lives.clear()
+        for task in self._listening:
+            task.cancel()
+        await asyncio.gather(*self._listening, return_exceptions=True)
+
+    async def _begin(self, member: Member, job: str) -> tuple[int, Sequence[str]]:
+        """Begin the job on one host; returns the port on which its first rank will listen, and its addresses.
+
+        They are those that it has now, too: its record may be some seconds older than its last cable.
+        """
+        life, _ = await connect_member(self._home, member, Purpose.ASK)
+        self._lives[member.host] = life
+        self._ended[member.host] = asyncio.Event()
+        first = next(rank for rank, other in enumerate(self._members) if other.host == member.host)
+        answer = await life.ask({"do": "job", "job": job, "listen": [first]}, START_SECONDS)
+        self._listening.append(asyncio.create_task(self._listen(member.host, life), name=f"job on {member.name}"))
+        addresses = dict.fromkeys([*map(str, answer["addresses"]), *member.addresses])
+        return int(answer["answer"][str(first)]), list(addresses)
+
+    async def _listen(self, host: str, life: Connection) -> None:
+        """Note how ranks end."""
+        with suppress(AuthError, ClusterError, OSError):
+            while (told := await life.receive()) is not None:
+                if "exit" in told:
+                    rank = int(told["exit"])
+                    self._codes[rank] = int(told["code"])
+                    self._tails[rank] = " | ".join(str(told["tail"]).splitlines()[-LOG_TAIL:])
+                elif "ended" in told:
+                    break
+        self._ended[host].set()
+
+    async def _start_rank(
+        self, rank: int, job: str, options: RankOptions, meet: Sequence[tuple[str, int]]
+    ) -> socket.socket:
+        connection, _ = await connect_member(self._home, self._members[rank], Purpose.START)
+        order = {
+            "job": job,
+            "rank": rank,
+            "world_size": len(self._members),
+            "arguments": [*LIFELINE, RANK_MODULE, options.to_json(), CONTROL],
+            "env": rank_environment(options.threads),
+            "meet": meet,
+        }
+        try:
+            await connection.ask(order, START_SECONDS)
+            connection.pause()  # what the rank says is read by the engine
+            await connection.send({"go": True})
+            return await connection.detach()
+        finally:
+            connection.close()
+
+    async def _end(self, host: str, life: Connection, grace: float) -> None:
+        with suppress(ClusterError, TimeoutError):
+            async with asyncio.timeout(grace + _STOP_SECONDS):
+                await life.send({"do": "end", "grace": grace})
+                await self._ended[host].wait()
+        life.close()
+
+
+async def _all_or_none(works: Iterable[Awaitable[_T]]) -> list[_T]:
+    """What all of them return; where one fails none goes on, and sockets of the others are closed."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        for made in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(made, socket.socket):
+                made.close()
+        raise

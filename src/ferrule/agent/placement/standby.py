@@ -1,0 +1,93 @@
+"""Standby processes on the hosts of a cluster, kept by their agents: they make the next start of a model quick."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from ferrule.agent.placement.ranks import RANK_MODULE, START_SECONDS, ClusterStarter
+from ferrule.agent.standby import MOST
+from ferrule.cluster.client import connect_member
+from ferrule.cluster.connection import Connection
+from ferrule.cluster.handshake import Purpose
+from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.records import Member
+from ferrule.engine.host.local_ranks import rank_environment
+from ferrule.engine.host.placement import Formation
+from ferrule.errors import AuthError, ClusterError
+
+_log = logging.getLogger(__name__)
+
+
+class ClusterStandby:
+    """`SpareKeeper`: as many on each host as it has ranks. They end with this program's connection to the agent.
+
+    ``spread``: the number of ranks stays the same when a host is lost, so each host has spares for its share then.
+    """
+
+    def __init__(self, home: ClusterHome, *, spread: bool = False) -> None:
+        self._home, self._spread = home, spread
+        self._holding: dict[str, Connection] = {}
+        self._kept: dict[str, int] = {}
+        self._ready: dict[str, int] = {}
+        self._working: asyncio.Task[bool] | None = None
+
+    @property
+    def kept(self) -> int:
+        """How many there were when they were last looked at, on all hosts."""
+        return sum(self._kept.values())
+
+    async def prepare(self, formation: Formation) -> bool:
+        starter = formation.starter
+        assert isinstance(starter, ClusterStarter)
+        if self._working is not None:  # of a caller that could not wait
+            await asyncio.wait([self._working])
+        self._working = asyncio.create_task(self._prepare(starter), name="spares")
+        return await asyncio.shield(self._working)  # half a question would spoil the connection
+
+    async def _prepare(self, starter: ClusterStarter) -> bool:
+        members = {member.host: member for member in starter.members}
+        threads = dict(zip((member.host for member in starter.members), starter.threads, strict=True))
+        counts = Counter(member.host for member in starter.members)
+        if self._spread and len(counts) > 1:
+            share = min(MOST, math.ceil(len(starter.members) / (len(counts) - 1)))
+            counts = Counter({host: max(count, share) for host, count in counts.items()})
+        for host in self._holding.keys() - members.keys():
+            self._let_go(host)
+        await asyncio.gather(
+            *(self._keep(member, counts[host], rank_environment(threads[host])) for host, member in members.items())
+        )
+        return sum(self._ready.values()) == counts.total()
+
+    async def close(self) -> None:
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait([self._working])
+        for host in list(self._holding):
+            self._let_go(host)
+
+    async def _keep(self, member: Member, count: int, env: Mapping[str, str]) -> None:
+        wanted = {"do": "spares", "module": RANK_MODULE, "env": dict(env), "count": count}
+        known = member.host in self._holding
+        try:
+            if not known:
+                self._holding[member.host], _ = await connect_member(self._home, member, Purpose.ASK)
+            answer = await self._holding[member.host].ask(wanted, START_SECONDS)
+            self._kept[member.host] = int(answer["answer"]["kept"])
+            self._ready[member.host] = int(answer["answer"]["ready"])
+        except (ClusterError, AuthError, OSError, TimeoutError) as error:
+            self._let_go(member.host)
+            if known:  # its agent may have started again
+                await self._keep(member, count, env)
+            else:  # a start without them is slower, and no worse
+                _log.info("no spare processes on %s: %s", member.name, error or "it does not answer in time")
+
+    def _let_go(self, host: str) -> None:
+        self._kept.pop(host, None)
+        self._ready.pop(host, None)
+        connection = self._holding.pop(host, None)
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,164 @@
+"""Processes that an agent keeps ready for ranks that start later: they have done their imports, most of a start.
+
+They belong to whoever asked for them, and end with that connection; any order that fits may have them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ferrule.errors import ClusterError
+from ferrule.process.exit_watch import when_ended
+from ferrule.process.lifeline import IMPORTING_SECONDS, QUESTION, READY, SPARE_FLAG
+from ferrule.process.system import signal_group
+from ferrule.process.tied import tied
+
+log = logging.getLogger(__name__)
+
+LIFELINE = ("-m", "ferrule.process.lifeline")
+ANSWER_SECONDS = 1.0
+"""For a spare to show that it lives before it is trusted with a rank: it may have been stopped."""
+IMPORTING_PATIENCE = 4 * IMPORTING_SECONDS
+"""The same for one that has not done its imports yet: even then it is ahead of a new process."""
+_CHUNK = 1 << 12
+MOST = 16
+"""StandbyProcesses of one model on one host."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What fits: processes of one ``module`` with the same environment from their start on."""
+
+    module: str
+    env: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, module: str, env: Mapping[str, str]) -> Kind:
+        return cls(module, tuple(sorted(env.items())))
+
+    @classmethod
+    def of_command(cls, arguments: Sequence[str], env: Mapping[str, str]) -> tuple[Kind, list[str]] | None:
+        """Of a command that a spare can take over, and what is left of that to tell it."""
+        if tuple(arguments[: len(LIFELINE)]) != LIFELINE or len(arguments) <= len(LIFELINE):
+            return None
+        _, _, module, *rest = arguments
+        return cls.of(module, env), rest
+
+
+class StandbyProcess:
+    """A process that waits. ``on_end`` is called when it has ended, and has to reap it."""
+
+    def __init__(self, kind: Kind, environment: Mapping[str, str], on_end: Callable[[], None]) -> None:
+        self.kind, self.on_end = kind, on_end
+        self._ready = False
+        self.line, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self.process = subprocess.Popen(
+                    tied([sys.executable, *LIFELINE, SPARE_FLAG, kind.module, str(theirs.fileno())]),
+                    env=dict(environment) | dict(kind.env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    process_group=0,
+                )
+            except OSError:
+                self.line.close()
+                raise
+        self.line.setblocking(False)
+        when_ended(self.process, lambda: self.on_end())
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has done its imports."""
+        with suppress(OSError):  # also where it has said nothing new
+            self._ready |= READY in self.line.recv(_CHUNK)
+        return self._ready
+
+    async def lives(self) -> bool:
+        """Whether it gives a sign of life."""
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):  # also where it is late
+            ready = self.ready
+            async with asyncio.timeout(ANSWER_SECONDS if ready else IMPORTING_PATIENCE):
+                if ready:
+                    await loop.sock_sendall(self.line, QUESTION)
+                return await loop.sock_recv(self.line, _CHUNK) != b""
+        return False
+
+    def kill(self) -> None:
+        """`on_end` reaps it."""
+        self.line.close()
+        signal_group(self.process.pid, signal.SIGKILL)
+
+
+class StandbyProcesses:
+    """Of all who asked for any. ``environment``: what they inherit. Used from one event loop in the main thread."""
+
+    def __init__(self, environment: Callable[[], Mapping[str, str]] = lambda: os.environ) -> None:
+        self._environment = environment
+        self._kept: dict[object, list[StandbyProcess]] = {}
+
+    def keep(self, holder: object, kind: Kind, count: int) -> tuple[int, int]:
+        """Have ``count`` of a kind for ``holder``; those of another kind end.
+
+        Returns how many there are, and how many of them are ready. Raises `ClusterError`.
+        """
+        if not 0 <= count <= MOST:
+            raise ClusterError(f"{count} spare processes are not kept, only up to {MOST}")
+        kept = self._kept.setdefault(holder, [])
+        unwanted = [spare for spare in kept if spare.kind != kind]
+        unwanted += [spare for spare in kept if spare.kind == kind][count:]
+        for spare in unwanted:
+            kept.remove(spare)
+            spare.kill()
+        while len(kept) < count:
+            try:
+                kept.append(self._started(holder, kind))
+            except OSError as error:
+                log.warning("no spare process can be started: %s", error)
+                break
+        return len(kept), sum(spare.ready for spare in kept)
+
+    def release(self, holder: object) -> None:
+        """End those of ``holder``."""
+        for spare in self._kept.pop(holder, []):
+            spare.kill()
+
+    async def take(self, kind: Kind) -> StandbyProcess | None:
+        """One that fits and lives: the caller's from now on. Others that do not answer are ended."""
+        while True:
+            found = next(
+                ((holder, spare) for holder, kept in self._kept.items() for spare in kept if spare.kind == kind), None
+            )
+            if found is None:
+                return None
+            holder, spare = found
+            self._kept[holder].remove(spare)
+            if await spare.lives():
+                return spare
+            spare.kill()
+
+    @property
+    def pids(self) -> list[int]:
+        return [spare.process.pid for kept in self._kept.values() for spare in kept]
+
+    def _started(self, holder: object, kind: Kind) -> StandbyProcess:
+        def ended() -> None:
+            spare.line.close()
+            spare.process.wait()
+            if spare in self._kept.get(holder, []):
+                self._kept[holder].remove(spare)
+
+        spare = StandbyProcess(kind, self._environment(), ended)
+        return spare

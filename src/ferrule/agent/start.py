@@ -1,0 +1,54 @@
+"""Start this host's agent in the background."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from ferrule.cluster.home import ClusterHome
+from ferrule.errors import ClusterError
+from ferrule.files import line_within
+
+START_SECONDS = 15.0
+_STOP_SECONDS = 10.0
+_LOG_TAIL = 2000
+
+
+def agent_command(home: ClusterHome, lock: str = "-") -> list[str]:
+    """The agent of a cluster on this host. ``lock``: the descriptor of its lock; ``-``: it takes the lock itself, and
+    logs to standard error, as under a service manager."""
+    return [sys.executable, "-m", "ferrule.agent", str(home.directory), lock]
+
+
+def start_agent(home: ClusterHome) -> dict[str, Any]:
+    """Start this host's agent in the background; returns its port and addresses. Raises `ClusterError`."""
+    lock = home.take()
+    try:
+        with home.log.open("ab") as log:
+            process = subprocess.Popen(
+                agent_command(home, str(lock)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=[lock],
+            )
+    finally:
+        os.close(lock)
+    assert process.stdout is not None
+    with process.stdout as words:
+        line = line_within(words.fileno(), START_SECONDS)
+    if not line:
+        process.kill()
+        process.wait(_STOP_SECONDS)
+        said = home.log.read_text(errors="replace")[-_LOG_TAIL:].strip()
+        raise ClusterError(f"the agent did not start within {START_SECONDS:g} s, or ended: {said or 'it said nothing'}")
+    told: dict[str, Any] = json.loads(line)
+    if "error" in told:
+        process.wait(_STOP_SECONDS)
+        raise ClusterError(told["error"])
+    up: dict[str, Any] = told["up"]
+    return up

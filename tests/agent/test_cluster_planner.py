@@ -1,0 +1,219 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from ferrule.agent.placement import planner as cluster_planner
+from ferrule.agent.placement.planner import ClusterPlanner, _rather_here
+from ferrule.cluster.records import Member
+from ferrule.engine.host.placement import Loss
+from ferrule.engine.options import EngineOptions, RankOptions
+from ferrule.errors import ClusterError, ConfigError, EngineError, ModelUnavailable
+from ferrule.fabric.join.addresses import Interface
+from ferrule.fabric.join.hosts import RankHost
+from ferrule.plan import ClusterSpec, DeviceSpec, Workload, make_plan, read_model
+from ferrule.plan.cluster.live import HostReport
+from ferrule.plan.question import Question
+
+MEMBERS = [
+    Member(letter * 32, f"host{letter}", 8421, (f"10.0.0.{n}",), "0.1.0", "3.11") for n, letter in enumerate("abc")
+]
+GB = 10**9
+
+
+def report(number, memory):
+    device = DeviceSpec(
+        name="whatever",
+        memory=memory,
+        memory_bandwidth=50 * GB,
+        flops={"fp32": 1e12, "bf16": 1e12},
+        launch_seconds=5e-6,
+    )
+    face = Interface("eth0", f"10.0.0.{number}", 24, 1500, 10_000)
+    return HostReport(device, RankHost("whatever", f"id{number}", 1, (0, 1, 2, 3), "auto", interfaces=(face,)))
+
+
+class FakeCluster:
+    """What agents would answer; hosts a, b, c with 4 processors each."""
+
+    def __init__(self, monkeypatch, memory=(16 * GB, 16 * GB, 16 * GB)):
+        self.answering = [member.host for member in MEMBERS]
+        self.memory = dict(zip([member.host for member in MEMBERS], memory, strict=True))
+        self.described = []
+        self.up_seconds = 31.0
+        monkeypatch.setattr(cluster_planner, "ask_here", self.ask_here)
+        monkeypatch.setattr(cluster_planner, "ask_member", self.ask_member)
+        monkeypatch.setattr(cluster_planner, "host_reports", self.reports)
+        monkeypatch.setattr(cluster_planner, "parse_report", lambda text, origin: text_of[text])
+        monkeypatch.setattr(cluster_planner, "read_calibrations", dict)
+
+    async def ask_here(self, home, what, **arguments):
+        if what == "reachable":
+            return {"hosts": self.answering}
+        rows = [
+            member.to_json()
+            | {"state": "here" if member is MEMBERS[0] else "up" if member.host in self.answering else "lost"}
+            | {"up_seconds": self.up_seconds if member.host in self.answering else None}
+            for member in MEMBERS
+        ]
+        return {"host": MEMBERS[0].host, "hosts": rows}
+
+    async def ask_member(self, home, member, what, **arguments):
+        self.described.append(member.name)
+        text_of[member.name] = report(MEMBERS.index(member), self.memory[member.host])
+        return {"text": member.name}
+
+    async def reports(self, home, members, timeout):
+        return {member.host: {"cores": 4} for member in members}
+
+
+text_of = {}
+
+
+def form(planner, spec, loss=None):
+    plan = make_plan(spec)
+    options = RankOptions("/models/x", "auto", plan, 1, 2048, 8, 512, ())
+    planner._spec = spec
+    return asyncio.run(planner.form(options, loss))
+
+
+@pytest.fixture
+def spec():
+    return read_model("llama-3.1-8b")
+
+
+def test_an_agent_that_does_not_answer_is_waited_for(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch)
+
+    async def busy(home, what, **arguments):
+        raise ClusterError("this host's agent does not answer (in time)")
+
+    monkeypatch.setattr(cluster_planner, "ask_here", busy)
+    with pytest.raises(ModelUnavailable, match="does not answer"):
+        form(ClusterPlanner(None, EngineOptions("x"), split=False), spec)
+    assert cluster.described == []
+
+
+def test_ranks_are_spread_over_the_hosts_as_the_user_said(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch)
+    planner = ClusterPlanner(None, EngineOptions("x", tensor=2), split=True)
+    formation = form(planner, spec)
+    assert planner.placed.hosts == ("hosta", "hostb")
+    assert formation.options.plan.tensor == 2
+    assert formation.starter.threads == (4, 4)
+    assert form(planner, spec).starter == formation.starter
+    cluster.answering = [MEMBERS[0].host]
+    formation = form(planner, spec, Loss(EngineError("gone"), (1,), ("hostb",), crashed=False))
+    assert planner.placed.hosts == ("hosta", "hosta")
+    assert formation.starter.threads == (2, 2)
+    assert cluster.described == []  # nothing had to be measured
+
+
+def test_the_planner_chooses_hosts_and_again_when_one_is_lost(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch, (12 * GB, 12 * GB, 12 * GB))
+    planner = ClusterPlanner(None, EngineOptions("x"), split=False)
+    formation = form(planner, spec)  # 16 GB of weights: no host holds them alone
+    used = set(planner.placed.hosts)
+    assert len(used) >= 2
+    assert formation.options.plan.world_size == len(planner.placed.hosts)
+    assert planner.placed.prediction.tokens_per_s > 0
+    described = list(cluster.described)
+    cluster.answering = [MEMBERS[0].host, MEMBERS[2].host]
+    form(planner, spec, Loss(EngineError("gone"), (1,), ("hostb",), crashed=False))
+    assert set(planner.placed.hosts) == {"hosta", "hostc"}
+    assert cluster.described == described  # what is known will do when time counts
+    cluster.answering = [MEMBERS[0].host]
+    with pytest.raises(ModelUnavailable, match=r"hosta cannot hold it: .*GiB.* too little"):
+        form(planner, spec, Loss(EngineError("gone"), (1,), ("hostc",), crashed=False))
+
+
+def better(planner, spec, now):
+    return asyncio.run(planner.better(RankOptions("/models/x", "auto", make_plan(spec), 1, 2048, 8, 512, ()), now))
+
+
+def test_a_model_moves_back_to_hosts_that_have_been_up_for_a_while(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch)
+    planner = ClusterPlanner(None, EngineOptions("x", tensor=2), split=True)
+    whole = form(planner, spec)
+    assert better(planner, spec, whole) is None
+    everybody, cluster.answering = cluster.answering, [MEMBERS[0].host]
+    alone = form(planner, spec, Loss(EngineError("gone"), (1,), ("hostb",), crashed=False))
+    assert better(planner, spec, alone) is None
+    cluster.answering, cluster.up_seconds = everybody, 29.0
+    assert better(planner, spec, alone) is None
+    cluster.up_seconds = 30.0
+    assert better(planner, spec, alone) == whole
+    assert planner.placed.hosts == ("hosta", "hosta")  # so far
+    planner.chosen(whole)
+    assert planner.placed.hosts == ("hosta", "hostb")
+    monkeypatch.setenv("FERRULE_MOVE_BACK", "never")
+    assert better(ClusterPlanner(None, EngineOptions("x", tensor=2), split=True), spec, alone) is None
+
+
+def test_where_the_planner_chose_a_model_moves_only_to_where_it_is_faster(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch, (40 * GB, 40 * GB, 40 * GB))
+    planner = ClusterPlanner(None, EngineOptions("x"), split=False)
+    cluster.answering = [MEMBERS[0].host]
+    alone = form(planner, spec)
+    cluster.answering = [member.host for member in MEMBERS]
+    found = better(planner, spec, alone)
+    assert found is not None
+    assert len(found.starter.members) > 1
+    assert better(planner, spec, found) is None
+    described = list(cluster.described)
+    monkeypatch.setattr(cluster_planner, "MOVE_WORTH", 100.0)
+    planner._weighed = None
+    assert better(planner, spec, alone) is None
+    assert cluster.described == described
+
+
+def test_one_host_is_this_one_if_it_is_as_good(monkeypatch, spec):
+    FakeCluster(monkeypatch, (40 * GB, 48 * GB, 64 * GB))
+    planner = ClusterPlanner(None, EngineOptions("x"), split=False)
+    form(planner, spec)
+    assert len(planner.placed.hosts) > 1 or planner.placed.hosts == ("hosta",)
+    question = Question(spec, ClusterSpec((report(0, 64 * GB).device,)), Workload(2048, 512))
+    (device,) = question.cluster.devices
+    slow, fast = replace(device, name="here", memory_bandwidth=GB), replace(device, name="there")
+    question = question.on(ClusterSpec((slow, fast)))
+    best = question.best()
+    assert best.layout.devices == ("there",)
+    assert _rather_here(question, best, "here") == best
+    same = question.on(ClusterSpec((replace(fast, name="here"), fast)))
+    assert _rather_here(same, same.best(), "here").layout.devices == ("here",)
+
+
+def test_hosts_that_were_not_named_or_cannot_tell_are_left_out(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch, (64 * GB, 64 * GB, 64 * GB))
+    planner = ClusterPlanner(None, EngineOptions("x"), split=False, wanted=("hostb",))
+    form(planner, spec)
+    assert planner.placed.hosts == ("hostb",)
+    with pytest.raises(ConfigError, match="the cluster has no hostz, only hosta, hostb, hostc"):
+        form(ClusterPlanner(None, EngineOptions("x"), split=False, wanted=("hostz",)), spec)
+    cluster.answering = [MEMBERS[0].host]
+    with pytest.raises(ModelUnavailable, match="none of the hosts hostb answers"):
+        form(planner, spec)
+
+    async def mute(home, member, what, **arguments):
+        raise ClusterError("no torch there")
+
+    monkeypatch.setattr(cluster_planner, "ask_member", mute)
+    with pytest.raises(ModelUnavailable, match="no host could be asked"):
+        form(ClusterPlanner(None, EngineOptions("x"), split=False), spec)
+
+
+def test_a_layout_becomes_the_plan_that_the_engine_runs(monkeypatch, spec):
+    from ferrule.errors import PlanError
+    from ferrule.plan import Layout, Share, Stage, plan_of_layout
+
+    half = Share.even(2)
+    layout = Layout((Stage(("a", "b"), 0, 20, (half, half)), Stage(("c", "d"), 20, spec.layers, (half, half))))
+    plan = plan_of_layout(spec, layout, "Because.")
+    assert (plan.tensor, plan.pipeline, plan.driver, plan.reason) == (
+        2, 2, 2, "2 pipeline stages chosen by the planner, every layer cut in 2 equal parts. Because.",
+    )  # fmt: skip
+    assert [(shard.rank, shard.first_layer, shard.last_layer, shard.part) for shard in plan.shards] == [
+        (0, 0, 20, 0), (1, 0, 20, 1), (2, 20, spec.layers, 0), (3, 20, spec.layers, 1),
+    ]  # fmt: skip
+    with pytest.raises(PlanError, match="only whole"):
+        plan_of_layout(spec, replace(layout, obstacle="only whole ones"))

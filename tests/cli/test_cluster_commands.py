@@ -1,0 +1,61 @@
+"""What `ferrule up` and `ferrule leave` do where no agent runs."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from agents import make_home
+from ferrule.cli.cluster import app as commands
+from ferrule.cli.cluster import ray as cluster_ray
+from ferrule.cli.cluster.tables import hosts_table, models_table
+from ferrule.errors import ConfigError
+
+
+@pytest.mark.parametrize("file", ["state.db", "host.json", "key"])
+def test_a_host_with_a_damaged_file_can_leave_as_its_error_says(tmp_path, monkeypatch, capsys, file):
+    monkeypatch.setenv("FERRULE_STATE", str(tmp_path))
+    home = make_home(tmp_path, "clusters")
+    (home.directory / file).write_text("not what it was, " * 100)
+    commands.leave(cluster=None, host=None)
+    assert not home.directory.exists()
+    assert "no other host could be told" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("listen", ["strix-1.local", "0.0.0.0", "::"])
+def test_an_agent_does_not_listen_where_others_cannot_be_sent(tmp_path, monkeypatch, listen):
+    monkeypatch.setenv("FERRULE_STATE", str(tmp_path))
+    with pytest.raises(ConfigError, match="ferrule links"):
+        commands.up(listen=listen)
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_other_hosts_chose_are_no_markup():
+    host = {
+        "host": "a" * 32,
+        "name": "[red]x[/red]",
+        "state": "up",
+        "way": None,
+        "addresses": ["10.0.0.1"],
+        "problem": None,
+    }
+    console = Console(file=io.StringIO(), width=200)
+    for part in hosts_table({"cluster": "here", "hosts": [host], "rivals": []}, {}):
+        console.print(part)
+    row = {"name": "[b]m", "state": "ready", "address": "http://[::1]:8420", "on": "[link=x]"}
+    for part in models_table([row]):
+        console.print(part)
+    for word in ("[red]x[/red]", "[b]m", "http://[::1]:8420", "[link=x]"):
+        assert word in console.file.getvalue()
+
+
+def test_what_up_is_told_of_ray_makes_sense(tmp_path, monkeypatch):
+    monkeypatch.setenv("FERRULE_STATE", str(tmp_path))
+    with pytest.raises(ConfigError, match="go with --ray"):
+        commands.up(ray_port=9000)
+    with pytest.raises(ConfigError, match="without --foreground"):
+        commands.up(ray=True, foreground=True)
+    monkeypatch.setattr(cluster_ray, "ray_version", lambda: "")
+    with pytest.raises(ConfigError, match=r"pip install 'ferrule\[cluster\]'"):
+        commands.up(ray=True)
+    assert not list(tmp_path.iterdir())
