@@ -21,9 +21,9 @@ from ferrule.plan import (
     predict,
     read_model,
 )
-from ferrule.plan.search.exact import CLOSE
-from ferrule.plan.search.many import many_hosts
-from ferrule.plan.search.search import search
+from ferrule.plan.search.best import search
+from ferrule.plan.search.exact.space import CLOSE
+from ferrule.plan.search.heuristic.many import many_hosts
 
 MODELS = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-235b-a22b", "deepseek-v3")
 EXACT: tuple[Objective, ...] = ("latency", "throughput", "ttft")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from ferrule.cli.main import app
 from ferrule.plan import read_cluster
-from ferrule.plan.cost.records import Calibration
+from ferrule.plan.cost.calibration import Calibration
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
 DESK = """
@@ -131,7 +131,7 @@ def test_what_serving_measured_counts_for_machines_that_were_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = Calibration("box", 0.5, 0.0, 3, 0.4, 0.1)
-    monkeypatch.setattr("ferrule.plan.cost.records.read_calibrations", lambda: {"box": found})
+    monkeypatch.setattr("ferrule.plan.cost.calibration.read_calibrations", lambda: {"box": found})
     file = desk(tmp_path)
 
     def bandwidth(*words: str) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ferrule.errors import ConfigError
-from ferrule.lab import find_lab
+from ferrule.hardware import find_lab
 from ferrule.lab.usb4.profile import Plan, Usb4Host
 from ferrule.lab.vm.joined import guest_of, usb4_cables
 from ferrule.lab.vm.machine.guest import Guest

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ferrule.errors import GuestError
-from ferrule.lab import find_lab
+from ferrule.hardware import find_lab
 from ferrule.lab.usb4 import Fault, FaultKind
 from ferrule.lab.vm import DEBUG_KERNELS, NETWORK, Guest, JoinedGuests, complaints
 from ferrule.lab.vm.options import KERNELS, machines_with

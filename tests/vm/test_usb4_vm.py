@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ferrule.lab import find_lab
+from ferrule.hardware import find_lab
 from ferrule.lab.usb4 import Fault, FaultKind
 from ferrule.lab.vm import NETWORK, Guest, JoinedGuests, VmLab
 from ferrule.lab.vm.faults import strike

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ferrule.lab import find_lab
+from ferrule.hardware import find_lab
 from ferrule.lab.vm import DEBUG_KERNELS, NETWORK, RDMA, TOOLS, Guest, JoinedGuests
 from ferrule.lab.vm.options import machines_with
 

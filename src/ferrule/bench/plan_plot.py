@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ferrule.bench.plan_curves import Curve, over_context, over_hosts, over_latency
 from ferrule.errors import ConfigError, PlanError
-from ferrule.plan.explain.curves import Curve, over_context, over_hosts, over_latency
 from ferrule.plan.question import Question
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The planner's predictions beside what the built-in engine does on emulated hosts.
 
-Single ranks calibrate the machine (plan/records.py); all splits over cables of any latency and rate are then
+Single ranks calibrate the machine (plan/cost/calibration.py); all splits over cables of any latency and rate are then
 predicted, and measured. All take turns, so that what drifts on this machine hits them alike, and a turn in which other
 programs needed the processors is tried again.
 """
@@ -35,9 +35,9 @@ from ferrule.plan import (
 )
 from ferrule.plan.cluster.live import emulated_rail
 from ferrule.plan.cluster.local import layout_of_plan
-from ferrule.plan.cost.records import calibrate, calibrated, record_of
+from ferrule.plan.cost.calibration import calibrate, calibrated, record_of
+from ferrule.plan.device.contention import ALL_KEPT, CoresTogether, Kept
 from ferrule.plan.device.measure import measure_device
-from ferrule.plan.device.together import ALL_KEPT, CoresTogether, Kept
 from ferrule.process.system import usable_cores
 
 CONTEXT = 1024

@@ -1,7 +1,7 @@
 """Predict what others measured, from published figures of their machines, and say by how much the planner is wrong.
 
 One number per kind of machine is fitted to the rows that use it: the seconds that an operation costs. All else is what
-makers and others published (``ferrule lab profiles``) and what is known of the programs (plan/runtime.py).
+makers and others published (``ferrule lab profiles``) and what is known of the programs (plan/cost/runtime.py).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from importlib.resources import files
 from itertools import combinations
 from typing import Any
 
-from ferrule.lab import Profiles, shipped
+from ferrule.hardware import Profiles, shipped
 from ferrule.plan import ClusterSpec, LinkSpec, ModelSpec, Share, read_model
 from ferrule.plan.cluster.profile import device_of, is_apple, rail_of
-from ferrule.plan.cost.predict import predict
+from ferrule.plan.cost.predictor import predict
 from ferrule.plan.cost.runtime import RUNTIMES
 from ferrule.plan.layout import Layout, Prediction, Stage, Workload
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from ferrule.errors import LabError
+from ferrule.hardware import pair
 from ferrule.lab.faults import parse_fault
 from ferrule.lab.netns.lab import Lab
-from ferrule.lab.topology import pair
 
 DELAYS = (3e-6, 10e-6, 50e-6, 300e-6, 1e-3, 10e-3)
 RATES = (1e9, 2.5e9, 10e9)

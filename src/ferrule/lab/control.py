@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.errors import ConfigError, LabError
+from ferrule.hardware import find_lab, shipped
 from ferrule.lab import held, registry
 from ferrule.lab.netns.lab import obstacle
 from ferrule.lab.netns.namespace import ENTER
-from ferrule.lab.profile import find_lab, shipped
 
 UP_SECONDS = 60.0
 _ASK_SECONDS = 20.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferrule.errors import ConfigError
+from ferrule.hardware import parse_changes
 from ferrule.lab.netns.cable import Cable
-from ferrule.lab.netns.shaping import parse_changes
 
 HALF = 0.5
 COLLAPSE = 0.6

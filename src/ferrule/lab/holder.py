@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.errors import ConfigError, FerruleError, LabError
+from ferrule.hardware import LabProfile, find_lab
 from ferrule.lab import registry
 from ferrule.lab.faults import parse_fault
 from ferrule.lab.netns.cable import Cable
 from ferrule.lab.netns.lab import Lab
-from ferrule.lab.profile import LabProfile, find_lab
 
 _REQUEST_SECONDS = 5.0
 _MOST_BYTES = 1 << 20

@@ -33,7 +33,8 @@ from typing import Any
 
 import pytest
 
-from ferrule.lab import Lab, Topology, find_lab, obstacle
+from ferrule.hardware import find_lab
+from ferrule.lab import Lab, Topology, obstacle
 from ferrule.lab.vm import TOOLS, Guest, JoinedGuests, VmLab
 from ferrule.lab.vm import obstacle as vm_obstacle
 

@@ -29,7 +29,7 @@ from ferrule.plan.cluster.live import (
 )
 from ferrule.plan.cluster.profile import cluster_from_profile
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec, LinkSpec, RailSpec
-from ferrule.plan.cost.predict import predict
+from ferrule.plan.cost.predictor import predict
 from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, RUNTIMES, Runtime
 from ferrule.plan.device.measure import measure_device
 from ferrule.plan.layout import (
@@ -45,7 +45,7 @@ from ferrule.plan.layout import (
 )
 from ferrule.plan.make import make_plan, plan_of_layout
 from ferrule.plan.plan import Plan, Shard, Strategy
-from ferrule.plan.search.search import SearchResult, search
+from ferrule.plan.search.best import SearchResult, search
 from ferrule.plan.search.shortfall import Shortfall, shortfall
 
 __all__ = [

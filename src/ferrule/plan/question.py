@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.spec import ClusterSpec
-from ferrule.plan.cost.predict import predict
+from ferrule.plan.cost.predictor import predict
 from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, Runtime
 from ferrule.plan.layout import Candidate, Layout, Objective, Prediction, Workload
-from ferrule.plan.search.search import SearchResult, search
+from ferrule.plan.search.best import SearchResult, search
 
 SEEN = 64
 """Plans that are looked at, of which a few are shown."""

@@ -21,7 +21,7 @@ from ferrule.errors import ClusterError, ConfigError, FerruleError, LinkError, M
 from ferrule.plan import BUILT_IN_ENGINE, ModelSpec, Plan, Workload, cluster_of_reports, make_plan, plan_of_layout
 from ferrule.plan.cluster.live import HostReport, parse_report
 from ferrule.plan.cluster.rails import Sources
-from ferrule.plan.cost.records import calibrated, read_calibrations
+from ferrule.plan.cost.calibration import calibrated, read_calibrations
 from ferrule.plan.explain.explain import WORTH_IT, verdict
 from ferrule.plan.layout import Candidate, Layout, Prediction
 from ferrule.plan.question import Question
@@ -208,7 +208,7 @@ def _rather_here(question: Question, best: Candidate, here: str) -> Candidate:
 
 
 def _missing(question: Question, members: Sequence[Member]) -> str:
-    from ferrule.plan.search.shortage import shortage
+    from ferrule.plan.explain.shortage import shortage
 
     names = _and([member.name for member in members])
     try:

@@ -15,7 +15,8 @@ from ferrule.cli.lab import demo as lab_demo
 from ferrule.cli.lab import usb4 as lab_usb4
 from ferrule.cli.lab import vm as lab_vm
 from ferrule.cli.lab.tables import check_tables, lab_tables, profile_tables, profiles_json
-from ferrule.lab import control, shipped
+from ferrule.hardware import shipped
+from ferrule.lab import control
 from ferrule.lab.check import check as check_shaper
 from ferrule.lab.faults import KINDS
 from ferrule.units import format_seconds

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ferrule.lab import LabProfile, Profiles
+from ferrule.hardware import LabProfile, Profiles
 from ferrule.lab.check import Check
 from ferrule.units import format_bytes, format_rate, format_seconds
 

@@ -18,7 +18,8 @@ from ferrule.cli.doctor.text import report
 from ferrule.cli.extras import needs
 from ferrule.cli.links.measured import pair_parts
 from ferrule.errors import ConfigError
-from ferrule.lab import control, shipped
+from ferrule.hardware import shipped
+from ferrule.lab import control
 from ferrule.links import Finding, MeasuredLinks, MeasuredPair, examine, worst
 from ferrule.links.doctor import finding_json
 from ferrule.probe import (

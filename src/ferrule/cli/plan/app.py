@@ -19,7 +19,7 @@ from ferrule.errors import ConfigError
 if TYPE_CHECKING:
     from ferrule.plan import Candidate, ClusterSpec
     from ferrule.plan.question import Question
-    from ferrule.plan.search.search import SearchResult
+    from ferrule.plan.search.best import SearchResult
 
 EXAMPLES = (
     "Examples:\n\nferrule plan qwen3-235b-a22b --profile two-strix --weights int4\n\n"
@@ -185,7 +185,7 @@ def _question(
     from ferrule.errors import FerruleError
     from ferrule.model.storage import PLAIN
     from ferrule.plan import BUILT_IN_ENGINE, RUNTIMES, Workload, read_model
-    from ferrule.plan.cost.records import calibrated, read_calibrations
+    from ferrule.plan.cost.calibration import calibrated, read_calibrations
     from ferrule.plan.question import Question
 
     runtime = RUNTIMES.get(engine)
@@ -259,7 +259,7 @@ def _best(question: Question, answers: SearchResult) -> tuple[Candidate, list[Ca
 def _nothing_fits(question: Question, *, as_json: bool) -> NoReturn:
     from ferrule.cli.plan import text as words
     from ferrule.cli.plan.json import shortage_json
-    from ferrule.plan.search.shortage import shortage
+    from ferrule.plan.explain.shortage import shortage
 
     found = shortage(question)
     if as_json:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ferrule.errors import ConfigError
-from ferrule.plan.cost.records import calibrate, read_records, save_calibrations
+from ferrule.plan.cost.calibration import calibrate, read_records, save_calibrations
 from ferrule.plan.cost.runtime import BUILT_IN_ENGINE
 from ferrule.plan.device.measure import measure_device, recall_device
 

@@ -9,9 +9,9 @@ from typing import Any
 from ferrule.plan import Candidate, Term
 from ferrule.plan.cluster.spec import CORES_KEEP
 from ferrule.plan.explain.explain import Bottleneck, WhatIf, cautions
+from ferrule.plan.explain.shortage import Shortage
 from ferrule.plan.question import Question
-from ferrule.plan.search.search import SearchResult
-from ferrule.plan.search.shortage import Shortage
+from ferrule.plan.search.best import SearchResult
 
 VERSION = 1
 

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from ferrule.plan import BUILT_IN_ENGINE, Candidate, Layout, ModelSpec, Objective, Stage, Term
 from ferrule.plan.explain.explain import Bottleneck, WhatIf, cautions
+from ferrule.plan.explain.shortage import Shortage
 from ferrule.plan.question import Question
-from ferrule.plan.search.search import SearchResult
-from ferrule.plan.search.shortage import Shortage
+from ferrule.plan.search.best import SearchResult
 from ferrule.units import format_bytes, format_seconds
 
 MANY = 6

@@ -15,7 +15,7 @@ from ferrule.errors import FerruleError
 from ferrule.plan import ModelSpec, Workload, predict
 from ferrule.plan.cluster.local import layout_of_plan, machine_of_ranks
 from ferrule.plan.cluster.spec import DeviceSpec
-from ferrule.plan.cost.records import calibrated, record_of, save_record
+from ferrule.plan.cost.calibration import calibrated, record_of, save_record
 
 _log = logging.getLogger(__name__)
 

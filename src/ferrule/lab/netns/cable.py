@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ferrule.errors import LabError
+from ferrule.hardware import CableSpec, Shaping, changed
 from ferrule.lab.netns.namespace import Namespace
 from ferrule.lab.netns.netlink import Netlink
 from ferrule.lab.netns.pace import MOST_SEGMENT_BYTES, as_a_card, before_the_shaper, segment_bytes
 from ferrule.lab.netns.panel import Flow, Panel
 from ferrule.lab.netns.port import Ports
-from ferrule.lab.netns.shaping import Shaping, changed
-from ferrule.lab.topology import CableSpec
 
 CableState = Literal["up", "cut", "dark"]
 

@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from ferrule.errors import ConfigError, LabError
+from ferrule.hardware import Topology
 from ferrule.lab.netns.cable import Cable
 from ferrule.lab.netns.iproute import batch
 from ferrule.lab.netns.namespace import ENTER, Namespace, processes_in
 from ferrule.lab.netns.netlink import Netlink
 from ferrule.lab.netns.pace import as_a_card
 from ferrule.lab.netns.panel import Panel
-from ferrule.lab.topology import Topology
 from ferrule.process.tied import tied
 
 PORT = 7700

@@ -9,9 +9,9 @@ from typing import Literal
 
 from ferrule import _native
 from ferrule.errors import LabError
+from ferrule.hardware import Shaping
 from ferrule.lab.netns.namespace import Namespace
 from ferrule.lab.netns.port import Ports
-from ferrule.lab.netns.shaping import Shaping
 
 Flow = Literal["moves", "stalled", "mute", "dark"]
 _MOST_CABLES = 1 << 10

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.errors import ConfigError, LabError
+from ferrule.hardware import find_lab, shipped
 from ferrule.lab import held, registry
-from ferrule.lab.profile import find_lab, shipped
 from ferrule.lab.vm.holder import DONE, LEND_SECONDS, REBOOT_SECONDS
 from ferrule.lab.vm.machine.session import Session
 from ferrule.lab.vm.options import VmOptions

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.errors import ConfigError, FerruleError, LabError
+from ferrule.hardware import find_lab
 from ferrule.lab import registry
-from ferrule.lab.profile import find_lab
 from ferrule.lab.vm.faults import strike
 from ferrule.lab.vm.joined import JoinedGuests
 from ferrule.lab.vm.options import VmOptions

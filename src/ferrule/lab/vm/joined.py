@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from ferrule.errors import ConfigError
-from ferrule.lab.profile import LabProfile
+from ferrule.hardware import LabProfile
 from ferrule.lab.usb4 import Usb4Cable, Usb4Host, Usb4Lab
 from ferrule.lab.vm.lab import VmLab
 from ferrule.lab.vm.machine.guest import Guest

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from ferrule.errors import ConfigError, FerruleError, GuestError
+from ferrule.hardware import find_lab
 from ferrule.lab import registry
-from ferrule.lab.profile import find_lab
 from ferrule.lab.vm import control
 from ferrule.lab.vm.control import Borrowed
 from ferrule.lab.vm.joined import JoinedGuests

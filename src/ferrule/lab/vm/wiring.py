@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferrule.errors import ConfigError
-from ferrule.lab.profile import LabProfile, Usb4Lanes, shipped
+from ferrule.hardware import LabProfile, Usb4Lanes, shipped
 from ferrule.lab.vm.machine.qemu import controller_slot
 
 MOST_HOSTS = 4

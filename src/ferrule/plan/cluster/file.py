@@ -34,7 +34,7 @@ from typing import Any
 from ferrule.errors import ConfigError, PlanError
 from ferrule.fabric.routing.routes import find_routes
 from ferrule.files import write_whole
-from ferrule.lab import CableProfile, Machine, Profiles, shipped
+from ferrule.hardware import CableProfile, Machine, Profiles, shipped
 from ferrule.plan.cluster.fields import (
     BYTES,
     BYTES_PER_SECOND,

@@ -19,8 +19,8 @@ from ferrule.links.remote import ask_ferrule
 from ferrule.plan.cluster.profile import Ends, join_rails, shaped_rail
 from ferrule.plan.cluster.rails import Sources
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec, RailSpec
+from ferrule.plan.device.contention import ALL_KEPT, CoresTogether
 from ferrule.plan.device.measure import device_from, free_now, measure_device, measure_figures
-from ferrule.plan.device.together import ALL_KEPT, CoresTogether
 from ferrule.process.system import usable_cores
 
 REMOTE_WORDS = "plan --device-json"

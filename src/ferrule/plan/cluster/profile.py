@@ -1,4 +1,4 @@
-"""Clusters from published figures: the machines, cables and labs of `ferrule.lab.profile`. Pure but for the files."""
+"""Clusters from published figures: the machines, cables and labs of `ferrule.hardware`. Pure but for the files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import combinations
 
 from ferrule.errors import PlanError
-from ferrule.lab import CableProfile, Figure, LabProfile, Machine, Shaping, find_lab
+from ferrule.hardware import CableProfile, Figure, LabProfile, Machine, find_lab
+from ferrule.lab import Shaping
 from ferrule.plan.cluster.spec import ACHIEVED, LAUNCH_SECONDS, ClusterSpec, DeviceSpec, LinkSpec, RailSpec
 
 LEAST_RESERVE = 1 << 30

@@ -9,13 +9,13 @@ from ferrule.errors import PlanError
 from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.changes import one_more
 from ferrule.plan.cluster.spec import ClusterSpec
-from ferrule.plan.cost.predict import predict
+from ferrule.plan.cost.predictor import predict
 from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, Runtime
 from ferrule.plan.layout import Candidate, Layout, Objective, Workload
-from ferrule.plan.search.costs import Cutting, StageCosts
-from ferrule.plan.search.cut import StageTable, cut_layers
-from ferrule.plan.search.obstacle import obstacle_of
-from ferrule.plan.search.search import search
+from ferrule.plan.search.best import search
+from ferrule.plan.search.stages.costs import Cutting, StageCosts
+from ferrule.plan.search.stages.cut import StageTable, cut_layers
+from ferrule.plan.search.stages.obstacle import obstacle_of
 
 LIGHTER = ("int8", "int4")
 _MOST_STAGES = 64

@@ -1,0 +1,206 @@
+"""What engines were measured to do beside what was predicted, and what follows from it for a kind of device."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from ferrule.files import cache_directory, locked, write_whole
+from ferrule.model.spec import ModelSpec
+from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
+from ferrule.plan.cost.predictor import predict
+from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, Runtime
+from ferrule.plan.layout import Layout, Workload
+
+_log = logging.getLogger(__name__)
+
+MAX_RECORDS = 200
+_LOCK_SECONDS = 2.0
+LEAST, MOST = 0.25, 4.0
+"""By how much a calibration may change a device's speed: more is no efficiency but another machine."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement of a single stream, in seconds per token.
+
+    A prediction is ``moving + operations * launch_seconds + rest``: ``moving`` is the time of bytes and arithmetic on
+    devices of ``kind`` as they were measured or published, ``operations`` how many of them follow one upon another,
+    ``rest`` what cables take. ``predicted``: without any calibration.
+    """
+
+    at: float
+    model: str
+    plan: str
+    kind: str
+    measured: float
+    predicted: float
+    moving: float
+    operations: float
+    rest: float
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        record = cls(**fields)
+        numbers = (record.at, record.measured, record.predicted, record.moving, record.operations, record.rest)
+        if not all(isinstance(number, int | float) and math.isfinite(number) and number >= 0 for number in numbers):
+            raise ValueError("a number of a record is none")
+        if record.measured <= 0:
+            raise ValueError("a record of no time")
+        return record
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``speed``: how much faster devices of ``kind`` are than was believed, in bytes and arithmetic alike;
+    ``launch_seconds``: per operation. ``before`` and ``after``: mean absolute errors over the ``records``."""
+
+    kind: str
+    speed: float
+    launch_seconds: float
+    records: int
+    before: float
+    after: float
+
+
+def record_of(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    layout: Layout,
+    work: Workload,
+    measured: float,
+    *,
+    at: float,
+    runtime: Runtime = BUILT_IN_ENGINE,
+) -> Record | None:
+    """``cluster``: not calibrated. None where devices of several kinds take part, since any of them may be to blame."""
+    devices = [cluster.by_name[name] for name in layout.devices]
+    kind = devices[0].kind or devices[0].name
+    if any((device.kind or device.name) != kind for device in devices):
+        return None
+    prediction = predict(model, cluster, layout, work, runtime)
+    parts = {"weights": 0.0, "cache": 0.0, "compute": 0.0, "launch": 0.0}
+    rest = 0.0
+    for term in prediction.terms:
+        if term.kind in parts:
+            parts[term.kind] += term.seconds
+        else:
+            rest += term.seconds
+    launching = parts.pop("launch")
+    launch = max(runtime.launch_seconds(device) for device in devices)
+    operations = launching / launch if launch else 0.0
+    return Record(
+        at, model.name, _words(layout), kind, measured, prediction.token_seconds, sum(parts.values()), operations, rest
+    )
+
+
+def _words(layout: Layout) -> str:
+    return f"{layout.strategy} on {len(layout.devices)}"
+
+
+def calibrate(records: Iterable[Record], devices: Mapping[str, DeviceSpec]) -> list[Calibration]:
+    """One for every kind of device that there are records of; ``devices``: one of each kind, not calibrated."""
+    by_kind: dict[str, list[Record]] = {}
+    for record in records:
+        by_kind.setdefault(record.kind, []).append(record)
+    return [_fit(kind, those, devices[kind]) for kind, those in sorted(by_kind.items()) if kind in devices]
+
+
+def _fit(kind: str, records: Sequence[Record], device: DeviceSpec) -> Calibration:
+    """Least squares of relative errors over (1 / speed, launch_seconds). Where the records cannot tell the two apart,
+    the seconds per operation alone; where that would become negative, the speed alone."""
+    measured = np.array([record.measured for record in records])
+    moving, operations, rest = (
+        np.array([getattr(record, name) for record in records]) for name in ("moving", "operations", "rest")
+    )
+    goal = (measured - rest) / measured
+    columns = np.stack((moving / measured, operations / measured), axis=1)
+    slowness, launch = 1.0, _alone(columns[:, 1], goal - columns[:, 0])
+    if len(records) > 1 and np.linalg.cond(columns / np.linalg.norm(columns, axis=0)) < 50:
+        slowness, launch = np.linalg.lstsq(columns, goal, rcond=None)[0]
+    if launch < 0 or not 1 / MOST <= slowness <= 1 / LEAST:
+        launch = max(0.0, launch) if 1 / MOST <= slowness <= 1 / LEAST else BUILT_IN_ENGINE.launch_seconds(device)
+        slowness = float(np.clip(_alone(columns[:, 0], goal - columns[:, 1] * launch), 1 / MOST, 1 / LEAST))
+    after = np.abs(columns @ np.array([slowness, launch]) - goal)
+    before = np.abs(np.array([record.predicted for record in records]) / measured - 1)
+    return Calibration(
+        kind, 1 / float(slowness), float(launch), len(records), float(before.mean()), float(after.mean())
+    )
+
+
+def _alone(column: Any, goal: Any) -> float:
+    square = float(column @ column)
+    return float(column @ goal) / square if square else 0.0
+
+
+def calibrated(device: DeviceSpec, found: Mapping[str, Calibration] | None = None) -> DeviceSpec:
+    """The device as its records have shown it; unchanged where there are none."""
+    calibration = (read_calibrations() if found is None else found).get(device.kind or device.name)
+    if calibration is None:
+        return device
+    return replace(
+        device,
+        memory_bandwidth=device.memory_bandwidth * calibration.speed,
+        flops={dtype: rate * calibration.speed for dtype, rate in device.flops.items()},
+        launch_seconds=calibration.launch_seconds,
+        eager_seconds=None,
+    )
+
+
+def save_record(record: Record, folder: Path | None = None) -> None:
+    """Keep it with the others of this user. Never raises: a measurement is worth less than what goes on."""
+    file = (folder or cache_directory()) / "planner-records.json"
+    try:
+        with locked(file.with_suffix(".lock"), _LOCK_SECONDS):
+            records = [*read_records(folder), record][-MAX_RECORDS:]
+            write_whole(file, json.dumps([asdict(each) for each in records], indent=1) + "\n")
+    except (OSError, RuntimeError) as error:
+        _log.warning("a measurement is not kept: %s", error)
+
+
+def read_records(folder: Path | None = None) -> list[Record]:
+    """The oldest first. What cannot be read is left out."""
+    found = []
+    for fields in _read((folder or cache_directory()) / "planner-records.json", list):
+        try:
+            found.append(Record.from_json(fields))
+        except (TypeError, ValueError) as error:
+            _log.warning("a record of the planner is left out: %s", error)
+    return found
+
+
+def save_calibrations(calibrations: Iterable[Calibration], folder: Path | None = None) -> None:
+    """Later predictions use them. Raises `OSError` where the file cannot be written."""
+    file = (folder or cache_directory()) / "planner-calibrations.json"
+    write_whole(file, json.dumps({each.kind: asdict(each) for each in calibrations}, indent=1) + "\n")
+
+
+def read_calibrations(folder: Path | None = None) -> dict[str, Calibration]:
+    """By kind of device. What cannot be read is left out."""
+    found = {}
+    for kind, fields in _read((folder or cache_directory()) / "planner-calibrations.json", dict).items():
+        try:
+            calibration = Calibration(**fields)
+            if LEAST <= calibration.speed <= MOST and 0 <= calibration.launch_seconds < 1:
+                found[kind] = calibration
+        except TypeError as error:
+            _log.warning("the calibration of %s is left out: %s", kind, error)
+    return found
+
+
+def _read(file: Path, kind: type[Any]) -> Any:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return kind()
+    except (OSError, ValueError) as error:
+        _log.warning("%s cannot be read: %s", file, error)
+        return kind()
+    return value if isinstance(value, kind) else kind()

@@ -1,0 +1,231 @@
+"""Predict what a layout of a model over machines does: time, memory, energy and money. Pure arithmetic.
+
+Every term has its formula and source in docs/planner.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ferrule.model.spec import ModelSpec
+from ferrule.plan.cluster.spec import ClusterSpec
+from ferrule.plan.cost.exchange import Exchange
+from ferrule.plan.cost.memory import largest_context, memory_of
+from ferrule.plan.cost.messages import announcement, hop, message_bytes, pieces, word_bytes
+from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, Runtime
+from ferrule.plan.cost.stage import Pass, Seconds, StageCost
+from ferrule.plan.layout import Layout, MemoryUse, Prediction, Stage, Term, TermKind, Workload
+
+WRITE_OFF_SECONDS = 3 * 365.25 * 86400
+"""Machines are paid for within three years of working without pause."""
+
+
+def predict(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    layout: Layout,
+    work: Workload | None = None,
+    runtime: Runtime = BUILT_IN_ENGINE,
+) -> Prediction:
+    """Also of what does not fit (`Prediction.fits`). Raises `PlanError` where no cables join the devices."""
+    return _Predictor(model, cluster, layout, work or Workload(), runtime).prediction()
+
+
+@dataclass(frozen=True)
+class _StageTime:
+    stage: Stage
+    seconds: Seconds
+    disk: float
+    hop: float
+    """To the next stage; from the last one back to the first."""
+    hop_where: str
+
+    @property
+    def busy(self) -> float:
+        return self.seconds.total + self.disk
+
+
+class _Predictor:
+    def __init__(
+        self, model: ModelSpec, cluster: ClusterSpec, layout: Layout, work: Workload, runtime: Runtime
+    ) -> None:
+        self.model, self.cluster, self.layout, self.work, self.runtime = model, cluster, layout, work, runtime
+        self.exchange = Exchange(cluster, layout.devices)
+        others = len(layout.stages) > 1
+        self.costs = [
+            StageCost(model, cluster, runtime, stage, self.exchange, others=others) for stage in layout.stages
+        ]
+
+    @cached_property
+    def memory(self) -> tuple[MemoryUse, ...]:
+        uses = memory_of(self.model, self.cluster, self.layout, self.work, self.runtime)
+        if not self.runtime.streams:
+            return uses
+        # What does not fit stays on disk.
+        return tuple(
+            replace(use, weights=use.weights + min(0, use.margin)) if self._may_stream(use) else use for use in uses
+        )
+
+    @cached_property
+    def missing(self) -> dict[str, int]:
+        """Bytes of weights that are read from disk with every token, by device."""
+        uses = memory_of(self.model, self.cluster, self.layout, self.work, self.runtime)
+        return {use.device: -use.margin for use in uses if self.runtime.streams and self._may_stream(use)}
+
+    def _may_stream(self, use: MemoryUse) -> bool:
+        disk = self.cluster.by_name[use.device].disk_read
+        return use.margin < 0 and bool(disk) and -use.margin < use.weights
+
+    def prediction(self) -> Prediction:
+        single = self._times(Pass(1, self.work.seen))
+        batches = min(len(self.layout.stages), self.work.concurrency) if self.runtime.batches else 1
+        each = -(-self.work.concurrency // batches)
+        together = self._times(Pass(1, self.work.seen, each))
+        around = self._around(together)
+        # With several batches on their way the slowest stage sets the pace, its work for messages included.
+        slowest = max(together, key=self._held_up)
+        step = max(around, batches * self._held_up(slowest))
+        terms = tuple(self._terms(single))
+        step_terms = terms
+        if self.work.concurrency > 1:
+            step_terms = tuple(self._terms(together) if around >= step else self._pace(slowest, batches))
+        prompt_terms = self._prompt()
+        watts = self._watts(together, step, batches)
+        return Prediction(
+            token_seconds=sum(term.seconds for term in terms),
+            step_seconds=step if self.work.concurrency > 1 else self._around(single),
+            ttft_seconds=sum(term.seconds for term in prompt_terms),
+            concurrency=self.work.concurrency,
+            memory=self.memory,
+            terms=terms,
+            prompt_terms=tuple(prompt_terms),
+            step_terms=step_terms,
+            largest_context=largest_context(self.model, self.cluster, self.layout, self.work, self.runtime),
+            watts=watts,
+            joules=None if watts is None else watts * step / self.work.concurrency,
+            dollars_per_million=self._dollars(watts, step),
+        )
+
+    def _times(self, which: Pass) -> list[_StageTime]:
+        stages = self.layout.stages
+        times = []
+        for place, (stage, cost) in enumerate(zip(stages, self.costs, strict=True)):
+            seconds = sum(cost.layers(which)[stage.first_layer : stage.last_layer], Seconds())
+            if place == 0:
+                seconds += cost.first(which)
+            if place == len(stages) - 1:
+                seconds += cost.last(which)
+            hop, where = self._hop(place, which)
+            times.append(_StageTime(stage, seconds, self._disk(stage), hop, where))
+        return times
+
+    def _disk(self, stage: Stage) -> float:
+        return max(
+            (
+                missing / (self.cluster.by_name[name].disk_read or 1.0)
+                for name in stage.devices
+                if (missing := self.missing.get(name, 0))
+            ),
+            default=0.0,
+        )
+
+    def _hop(self, place: int, which: Pass) -> tuple[float, str]:
+        """From a stage to the next one; from the last, word of the next step back to the first."""
+        stages = self.layout.stages
+        if len(stages) == 1:
+            return 0.0, ""
+        here, there = stages[place], stages[(place + 1) % len(stages)]
+        last = place == len(stages) - 1
+        layers = there.last_layer - there.first_layer
+        size = word_bytes(self.runtime, which) if last else message_bytes(self.model, self.runtime, which, layers)
+        seconds, where = hop(self.exchange, here.devices, there.devices, size)
+        if not last:
+            seconds += self.runtime.stage_operations * self._launch(there.devices)
+        return seconds + self.runtime.message_seconds + self._resume(there.devices), where
+
+    def _launch(self, names: tuple[str, ...]) -> float:
+        return max(self.runtime.launch_seconds(self.cluster.by_name[name]) for name in names)
+
+    def _resume(self, names: tuple[str, ...]) -> float:
+        return max(self.runtime.resume_seconds(self.cluster.by_name[name]) for name in names)
+
+    def _message_work(self, time: _StageTime) -> float:
+        """Of a stage that hands over a batch, when it could be at the next one already."""
+        return self.runtime.message_seconds if time.hop_where else 0.0
+
+    def _held_up(self, time: _StageTime) -> float:
+        """By one batch."""
+        return time.busy + self._message_work(time)
+
+    def _pace(self, slowest: _StageTime, batches: int) -> Iterable[Term]:
+        """Of the stage that all batches wait for."""
+        own = replace(slowest, hop=self._message_work(slowest))
+        return (replace(term, seconds=term.seconds * batches) for term in self._stage_terms(own))
+
+    def _around(self, times: list[_StageTime]) -> float:
+        return sum(time.busy + time.hop for time in times) + self._announcement()[0]
+
+    def _announcement(self) -> tuple[float, str]:
+        """Ranks of one stage begin when the driver's word has come."""
+        if len(self.layout.stages) > 1:
+            return 0.0, ""
+        return announcement(self.exchange, self.runtime, self.layout.devices)
+
+    def _terms(self, times: list[_StageTime]) -> Iterable[Term]:
+        for time in times:
+            yield from self._stage_terms(time)
+        announcement, where = self._announcement()
+        if announcement:
+            yield Term("hop", where, announcement)
+
+    def _stage_terms(self, time: _StageTime) -> Iterable[Term]:
+        where, seconds = ", ".join(time.stage.devices), time.seconds
+        own: tuple[tuple[TermKind, float], ...] = (
+            ("weights", seconds.weights),
+            ("cache", seconds.cache),
+            ("compute", seconds.compute),
+            ("launch", seconds.launch),
+            ("disk", time.disk),
+        )
+        yield from (Term(kind, where, value) for kind, value in own if value)
+        if seconds.collective:
+            yield Term("collective", self.exchange.where(time.stage.devices), seconds.collective)
+        if time.hop:
+            yield Term("hop", time.hop_where, time.hop)
+
+    def _prompt(self) -> list[Term]:
+        """Pieces of a prompt follow one upon another: each needs the cache of those before it on every stage."""
+        added: dict[tuple[str, str], Term] = {}
+        for piece in pieces(self.work, self.runtime):
+            for term in self._terms(self._times(piece)):
+                before = added.get((term.kind, term.where))
+                seconds = term.seconds + (before.seconds if before else 0.0)
+                added[term.kind, term.where] = replace(term, seconds=seconds)
+        return list(added.values())
+
+    def _watts(self, times: list[_StageTime], step: float, batches: int) -> float | None:
+        """Of all machines of the layout: idle, and what is more for the part of the time that they are busy."""
+        watts = 0.0
+        for time in times:
+            busy = min(1.0, batches * time.busy / step)
+            for name in time.stage.devices:
+                device = self.cluster.by_name[name]
+                if device.watts_idle is None or device.watts_busy is None:
+                    return None
+                watts += device.watts_idle + max(0.0, device.watts_busy - device.watts_idle) * busy
+        return watts
+
+    def _dollars(self, watts: float | None, step: float) -> float | None:
+        """Per million tokens: machines written off within three years, and electricity where its price is known."""
+        prices = [self.cluster.by_name[name].price for name in self.layout.devices]
+        if any(price is None for price in prices):
+            return None
+        seconds = 1e6 * step / self.work.concurrency
+        dollars = sum(price or 0.0 for price in prices) / WRITE_OFF_SECONDS * seconds
+        if self.work.kwh_price is not None:
+            if watts is None:
+                return None
+            dollars += watts * seconds / 3.6e6 * self.work.kwh_price
+        return dollars

@@ -1,0 +1,1 @@
+"""Search of all layouts over a few hosts."""

@@ -1,0 +1,1 @@
+"""Search of layouts over many hosts, or hosts that relay for each other."""

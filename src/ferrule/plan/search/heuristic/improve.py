@@ -1,0 +1,123 @@
+"""Sequences of stages made better by small changes: a local search."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from ferrule.plan.search.heuristic.pricing import Groups, Priced, Pricing
+
+_QUICKEST, _ROOMIEST, _NEAREST = 4, 2, 2
+"""Of the hosts that are free, so many are tried in each place."""
+_BETTER = 1e-6
+"""What helps by less than this part is no improvement."""
+
+Names = tuple[str, ...]
+Plan = tuple[Names, ...]
+"""The devices of each stage."""
+
+
+class Improver:
+    """``near``: by host, the others that it shares cables with and what a message costs; ``speed``: seconds of the
+    whole model on a host."""
+
+    def __init__(
+        self, pricing: Pricing, near: dict[str, list[tuple[float, str]]], speed: Callable[[str], float]
+    ) -> None:
+        self._pricing, self._near, self._speed = pricing, near, speed
+        self._stages = pricing.model.layers
+
+    def improved(self, start: Priced, budget: int) -> tuple[Priced, int]:
+        """Where no change helps any more, or after so many have been tried; and what is left of these."""
+        best, stale = start, False
+        while not stale and budget > 0:
+            stale = True
+            for changed in self._changes(best.groups):
+                budget -= 1
+                if changed.goal < best.goal * (1 - _BETTER):
+                    best, stale = changed, False
+                    break
+                if budget <= 0:
+                    break
+        return best, budget
+
+    def _changes(self, groups: Groups) -> Iterator[Priced]:
+        known = {tuple(sorted(group.devices)): group for group in groups}
+        plan = tuple(known)
+        seen = {plan}
+        yield from self._recut(groups)
+        for other in self._plans(plan):
+            other = tuple(tuple(sorted(names)) for names in other if names)
+            if not other or other in seen or len(other) > self._stages:
+                continue
+            if self._pricing.runnable and len({len(names) for names in other}) > 1:
+                continue
+            seen.add(other)
+            choices = [[known[names]] if names in known else self._pricing.ways(names) for names in other]
+            for chosen in itertools.product(*choices):
+                yield self._pricing.price(chosen)
+
+    def _recut(self, groups: Groups) -> Iterator[Priced]:
+        """Another way to cut one stage's layers."""
+        for place, group in enumerate(groups):
+            for way in self._pricing.ways(group.devices):
+                if way != group:
+                    yield self._pricing.price((*groups[:place], way, *groups[place + 1 :]))
+
+    def _plans(self, plan: Plan) -> Iterator[Plan]:
+        """The likeliest changes first."""
+        used = {name for names in plan for name in names}
+        for place, names in enumerate(plan):
+            before, behind = plan[:place], plan[place + 1 :]
+            free = self._free(names, used)
+            for new in free:
+                yield (*before, (*names, new), *behind)  # add
+                yield (*before, names, (new,), *behind)
+                yield (*before, (new,), names, *behind)
+            for name in names:
+                others = tuple(each for each in names if each != name)
+                yield (*before, others, *behind)  # drop
+                yield from ((*before, (*others, new), *behind) for new in free)  # exchange
+                if others:
+                    yield (*before, others, (name,), *behind)  # split
+                    yield (*before, (name,), others, *behind)
+            if len(names) > 3:
+                half = len(names) // 2
+                yield (*before, names[:half], names[half:], *behind)
+        yield from self._between(plan)
+
+    def _between(self, plan: Plan) -> Iterator[Plan]:
+        """Hosts that change their stage, stages that become one or change their places."""
+        for a, b in itertools.combinations(range(len(plan)), 2):
+            yield self._with(plan, {a: plan[a] + plan[b], b: ()})
+            yield self._with(plan, {a: plan[b], b: plan[a]})
+            turned = plan[:a] + plan[a : b + 1][::-1] + plan[b + 1 :]
+            yield turned
+            yield plan[:a] + plan[a + 1 : b + 1] + plan[a : a + 1] + plan[b + 1 :]
+            for one, other in ((a, b), (b, a)):
+                if len(plan[one]) > 1:
+                    for name in plan[one]:
+                        left = tuple(each for each in plan[one] if each != name)
+                        yield self._with(plan, {one: left, other: (*plan[other], name)})
+            if len(plan[a]) > 1 or len(plan[b]) > 1:
+                for name, fellow in itertools.product(plan[a], plan[b]):
+                    here = tuple(each for each in plan[a] if each != name)
+                    there = tuple(each for each in plan[b] if each != fellow)
+                    yield self._with(plan, {a: (*here, fellow), b: (*there, name)})
+
+    @staticmethod
+    def _with(plan: Plan, changed: dict[int, Names]) -> Plan:
+        return tuple(changed.get(place, names) for place, names in enumerate(plan))
+
+    def _free(self, names: Names, used: set[str]) -> Sequence[str]:
+        """Hosts with a cable to one of ``names``: the quickest, the roomiest, the nearest."""
+        costs: dict[str, float] = {}
+        for name in names:
+            for cost, other in self._near[name]:
+                if other not in used:
+                    costs[other] = min(cost, costs.get(other, cost))
+        devices = self._pricing.cluster.by_name
+        quickest = sorted(costs, key=lambda name: (self._speed(name), name))[:_QUICKEST]
+        roomiest = sorted(costs, key=lambda name: (-devices[name].memory, name))[:_ROOMIEST]
+        nearest = sorted(costs, key=lambda name: (costs[name], name))[:_NEAREST]
+        return list(dict.fromkeys((*quickest, *roomiest, *nearest)))

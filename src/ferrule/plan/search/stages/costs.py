@@ -1,0 +1,231 @@
+"""The cost model as the search needs it: seconds and bytes by layer for some devices, and what hops cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from ferrule.errors import PlanError
+from ferrule.model.layer import WHOLE, LayerSpec, Share
+from ferrule.model.spec import ModelSpec
+from ferrule.plan.cluster.spec import ClusterSpec
+from ferrule.plan.cost.exchange import Exchange
+from ferrule.plan.cost.memory import activation_bytes, vocabulary_of
+from ferrule.plan.cost.messages import announcement, fellows, message_bytes, pieces, word_bytes
+from ferrule.plan.cost.runtime import Runtime
+from ferrule.plan.cost.stage import Loads, Pass, StageCost
+from ferrule.plan.layout import Stage, Workload
+from ferrule.plan.search.stages.cut import DeviceMemory, Floats, StageTable
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is timed: one token of each of ``batch`` sequences, or one prompt."""
+
+    kind: Literal["token", "prompt"]
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """A stage without layers: some devices, and the part of every layer that each has."""
+
+    devices: tuple[str, ...]
+    shares: tuple[Share, ...] = (WHOLE,)
+    experts: bool = False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """A search looks each up many times."""
+        return hash((self.devices, self.shares, self.experts))
+
+    def stage(self, first: int, last: int) -> Stage:
+        return Stage(self.devices, first, last, self.shares, self.experts)
+
+
+class StageCosts:
+    """Of ``model`` on devices of ``cluster``. ``everywhere``: any device of the cluster may relay messages, also those
+    that a layout leaves out (so that none is thought dearer than it is); else only those of the same stages.
+    ``pieces`` and ``proportions``: for `cuttings_of` to keep."""
+
+    def __init__(
+        self, model: ModelSpec, cluster: ClusterSpec, work: Workload, runtime: Runtime, *, everywhere: bool = True
+    ) -> None:
+        self.model, self.cluster, self.work, self.runtime = model, cluster, work, runtime
+        self._everywhere = everywhere
+        self._kinds: dict[LayerSpec, int] = {}
+        self._kind_of = np.array([self._kinds.setdefault(layer, len(self._kinds)) for layer in model.decoder])
+        self._short = replace(model, decoder=tuple(self._kinds))  # each kind of layer once
+        self._stages: dict[Cutting, StageCost] = {}
+        self._seconds: dict[tuple[Cutting, Measure], tuple[Floats, float, float, float]] = {}
+        self.pieces: dict[Cutting, tuple[float, float, int, float]] = {}
+        self.proportions: dict[tuple[tuple[str, ...], Share], tuple[tuple[int, ...] | None, ...]] = {}
+        self._memory: dict[Cutting, tuple[DeviceMemory, ...]] = {}
+        self._hops: dict[tuple[str, str], tuple[float, float]] = {}
+        self._ends: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._shares: dict[tuple[Share, float], DeviceMemory] = {}
+        self._devices: dict[tuple[str, Share, float], DeviceMemory] = {}
+        self._loads: Loads = {}
+        self._beside: dict[tuple[Share, float], tuple[Floats, DeviceMemory]] = {}
+        self._exchanges: dict[tuple[str, ...], Exchange] = {}
+
+    @cached_property
+    def _exchange(self) -> Exchange:
+        return Exchange(self.cluster, [device.name for device in self.cluster.devices])
+
+    def passes(self, measure: Measure) -> Iterator[Pass]:
+        if measure.kind == "token":
+            yield Pass(1, self.work.seen, measure.batch)
+            return
+        yield from pieces(self.work, self.runtime)
+
+    def table(self, cutting: Cutting, measure: Measure) -> StageTable:
+        """Seconds and bytes for any run of layers on these devices; all infinite where no cables join them."""
+        key = (cutting, measure)
+        if key not in self._seconds:
+            self._seconds[key] = self._time(cutting, measure)
+        by_kind, always, first, last = self._seconds[key]
+        return StageTable(by_kind[self._kind_of], self.memory(cutting), always, first, last)
+
+    def _time(self, cutting: Cutting, measure: Measure) -> tuple[Floats, float, float, float]:
+        """Of each kind of layer, of any stage, of what precedes the first layer, and of what follows the last."""
+        by_kind: Floats = np.zeros(len(self._kinds))
+        try:
+            cost = self._stage_cost(cutting)
+            for which in self.passes(measure):
+                by_kind += [seconds.total for seconds in cost.layers(which)]
+            first, last = self._end_seconds(cutting, measure, cost)
+        except PlanError:  # no cables join them
+            return np.zeros(len(self._kinds)), np.inf, 0.0, 0.0
+        return by_kind, 0.0, first, last
+
+    def _end_seconds(self, cutting: Cutting, measure: Measure, cost: StageCost) -> tuple[float, float]:
+        """The same however the layers are cut."""
+        key = (cutting.devices, vocabulary_of(self.model, cutting.stage(0, 1)), measure)
+        if key not in self._ends:
+            every = list(self.passes(measure))
+            self._ends[key] = sum(cost.first(one).total for one in every), sum(cost.last(one).total for one in every)
+        return self._ends[key]
+
+    def with_context(self, context: int) -> StageCosts:
+        """The same with room for other contexts: that changes no times."""
+        other = copy(self)
+        other.work, other.pieces = replace(self.work, context=context), {}
+        other._memory, other._shares, other._devices = {}, {}, {}
+        return other
+
+    def _stage_cost(self, cutting: Cutting) -> StageCost:
+        if cutting not in self._stages:
+            stage = replace(cutting.stage(0, 1), last_layer=self.model.layers)
+            self._stages[cutting] = StageCost(
+                self._short, self.cluster, self.runtime, stage, self._exchange_of(cutting.devices), loads=self._loads
+            )
+        return self._stages[cutting]
+
+    def _exchange_of(self, devices: tuple[str, ...]) -> Exchange:
+        if self._everywhere:
+            return self._exchange
+        if devices not in self._exchanges:
+            self._exchanges[devices] = Exchange(self.cluster, devices)
+        return self._exchanges[devices]
+
+    def memory(self, cutting: Cutting) -> tuple[DeviceMemory, ...]:
+        if cutting not in self._memory:
+            vocabulary = vocabulary_of(self.model, cutting.stage(0, self.model.layers))
+            self._memory[cutting] = tuple(
+                self._device_memory(name, share, vocabulary)
+                for name, share in zip(cutting.devices, cutting.shares, strict=True)
+            )
+        return self._memory[cutting]
+
+    def _device_memory(self, name: str, share: Share, vocabulary: float) -> DeviceMemory:
+        """As `memory_of` counts it; activations as if the widest layer of the model were on every stage."""
+        key = (name, share, vocabulary)
+        found = self._devices.get(key)
+        if found is None:
+            device, held = self.cluster.by_name[name], self._held(share, vocabulary)
+            always = held.always + device.runtime_bytes
+            found = DeviceMemory(float(device.memory), held.by_layer, always, held.first, held.last, held.tied)
+            self._devices[key] = found
+        return found
+
+    def _held(self, share: Share, vocabulary: float) -> DeviceMemory:
+        """By any device, without a process."""
+        if (share, vocabulary) in self._shares:
+            return self._shares[share, vocabulary]
+        weights, none = self._without_context(share, vocabulary)
+        cache = [
+            layer.cache_bytes(self.work.context, self.runtime.cache, share) * self.work.concurrency
+            for layer in self._kinds
+        ]
+        found = self._shares[share, vocabulary] = replace(none, by_layer=(weights + cache)[self._kind_of])
+        return found
+
+    def _without_context(self, share: Share, vocabulary: float) -> tuple[Floats, DeviceMemory]:
+        """Weights by kind of layer, and all that is held beside layers."""
+        if (share, vocabulary) in self._beside:
+            return self._beside[share, vocabulary]
+        model = self.model
+        part = Stage(("",), 0, len(self._kinds))
+        inner, whole = (
+            activation_bytes(each, part, share, self.work, self.runtime) for each in (self._inner, self._short)
+        )
+        head = float(model.head.held(vocabulary))
+        weights: Floats = np.array([float(layer.held_bytes(share)) for layer in self._kinds])
+        found = self._beside[share, vocabulary] = (
+            weights,
+            DeviceMemory(
+                room=0.0,
+                by_layer=weights,
+                always=inner + 2.0,  # 2: rounding
+                first=float(model.embedding.held(vocabulary)),
+                last=head + model.final.held(1.0) + whole - inner,
+                tied=head if model.tied else 0.0,
+            ),
+        )
+        return found
+
+    @cached_property
+    def _inner(self) -> ModelSpec:
+        """The same with one layer more, so that a stage of the others is not the last one."""
+        return replace(self._short, decoder=(*self._short.decoder, self._short.decoder[0]))
+
+    def hop(self, here: Sequence[str], there: Sequence[str], measure: Measure, layers: int = 1) -> float:
+        """Seconds from one stage to the next, which has so many layers; infinite where there is no way."""
+        sizes = [message_bytes(self.model, self.runtime, which, layers) for which in self.passes(measure)]
+        launch = max(self.runtime.launch_seconds(self.cluster.by_name[name]) for name in there)
+        return self._between(here, there, sizes) + self.runtime.stage_operations * launch * len(sizes)
+
+    def back(self, last: Sequence[str], first: Sequence[str], measure: Measure) -> float:
+        """Seconds that word of the next step takes from the last stage to the first."""
+        return self._between(last, first, [word_bytes(self.runtime, which) for which in self.passes(measure)])
+
+    def _between(self, here: Sequence[str], there: Sequence[str], sizes: Sequence[float]) -> float:
+        ways = [self._pair(a, there[b]) for a, b in zip(here, fellows(len(here), len(there)), strict=True)]
+        slowest = sum(max(alpha + size * beta for alpha, beta in ways) for size in sizes)
+        resume = max(self.runtime.resume_seconds(self.cluster.by_name[name]) for name in there)
+        return slowest + (self.runtime.message_seconds + resume) * len(sizes)
+
+    def _pair(self, a: str, b: str) -> tuple[float, float]:
+        if (a, b) not in self._hops:
+            try:
+                route = self._exchange_of((a, b)).route(a, b)
+                self._hops[a, b] = (route.alpha, route.beta)
+            except PlanError:
+                self._hops[a, b] = (np.inf, 0.0)
+        return self._hops[a, b] if a != b else (np.inf, 0.0)
+
+    def announcement(self, cutting: Cutting) -> float:
+        """What a step on one stage waits for the driver's word; infinite where it does not come."""
+        try:
+            return announcement(self._exchange_of(cutting.devices), self.runtime, cutting.devices)[0]
+        except PlanError:
+            return np.inf

@@ -1,0 +1,95 @@
+"""The ways to cut layers over some devices that the search looks at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from ferrule.model.layer import Share
+from ferrule.plan.search.stages.classes import traits
+from ferrule.plan.search.stages.costs import Cutting, Measure, StageCosts
+from ferrule.plan.search.stages.shares import whole_shares
+
+TOKEN = Measure("token")
+Pieces = tuple[float, float, int, float]
+"""Of a device: seconds for no piece of a layer, seconds for each, the most pieces it has room for, its memory."""
+
+
+def cuttings_of(costs: StageCosts, devices: Sequence[str]) -> list[Cutting]:
+    """One device: whole. Several: evenly where the heads allow it; by whole key/value heads, in proportion to the
+    devices' speed, to that within their memory, and to their memory; routed experts given out whole in the same three
+    proportions, with attention cut as before or whole on each device. Each only once."""
+    names = tuple(devices)
+    if len(names) == 1:
+        return [Cutting(names)]
+    found: dict[Cutting, None] = {}
+    heads = list(_by_head(costs, names))
+    for shares in heads:
+        found.setdefault(Cutting(names, shares))
+    if any(layer.experts for layer in costs.model.decoder):
+        attention = [heads[0]] if heads else []
+        for experts in _experts(costs, names):
+            for base in (*attention, (Share(),) * len(names)):
+                shares = tuple(
+                    Share(share.query, share.key_value, share.width, part)
+                    for share, part in zip(base, experts, strict=True)
+                )
+                found.setdefault(Cutting(names, shares, experts=True))
+    return list(found)
+
+
+def _by_head(costs: StageCosts, names: tuple[str, ...]) -> Iterator[tuple[Share, ...]]:
+    model, count = costs.model, len(names)
+    heads = model.key_value_heads
+    if model.query_heads % count == 0 and (heads % count == 0 or count % heads == 0):
+        yield (Share.even(count),) * count
+    if alike(costs, names) and heads % count == 0:
+        return
+
+    def cut(part: float) -> Share:
+        return Share(part, part, part, part)
+
+    for given in _proportions(costs, names, cut(1 / heads), heads):
+        yield tuple(cut(each / heads) for each in given)
+
+
+def _experts(costs: StageCosts, names: tuple[str, ...]) -> Iterator[tuple[float, ...]]:
+    count = max(layer.experts.count for layer in costs.model.decoder if layer.experts)
+    for given in _proportions(costs, names, Share(experts=1 / count), count):
+        yield tuple(each / count for each in given)
+
+
+def _pieces(costs: StageCosts, name: str, least: Cutting, total: int) -> Pieces:
+    """By what it needs for all ``total`` pieces of each layer and for one, between which both are linear."""
+    if least in costs.pieces:
+        return costs.pieces[least]
+    whole = Cutting((name,))
+    seconds = [float(costs.table(each, TOKEN).by_layer.sum()) for each in (least, whole)]
+    bytes_ = [use.all_held for each in (least, whole) for use in costs.memory(each)]
+    room = float(costs.cluster.by_name[name].memory)
+    each = (bytes_[1] - bytes_[0]) / (total - 1) if total > 1 else bytes_[1]
+    most = 1 + math.floor((room - bytes_[0]) / each) if each > 0 else total
+    per_piece = (seconds[1] - seconds[0]) / (total - 1) if total > 1 else seconds[1]
+    costs.pieces[least] = (seconds[0] - per_piece, max(per_piece, 1e-12), most, room)
+    return costs.pieces[least]
+
+
+def _proportions(costs: StageCosts, names: tuple[str, ...], piece: Share, total: int) -> Iterator[tuple[int, ...]]:
+    """Of ``total`` pieces such as ``piece``: by speed; by speed within memory; by memory."""
+    pieces = [_pieces(costs, name, Cutting((name,), (piece,)), total) for name in names]
+    before, seconds, most, rooms = zip(*pieces, strict=True)
+    key = (names, piece)
+    if key not in costs.proportions:
+        costs.proportions[key] = (
+            whole_shares(total, seconds, before=before),
+            whole_shares(total, [1 / room for room in rooms]),
+        )
+    by_speed, by_memory = costs.proportions[key]
+    within = by_speed
+    if by_speed is not None and any(given > limit for given, limit in zip(by_speed, most, strict=True)):
+        within = whole_shares(total, seconds, before=before, most=most)
+    yield from dict.fromkeys(way for way in (by_speed, within, by_memory) if way is not None)
+
+
+def alike(costs: StageCosts, names: Sequence[str]) -> bool:
+    return len({traits(costs.cluster.by_name[name]) for name in names}) == 1
