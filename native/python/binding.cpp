@@ -7,20 +7,20 @@
 #include <utility>
 #include <vector>
 
-#include "channels.h"
+#include "python/transports/channels.h"
 #include "ferrule/ferrule.h"
-#include "group.h"
-#include "heartbeat.h"
-#include "raw.h"
-#include "relay.h"
+#include "python/group/group.h"
+#include "python/group/heartbeat.h"
+#include "python/bench/raw.h"
+#include "python/group/relay.h"
 #ifdef __linux__
-#include "shaper.h"
+#include "emulation/python/shaper.h"
 #endif
-#include "tensors.h"
+#include "python/tensors.h"
 #ifdef __linux__
-#include "usb4.h"
+#include "emulation/python/usb4.h"
 #endif
-#include "verbs.h"
+#include "python/transports/verbs.h"
 
 namespace nb = nanobind;
 
@@ -96,7 +96,7 @@ void name_numbers(nb::module_& module) {
                                         {"doubling", FERRULE_DOUBLING},
                                         {"tree", FERRULE_TREE},
                                         {"ring", FERRULE_RING}});
-  module.attr("LANES") = numbered({{"collectives", FERRULE_COLLECTIVES}, {"messages", FERRULE_MESSAGES}});
+  module.attr("STREAMS") = numbered({{"collectives", FERRULE_COLLECTIVES}, {"messages", FERRULE_MESSAGES}});
 
   nb::dict dtypes;
   const char* const dtype_names[] = {"float64", "float32", "bfloat16", "float16", "int8",

@@ -1,4 +1,4 @@
-#include "tensors.h"
+#include "python/tensors.h"
 
 #include <nanobind/ndarray.h>
 

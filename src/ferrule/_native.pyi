@@ -6,7 +6,7 @@ from typing import Any
 STATUS: dict[str, int]
 OPS: dict[str, int]
 ALGORITHMS: dict[str, int]
-LANES: dict[str, int]
+STREAMS: dict[str, int]
 DTYPES: dict[str, int]
 REDUCTIONS: dict[str, int]
 
@@ -39,7 +39,7 @@ class Channel:
     def tcp(rank: int, peer: int, fd: int, epoch: int) -> Channel: ...
     @staticmethod
     def shm(
-        rank: int, peer: int, fd: int, epoch: int, segment: Segment, lane: int, mine: int, theirs: int
+        rank: int, peer: int, fd: int, epoch: int, segment: Segment, stream: int, mine: int, theirs: int
     ) -> Channel: ...
     @staticmethod
     def verbs(rank: int, peer: int, fd: int, epoch: int, endpoint: VerbsEndpoint) -> Channel: ...
@@ -58,7 +58,7 @@ class VerbsEndpoint:
         port: int,
         gid_index: int,
         type: str,  # noqa: A002
-        lane: int,
+        stream: int,
         address: str = "",
         listens: bool = False,
     ) -> None: ...
@@ -233,9 +233,9 @@ class Group:
     def send(self, data: int, count: int, dtype: int, peer: int, timeout: float, /) -> int: ...
     def recv(self, data: int, count: int, dtype: int, peer: int, timeout: float, /) -> int: ...
     def barrier(self, timeout: float, /) -> int: ...
-    def add_rail(self, lane: int, peer: int, rail: int, fd: int) -> int:
+    def add_rail(self, stream: int, peer: int, rail: int, fd: int) -> int:
         """Put a fresh socket in the place of a rail. INVALID: the group is closed, and ``fd`` stays the caller's."""
-    def rails(self, lane: int, peer: int) -> list[tuple[bool, int, int, int]]:
+    def rails(self, stream: int, peer: int) -> list[tuple[bool, int, int, int]]:
         """Per rail: whether it lives, bytes sent, bytes received, how often it died. Empty: no channel of rails."""
     def time(
         self, name: str, source: int, out: int, count: int, dtype: int, samples: int, timeout: float, /

@@ -1,10 +1,10 @@
 /* Ferrule's native data plane: the only C ABI.
  *
- * Whoever uses it has already found the peers and proved who they are: it makes a channel per peer and lane from
+ * Whoever uses it has already found the peers and proved who they are: it makes a channel per peer and stream from
  * connected sockets (and, for ranks of one host, a mapped segment), and a group from the channels. Everything here
  * only moves and reduces bytes.
  *
- * A group has two lanes, each with channels of its own: collectives, and messages (send and recv). On each lane one
+ * A group has two streams, each with channels of its own: collectives, and messages (send and recv). On each stream one
  * thread at a time may run operations (a second one gets FERRULE_BUSY); operations that were started go on by
  * themselves, the collectives in the order of their start. ferrule_group_abort may be called from any thread at any
  * time. All pointers are host memory. Sizes are in bytes unless they are called count (elements). Timeouts are in
@@ -59,7 +59,7 @@ typedef enum ferrule_reduction {
   FERRULE_AVG = 4
 } ferrule_reduction;
 
-typedef enum ferrule_lane { FERRULE_COLLECTIVES = 0, FERRULE_MESSAGES = 1 } ferrule_lane;
+typedef enum ferrule_stream { FERRULE_COLLECTIVES = 0, FERRULE_MESSAGES = 1 } ferrule_stream;
 
 /* How a collective moves data over channels. Ranks that all share one segment have their own ways. */
 typedef enum ferrule_algorithm {
@@ -106,7 +106,7 @@ typedef struct ferrule_group_options {
   int rank;
   int size;
   uint64_t epoch; /* the same on all ranks, different for every group ever made */
-  /* Per lane size channels, NULL for this rank; owned by the group from here on. */
+  /* Per stream size channels, NULL for this rank; owned by the group from here on. */
   ferrule_channel *const *collectives;
   ferrule_channel *const *messages;
   const int *local_index;   /* size indices into the segment, -1 for ranks that have not mapped it; or NULL */
@@ -231,7 +231,7 @@ void ferrule_segment_destroy(ferrule_segment *segment);
 /* Data go over the socket. */
 ferrule_channel *ferrule_channel_tcp(const ferrule_ends *ends);
 /* Data go through the segment, which must outlive the channel; the socket wakes the peer and tells of its death. */
-ferrule_channel *ferrule_channel_shm(const ferrule_ends *ends, ferrule_segment *segment, ferrule_lane lane,
+ferrule_channel *ferrule_channel_shm(const ferrule_ends *ends, ferrule_segment *segment, ferrule_stream stream,
                                      int my_index, int peer_index);
 /* Data go through a queue pair that both ends have proved; the socket tells of the peer's death. The endpoint is the
  * channel's from here on. */
@@ -282,7 +282,7 @@ typedef struct ferrule_verbs_options {
   int port;
   int gid_index; /* unused with an address */
   ferrule_verbs_type type;
-  ferrule_lane lane;
+  ferrule_stream stream;
   const char *address; /* iWARP: the IP address of this end; else NULL */
   int listens;         /* iWARP: of the two ends, exactly one does */
 } ferrule_verbs_options;
@@ -318,16 +318,16 @@ typedef struct ferrule_rail {
 /* Give a channel a fresh socket for one of its rails, in the place of the old one; the peer must get the other end.
  * From any thread, also while operations run. FERRULE_INVALID: the group is closed or has no such rail, and the
  * socket stays the caller's. */
-ferrule_status ferrule_group_add_rail(ferrule_group *group, ferrule_lane lane, int peer, int rail, int fd);
+ferrule_status ferrule_group_add_rail(ferrule_group *group, ferrule_stream stream, int peer, int rail, int fd);
 /* How many rails the channel to that peer has (0: it is of another kind); the first `size` of them go to out. */
-size_t ferrule_group_rails(const ferrule_group *group, ferrule_lane lane, int peer, ferrule_rail *out, size_t size);
+size_t ferrule_group_rails(const ferrule_group *group, ferrule_stream stream, int peer, ferrule_rail *out, size_t size);
 
 /* Closes and frees. The caller makes sure that no operation runs. */
 void ferrule_group_destroy(ferrule_group *group);
 
 size_t ferrule_dtype_size(ferrule_dtype dtype); /* 0 when there is no such dtype */
 
-/* Run one operation, or several of one lane that all ranks run together (sends and receives at once, reductions of
+/* Run one operation, or several of one stream that all ranks run together (sends and receives at once, reductions of
  * one kind as one message). */
 ferrule_status ferrule_run(ferrule_group *group, const ferrule_operation *operations, size_t count, double timeout);
 /* The same without waiting: the arrays must stay until the work is done. */

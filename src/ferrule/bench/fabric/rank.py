@@ -48,7 +48,7 @@ class Player(Protocol):
 
 
 def time_calls(calls: Sequence[Callable[[], Any]], samples: int) -> list[float]:
-    """Microseconds per call of ``samples`` rounds of ``calls``: the loop of native/python/timing.cpp, in Python."""
+    """Microseconds per call of ``samples`` rounds of ``calls``: native/python/bench/timing.cpp in Python."""
     clock = time.perf_counter_ns
     times = []
     for _ in range(samples):

@@ -22,7 +22,7 @@ from ferrule.fabric.transports.verbs.pairs import Verbs
 _SPIN_US = 40.0
 _YIELD_US = 20_000.0
 """As long as most stages of a pipeline wait for the others: a core that has slept is slower for milliseconds. Another
-process that needs the core gets it at once (native/src/wait.cpp)."""
+process that needs the core gets it at once (native/src/wait/wait.cpp)."""
 _STALL_SECONDS = 0.4
 """A rail on which nothing moves for so long while others move is given up: a few times what TCP takes to send a lost
 packet again."""

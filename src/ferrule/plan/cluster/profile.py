@@ -28,7 +28,7 @@ _TCP_HEADERS = 52
 """IP 20, TCP 20 with 12 of time stamps."""
 _FRAME_HEADER = 14
 _MESSAGE_HEADER = 32
-"""Of the fabric's own (native/src/message.h)."""
+"""Of the fabric's own (native/src/transports/message.h)."""
 
 
 def cluster_from_profile(profile: str | LabProfile) -> ClusterSpec:

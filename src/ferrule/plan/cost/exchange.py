@@ -20,7 +20,7 @@ between sums of 1 KiB, and more where that work is a layer, whose pieces take 20
 without; chosen with the engine's rows in sight (docs/planner.md). Of two hosts the ends have a core each, at the same
 time."""
 PAIR_AT_ONCE = 128 << 10
-"""Up to this size two ranks exchange all they have; above, each reduces half (native/src/collectives_net.cpp)."""
+"""Up to this size two ranks exchange all they have; above, each reduces half (native/src/collectives/net.cpp)."""
 
 
 @dataclass(frozen=True)

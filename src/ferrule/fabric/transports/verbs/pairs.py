@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from ferrule._native import LANES, VerbsEndpoint
+from ferrule._native import STREAMS, VerbsEndpoint
 from ferrule.config import VerbsSettings, verbs_settings
 from ferrule.errors import RendezvousError
 from ferrule.fabric.join.control_channel import Deadline, Link
@@ -124,7 +124,7 @@ class Pair:
             problem = _step(
                 lambda: endpoints.extend(
                     VerbsEndpoint(mine.device, mine.port, mine.gid_index, path.type, stream, mine.address, self._low)
-                    for stream in sorted(LANES.values())
+                    for stream in sorted(STREAMS.values())
                 )
             )
             answer = self._swap({"problem": problem, "ends": [endpoint.local.hex() for endpoint in endpoints]})

@@ -1,0 +1,112 @@
+// How a group ends: by a failure, by an abort from any thread, or in an orderly way.
+#include <algorithm>
+#include <iterator>
+
+#include "collectives/local.h"
+#include "group/group.h"
+
+namespace ferrule {
+namespace {
+
+// How long the heartbeat has to tell why a connection ended, before its peer is blamed.
+constexpr std::chrono::milliseconds kWords{250};
+
+CloseNotice close_notice(std::uint64_t epoch, Op op, const Failure& cause) {
+  CloseNotice words;
+  words.header.epoch = epoch;
+  words.header.call.op = op;
+  words.header.call.reduction = static_cast<std::uint8_t>(cause.status);
+  words.header.call.root = cause.rank;
+  words.header.call.bytes = words.text.size();
+  cause.message.copy(words.text.data(), words.text.size() - 1);
+  return words;
+}
+
+}  // namespace
+
+Group::~Group() {
+  maintenance_.reset();
+  if (close() == FERRULE_BUSY) {
+    abort("the group was destroyed");
+    if (heartbeat_ != nullptr) heartbeat_->leave(seat_);
+  }
+  for (const auto& one : tracks_) one->queue.stop();
+}
+
+void Group::end(const Failure& cause, double seconds, int stream) {
+  const std::scoped_lock lock(end_mutex_);
+  if (closed_) return;
+  if (cause_.status != FERRULE_OK) {
+    // Ended from elsewhere, which this operation now has noticed.
+    if (cause_seconds_ == 0) cause_seconds_ = seconds;
+    return;
+  }
+  cause_ = cause;
+  cause_seconds_ = seconds;
+  ended_.store(true, std::memory_order_release);
+  told_.notify_all();
+  if (heartbeat_ != nullptr) heartbeat_->tell(*seat_, cause);
+  // The peers learn the cause and see the sockets end; the descriptors stay ours until close.
+  const CloseNotice words = close_notice(epoch_, Op::abort, told_by(rank_, cause));
+  for (std::size_t i = 0; i < tracks_.size(); ++i) {
+    Track& one = *tracks_[i];
+    one.waiter.abort();
+    // Another thread may be in the middle of a message: then words would be taken for payload.
+    const bool entered = static_cast<int>(i) != stream && one.queue.try_enter();
+    for (const auto& channel : one.owned) {
+      if (entered || static_cast<int>(i) == stream) channel->send_close_notice(words);
+      channel->shut_down();
+    }
+    if (entered) one.queue.leave();
+  }
+}
+
+void Group::await_words() {
+  if (heartbeat_ == nullptr || heartbeat_->closed()) return;
+  std::unique_lock lock(end_mutex_);
+  told_.wait_for(lock, kWords, [this] { return cause_.status != FERRULE_OK; });
+}
+
+void Group::abort(const char* reason) { fail(Failure(FERRULE_ABORTED, -1, reason)); }
+
+void Group::fail(const Failure& cause) { end(cause, 0, -1); }
+
+ferrule_status Group::close() {
+  for (const auto& one : tracks_) one->queue.drain();
+  for (std::size_t i = 0; i < tracks_.size(); ++i) {
+    if (tracks_[i]->queue.try_enter()) continue;
+    for (std::size_t entered = 0; entered < i; ++entered) tracks_[entered]->queue.leave();
+    return FERRULE_BUSY;
+  }
+  std::vector<std::unique_ptr<Channel>> channels;  // closing them may take a while, during which nobody must wait
+  {
+    const std::scoped_lock lock(end_mutex_);
+    if (!closed_) {
+      closed_ = true;
+      if (cause_.status == FERRULE_OK) {
+        cause_ = Failure(FERRULE_ABORTED, -1, "the group is closed");
+        const CloseNotice words = close_notice(epoch_, Op::goodbye, cause_);
+        for (const auto& one : tracks_) {
+          for (const auto& channel : one->owned) channel->send_close_notice(words);
+        }
+      }
+      ended_.store(true, std::memory_order_release);
+      for (const auto& one : tracks_) {
+        std::ranges::fill(one->channels, nullptr);
+        std::ranges::move(one->owned, std::back_inserter(channels));
+        one->owned.clear();
+      }
+    }
+  }
+  channels.clear();
+  for (const auto& one : tracks_) one->queue.leave();
+  if (heartbeat_ != nullptr) heartbeat_->leave(seat_);
+  return FERRULE_OK;
+}
+
+ferrule_failure Group::failure() const {
+  const std::scoped_lock lock(end_mutex_);
+  return {cause_.status, cause_.rank, cause_seconds_, cause_.message.c_str()};
+}
+
+}  // namespace ferrule

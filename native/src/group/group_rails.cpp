@@ -1,0 +1,44 @@
+// What a group does for channels that stripe over rails.
+#include "group/group.h"
+
+namespace ferrule {
+
+bool Group::maintain() {
+  for (std::size_t stream = 0; stream < tracks_.size(); ++stream) {
+    Track& one = *tracks_[stream];
+    if (!one.queue.try_tend()) continue;  // an operation looks after its channels itself
+    std::string problem;
+    try {
+      // Not after the end: what was offered for receiving is the user's again.
+      for (const auto& channel : one.owned) {
+        if (!ended_.load(std::memory_order_acquire)) channel->maintain();
+      }
+    } catch (const std::exception& error) {  // no memory for bytes that nobody waits for yet
+      problem = error.what();
+    }
+    one.queue.leave();
+    if (!problem.empty()) fail(Failure(FERRULE_SYSTEM, -1, problem));
+  }
+  return !ended_.load(std::memory_order_acquire);
+}
+
+Channel* Group::channel(int stream, int peer) const {
+  if (closed_ || stream < 0 || stream >= kStreams || peer < 0 || peer >= size_) return nullptr;
+  return tracks_[static_cast<std::size_t>(stream)]->channels[static_cast<std::size_t>(peer)];
+}
+
+ferrule_status Group::add_rail(int stream, int peer, int rail, int fd) {
+  const std::scoped_lock lock(end_mutex_);
+  Channel* const one = channel(stream, peer);
+  if (one == nullptr || !one->add_rail(rail, fd)) return FERRULE_INVALID;
+  tracks_[static_cast<std::size_t>(stream)]->waiter.wake();
+  return FERRULE_OK;
+}
+
+std::vector<RailState> Group::rails(int stream, int peer) const {
+  const std::scoped_lock lock(end_mutex_);
+  const Channel* const one = channel(stream, peer);
+  return one == nullptr ? std::vector<RailState>() : one->rails();
+}
+
+}  // namespace ferrule

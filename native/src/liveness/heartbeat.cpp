@@ -1,0 +1,171 @@
+#include "liveness/heartbeat.h"
+
+#include <netinet/in.h>
+#include <netinet/ip.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "transports/socket.h"
+#include "wait/thread.h"
+
+namespace ferrule {
+namespace {
+
+void prepare(int fd) {
+  refuse_signals(fd);
+  // A Unix socket has none of these, and needs none. Beats must not wait behind bulk data of the same host.
+  const int on = 1;
+  (void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  const int hurry = IPTOS_LOWDELAY;
+  (void)::setsockopt(fd, IPPROTO_IP, IP_TOS, &hurry, sizeof hurry);
+#ifdef SO_PRIORITY
+  const int interactive = 6;
+  (void)::setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &interactive, sizeof interactive);
+#endif
+}
+
+}  // namespace
+
+int Heartbeat::Seat::group_rank(int rank) const {
+  const auto found = std::ranges::find(ranks_, rank);
+  return found == ranks_.end() ? -1 : static_cast<int>(found - ranks_.begin());
+}
+
+void Heartbeat::Seat::deliver(const Failure& cause) {
+  const std::scoped_lock lock(mutex_);
+  if (fail_) fail_(cause);
+}
+
+void Heartbeat::Seat::clear() {
+  const std::scoped_lock lock(mutex_);
+  fail_ = nullptr;
+}
+
+Heartbeat::Heartbeat(const Settings& settings)
+    : rank_(settings.rank),
+      epoch_(settings.epoch),
+      interval_(settings.interval),
+      detector_(settings.rank, settings.size, settings.interval, settings.limit),
+      wires_(static_cast<std::size_t>(settings.size)),
+      thread_(start_thread("heartbeat", [this] { run(); })) {}
+
+void Heartbeat::add(int peer, std::size_t rail, int fd, std::string link, int via) {
+  prepare(fd);
+  const std::scoped_lock lock(mutex_);
+  if (closing_) {
+    ::close(fd);
+    return;
+  }
+  auto& wires = wires_[static_cast<std::size_t>(peer)];
+  if (wires.size() <= rail) wires.resize(rail + 1);
+  Wire& one = wires[rail];
+  if (one.fd >= 0) ::close(one.fd);
+  one = Wire{};
+  one.fd = fd;
+  detector_.connect(peer, rail, std::move(link), via, Clock::now());
+  wake_.ring();
+}
+
+void Heartbeat::join(const SeatPointer& seat) {
+  const std::scoped_lock lock(mutex_);
+  if (closing_) return;
+  seats_.push_back(seat);
+  parted_ = false;
+  for (const Early& early : early_) {
+    if (early.message.epoch == seat->epoch_) pass_on(seat, early.from, early.message);
+  }
+  for (const int rank : seat->ranks_) {
+    if (detector_.presence(rank) == Presence::lost) mourn(seat, rank);
+  }
+  wake_.ring();
+}
+
+void Heartbeat::leave(const SeatPointer& seat) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (std::erase(seats_, seat) != 0 && seats_.empty() && !closing_) part();
+  }
+  seat->clear();
+}
+
+void Heartbeat::part() {
+  if (!parted_) say_to_all({.kind = HeartbeatKind::goodbye, .epoch = epoch_});
+  parted_ = true;  // no beats from now on: one would take the goodbye back
+}
+
+void Heartbeat::tell(const Seat& seat, const Failure& cause) {
+  const std::scoped_lock lock(mutex_);
+  if (closing_) return;
+  const Failure told = told_by(seat.group_rank(rank_), cause);
+  const HeartbeatMessage verdict{HeartbeatKind::verdict, told.status, told.rank, seat.epoch_, 0, told.message};
+  for (const int rank : seat.ranks_) say(rank, verdict);
+}
+
+Heartbeat::Health Heartbeat::health(int peer) const {
+  const std::scoped_lock lock(mutex_);
+  const Clock::time_point now = Clock::now();
+  return {detector_.presence(peer), detector_.silence(peer, now), detector_.rails(peer, now),
+          detector_.words(peer)};
+}
+
+bool Heartbeat::closed() const {
+  const std::scoped_lock lock(mutex_);
+  return closing_;
+}
+
+void Heartbeat::close() {
+  std::call_once(close_once_, [this] {
+    {
+      const std::scoped_lock lock(mutex_);
+      part();
+      closing_ = true;
+    }
+    wake_.ring();
+    thread_.join();
+    for (auto& wires : wires_) {
+      for (Wire& one : wires) {
+        if (one.fd < 0) continue;
+        // Closing with beats unread would reset the connection, and might undo the goodbye.
+        ::shutdown(one.fd, SHUT_WR);
+        std::byte unread[4096];
+        while (::recv(one.fd, unread, sizeof unread, MSG_DONTWAIT) > 0) {
+        }
+        ::close(one.fd);
+      }
+    }
+  });
+}
+
+void Heartbeat::say(int peer, HeartbeatMessage message) {
+  if (peer == rank_) return;
+  message.sequence = ++sequence_;
+  for (Wire& one : wires_[static_cast<std::size_t>(peer)]) {
+    if (one.fd < 0) continue;
+    // A beat that has to wait says nothing.
+    if (message.kind == HeartbeatKind::beat && !one.unsent.empty()) continue;
+    append(one.unsent, message);
+    flush(one);
+  }
+}
+
+void Heartbeat::say_to_all(const HeartbeatMessage& message) {
+  for (int peer = 0; peer < detector_.size(); ++peer) say(peer, message);
+}
+
+void Heartbeat::flush(Wire& one) {
+  while (!one.unsent.empty()) {
+    const ssize_t sent = ::send(one.fd, one.unsent.data(), one.unsent.size(), MSG_DONTWAIT | kNoSignal);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) {
+      // A broken connection may still hold the peer's last words: only reading tells that it is over.
+      if (!would_block(errno)) one.unsent.clear();
+      return;
+    }
+    one.unsent.erase(one.unsent.begin(), one.unsent.begin() + sent);
+  }
+}
+
+}  // namespace ferrule

@@ -1,0 +1,192 @@
+// What the heartbeat's thread does: beat, listen, judge, and end groups.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+
+#include "liveness/heartbeat.h"
+#include "transports/socket.h"
+
+namespace ferrule {
+namespace {
+
+// One look reads at most this much from one connection, so that nobody can keep us from the others.
+constexpr int kReads = 8;
+constexpr std::size_t kReadBytes = 4096;
+
+// How many verdicts on unknown groups are kept: a split that one rank has finished and another has not.
+constexpr std::size_t kEarly = 32;
+
+int milliseconds_until(Clock::time_point when) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(when - Clock::now()).count();
+  return static_cast<int>(std::clamp<long long>(left, 0, std::numeric_limits<int>::max()));
+}
+
+}  // namespace
+
+void Heartbeat::run() {
+  std::unique_lock lock(mutex_);
+  while (!closing_) {
+    collect_polls();
+    const Clock::time_point planned = wake_time();
+    lock.unlock();
+    (void)::poll(polled_.data(), static_cast<nfds_t>(polled_.size()), milliseconds_until(planned));
+    wake_.clear();
+    lock.lock();
+    const Clock::time_point now = Clock::now();
+    // A machine that is too busy for this thread, or a process that was stopped, accuses nobody for what it missed.
+    looked_ = now;
+    late_ = std::max(now - planned, Clock::duration::zero());
+    detector_.excuse(late_, now);
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      if (polled_[i].revents != 0) serve(places_[i], now);
+    }
+    judge(now);
+    if (now >= next_beat_) beat(now);
+    deliver(lock);
+  }
+}
+
+Clock::time_point Heartbeat::wake_time() const {
+  if (!deliveries_.empty()) return Clock::now();
+  return std::min(next_beat_, detector_.next_look());
+}
+
+void Heartbeat::collect_polls() {
+  polled_.clear();
+  places_.clear();
+  for (int peer = 0; peer < detector_.size(); ++peer) {
+    const auto& wires = wires_[static_cast<std::size_t>(peer)];
+    for (std::size_t rail = 0; rail < wires.size(); ++rail) {
+      if (wires[rail].fd < 0) continue;
+      const int events = POLLIN | (wires[rail].unsent.empty() ? 0 : POLLOUT);
+      polled_.push_back({wires[rail].fd, static_cast<short>(events), 0});
+      places_.push_back({peer, rail});
+    }
+  }
+  polled_.push_back(wake_.poll_for());
+}
+
+void Heartbeat::serve(Place place, Clock::time_point now) {
+  Wire& one = wire(place);
+  if (one.fd < 0) return;
+  flush(one);
+  std::byte buffer[kReadBytes];
+  for (int turn = 0; turn < kReads; ++turn) {
+    const ssize_t got = ::recv(one.fd, buffer, sizeof buffer, MSG_DONTWAIT);
+    if (got == 0) return end_wire(place, 0, now);
+    if (got < 0) {
+      if (!would_block(errno)) end_wire(place, errno, now);
+      return;
+    }
+    std::span<const std::byte> bytes(buffer, static_cast<std::size_t>(got));
+    HeartbeatMessage message;
+    while (one.reader.read(bytes, message)) {
+      detector_.hear(place.peer, place.rail, message.sequence, now);
+      hear(place.peer, message);
+    }
+    if (one.reader.broken()) return end_wire(place, EPROTO, now);
+  }
+}
+
+void Heartbeat::end_wire(Place place, int error, Clock::time_point now) {
+  ::close(wire(place).fd);
+  wire(place) = Wire{};
+  detector_.end(place.peer, place.rail, error, now);
+}
+
+void Heartbeat::hear(int from, const HeartbeatMessage& message) {
+  // Whoever was given up has no say any more, even if it comes back.
+  if (detector_.presence(from) == Presence::lost) return;
+  const bool known = message.rank >= 0 && message.rank < detector_.size();
+  switch (message.kind) {
+    case HeartbeatKind::beat:
+      return;
+    case HeartbeatKind::goodbye:
+      return detector_.say_goodbye(from, message.sequence);
+    case HeartbeatKind::accuse:
+    case HeartbeatKind::lost:
+      if (message.epoch != epoch_ || !known) return;
+      if (message.rank != rank_) return give_up(message.rank, message.text);
+      if (message.kind == HeartbeatKind::lost) given_up(message.text);
+      return;
+    case HeartbeatKind::verdict:
+      for (const SeatPointer& seat : seats_) {
+        if (seat->epoch_ == message.epoch) return pass_on(seat, from, message);
+      }
+      if (early_.size() == kEarly) early_.pop_front();
+      early_.push_back({from, message});
+      return;
+  }
+}
+
+void Heartbeat::judge(Clock::time_point now) {
+  while (const auto suspect = detector_.suspect(now)) {
+    if (suspect->arbiter < 0) {
+      give_up(suspect->peer, suspect->words);
+      continue;
+    }
+    // Should only the connection between us two be cut, the other one accuses us: somebody else tells all the same.
+    detector_.ask(suspect->peer, now);
+    say(suspect->arbiter, {HeartbeatKind::accuse, FERRULE_OK, suspect->peer, epoch_, 0, suspect->words});
+  }
+}
+
+void Heartbeat::beat(Clock::time_point now) {
+  if (!parted_) say_to_all({.kind = HeartbeatKind::beat, .epoch = epoch_});
+  next_beat_ += interval_;
+  if (next_beat_ <= now) next_beat_ = now + interval_;
+}
+
+void Heartbeat::give_up(int peer, const std::string& words) {
+  if (detector_.presence(peer) != Presence::alive) return;
+  detector_.lose(peer, words);
+  say_to_all({HeartbeatKind::lost, FERRULE_OK, peer, epoch_, 0, words});
+  for (const SeatPointer& seat : seats_) mourn(seat, peer);
+}
+
+void Heartbeat::mourn(const SeatPointer& seat, int lost) {
+  const int rank = seat->group_rank(lost);
+  if (rank < 0) return;
+  const std::string words = "rank " + std::to_string(rank) + " " + detector_.words(lost);
+  deliveries_.push_back({seat, Failure(FERRULE_PEER_LOST, rank, words)});
+}
+
+void Heartbeat::given_up(const std::string& words) {
+  std::string ours = words;
+  // It may also have been stopped right here, before it read what we are just told.
+  const Clock::duration late = std::max(late_, Clock::now() - looked_);
+  if (late > interval_) {
+    char text[96];
+    std::snprintf(text, sizeof text, "; this process was stopped, or got no processor, for %.2f s",
+                  std::chrono::duration<double>(late).count());
+    ours += text;
+  }
+  detector_.lose(rank_, ours);
+  for (const SeatPointer& seat : seats_) {
+    const int rank = seat->group_rank(rank_);
+    const Failure told(FERRULE_PEER_LOST, rank, "rank " + std::to_string(rank) + " " + ours);
+    deliveries_.push_back({seat, heard_by(rank, told)});
+  }
+}
+
+void Heartbeat::pass_on(const SeatPointer& seat, int from, const HeartbeatMessage& verdict) {
+  const int sender = seat->group_rank(from);
+  if (sender < 0) return;
+  const bool known = verdict.rank >= 0 && static_cast<std::size_t>(verdict.rank) < seat->ranks_.size();
+  const Failure told(verdict.status, known ? verdict.rank : sender, verdict.text);
+  deliveries_.push_back({seat, heard_by(seat->group_rank(rank_), told)});
+}
+
+void Heartbeat::deliver(std::unique_lock<std::mutex>& lock) {
+  std::vector<Delivery> now;
+  now.swap(deliveries_);
+  if (now.empty()) return;
+  lock.unlock();
+  for (const Delivery& one : now) one.seat->deliver(one.cause);
+  lock.lock();
+}
+
+}  // namespace ferrule

@@ -1,0 +1,87 @@
+// Wire format: the header before every message on a channel, and the close notice that a rank sends when it leaves.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+
+#include "ferrule/ferrule.h"
+
+namespace ferrule {
+
+using Clock = std::chrono::steady_clock;
+
+// A group has two streams, each with connections of its own: what happens on one never waits for the other.
+enum class Stream : std::uint8_t { collectives, messages };
+constexpr int kStreams = 2;
+
+enum class Op : std::uint8_t {
+  none,
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  broadcast,
+  send,
+  barrier,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  goodbye = 0x80,  // not an operation: the peer closed its group in an orderly way
+  abort = 0x81,    // the peer gave up; root names the rank at fault
+};
+
+// One operation as a rank called it. Ranks compare calls before a byte of payload moves.
+struct Call {
+  Op op = Op::none;
+  std::uint8_t dtype = 0;
+  std::uint8_t reduction = 0;
+  std::uint8_t variant = 0;  // 0, or which kind and phase of it: both ends must mean the same
+  std::int32_t root = -1;
+  std::uint64_t sequence = 0;
+  std::uint64_t bytes = 0;
+
+  friend bool operator==(const Call&, const Call&) = default;
+};
+static_assert(sizeof(Call) == 24);
+
+// "all_reduce(sum, float32, 4096 bytes) #12"
+std::string describe(const Call& call);
+
+// Little-endian on the wire, like every machine that Ferrule runs on.
+struct MessageHeader {
+  std::uint64_t epoch = 0;
+  Call call;
+
+  friend bool operator==(const MessageHeader&, const MessageHeader&) = default;
+};
+static_assert(sizeof(MessageHeader) == 32);
+
+// The last thing on a socket before it closes. A socket that ends without one belonged to a rank that died.
+struct CloseNotice {
+  MessageHeader header;
+  std::array<char, 224> text{};
+};
+static_assert(sizeof(CloseNotice) == 256);
+
+// Ends an operation and closes the group; becomes a ferrule_failure at the C ABI.
+struct Failure : std::exception {
+  Failure(ferrule_status status_, int rank_, std::string message_)
+      : status(status_), rank(rank_), message(std::move(message_)) {}
+  const char* what() const noexcept override { return message.c_str(); }
+
+  ferrule_status status;
+  int rank;
+  std::string message;
+  // A connection ended and nothing said why: somebody else may know better.
+  bool unexplained = false;
+};
+
+// What `rank` tells the others of its group about the failure that ended it there, and what that means to one of them.
+Failure told_by(int rank, const Failure& cause);
+Failure heard_by(int rank, const Failure& told);
+
+}  // namespace ferrule

@@ -1,0 +1,228 @@
+#include "transports/tcp/rail_channel.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace ferrule {
+namespace {
+
+// How long a closing channel waits for the peer's kernel to have everything. Closing a socket on which an
+// acknowledgement comes in resets the connection, and what is still to be sent would be lost.
+constexpr std::chrono::seconds kLinger{1};
+constexpr std::chrono::milliseconds kLingerLook{10};
+// How long bytes that nobody waits for yet may stay in a socket when nothing else comes: what is waited for may stand
+// behind them.
+constexpr std::chrono::milliseconds kPark{2};
+// How often per time limit the wires are looked at.
+constexpr int kLooks = 8;
+// A rail that brings bytes but takes none may just be slower to recover than the others. How many time limits it gets.
+constexpr int kOneWay = 4;
+
+}  // namespace
+
+RailChannel::RailChannel(const Ends& ends, std::span<const int> fds, int best, Clock::duration stall)
+    : Channel(ends), stall_(stall), best_(static_cast<std::size_t>(best)), expected_(best_) {
+  for (std::size_t i = 0; i < fds.size(); ++i) {
+    rails_.push_back(std::make_unique<Rail>(static_cast<int>(i)));
+    if (fds[i] >= 0) rails_[i]->open(fds[i]);
+  }
+}
+
+RailChannel::~RailChannel() {
+  if (closing_) linger();
+  for (const Arrival& arrival : arrivals_) ::close(arrival.fd);
+}
+
+bool RailChannel::holds_callers_memory() {
+  if (!outbound_.refers() && !backlog()) return false;
+  if (arrived_.load(std::memory_order_acquire)) adopt();
+  push();
+  read_all(false);
+  if (owes_acknowledgement()) acknowledge();
+  const bool holds = outbound_.refers() || backlog();
+  if (holds && gone_) throw loss();
+  return holds;
+}
+
+void RailChannel::add_polls(Wanted, std::vector<pollfd>& into) const {
+  for (const auto& rail : rails_) {
+    if (!rail->alive()) continue;
+    const int events = (rail->parked ? 0 : POLLIN) | (rail->busy() ? POLLOUT : 0) | kHangup;
+    into.push_back({rail->fd(), static_cast<short>(events), 0});
+  }
+}
+
+void RailChannel::on_poll(const pollfd& ready) {
+  const auto of_fd = [&](const auto& rail) { return rail->alive() && rail->fd() == ready.fd; };
+  const auto found = std::ranges::find_if(rails_, of_fd);
+  if (found == rails_.end()) return;
+  Rail& rail = **found;
+  if ((ready.revents & POLLOUT) != 0) push();
+  const bool ends = (ready.revents & (POLLHUP | POLLERR | POLLNVAL | kHangup)) != 0;
+  if (ends || (ready.revents & POLLIN) != 0) read(rail, ends);
+  // A peer that said goodbye may be needed no more; whoever still needs it finds out by itself.
+  if (gone_ && !departed()) throw loss();
+}
+
+Clock::duration RailChannel::patience() const {
+  if (arrived_.load(std::memory_order_acquire)) return Clock::duration::zero();
+  const bool parked = std::ranges::any_of(rails_, [](const auto& rail) { return rail->alive() && rail->parked; });
+  if (parked) return kPark;
+  return watched_ ? stall_ / kLooks : Clock::duration::max();
+}
+
+void RailChannel::maintain() {
+  if (arrived_.load(std::memory_order_acquire)) adopt();
+  push();
+  const Clock::time_point now = Clock::now();
+  for (const auto& rail : rails_) {
+    if (rail->alive()) read(*rail, rail->parked && now - rail->parked_since >= kPark);
+  }
+  // Nothing is under way that could carry it.
+  if (told_received_ < inbound_.received()) must_tell_ = true;
+  if (owes_acknowledgement()) acknowledge();
+  watch(now);
+  push();
+}
+
+void RailChannel::watch(Clock::time_point now) {
+  if (now - watched_at_ < stall_ / kLooks) return;
+  watched_at_ = now;
+  watched_ = doubts_ = false;
+  for (const auto& rail : rails_) {
+    if (!rail->alive()) continue;
+    rail->look(now);
+    const bool suspect = rail->stalled(stall_);
+    if (suspect && !rail->suspect) {
+      rail->suspect_since = now;
+      rail->blamed_since = {};
+      outbound_.give_up(rail->number());
+      must_tell_ = true;  // it may hold an acknowledgement, for which the peer waits and sends nothing more
+    }
+    rail->suspect = suspect;
+    if (rail->waits()) watched_ = true;
+    if (suspect) doubts_ = true;
+  }
+  // It is the wire, not the peer, when another wire moves. Otherwise all may be cut for a moment: then nothing is
+  // gained by giving up the last, and when they are back they need not begin to move all at once. Both ends see the
+  // same rails move, so they do not give up different ones.
+  for (const auto& rail : rails_) {
+    if (!rail->alive() || !rail->suspect) continue;
+    const auto moved = [&](const auto& other) { return other->alive() && other->moved_at() > rail->suspect_since; };
+    const bool works_one_way = moved(rail);
+    const auto another = [&](const auto& other) { return other != rail && moved(other); };
+    if (rail->blamed_since == Clock::time_point{}) {
+      if (std::ranges::any_of(rails_, another)) rail->blamed_since = now;
+    } else if (now - rail->blamed_since >= stall_ * (works_one_way ? kOneWay : 1)) {
+      lose(*rail, ETIMEDOUT, true);
+    }
+  }
+}
+
+void RailChannel::step(Rail& rail, Rail::Io io) {
+  watched_ = true;
+  if (io != Rail::Io::ended) return;
+  const int error = rail.error();
+  read(rail, true);  // what the peer sent before
+  if (rail.alive()) lose(rail, error, false);
+}
+
+void RailChannel::bury(Rail& rail, bool reset) {
+  {
+    const std::scoped_lock lock(mutex_);
+    rail.close(reset);
+  }
+  rail.deaths.fetch_add(1, std::memory_order_relaxed);
+  outbound_.give_up(rail.number());
+  must_tell_ = true;  // the last acknowledgement may have been lost with it
+}
+
+void RailChannel::lose(Rail& rail, int error, bool reset) {
+  bury(rail, reset);
+  rail.given_up = reset;
+  if (arrived_.load(std::memory_order_acquire)) return;
+  if (std::ranges::any_of(rails_, [](const auto& other) { return other->alive(); })) return;
+  // Where wires failed, a reset may be the peer's way to give one up, and fresh rails may come. When the peer dies
+  // its kernel closes the connection.
+  const bool given_up = std::ranges::any_of(rails_, [](const auto& other) { return other->given_up; });
+  if (error == 0 || !given_up) socket_ended(error);
+}
+
+bool RailChannel::add_rail(int rail, int fd) {
+  const std::scoped_lock lock(mutex_);
+  if (rail < 0 || static_cast<std::size_t>(rail) >= rails_.size() || shut_) return false;
+  arrivals_.push_back({rail, fd});
+  arrived_.store(true, std::memory_order_release);
+  return true;
+}
+
+void RailChannel::adopt() {
+  std::vector<Arrival> arrivals;
+  {
+    const std::scoped_lock lock(mutex_);
+    arrivals.swap(arrivals_);
+    arrived_.store(false, std::memory_order_relaxed);
+  }
+  for (const Arrival& arrival : arrivals) {
+    Rail& rail = *rails_[static_cast<std::size_t>(arrival.rail)];
+    if (rail.alive()) read(rail, true);
+    if (rail.alive()) bury(rail, true);
+    const std::scoped_lock lock(mutex_);
+    rail.open(arrival.fd);
+    if (shut_) ::shutdown(arrival.fd, SHUT_RDWR);
+  }
+}
+
+std::vector<RailState> RailChannel::rails() const {
+  const std::scoped_lock lock(mutex_);
+  std::vector<RailState> states;
+  for (const auto& rail : rails_) {
+    const auto load = [](const auto& counter) { return counter.load(std::memory_order_relaxed); };
+    states.push_back({rail->alive(), load(rail->bytes_sent), load(rail->bytes_received), load(rail->deaths)});
+  }
+  for (const Arrival& arrival : arrivals_) states[static_cast<std::size_t>(arrival.rail)].alive = true;
+  return states;
+}
+
+void RailChannel::shut_down() {
+  const std::scoped_lock lock(mutex_);
+  shut_ = true;
+  for (const auto& rail : rails_) {
+    if (rail->alive()) ::shutdown(rail->fd(), SHUT_RDWR);
+  }
+}
+
+void RailChannel::send_close_notice(const CloseNotice& notice) {
+  words_ = notice;
+  closing_ = notice.header.call.op == Op::goodbye;
+  push();
+  for (const auto& rail : rails_) {
+    // In the middle of a frame there is no place for it. On several rails it arrives although one may be cut.
+    if (!rail->alive() || rail->busy()) continue;
+    FrameHeader head = header(FrameKind::close_notice);
+    head.length = sizeof words_;
+    head.offset = outbound_.end();
+    step(*rail, rail->write(head, std::as_bytes(std::span(&words_, 1)), nullptr));
+  }
+}
+
+void RailChannel::linger() {
+  inbound_.withdraw();
+  const Clock::time_point end = Clock::now() + kLinger;
+  std::vector<pollfd> polls;
+  while (!gone_ && Clock::now() < end) {
+    maintain();
+    const auto delivered = [](const auto& rail) { return !rail->alive() || rail->delivered(); };
+    if (!backlog() && std::ranges::all_of(rails_, delivered)) return;
+    polls.clear();
+    add_polls({}, polls);
+    (void)::poll(polls.data(), static_cast<nfds_t>(polls.size()), static_cast<int>(kLingerLook.count()));
+  }
+}
+
+void RailChannel::drain() { read_all(true); }
+
+}  // namespace ferrule

@@ -1,0 +1,288 @@
+// Frames out of the stream and back into it.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "transports/tcp/rail_channel.h"
+
+namespace ferrule {
+namespace {
+
+// Up to this size a message is copied, so that the send is over when the sockets have it; above, it stays where it is
+// until the peer has it.
+constexpr std::size_t kCopy = 256 << 10;
+constexpr std::size_t kRefer = 16 << 10;  // shorter parts of a long message are copied all the same
+// From this size on a message is cut over the rails, into pieces between these two.
+constexpr std::size_t kStripe = 64 << 10;
+constexpr std::size_t kMinPiece = 32 << 10;
+constexpr std::size_t kPiece = 128 << 10;
+// An offer from which reads go straight to their place; below, one read for header and payload is cheaper.
+constexpr std::size_t kDirectRead = 64 << 10;
+// One call moves at most this much, so that the other direction gets its turn while both are busy.
+constexpr std::size_t kTurn = 1 << 20;
+constexpr std::uint64_t kAcknowledge = 256 << 10;
+// While it waits for a small message, one in so many looks goes to all rails.
+constexpr unsigned kLookAround = 8;
+// More gaps between the bytes that arrived come from no honest peer.
+constexpr std::size_t kMaxGaps = 4096;
+
+}  // namespace
+
+std::size_t RailChannel::try_send(std::span<const ConstBytes> parts) {
+  if (arrived_.load(std::memory_order_acquire)) adopt();
+  if (gone_) throw loss();
+  Parts left;
+  std::size_t count = 0;
+  std::size_t total = 0;
+  for (const ConstBytes& part : parts) {
+    if (part.empty()) continue;
+    if (count == left.size()) break;
+    left[count++] = part;
+    total += part.size();
+  }
+  if (total == 0) return 0;
+  if (doubts_) watch(Clock::now());  // with the other rails' help operations may go on without ever sleeping
+  push();
+  const std::size_t sent = send_some(left, total);
+  if (sent == 0) {
+    read_all(false);  // room comes with an acknowledgement
+    if (owes_acknowledgement()) acknowledge();
+  }
+  if (gone_) throw loss();
+  return sent;
+}
+
+std::size_t RailChannel::send_some(Parts& parts, std::size_t total) {
+  const bool refer = total > kCopy || outbound_.refers();
+  const bool stripe = total >= kStripe;
+  std::size_t piece = total;
+  if (stripe) piece = std::clamp((total + rails_.size() - 1) / rails_.size(), kMinPiece, kPiece);
+  std::size_t sent = 0;
+  while (sent < total && sent < kTurn) {
+    Rail* const rail = stripe ? pick_next() : pick();
+    if (rail == nullptr) break;
+    OutFrame* const frame = next_frame(parts, total - sent, piece, refer);
+    if (frame == nullptr) break;
+    sent += frame->size;
+    frame->ack_now = sent == total && outbound_.refers();
+    give(*rail, *frame);
+  }
+  return sent;
+}
+
+OutFrame* RailChannel::next_frame(Parts& parts, std::size_t left, std::size_t piece, bool refer) {
+  std::size_t size = static_cast<std::size_t>(std::min<std::uint64_t>({left, piece, limit_ - outbound_.end()}));
+  ConstBytes& front = *std::ranges::find_if(parts, [](ConstBytes part) { return !part.empty(); });
+  OutFrame* frame = nullptr;
+  if (refer && front.size() >= kRefer) {
+    size = std::min(size, front.size());
+    if (size != 0) frame = &outbound_.refer(front.first(size));
+  } else {
+    if (refer) size = std::min(size, front.size());
+    size = std::min(size, outbound_.copy_room());
+    if (size != 0) frame = &outbound_.copy(parts, size);
+  }
+  for (ConstBytes& part : parts) {
+    const std::size_t n = std::min(size, part.size());
+    part = part.subspan(n);
+    size -= n;
+  }
+  return frame;
+}
+
+void RailChannel::give(Rail& rail, OutFrame& frame) {
+  frame.rail = rail.number();
+  FrameHeader head = header(FrameKind::data);
+  head.flags = frame.ack_now ? kAckNow : 0;
+  head.length = frame.size;
+  head.offset = frame.offset;
+  step(rail, rail.write(head, {frame.data, frame.size}, &frame));
+}
+
+void RailChannel::push() {
+  for (const auto& rail : rails_) {
+    if (rail->alive() && rail->busy()) step(*rail, rail->flush());
+  }
+  while (OutFrame* const frame = outbound_.lost()) {
+    Rail* const rail = pick_next();
+    if (rail == nullptr) return;
+    outbound_.found();
+    frame->ack_now = true;  // the peer may have had it all along
+    give(*rail, *frame);
+  }
+}
+
+bool RailChannel::usable(const Rail& rail) const {
+  if (!rail.alive() || rail.busy()) return false;
+  const auto better = [](const auto& other) { return other->alive() && !other->suspect; };
+  return !rail.suspect || std::ranges::none_of(rails_, better);
+}
+
+Rail* RailChannel::pick() {
+  if (usable(*rails_[best_])) return rails_[best_].get();
+  return pick_next();
+}
+
+Rail* RailChannel::pick_next() {
+  for (std::size_t i = 0; i < rails_.size(); ++i) {
+    turn_ = (turn_ + 1) % rails_.size();
+    if (usable(*rails_[turn_])) return rails_[turn_].get();
+  }
+  return nullptr;
+}
+
+bool RailChannel::backlog() const {
+  // A rail that stalled may keep its rest of a frame that went over another one.
+  const auto writes = [](const auto& rail) {
+    if (!rail->alive() || !rail->busy()) return false;
+    return rail->frame() == nullptr ? !rail->suspect : rail->frame()->rail == rail->number();
+  };
+  return outbound_.lost() != nullptr || std::ranges::any_of(rails_, writes);
+}
+
+FrameHeader RailChannel::header(FrameKind kind) {
+  FrameHeader head;
+  head.kind = kind;
+  head.received = told_received_ = inbound_.received();
+  told_taken_ = inbound_.taken();
+  head.held = static_cast<std::uint32_t>(told_received_ - told_taken_);
+  must_tell_ = false;
+  return head;
+}
+
+bool RailChannel::owes_acknowledgement() const {
+  if (gone_ || heard_last_) return false;
+  const std::uint64_t received = inbound_.received();
+  return must_tell_ || (told_received_ < ask_at_ && received >= ask_at_) || received - told_received_ >= kAcknowledge ||
+         inbound_.taken() - told_taken_ >= kAcknowledge;
+}
+
+void RailChannel::acknowledge() {
+  if (Rail* const rail = pick()) step(*rail, rail->write(header(FrameKind::ack), {}, nullptr));
+}
+
+std::size_t RailChannel::try_recv(Bytes into) {
+  if (into.empty()) return 0;
+  inbound_.offer(into);
+  std::size_t got = inbound_.take();
+  if (got == 0 && !gone_) {
+    if (arrived_.load(std::memory_order_acquire)) adopt();
+    Rail& expected = *rails_[expected_];
+    const bool alone = into.size() < kDirectRead && inbound_.gaps() == 0 && expected.alive();
+    if (alone) {
+      read(expected, false);
+      got = inbound_.take();
+    }
+    if (!alone || (got == 0 && ++idle_ % kLookAround == 0)) {
+      read_all(false);
+      got = inbound_.take();
+    }
+  }
+  if (owes_acknowledgement()) acknowledge();
+  return got;
+}
+
+void RailChannel::read_all(bool all) {
+  for (const auto& rail : rails_) {
+    if (rail->alive()) read(*rail, all);
+  }
+}
+
+void RailChannel::read(Rail& rail, bool all) {
+  std::size_t turn = 0;
+  bool more = true;
+  while (rail.alive() && !gone_ && read_inbox(rail, all) && more && (all || turn < kTurn)) {
+    const std::size_t left = rail.reader.left();
+    const std::uint64_t position = rail.reader.position();
+    const bool data = left != 0 && rail.reader.header().kind == FrameKind::data;
+    const Bytes direct = data ? inbound_.place(position, left) : Bytes();
+    // Together with the end of a long payload comes the next header, and nothing that would have to be copied.
+    std::size_t ahead = inbound_.offered() >= kDirectRead && (left == 0 || !direct.empty()) ? sizeof(FrameHeader) : Rail::kInbox;
+    if (direct.size() < left && !direct.empty()) ahead = 0;
+    std::size_t got = 0;
+    const Rail::Io io = rail.read(direct, ahead, got);
+    if (io == Rail::Io::ended) return lose(rail, rail.error(), false);
+    if (got != 0) {
+      rail.reader.skip(got);
+      inbound_.placed(position, got);
+      if (rail.reader.left() == 0) end_frame(rail);
+    }
+    turn += got + rail.unread.size();
+    more = io == Rail::Io::done;
+  }
+}
+
+bool RailChannel::read_inbox(Rail& rail, bool all) {
+  FrameReader& reader = rail.reader;
+  for (;;) {
+    const bool data = reader.left() != 0 && reader.header().kind == FrameKind::data;
+    const std::uint64_t position = reader.position();
+    if (data && !all && inbound_.early(position)) {
+      if (!rail.parked) rail.parked_since = Clock::now();
+      rail.parked = true;
+      return false;
+    }
+    rail.parked = false;
+    ConstBytes payload;
+    const FrameBounds bounds{inbound_.taken() + kRailWindow, outbound_.end(), sizeof(CloseNotice)};
+    switch (reader.step(rail.unread, bounds, payload)) {
+      case FrameReader::Step::more:
+        return true;
+      case FrameReader::Step::broken:
+        lose(rail, EPROTO, true);
+        return false;
+      case FrameReader::Step::header:
+        take_header(reader.header());
+        break;
+      case FrameReader::Step::payload:
+        if (data) {
+          inbound_.store(position, payload);
+        } else {
+          const std::size_t at = sizeof(CloseNotice) - reader.left() - payload.size();
+          std::memcpy(reinterpret_cast<std::byte*>(&rail.words) + at, payload.data(), payload.size());
+        }
+        if (inbound_.gaps() <= kMaxGaps) break;
+        lose(rail, EPROTO, true);
+        return false;
+    }
+    if (reader.left() == 0) end_frame(rail);
+    if (gone_) return false;
+  }
+}
+
+void RailChannel::take_header(const FrameHeader& head) {
+  limit_ = std::max(limit_, head.received - head.held + kRailWindow);
+  if (head.received <= outbound_.begin()) return;
+  for (const auto& rail : rails_) {
+    if (rail->frame() != nullptr && rail->frame()->end() <= head.received) rail->disown();
+  }
+  outbound_.acknowledge(head.received);
+}
+
+void RailChannel::end_frame(Rail& rail) {
+  const FrameHeader& head = rail.reader.header();
+  if (head.kind == FrameKind::data) {
+    expected_ = static_cast<std::size_t>(rail.number());
+    const std::uint64_t end = head.offset + head.length;
+    if ((head.flags & kAckNow) != 0) {
+      if (end <= told_received_) must_tell_ = true;
+      ask_at_ = std::max(ask_at_, end);
+    }
+  } else if (head.kind == FrameKind::close_notice) {
+    last_words_ = rail.words;
+    last_offset_ = head.offset;
+    heard_last_ = true;
+  }
+  look_for_end();
+}
+
+void RailChannel::look_for_end() {
+  if (!heard_last_ || gone_) return;
+  // What was sent before a goodbye still comes, perhaps by other rails; with an abort it is over at once.
+  if (last_words_.header.call.op == Op::goodbye && inbound_.received() < last_offset_) return;
+  remember(std::as_bytes(std::span(&last_words_, 1)));
+  heard_last_ = take_close_notice();
+  if (heard_last_) socket_ended(0);
+}
+
+}  // namespace ferrule

@@ -1,0 +1,79 @@
+#include "transports/tcp/rail_outbound.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "transports/tcp/rail_frame.h"
+
+namespace ferrule {
+namespace {
+
+constexpr std::size_t kRing = 1 << 20;
+
+}  // namespace
+
+std::size_t Outbound::copy_room() const {
+  // A frame lies in the ring in one piece: before its end or, when that is left empty, at its beginning.
+  const std::size_t free = kRing - ring_used_;
+  const std::size_t to_end = std::min(kRing - ring_head_, free);
+  return std::min<std::size_t>(std::max(to_end, free - to_end), kMaxPayload);
+}
+
+OutFrame& Outbound::copy(std::span<const ConstBytes> parts, std::size_t size) {
+  if (!ring_) ring_ = std::make_unique_for_overwrite<std::byte[]>(kRing);
+  if (ring_used_ == 0) ring_head_ = 0;  // the same few cache lines as long as the peer keeps up
+  std::size_t unused = 0;
+  if (ring_head_ + size > kRing) {
+    unused = kRing - ring_head_;
+    ring_head_ = 0;
+  }
+  std::byte* const data = ring_.get() + ring_head_;
+  std::size_t done = 0;
+  for (const ConstBytes& part : parts) {
+    const std::size_t n = std::min(part.size(), size - done);
+    if (n != 0) std::memcpy(data + done, part.data(), n);
+    done += n;
+  }
+  ring_head_ += size;
+  ring_used_ += unused + size;
+  OutFrame frame;
+  frame.data = data;
+  frame.size = static_cast<std::uint32_t>(size);
+  frame.ring = static_cast<std::uint32_t>(unused + size);
+  return append(frame);
+}
+
+OutFrame& Outbound::refer(ConstBytes bytes) {
+  OutFrame frame;
+  frame.data = bytes.data();
+  frame.size = static_cast<std::uint32_t>(bytes.size());
+  ++referred_;
+  return append(frame);
+}
+
+OutFrame& Outbound::append(OutFrame frame) {
+  frame.offset = end_;
+  end_ += frame.size;
+  return frames_.emplace_back(frame);
+}
+
+void Outbound::acknowledge(std::uint64_t offset) {
+  if (offset <= acknowledged_) return;
+  acknowledged_ = offset;
+  while (!lost_.empty() && lost_.front()->end() <= offset) lost_.pop_front();
+  while (!frames_.empty() && frames_.front().end() <= offset) {
+    ring_used_ -= frames_.front().ring;
+    if (frames_.front().ring == 0) --referred_;
+    frames_.pop_front();
+  }
+}
+
+void Outbound::give_up(int rail) {
+  lost_.clear();
+  for (OutFrame& frame : frames_) {
+    if (frame.rail == rail) frame.rail = kNoRail;
+    if (frame.rail == kNoRail) lost_.push_back(&frame);
+  }
+}
+
+}  // namespace ferrule

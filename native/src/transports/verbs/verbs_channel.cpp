@@ -1,0 +1,99 @@
+#include "transports/verbs/verbs_channel.h"
+
+#include <sched.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+
+namespace ferrule {
+namespace {
+
+// How long a close may wait until what was sent is with the peer: a dead cable is found broken sooner.
+constexpr std::chrono::seconds kLinger{2};
+constexpr unsigned kStepsPerLook = 64;
+
+}  // namespace
+
+VerbsChannel::VerbsChannel(const Ends& ends, std::unique_ptr<VerbsPipe> pipe, std::string path)
+    : Channel(ends), pipe_(std::move(pipe)), path_(std::move(path)) {}
+
+VerbsChannel::~VerbsChannel() {
+  try {
+    linger();
+  } catch (const std::exception&) {
+    // The peer's last frames make no sense; nobody is left to whom that matters.
+  }
+}
+
+// The queue pair dies with this object, and with it whatever is still on its way. Before the socket ends the peer
+// must have it all: it takes that end for the end of the data.
+void VerbsChannel::linger() {
+  const Clock::time_point deadline = Clock::now() + kLinger;
+  pipe_->flush();
+  for (unsigned step = 1; !pipe_->drained() && !pipe_->broken() && !cut_.load(std::memory_order_relaxed); ++step) {
+    pipe_->service();
+    if (step % kStepsPerLook != 0) continue;
+    drain();
+    if (gone_ || departed() || Clock::now() >= deadline) return;
+    ::sched_yield();
+  }
+}
+
+template <class Step>
+auto VerbsChannel::guarded(Step&& step) const {
+  try {
+    return step();
+  } catch (const FrameError& error) {
+    throw Failure(FERRULE_MISMATCH, peer_, "rank " + std::to_string(peer_) + " " + error.what() + " on " + path_);
+  }
+}
+
+void VerbsChannel::broken() {
+  drain();
+  if (gone_ || departed()) throw loss();
+  throw Failure(FERRULE_PEER_LOST, peer_,
+                "rank " + std::to_string(peer_) + " cannot be reached over " + path_ + " (" + pipe_->fault() + ")");
+}
+
+std::size_t VerbsChannel::try_send(std::span<const ConstBytes> parts) {
+  const std::size_t n = guarded([&] { return pipe_->write(parts); });
+  if (n == 0 && pipe_->broken()) broken();
+  return n;
+}
+
+std::size_t VerbsChannel::try_recv(Bytes into) {
+  const std::size_t n = guarded([&] { return pipe_->read(into); });
+  if (n == 0 && pipe_->broken() && !into.empty()) broken();
+  return n;
+}
+
+void VerbsChannel::add_polls(Wanted wanted, std::vector<pollfd>& into) const {
+  into.push_back({fd_, static_cast<short>(POLLIN | kHangup), 0});
+  const bool waiting = wanted.receive || wanted.send;
+  patience_ = guarded([&] { return pipe_->prepare_sleep(waiting); });
+  if (waiting || !pipe_->reliable()) into.push_back({pipe_->event_fd(), POLLIN, 0});
+}
+
+Clock::duration VerbsChannel::patience() const { return patience_; }
+
+void VerbsChannel::on_poll(const pollfd& ready) {
+  if (ready.fd == pipe_->event_fd()) {
+    pipe_->take_events();
+    guarded([&] { return pipe_->service(); });
+    return;
+  }
+  drain();
+  if (gone_ && !departed()) throw loss();
+}
+
+void VerbsChannel::send_close_notice(const CloseNotice& notice) {
+  // No payload goes over the socket, so the words can be mistaken for none.
+  send_words(notice);
+}
+
+void VerbsChannel::shut_down() {
+  cut_.store(true, std::memory_order_relaxed);
+  Channel::shut_down();
+}
+
+}  // namespace ferrule

@@ -1,0 +1,43 @@
+// A channel whose data go through a queue pair. Its socket tells of the peer's death and carries its last words.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "transports/channel.h"
+#include "transports/verbs/verbs_pipe.h"
+
+namespace ferrule {
+
+class VerbsChannel final : public Channel {
+ public:
+  // `path`: the device and what it reaches, for words about a failure.
+  VerbsChannel(const Ends& ends, std::unique_ptr<VerbsPipe> pipe, std::string path);
+  ~VerbsChannel() override;
+
+  std::size_t try_send(std::span<const ConstBytes> parts) override;
+  std::size_t try_recv(Bytes into) override;
+  void add_polls(Wanted wanted, std::vector<pollfd>& into) const override;
+  void on_poll(const pollfd& ready) override;
+  Clock::duration patience() const override;
+  const char* transport() const override { return "verbs"; }
+  void send_close_notice(const CloseNotice& notice) override;
+  void shut_down() override;
+
+ protected:
+  void drain() override { drain_words(); }
+
+ private:
+  template <class Step>
+  auto guarded(Step&& step) const;
+  void linger();
+  [[noreturn]] void broken();
+
+  const std::unique_ptr<VerbsPipe> pipe_;
+  const std::string path_;
+  mutable Clock::duration patience_ = Clock::duration::max();
+  std::atomic<bool> cut_{false};
+};
+
+}  // namespace ferrule

@@ -1,0 +1,145 @@
+#include "transports/verbs/verbs_device.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+
+namespace ferrule {
+namespace {
+
+#ifdef __APPLE__
+constexpr int kMostQueuePairs = 10;  // of a Thunderbolt port; its limits do not tell
+#else
+constexpr int kMostQueuePairs = 1 << 30;
+#endif
+
+std::mutex mutex;  // guards both
+std::map<std::string, std::weak_ptr<VerbsDevice>> opened;
+std::map<std::string, int> claimed;
+
+class DeviceList {
+ public:
+  DeviceList() : library_(VerbsLibrary::get()), devices_(library_.get_device_list(&count_)) {
+    if (devices_ == nullptr) throw_errno("the kernel has no RDMA support loaded", errno);
+  }
+  ~DeviceList() { library_.free_device_list(devices_); }
+  DeviceList(const DeviceList&) = delete;
+  DeviceList& operator=(const DeviceList&) = delete;
+
+  ibv_device* const* begin() const { return devices_; }
+  ibv_device* const* end() const { return devices_ + count_; }
+
+ private:
+  const VerbsLibrary& library_;
+  int count_ = 0;
+  ibv_device** devices_;
+};
+
+bool is_zero(const ibv_gid& gid) {
+  return std::all_of(std::begin(gid.raw), std::end(gid.raw), [](std::uint8_t byte) { return byte == 0; });
+}
+
+void visit_port(const VerbsDevice& device, const ibv_device_attr& limits, std::uint8_t number,
+                const std::function<void(const ferrule_verbs_port&)>& visit) {
+  const VerbsLibrary& library = VerbsLibrary::get();
+  ibv_port_attr attributes{};
+  if (library.query_port(device.context(), number, &attributes) != 0) return;
+  std::vector<ferrule_verbs_gid> gids;
+  for (int index = 0; index < attributes.gid_tbl_len; ++index) {
+    ibv_gid gid{};
+    if (library.query_gid(device.context(), number, index, &gid) != 0 || is_zero(gid)) continue;
+    ferrule_verbs_gid& found = gids.emplace_back();
+    found.index = index;
+    std::memcpy(found.raw, gid.raw, sizeof found.raw);
+  }
+  ferrule_verbs_port port{};
+  port.device = device.name().c_str();
+  port.port = number;
+  port.active = attributes.state == IBV_PORT_ACTIVE;
+  port.iwarp = device.context()->device->transport_type == IBV_TRANSPORT_IWARP;
+  port.infiniband = !port.iwarp && attributes.link_layer != IBV_LINK_LAYER_ETHERNET;
+  port.mtu = 128 << attributes.active_mtu;
+  port.lid = attributes.lid;
+  port.vendor = limits.vendor_id;
+  port.max_qp = limits.max_qp;
+  port.max_mr = limits.max_mr;
+  port.max_qp_wr = limits.max_qp_wr;
+  port.gids = gids.data();
+  port.gid_count = gids.size();
+  visit(port);
+}
+
+}  // namespace
+
+void throw_errno(const std::string& what, int error) { throw std::runtime_error(what + ": " + std::strerror(error)); }
+
+void visit_ports(const std::function<void(const ferrule_verbs_port&)>& visit) {
+  const VerbsLibrary& library = VerbsLibrary::get();
+  std::vector<std::string> names;
+  for (ibv_device* device : DeviceList()) names.emplace_back(library.get_device_name(device));
+  for (const std::string& name : names) {
+    try {
+      const std::shared_ptr<VerbsDevice> device = VerbsDevice::open(name);
+      ibv_device_attr limits{};
+      if (library.query_device(device->context(), &limits) != 0) throw std::runtime_error("it tells no limits");
+      for (std::uint8_t port = 1; port <= limits.phys_port_cnt; ++port) visit_port(*device, limits, port, visit);
+    } catch (const std::runtime_error& error) {  // of this one; the others may be fine
+      ferrule_verbs_port port{};
+      port.device = name.c_str();
+      port.problem = error.what();
+      visit(port);
+    }
+  }
+}
+
+std::shared_ptr<VerbsDevice> VerbsDevice::open(const std::string& name) {
+  const std::scoped_lock lock(mutex);
+  std::weak_ptr<VerbsDevice>& known = opened[name];
+  if (std::shared_ptr<VerbsDevice> device = known.lock()) return device;
+  std::shared_ptr<VerbsDevice> device(new VerbsDevice(name));
+  known = device;
+  return device;
+}
+
+VerbsDevice::VerbsDevice(const std::string& name) : name_(name) {
+  const VerbsLibrary& library = VerbsLibrary::get();
+  for (ibv_device* device : DeviceList()) {
+    if (name != library.get_device_name(device)) continue;
+    context_ = library.open_device(device);
+    if (context_ == nullptr) throw_errno("cannot open " + name, errno);
+    domain_ = library.alloc_pd(context_);
+    if (domain_ == nullptr) {
+      const int error = errno;
+      library.close_device(context_);
+      throw_errno(name + " gives no protection domain", error);
+    }
+    return;
+  }
+  throw std::runtime_error("there is no RDMA device " + name);
+}
+
+VerbsDevice::~VerbsDevice() {
+  const VerbsLibrary& library = VerbsLibrary::get();
+  library.dealloc_pd(domain_);
+  library.close_device(context_);
+}
+
+VerbsClaim::VerbsClaim(const std::string& device, const ibv_device_attr& limits) : device_(device) {
+  const int most = std::min({limits.max_qp, limits.max_mr, kMostQueuePairs});
+  const std::scoped_lock lock(mutex);
+  int& count = claimed[device_];
+  if (count >= most) {
+    throw std::runtime_error(device_ + " has no queue pair left: this process uses all " + std::to_string(most));
+  }
+  ++count;
+}
+
+VerbsClaim::~VerbsClaim() {
+  const std::scoped_lock lock(mutex);
+  --claimed[device_];
+}
+
+}  // namespace ferrule

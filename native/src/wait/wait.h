@@ -1,0 +1,114 @@
+// Waiting: spin, then yield the core, then sleep in poll() on every peer's socket.
+//
+// Spinning is what makes small messages fast and what ruins everything when another process needs the core. So the
+// time to spin shrinks while it does not pay, above all where the peer itself needs the core, and grows back when it
+// does; yielding costs a fraction of a microsecond and lets others run; and only then the rank sleeps, which costs
+// tens of microseconds to end.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <poll.h>
+#include <sched.h>
+#include <vector>
+
+#include "transports/channel.h"
+#include "wait/wake_pipe.h"
+
+namespace ferrule {
+
+inline void cpu_relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+enum class Progress { done, moved, idle };
+
+// How to wait. For a small message every microsecond counts. In the middle of a long one the next bytes are worth
+// no more than the core's time: sleep soon, and find more of them at once.
+enum class Haste { latency, bulk };
+
+class Waiter {
+ public:
+  struct Settings {
+    Clock::duration spin{};
+    Clock::duration yield{};
+    int (*interrupted)(void*) = nullptr;
+    void* interrupted_context = nullptr;
+  };
+
+  // `channels[rank]` is nullptr for this rank. `sleeping` is this rank's flag in the segment, or nullptr.
+  Waiter(const Settings& settings, const std::vector<Channel*>& channels, std::atomic<std::uint32_t>* sleeping);
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+
+  // An operation that began at `start` must end by `deadline`; `call` is for the words when it does not.
+  void begin(const Call& call, Clock::time_point start, Clock::time_point deadline);
+  double seconds() const;
+  // Both may be called from any thread. A sleeper takes another step, or gives up.
+  void wake() { wake_.ring(); }
+  void abort();
+  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+
+  // Call step() until it says done. wants(rank) tells what the step is waiting for when it has long been idle.
+  template <class Step, class Wants>
+  void until(Step&& step, Wants&& wants, Haste haste = Haste::latency) {
+    Idle idle{*this, haste};
+    for (;;) {
+      const Progress progress = step();
+      if (progress == Progress::done) return idle.finish();
+      if (progress == Progress::moved) {
+        idle.reset();
+      } else if (idle.relax()) {
+        for (std::size_t rank = 0; rank < channels_.size(); ++rank) {
+          wanted_[rank] = channels_[rank] == nullptr ? Wanted{} : wants(static_cast<int>(rank));
+        }
+        sleep();
+        idle.reset();
+      }
+    }
+  }
+
+ private:
+  enum class Phase { spin, yield, sleep };
+
+  struct Idle {
+    Waiter& waiter;
+    Haste haste;
+    Phase phase = Phase::spin;
+    bool waited = false;
+    bool gave_way = false;  // somebody else ran when the core was yielded,
+    bool briefly = false;   // and yielded it back soon, as a peer does that waits for us in turn
+    unsigned steps = 0;
+    Clock::time_point since{};
+
+    ~Idle();
+    bool relax();  // true: the sleeping flag is up and one more step found nothing, so sleep now
+    void reset();
+    void finish();
+  };
+
+  void lower_flag();
+  void sleep();
+  void check(Clock::time_point now);
+  [[noreturn]] void time_out();
+
+  const Settings settings_;
+  const std::vector<Channel*> channels_;
+  std::atomic<std::uint32_t>* const sleeping_;
+  Clock::duration spin_;  // the adapted part of settings_.spin
+  bool shares_core_ = false;  // with a peer, by the last wait
+  std::atomic<bool> aborted_{false};
+  Call call_;
+  Clock::time_point start_{};
+  Clock::time_point deadline_{};
+  std::vector<Wanted> wanted_;
+  WakePipe wake_;
+  std::vector<pollfd> polled_;
+  std::vector<Channel*> polled_channels_;
+};
+
+}  // namespace ferrule
