@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from ferrule.cli.main import app
+from ferrule.hardware import shipped
+from ferrule.lab.netns import control
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
 
@@ -16,6 +20,25 @@ PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
 def run(*words: str, runtime: Path | None = None) -> Result:
     env = PLAIN | ({"XDG_RUNTIME_DIR": str(runtime)} if runtime else {})
     return CliRunner().invoke(app, ["lab", *words], env=env)
+
+
+def test_names_to_copy_are_whole_at_80_columns() -> None:
+    told = CliRunner().invoke(app, ["lab", "profiles"], env=PLAIN | {"COLUMNS": "80"}).output
+    known = shipped()
+    for name in (*known.labs, *known.machines, *known.cables):
+        assert re.search(rf"(?m)^{re.escape(name)} ", told), name
+    assert max(map(len, told.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("program", "said"), [("/usr/bin/ping", "-- ping -c 3 strix-2"), (None, "-- ferrule links show")]
+)
+def test_up_suggests_what_there_is(monkeypatch: pytest.MonkeyPatch, program: str | None, said: str) -> None:
+    hosts = [{"name": f"strix-{number}", "machine": "strix-halo", "addresses": {}} for number in (1, 2)]
+    status = {"name": "two-strix", "title": "two", "hosts": hosts, "cables": []}
+    monkeypatch.setattr(control, "up", lambda lab, **_: status)
+    monkeypatch.setattr(shutil, "which", lambda _: program)
+    assert f"ferrule lab shell strix-1 {said}" in run("up", "two-strix").output
 
 
 def test_profiles_are_listed_with_their_sources() -> None:

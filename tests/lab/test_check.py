@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ferrule.lab.check import Check, Held
+from ferrule.lab.netns.check import Check, Held
 
 GOOD = Check(
     kernel_delay=6e-6,

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from ferrule.errors import ConfigError, LabError
-from ferrule.lab import control, registry
+from ferrule.lab.daemon import registry
+from ferrule.lab.netns import control
 from ferrule.lab.netns.iproute import batch
 from ferrule.lab.netns.namespace import Namespace
 
@@ -252,7 +253,7 @@ def test_kill_9_of_the_holder_leaves_nothing_after_the_next_look() -> None:
 @pytest.mark.parametrize("moment", [0.02, 0.2, 0.35, 0.5, 0.8])
 def test_kill_9_of_up_at_any_moment_leaves_nothing(moment: float) -> None:
     before = ours()
-    program = "from ferrule.lab import control; control.up('two-strix')"
+    program = "from ferrule.lab.netns import control; control.up('two-strix')"
     starter = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     time.sleep(moment)  # the moment is what is tested
     starter.kill()
@@ -293,7 +294,7 @@ def test_a_user_without_rights_gets_a_lab_in_a_user_namespace(end: str) -> None:
         pytest.skip("this machine has no user namespaces for users")
     program = (
         "import os, subprocess, sys\n"
-        "from ferrule.lab import control\n"
+        "from ferrule.lab.netns import control\n"
         "assert os.geteuid() == 1000\n"
         "status = control.up('two-strix')\n"
         "entry = control.enter('two-strix', 'strix-1')\n"

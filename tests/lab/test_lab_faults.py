@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferrule.errors import ConfigError
-from ferrule.lab.faults import KINDS, Fault, parse_fault
+from ferrule.lab.netns.faults import KINDS, Fault, parse_fault
 
 
 def test_words_become_faults() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ferrule.errors import ConfigError, LabError
 from ferrule.lab.vm import Guest
-from ferrule.lab.vm.holder import Holder
+from ferrule.lab.vm.daemon import HeldGuests
 from ferrule.lab.vm.machine.qemu import EXACT, TCG, Hardware, Qemu, controller_slot, qemu_version
 from ferrule.lab.vm.machine.session import Reply, Session, SessionLost, SessionTimeout, request
 from ferrule.lab.vm.once import READY, find, without_ready
@@ -88,7 +88,7 @@ def test_session_for_somebody_who_has_gone_is_free_again(tmp_path: Path) -> None
     theirs.close()
     with ours, lab.ends[0], lab.ends[1]:
         with pytest.raises(OSError, match="pipe"):
-            Holder(tmp_path, "x", lab).lend(ours, "box", False)  # type: ignore[arg-type]
+            HeldGuests(tmp_path, "x", lab).lend(ours, "box", False)  # type: ignore[arg-type]
         assert lab.free == [1]
 
 

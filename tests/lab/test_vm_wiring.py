@@ -9,11 +9,11 @@ import pytest
 from ferrule.errors import ConfigError
 from ferrule.hardware import find_lab
 from ferrule.lab.usb4.profile import Plan, Usb4Host
+from ferrule.lab.vm.command import job
 from ferrule.lab.vm.joined import guest_of, usb4_cables
 from ferrule.lab.vm.machine.guest import Guest
 from ferrule.lab.vm.options import VmOptions
 from ferrule.lab.vm.wiring import wire
-from ferrule.lab.vm.words import job
 
 MESH = "four-mesh"
 

@@ -20,7 +20,7 @@ from ferrule.cluster.token import KEY_BYTES, check_cluster_name
 from ferrule.config import host_id
 from ferrule.errors import ClusterError, ConfigError
 from ferrule.files import held, hold, runtime_directory, write_whole
-from ferrule.lab.control import here
+from ferrule.lab.netns.control import here
 
 DEFAULT_CLUSTER = "ferrule"
 DEFAULT_PORT = 8421

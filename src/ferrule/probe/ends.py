@@ -18,7 +18,8 @@ from typing import IO, Any, Self
 from ferrule import __version__
 from ferrule.errors import ConfigError, LinkError
 from ferrule.fabric.join.addresses import Interface
-from ferrule.lab import Lab, control
+from ferrule.lab import Lab
+from ferrule.lab.netns import control
 from ferrule.links.reader import natural
 from ferrule.links.remote import ssh_command
 from ferrule.probe.agent import MARK

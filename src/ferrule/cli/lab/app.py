@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -16,9 +17,9 @@ from ferrule.cli.lab import usb4 as lab_usb4
 from ferrule.cli.lab import vm as lab_vm
 from ferrule.cli.lab.tables import check_tables, lab_tables, profile_tables, profiles_json
 from ferrule.hardware import shipped
-from ferrule.lab import control
-from ferrule.lab.check import check as check_shaper
-from ferrule.lab.faults import KINDS
+from ferrule.lab.netns import control
+from ferrule.lab.netns.check import check as check_shaper
+from ferrule.lab.netns.faults import KINDS
 from ferrule.units import format_seconds
 
 UP_EXAMPLES = "Examples:\n\nferrule lab up two-strix\n\nferrule lab up desk.toml\n\nferrule lab up two-strix --as other"
@@ -89,7 +90,8 @@ def up(
     console = Console()
     _show(console, status)
     first, last = status["hosts"][0]["name"], status["hosts"][-1]["name"]
-    console.print(f"\nferrule lab shell {first} -- ping -c 3 {last}", highlight=False)
+    words = f"ping -c 3 {last}" if shutil.which("ping") else "ferrule links show"
+    console.print(f"\nferrule lab shell {first} -- {words}", highlight=False)
 
 
 @app.command(epilog=DOWN_EXAMPLES)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from ferrule.hardware import LabProfile, Profiles
-from ferrule.lab.check import Check
+from ferrule.lab.netns.check import Check
 from ferrule.units import format_bytes, format_rate, format_seconds
 
 
@@ -95,8 +95,8 @@ def _wiring(lab: LabProfile) -> str:
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)  # the first one has names, which one copies
     return table
 
 

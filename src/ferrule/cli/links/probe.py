@@ -19,7 +19,7 @@ from ferrule.cli.extras import needs
 from ferrule.cli.links.measured import pair_parts
 from ferrule.errors import ConfigError
 from ferrule.hardware import shipped
-from ferrule.lab import control
+from ferrule.lab.netns import control
 from ferrule.links import Finding, MeasuredLinks, MeasuredPair, examine, worst
 from ferrule.links.doctor import finding_json
 from ferrule.probe import (

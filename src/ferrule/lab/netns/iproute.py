@@ -1,4 +1,7 @@
-"""Run iproute2's ``ip`` inside a namespace of ours, many commands in one process."""
+"""Run iproute2's ``ip`` inside a namespace of ours, many commands in one process.
+
+So a lab needs the program and not pyroute2, whose import alone takes longer than all of its commands do here.
+"""
 
 from __future__ import annotations
 

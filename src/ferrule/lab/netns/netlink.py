@@ -1,4 +1,8 @@
-"""Queues and properties of interfaces, by rtnetlink(7): at once, and without a process."""
+"""Queues and properties of interfaces, by rtnetlink(7): at once, and without a process.
+
+Not by pyroute2: importing it takes five times as long as importing this room, and it sets a queue in 14 ms, where this
+takes 2 and the fault shall act at once.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from ferrule.errors import ConfigError, LabError
 from ferrule.hardware import find_lab, shipped
-from ferrule.lab import held, registry
-from ferrule.lab.vm.holder import DONE, LEND_SECONDS, REBOOT_SECONDS
+from ferrule.lab.daemon import client, registry
+from ferrule.lab.vm.daemon import DONE, LEND_SECONDS, REBOOT_SECONDS
 from ferrule.lab.vm.machine.session import Session
 from ferrule.lab.vm.options import VmOptions
 from ferrule.lab.vm.wiring import wire
@@ -35,16 +35,16 @@ def up(name_or_file: str, options: VmOptions, *, name: str | None = None) -> dic
     wanted = name_or_file if name_or_file in shipped().labs else str(Path(name_or_file).resolve())
 
     def command(folder: Path) -> list[str]:
-        return [sys.executable, "-m", "ferrule.lab.vm.holder", str(folder), wanted, options.to_json()]
+        return [sys.executable, "-m", "ferrule.lab.vm.daemon", str(folder), wanted, options.to_json()]
 
-    held.up(KIND, title, command, _UP_SECONDS, "ferrule lab vm down")
+    client.up(KIND, title, command, _UP_SECONDS, "ferrule lab vm down")
     status: dict[str, Any] = ask(title, "status")
     return status
 
 
 def down(names: Sequence[str] = ()) -> list[str]:
     """End these labs, or all; returns the names of those that ended."""
-    return held.down(KIND, names, _UP_SECONDS)
+    return client.down(KIND, names, _UP_SECONDS)
 
 
 def labs() -> list[dict[str, Any]]:
@@ -59,11 +59,11 @@ def is_up(name: str) -> bool:
     return registry.held(registry.folder(KIND) / name)
 
 
-def ask(name: str, request: str, *, seconds: float = held.ASK_SECONDS, **arguments: Any) -> Any:
+def ask(name: str, request: str, *, seconds: float = client.ASK_SECONDS, **arguments: Any) -> Any:
     """Ask the process that holds a lab. Raises `ConfigError` or `LabError` with what it answers."""
     if not is_up(name):
         raise ConfigError(f"the lab {name!r} is not up; start it: ferrule lab vm up {name}")
-    return held.ask(registry.folder(KIND) / name, request, seconds=seconds, **arguments)
+    return client.ask(registry.folder(KIND) / name, request, seconds=seconds, **arguments)
 
 
 def reboot(name: str, host: str) -> None:
@@ -87,7 +87,7 @@ def borrow(name: str, host: str, *, terminal: bool = False) -> Iterator[Borrowed
     Raises `ConfigError` for a host that is not there, `LabError` where all of its sessions or terminals are in use.
     """
     with ExitStack() as open_ends:
-        connection = open_ends.enter_context(held.connect(registry.folder(KIND) / name))
+        connection = open_ends.enter_context(client.connect(registry.folder(KIND) / name))
         request = {"do": "lend", "host": host, "terminal": terminal}
         connection.settimeout(LEND_SECONDS + _MARGIN_SECONDS)
         connection.sendall(json.dumps(request).encode() + b"\n")
@@ -95,7 +95,7 @@ def borrow(name: str, host: str, *, terminal: bool = False) -> Iterator[Borrowed
         ends = [open_ends.enter_context(socket.socket(fileno=descriptor)) for descriptor in descriptors]
         if not said:
             raise LabError(f"the lab {name!r} does not answer; end it: ferrule lab vm down {name}")
-        number = held.unwrap(json.loads(said))["terminal"]
+        number = client.unwrap(json.loads(said))["terminal"]
         session = Session(*ends[:2])
         yield Borrowed(session, ends[2] if terminal else None, number)
         if not session.busy:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from ferrule.errors import ConfigError, FerruleError, GuestError
 from ferrule.hardware import find_lab
-from ferrule.lab import registry
+from ferrule.lab.daemon import registry
 from ferrule.lab.vm import control
+from ferrule.lab.vm.command import Job, job
 from ferrule.lab.vm.control import Borrowed
 from ferrule.lab.vm.joined import JoinedGuests
 from ferrule.lab.vm.machine.process import tail
@@ -22,7 +23,6 @@ from ferrule.lab.vm.machine.session import Session, SessionLost, SessionTimeout
 from ferrule.lab.vm.machine.terminal import interact
 from ferrule.lab.vm.options import VmOptions
 from ferrule.lab.vm.wiring import Wiring, wire
-from ferrule.lab.vm.words import Job, job
 
 BOOT_SECONDS = 360.0
 """For a kernel that checks itself, on a machine with other work; stock ones take ten seconds."""
@@ -97,7 +97,7 @@ def run(
     timeout: float = 600,
     wait: bool = True,
 ) -> int:
-    """The exit status of a command on a host of a lab; see `ferrule.lab.vm.words.job` for what its words mean.
+    """The exit status of a command on a host of a lab; see `ferrule.lab.vm.command.job` for what its words mean.
 
     What it writes goes to this process's output and errors, what its peer writes to its errors. ``timeout`` in seconds
     counts from when the host's cables are up (``wait``). Raises `GuestError` when it takes longer.

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Self
 from ferrule.errors import ConfigError, LinkError, PlanError
 from ferrule.fabric.join.addresses import own_interfaces
 from ferrule.fabric.join.hosts import RankHost, this_host
-from ferrule.lab import Lab, Shaping, control
+from ferrule.lab import Lab, Shaping
+from ferrule.lab.netns import control
 from ferrule.links.remote import ask_ferrule
 from ferrule.plan.cluster.profile import Ends, join_rails, shaped_rail
 from ferrule.plan.cluster.rails import Sources

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import struct
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
-_PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3
-_DT_NEEDED, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 1, 5, 15, 29
+from elftools.common.exceptions import ELFError
+from elftools.construct import ConstructError
+from elftools.elf.dynamic import DynamicSegment
+from elftools.elf.elffile import ELFFile
+from elftools.elf.segments import InterpSegment
+
+_TEXTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
+"""Entries of the dynamic section, and the attributes in which pyelftools has their text."""
+
 _LITTLE_64 = b"\x7fELF\x02\x01"
 
 
@@ -34,41 +41,20 @@ def parse_elf(data: bytes) -> Elf | None:
     """As `read_elf`, from the file's bytes. A damaged file gives None."""
     if not data.startswith(_LITTLE_64):
         return None
+    needed: list[str] = []
+    search: list[str] = []
+    interpreter = ""
     try:
-        return _parse(data)
-    except (struct.error, ValueError):
+        for segment in ELFFile(io.BytesIO(data)).iter_segments():
+            if isinstance(segment, InterpSegment):
+                interpreter = segment.get_interp_name()
+            elif isinstance(segment, DynamicSegment):
+                for tag in segment.iter_tags():
+                    name = _TEXTS.get(tag.entry.d_tag)
+                    if name == "needed":
+                        needed.append(getattr(tag, name))
+                    elif name is not None:
+                        search += filter(None, getattr(tag, name).split(":"))
+    except (ELFError, ConstructError, ValueError):
         return None
-
-
-def _parse(data: bytes) -> Elf:
-    (table,) = struct.unpack_from("<Q", data, 32)
-    size, count = struct.unpack_from("<HH", data, 54)
-    loads: list[tuple[int, int, int]] = []  # address, offset, size in the file
-    dynamic, interpreter = (0, 0), ""
-    for index in range(count):
-        kind, _, offset, address, _, in_file = struct.unpack_from("<IIQQQQ", data, table + index * size)
-        if kind == _PT_LOAD:
-            loads.append((address, offset, in_file))
-        elif kind == _PT_DYNAMIC:
-            dynamic = (offset, in_file)
-        elif kind == _PT_INTERP:
-            interpreter = _string(data, offset)
-    needed: list[int] = []
-    search: list[int] = []
-    strings = 0
-    for position in range(dynamic[0], dynamic[0] + dynamic[1], 16):
-        tag, value = struct.unpack_from("<QQ", data, position)
-        if tag == 0:
-            break
-        if tag == _DT_NEEDED:
-            needed.append(value)
-        elif tag in (_DT_RPATH, _DT_RUNPATH):
-            search.append(value)
-        elif tag == _DT_STRTAB:
-            strings = next((value - start + offset for start, offset, n in loads if start <= value < start + n), 0)
-    directories = [part for value in search for part in _string(data, strings + value).split(":") if part]
-    return Elf(tuple(_string(data, strings + value) for value in needed), tuple(directories), interpreter)
-
-
-def _string(data: bytes, offset: int) -> str:
-    return data[offset : data.index(b"\0", offset)].decode()
+    return Elf(tuple(needed), tuple(search), interpreter)

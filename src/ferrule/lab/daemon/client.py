@@ -1,8 +1,4 @@
-"""A lab's directory and the process in the background that holds the lab: start it, ask it, end it.
-
-The process takes the directory and the descriptor of its lock (`ferrule.lab.registry`), says in a line of JSON what
-became of it, and answers on a socket in the directory, one line of JSON each way for a request.
-"""
+"""The client of a lab's background process: start it, ask it, end it. See `ferrule.lab.daemon.server`."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from typing import Any
 
 from ferrule.errors import ConfigError, LabError
 from ferrule.files import line_within
-from ferrule.lab import registry
+from ferrule.lab.daemon import registry
 
 ASK_SECONDS = 20.0
 _DOWN_SECONDS = 20.0

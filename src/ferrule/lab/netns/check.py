@@ -16,7 +16,7 @@ from statistics import median
 
 from ferrule.errors import LabError
 from ferrule.hardware import pair
-from ferrule.lab.faults import parse_fault
+from ferrule.lab.netns.faults import parse_fault
 from ferrule.lab.netns.lab import Lab
 
 DELAYS = (3e-6, 10e-6, 50e-6, 300e-6, 1e-3, 10e-3)

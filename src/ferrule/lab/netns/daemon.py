@@ -1,37 +1,30 @@
-"""The process that holds a lab while `ferrule lab` commands come and go; run as a program by `ferrule.lab.control.up`.
+"""The background process that holds a lab of emulated hosts, started by `ferrule.lab.netns.control.up`.
 
-It answers on a socket in the lab's directory, which only its user can reach: one line of JSON each way for a request.
-When it ends, however it ends, the kernel takes hosts and cables away, for nobody else holds them.
+When it ends, however it ends, the kernel takes hosts and cables away, for no other process holds them.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import selectors
-import signal
-import socket
-import struct
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ferrule.errors import ConfigError, FerruleError, LabError
+from ferrule.errors import ConfigError
 from ferrule.hardware import LabProfile, find_lab
-from ferrule.lab import registry
-from ferrule.lab.faults import parse_fault
+from ferrule.lab.daemon import registry
+from ferrule.lab.daemon.client import ASK_SECONDS
+from ferrule.lab.daemon.server import Held, Server, main
 from ferrule.lab.netns.cable import Cable
+from ferrule.lab.netns.faults import parse_fault
 from ferrule.lab.netns.lab import Lab
 
-_REQUEST_SECONDS = 5.0
-_MOST_BYTES = 1 << 20
 
-
-class Holder:
+class HeldLab:
     """A lab that is up, and what may be asked of it."""
 
     def __init__(self, folder: Path, profile: LabProfile, lab: Lab) -> None:
@@ -39,12 +32,6 @@ class Holder:
         self._profile = profile
         self._lab = lab
         self._since = time.time()
-        self.down = False
-        self._requests: dict[str, Callable[..., Any]] = {
-            "status": self.status,
-            "fault": self.fault,
-            "down": self.stop,
-        }
 
     def state(self) -> dict[str, Any]:
         """What others need to enter the hosts, and to clear away what is left should this process be killed."""
@@ -127,88 +114,20 @@ class Holder:
         known = ", ".join(each.interface for each in self._lab.cables)
         raise ConfigError(f"the lab has no cable {cable!r}, only {known}")
 
-    def stop(self) -> dict[str, Any]:
-        """End after this answer."""
-        self.down = True
-        return {}
 
-    def answer(self, line: bytes) -> dict[str, Any]:
-        """One request: ``{"do": NAME, ...arguments}``. Errors are answers, too."""
-        try:
-            request = json.loads(line)
-            name = request.pop("do")
-            if name not in self._requests:
-                raise LabError(f"the lab {self.folder.name} does not know {name!r}; another version runs it")
-            return {"answer": self._requests[name](**request)}
-        except FerruleError as error:
-            return {"error": str(error), "code": error.code}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            return {"error": f"that was no request: {error}", "code": ConfigError.code}
+@contextmanager
+def hold(server: Server, wanted: str, seed: str) -> Iterator[Held]:
+    """The emulated hosts of a profile, until the block ends. They are not for several threads at a time."""
+    profile = find_lab(wanted)
+    with Lab(profile.topology, seed=int(seed), names=profile.hosts) as lab:
+        held = HeldLab(server.folder, profile, lab)
+        held.write_hosts_files()
 
+        def fault(cable: str, words: list[str], sender: str | None = None) -> dict[str, Any]:
+            return server.in_main_thread(lambda: held.fault(cable, words, sender), ASK_SECONDS)
 
-def serve(holder: Holder, listener: socket.socket) -> None:
-    """Answer until someone asks to stop, or a signal does."""
-    wake, signals = socket.socketpair()
-    for end in (wake, signals):
-        end.setblocking(False)
-    signal.set_wakeup_fd(signals.fileno())
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
-    selector = selectors.DefaultSelector()
-    selector.register(wake, selectors.EVENT_READ)
-    selector.register(listener, selectors.EVENT_READ)
-    while not holder.down:
-        for key, _ in selector.select():
-            if key.fileobj is wake:
-                return
-            connection = listener.accept()[0]
-            with connection:
-                _converse(holder, connection)
-
-
-def _converse(holder: Holder, connection: socket.socket) -> None:
-    """A caller that says nothing in time, or too much, or is somebody else, is left."""
-    connection.settimeout(_REQUEST_SECONDS)
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if user != os.getuid():
-        return
-    try:
-        line = connection.makefile("rb").readline(_MOST_BYTES)
-        if line.endswith(b"\n"):
-            connection.sendall(json.dumps(holder.answer(line)).encode() + b"\n")
-    except OSError:
-        return
-
-
-def main(arguments: list[str]) -> int:
-    """Arguments: the lab's directory, the profile's name or file, the seed, the descriptor of the lock it inherits.
-
-    Says in a line what became of it; when nobody hears that any more, it ends.
-    """
-    folder, wanted, seed = Path(arguments[0]), arguments[1], int(arguments[2])
-    os.set_inheritable(int(arguments[3]), False)
-    os.umask(0o077)
-    try:
-        profile = find_lab(wanted)
-        with Lab(profile.topology, seed=seed, names=profile.hosts) as lab:
-            holder = Holder(folder, profile, lab)
-            holder.write_hosts_files()
-            registry.write_state(folder, holder.state())
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-                listener.bind(str(folder / registry.CONTROL))
-                listener.listen()
-                _say({"up": True})
-                serve(holder, listener)
-    except (FerruleError, OSError) as error:
-        with suppress(BrokenPipeError):
-            _say({"error": str(error), "code": getattr(error, "code", LabError.code)})
-        return 1
-    return 0
-
-
-def _say(words: dict[str, Any]) -> None:
-    os.write(sys.stdout.fileno(), json.dumps(words).encode() + b"\n")
+        yield Held(held.state(), {"status": lambda: server.in_main_thread(held.status, ASK_SECONDS), "fault": fault})
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], hold))

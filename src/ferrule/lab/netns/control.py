@@ -13,7 +13,7 @@ from typing import Any
 
 from ferrule.errors import ConfigError, LabError
 from ferrule.hardware import find_lab, shipped
-from ferrule.lab import held, registry
+from ferrule.lab.daemon import client, registry
 from ferrule.lab.netns.lab import obstacle
 from ferrule.lab.netns.namespace import ENTER
 
@@ -33,16 +33,16 @@ def up(name_or_file: str, *, name: str | None = None, seed: int = 0) -> dict[str
     prefix = _rights()
 
     def command(folder: Path) -> list[str]:
-        return [*prefix, sys.executable, "-m", "ferrule.lab.holder", str(folder), wanted, str(seed)]
+        return [*prefix, sys.executable, "-m", "ferrule.lab.netns.daemon", str(folder), wanted, str(seed)]
 
-    held.up(registry.LABS, title, command, UP_SECONDS, "ferrule lab down")
+    client.up(registry.LABS, title, command, UP_SECONDS, "ferrule lab down")
     status: dict[str, Any] = ask(title, "status")
     return status
 
 
 def down(names: Sequence[str] = ()) -> list[str]:
     """End these labs, or all, and clear away what is left of others; returns the names of those that ended."""
-    return held.down(registry.LABS, names, UP_SECONDS)
+    return client.down(registry.LABS, names, UP_SECONDS)
 
 
 def labs() -> tuple[list[dict[str, Any]], list[str]]:
@@ -73,7 +73,7 @@ def choose(name: str | None, host: str | None = None) -> str:
 
 def ask(name: str, request: str, **arguments: Any) -> Any:
     """Ask the process that holds a lab. Raises `ConfigError` or `LabError` with what it answers."""
-    return held.ask(registry.folder() / name, request, **arguments)
+    return client.ask(registry.folder() / name, request, **arguments)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The background process that holds a lab: its directory and lock, the server in it, and the client of commands."""
