@@ -190,7 +190,7 @@ def test_a_load_that_takes_too_long_says_how_far_each_rank_is(monkeypatch: pytes
     class Slow(FakeStarter):
         async def start(self, options: RankOptions) -> FakeRanks:
             ranks = await super().start(options)
-            ranks.say(1, b'{"event": "progress", "rank": 1, "phase": "receive", "done": 1, "total": 9}\n')
+            ranks.say(1, b'{"event": "progress", "progress": {"rank": 1, "phase": "receive", "done": 1, "total": 9}}\n')
             return ranks
 
     async def body(engine: LocalEngine) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+import msgspec
 
 from ferrule.errors import ConfigError
-from ferrule.plan import Plan, Shard
+from ferrule.plan import Plan
 
 STEP_TIMEOUT = 600.0
 """Seconds that a rank waits for another within a step, or for the driver's next word; longer than any step takes."""
@@ -79,13 +79,12 @@ class RankOptions:
     meet_seconds: float = MEET_TIMEOUT
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> RankOptions:
-        fields: dict[str, Any] = json.loads(text)
-        plan = fields["plan"]
-        plan["shards"] = tuple(Shard(**shard) for shard in plan["shards"])
-        fields["plan"] = Plan(**plan)
-        fields["end_tokens"] = tuple(fields["end_tokens"])
-        return cls(**fields)
+        """Raises `ConfigError` where ``text`` is not what `to_json` made."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise ConfigError(f"a rank's options cannot be read: {error}") from None

@@ -45,13 +45,15 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, low, high in (
             ("temperature", 0.0, math.inf),
+            ("presence_penalty", -math.inf, math.inf),
+            ("frequency_penalty", -math.inf, math.inf),
             ("top_p", 0.0, 1.0),
             ("top_k", 0, math.inf),
             ("min_p", 0.0, 1.0),
             ("repetition_penalty", 0.0, math.inf),
         ):
             value = getattr(self, name)
-            if not low <= value <= high or (name == "repetition_penalty" and value == 0):
+            if not (low <= value <= high and math.isfinite(value)) or (name == "repetition_penalty" and value == 0):
                 raise RequestError(f"{name} cannot be {value}", param=name)
 
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from ferrule.engine.host.local_ranks import LabPlanner, LocalPlanner
 from ferrule.engine.host.placement import Loss, Planner
 from ferrule.engine.host.prepare import PreparedModel, in_background, prepare
-from ferrule.engine.host.ranks import Event
 from ferrule.engine.host.requests import Request, Requests
 from ferrule.engine.host.supervisor import Running, Supervisor
+from ferrule.engine.messages import Cancel, Event, Load, Loading, Tokens
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.source import DEMO
 from ferrule.engine.types import (
     Health,
-    Progress,
     ProgressCallback,
     RankInfo,
     SamplingParams,
@@ -100,7 +99,7 @@ class LocalEngine:
             self._forget(request)
             del self._streams[request.number]
             if request.sent and not request.finished:
-                self._supervisor.send({"op": "cancel", "id": request.number})
+                self._supervisor.send(Cancel(request.number))
             self._send_due()  # others may have waited for this one
 
     def health(self) -> Health:
@@ -121,20 +120,19 @@ class LocalEngine:
             stream.put_nowait(EngineError("the engine was closed"))
 
     def heard(self, event: Event) -> None:
-        match event["event"]:
-            case "tokens":
-                for number, token, logprob, top, finish in event["tokens"]:
-                    request = self._requests.open.get(number)
+        match event:
+            case Tokens():
+                for new in event.tokens:
+                    request = self._requests.open.get(new.id)
                     if request is not None:  # else: cancelled while this was on its way
-                        alternatives = tuple((int(other), float(value)) for other, value in top)
-                        self._streams[number].put_nowait(Token(token, logprob, alternatives, finish))
-                        if self._requests.took(request, token, last=finish is not None):
+                        self._streams[new.id].put_nowait(Token(new.token, new.logprob, new.top, new.finish))
+                        if self._requests.took(request, new.token, last=new.finish is not None):
                             self._send_due()
-            case "load":
-                self._running, self._waiting = event["running"], event["waiting"]
-            case "progress":
+            case Load():
+                self._running, self._waiting = event.running, event.waiting
+            case Loading():
                 if self._on_progress is not None:
-                    self._on_progress(Progress(**{k: v for k, v in event.items() if k != "event"}))
+                    self._on_progress(event.progress)
 
     def went_up(self, running: Running) -> int:
         self.plan = running.plan

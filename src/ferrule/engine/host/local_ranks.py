@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ferrule.engine.host.placement import Formation, Loss
+from ferrule.engine.messages import Start, encode
 from ferrule.engine.options import RankOptions
-from ferrule.engine.rank.control import send_options
 from ferrule.errors import ModelUnavailable
 from ferrule.launch import LocalLauncher
 
@@ -91,7 +91,7 @@ class LocalStarter:
     def _told(ranks: LocalRanks, options: RankOptions) -> LocalRanks:
         for ours in ranks.sockets:
             with suppress(ConnectionError):  # it has died meanwhile, which is noticed by whoever reads
-                send_options(ours, options)
+                ours.sendall(encode(Start(options)))
         return ranks
 
     async def prepare(self, formation: Formation) -> bool:

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Self
 
 from ferrule import errors
 from ferrule.engine.host.failure_detector import TICK_SECONDS, FailureDetector
 from ferrule.engine.host.placement import Loss, RankStarter, StartedRanks
+from ferrule.engine.messages import LINE_LIMIT, Alive, Event, Failed, Here, Meet, Order, Ready, decode_event, encode
 from ferrule.engine.options import RankOptions
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost, RendezvousError
 
 SETTLE = 0.25
 """Seconds after the first sign of trouble in which the other ranks' reports are awaited, to find the first cause."""
 SETTLE_STEP = 0.02
-LINE_LIMIT = 1 << 26
-"""Bytes of the longest message that a rank may send."""
 KEEPALIVE = 1
 """Seconds of silence on a connection to another host before it is asked whether it is there, and between questions."""
 KEEPALIVE_QUESTIONS = 3
-
-Event = dict[str, Any]
 
 
 class RankFailure:
@@ -125,14 +121,14 @@ class Ranks:
         """Wait until a rank is lost, and say why."""
         return await asyncio.shield(self._lost)
 
-    def send(self, message: Event) -> None:
+    def send(self, message: Order) -> None:
         """Send to the driver. Silent when it is gone: its loss is reported by `lost`."""
         self._tell(self._driver, message)
 
-    def _tell(self, rank: int, message: Event) -> None:
+    def _tell(self, rank: int, message: Order) -> None:
         writer = self._writers[rank]
         if not writer.is_closing():
-            writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+            writer.write(encode(message))
 
     async def stop(self, grace: float) -> None:
         """End every rank within about ``grace`` seconds; safe to call twice. No event is relayed any more."""
@@ -153,18 +149,18 @@ class Ranks:
         try:
             while (line := await reader.readline()).endswith(b"\n"):  # a rank that dies may leave a part of one
                 self._detector.heard(rank)
-                event: Event = json.loads(line)
-                match event["event"]:
-                    case "alive":
+                event = decode_event(line)
+                match event:
+                    case Alive():
                         continue
-                    case "here":
+                    case Here():
                         self._arrived(rank)
                         continue
-                    case "error":
-                        self._failure.report(rank, event["type"], event["message"], event.get("lost"))
+                    case Failed():
+                        self._failure.report(rank, event.type, event.message, event.lost)
                         self._find_cause()  # its end may take seconds
                         continue
-                    case "ready":
+                    case Ready():
                         self._detector.ready(rank)
                 self._on_event(rank, event)
         except ConnectionError:
@@ -172,14 +168,15 @@ class Ranks:
         except OSError as error:
             self._failure.report(rank, PeerLost.__name__, f"its host does not answer any more ({error.strerror})", rank)
         except Exception as error:  # noqa: BLE001 - a message that cannot be taken must not leave the model hanging
-            self._failure.report(rank, "EngineError", f"its message could not be taken: {error!r}")
+            told = str(error) if isinstance(error, FerruleError) else repr(error)
+            self._failure.report(rank, "EngineError", f"its message could not be taken: {told}")
         self._find_cause()
 
     def _arrived(self, rank: int) -> None:
         self._here.add(rank)
         if len(self._here) == len(self._started.sockets):
             for other in range(len(self._writers)):
-                self._tell(other, {"op": "meet"})
+                self._tell(other, Meet())
 
     async def _watch(self) -> None:
         """Until ranks give no sign of life although their connections stand."""

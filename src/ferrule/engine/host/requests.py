@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from ferrule.engine.rank.control import params_to_json
+from ferrule.engine.messages import Add
 from ferrule.engine.types import SamplingParams
 
 POISON = 3
@@ -37,10 +36,9 @@ class Request:
     def suspect(self) -> bool:
         return self.crashes >= POISON - 1
 
-    def message(self) -> dict[str, Any]:
-        """What the driver is told, see `ferrule.engine.rank.control`."""
-        params = params_to_json(self.params)
-        return {"op": "add", "id": self.number, "prompt": self.prompt, "made": self.made, "params": params}
+    def message(self) -> Add:
+        """What the driver is told."""
+        return Add(self.number, self.prompt, tuple(self.made), self.params)
 
 
 class Requests:

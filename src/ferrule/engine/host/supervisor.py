@@ -11,8 +11,9 @@ from typing import Protocol
 
 from ferrule.engine.host.migration import MigrationMonitor
 from ferrule.engine.host.placement import Formation, Loss, Planner, RankStarter
-from ferrule.engine.host.ranks import Event, Ranks
+from ferrule.engine.host.ranks import Ranks
 from ferrule.engine.host.restart_policy import RestartPolicy, pause
+from ferrule.engine.messages import Event, Loading, Order, Ready
 from ferrule.engine.options import LOAD_TIMEOUT, MEET_TIMEOUT, RETURN_TIMEOUT, RankOptions
 from ferrule.engine.types import RankInfo, Recovery, State
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable
@@ -101,7 +102,7 @@ class Supervisor:
             raise error.loss.error from None
         self._task = asyncio.create_task(self._keep(ranks), name="supervisor")
 
-    def send(self, message: Event) -> None:
+    def send(self, message: Order) -> None:
         """To the driver; nothing happens while there is none."""
         if self._ranks is not None:
             self._ranks.send(message)
@@ -142,14 +143,14 @@ class Supervisor:
         reached: dict[int, str] = {}
 
         def heard(rank: int, event: Event) -> None:
-            if event["event"] != "ready":
-                if event["event"] == "progress":
-                    reached[event["rank"]] = event["phase"]
+            if not isinstance(event, Ready):
+                if isinstance(event, Loading):
+                    reached[event.progress.rank] = event.progress.phase
                 self._served.heard(event)
                 return
             reached[rank] = "ready"
-            running.infos[rank] = RankInfo(**event["info"])
-            running.cache_tokens = min(running.cache_tokens or event["cache_tokens"], event["cache_tokens"])
+            running.infos[rank] = event.info
+            running.cache_tokens = min(running.cache_tokens or event.cache_tokens, event.cache_tokens)
             if len(running.infos) == size and not ready.done():
                 ready.set_result(None)
 

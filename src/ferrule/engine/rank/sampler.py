@@ -24,6 +24,8 @@ from ferrule.errors import EngineError
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
+LOWEST_LOGPROB = -9999.0
+"""What is reported of a token that cannot come, as OpenAI's API does: JSON has no infinities."""
 COLD = 1e-5
 """Below this temperature only the likeliest token is left, and dividing by it would leave the range of float32."""
 
@@ -76,7 +78,7 @@ class Sampler:
             token = self._draw(scores)
         if self.params.logprobs is None:
             return Choice(token)
-        logprobs = logits.log_softmax(dim=-1)
+        logprobs = logits.log_softmax(dim=-1).nan_to_num(LOWEST_LOGPROB).clamp_min(LOWEST_LOGPROB)
         values, ids = logprobs.topk(min(self.params.logprobs, len(logprobs)))
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
         return Choice(token, float(logprobs[token]), top)

@@ -6,7 +6,6 @@ The planner calls it by name, in a process that has imported a rank (plan/device
 
 from __future__ import annotations
 
-import json
 import socket
 import statistics
 import threading
@@ -21,8 +20,9 @@ import torch
 import transformers
 
 from ferrule import fabric
+from ferrule.engine.messages import Add, encode
 from ferrule.engine.options import RankOptions
-from ferrule.engine.rank.control import Control, params_to_json
+from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.runner import Runner
 from ferrule.engine.rank.worker import Driver
 from ferrule.engine.types import SamplingParams
@@ -62,8 +62,7 @@ def step_seconds() -> Steps:
         runner = Runner(options, world, lambda progress: None)
         driver = Driver(options, runner, Control(Lifeline(theirs.detach())), CONTEXT)
         params = SamplingParams(max_tokens=2 * _ROUNDS * _TOKENS + 2, temperature=0.0, ignore_eos=True)
-        request = {"op": "add", "id": 1, "prompt": list(range(3, 3 + PROMPT)), "made": []}
-        ours.sendall(json.dumps({**request, "params": params_to_json(params)}).encode() + b"\n")
+        ours.sendall(encode(Add(1, tuple(range(3, 3 + PROMPT)), (), params)))
         driver.step()  # the prompt
         driver.step()
         end = time.perf_counter() + SECONDS

@@ -17,9 +17,10 @@ import torch
 import transformers
 
 from ferrule import fabric
+from ferrule.engine.messages import Add, Cancel, Failed, Load, NewToken, Ready, Tokens
 from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce, receive
-from ferrule.engine.rank.control import Control, params_from_json
+from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.memory import PeakMemory
 from ferrule.engine.rank.runner import Runner
 from ferrule.engine.rank.sampler import Choice, Sampler
@@ -49,10 +50,10 @@ def main(arguments: list[str], line: Lifeline) -> int:
         control.meet()
         serve(options, control)
     except FerruleError as error:  # of the fabric's, `serve` may have said more before; the first report counts
-        control.send("error", type=type(error).__name__, message=str(error))
+        control.send(Failed(type(error).__name__, str(error)))
         return error.exit_code
     except Exception as error:
-        control.send("error", type="EngineError", message=f"{type(error).__name__}: {error}")
+        control.send(Failed("EngineError", f"{type(error).__name__}: {error}"))
         raise
     return 0
 
@@ -65,7 +66,7 @@ def serve(options: RankOptions, control: Control) -> None:
         try:
             serve_in(world, options, control)
         except FabricError as error:
-            control.send("error", type=type(error).__name__, message=str(error), lost=lost_rank(world))
+            control.send(Failed(type(error).__name__, str(error), lost_rank(world)))
             raise
 
 
@@ -109,7 +110,7 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
         transports=transports(world),
         received_bytes=obtained.received,
     )
-    control.ready(info, room)
+    control.send(Ready(info, room))
     if world.rank == options.plan.driver:
         Driver(options, runner, control, room).loop()
     else:
@@ -174,15 +175,13 @@ class Driver:
 
     def _take_requests(self, wait: float) -> None:
         """Take in what has come from the parent within ``wait`` seconds."""
-        for message in self.control.messages(wait):
-            identity = message["id"]
-            if message["op"] == "add":
-                params, made = params_from_json(message["params"]), message["made"]
-                self.samplers[identity] = Sampler(params, drawn=len(made))
-                stepwise = len(made) * self.runner.step_seconds <= EXACT_SECONDS
-                self.scheduler.add(identity, message["prompt"], params, made, stepwise=stepwise)
-            elif message["op"] == "cancel":
-                self.scheduler.cancel(identity)
+        for order in self.control.orders(wait):
+            if isinstance(order, Add):
+                self.samplers[order.id] = Sampler(order.params, drawn=len(order.made))
+                stepwise = len(order.made) * self.runner.step_seconds <= EXACT_SECONDS
+                self.scheduler.add(order.id, order.prompt, order.params, order.made, stepwise=stepwise)
+            elif isinstance(order, Cancel):
+                self.scheduler.cancel(order.id)
         self.samplers = {i: s for i, s in self.samplers.items() if i in self.scheduler.by_identity}
         self._report_load()
 
@@ -200,12 +199,12 @@ class Driver:
             self._report([(sequence.identity, choices[sequence.identity], reason) for sequence, _, reason in done])
 
     def _report(self, results: list[tuple[int, Choice, FinishReason | None]]) -> None:
-        tokens = [(identity, c.token, c.logprob, c.top, reason) for identity, c, reason in results]
-        self.control.send("tokens", tokens=tokens)
+        new = tuple(NewToken(identity, c.token, c.logprob, c.top, reason) for identity, c, reason in results)
+        self.control.send(Tokens(new))
 
     def _report_load(self) -> None:
         """Say how many sequences run and wait, when that has changed."""
         load = (len(self.scheduler.running), len(self.scheduler.waiting))
         if load != self.reported:
-            self.control.send("load", running=load[0], waiting=load[1])
+            self.control.send(Load(*load))
             self.reported = load

@@ -81,7 +81,7 @@ def check(runner: Runner, expected: Expected, vocabulary: int, room: int, on_pro
         hidden = _long(runner, token_ids(tokens, vocabulary), places, reference.depth)
         if world.rank == 0:
             wrong = wrong or _verdict(runner, hidden, reference.long, long_parts(places))
-    told = [each for each in tell_all(world, wrong, LOAD_TIMEOUT) if each]
+    told = [each for each in tell_all(world, wrong or "", LOAD_TIMEOUT) if each]
     if told:
         raise EngineError(told[0])
 

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from ferrule.engine.shards.ledger import DIGEST_BYTES, digest
 from ferrule.errors import EngineError
 from ferrule.fabric import Group
 
+T = TypeVar("T")
 
-def tell_all(group: Group, value: Any, timeout: float) -> list[Any]:
-    """What every rank says, in rank order; anything that JSON can hold. All ranks call it."""
-    mine = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
+LIMIT = 1 << 20
+"""Bytes of the longest message of `tell_all`."""
+
+
+def tell_all(group: Group, value: T, timeout: float) -> list[T]:
+    """What every rank says, in rank order; all ranks call it with a value of the same type, which JSON can hold.
+
+    Raises `EngineError` where a rank says something else.
+    """
+    mine = np.frombuffer(msgspec.json.encode(value), dtype=np.uint8)
     longest = np.array([len(mine)], dtype=np.int64)
     group.all_reduce(longest, op="max", timeout=timeout)
+    if longest[0] > LIMIT:
+        raise EngineError(f"a rank told the others {longest[0]:,} bytes, more than {LIMIT:,}")
     padded = np.full(int(longest[0]), ord(" "), dtype=np.uint8)
     padded[: len(mine)] = mine
     rows = group.all_gather(padded, timeout=timeout).reshape(group.size, -1)
-    return [json.loads(row.tobytes()) for row in rows]
+    try:
+        return [msgspec.json.decode(row.tobytes(), type=type(value)) for row in rows]
+    except msgspec.ValidationError as error:
+        raise EngineError(f"what a rank told the others cannot be read: {error}") from None
 
 
 def send_bytes(group: Group, data: bytes, dst: int, timeout: float) -> None:

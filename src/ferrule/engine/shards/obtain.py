@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ferrule.config import ModelSettings, host_id, model_settings
 from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
@@ -45,6 +44,17 @@ class OwnFiles:
     layout: Layout
 
 
+@dataclass(frozen=True)
+class HostFiles:
+    """What each rank tells the others. ``files``: its host has the model's. ``token``: tells its store from others;
+    empty where it has none. ``looked``: what was found where the files were looked for."""
+
+    host: str
+    files: bool
+    token: str
+    looked: tuple[str, ...]
+
+
 def look(options: RankOptions, settings: ModelSettings) -> tuple[OwnFiles | None, list[str]]:
     """This host's own files of the model, and what was found where they were looked for instead."""
     given = Path(options.directory)
@@ -72,14 +82,14 @@ def obtain(world: Group, options: RankOptions, on_progress: OnProgress) -> Obtai
     own, looked = look(options, settings)
     root = settings.cache or cache_directory() / "shards"
     store = None if own else Store(root, options.identity)
-    state = {"host": _host(), "files": own is not None, "token": store.token() if store else "", "looked": looked}
-    told: list[dict[str, Any]] = tell_all(world, state, LOAD_TIMEOUT)
-    sources = tuple(rank for rank, each in enumerate(told) if each["files"])
+    state = HostFiles(_host(), own is not None, store.token() if store else "", tuple(looked))
+    told = tell_all(world, state, LOAD_TIMEOUT)
+    sources = tuple(rank for rank, each in enumerate(told) if each.files)
     if len(sources) == world.size:
         assert own is not None
         return Obtained(own.directory, 0, sources)
     # The first rank of those that share a store fills it for all of them.
-    served = [rank for rank, each in enumerate(told) if store and each["token"] == state["token"]]
+    served = [rank for rank, each in enumerate(told) if store and each.token == state.token]
     leader = bool(store) and served[0] == world.rank
     try:
         if store and leader:
@@ -117,7 +127,7 @@ def _lay_out(
     own: OwnFiles | None,
     store: Store | None,
     sources: Sequence[int],
-    told: Sequence[Mapping[str, Any]],
+    told: Sequence[HostFiles],
     options: RankOptions,
 ) -> int:
     """Send configuration and headers to the stores that lack them. Returns the bytes that came here."""
@@ -155,7 +165,7 @@ def _transfer(
     missing: Sequence[Piece],
     leader: bool,
     sources: Sequence[int],
-    told: Sequence[Mapping[str, Any]],
+    told: Sequence[HostFiles],
     options: RankOptions,
     on_progress: OnProgress,
 ) -> int:
@@ -167,7 +177,7 @@ def _transfer(
     if not sources:
         raise ModelError(_nowhere(told, options))
     wire = Wire((layout or read_layout(_path_of(store))).places())
-    near = [rank for rank in sources if told[rank]["host"] == told[world.rank]["host"]]
+    near = [rank for rank in sources if told[rank].host == told[world.rank].host]
     receiver = None
     if store and leader:
         report = lambda done, total: on_progress(Progress(world.rank, "receive", done, total))  # noqa: E731
@@ -182,8 +192,8 @@ def _transfer(
     return receiver.received if receiver else 0
 
 
-def _nowhere(told: Sequence[Mapping[str, Any]], options: RankOptions) -> str:
-    places = {f"on {each['host']}: {', '.join(each['looked'])}": None for each in told}
+def _nowhere(told: Sequence[HostFiles], options: RankOptions) -> str:
+    places = {f"on {each.host}: {', '.join(each.looked)}": None for each in told}
     return (
         f"no host has the files of {Path(options.directory).name} ({'; '.join(places)}); put the model where one of "
         "them looks for it, or set FERRULE_MODEL_PATH there to the directory that holds it"

@@ -1,0 +1,125 @@
+"""Control messages between a model's server and its ranks: tagged structs, one JSON object a line.
+
+Down to a rank go *orders*: `Start` to one that was started without options, `Meet` to each when all have done their
+imports, and `Add` and `Cancel` to the driver. Up come *events*. Both are decoded here and nowhere else; a message has
+at most `LINE_LIMIT` bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from ferrule.engine.options import RankOptions
+from ferrule.engine.types import FinishReason, Progress, RankInfo, SamplingParams
+from ferrule.errors import EngineError
+
+LINE_LIMIT = 1 << 26
+"""Bytes of the longest message, either way."""
+
+
+class Start(msgspec.Struct, frozen=True, tag="start", tag_field="op"):
+    options: RankOptions
+
+
+class Meet(msgspec.Struct, frozen=True, tag="meet", tag_field="op"):
+    """All ranks have done their imports: their time to meet begins."""
+
+
+class Add(msgspec.Struct, frozen=True, tag="add", tag_field="op"):
+    """A request. ``made``: tokens of its answer that there were before the ranks were lost."""
+
+    id: int
+    prompt: tuple[int, ...]
+    made: tuple[int, ...]
+    params: SamplingParams
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="op"):
+    id: int
+
+
+Order = Start | Meet | Add | Cancel
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive", tag_field="event"):
+    """The heartbeat of a rank's process (`ferrule.process.lifeline`)."""
+
+
+class Here(msgspec.Struct, frozen=True, tag="here", tag_field="event"):
+    """The rank has done its imports."""
+
+
+class Loading(msgspec.Struct, frozen=True, tag="progress", tag_field="event"):
+    progress: Progress
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="event"):
+    """``cache_tokens``: how many tokens the caches of every rank hold."""
+
+    info: RankInfo
+    cache_tokens: int
+
+
+class NewToken(msgspec.Struct, frozen=True, array_like=True):
+    """The next token of request ``id``."""
+
+    id: int
+    token: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+    finish: FinishReason | None
+
+
+class Tokens(msgspec.Struct, frozen=True, tag="tokens", tag_field="event"):
+    tokens: tuple[NewToken, ...]
+
+
+class Load(msgspec.Struct, frozen=True, tag="load", tag_field="event"):
+    """How many sequences run and wait."""
+
+    running: int
+    waiting: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag="error", tag_field="event"):
+    """``type``: the class of `ferrule.errors`. ``lost``: the rank whose loss this one noticed."""
+
+    type: str
+    message: str
+    lost: int | None = None
+
+
+Event = Alive | Here | Loading | Ready | Tokens | Load | Failed
+
+_encoder = msgspec.json.Encoder()
+_events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
+_T = TypeVar("_T")
+
+
+def encode(message: Order | Event) -> bytes:
+    """``message`` as one line."""
+    return _encoder.encode(message) + b"\n"
+
+
+def decode_event(line: bytes) -> Event:
+    """What a rank said. Raises `EngineError` where ``line`` is no event."""
+    return _decode(_events, line)
+
+
+def decode_order(line: bytes) -> Order:
+    """What a rank is told. Raises `EngineError` where ``line`` is no order."""
+    return _decode(_orders, line)
+
+
+def _decode(decoder: msgspec.json.Decoder[_T], line: bytes) -> _T:
+    if len(line) > LINE_LIMIT:
+        raise EngineError(f"a control message has {len(line):,} bytes, more than {LINE_LIMIT:,}")
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise EngineError(
+            f"a control message cannot be read ({error}); do the server and all ranks run the same version of Ferrule?"
+        ) from None

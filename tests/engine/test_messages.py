@@ -1,0 +1,57 @@
+"""Control messages: what is not one is refused where it is decoded."""
+
+from __future__ import annotations
+
+import pytest
+from fake_ranks import rank_options
+
+from ferrule.engine import messages
+from ferrule.engine.messages import Add, Event, Failed, NewToken, Order, Start, Tokens, decode_event, decode_order
+from ferrule.engine.types import SamplingParams
+from ferrule.errors import EngineError, RequestError
+from ferrule.process.lifeline import BEAT
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        Start(rank_options(2)),
+        Add(7, (1, 2), (3,), SamplingParams(logit_bias={5: -1.5}, stop_token_ids=(9,), seed=2**62)),
+    ],
+)
+def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
+    assert decode_order(messages.encode(order)) == order
+
+
+@pytest.mark.parametrize(
+    "event", [Tokens((NewToken(7, 3, -0.5, ((3, -0.5),), "stop"),)), Failed("PeerLost", "gone", 1)]
+)
+def test_an_event_arrives_as_it_was_sent(event: Event) -> None:
+    assert decode_event(messages.encode(event)) == event
+
+
+def test_the_heartbeat_of_a_process_is_an_event() -> None:
+    assert isinstance(decode_event(BEAT), messages.Alive)
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b'{"op": "halt"}', b'{"op": "cancel", "id": "7"}', b'{"event": "here"}'])
+def test_what_is_no_order_is_refused(line: bytes) -> None:
+    with pytest.raises(EngineError, match=r"control message cannot be read .* same version"):
+        decode_order(line)
+
+
+def test_an_order_with_parameters_that_choose_no_token_is_refused() -> None:
+    params = b'{"temperature": -1.0}'
+    with pytest.raises((EngineError, RequestError), match="temperature cannot be"):
+        decode_order(b'{"op": "add", "id": 1, "prompt": [1], "made": [], "params": ' + params + b"}")
+
+
+def test_a_message_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "LINE_LIMIT", 10)
+    with pytest.raises(EngineError, match="has 18 bytes, more than 10"):
+        decode_order(b'{"op": "meet"}    ')
+
+
+def test_parameters_are_finite() -> None:
+    with pytest.raises(RequestError, match="presence_penalty cannot be inf"):
+        SamplingParams(presence_penalty=float("inf"))
