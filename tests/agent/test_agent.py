@@ -16,9 +16,9 @@ from ferrule.cluster.handshake import Caller, Purpose
 from ferrule.cluster.messages import CONTROL
 from ferrule.cluster.records import HOST, MODEL
 from ferrule.cluster.state import ClusterState
-from ferrule.cluster.token import derived_key
 from ferrule.errors import AuthError, ClusterError
 from ferrule.fabric.join.addresses import Interface
+from ferrule.secure import derived_key
 
 GREET = """
 import json, os, socket, sys
@@ -172,18 +172,21 @@ def test_garbage_changes_nothing_and_gets_no_answer(tmp_path):
     asyncio.run(scene())
 
 
-def test_a_frame_that_was_altered_is_not_taken(tmp_path):
+def test_what_was_altered_on_the_cable_is_not_taken(tmp_path):
     async def scene():
         home = make_home(tmp_path, "first")
         async with running(home) as agent:
-            connection = await connect(home.socket, KEY, Caller(home.settings.host, Purpose.ASK))
-            connection._sends = bytes(32)
+            place = ("127.0.0.1", home.settings.port)
+            connection = await connect(place, KEY, Caller(home.settings.host, Purpose.ASK))
+            encrypt = connection._tls.encrypt
+            connection._tls.encrypt = lambda data: (made := encrypt(data))[:-1] + bytes([made[-1] ^ 1])
             await connection.send({"do": "write", "kind": MODEL, "name": "evil", "value": {}})
             assert await connection.receive(SECONDS) is None
             connection.close()
             assert agent.cluster.knowledge.present(MODEL) == {}
-            with pytest.raises(AuthError):
-                await connect(home.socket, bytes(32), Caller(home.settings.host, Purpose.ASK))
+            for where in (place, home.socket):
+                with pytest.raises(AuthError):
+                    await connect(where, bytes(32), Caller(home.settings.host, Purpose.ASK))
 
     asyncio.run(scene())
 

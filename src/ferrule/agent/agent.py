@@ -1,7 +1,7 @@
 """A host's agent: it knows the other hosts, tells them what this one has, starts processes for them, and keeps what the
 cluster decided.
 
-All members are alike: there is no head to lose. Tokens and tensors never pass through it.
+All members are alike: there is no head to lose. Tensors never pass through it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from typing import Any
 
 from ferrule.agent.standby import Kind, StandbyProcess
 from ferrule.cluster.messages import CONTROL
-from ferrule.cluster.token import Address, derived_key, write_address
 from ferrule.config import OUTER_JOB
 from ferrule.errors import ClusterError
 from ferrule.fabric.join.addresses import own_interfaces
@@ -28,6 +27,7 @@ from ferrule.process.exit_watch import when_ended
 from ferrule.process.lifeline import LISTEN_FD, send_order
 from ferrule.process.system import signal_group
 from ferrule.process.tied import tied
+from ferrule.secure import Address, derived_key, write_address
 
 log = logging.getLogger(__name__)
 

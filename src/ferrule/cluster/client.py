@@ -15,9 +15,9 @@ from ferrule.cluster.home import ClusterHome, HostSettings
 from ferrule.cluster.peers import first_of, reachable_ways
 from ferrule.cluster.records import Knowledge, Member
 from ferrule.cluster.store import Store
-from ferrule.cluster.token import Address, JoinToken, fingerprint, write_address
 from ferrule.errors import AuthError, ClusterError, FerruleError
 from ferrule.fabric.join.addresses import own_interfaces
+from ferrule.secure import Address, JoinToken, fingerprint, write_address
 
 JOIN_SECONDS = 15.0
 ASK_SECONDS = 10.0

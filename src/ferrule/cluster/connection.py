@@ -1,49 +1,43 @@
-"""Authenticated connections to and of agents: JSON objects in frames that carry a MAC."""
+"""Connections to and of agents: both ends have proved themselves, and between hosts all that they say is encrypted.
+
+Over a Unix socket, which only this user's programs on this host can open, it is not: there is no cable to read.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import os
 import socket
 import struct
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
-from ferrule.cluster.handshake import (
-    HELLO_BYTES,
-    PROOF_BYTES,
-    REPLY_BYTES,
-    AgentSide,
-    Caller,
-    CallerSide,
-    Keys,
-    StrangerError,
-    seal,
-)
-from ferrule.cluster.token import Address, write_address
+from ferrule.cluster.handshake import Caller, answer_steps, call_steps
 from ferrule.errors import AuthError, ClusterError
+from ferrule.secure import Address, Stranger, write_address
+from ferrule.secure.handshake import Exchange
+from ferrule.secure.tls import Tls, client_opening, server_opening
 
 Message = dict[str, Any]
+T = TypeVar("T")
 
 HANDSHAKE_SECONDS = 5.0
 SEND_SECONDS = 5.0
 """How long the other end may take to make room for a frame."""
 _MOST_BYTES = 4 << 20
-_HEAD = struct.Struct("<I 32s")
+_CHUNK = 1 << 16
+_HEAD = struct.Struct("<I")
 
 
 class Connection:
-    """Both ends have proved themselves. One task may send while another receives."""
+    """Both ends have proved themselves. One task may send while another receives. ``tls``: None over a Unix socket."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, sends: bytes, receives: bytes
-    ) -> None:
-        self._reader, self._writer = reader, writer
-        self._sends, self._receives = sends, receives
-        self._sent = self._received = 0
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: Tls | None) -> None:
+        self._reader, self._writer, self._tls = reader, writer, tls
+        self._arrived = bytearray()
+        self._relay: asyncio.Task[None] | None = None
 
     async def send(self, message: Message) -> None:
         """Raises `ClusterError` when the other end is gone or does not read."""
@@ -51,27 +45,28 @@ class Connection:
         if len(payload) > _MOST_BYTES:
             raise ClusterError(f"a message of {len(payload):,} bytes is more than agents send")
         try:
-            self._writer.write(_HEAD.pack(len(payload), seal(self._sends, self._sent, payload)) + payload)
-            self._sent += 1
+            self._write(_HEAD.pack(len(payload)) + payload)
             async with asyncio.timeout(SEND_SECONDS):
                 await self._writer.drain()
         except (OSError, TimeoutError) as error:
-            raise ClusterError(f"the connection broke: {error or 'nobody reads it'}") from error
+            raise ClusterError(f"the connection broke: {error or 'the other end does not read it'}") from error
 
     async def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; None at the end. Raises `TimeoutError`, and `AuthError` for a frame that was altered."""
+        """The next message; None at the end. Raises `TimeoutError`, after which the message can still be received,
+        `AuthError` where it was altered, and `ClusterError` for what no program of ours says."""
         try:
             async with asyncio.timeout(timeout):
-                length, mac = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
-                if length > _MOST_BYTES:
-                    raise AuthError("a frame was altered on its way")
-                payload = await self._reader.readexactly(length)
-        except (asyncio.IncompleteReadError, ConnectionError):
+                while (payload := self._next_payload()) is None:
+                    data = await self._read()
+                    if not data:
+                        return None
+                    self._arrived += data
+        except ConnectionError:
             return None
-        if not hmac.compare_digest(mac, seal(self._receives, self._received, payload)):
-            raise AuthError("a frame was altered on its way")
-        self._received += 1
-        message = json.loads(payload)
+        try:
+            message = json.loads(payload)
+        except ValueError:
+            message = None
         if not isinstance(message, dict):
             raise ClusterError("a message is no object")
         return message
@@ -87,24 +82,43 @@ class Connection:
         return answer
 
     def pause(self) -> None:
-        """Leave in the socket what comes from now on, for whoever gets it by `detach`."""
-        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
+        """Leave in the socket what comes from now on, for the process that gets it by `detach`."""
+        if self._tls is None:
+            self._writer.transport.pause_reading()  # type: ignore[attr-defined]
 
     async def detach(self) -> socket.socket:
-        """The socket itself, for another process; nothing is sent or read here any more. `pause` before the other end
-        may send what is not meant for us. Raises `ClusterError` where the other end does not take what was sent."""
+        """A socket on which the other end speaks, for another process; nothing is sent or read here any more.
+
+        `pause` before the other end may send what is not meant for us. It is the connection's own socket; where that is
+        encrypted it is one end of a pair, and this process goes on to carry bytes between pair and connection until
+        either of them ends. Raises `ClusterError` where the other end does not take what was sent.
+        """
         transport = self._writer.transport
         deadline = asyncio.get_running_loop().time() + SEND_SECONDS
         while transport.get_write_buffer_size():
             if asyncio.get_running_loop().time() > deadline or transport.is_closing():
                 raise ClusterError("the connection broke")
             await asyncio.sleep(0.001)
-        taken = socket.socket(fileno=os.dup(self._writer.get_extra_info("socket").fileno()))
-        transport.abort()
+        if self._tls is None:
+            taken = socket.socket(fileno=os.dup(self._writer.get_extra_info("socket").fileno()))
+            transport.abort()
+            return taken
+        ours, taken = socket.socketpair()
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            taken.close()
+            raise
+        self._relay = asyncio.create_task(self._carry(reader, writer), name="relay")
+        _relays.add(self._relay)
+        self._relay.add_done_callback(_relays.discard)
         return taken
 
     def close(self) -> None:
-        self._writer.transport.abort() if self._writer.is_closing() else self._writer.close()
+        """Not of a connection that was detached, which ends with what has it."""
+        if self._relay is None:
+            self._writer.transport.abort() if self._writer.is_closing() else self._writer.close()
 
     @property
     def local_address(self) -> str:
@@ -116,6 +130,62 @@ class Connection:
     def peer_address(self) -> str:
         name = self._writer.get_extra_info("peername")
         return str(name[0]) if isinstance(name, tuple) else ""
+
+    def _write(self, data: bytes) -> None:
+        self._writer.write(data if self._tls is None else self._tls.encrypt(data))
+
+    async def _read(self) -> bytes:
+        """Some bytes of what the other end said; none at the end. Loses nothing where it is cancelled."""
+        while data := await self._reader.read(_CHUNK):
+            if self._tls is None:
+                return data
+            if found := self._tls.decrypt(data):
+                return found
+        return b""
+
+    def _next_payload(self) -> bytes | None:
+        if len(self._arrived) < _HEAD.size:
+            return None
+        (length,) = _HEAD.unpack_from(self._arrived)
+        if length > _MOST_BYTES:
+            raise ClusterError(f"a message of {length:,} bytes is more than agents send")
+        end = _HEAD.size + length
+        if len(self._arrived) < end:
+            return None
+        payload = bytes(self._arrived[_HEAD.size : end])
+        del self._arrived[:end]
+        return payload
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Between the pair and the connection, until one of them ends."""
+
+        async def inwards() -> None:
+            data = bytes(self._arrived)
+            while data or (data := await self._read()):
+                writer.write(data)
+                await writer.drain()
+                data = b""
+
+        async def outwards() -> None:
+            while data := await reader.read(_CHUNK):
+                self._write(data)
+                await self._writer.drain()
+
+        ways = [asyncio.create_task(way()) for way in (inwards, outwards)]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            for result in await asyncio.gather(*ways, return_exceptions=True):
+                if isinstance(result, Exception) and not isinstance(result, OSError | AuthError):
+                    raise result
+            writer.close()
+            self._writer.close()
+
+
+_relays: set[asyncio.Task[None]] = set()
+"""The event loop itself holds tasks only weakly."""
 
 
 async def connect(
@@ -132,10 +202,8 @@ async def connect(
         else:
             reader, writer = await asyncio.open_connection(*place)
         try:
-            side = CallerSide(key, caller, where)
-            writer.write(side.hello)
-            writer.write(side.prove(await reader.readexactly(REPLY_BYTES)))
-            keys = side.finish(await reader.readexactly(REPLY_BYTES))
+            opening = None if isinstance(place, str) else client_opening
+            line = await _drive(call_steps(key, caller, where, opening), reader, writer)
         except asyncio.IncompleteReadError:
             writer.close()
             raise ClusterError(f"what answers at {where} hung up; is it a Ferrule agent?") from None
@@ -143,41 +211,55 @@ async def connect(
             writer.close()
             raise
     _as_agents_want(writer)
-    return Connection(reader, writer, sends=keys.from_caller, receives=keys.from_agent)
+    return Connection(reader, writer, line if isinstance(line, Tls) else None)
 
 
 async def accept(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes
 ) -> tuple[Connection, Caller] | None:
-    """The agent's side: None for whoever does not prove itself within `HANDSHAKE_SECONDS`; it is hung up on."""
+    """The agent's side: None for a stranger that does not prove itself within `HANDSHAKE_SECONDS`; it is hung up on."""
+    opening = None if _is_local(writer) else server_opening()
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
-            side = AgentSide(key)
-            answer, go_on = side.challenge(await reader.readexactly(HELLO_BYTES))
-            writer.write(answer)
-            if go_on:
-                answer, caller, keys = side.judge(await reader.readexactly(PROOF_BYTES))
-                writer.write(answer)
-                if caller is not None and keys is not None:
-                    _as_agents_want(writer)
-                    return _agents_end(reader, writer, keys), caller
-            await writer.drain()
-    except (StrangerError, asyncio.IncompleteReadError, OSError, TimeoutError):
-        pass  # nobody that an answer is owed to
+            try:
+                caller, line = await _drive(answer_steps(key, opening), reader, writer)
+                _as_agents_want(writer)
+                return Connection(reader, writer, line if isinstance(line, Tls) else None), caller
+            except (Stranger, AuthError):
+                await writer.drain()  # the refusal, where it is owed one
+    except (asyncio.IncompleteReadError, OSError, TimeoutError):
+        pass
     with suppress(OSError):
         writer.close()
     return None
 
 
-def _agents_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: Keys) -> Connection:
-    return Connection(reader, writer, sends=keys.from_agent, receives=keys.from_caller)
+async def _drive(steps: Exchange[T], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> T:
+    """Take the steps of a handshake. Raises what they raise, and `asyncio.IncompleteReadError`."""
+    answer: bytes | None = None
+    while True:
+        try:
+            want = steps.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        if isinstance(want, int):
+            answer = await reader.readexactly(want)
+        else:
+            writer.write(want)
+            answer = b""
+
+
+def _is_local(writer: asyncio.StreamWriter) -> bool:
+    family: int = writer.get_extra_info("socket").family
+    return family == socket.AF_UNIX
 
 
 def _as_agents_want(writer: asyncio.StreamWriter) -> None:
     """No waiting for more to send; and a connection ends soon after the other host is gone or the cable is cut."""
-    underlying = writer.get_extra_info("socket")
-    if underlying.family == socket.AF_UNIX:
+    if _is_local(writer):
         return
+    underlying = writer.get_extra_info("socket")
     underlying.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     underlying.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = [("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 4000)]

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from ferrule.cluster.records import Member
-from ferrule.cluster.token import Address
+from ferrule.secure import Address
 
 if TYPE_CHECKING:
     from zeroconf import ServiceStateChange, Zeroconf

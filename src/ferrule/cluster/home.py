@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ferrule.cluster.token import KEY_BYTES, check_cluster_name
 from ferrule.config import host_id
 from ferrule.errors import ClusterError, ConfigError
 from ferrule.files import held, hold, runtime_directory, write_whole
 from ferrule.lab.netns.control import here
+from ferrule.secure import KEY_BYTES, check_cluster_name
 
 DEFAULT_CLUSTER = "ferrule"
 DEFAULT_PORT = 8421

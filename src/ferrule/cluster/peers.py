@@ -14,8 +14,8 @@ from typing import Protocol
 from ferrule.cluster.connection import Connection, Message, connect
 from ferrule.cluster.handshake import Caller, Purpose
 from ferrule.cluster.records import Knowledge, Member, Record
-from ferrule.cluster.token import Address, write_address
 from ferrule.errors import AuthError, ClusterError
+from ferrule.secure import Address, write_address
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from ferrule.cluster.home import ClusterHome, HostSettings
 from ferrule.cluster.peers import Peer, reachable_ways
 from ferrule.cluster.records import HOST, Knowledge, Member, Record
 from ferrule.cluster.store import Store
-from ferrule.cluster.token import Address, fingerprint
 from ferrule.config import parse_address
 from ferrule.errors import ClusterError
 from ferrule.fabric.join.addresses import own_interfaces
+from ferrule.secure import Address, fingerprint
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import CONTROL
 from ferrule.cluster.records import Member
-from ferrule.cluster.token import derived_key
 from ferrule.errors import AuthError, ClusterError
 from ferrule.launch.pump import start_opening, start_sealing
 from ferrule.launch.sealed import DOWN, UP, Opener, Sealer
+from ferrule.secure import derived_key
 
 START_SECONDS = 10.0
 END_SECONDS = 3.0

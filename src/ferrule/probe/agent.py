@@ -26,7 +26,7 @@ from ferrule.errors import FabricTimeout, FerruleError, LinkError
 from ferrule.fabric.join.addresses import own_interfaces
 from ferrule.fabric.join.control_channel import Deadline, Link, read_exactly
 from ferrule.fabric.join.dial import Call, bind, dial
-from ferrule.fabric.join.handshake import Identity, Refusal, Refused, Role, Steps, Stranger, accept_steps
+from ferrule.fabric.join.handshake import Identity, Refusal, Refused, Role, Steps, accept_steps
 from ferrule.fabric.join.hosts import this_host
 from ferrule.fabric.join.listen import listen_on, resolve
 from ferrule.fabric.transports.verbs.ports import Found
@@ -36,6 +36,7 @@ from ferrule.probe.lend import Borrower, lend
 from ferrule.probe.messages import Way, tcp_ways, time_messages
 from ferrule.probe.pipes import Pipe, TcpPipe
 from ferrule.probe.rdma import RdmaPipe, ports_of
+from ferrule.secure import Stranger
 
 MARK = "ferrule-probe "
 """Before each answer: what a login prints is not taken for one."""

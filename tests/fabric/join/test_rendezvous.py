@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from ranks import Ranks
@@ -26,11 +27,11 @@ from ferrule.fabric.join.handshake import (
     Role,
     Session,
     Steps,
-    Stranger,
     accept_steps,
     connect_steps,
 )
 from ferrule.fabric.join.pending import NO_EPOCH, PendingPeers, Place
+from ferrule.secure import Stranger
 
 KEY = secrets.token_bytes(32)
 CLIENT = Identity(Role.COLLECTIVES, 1, 0, 2, bytes(range(16)))
@@ -154,14 +155,15 @@ def test_who_looks_for_rank_0_at_another_rank_is_told_to_ask_for_a_relay() -> No
 
 def test_other_version_is_named_on_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = connect_steps(KEY, CLIENT)
-    monkeypatch.setattr(handshake, "PROTOCOL", 99)
+    monkeypatch.setattr(handshake, "WIRE", replace(handshake.WIRE, number=99))
     hello = next(steps)
     monkeypatch.undo()
 
     def rest() -> Steps:
         yield hello
-        reply = yield handshake._REPLY.size
-        handshake._check_reply(reply, "rank 0")
+        reply = yield handshake.WIRE.reply_bytes
+        assert isinstance(reply, bytes)
+        handshake.check_reply(handshake.WIRE.parse_reply(reply), "rank 0")
         raise AssertionError("it was let in")
 
     for result in converse(rest(), accept_steps(KEY, 0)):
@@ -248,7 +250,7 @@ def test_strangers_neither_block_nor_break_the_rendezvous() -> None:
     program = "import ferrule.fabric as f\nwith f.init() as group: group.barrier()"
     with subprocess.Popen([sys.executable, "-c", program], env=os.environ | env) as rank_0:
         strangers = [connect(address)]
-        for words in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 100_000, handshake._MAGIC, bytes(4096)):
+        for words in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 100_000, handshake.WIRE.magic, bytes(4096)):
             strangers.append(connect(address))
             # It may be thrown out while it still talks.
             with contextlib.suppress(OSError):

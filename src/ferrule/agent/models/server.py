@@ -16,11 +16,11 @@ from typing import Any
 from ferrule.agent.placement.planner import ClusterPlanner
 from ferrule.cluster.client import ask_here
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.token import derived_key
 from ferrule.engine import Engine, EngineOptions, start
 from ferrule.engine.host.speed import measure_speed
 from ferrule.engine.types import Progress
 from ferrule.errors import ClusterError, ConfigError, FerruleError
+from ferrule.secure import derived_key
 from ferrule.serve.server import listen, serve
 
 log = logging.getLogger(__name__)

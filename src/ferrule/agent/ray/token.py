@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.token import derived_key
 from ferrule.errors import ClusterError
 from ferrule.files import runtime_directory
+from ferrule.secure import derived_key
 
 _MAX_TEMP = 39
 """Letters that Ray's directory may have: Ray adds up to 64, and the path of a socket may have 103."""

@@ -30,9 +30,9 @@ from ferrule.cluster.home import (
     own_host_name,
 )
 from ferrule.cluster.records import Member
-from ferrule.cluster.token import KEY_BYTES, JoinToken
 from ferrule.config import parse_address
 from ferrule.errors import ClusterError, ConfigError
+from ferrule.secure import KEY_BYTES, JoinToken
 from ferrule.units import parse_bytes
 
 UP_EXAMPLES = (

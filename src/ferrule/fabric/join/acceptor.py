@@ -16,9 +16,10 @@ from functools import partial
 from ferrule.errors import AuthError, RendezvousError
 from ferrule.fabric.join.control_channel import Link, left
 from ferrule.fabric.join.dial import bind_device
-from ferrule.fabric.join.handshake import Identity, Refusal, Steps, Stranger, accept_steps
+from ferrule.fabric.join.handshake import Identity, Refusal, Steps, accept_steps
 from ferrule.fabric.join.loop import READ, Loop
 from ferrule.fabric.join.pending import PendingPeers
+from ferrule.secure import Stranger
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ferrule.errors import AuthError, FabricTimeout, RendezvousError
-from ferrule.fabric.join.handshake import MAC_BYTES, Session
+from ferrule.fabric.join.handshake import Session
+from ferrule.secure.handshake import MAC_BYTES
 
 _LENGTH = struct.Struct("<I")
 _MAX_MESSAGE = 1 << 22

@@ -1,17 +1,6 @@
-"""Two ends of a connection prove to each other that they hold the cluster's key.
+"""What ranks say of themselves when they shake hands (`ferrule.secure.handshake`), and how a rank between relays it.
 
-The client says hello, the server answers with a challenge, the client proves itself, the server proves itself:
-
-    hello      client -> server   who it is, whom it wants, which group, a random number
-    challenge  server -> client   another random number (or a refusal)
-    proof      client -> server   HMAC-SHA256(key, "client" + hello + challenge)
-    verdict    server -> client   HMAC-SHA256(key, "server" + hello + challenge) (or a refusal)
-
-Both random numbers and the roles are under both MACs, so a recorded or reflected proof is worth nothing. Every
-message has a fixed size: nothing a stranger sends makes us wait for, or keep, more than some hundred bytes.
-What follows on the connection is not encrypted; whoever can alter packets between the hosts can alter data.
-
-The exchanges are generators that yield what they wait for, so that one thread can hold many of them at once.
+What follows on the connection is authenticated, and not encrypted (docs/security.md).
 
 Where two ranks share no link, the client first proves itself in the same way to a rank between them (as a
 `Role.RELAY`), which opens the way to the target and from then on only copies bytes; then both ends shake hands through
@@ -20,9 +9,7 @@ it as above, so that the rank between cannot pass for either.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import secrets
 import struct
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -30,16 +17,12 @@ from enum import IntEnum
 
 from ferrule import __version__
 from ferrule.errors import AuthError, RendezvousError
+from ferrule.secure import Status, Stranger
+from ferrule.secure.handshake import Reply, Wire, WrongKey, challenge_steps, client_steps, hear_hello
 
-PROTOCOL = 3
-"""Raised whenever the wire, the handshake or the layout of shared memory changes."""
-
-_MAGIC = b"FERRULE\0"
-# The first three fields must never move: they are how two versions recognise each other.
-_HELLO = struct.Struct("<8s H 24s B x i i i i 16s 32s")
-_REPLY = struct.Struct("<8s H 24s B x 32s 192s")
+# A hello tells rank, target, world size, rail and epoch, as `Identity` has them.
+WIRE = Wire(b"FERRULE\0", number=3, label=b"ferrule ", fields="i i i i 16s", text_bytes=192)
 _RANK = struct.Struct("<i")
-MAC_BYTES = 32
 
 
 class Role(IntEnum):
@@ -58,20 +41,6 @@ class Role(IntEnum):
 
 
 _ROLES = frozenset(int(role) for role in Role)
-
-
-class Status(IntEnum):
-    WELCOME = 0
-    WRONG_KEY = 1
-    REFUSED = 2
-    ELSEWHERE = 3
-    """The target is another rank: ask for a relay."""
-    ALREADY = 4
-    """The same process is let in by another way at this moment."""
-
-
-class Stranger(Exception):
-    """Whoever connected is of no interest: it does not speak our protocol, or is better served elsewhere."""
 
 
 class Refused(RendezvousError):
@@ -126,27 +95,14 @@ is that proved to know the key (and is sent ``b""`` for welcome, or a `Refusal`)
 def connect_steps(key: bytes, identity: Identity) -> Steps:
     """The client's side. Raises `AuthError` or `RendezvousError` (`Elsewhere` where somebody else answers)."""
     where = "the rank between" if identity.role == Role.RELAY else f"rank {identity.target}"
-    hello = _HELLO.pack(
-        _MAGIC,
-        PROTOCOL,
-        _version_bytes(),
-        identity.role,
-        identity.rank,
-        identity.target,
-        identity.world_size,
-        identity.rail,
-        identity.epoch,
-        secrets.token_bytes(32),
+    hello = WIRE.pack_hello(
+        identity.role, identity.rank, identity.target, identity.world_size, identity.rail, identity.epoch
     )
-    yield hello
-    challenge = _bytes((yield _REPLY.size))
-    _check_reply(challenge, where)
-    yield _mac(key, b"client", hello, challenge)
-    verdict = _bytes((yield _REPLY.size))
-    _check_reply(verdict, where)
-    if not hmac.compare_digest(_REPLY.unpack(verdict)[4], _mac(key, b"server", hello, challenge)):
-        raise AuthError(f"{where} has another cluster key; give every rank the same FERRULE_KEY")
-    return Session(identity, _mac(key, b"session", hello, challenge))
+    try:
+        proof = yield from client_steps(WIRE, key, hello, lambda reply: check_reply(reply, where))
+    except WrongKey:
+        raise AuthError(f"{where} has another cluster key; give every rank the same FERRULE_KEY") from None
+    return Session(identity, proof.session_key())
 
 
 def relayed_steps(key: bytes, request: Identity, identity: Identity) -> Steps:
@@ -158,12 +114,14 @@ def relayed_steps(key: bytes, request: Identity, identity: Identity) -> Steps:
 def opening_steps(key: bytes, request: Identity) -> Steps:
     """Ask the rank that answers to relay, and wait until it has opened the way: what follows comes from the target."""
     session = yield from connect_steps(key, request)
-    word = _bytes((yield _REPLY.size))
+    word = yield WIRE.reply_bytes
+    assert isinstance(word, bytes)
+    reply = WIRE.parse_reply(word)
     try:
-        _check_reply(word, "the rank between")
+        check_reply(reply, "the rank between")
     except Refused as error:
         raise RendezvousError(str(error)) from None  # another rank may know a way
-    if not hmac.compare_digest(_REPLY.unpack(word)[4], _mac(session.key, b"opened", b"", b"")):
+    if not hmac.compare_digest(reply.value, _opened_mac(session)):
         raise AuthError("a message of the rank between was altered on its way")
     return session
 
@@ -176,12 +134,12 @@ def silent_steps(identity: Identity) -> Steps:
 
 def opened(session: Session) -> bytes:
     """A relay's word to its client that the way is open: what follows comes from the target."""
-    return _reply(Status.WELCOME, _mac(session.key, b"opened", b"", b""))
+    return WIRE.pack_reply(Status.WELCOME, _opened_mac(session))
 
 
 def not_opened(text: str) -> bytes:
     """A relay's word that there is no way."""
-    return _reply(Status.REFUSED, text=text)
+    return WIRE.pack_reply(Status.REFUSED, text=text)
 
 
 def accept_steps(key: bytes, rank: int) -> Steps:
@@ -189,71 +147,50 @@ def accept_steps(key: bytes, rank: int) -> Steps:
 
     Raises `Stranger`, `AuthError` (a peer with another key) or `RendezvousError` (another version, or refused).
     """
-    hello = _bytes((yield _HELLO.size))
-    magic, protocol, version, role, peer, target, world_size, rail, epoch, _ = _HELLO.unpack(hello)
-    if magic != _MAGIC or peer < 0 or not version.rstrip(b"\0").isascii():
+    hello = yield from hear_hello(WIRE)
+    peer, target, world_size, rail, epoch = hello.fields
+    if peer < 0:
         raise Stranger
-    if protocol != PROTOCOL:
+    if hello.protocol != WIRE.number:
         text = (
-            f"rank {peer} runs ferrule {_text(version)} (protocol {protocol}), rank {rank} runs "
-            f"ferrule {__version__} (protocol {PROTOCOL}); install the same version everywhere"
+            f"rank {peer} runs ferrule {hello.version} (protocol {hello.protocol}), rank {rank} runs "
+            f"ferrule {__version__} (protocol {WIRE.number}); install the same version everywhere"
         )
-        yield _reply(Status.REFUSED, text=text)
+        yield WIRE.pack_reply(Status.REFUSED, text=text)
         raise Refused(text)
-    challenge = _reply(Status.WELCOME, secrets.token_bytes(32))
-    yield challenge
-    proof = _bytes((yield MAC_BYTES))
-    if not hmac.compare_digest(proof, _mac(key, b"client", hello, challenge)):
-        yield _reply(Status.WRONG_KEY)
-        raise AuthError(f"rank {peer} has another cluster key; give every rank the same FERRULE_KEY")
-    if role not in _ROLES:
+    try:
+        proof = yield from challenge_steps(WIRE, key, hello)
+    except WrongKey:
+        raise AuthError(f"rank {peer} has another cluster key; give every rank the same FERRULE_KEY") from None
+    if hello.kind not in _ROLES:
         raise Stranger
-    identity = Identity(Role(role), peer, target, world_size, epoch, rail)
+    identity = Identity(Role(hello.kind), peer, target, world_size, epoch, rail)
     refusal = yield identity
     if isinstance(refusal, Refusal):
-        yield _reply(refusal.status, _RANK.pack(refusal.rank).ljust(32, b"\0"), refusal.text)
+        yield from proof.refuse(refusal.status, _RANK.pack(refusal.rank), refusal.text)
         raise Refused(refusal.text) if refusal.status == Status.REFUSED else Stranger
-    yield _reply(Status.WELCOME, _mac(key, b"server", hello, challenge))
-    return Session(identity, _mac(key, b"session", hello, challenge))
+    yield from proof.welcome()
+    return Session(identity, proof.session_key())
 
 
-def _check_reply(reply: bytes, where: str) -> None:
-    magic, protocol, version, status, value, text = _REPLY.unpack(reply)
-    if magic != _MAGIC:
+def check_reply(reply: Reply, where: str) -> None:
+    """Raise what a reply that is no welcome means."""
+    if not reply.ours:
         raise RendezvousError(f"what answers at the address of {where} is not Ferrule; check FERRULE_ADDRESS")
-    if status == Status.WRONG_KEY:
+    if reply.status == Status.WRONG_KEY:
         raise AuthError(f"{where} refused our cluster key; give every rank the same FERRULE_KEY")
-    if status == Status.ELSEWHERE:
-        raise Elsewhere(_text(text), *_RANK.unpack_from(value))
-    if status == Status.REFUSED:
-        raise Refused(_text(text))
-    if status != Status.WELCOME:
-        raise RendezvousError(_text(text))
-    if protocol != PROTOCOL:
+    if reply.status == Status.ELSEWHERE:
+        raise Elsewhere(reply.text, *_RANK.unpack_from(reply.value))
+    if reply.status == Status.REFUSED:
+        raise Refused(reply.text)
+    if reply.status != Status.WELCOME:
+        raise RendezvousError(reply.text)
+    if reply.protocol != WIRE.number:
         raise RendezvousError(
-            f"{where} runs ferrule {_text(version)} (protocol {protocol}), this rank runs ferrule {__version__} "
-            f"(protocol {PROTOCOL}); install the same version everywhere"
+            f"{where} runs ferrule {reply.version} (protocol {reply.protocol}), this rank runs ferrule {__version__} "
+            f"(protocol {WIRE.number}); install the same version everywhere"
         )
 
 
-def _reply(status: Status, value: bytes = bytes(32), text: str = "") -> bytes:
-    return _REPLY.pack(_MAGIC, PROTOCOL, _version_bytes(), status, value, text.encode()[:192])
-
-
-def _mac(key: bytes, label: bytes, hello: bytes, challenge: bytes) -> bytes:
-    return hmac.new(key, b"ferrule " + label + b"\0" + hello + challenge, hashlib.sha256).digest()
-
-
-def _bytes(answer: bytes | Refusal) -> bytes:
-    assert isinstance(answer, bytes)
-    return answer
-
-
-def _version_bytes() -> bytes:
-    return __version__.encode()[:24]
-
-
-def _text(field: bytes) -> str:
-    """A text from the other end, made harmless for terminals and logs."""
-    text = field.rstrip(b"\0").decode(errors="replace")
-    return "".join(character if character.isprintable() else "?" for character in text)
+def _opened_mac(session: Session) -> bytes:
+    return hmac.digest(session.key, b"ferrule opened\0", "sha256")

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from ferrule.errors import FerruleError, RendezvousError
 from ferrule.fabric.join.control_channel import Deadline, Link, left
-from ferrule.fabric.join.handshake import Identity, Refusal, Role, Status
+from ferrule.fabric.join.handshake import Identity, Refusal, Role
 from ferrule.fabric.join.loop import Loop
+from ferrule.secure import Status
 
 _log = logging.getLogger(__name__)
 

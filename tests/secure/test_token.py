@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.cluster.token import JoinToken, derived_key, fingerprint
 from ferrule.errors import ConfigError
+from ferrule.secure import JoinToken, derived_key, fingerprint
 
 TOKEN = JoinToken("home", bytes(range(32)), (("192.168.1.5", 8421), ("fe80::1%thunderbolt0", 9000)))
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from ferrule.config import parse_address
 from ferrule.errors import ConfigError
+from ferrule.secure.keys import KEY_BYTES, fingerprint
 
-KEY_BYTES = 32
 PREFIX = "ferrule1-"
 _CHECK_BYTES = 4
 _MAX_TOKEN = 2048
@@ -63,16 +63,6 @@ class JoinToken:
             raise ConfigError(
                 f"the join token is damaged ({error}): copy all of the line that `ferrule token` prints"
             ) from None
-
-
-def fingerprint(key: bytes) -> str:
-    """A cluster's public name: 16 hexadecimal letters that follow from its key and tell nothing of it."""
-    return hmac.new(key, b"ferrule cluster fingerprint", hashlib.sha256).hexdigest()[:16]
-
-
-def derived_key(key: bytes, purpose: str) -> str:
-    """A key for one purpose, in hexadecimal, which every member makes for itself: it never crosses the wire."""
-    return hmac.new(key, b"ferrule derived\0" + purpose.encode(), hashlib.sha256).hexdigest()
 
 
 def check_cluster_name(name: object) -> str:
