@@ -21,7 +21,7 @@ MEMBERS = [
 GB = 10**9
 
 
-def report(number, memory):
+def report(number, memory, kernel="boot"):
     device = DeviceSpec(
         name="whatever",
         memory=memory,
@@ -30,7 +30,8 @@ def report(number, memory):
         launch_seconds=5e-6,
     )
     face = Interface("eth0", f"10.0.0.{number}", 24, 1500, 10_000)
-    return HostReport(device, RankHost("whatever", f"id{number}", 1, (0, 1, 2, 3), "auto", interfaces=(face,)))
+    host = RankHost("whatever", f"id{number}", 1, (0, 1, 2, 3), "auto", interfaces=(face,), kernel=kernel)
+    return HostReport(device, host)
 
 
 class FakeCluster:
@@ -41,6 +42,7 @@ class FakeCluster:
         self.memory = dict(zip([member.host for member in MEMBERS], memory, strict=True))
         self.described = []
         self.up_seconds = 31.0
+        self.kernels = {member.host: f"boot of {member.name}" for member in MEMBERS}
         monkeypatch.setattr(cluster_planner, "ask_here", self.ask_here)
         monkeypatch.setattr(cluster_planner, "ask_member", self.ask_member)
         monkeypatch.setattr(cluster_planner, "host_reports", self.reports)
@@ -60,11 +62,11 @@ class FakeCluster:
 
     async def ask_member(self, home, member, what, **arguments):
         self.described.append(member.name)
-        text_of[member.name] = report(MEMBERS.index(member), self.memory[member.host])
+        text_of[member.name] = report(MEMBERS.index(member), self.memory[member.host], self.kernels[member.host])
         return {"text": member.name}
 
     async def reports(self, home, members, timeout):
-        return {member.host: {"cores": 4} for member in members}
+        return {member.host: {"kernel": self.kernels[member.host], "cpus": [0, 1, 2, 3]} for member in members}
 
 
 text_of = {}
@@ -107,6 +109,21 @@ def test_ranks_are_spread_over_the_hosts_as_the_user_said(monkeypatch, spec):
     assert planner.placed.hosts == ("hosta", "hosta")
     assert formation.starter.threads == (2, 2)
     assert cluster.described == []  # nothing had to be measured
+
+
+def test_hosts_of_one_machine_divide_its_processors_and_its_memory(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch, (24 * GB, 24 * GB, 24 * GB))
+    cluster.kernels[MEMBERS[1].host] = cluster.kernels[MEMBERS[0].host]
+    assert form(ClusterPlanner(None, EngineOptions("x", pipeline=3), split=True), spec).starter.threads == (2, 2, 4)
+    monkeypatch.setattr(cluster_planner, "_rather_here", lambda question, best, here: best)
+    planner = ClusterPlanner(None, EngineOptions("x"), split=False)
+    form(planner, spec)  # 16 GB of weights: of 24 GB that two hosts share each has 12
+    assert planner.placed.hosts == ("hostc",)
+    cluster.answering.remove(MEMBERS[2].host)
+    formation = form(planner, spec, Loss(EngineError("gone"), (0,), ("hostc",), crashed=False))
+    assert set(planner.placed.hosts) == {"hosta", "hostb"}
+    assert formation.starter.threads == (2, 2)
+    assert any("hosta shares its machine" in note for note in planner.placed.notes)
 
 
 def test_the_planner_chooses_hosts_and_again_when_one_is_lost(monkeypatch, spec):

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from ferrule.fabric.join.hosts import this_host
 from ferrule.links import Inventory, NetDevice, Probe
 from ferrule.links.power import PowerMeter
 from ferrule.process.sensor import Sensor
@@ -47,10 +48,13 @@ class LinkReport:
 
 @dataclass(frozen=True)
 class HostReport:
-    """``load``: of all processors, 0 to 1, over the last minute. ``celsius``: of the hottest chip; ``watts``: of the
-    chips that tell, over ``watts_seconds``; None where nothing tells."""
+    """``cpus``: those that it may use, of the running kernel ``kernel`` (its boot id), which hosts that share a machine
+    have in common. ``load``: of all processors, 0 to 1, over the last minute. ``celsius``: of the hottest chip;
+    ``watts``: of the chips that tell, over ``watts_seconds``; None where nothing tells."""
 
     cores: int
+    cpus: tuple[int, ...]
+    kernel: str
     load: float
     devices: tuple[DeviceReport, ...]
     links: tuple[LinkReport, ...]
@@ -81,10 +85,13 @@ class Reporter:
             sensor.begin()
         deadline = time.monotonic() + _SENSOR_SECONDS
         inventory = self._links.value(deadline)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        host = this_host("auto")
+        cores = len(host.cpus)
         times = self._process.cpu_times()
         return HostReport(
             cores=cores,
+            cpus=host.cpus,
+            kernel=host.kernel,
             load=min(1.0, os.getloadavg()[0] / cores),
             devices=(_processor(inventory), *self._amd.value(deadline), *self._nvidia.value(deadline)),
             links=tuple(_link(each) for each in inventory.netdevs if _is_link(each)) if inventory is not None else (),

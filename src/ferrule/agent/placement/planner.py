@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ferrule.agent.placement.cores import HostCores, rank_threads, reports_by_share
 from ferrule.agent.placement.ranks import ClusterStarter
 from ferrule.agent.placement.standby import ClusterStandby
 from ferrule.cluster.client import ask_here, ask_member, host_reports
@@ -107,17 +108,18 @@ class ClusterPlanner:
         assert self._spec is not None
         if self._split:
             placed, ranks = self._spread(self._spec, members)
-            cores = await self._cores(ranks)
+            cores = await self._cores(members)
         else:
             reports = await self._described(members, fresh=fresh)
             members = [member for member in members if member.host in reports]
             if not members:
                 raise ModelUnavailable("no host could be asked what it has")
             # In a thread: it may take a second, in which answers of a model that runs must go on.
-            placed, ranks = await asyncio.to_thread(self._chosen, self._spec, options, members, reports)
-            cores = {host: len(report.host.cpus) for host, report in reports.items()}
-        hosts = [member.host for member in ranks]
-        threads = [self._options.threads or max(1, cores.get(host, 1) // hosts.count(host)) for host in hosts]
+            placed, ranks = await asyncio.to_thread(self._chosen, self._spec, options, members)
+            cores = {host: HostCores(each.host.kernel, each.host.cpus) for host, each in self._reports.items()}
+        threads = rank_threads([member.host for member in ranks], cores)
+        if self._options.threads is not None:
+            threads = [self._options.threads] * len(ranks)
         starter = ClusterStarter(self._home, tuple(ranks), tuple(threads))
         self._placements[starter, placed.plan] = placed
         return Formation(replace(options, plan=placed.plan), starter, self.spares)
@@ -165,11 +167,10 @@ class ClusterPlanner:
         await asyncio.gather(*map(one, members))
         return {member.host: self._reports[member.host] for member in members if member.host in self._reports}
 
-    async def _cores(self, members: Sequence[Member]) -> dict[str, int]:
-        """How many processors each host has that answers in time."""
-        different = list({member.host: member for member in members}.values())
-        reports = await host_reports(self._home, different, REPORT_SECONDS)
-        return {host: int(report["cores"]) for host, report in reports.items()}
+    async def _cores(self, members: Sequence[Member]) -> dict[str, HostCores]:
+        """The processors of each host that answers in time."""
+        reports = await host_reports(self._home, members, REPORT_SECONDS)
+        return {host: HostCores(report["kernel"], tuple(report["cpus"])) for host, report in reports.items()}
 
     def _spread(self, spec: ModelSpec, members: Sequence[Member]) -> tuple[Placed, list[Member]]:
         """As the user said: neighbouring ranks on one host where there are more ranks than hosts."""
@@ -178,9 +179,8 @@ class ClusterPlanner:
         ranks = [used[rank * len(used) // plan.world_size] for rank in range(plan.world_size)]
         return Placed(plan, tuple(member.name for member in ranks), None), ranks
 
-    def _chosen(
-        self, spec: ModelSpec, options: RankOptions, members: Sequence[Member], reports: Mapping[str, HostReport]
-    ) -> tuple[Placed, list[Member]]:
+    def _chosen(self, spec: ModelSpec, options: RankOptions, members: Sequence[Member]) -> tuple[Placed, list[Member]]:
+        reports = reports_by_share(self._reports)  # also of a host that is away: the others do not grow by that
         cluster = cluster_of_reports([reports[member.host] for member in members], Sources.of_this_machine())
         known = read_calibrations()
         cluster = replace(cluster, devices=tuple(calibrated(device, known) for device in cluster.devices))
