@@ -43,7 +43,7 @@ class TinyTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         def raise_exception(message: str) -> None:
             raise TemplateError(message)
 
@@ -51,7 +51,7 @@ class TinyTokenizer:
             raise RequestError("no chat template", param="messages")
         template = ImmutableSandboxedEnvironment().from_string(self._template)
         try:
-            return self.encode(template.render(messages=messages, raise_exception=raise_exception, **options))
+            return template.render(messages=messages, raise_exception=raise_exception)
         except TemplateError as error:
             raise RequestError(f"the template refuses these messages: {error}", param="messages") from error
 

@@ -6,27 +6,36 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from fake_engine import FakeEngine
 
 from ferrule.serve import create_app, listen
+from ferrule.serve.connections import HttpConfig
 
 DEADLINE = 10.0
 
 
 @contextmanager
-def running(engine: FakeEngine, *, api_key: str | None = None, max_sequences: int = 256) -> Iterator[str]:
-    """The base URL, without /v1, of a server of ``engine``."""
-    listener = listen("127.0.0.1", 0, api_key=api_key)
-    app = create_app(engine, api_key=api_key, max_sequences=max_sequences)
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+def running(
+    engine: FakeEngine, *, api_key: str | None = None, max_sequences: int = 256, **limits: Any
+) -> Iterator[str]:
+    """The base URL, without /v1, of a server of ``engine``. ``limits`` are `HttpConfig`'s."""
+    with served(create_app(engine, api_key=api_key, max_sequences=max_sequences), **limits) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def served(app: Any, **limits: Any) -> Iterator[int]:
+    """The loopback port on which the ASGI application ``app`` is served, with `HttpConfig`'s ``limits``."""
+    listener = listen("127.0.0.1", 0, api_key=None)
+    server = uvicorn.Server(HttpConfig(app, **limits))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     until(lambda: server.started)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield listener.getsockname()[1]
     finally:
         server.should_exit = True
         thread.join(DEADLINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import signal
 from typing import Annotated, Any
 
 import typer
@@ -111,7 +112,11 @@ def main() -> None:
     # At exit Python would search all of torch's objects for garbage, which takes longer than anything else that
     # happens between Ctrl-C and the end.
     atexit.register(gc.freeze)
-    app(prog_name="ferrule")
+    try:
+        app(prog_name="ferrule")
+    finally:
+        # What is left is to wait for threads; another Ctrl-C ends that without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -34,18 +34,15 @@ class ModelTokenizer:
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
         return str(self._inner.decode(list(ids), **options))
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """Token ids of the rendered conversation. Raises `RequestError` where the template refuses it."""
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The conversation as text, special tokens included. Raises `RequestError` where the template refuses it."""
         if not self.has_chat_template:
             raise RequestError("this model has no chat template; use /v1/completions", param="messages")
         try:
-            ids = self._inner.apply_chat_template(
-                [dict(message) for message in messages],
-                **{"add_generation_prompt": True, **options, "tokenize": True, "return_dict": False},
-            )
+            given = [dict(message) for message in messages]
+            return str(self._inner.apply_chat_template(given, add_generation_prompt=True, tokenize=False))
         except Exception as error:  # noqa: BLE001 - a template is a program of the model's makers
             raise RequestError(f"the model's chat template refuses these messages: {error}", param="messages") from None
-        return list(ids)
 
 
 def generation_defaults(directory: Path, config: Any) -> tuple[SamplingParams, frozenset[int]]:

@@ -135,8 +135,9 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """Token ids of the rendered conversation, with the opening of the assistant's turn."""
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The conversation by the model's template, with the opening of the assistant's turn; it has the special tokens
+        already."""
         ...
 
 

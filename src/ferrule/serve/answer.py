@@ -7,18 +7,21 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ferrule.engine import Engine
 from ferrule.serve.errors import ApiError, api_error
+from ferrule.serve.prompt import TokenizerPool
 from ferrule.serve.sequences import Job, run_jobs
 from ferrule.serve.text import Vocabulary
 from ferrule.serve.transcript import Piece, TokenLogprob
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_SEQUENCES = 256
 """Sequences that may be running or waiting at once over all requests; beyond that clients are asked to come back."""
@@ -33,6 +36,7 @@ class Desk:
     def __init__(self, engine: Engine, *, max_sequences: int = MAX_SEQUENCES) -> None:
         self.engine = engine
         self.vocabulary = Vocabulary(engine.tokenizer)
+        self.reading = TokenizerPool()
         self.closing = asyncio.Event()
         self._max_sequences = max_sequences
         self._sequences = 0
@@ -40,6 +44,7 @@ class Desk:
     def close(self) -> None:
         """End every answer that is being sent, and refuse new ones."""
         self.closing.set()
+        self.reading.close()
 
     @contextmanager
     def admit(self, sequences: int) -> Iterator[None]:
@@ -103,8 +108,15 @@ class Form(Protocol):
         ...
 
 
-class ClientGoneError(Exception):
-    """Nobody is there any more to answer to."""
+class ClientGoneError(ApiError):
+    """The client has closed its connection: what is answered now is dropped."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client has closed the connection")
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "the server is shutting down", code="shutting_down")
 
 
 class Answer(Response):
@@ -182,26 +194,25 @@ def event_message(event: dict[str, Any]) -> Message:
     return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
 
 
-async def while_wanted(receive: Receive, closing: asyncio.Event, work: Awaitable[None]) -> None:
-    """Do ``work``, but cancel it when the client leaves (`ClientGoneError`) or the server closes (`ApiError` 503)."""
+async def while_wanted(receive: Receive, closing: asyncio.Event, work: Awaitable[T]) -> T:
+    """The result of ``work``. It ends when the client leaves (`ClientGoneError`) or the server closes (`ApiError`)."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_until_gone(receive))
+    gone = asyncio.create_task(until_gone(receive))
     closed = asyncio.create_task(closing.wait())
     tasks: list[asyncio.Future[Any]] = [task, gone, closed]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        elif gone.done():
+        if task.done() and not task.cancelled():
+            return task.result()
+        if gone.done():
             raise ClientGoneError
-        else:
-            raise ApiError(503, "the server is shutting down", code="shutting_down")
+        raise shutting_down()
     finally:
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _until_gone(receive: Callable[[], Awaitable[Message]]) -> None:
+async def until_gone(receive: Callable[[], Awaitable[Message]]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -14,16 +13,17 @@ from fastapi.responses import JSONResponse, Response
 from ferrule import __version__
 from ferrule.engine import Engine
 from ferrule.errors import ConfigError
-from ferrule.serve.answer import MAX_SEQUENCES, Desk
+from ferrule.serve.answer import MAX_SEQUENCES, Desk, shutting_down, while_wanted
 from ferrule.serve.auth import Guard
 from ferrule.serve.chat import answer_chat
 from ferrule.serve.completions import answer_completion
 from ferrule.serve.errors import ApiError, install
 from ferrule.serve.identity import new_identity, system_fingerprint
+from ferrule.serve.prompt import body_limit
 from ferrule.serve.schemas import ChatRequest, CompletionRequest
 
-SMALL_BODY = 1 << 16
-"""Bytes of a request up to which it is tokenized at once, beside the event loop beyond."""
+SMALL_BODY = 1 << 12
+"""Bytes of a request up to which it is tokenized at once, which takes milliseconds; beyond, beside the event loop."""
 
 
 def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_SEQUENCES) -> FastAPI:
@@ -46,20 +46,20 @@ def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_
     # The documentation pages would load scripts from elsewhere; the description of the API itself stays.
     app = FastAPI(title="Ferrule", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.desk = desk
-    app.add_middleware(Guard, api_key=api_key)
+    app.add_middleware(Guard, api_key=api_key, body_limit=body_limit(engine.max_context))
     install(app)
 
     @app.post("/v1/chat/completions", response_class=Response)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         check_model(engine, body.model)
         identity = new_identity(engine, "chatcmpl", fingerprint)
-        return await prepared(request, lambda: answer_chat(desk, body, identity))
+        return await prepared(desk, request, lambda: answer_chat(desk, body, identity))
 
     @app.post("/v1/completions", response_class=Response)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         check_model(engine, body.model)
         identity = new_identity(engine, "cmpl", fingerprint)
-        return await prepared(request, lambda: answer_completion(desk, body, identity))
+        return await prepared(desk, request, lambda: answer_completion(desk, body, identity))
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -70,6 +70,7 @@ def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_
         check_model(engine, name)
         return model_card(engine)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> JSONResponse:
         return health_response(engine)
@@ -77,12 +78,15 @@ def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_
     return app
 
 
-async def prepared(request: Request, answer: Callable[[], Response]) -> Response:
-    """What ``answer`` makes of a request. Tokenizing a large one takes seconds, in which others must be served."""
+async def prepared(desk: Desk, request: Request, answer: Callable[[], Response]) -> Response:
+    """What ``answer`` makes of a request, tokenizing it. A large one is read beside the event loop, while others are
+    served; it is forgotten when the client leaves (`ClientGoneError`) or the server closes (`ApiError` 503)."""
     size = request.headers.get("content-length", "")
     if size.isdigit() and int(size) <= SMALL_BODY:
         return answer()
-    return await asyncio.to_thread(answer)
+    if desk.closing.is_set():
+        raise shutting_down()
+    return await while_wanted(request.receive, desk.closing, desk.reading.run(answer))
 
 
 def names_of(engine: Engine) -> tuple[str, ...]:

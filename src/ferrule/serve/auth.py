@@ -10,9 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ferrule.serve.errors import ApiError
+from ferrule.units import format_bytes
 
-MAX_BODY_BYTES = 8 * 2**20
-"""A request larger than this is refused. A million tokens of text are about 4 MiB."""
+MAX_HELD_BYTES = 128 * 2**20
+"""Bytes of all requests that are being read or answered at once, since every one is in memory until its answer ends."""
 
 OPEN_PATHS = frozenset({"/health"})
 """What can be asked without a key, so that whatever watches the server needs none."""
@@ -27,9 +28,11 @@ class Guard:
     this server, having no CORS, never grants).
     """
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp, *, api_key: str | None, body_limit: int) -> None:
         self._app = app
         self._key = None if api_key is None else api_key.encode()
+        self._limit = body_limit
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,7 +42,24 @@ class Guard:
         if refusal is not None:
             await refusal.response()(scope, receive, send)
             return
-        await self._app(scope, _limited(receive, MAX_BODY_BYTES), send)
+        seen = 0
+
+        async def limited() -> Message:
+            nonlocal seen
+            message = await receive()
+            size = len(message.get("body", b""))
+            seen, self._held = seen + size, self._held + size
+            # Raised as HTTPExceptions, since these are what FastAPI lets pass while it reads a body.
+            if seen > self._limit:
+                raise HTTPException(413, too_large(self._limit).message)
+            if self._held > MAX_HELD_BYTES:
+                raise HTTPException(503, "the server holds too many large requests; try again", {"Retry-After": "1"})
+            return message
+
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._held -= seen
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         if self._key is None and not is_loopback_name(headers.get("host", "")):
@@ -58,13 +78,13 @@ class Guard:
                 415, "the body must be JSON; send the header 'Content-Type: application/json'", code="not_json"
             )
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > MAX_BODY_BYTES:
-            return too_large()
+        if length.isdigit() and int(length) > self._limit:
+            return too_large(self._limit)
         return None
 
 
-def too_large() -> ApiError:
-    return ApiError(413, f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB", code="request_too_large")
+def too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {format_bytes(limit)}", code="request_too_large")
 
 
 def has_key(headers: Headers, key: bytes) -> bool:
@@ -89,19 +109,3 @@ def is_loopback_name(host: str) -> bool:
 def is_json(content_type: str) -> bool:
     kind = content_type.partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
-
-
-def _limited(receive: Receive, limit: int) -> Receive:
-    """``receive`` that refuses a body growing beyond ``limit`` bytes, for bodies sent without their length."""
-    seen = 0
-
-    async def limited() -> Message:
-        nonlocal seen
-        message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > limit:
-            # An HTTPException, since that is what FastAPI lets pass while it reads a body.
-            raise HTTPException(413, too_large().message)
-        return message
-
-    return limited

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferrule.engine import Engine
-from ferrule.errors import RequestError
 from ferrule.serve.answer import Answer, Collected, Desk
 from ferrule.serve.identity import Identity
+from ferrule.serve.prompt import chat_prompt
 from ferrule.serve.sampling import sampling_params
-from ferrule.serve.schemas import ChatRequest, Message, refuse_unsupported
+from ferrule.serve.schemas import ChatRequest, refuse_unsupported
 from ferrule.serve.sequences import Job, choices
 from ferrule.serve.transcript import Piece, TokenLogprob
 
@@ -21,7 +20,7 @@ def answer_chat(desk: Desk, body: ChatRequest, identity: Identity) -> Answer:
     refuse_unsupported(body)
     engine = desk.engine
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
-    prompt = render(engine, body.messages)
+    prompt = chat_prompt(engine, body.messages)
     jobs = [Job(index, prompt, own, tuple(body.stop)) for index, own in enumerate(choices(params, body.n or 1))]
     form = ChatForm(identity, len(jobs), bool(body.logprobs), wants_usage(body))
     return Answer(desk, jobs, form, prompt_tokens=len(prompt), stream=bool(body.stream))
@@ -29,21 +28,6 @@ def answer_chat(desk: Desk, body: ChatRequest, identity: Identity) -> Answer:
 
 def wants_usage(body: ChatRequest) -> bool:
     return body.stream_options is not None and body.stream_options.include_usage
-
-
-def render(engine: Engine, messages: Sequence[Message]) -> tuple[int, ...]:
-    """The prompt's tokens for ``messages``. Raises `RequestError` where the model's template refuses them."""
-    if not engine.tokenizer.has_chat_template:
-        raise RequestError(
-            f"messages: the model {engine.name} has no chat template; use /v1/completions with a prompt instead",
-            param="messages",
-            code="no_chat_template",
-        )
-    return tuple(
-        engine.tokenizer.apply_chat_template(
-            [{"role": message.role, "content": message.content} for message in messages]
-        )
-    )
 
 
 @dataclass(frozen=True)

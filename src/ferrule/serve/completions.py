@@ -10,6 +10,7 @@ from ferrule.engine import Engine
 from ferrule.errors import RequestError
 from ferrule.serve.answer import Answer, Collected, Desk
 from ferrule.serve.identity import Identity
+from ferrule.serve.prompt import encode, too_long
 from ferrule.serve.sampling import check_token, sampling_params
 from ferrule.serve.schemas import CompletionRequest, refuse_unsupported
 from ferrule.serve.sequences import Job, choices
@@ -38,8 +39,10 @@ def answer_completion(desk: Desk, body: CompletionRequest, identity: Identity) -
 def prompt_tokens(engine: Engine, prompt: str | list[int]) -> tuple[int, ...]:
     """The prompt's token ids, checked. Raises `RequestError` for unknown ones and when there are none."""
     if isinstance(prompt, str):
-        tokens = tuple(engine.tokenizer.encode(prompt))
+        tokens = encode(engine, prompt, field="prompt")
     else:
+        if len(prompt) >= engine.max_context:
+            raise too_long(engine, f"{len(prompt)} tokens,", "prompt")
         tokens = tuple(prompt)
         for token in tokens:
             check_token(token, engine.vocab_size, "prompt")

@@ -17,13 +17,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ferrule.engine import Engine
 from ferrule.errors import ConfigError
+from ferrule.serve import connections
 from ferrule.serve.app import create_app
+from ferrule.serve.connections import HttpConfig, connection_limit
 from ferrule.serve.errors import ApiError
+from ferrule.serve.logs import RepeatFilter
 
 log = logging.getLogger(__name__)
-
-STREAMS_END_SECONDS = 0.3
-"""How long open connections may take to notice that the server stops, before they are cut."""
 
 ENGINE_CLOSE_SECONDS = 5.0
 """An engine closes within about a second; one that needs this long is given up."""
@@ -114,17 +114,8 @@ async def serve(
     """
     stop = asyncio.Event()
     gate = Gate()
-    config = uvicorn.Config(
-        gate,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        ws="none",
-        timeout_graceful_shutdown=STREAMS_END_SECONDS,  # type: ignore[arg-type]  # any number of seconds will do
-    )
-    server = Server(config)
-    with _stopped_by_signals(stop):
+    server = Server(HttpConfig(gate, most=connection_limit()))
+    with _stopped_by_signals(stop), _readable_log():
         http = asyncio.create_task(server.serve(sockets=[listener]))
         engine: Engine | None = None
         try:
@@ -176,6 +167,20 @@ async def _close(engine: Engine | None) -> None:
         await asyncio.wait_for(engine.close(), ENGINE_CLOSE_SECONDS)
     except TimeoutError:
         log.error("the engine did not close within %s s; processes of it may be left", ENGINE_CLOSE_SECONDS)
+
+
+@contextmanager
+def _readable_log() -> Iterator[None]:
+    """What clients or a lack of descriptors can cause a thousand times in a second is logged once in a minute."""
+    once = RepeatFilter()
+    noisy = [logging.getLogger(name) for name in ("asyncio", "uvicorn.error", connections.__name__)]
+    for each in noisy:
+        each.addFilter(once)
+    try:
+        yield
+    finally:
+        for each in noisy:
+            each.removeFilter(once)
 
 
 @contextmanager

@@ -115,7 +115,8 @@ async def print_answer(
 
     as_chat = engine.tokenizer.has_chat_template if chat is None else chat
     if as_chat:
-        tokens = engine.tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+        rendered = engine.tokenizer.render_chat([{"role": "user", "content": prompt}])
+        tokens = engine.tokenizer.encode(rendered, add_special_tokens=False)
     else:
         tokens = engine.tokenizer.encode(prompt)
         sys.stdout.write(prompt)

@@ -1,0 +1,182 @@
+"""HTTP connections that cannot exhaust the server: a deadline for each part of a request, and a limit on their number.
+
+uvicorn itself only bounds how long a connection may idle between requests. Here every other wait for the client has a
+deadline, too. At the limit the connection that has waited longest without a complete request makes room for a new one,
+so that idle connections never keep out one that asks something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import resource
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ferrule.serve.errors import ApiError
+
+log = logging.getLogger(__name__)
+
+HEAD_SECONDS = 10.0
+"""From the opening of a connection, or the end of the last response, to the end of a request's header."""
+
+BODY_SECONDS = 60.0
+"""From the end of a request's header to the end of its body: 8 MiB at 1.2 Mb/s."""
+
+SEND_SECONDS = 60.0
+"""How long a client may leave a response unread while more than a socket's buffer of it is waiting."""
+
+STREAMS_END_SECONDS = 0.3
+"""How long open connections may take to notice that the server stops, before they are cut."""
+
+MOST_CONNECTIONS = 1024
+
+ACCEPTED_AT_ONCE = 128
+"""Connections that asyncio accepts before it hands over the first: by so many the limit may be exceeded."""
+
+RESERVED_FILES = ACCEPTED_AT_ONCE + 128
+"""Descriptors that are kept for other things than connections: the ranks' sockets, files, logs."""
+
+MOST_FILES = 1 << 16
+"""The descriptor limit is not raised further: child processes inherit it, and some walk through all of them."""
+
+
+def connection_limit() -> int:
+    """Raise this process's limit on open files as far as it may, and return how many connections fit below it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+        except (OSError, ValueError) as error:  # macOS allows less than it claims
+            log.debug("the limit on open files stays at %d: %s", soft, error)
+    fit = MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else soft - RESERVED_FILES
+    return max(1, min(MOST_CONNECTIONS, fit))
+
+
+class HttpConfig(uvicorn.Config):
+    """uvicorn's settings with bounded connections. ``most``: how many may be open. Times are in seconds."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        most: int = MOST_CONNECTIONS,
+        head: float = HEAD_SECONDS,
+        body: float = BODY_SECONDS,
+        send: float = SEND_SECONDS,
+    ) -> None:
+        super().__init__(
+            app,
+            http=Connection,
+            backlog=ACCEPTED_AT_ONCE,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=STREAMS_END_SECONDS,  # type: ignore[arg-type]  # any number of seconds will do
+        )
+        self.most, self.head, self.body, self.send = most, head, body, send
+        self.waiting: dict[Connection, None] = {}
+        """Connections without a complete request, in the order in which they began to wait."""
+
+
+class Connection(H11Protocol):
+    """One client's connection. What it waits for is h11's state of the client: IDLE is a header, SEND_BODY a body."""
+
+    def __init__(self, config: HttpConfig, *others: Any, **named: Any) -> None:
+        super().__init__(config, *others, **named)
+        self._limits = config
+        self._phase: Any = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._send_deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.most and not self._make_room():
+            self._end(ApiError(503, "the server has too many open connections", code="busy", retry_after=1))
+        else:
+            self._follow()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._follow()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._follow()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._send_deadline = self.loop.call_later(self._limits.send, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_send_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_send_deadline()
+        self._wait_for(None)
+        super().connection_lost(exc)
+
+    def _follow(self) -> None:
+        """Begin another deadline where the client has come to another part of its request."""
+        phase: Any = self.conn.their_state
+        if self.transport.is_closing() or phase not in (h11.IDLE, h11.SEND_BODY):
+            phase = None
+        if phase is not self._phase:
+            self._wait_for(phase)
+
+    def _wait_for(self, phase: Any) -> None:
+        self._phase = phase
+        self._limits.waiting.pop(self, None)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if phase is not None:
+            self._limits.waiting[self] = None
+            seconds = self._limits.head if phase is h11.IDLE else self._limits.body
+            self._deadline = self.loop.call_later(seconds, self._too_late, seconds)
+
+    def _too_late(self, seconds: float) -> None:
+        asked = self._phase is h11.SEND_BODY or self.conn.trailing_data[0]
+        late = ApiError(408, f"the request was not complete within {seconds:g} s", code="timeout")
+        self._end(late if asked else None)
+
+    def _make_room(self) -> bool:
+        """End the connection that has waited longest for its request; whether there was one."""
+        longest = next(iter(self._limits.waiting), None)
+        if longest is not None:
+            log.warning("%d connections are open; idle ones are closed for new ones", self._limits.most)
+            longest._end(None)
+        return longest is not None
+
+    def _end(self, refusal: ApiError | None) -> None:
+        """Close the connection, with ``refusal`` where no response has begun."""
+        self._wait_for(None)
+        if self.transport.get_write_buffer_size():  # closing would wait until the client has read it
+            self.transport.abort()
+            return
+        begun = self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE)
+        if refusal is not None and not begun:
+            self.transport.write(_response(refusal))
+        self.transport.close()
+
+    def _stop_send_deadline(self) -> None:
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+            self._send_deadline = None
+
+
+def _response(refusal: ApiError) -> bytes:
+    body = json.dumps(refusal.body).encode()
+    kept = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+    lines = [f"HTTP/1.1 {refusal.status} ", *(f"{name}: {value}" for name, value in (kept | refusal.headers).items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body

@@ -1,0 +1,102 @@
+"""From a request's text to the model's tokens. What cannot fit is refused without tokenizing all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import BoundedSemaphore
+from typing import TypeVar
+
+from ferrule.engine import Engine
+from ferrule.errors import RequestError
+from ferrule.serve.errors import ApiError
+from ferrule.serve.schemas import Message
+
+T = TypeVar("T")
+
+MAX_BODY_BYTES = 8 * 2**20
+"""A request larger than this is refused. A million tokens of text are about 4 MiB."""
+
+BODY_BYTES = 2**20
+BODY_BYTES_PER_TOKEN = 32
+"""What a body may have per token of the context, beyond `BODY_BYTES`. Chinese text in JSON's escapes has some 10."""
+
+USUAL_CHARACTERS = 8
+"""More characters per token than text has; only a longer prompt is measured before it is tokenized."""
+
+SEGMENT_CHARACTERS = 4096
+CUT_TOKENS = 16
+"""How many tokens a text may have fewer than two halves of it, cut anywhere, have together; in truth two or three."""
+
+THREADS = 2
+MOST_WAITING = 64
+
+
+def body_limit(context: int) -> int:
+    """The most bytes that a request to a model of ``context`` tokens may have."""
+    return min(MAX_BODY_BYTES, BODY_BYTES + BODY_BYTES_PER_TOKEN * context)
+
+
+def encode(engine: Engine, text: str, *, field: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+    """The tokens of ``text``. Raises `RequestError` when they are certainly more than the context holds."""
+    if len(text) > USUAL_CHARACTERS * engine.max_context and is_too_long(engine, text):
+        raise too_long(engine, f"{len(text)} characters, which are", field)
+    return tuple(engine.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+
+def is_too_long(engine: Engine, text: str) -> bool:
+    """Whether ``text`` has more tokens than the context holds, counted in pieces until that is certain."""
+    size = max(SEGMENT_CHARACTERS, USUAL_CHARACTERS * engine.max_context)
+    counted = 0
+    for at in range(0, len(text), size):
+        counted += len(engine.tokenizer.encode(text[at : at + size], add_special_tokens=False)) - CUT_TOKENS
+        if counted > engine.max_context:
+            return True
+    return False
+
+
+def too_long(engine: Engine, amount: str, field: str) -> RequestError:
+    return RequestError(
+        f"{field}: it has {amount} more than this model's context of {engine.max_context} tokens holds; shorten it",
+        param=field,
+        code="context_length_exceeded",
+    )
+
+
+def chat_prompt(engine: Engine, messages: Sequence[Message]) -> tuple[int, ...]:
+    """The prompt's tokens for ``messages``. Raises `RequestError` where the model's template refuses them."""
+    tokenizer = engine.tokenizer
+    if not tokenizer.has_chat_template:
+        raise RequestError(
+            f"messages: the model {engine.name} has no chat template; use /v1/completions with a prompt instead",
+            param="messages",
+            code="no_chat_template",
+        )
+    text = tokenizer.render_chat([{"role": message.role, "content": message.content} for message in messages])
+    return encode(engine, text, field="messages", add_special_tokens=False)
+
+
+class TokenizerPool:
+    """Threads that prepare requests beside the event loop, and a limit on how many wait for them."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
+        self._places = BoundedSemaphore(MOST_WAITING)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns. Raises what it raises, and `ApiError` 429 when too many are waiting."""
+        if not self._places.acquire(blocking=False):
+            raise ApiError(
+                429,
+                f"{MOST_WAITING} requests wait to be read; try again later",
+                code="too_many_requests",
+                retry_after=1,
+            )
+        future = self._threads.submit(work)
+        future.add_done_callback(lambda _: self._places.release())
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Forget what waits; what has begun is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
