@@ -93,4 +93,4 @@ class VmOptions:
         return cls(**values)
 
 
-_FERRULE = '#!/bin/sh\nexec python3 -m ferrule.cli.main "$@"\n'
+_FERRULE = '#!/bin/sh\nexec python3 -m ferrule "$@"\n'

@@ -1,0 +1,89 @@
+"""No room names a module of a higher room in a string: import-linter sees imports only."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+KEPT = {"ferrule.plan.device.engine": {"ferrule.engine.rank.worker", "ferrule.engine.rank.stepping"}}
+"""What an engine's rank needs is measured in a process of its own, by modules that plan/ never imports."""
+MODULE = re.compile(r"\bferrule(?:\.[a-z_][a-z_0-9]*)+")
+
+
+def room_order(pyproject: str) -> list[str]:
+    """The rooms as import-linter is told them, the highest first."""
+    contracts = tomllib.loads(pyproject)["tool"]["importlinter"]["contracts"]
+    (contract,) = [each for each in contracts if each["type"] == "layers" and "ferrule.cli" in each["layers"]]
+    return [layer.strip("()") for layer in contract["layers"]]
+
+
+def docstrings(tree: ast.AST) -> set[int]:
+    """The ids of the strings that are statements by themselves: they are for people."""
+    return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+
+
+def upward_names(source: str, module: str, rooms: list[str], known: set[str]) -> list[tuple[int, str]]:
+    """The lines on which ``module`` names one of the ``known`` modules of a room above its own, and what it names."""
+    tree = ast.parse(source)
+    prose = docstrings(tree)
+    own = room_of(module, rooms)
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            for name in MODULE.findall(node.value):
+                room = room_of(name, rooms)
+                if (
+                    own is not None
+                    and room is not None
+                    and rooms.index(room) < rooms.index(own)
+                    and is_known(name, known)
+                ):
+                    found.append((node.lineno, name))
+    return found
+
+
+def room_of(module: str, rooms: list[str]) -> str | None:
+    return next((room for room in rooms if module == room or module.startswith(f"{room}.")), None)
+
+
+def is_known(name: str, known: set[str]) -> bool:
+    """Whether it is a module, or something in one: ``ferrule.plan.make_plan`` as much as ``ferrule.plan``."""
+    return name in known or name.rpartition(".")[0] in known
+
+
+def modules() -> dict[str, Path]:
+    files = sorted((ROOT / "src").rglob("*.py"))
+    names = [".".join(file.relative_to(ROOT / "src").with_suffix("").parts) for file in files]
+    return {name.removesuffix(".__init__"): file for name, file in zip(names, files, strict=True)}
+
+
+def test_no_string_names_a_module_of_a_higher_room():
+    rooms = room_order((ROOT / "pyproject.toml").read_text())
+    files = modules()
+    found = [
+        f"{file.relative_to(ROOT)}:{line} names {name}: have it passed in"
+        for module, file in files.items()
+        for line, name in upward_names(file.read_text(), module, rooms, set(files))
+        if name not in KEPT.get(module, ())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('COMMAND = ["-m", "ferrule.serve.app"]', [(1, "ferrule.serve.app")]),
+        ('"""ferrule.serve.app is above this."""\n\nX = f"import {1} ferrule.serve"', [(3, "ferrule.serve")]),
+        ('call("ferrule.serve.app:main")', [(1, "ferrule.serve.app")]),
+        ('COMMAND = ["-m", "ferrule.engine.rank"]', []),  # its own room
+        ('COMMAND = ["-m", "ferrule.fabric"]', []),  # a lower one
+        ('SERVICE = "_ferrule._tcp.local."\nHOST = "ferrule.example.org"', []),
+    ],
+)
+def test_the_check_sees_what_it_is_for(source, expected):
+    rooms = ["ferrule.serve", "ferrule.engine", "ferrule.fabric"]
+    known = {"ferrule", "ferrule.serve", "ferrule.serve.app", "ferrule.engine.rank", "ferrule.fabric"}
+    assert upward_names(source, "ferrule.engine.host.start", rooms, known) == expected
