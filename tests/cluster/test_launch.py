@@ -15,10 +15,14 @@ from typing import Any
 import pytest
 from test_local import wait_until_gone
 
+from ferrule.cluster.home import ClusterHome, HostSettings, new_host_id
+from ferrule.cluster.records import HOST, Member, Record
+from ferrule.cluster.store import Store
 from ferrule.errors import LaunchError
 from ferrule.launch import HostEntry, JobResult, Launcher, LocalPlace, RankOutput, Task
 from ferrule.launch.places import SshPlace, place_for
 from ferrule.launch.protocol import GREETING, Decoder, encode
+from ferrule.secure import KEY_BYTES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux")
 
@@ -146,14 +150,20 @@ def test_nothing_outlives_a_launcher_that_is_gone_or_silent(silence: float | Non
         assert process.wait(20) == 0
 
 
-def test_places_that_cannot_be_reached(tmp_path: Path) -> None:
+def test_places_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once, each with its cure; ssh is played by a shell script."""
+    monkeypatch.setenv("FERRULE_STATE", str(tmp_path))
+    home = ClusterHome("desk")
+    home.create(bytes(KEY_BYTES), HostSettings(new_host_id(), "here", 8421))
+    store, member = Store(home.directory / "state.db"), Member(new_host_id(), "strix-2", 8421, ("10.0.0.2",), "1", "3")
+    store.keep([Record(HOST, member.host, 1, member.host, member.to_json())])
+    store.close()
     ssh = tmp_path / "ssh"
     ssh.write_text(
         "#!/bin/sh\n"
         'while [ "$1" != -- ]; do shift; done\n'
         "case $2 in\n"
-        "unknown) echo 'ssh: Could not resolve hostname unknown: Name or service not known' >&2; exit 255;;\n"
+        "unknown|strix-2) echo 'ssh: Could not resolve hostname unknown: Name or service not known' >&2; exit 255;;\n"
         "off) echo 'ssh: connect to host off port 22: No route to host' >&2; exit 255;;\n"
         "locked) echo 'me@locked: Permission denied (publickey).' >&2; exit 255;;\n"
         "bare) echo 'sh: 1: exec: /no/python: not found' >&2; exit 127;;\n"
@@ -161,7 +171,7 @@ def test_places_that_cannot_be_reached(tmp_path: Path) -> None:
         "esac\n"
     )
     ssh.chmod(0o755)
-    names = ("unknown", "off", "locked", "bare", "other")
+    names = ("unknown", "off", "locked", "bare", "other", "strix-2")
     entries = [HostEntry(name, python="/no/python") for name in names]
     places = [place_for(entry, program=[str(ssh)], seconds=3) for entry in entries]
     assert "ConnectTimeout=3" in places[0].command()
@@ -174,6 +184,9 @@ def test_places_that_cannot_be_reached(tmp_path: Path) -> None:
     assert "ssh-copy-id locked" in told[2]
     assert "there is no /no/python on bare; say which Python has Ferrule there: --python" in told[3]
     assert "/no/python on other has no Ferrule" in told[4]
+    assert "strix-2 over ssh" in told[5]
+    assert "a host of the cluster 'desk'" in told[5]
+    assert "ferrule launch --cluster --hosts strix-2" in told[5]
 
 
 def test_signal_while_hosts_are_reached(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class Connection:
             ours.close()
             taken.close()
             raise
-        self._relay = asyncio.create_task(self._carry(reader, writer), name="relay")
+        self._relay = asyncio.create_task(self.carry(reader, writer), name="relay")
         _relays.add(self._relay)
         self._relay.add_done_callback(_relays.discard)
         return taken
@@ -156,8 +156,8 @@ class Connection:
         del self._arrived[:end]
         return payload
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Between the pair and the connection, until one of them ends."""
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Bytes from ``reader`` to the other end, and what that says to ``writer``, until one of them ends."""
 
         async def inwards() -> None:
             data = bytes(self._arrived)

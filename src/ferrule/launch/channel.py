@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from collections.abc import Iterator
 from ferrule.launch.facts import HostFacts
 from ferrule.launch.places import Place
 from ferrule.launch.protocol import PROTOCOL, Decoder, Message, encode
-from ferrule.process.system import signal_group
 
 _CHUNK = 1 << 16
 _MAX_TOLD = 1 << 14
@@ -32,16 +30,8 @@ class Channel:
         self.ended = False
         self._decoder = Decoder(greeting=True)
         self._lock = threading.Lock()
-        # A group of its own: Ctrl-C is for the launcher, which passes it on.
-        self._process = subprocess.Popen(
-            place.command(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            process_group=0,
-            bufsize=0,
-        )
-        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._carrier = place.open()
+        streams = (self._carrier.stdin, self._carrier.stdout, self._carrier.stderr)
         self._stdin, self._stdout, self._stderr = (stream for stream in streams if stream is not None)
         self._out, self._err = self._stdout.fileno(), self._stderr.fileno()
         self._open = {self._out, self._err}
@@ -95,7 +85,7 @@ class Channel:
 
     def find_out(self) -> None:
         """Once it has ended: why."""
-        if not self.ending or (code := self._process.poll()) is None:
+        if not self.ending or (code := self._carrier.poll()) is None:
             return
         self.read_errors()
         self.ended = True
@@ -113,10 +103,10 @@ class Channel:
         """Hang up, and wait ``timeout`` seconds before the way there is cut; at once where nobody has answered yet."""
         self.hang_up()
         try:
-            self._process.wait(timeout if self.facts is not None else 0)
+            self._carrier.wait(timeout if self.facts is not None else 0)
         except subprocess.TimeoutExpired:
-            signal_group(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._carrier.cut()
+            self._carrier.wait()
         self._open.clear()
         self._stdout.close()
         self._stderr.close()

@@ -129,7 +129,7 @@ class Launcher:
         try:
             return Channel(place)
         except OSError as error:
-            raise LaunchError(f"cannot run {place.command()[0]}: {error.strerror or error}") from error
+            raise LaunchError(f"cannot run {error.filename or 'a supervisor'}: {error.strerror or error}") from error
 
     def _ping(self) -> None:
         """Also while the rest of the launcher waits for whoever reads its output."""

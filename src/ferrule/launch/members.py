@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -24,5 +23,5 @@ def member_places(home: ClusterHome, ranks: int | None, hosts: str | None, env: 
         if member.host == home.settings.host:
             found.append(LocalPlace(entry))
         else:
-            found.append(ClusterPlace(entry, str(home.directory), json.dumps(member.to_json())))
+            found.append(ClusterPlace(entry, home, member))
     return found

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
+import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
+from ferrule.errors import ClusterError
 from ferrule.launch.hostfile import HostEntry
+from ferrule.process.system import signal_group
+
+if TYPE_CHECKING:
+    from ferrule.cluster.home import ClusterHome
+    from ferrule.cluster.records import Member
 
 SUPERVISOR = ("-P", "-m", "ferrule.launch.supervisor")
 RAY_BRIDGE = ("-P", "-m", "ferrule.launch.ray_bridge")
-BRIDGE = ("-P", "-m", "ferrule.launch.bridge")
 _NOT_FOUND = 127
 _SSH_FAILED = 255
 
@@ -31,17 +39,69 @@ class Place(Protocol):
     @property
     def distant(self) -> bool: ...
 
-    def command(self) -> list[str]:
-        """What to run on this machine to talk to a supervisor there. Raises `FerruleError`."""
+    def open(self) -> Carrier:
+        """Start a supervisor there. Raises `FerruleError` and `OSError`."""
+        ...
+
+    def describe(self) -> str:
+        """How that is done."""
         ...
 
     def why(self, code: int, told: str) -> str:
-        """In words, with the cure, why the command ended with ``code`` after it had printed ``told``."""
+        """In words, with the cure, why the carrier ended with ``code`` after it had told ``told``."""
         ...
 
 
+class Carrier(Protocol):
+    """What a launcher and a supervisor say to each other: three streams, and how it ended, as `Popen` has them."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    @property
+    def stderr(self) -> IO[bytes] | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises `subprocess.TimeoutExpired`."""
+        ...
+
+    def cut(self) -> None:
+        """End it at once."""
+        ...
+
+
+class _Program(subprocess.Popen[bytes]):
+    """A program that leads a group of its own: Ctrl-C is for the launcher, which passes it on."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        pipe = subprocess.PIPE
+        super().__init__(command, stdin=pipe, stdout=pipe, stderr=pipe, process_group=0, bufsize=0)
+
+    def cut(self) -> None:
+        signal_group(self.pid, signal.SIGKILL)
+
+
+class _CommandPlace:
+    """One whose carrier is a command on this machine."""
+
+    def command(self) -> list[str]:
+        """What to run on this machine to talk to a supervisor there. Raises `FerruleError`."""
+        raise NotImplementedError
+
+    def open(self) -> Carrier:
+        return _Program(self.command())
+
+    def describe(self) -> str:
+        return shlex.join(self.command())
+
+
 @dataclass(frozen=True)
-class LocalPlace:
+class LocalPlace(_CommandPlace):
     """This machine."""
 
     entry: HostEntry
@@ -55,7 +115,7 @@ class LocalPlace:
 
 
 @dataclass(frozen=True)
-class SshPlace:
+class SshPlace(_CommandPlace):
     """Another machine. ``program``: how to call ssh; ``seconds``: how long to try to connect."""
 
     entry: HostEntry
@@ -76,6 +136,12 @@ class SshPlace:
         if code != _SSH_FAILED:
             return _why(self.entry, code, told)
         last = _last_line(told) or "it says nothing"
+        cluster = _cluster_of(name.rpartition("@")[2])
+        if cluster is not None:
+            return (
+                f"cannot reach {name} over ssh ({last}); it is a host of the cluster {cluster!r}, whose agents need no "
+                f"ssh: ferrule launch --cluster --hosts {name}"
+            )
         if "resolve hostname" in last:
             return f"unknown host {name} ({last}); write it as ssh knows it, or give it an address in ~/.ssh/config"
         if "connect to host" in last:
@@ -85,22 +151,27 @@ class SshPlace:
 
 @dataclass(frozen=True)
 class ClusterPlace:
-    """A host of the cluster, by its agent. ``member``: that host as JSON; ``directory``: of the cluster, here."""
+    """A host of the cluster, by its agent."""
 
     entry: HostEntry
-    directory: str
-    member: str
+    home: ClusterHome
+    member: Member
     distant: bool = field(default=True, init=False)
 
-    def command(self) -> list[str]:
-        return [sys.executable, *BRIDGE, self.directory, self.member]
+    def open(self) -> Carrier:
+        from ferrule.launch.by_agent import AgentCarrier  # a job on one machine need not wait for it
+
+        return AgentCarrier(self.home, self.member)
+
+    def describe(self) -> str:
+        return f"by its agent: {shlex.join(['python', *SUPERVISOR])}"
 
     def why(self, code: int, told: str) -> str:
         return f"no supervisor on {self.entry.name}: {_last_line(told) or f'it ended with code {code}'}"
 
 
 @dataclass(frozen=True)
-class RayPlace:
+class RayPlace(_CommandPlace):
     """A node of Ray at ``place``. ``address``: the node's; ``cpus``, ``gpus``: what the ranks take of it."""
 
     entry: HostEntry
@@ -141,6 +212,18 @@ def _is_here(name: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def _cluster_of(name: str) -> str | None:
+    """A cluster of this host that has a host of that name, by what its agent has written down."""
+    from ferrule.cluster.client import remembered
+    from ferrule.cluster.home import known_clusters
+
+    for home in known_clusters():
+        with suppress(ClusterError):
+            if any(member.name == name for member in remembered(home).members.values()):
+                return home.name
+    return None
 
 
 def _why(entry: HostEntry, code: int, told: str) -> str:

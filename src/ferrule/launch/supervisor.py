@@ -1,8 +1,8 @@
 """The program that runs on each host of a job, starts its ranks, and ends them all when the launcher is gone.
 
-It talks over its standard input and output (see `protocol`), so that it needs nothing but a way to be
-started: by the launcher itself, by ssh. Whatever the ranks start belongs to it on Linux, even what detaches itself, and
-ends with it.
+It talks over its standard input and output, or a socket (see `protocol`), so that it needs nothing but a way to be
+started: by the launcher itself, by ssh, by an agent. Whatever the ranks start belongs to it on Linux, even what
+detaches itself, and ends with it.
 """
 
 from __future__ import annotations
@@ -113,6 +113,8 @@ class Supervisor:
             data = os.read(self._below, _CHUNK)
         except BlockingIOError:
             return
+        except ConnectionError:
+            data = b""
         self._heard = time.monotonic()
         if not data:
             self._lost()
@@ -125,7 +127,7 @@ class Supervisor:
             sent = os.write(self._above, self._waiting)
         except BlockingIOError:
             return
-        except BrokenPipeError:
+        except ConnectionError:
             self._lost()
             return
         del self._waiting[:sent]
@@ -289,13 +291,22 @@ def _with_own_programs(path: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Argument: this host's address for the others, where neither ssh nor the job tells it."""
+    """Argument: this host's address for the others, where neither ssh nor the job tells it. Or ``--control``, a
+    connected socket to take for input and output, and the launcher's address and this host's."""
     adopt_orphans()
-    above = os.dup(1)
-    os.dup2(2, 1)  # whatever else prints must not come between the messages
+    ends: tuple[str, str] | None = None
+    if arguments[:1] == ["--control"]:
+        _, control, *told = arguments
+        below, ends = int(control), (told[0], told[1])
+        above = os.dup(below)
+        os.set_inheritable(below, False)
+    else:
+        below, above = 0, os.dup(1)
+        os.dup2(2, 1)  # whatever else prints must not come between the messages
+        ends = ("", arguments[0]) if arguments else None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(128 + signal.SIGHUP))
-    return Supervisor(0, above, ends=("", arguments[0]) if arguments else None).run()
+    return Supervisor(below, above, ends=ends).run()
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def _show_plan(where: list[Place], ranks: int | None, task: Task) -> None:
         if not share:
             continue
         entry = place.entry
-        typer.echo(f"{entry.name}: {shlex.join(place.command())}")
+        typer.echo(f"{entry.name}: {place.describe()}")
         python = entry.python or sys.executable
         words = shlex.join([word if word is not None else python for word in task.argv])
         variables = [f"{name}={value}" for name, value in {**entry.env, **task.env}.items()]

@@ -1,0 +1,108 @@
+"""A supervisor on a host of the cluster: that host's agent starts it, and carries what it and the launcher say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import subprocess
+import threading
+from typing import IO
+
+from ferrule.cluster.client import connect_member
+from ferrule.cluster.connection import Connection
+from ferrule.cluster.handshake import Purpose
+from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.messages import CONTROL
+from ferrule.cluster.records import Member
+from ferrule.errors import AuthError, ClusterError
+
+START_SECONDS = 10.0
+END_SECONDS = 3.0
+"""How long the supervisor has to end its ranks when the launcher is gone."""
+SUPERVISOR = ("-P", "-m", "ferrule.launch.supervisor", "--control", CONTROL)
+
+
+class AgentCarrier:
+    """`Carrier` to a host of the cluster. The supervisor's job, and with it its ranks, ends with this process."""
+
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+
+    def __init__(self, home: ClusterHome, member: Member) -> None:
+        self._home, self._member = home, member
+        self._code: int | None = None
+        orders, self._orders = socket.socketpair()
+        told, self._told = socket.socketpair()
+        errors, self._errors = os.pipe()
+        self.stdin = os.fdopen(orders.detach(), "wb", buffering=0)
+        self.stdout = os.fdopen(told.detach(), "rb", buffering=0)
+        self.stderr = os.fdopen(errors, "rb", buffering=0)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=f"ranks on {member.name}", daemon=True)
+        self._thread.start()
+
+    def poll(self) -> int | None:
+        return None if self._thread.is_alive() else self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._thread.join(timeout)
+        if self._code is None or self._thread.is_alive():
+            raise subprocess.TimeoutExpired(self._member.name, timeout or 0)
+        return self._code
+
+    def cut(self) -> None:
+        def cancel() -> None:
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(cancel)
+
+    def _run(self) -> None:
+        code, why = 1, ""
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                code, why = runner.run(self._carry())
+        except (ClusterError, AuthError, OSError, TimeoutError) as error:
+            why = str(error) or "its agent does not answer in time"
+        except asyncio.CancelledError:
+            why = "it was given up"
+        finally:
+            self._code = code
+            with os.fdopen(self._errors, "wb") as errors:
+                errors.write(why.encode())
+            self._orders.close()
+            self._told.close()
+
+    async def _carry(self) -> tuple[int, str]:
+        """Until the supervisor has ended: its exit code, and its last words where that is not 0."""
+        job = f"launch-{secrets.token_hex(16)}"
+        life, _ = await connect_member(self._home, self._member, Purpose.ASK)
+        try:
+            await life.ask({"do": "job", "job": job, "grace": END_SECONDS}, START_SECONDS)
+            line = await self._start(job)
+            # Both halves of each are kept: a writer that is dropped closes its socket.
+            orders, told = [await asyncio.open_connection(sock=sock) for sock in (self._orders, self._told)]
+            await line.carry(orders[0], told[1])
+            while (message := await life.receive()) is not None:
+                if "exit" in message:
+                    code = int(message["code"])
+                    return code % 256, str(message["tail"]) if code else ""
+        finally:
+            life.close()
+        raise ClusterError("its agent ended, or the way to it is cut")
+
+    async def _start(self, job: str) -> Connection:
+        line, _ = await connect_member(self._home, self._member, Purpose.START)
+        try:
+            arguments = [*SUPERVISOR, line.local_address, line.peer_address]
+            order = {"job": job, "rank": 0, "world_size": 1, "arguments": arguments, "env": {}, "meet": []}
+            await line.ask(order, START_SECONDS)
+            await line.send({"go": True})
+        except BaseException:
+            line.close()
+            raise
+        return line
