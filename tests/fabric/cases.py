@@ -443,10 +443,10 @@ def sockets(group: Group, arguments: dict[str, Any]) -> None:
     while not whole and time.monotonic() < deadline:
         x = np.ones(200_000, np.float32)
         assert (group.all_reduce(x) == group.size).all()
-        states = group._native.rails(0, 1 - group.rank)
+        states = group._core.native.rails(0, 1 - group.rank)
         carried = [sent for _, sent, *_ in states]
         whole = bool(group.all_reduce(np.array(len(carried) == 2 and min(carried) > 0), "min"))
-    report(text=str(group.describe()), bytes=[sent for _, sent, *_ in group._native.rails(0, 1 - group.rank)])
+    report(text=str(group.describe()), bytes=[sent for _, sent, *_ in group._core.native.rails(0, 1 - group.rank)])
 
 
 def rails(group: Group, arguments: dict[str, Any]) -> None:
@@ -477,7 +477,7 @@ def rails(group: Group, arguments: dict[str, Any]) -> None:
         whole = bool(group.all_reduce(np.array(all(alive(group)) and all(alive(split))), "min"))
     assert whole, "the rail is not back"
     total()
-    deaths = sum(state[3] for stream in (0, 1) for state in group._native.rails(stream, 1 - group.rank))
+    deaths = sum(state[3] for stream in (0, 1) for state in group._core.native.rails(stream, 1 - group.rank))
     info = group.describe().peers[1 - group.rank]
     report(numbers=[rail.number for rail in info.rails], text=str(group.describe()), deaths=deaths, split=alive(split))
     group.barrier()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,13 +12,15 @@ from torch._C import _distributed_c10d as c10d
 from torch.testing import assert_close
 from torch_rank import TIMEOUT
 
+from ferrule.errors import FabricTimeout
+
 
 def identity(rank: int, size: int) -> None:
     assert dist.get_backend() == "ferrule"
     world = dist.group.WORLD
     assert world is not None
     assert (world.rank(), world.size(), world.name()) == (rank, size, "ferrule")
-    assert world.fabric._timeout == TIMEOUT.total_seconds()
+    assert world.fabric._core.timeout == TIMEOUT.total_seconds()
     world.get_group_store().set(f"rank {rank}", "here")
     assert [peer.rank for peer in world.fabric.describe().peers] == list(range(size))
 
@@ -162,3 +166,12 @@ def refused_tags(rank: int, size: int) -> None:
     elif rank == 1:
         with pytest.raises(Exception, match="tag 2 from rank 0, which sent tag 1"):
             dist.recv(torch.ones(1), 0, group, tag=2)
+
+
+def barrier_out_of_time(rank: int, size: int) -> None:
+    """In the words by which torch's own tools and tests know it."""
+    group = dist.new_group([0, 1])
+    if rank == 0:
+        with pytest.raises(FabricTimeout, match=r"Timed out on rank 0: barrier\(\) .* waiting for rank 1"):
+            group.monitored_barrier(timedelta(seconds=0.2))
+    dist.barrier()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from torch_ranks import SECONDS
 
 from ferrule import fabric
 from ferrule.errors import ConfigError, RendezvousError
+from ferrule.torch_backend import autoload, register
 from ferrule.torch_backend.meeting import meet
 
 HERE = Path(__file__).parent
@@ -58,6 +60,61 @@ def test_importing_it_first_where_torch_also_loads_it(installed: dict[str, str])
     subprocess.run([sys.executable, "-c", code], env=installed, timeout=SECONDS, check=True)
 
 
+@pytest.mark.slow
+def test_a_ferrule_in_which_all_else_is_broken_does_not_break_import_torch(tmp_path: Path) -> None:
+    """Every other module raises when it is imported: a native module of another Python, no numpy, no msgspec, …"""
+    package, kept = tmp_path / "ferrule", ("__init__.py", "torch_backend/__init__.py", "torch_backend/registration.py")
+    for source in (PROJECT / "src" / "ferrule").rglob("*.py"):
+        name = source.relative_to(PROJECT / "src" / "ferrule")
+        target = package / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(source.read_text() if str(name) in kept else "raise SystemError('broken')")
+    (package / "_native.abi3.so").write_bytes(b"not a library")
+    info = tmp_path / "ferrule-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ferrule\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[torch.backends]\nferrule = ferrule.torch_backend:autoload\n")
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError(name='numpy')")
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    torch_folder = Path(found.origin).parents[1]
+    code = f"""
+import sys
+sys.path[:0] = [{str(tmp_path)!r}, {str(torch_folder)!r}]
+import torch, torch.distributed as dist
+loaded = sorted(name for name in sys.modules if name.partition(".")[0] == "ferrule")
+assert loaded == ["ferrule", "ferrule.torch_backend", "ferrule.torch_backend.registration"], loaded
+assert sys.modules["ferrule"].__file__.startswith({str(tmp_path)!r})
+assert dist.is_backend_available("ferrule")
+try:
+    dist.init_process_group("ferrule", store=dist.HashStore(), rank=0, world_size=1)
+except SystemError as error:
+    assert str(error) == "broken"
+else:
+    raise AssertionError("a group was made of broken parts")
+"""
+    # -S: without the paths and import hooks of the environment, which would find the whole Ferrule.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_torch_survives_a_backend_that_cannot_be_registered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise TypeError("other arguments in this torch")
+
+    monkeypatch.setattr(dist.Backend, "backend_list", [])
+    monkeypatch.setattr(dist.Backend, "register_backend", refuse)
+    autoload()
+    assert "cannot use the backend ferrule" in caplog.text
+    with pytest.raises(TypeError):
+        register()
+
+
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in os.environ:
@@ -93,7 +150,7 @@ def test_groups_over_one_store(environment: pytest.MonkeyPatch, address: str) ->
         assert isinstance(first, fabric.Group), first
         assert isinstance(second, fabric.Group), second
         assert (first.rank, second.rank, first.size) == (0, 1, 2)
-        assert first._timeout == 20.0
+        assert first._core.timeout == 20.0
         first.abort()
         second.abort()
     assert not any("key" in str(store.get(name)) for name in ("ferrule/1", "ferrule/2") if store.check([name]))

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferrule import _native
+from ferrule import _native, fabric
+from ferrule.config import fabric_settings
 from ferrule.fabric import arrays
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int32, torch.int64]
@@ -34,9 +35,14 @@ TENSORS: dict[str, Tensor] = {
 @pytest.mark.parametrize("name", TENSORS)
 def test_both_ways_find_the_same(name: str) -> None:
     assert arrays.tensor_finder() is _native.locate_tensor
-    sparse = TENSORS[name].layout is not torch.strided
-    expected = None if sparse else arrays._find_by_attributes(TENSORS[name])
-    assert _native.locate_tensor(TENSORS[name]) == expected
+    assert _native.locate_tensor(TENSORS[name]) == arrays._find_by_attributes(TENSORS[name])
+
+
+@pytest.mark.parametrize("sparse", [torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr()], ids=["coo", "csr"])
+def test_sparse_tensors_are_refused_with_the_cure(sparse: Tensor) -> None:
+    with fabric.init(settings=fabric_settings({})) as group, pytest.raises(TypeError, match=r"sparse.*to_dense"):
+        group.all_reduce(sparse)
+    assert arrays._find_by_attributes(sparse) is None
 
 
 def test_what_is_no_tensor() -> None:

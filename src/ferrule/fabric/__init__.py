@@ -3,8 +3,9 @@
 from ferrule.fabric.arrays import DTYPE_BYTES
 from ferrule.fabric.coalesce import Coalesced
 from ferrule.fabric.describe import GroupInfo, PeerInfo
-from ferrule.fabric.group import Group, Reduction
+from ferrule.fabric.group import Group
 from ferrule.fabric.init import init
+from ferrule.fabric.operations import Reduction
 from ferrule.fabric.work import Work
 
 __all__ = ["DTYPE_BYTES", "Coalesced", "Group", "GroupInfo", "PeerInfo", "Reduction", "Work", "init"]

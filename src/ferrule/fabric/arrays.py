@@ -28,6 +28,7 @@ DTYPE_BYTES = {
 """Of an element, by the names of the types that can be moved."""
 
 _torch_tensor: Any = None
+_torch_strided: Any = None
 _torch_codes: dict[Any, int] = {}
 _numpy_codes: dict[Any, int] = {}
 
@@ -91,11 +92,11 @@ def _locate_other(x: Any, writable: bool) -> Location:
 
 def _register_torch() -> None:
     """Learn torch's types once the program has imported torch; Ferrule itself never does."""
-    global _torch_tensor, _find_tensor
+    global _torch_tensor, _torch_strided, _find_tensor
     torch = sys.modules.get("torch")
     if _torch_tensor is None and torch is not None and hasattr(torch, "Tensor"):
         _torch_codes.update({getattr(torch, name): code for name, code in DTYPES.items()})
-        _torch_tensor = torch.Tensor
+        _torch_tensor, _torch_strided = torch.Tensor, torch.strided
         # From torch 2.10 on tensors can be asked in C.
         api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
         if api is not None and _native.know_tensors(torch.Tensor, api):
@@ -104,7 +105,7 @@ def _register_torch() -> None:
 
 def _find_by_attributes(x: Any) -> Location | None:
     code = _torch_codes.get(x.dtype)
-    if code is None or not x.is_cpu or not x.is_contiguous():
+    if code is None or not x.is_cpu or x.layout is not _torch_strided or not x.is_contiguous():
         return None
     address, count = x.data_ptr(), x.numel()
     # A wrapper, such as a DTensor, has elements but no memory.
@@ -128,6 +129,8 @@ def _refuse_torch(x: Any) -> Exception:
         return TypeError(f"the tensor is on {x.device}; Ferrule moves host memory, so pass x.cpu()")
     if x.dtype not in _torch_codes:
         return TypeError(f"element type {x.dtype} cannot be moved; use one of {', '.join(DTYPES)}")
+    if x.layout is not _torch_strided:
+        return TypeError(f"the tensor is sparse ({x.layout}); pass x.to_dense()")
     if x.is_contiguous():
         return TypeError(f"this {type(x).__name__} has no memory of its own; pass the tensor that has, as x.to_local()")
     shape, strides = tuple(x.shape), x.stride()

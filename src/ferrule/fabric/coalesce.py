@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
-from ferrule import _native
 from ferrule._native import OPS, Operation
 from ferrule.errors import FabricError
+from ferrule.fabric.core import Core
 from ferrule.fabric.work import Work
-
-if TYPE_CHECKING:
-    from ferrule.fabric.group import Group
 
 _MESSAGES = (OPS["send"], OPS["recv"])
 
@@ -20,43 +17,36 @@ _MESSAGES = (OPS["send"], OPS["recv"])
 class Coalesced:
     """What was called inside ``with group.coalesce():``. Started when the block ends, unless it ends by an error."""
 
-    def __init__(self, group: Group, timeout: float | None, blocking: bool) -> None:
-        self._group = group
+    def __init__(self, core: Core, timeout: float | None, blocking: bool) -> None:
+        self._core = core
         self._timeout = timeout
         self._blocking = blocking
         self._streams: tuple[list[Operation], list[Operation]] = ([], [])
         self._arrays: list[object] = []
-        self._works: list[Work[None]] = []
+        self._works: list[Work[Any]] = []
 
-    def add(self, operation: Operation, arrays: tuple[object, ...]) -> None:
+    def _add(self, operation: Operation, arrays: tuple[object, ...]) -> None:
         self._streams[operation.op in _MESSAGES].append(operation)
         self._arrays += arrays
 
     def __enter__(self) -> Self:
-        if self._group._coalesced is not None:
+        if self._core.collect is not None:
             raise FabricError("this group is already inside a coalesce() block")
-        self._group._coalesced = self
+        self._core.collect = self._add
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._group._coalesced = None
+        self._core.collect = None
         if error is not None:
             return
-        native: _native.Group = self._group._native
-        seconds = self._group._timeout if self._timeout is None else self._timeout
         streams = [operations for operations in self._streams if operations]
         if self._blocking and len(streams) == 1:
-            status = native.run(streams[0], seconds)
-            if status:
-                self._group._fail(status)
+            self._core.check(self._core.native.run(streams[0], self._core.seconds(self._timeout)))
             return
         for operations in streams:
-            started = native.start(operations, seconds)
-            if isinstance(started, int):
-                self._group._fail(started)
-            self._works.append(Work(self._group, started, None, tuple(self._arrays)))
+            self._works.append(self._core.start(operations, None, tuple(self._arrays), self._timeout))
         if self._blocking:
             self.wait()
 

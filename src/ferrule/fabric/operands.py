@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ferrule._native import REDUCTIONS
-from ferrule.fabric.arrays import Location, locate
+from ferrule.fabric.arrays import locate, new_like
 
 
 def reduction_number(op: str) -> int:
@@ -16,15 +16,19 @@ def reduction_number(op: str) -> int:
     return REDUCTIONS[op]
 
 
-def check_out(out: Any, wanted: int, wanted_dtype: int) -> int:
-    """The address of ``out``, which must have that many elements of that type."""
-    where: Location = locate(out, writable=True)
-    address, count, dtype = where
+def make_out(x: Any, out: Any, shape: Sequence[int], wanted: int, wanted_dtype: int) -> tuple[Any, int]:
+    """``out``, or where it is None a new array of this shape like ``x``; and its address.
+
+    Raises `ValueError` and `TypeError` unless it has ``wanted`` elements of that type.
+    """
+    if out is None:
+        out = new_like(x, shape)
+    address, count, dtype = locate(out, writable=True)
     if count != wanted:
         raise ValueError(f"out has {count} elements, but the result has {wanted}")
     if dtype != wanted_dtype:
         raise TypeError("out has another element type than the input")
-    return address
+    return out, address
 
 
 def joined_shape(x: Any, size: int) -> tuple[int, ...]:

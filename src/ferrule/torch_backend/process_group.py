@@ -12,10 +12,9 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, Store, Wo
 
 from ferrule.errors import FabricError
 from ferrule.fabric import Group
-from ferrule.fabric.failure import NOT_HERE
+from ferrule.fabric.core import NOT_HERE
 from ferrule.torch_backend import steps
 from ferrule.torch_backend.reductions import FABRIC_REDUCTIONS
-from ferrule.torch_backend.registration import BACKEND
 from ferrule.torch_backend.steps import Step
 from ferrule.torch_backend.work import Done, Part, Pending
 
@@ -39,11 +38,11 @@ class FabricProcessGroup(ProcessGroup):
         self._name = name
         self._description = "undefined"
         self._coalesced: list[Pending] | None = None
-        self._all_reduce = group._native.all_reduce_torch
-        self._timeout = group._timeout
+        self._all_reduce = group._core.native.all_reduce_torch
+        self._timeout = group._core.timeout
 
     def getBackendName(self) -> str:
-        return BACKEND
+        return "ferrule"
 
     def getRank(self) -> int:
         return self.fabric.rank
@@ -98,8 +97,7 @@ class FabricProcessGroup(ProcessGroup):
         status = self._all_reduce(tensors, opts, FABRIC_REDUCTIONS, self._timeout)
         if status == NOT_HERE:
             return self.allreduce_coalesced(tensors, opts)
-        if status:
-            self.fabric._fail(status)
+        self.fabric._core.check(status)
         return _DONE
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = _DEFAULTS) -> Work:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,7 @@ BACKEND = "ferrule"
 def register() -> None:
     """Make ``init_process_group("ferrule")`` and ``init_method="ferrule://"`` known. Harmless to call twice.
 
-    Also torch's entry point of the group ``torch.backends``: ``import torch`` calls this at its end wherever Ferrule
-    is installed. So it must cost nothing and may not fail: the fabric is imported when a group is made, and a torch
-    that was built without torch.distributed is left alone.
+    A torch that was built without torch.distributed is left alone.
     """
     import torch.distributed as dist
 
@@ -28,6 +27,18 @@ def register() -> None:
     # A string instead of a list would be taken letter by letter.
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
     register_rendezvous_handler(BACKEND, _rendezvous)  # type: ignore[no-untyped-call]
+
+
+def autoload() -> None:
+    """torch's entry point ``torch.backends``: ``import torch`` calls it wherever Ferrule is installed.
+
+    So it does what `register` does, but imports nothing but torch, and never fails: the fabric is imported when a group
+    is made.
+    """
+    try:
+        register()
+    except Exception as error:  # noqa: BLE001 (every program that imports torch would end here)
+        logging.getLogger(__name__).warning("torch.distributed cannot use the backend ferrule: %r", error)
 
 
 def _create(options: Any, _backend_options: object) -> ProcessGroup:

@@ -44,7 +44,7 @@ class FerrulePlayer:
             return time_calls(group_calls(group, task.op, source, target), task.samples)
         in_address, _, dtype = locate(source, writable=False)
         out_address, _, _ = locate(target, writable=True)
-        return group._native.time(task.op, in_address, out_address, task.count, dtype, task.samples, self._timeout)
+        return group._core.native.time(task.op, in_address, out_address, task.count, dtype, task.samples, self._timeout)
 
 
 def group_calls(group: fabric.Group, op: str, source: Any, target: Any) -> list[Callable[[], Any]]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ferrule.config import TransportChoice, check_transport
-from ferrule.errors import FabricError, FerruleError, PeerLost
+from ferrule.config import TransportChoice
+from ferrule.errors import PeerLost
 from ferrule.fabric.join.control_channel import Deadline, Link
 from ferrule.fabric.join.coordinator import Coordinator
 from ferrule.fabric.join.dial import dial
@@ -23,9 +20,6 @@ from ferrule.fabric.join.join import Joining
 from ferrule.fabric.join.mesh import STREAMS, Mesh
 from ferrule.fabric.join.pending import PendingPeers, Place
 from ferrule.fabric.transports.build import Joined
-
-if TYPE_CHECKING:
-    from ferrule.fabric.group import Group
 
 _CHOICE = struct.Struct("<? q q")  # takes part, color, key
 
@@ -61,43 +55,26 @@ class Membership:
 
 
 def split_group(
-    group: Group,
     membership: Membership,
     number: int,
+    exchange: Callable[[bytes], bytes],
     color: int | None,
     key: int,
     transport: TransportChoice | None,
-    timeout: float | None,
+    deadline: Deadline,
 ) -> tuple[Joined, Membership] | None:
-    """`Group.split`; ``number`` counts the splits of this group."""
-    if transport is not None:
-        check_transport(transport, "transport")
-    deadline = Deadline(group._timeout if timeout is None else timeout)
-    chosen = _exchange(group, color, key, deadline)
-    if color is None:
-        return None
-    members = tuple(membership.members[rank] for rank in chosen)
-    epoch_key = _epoch(membership, number, color)
-    deadline = deadline.watched(lambda: check_alive(membership.mesh, members))
-    try:
-        return _join(membership.mesh, members, epoch_key, transport, deadline)
-    except (FerruleError, OSError) as error:
-        group.abort(f"split failed on rank {group.rank}: {error}")
-        if isinstance(error, OSError):
-            raise FabricError(f"split failed on rank {group.rank}: {error}") from error
-        raise
-
-
-def _exchange(group: Group, color: int | None, key: int, deadline: Deadline) -> list[int]:
-    """Tell all ranks what we chose; the ranks of our new group, in its order."""
-    mine = _CHOICE.pack(color is not None, color or 0, key)
-    rows = group.all_gather(np.frombuffer(mine, dtype=np.uint8), timeout=deadline.left).tobytes()
+    """`Group.split`. ``number`` counts this group's splits; ``exchange`` gathers equally long bytes of all ranks."""
+    rows = exchange(_CHOICE.pack(color is not None, color or 0, key))
     chosen = []
-    for rank in range(group.size):
+    for rank in range(len(membership.members)):
         takes_part, its_color, its_key = _CHOICE.unpack_from(rows, rank * _CHOICE.size)
         if takes_part and its_color == color:
             chosen.append((its_key, rank))
-    return [rank for _, rank in sorted(chosen)]
+    if color is None:
+        return None
+    members = tuple(membership.members[rank] for _, rank in sorted(chosen))
+    deadline = deadline.watched(lambda: check_alive(membership.mesh, members))
+    return _join(membership.mesh, members, _epoch(membership, number, color), transport, deadline)
 
 
 def _join(
