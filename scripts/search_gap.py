@@ -10,18 +10,18 @@ import random
 import sys
 import time
 
+from ferrule.model import read_model
 from ferrule.plan import (
-    BUILT_IN_ENGINE,
     ClusterSpec,
     DeviceSpec,
     LinkSpec,
     Objective,
+    Question,
     RailSpec,
     Workload,
     predict,
-    read_model,
+    search,
 )
-from ferrule.plan.search.best import search
 from ferrule.plan.search.exact.space import CLOSE
 from ferrule.plan.search.heuristic.many import many_hosts
 
@@ -72,9 +72,9 @@ def gap(model_name: str, objective: Objective, seed: int) -> float:
     model = read_model(model_name)
     spec = cluster(6, seed, model.bytes / 4)
     work = Workload(concurrency=8)
-    best = search(model, spec, work, objective).best
-    layouts = many_hosts(model, spec, work, objective, BUILT_IN_ENGINE, runnable=False, pool=4).found
-    found = [told for layout in layouts if (told := predict(model, spec, layout, work)).fits]
+    best = search(Question(model, spec, work, objective)).best
+    plans = many_hosts(Question(model, spec, work, objective), pool=4).found
+    found = [told for plan in plans if (told := predict(Question(model, spec, work), plan)).fits]
     assert best is not None
     seconds = {
         "latency": lambda told: told.token_seconds,
@@ -97,7 +97,7 @@ def times() -> None:
         model = read_model(name, weights="int4")
         spec = cluster(hosts, 1, model.bytes / 3, alike=alike, neighbours=neighbours)
         start, busy = time.perf_counter(), time.process_time()
-        result = search(model, spec, Workload(concurrency=8), objective)
+        result = search(Question(model, spec, Workload(concurrency=8), objective))
         wall, cpu = time.perf_counter() - start, time.process_time() - busy
         kind, sure = "alike" if alike else "unlike", "exact" if result.exact else "not exact"
         print(

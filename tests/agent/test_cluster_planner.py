@@ -11,9 +11,9 @@ from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.errors import ClusterError, ConfigError, EngineError, ModelUnavailable
 from ferrule.fabric.join.addresses import Interface
 from ferrule.fabric.join.hosts import RankHost
-from ferrule.plan import ClusterSpec, DeviceSpec, Workload, make_plan, read_model
-from ferrule.plan.cluster.live import HostReport
-from ferrule.plan.question import Question
+from ferrule.model import read_model
+from ferrule.plan import ClusterSpec, DeviceSpec, Question, Workload, best_plan, make_plan
+from ferrule.plan.cluster import HostReport
 
 MEMBERS = [
     Member(letter * 32, f"host{letter}", 8421, (f"10.0.0.{n}",), "0.1.0", "3.11") for n, letter in enumerate("abc")
@@ -193,11 +193,11 @@ def test_one_host_is_this_one_if_it_is_as_good(monkeypatch, spec):
     (device,) = question.cluster.devices
     slow, fast = replace(device, name="here", memory_bandwidth=GB), replace(device, name="there")
     question = question.on(ClusterSpec((slow, fast)))
-    best = question.best()
-    assert best.layout.devices == ("there",)
+    best = best_plan(question)
+    assert best.plan.devices == ("there",)
     assert _rather_here(question, best, "here") == best
     same = question.on(ClusterSpec((replace(fast, name="here"), fast)))
-    assert _rather_here(same, same.best(), "here").layout.devices == ("here",)
+    assert _rather_here(same, best_plan(same), "here").plan.devices == ("here",)
 
 
 def test_hosts_that_were_not_named_or_cannot_tell_are_left_out(monkeypatch, spec):
@@ -217,20 +217,3 @@ def test_hosts_that_were_not_named_or_cannot_tell_are_left_out(monkeypatch, spec
     monkeypatch.setattr(cluster_planner, "ask_member", mute)
     with pytest.raises(ModelUnavailable, match="no host could be asked"):
         form(ClusterPlanner(None, EngineOptions("x"), split=False), spec)
-
-
-def test_a_layout_becomes_the_plan_that_the_engine_runs(monkeypatch, spec):
-    from ferrule.errors import PlanError
-    from ferrule.plan import Layout, Share, Stage, plan_of_layout
-
-    half = Share.even(2)
-    layout = Layout((Stage(("a", "b"), 0, 20, (half, half)), Stage(("c", "d"), 20, spec.layers, (half, half))))
-    plan = plan_of_layout(spec, layout, "Because.")
-    assert (plan.tensor, plan.pipeline, plan.driver, plan.reason) == (
-        2, 2, 2, "2 pipeline stages chosen by the planner, every layer cut in 2 equal parts. Because.",
-    )  # fmt: skip
-    assert [(shard.rank, shard.first_layer, shard.last_layer, shard.part) for shard in plan.shards] == [
-        (0, 0, 20, 0), (1, 0, 20, 1), (2, 20, spec.layers, 0), (3, 20, spec.layers, 1),
-    ]  # fmt: skip
-    with pytest.raises(PlanError, match="only whole"):
-        plan_of_layout(spec, replace(layout, obstacle="only whole ones"))

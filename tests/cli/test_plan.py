@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from ferrule.cli.main import app
 from ferrule.plan import read_cluster
-from ferrule.plan.cost.calibration import Calibration
+from ferrule.plan.cost import Calibration
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
 DESK = """
@@ -118,7 +118,7 @@ def test_this_machine_and_others_are_asked(monkeypatch: pytest.MonkeyPatch, tmp_
         asked.append((hosts, options))
         return read_cluster(desk(tmp_path))
 
-    monkeypatch.setattr("ferrule.plan.live_cluster", live)
+    monkeypatch.setattr("ferrule.plan.cluster.live_cluster", live)
     told = run("demo", "--hosts", "local, strix-b", "--remote-command", "/opt/ferrule", "--measure")
     assert told.exit_code == 0, told.output
     assert asked == [(["strix-b"], {"command": "/opt/ferrule", "fresh": True})]
@@ -131,7 +131,7 @@ def test_what_serving_measured_counts_for_machines_that_were_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = Calibration("box", 0.5, 0.0, 3, 0.4, 0.1)
-    monkeypatch.setattr("ferrule.plan.cost.calibration.read_calibrations", lambda: {"box": found})
+    monkeypatch.setattr("ferrule.plan.cost.read_calibrations", lambda: {"box": found})
     file = desk(tmp_path)
 
     def bandwidth(*words: str) -> float:
@@ -151,7 +151,7 @@ def test_calibrating_needs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_far_side_describes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferrule.plan.cluster.live.report_text", lambda **options: f"described {options}")
+    monkeypatch.setattr("ferrule.plan.cluster.report_text", lambda **options: f"described {options}")
     assert run("--device-json").output == "described {'fresh': False}\n"
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from ferrule.engine.host.placement import Formation, Loss
 from ferrule.engine.options import RankOptions
 from ferrule.errors import FerruleError
-from ferrule.plan import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Weights, make_plan
+from ferrule.model import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Weights
+from ferrule.plan import make_plan
 
 LAYER = LayerSpec(LayerWeights(dense=Weights(1, 1)), AttentionSpec("full", 2, 2, 2, 2))
 SPEC = ModelSpec(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ferrule.engine.weights import slicing
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import PlanError
-from ferrule.plan import split_heads
+from ferrule.model import split_heads
 
 PARTS = st.integers(1, 8)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from written_models import gguf_text, write_gguf
 
 from ferrule.errors import ModelError
+from ferrule.model import read_model
 from ferrule.model.gguf import read_gguf
-from ferrule.plan import read_model
 
 F32, Q8_0, Q4_K = 0, 8, 12
 VALUES: dict[str, Any] = {

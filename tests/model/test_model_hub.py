@@ -16,8 +16,8 @@ import pytest
 from written_models import CONFIG, data_bytes, header, tensors_of_config, write_config, write_safetensors
 
 from ferrule.errors import ModelError
+from ferrule.model import Hub, read_model
 from ferrule.model.hub import FRESH
-from ferrule.plan import Hub, read_model
 
 TENSORS = tensors_of_config()
 INDEX = "model.safetensors.index.json"

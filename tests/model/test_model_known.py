@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule.plan import BUILT_IN, COMPACT, ExpertsSpec, Share, known_models, read_model
+from ferrule.model import BUILT_IN, COMPACT, ExpertsSpec, Share, known_models, read_model
 
 
 @pytest.mark.parametrize(("name", "file"), known_models().items())

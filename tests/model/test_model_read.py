@@ -21,8 +21,8 @@ from written_models import (
 )
 
 from ferrule.errors import ConfigError, ModelError, PlanError
+from ferrule.model import read_model
 from ferrule.model.headers import parse_header
-from ferrule.plan import read_model
 
 TENSORS = tensors_of_config()
 MLP = 3 * 64 * 32

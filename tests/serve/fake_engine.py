@@ -15,7 +15,8 @@ from tokenizers import Tokenizer as Backend
 
 from ferrule.engine import Health, RankInfo, Recovery, SamplingParams, Token
 from ferrule.errors import EngineError, ModelUnavailable, RequestError
-from ferrule.plan import Plan, Shard
+from ferrule.model import Share
+from ferrule.plan import Plan, Stage
 
 TEXT = "The quick brown fox jumps over the lazy dog. Grüße aus Köln, 你好 世界, naïve café 🙂 done."
 END = "<|end|>"
@@ -96,8 +97,8 @@ class Call:
 
 
 def tensor_plan(ranks: int = 2) -> Plan:
-    shards = tuple(Shard(rank, 0, 0, 8, rank, ranks, True, True, 1_000_000) for rank in range(ranks))
-    return Plan("tensor", ranks, 1, 8, shards, "as asked")
+    names = tuple(f"rank-{rank}" for rank in range(ranks))
+    return Plan((Stage(names, 0, 8, (Share.even(ranks),) * ranks),), reason="as asked")
 
 
 @dataclass

@@ -35,7 +35,7 @@ async def described() -> str:
 
 
 def main() -> int:
-    from ferrule.plan.cluster.live import report_text  # seconds of imports, and memory that the agent must not have
+    from ferrule.plan.cluster import report_text  # seconds of imports, and memory that the agent must not have
 
     try:
         sys.stdout.write(f"{report_text()}\n")

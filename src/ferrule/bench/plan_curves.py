@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ferrule.errors import PlanError
-from ferrule.plan.cost.runtime import BUILT_IN_ENGINE
-from ferrule.plan.explain.explain import with_rails
-from ferrule.plan.layout import Candidate, Layout
-from ferrule.plan.question import Question
+from ferrule.plan import BUILT_IN_ENGINE, Candidate, Plan, Question, predicted, search
+from ferrule.plan.cluster.changes import with_rails
 
 LATENCIES = tuple(1e-6 * 10 ** (step / 8) for step in range(25))
 """From 1 µs, less than any cable has, to 1 ms."""
@@ -47,14 +45,14 @@ def _counts(most: int) -> list[int]:
 
 
 def over_latency(question: Question) -> list[Curve]:
-    """Today's best layout of each strategy, if every link had this latency."""
+    """Today's best plan of each strategy, if every link had this latency."""
     if not question.cluster.links:
         raise PlanError("nothing to draw over latency: the cluster has no links")
     return [
         Curve(
-            _label(best.layout),
+            _label(best.plan),
             tuple(
-                (alpha, _rate(question, _with_latency(question, alpha).predicted(best.layout))) for alpha in LATENCIES
+                (alpha, _rate(question, predicted(_with_latency(question, alpha), best.plan))) for alpha in LATENCIES
             ),
         )
         for _, best in _by_strategy(_candidates(question))
@@ -66,7 +64,7 @@ def _with_latency(question: Question, alpha: float) -> Question:
 
 
 def over_context(question: Question) -> list[Curve]:
-    """Today's best layout of each strategy, a token after so many others in each sequence, as far as there is room."""
+    """Today's best plan of each strategy, a token after so many others in each sequence, as far as there is room."""
     most = max(_LEAST_CONTEXT, question.model.max_context)
     ratio = (most / _LEAST_CONTEXT) ** (1 / _STEPS)
     depths = sorted({round(_LEAST_CONTEXT * ratio**step) for step in range(_STEPS + 1)})
@@ -75,32 +73,32 @@ def over_context(question: Question) -> list[Curve]:
         depths_of = [depth for depth in depths if depth < best.prediction.largest_context]
         if 0 < best.prediction.largest_context <= most and depths_of:
             depths_of.append(best.prediction.largest_context - 1)  # where its memory ends
-        points = tuple((float(depth), _rate(question, _at_depth(question, best.layout, depth))) for depth in depths_of)
-        curves.append(Curve(_label(best.layout), points))
+        points = tuple((float(depth), _rate(question, _at_depth(question, best.plan, depth))) for depth in depths_of)
+        curves.append(Curve(_label(best.plan), points))
     return [curve for curve in curves if curve.points]
 
 
-def _at_depth(question: Question, layout: Layout, depth: int) -> Candidate:
-    return replace(question, work=replace(question.work, context=depth + 1, prompt=1, depth=depth)).predicted(layout)
+def _at_depth(question: Question, plan: Plan, depth: int) -> Candidate:
+    return predicted(replace(question, work=replace(question.work, context=depth + 1, prompt=1, depth=depth)), plan)
 
 
 def _candidates(question: Question) -> tuple[Candidate, ...]:
-    return question.answers(runnable_only=question.runtime is BUILT_IN_ENGINE).candidates
+    return search(replace(question, runnable_only=question.runtime is BUILT_IN_ENGINE)).candidates
 
 
 def _by_strategy(candidates: Iterable[Candidate], count: int | None = None) -> Iterator[tuple[str, Candidate]]:
     """The first of each strategy that fits, over exactly ``count`` hosts if that is given."""
     seen = set()
     for each in candidates:
-        layout = each.layout
-        if each.prediction.fits and layout.strategy not in seen and count in (None, len(layout.devices)):
-            seen.add(layout.strategy)
-            yield layout.strategy, each
+        plan = each.plan
+        if each.prediction.fits and plan.strategy not in seen and count in (None, len(plan.devices)):
+            seen.add(plan.strategy)
+            yield plan.strategy, each
 
 
-def _label(layout: Layout) -> str:
-    count = len(layout.devices)
-    return f"{layout.devices[0]} alone" if count == 1 else f"{layout.strategy}, {count} hosts"
+def _label(plan: Plan) -> str:
+    count = len(plan.devices)
+    return f"{plan.devices[0]} alone" if count == 1 else f"{plan.strategy}, {count} hosts"
 
 
 def _rate(question: Question, candidate: Candidate) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ferrule.bench.plan_curves import Curve, over_context, over_hosts, over_latency
 from ferrule.errors import ConfigError, PlanError
-from ferrule.plan.question import Question
+from ferrule.plan import Question
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ def plot_plans(question: Question, path: Path, over: Literal["hosts", "latency",
     curves = _CURVES[over](question)
     if not curves:
         raise PlanError("nothing to draw: no plan fits")
-    figure = Figure(figsize=(7.6, 4.6), layout="constrained")
+    figure = Figure(figsize=(7.6, 4.6), plan="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for curve in curves:

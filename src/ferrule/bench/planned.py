@@ -22,20 +22,10 @@ from ferrule.bench.decode import PROMPT, Ferrule
 from ferrule.bench.random_model import RandomModel, save_random_llama
 from ferrule.engine import EngineOptions
 from ferrule.lab import Lab, Shaping, mesh, pair
-from ferrule.plan import (
-    ClusterSpec,
-    DeviceSpec,
-    LinkSpec,
-    ModelSpec,
-    Plan,
-    Prediction,
-    Workload,
-    predict,
-    read_model,
-)
+from ferrule.model import ModelSpec, read_model
+from ferrule.plan import ClusterSpec, DeviceSpec, LinkSpec, Plan, Prediction, Question, Workload, predict
 from ferrule.plan.cluster.live import emulated_rail
-from ferrule.plan.cluster.local import layout_of_plan
-from ferrule.plan.cost.calibration import calibrate, calibrated, record_of
+from ferrule.plan.cost import calibrate, calibrated, record_of
 from ferrule.plan.device.contention import ALL_KEPT, CoresTogether, Kept
 from ferrule.plan.device.measure import measure_device
 from ferrule.process.system import usable_cores
@@ -291,14 +281,7 @@ def _calibrated(
     device = here.device
     cluster = _cluster(here, 1, Cables())
     records = [
-        record_of(
-            specs[source],
-            cluster,
-            layout_of_plan(plans[source], ["host-0"]),
-            _work(),
-            turn.seconds,
-            at=time.time(),
-        )
+        record_of(Question(specs[source], cluster, _work()), plans[source].on(["host-0"]), turn.seconds, at=time.time())
         for source, turn in turns.items()
     ]
     (found,) = calibrate([record for record in records if record is not None], {device.kind: device})
@@ -319,8 +302,8 @@ def _row(
             if by:
                 now = _calibrated(replace(here, kept=each.kept), specs, split.alone, by)
                 cluster = _cluster(now, setting.ranks, cables)
-                layout = layout_of_plan(split.plan, [device.name for device in cluster.devices])
-                predictions.append(predict(specs[directory], cluster, layout, _work()))
+                plan = split.plan.on([device.name for device in cluster.devices])
+                predictions.append(predict(Question(specs[directory], cluster, _work()), plan))
     return PlannedRow(
         specs[directory].name,
         setting.tensor,

@@ -16,11 +16,10 @@ from itertools import combinations
 from typing import Any
 
 from ferrule.hardware import Profiles, shipped
-from ferrule.plan import ClusterSpec, LinkSpec, ModelSpec, Share, read_model
+from ferrule.model import ModelSpec, Share, read_model
+from ferrule.plan import RUNTIMES, ClusterSpec, LinkSpec, Plan, Prediction, Question, Stage, Workload
 from ferrule.plan.cluster.profile import device_of, is_apple, rail_of
-from ferrule.plan.cost.predictor import predict
-from ferrule.plan.cost.runtime import RUNTIMES
-from ferrule.plan.layout import Layout, Prediction, Stage, Workload
+from ferrule.plan.cost import predict
 
 PROMPT = 256
 """Tokens before those that were timed, where nobody told."""
@@ -140,20 +139,20 @@ def _predict(
     rail = rail_of(profiles.cables[series.cable], apple=is_apple(machine))
     links = tuple(LinkSpec(ends, (rail,)) for ends in combinations(names, 2))
     work = Workload(prompt=PROMPT, concurrency=concurrency)
-    layout = layout_of(series.spec.layers, names, split)
-    return predict(series.spec, ClusterSpec(devices, links), layout, work, RUNTIMES[series.runtime])
+    plan = plan_of(series.spec.layers, names, split)
+    return predict(Question(series.spec, ClusterSpec(devices, links), work, runtime=RUNTIMES[series.runtime]), plan)
 
 
-def layout_of(layers: int, names: Sequence[str], split: str) -> Layout:
+def plan_of(layers: int, names: Sequence[str], split: str) -> Plan:
     """All hosts alike: as many layers for each, or an equal part of every one, or of the experts alone."""
     n = len(names)
     if split in ("single", "pipeline"):
         bounds = [layers * place // n for place in range(n + 1)]
-        return Layout(
+        return Plan(
             tuple(Stage((name,), first, last) for name, first, last in zip(names, bounds[:-1], bounds[1:], strict=True))
         )
     share = Share(experts=1 / n) if split == "expert" else Share.even(n)
-    return Layout((Stage(tuple(names), 0, layers, (share,) * n, experts=split == "expert"),))
+    return Plan((Stage(tuple(names), 0, layers, (share,) * n, experts=split == "expert"),))
 
 
 def _disagreements(rows: Sequence[PublishedRow]) -> list[str]:

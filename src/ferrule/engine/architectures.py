@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ferrule.plan import Cuts
+from ferrule.model import Cuts
 
 SUPPLEMENTS: dict[str, dict[str, str]] = {
     # transformers shares out only gpt-oss's experts; its attention is ordinary, with one sink per query head.

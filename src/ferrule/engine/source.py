@@ -12,8 +12,7 @@ from transformers import AutoConfig
 from ferrule.engine.architectures import cuts_of, longest_context, pipeline_refusal, tensor_refusal
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.errors import ModelError
-from ferrule.model import demo_path
-from ferrule.plan import ModelSpec, Stored, spec_of_tensors
+from ferrule.model import ModelSpec, Stored, demo_path, spec_of_tensors
 
 DEMO = "demo"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

@@ -1,5 +1,47 @@
-"""The model that Ferrule carries with it, so that everything can be tried without a download."""
+"""What a model is: counts and sizes, read from its configuration, its weights' headers, a GGUF file or a hub."""
 
 from ferrule.model.embedded import demo_path
+from ferrule.model.family import Cuts
+from ferrule.model.headers import Stored
+from ferrule.model.hub import Hub
+from ferrule.model.layer import (
+    BUILT_IN,
+    COMPACT,
+    AttentionSpec,
+    CachePolicy,
+    Collective,
+    ExpertsSpec,
+    LayerSpec,
+    LayerWeights,
+    Share,
+    Weights,
+)
+from ferrule.model.read import known_models, read_model, spec_of_tensors
+from ferrule.model.spec import ModelSpec
+from ferrule.model.split import HeadSplit, Range, part_of, split_heads, split_layers
 
-__all__ = ["demo_path"]
+__all__ = [
+    "BUILT_IN",
+    "COMPACT",
+    "AttentionSpec",
+    "CachePolicy",
+    "Collective",
+    "Cuts",
+    "ExpertsSpec",
+    "HeadSplit",
+    "Hub",
+    "LayerSpec",
+    "LayerWeights",
+    "ModelSpec",
+    "Range",
+    "Share",
+    "Stored",
+    "Weights",
+    "demo_path",
+    "known_models",
+    "part_of",
+    "read_model",
+    "spec_of_tensors",
+    "split_heads",
+    "split_layers",
+]

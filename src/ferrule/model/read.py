@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.errors import ModelError
-from ferrule.model import demo_path
 from ferrule.model.count import count, expected, scaled
+from ferrule.model.embedded import demo_path
 from ferrule.model.family import Cuts
 from ferrule.model.gguf import gguf_config, read_gguf
 from ferrule.model.headers import (

@@ -4,16 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+from ferrule.errors import PlanError
 from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.spec import ClusterSpec
-from ferrule.plan.cost.predictor import predict
-from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, Runtime
-from ferrule.plan.layout import Candidate, Layout, Objective, Prediction, Workload
-from ferrule.plan.search.best import SearchResult, search
+from ferrule.plan.prediction import Prediction
+from ferrule.plan.runtime import BUILT_IN_ENGINE, Runtime
 
-SEEN = 64
-"""Plans that are looked at, of which a few are shown."""
+Objective = Literal["latency", "throughput", "ttft", "context", "energy"]
+OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "ttft", "context", "energy")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``context``: tokens of one sequence for which there must be room. ``prompt``: tokens whose processing the time
+    to first token counts. ``concurrency``: sequences at once. ``depth``: tokens that are already there when a token is
+    timed; None: the prompt. ``kwh_price``: US dollars per kilowatt hour, if the price of tokens is to count it."""
+
+    context: int = 4096
+    prompt: int = 512
+    concurrency: int = 1
+    depth: int | None = None
+    kwh_price: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("context", "prompt", "concurrency"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.depth is not None and self.depth < 0:
+            raise PlanError(f"depth must be at least 0, not {self.depth}")
+        if self.kwh_price is not None and self.kwh_price < 0:
+            raise PlanError(f"kwh_price must be at least 0, not {self.kwh_price}")
+
+    @property
+    def seen(self) -> int:
+        """Tokens before the one that is timed."""
+        return self.prompt if self.depth is None else self.depth
 
 
 @dataclass(frozen=True)
@@ -36,7 +63,11 @@ AIMS: dict[Objective, Aim] = {
 
 @dataclass(frozen=True)
 class Question:
-    """``lighter``: the same model with smaller weights, by the name of the format, the largest first."""
+    """All that a plan depends on: ``model``, ``cluster``, ``work``, ``objective`` and ``runtime`` (the engine).
+
+    ``lighter``: the same model with smaller weights, by the name of the format, the largest first; what may be told
+    would help. ``runnable_only``: leave out plans that the built-in engine cannot run.
+    """
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -44,6 +75,11 @@ class Question:
     objective: Objective = "latency"
     runtime: Runtime = BUILT_IN_ENGINE
     lighter: tuple[tuple[str, ModelSpec], ...] = ()
+    runnable_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise PlanError(f"objective must be one of {', '.join(OBJECTIVES)}, not {self.objective!r}")
 
     @property
     def aim(self) -> Aim:
@@ -59,27 +95,12 @@ class Question:
             return None
         return b / a if self.aim.less else a / b
 
-    def predicted(self, layout: Layout) -> Candidate:
-        return Candidate(layout, predict(self.model, self.cluster, layout, self.work, self.runtime))
-
-    def answers(self, *, runnable_only: bool = False) -> SearchResult:
-        """Plans, the best first; `PlanError` as `search` raises it."""
-        return search(
-            self.model,
-            self.cluster,
-            self.work,
-            self.objective,
-            runtime=self.runtime,
-            top=SEEN,
-            runnable_only=runnable_only,
-        )
-
-    def best(self) -> Candidate | None:
-        """The best plan that fits; one that the built-in engine can run, where that is asked for."""
-        return self.answers(runnable_only=self.runtime is BUILT_IN_ENGINE).best
-
     def on(self, cluster: ClusterSpec) -> Question:
         return replace(self, cluster=cluster)
 
     def of(self, model: ModelSpec) -> Question:
         return replace(self, model=model)
+
+    def with_work(self, **changes: Any) -> Question:
+        """``changes``: of fields of `Workload`."""
+        return replace(self, work=replace(self.work, **changes))

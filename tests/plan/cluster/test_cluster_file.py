@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.errors import ConfigError, PlanError
-from ferrule.plan import ClusterSpec, DeviceSpec, LinkSpec, RailSpec, parse_cluster, read_cluster, write_cluster
+from ferrule.plan import ClusterSpec, DeviceSpec, LinkSpec, RailSpec, read_cluster
+from ferrule.plan.cluster import parse_cluster, write_cluster
 from ferrule.plan.cluster.file import format_cluster
 
 WHOLE = """

@@ -8,7 +8,7 @@ import pytest
 
 from ferrule.errors import ConfigError
 from ferrule.hardware import shipped
-from ferrule.plan import cluster_from_profile, parse_cluster
+from ferrule.plan.cluster import cluster_from_profile, parse_cluster
 from ferrule.plan.cluster.file import format_cluster
 from ferrule.plan.cluster.spec import ACHIEVED
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ferrule.plan import DeviceSpec, Stage, Workload, make_plan, predict, read_model
-from ferrule.plan.cluster.local import layout_of_plan, machine_of_ranks
-from ferrule.plan.cost.calibration import (
+from ferrule.model import read_model
+from ferrule.plan import BUILT_IN_ENGINE, DeviceSpec, Plan, Question, Runtime, Stage, Workload, make_plan, predict
+from ferrule.plan.cluster.local import machine_of_ranks
+from ferrule.plan.cost import (
     Calibration,
     Record,
     calibrate,
@@ -21,8 +22,7 @@ from ferrule.plan.cost.calibration import (
     save_calibrations,
     save_record,
 )
-from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, VLLM, Runtime
-from ferrule.plan.layout import Layout
+from ferrule.plan.runtime import VLLM
 
 SMALL, LARGE = read_model("llama-3.2-3b", weights="bfloat16"), read_model("llama-3.1-8b", weights="bfloat16")
 DEVICE = DeviceSpec("here", 64 << 30, 20e9, {"bf16": 1e12}, kind="box", launch_seconds=5e-6, measured=True)
@@ -31,16 +31,9 @@ WORK = Workload(prompt=32)
 
 def record(model: object, device: DeviceSpec, measured: float | None = None) -> Record:
     """As if the machine were ``device`` indeed, and believed to be DEVICE; or that took ``measured`` seconds."""
-    layout = Layout((Stage((DEVICE.name,), 0, model.layers),))  # type: ignore[attr-defined]
-    truth = predict(model, machine_of_ranks(device, 1), layout, WORK)  # type: ignore[arg-type]
-    found = record_of(
-        model,
-        machine_of_ranks(DEVICE, 1),
-        layout,
-        WORK,
-        measured or truth.token_seconds,
-        at=1.0,  # type: ignore[arg-type]
-    )
+    plan = Plan((Stage((DEVICE.name,), 0, model.layers),))  # type: ignore[attr-defined]
+    truth = predict(Question(model, machine_of_ranks(device, 1), WORK), plan)  # type: ignore[arg-type]
+    found = record_of(Question(model, machine_of_ranks(DEVICE, 1), WORK), plan, measured or truth.token_seconds, at=1.0)
     assert found is not None
     return found
 
@@ -56,10 +49,10 @@ def test_one_record_tells_the_seconds_per_operation() -> None:
 
 
 def test_what_an_operation_costs_from_python_counts_for_engines_that_start_them_so() -> None:
-    layout = Layout((Stage((DEVICE.name,), 0, SMALL.layers),))
+    plan = Plan((Stage((DEVICE.name,), 0, SMALL.layers),))
 
     def launch(device: DeviceSpec, runtime: Runtime) -> float:
-        terms = predict(SMALL, machine_of_ranks(device, 1), layout, WORK, runtime).terms
+        terms = predict(Question(SMALL, machine_of_ranks(device, 1), WORK, runtime=runtime), plan).terms
         return sum(term.seconds for term in terms if term.kind == "launch")
 
     slower = replace(DEVICE, eager_seconds=15e-6)
@@ -77,9 +70,9 @@ def test_records_of_two_models_tell_speed_and_operations_apart() -> None:
     assert found.after <= found.before
     again = calibrated(DEVICE, {"box": found})
     for model in (SMALL, LARGE):
-        layout = Layout((Stage((DEVICE.name,), 0, model.layers),))
+        plan = Plan((Stage((DEVICE.name,), 0, model.layers),))
         ours, theirs = (
-            predict(model, machine_of_ranks(each, 1), layout, WORK).token_seconds for each in (again, truth)
+            predict(Question(model, machine_of_ranks(each, 1), WORK), plan).token_seconds for each in (again, truth)
         )
         assert ours == pytest.approx(theirs, rel=0.03)
 
@@ -125,8 +118,8 @@ def test_ranks_of_one_machine_share_it() -> None:
     assert sum(device.memory_bandwidth for device in cluster.devices) == DEVICE.memory_bandwidth
     assert {device.kind for device in cluster.devices} == {"box"}
     plan = make_plan(SMALL, tensor=2, pipeline=2)
-    layout = layout_of_plan(plan, [device.name for device in cluster.devices])
-    assert layout.strategy == "hybrid"
-    assert layout.devices == tuple(device.name for device in cluster.devices)
-    assert [stage.last_layer for stage in layout.stages] == [shard.last_layer for shard in plan.shards[::2]]
-    assert predict(SMALL, cluster, layout, WORK).fits
+    plan = plan.on([device.name for device in cluster.devices])
+    assert plan.strategy == "hybrid"
+    assert plan.devices == tuple(device.name for device in cluster.devices)
+    assert [stage.last_layer for stage in plan.stages] == [shard.last_layer for shard in plan.shards[::2]]
+    assert predict(Question(SMALL, cluster, WORK), plan).fits

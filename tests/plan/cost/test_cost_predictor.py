@@ -1,4 +1,4 @@
-"""What a layout is predicted to do, against arithmetic by hand and against what must hold whatever the numbers."""
+"""What a plan is predicted to do, against arithmetic by hand and against what must hold whatever the numbers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.errors import PlanError
-from ferrule.plan import (
-    ClusterSpec,
-    DeviceSpec,
-    Layout,
-    LinkSpec,
-    RailSpec,
-    Runtime,
-    Share,
-    Stage,
-    Workload,
-    predict,
-    read_model,
-)
+from ferrule.model import ModelSpec, Share, read_model
+from ferrule.plan import ClusterSpec, DeviceSpec, LinkSpec, Plan, Question, RailSpec, Runtime, Stage, Workload, predict
 from ferrule.plan.cost.experts import busiest_share
 
 MODEL = read_model("llama-3.2-3b", weights="bfloat16")
@@ -41,25 +30,31 @@ def cluster(n: int, alpha: float = 1e-4, bandwidth: float = 1e9, **figures: floa
     return ClusterSpec(tuple(machine(name, **figures) for name in names), links)
 
 
-def tensor(n: int, layers: int = MODEL.layers) -> Layout:
-    return Layout((Stage(tuple(f"m{i}" for i in range(n)), 0, layers, (Share.even(n),) * n),))
+def ask(
+    where: ClusterSpec, work: Workload | None = None, *, runtime: Runtime = PLAIN, model: ModelSpec = MODEL
+) -> Question:
+    return Question(model, where, work or Workload(), runtime=runtime)
 
 
-def pipeline(n: int, layers: int = MODEL.layers) -> Layout:
+def tensor(n: int, layers: int = MODEL.layers) -> Plan:
+    return Plan((Stage(tuple(f"m{i}" for i in range(n)), 0, layers, (Share.even(n),) * n),))
+
+
+def pipeline(n: int, layers: int = MODEL.layers) -> Plan:
     ends = [layers * i // n for i in range(n + 1)]
-    return Layout(tuple(Stage((f"m{i}",), ends[i], ends[i + 1]) for i in range(n)))
+    return Plan(tuple(Stage((f"m{i}",), ends[i], ends[i + 1]) for i in range(n)))
 
 
 def test_one_machine_reads_its_weights_once_per_token() -> None:
-    prediction = predict(MODEL, cluster(1), pipeline(1), Workload(prompt=1, depth=0), PLAIN)
+    prediction = predict(ask(cluster(1), Workload(prompt=1, depth=0)), pipeline(1))
     assert prediction.token_seconds == pytest.approx(MODEL.read_bytes() / 200e9, rel=0.01)
     assert {term.kind for term in prediction.terms} == {"weights", "cache"}
     assert prediction.token_seconds == pytest.approx(sum(term.seconds for term in prediction.terms))
 
 
 def test_operations_cost_beside_bytes() -> None:
-    launched = predict(MODEL, cluster(1, launch_seconds=1e-5), pipeline(1), Workload(), PLAIN)
-    free = predict(MODEL, cluster(1), pipeline(1), Workload(), PLAIN)
+    launched = predict(ask(cluster(1, launch_seconds=1e-5)), pipeline(1))
+    free = predict(ask(cluster(1)), pipeline(1))
     operations = MODEL.layers * (PLAIN.attention_operations + PLAIN.dense_operations) + PLAIN.end_operations + 1
     assert launched.token_seconds - free.token_seconds == pytest.approx(operations * 1e-5)
 
@@ -67,41 +62,41 @@ def test_operations_cost_beside_bytes() -> None:
 def test_tensor_parallelism_pays_latency_for_every_collective_and_a_pipeline_for_every_hop() -> None:
     work = Workload(prompt=1, depth=0)
     slow, fast = cluster(2, alpha=1e-3), cluster(2, alpha=0.0)
-    extra = [predict(MODEL, each, tensor(2), work, PLAIN).token_seconds for each in (slow, fast)]
+    extra = [predict(ask(each, work), tensor(2)).token_seconds for each in (slow, fast)]
     collectives = 2 * MODEL.layers + len(MODEL.first_collectives) + len(MODEL.last_collectives)
     assert extra[0] - extra[1] == pytest.approx(collectives * 1e-3)
-    extra = [predict(MODEL, each, pipeline(2), work, PLAIN).token_seconds for each in (slow, fast)]
+    extra = [predict(ask(each, work), pipeline(2)).token_seconds for each in (slow, fast)]
     assert extra[0] - extra[1] == pytest.approx(2e-3)
 
 
 def test_a_stage_that_has_waited_resumes_where_operations_are_started_one_by_one() -> None:
     eager = replace(PLAIN, eager=True)
     warm, cold = cluster(4), cluster(4, resume_seconds=1e-3)
-    for layout, waits in ((pipeline(1), 0), (tensor(4), 0), (pipeline(2), 2), (pipeline(4), 4)):
+    for plan, waits in ((pipeline(1), 0), (tensor(4), 0), (pipeline(2), 2), (pipeline(4), 4)):
         for runtime, seconds in ((eager, waits * 1e-3), (PLAIN, 0.0)):
-            before, after = (predict(MODEL, each, layout, Workload(), runtime).token_seconds for each in (warm, cold))
+            before, after = (predict(ask(each, runtime=runtime), plan).token_seconds for each in (warm, cold))
             assert after - before == pytest.approx(seconds, abs=1e-12)
 
 
-@pytest.mark.parametrize("layout", [tensor(2), pipeline(2)])
-def test_on_a_slow_cable_the_word_of_the_next_step_takes_its_time(layout: Layout) -> None:
+@pytest.mark.parametrize("plan", [tensor(2), pipeline(2)])
+def test_on_a_slow_cable_the_word_of_the_next_step_takes_its_time(plan: Plan) -> None:
     telling = replace(PLAIN, announcement_bytes=4096)
-    before, after = (predict(MODEL, cluster(2, bandwidth=1e6), layout, Workload(), each) for each in (PLAIN, telling))
-    more = 1e-4 + 4096e-6 if layout.strategy == "tensor" else 4096e-6 - 8e-6
+    before, after = (predict(ask(cluster(2, bandwidth=1e6), runtime=each), plan) for each in (PLAIN, telling))
+    more = 1e-4 + 4096e-6 if plan.strategy == "tensor" else 4096e-6 - 8e-6
     assert after.token_seconds - before.token_seconds == pytest.approx(more)
 
 
 def test_a_pipeline_serves_as_many_streams_as_it_has_stages_at_once() -> None:
-    one = predict(MODEL, cluster(4, alpha=0.0), pipeline(4), Workload(concurrency=1), PLAIN)
-    four = predict(MODEL, cluster(4, alpha=0.0), pipeline(4), Workload(concurrency=4), PLAIN)
+    one = predict(ask(cluster(4, alpha=0.0), Workload(concurrency=1)), pipeline(4))
+    four = predict(ask(cluster(4, alpha=0.0), Workload(concurrency=4)), pipeline(4))
     # Not four times: the last stage has the output matrix as well, and sets the pace.
     assert 2.8 < four.throughput / one.throughput <= 4.0
-    alone = predict(MODEL, cluster(1), pipeline(1), Workload(concurrency=1), PLAIN)
+    alone = predict(ask(cluster(1), Workload(concurrency=1)), pipeline(1))
     assert one.token_seconds == pytest.approx(alone.token_seconds, rel=0.02)
 
 
 def test_the_terms_of_a_prompt_add_up_and_arithmetic_rules_them() -> None:
-    prediction = predict(MODEL, cluster(2), tensor(2), Workload(prompt=2000), PLAIN)
+    prediction = predict(ask(cluster(2), Workload(prompt=2000)), tensor(2))
     assert prediction.ttft_seconds == pytest.approx(sum(term.seconds for term in prediction.prompt_terms))
     assert max(prediction.prompt_terms, key=lambda term: term.seconds).kind in ("compute", "collective")
     assert prediction.ttft_seconds > MODEL.prefill_flops(2000) / 2 / 50e12
@@ -109,29 +104,29 @@ def test_the_terms_of_a_prompt_add_up_and_arithmetic_rules_them() -> None:
 
 def test_memory_is_weights_and_the_cache_asked_for() -> None:
     work = Workload(context=8192, concurrency=3)
-    prediction = predict(MODEL, cluster(1), pipeline(1), work, PLAIN)
+    prediction = predict(ask(cluster(1), work), pipeline(1))
     (use,) = prediction.memory
     assert (use.weights, use.cache) == (MODEL.bytes, 3 * MODEL.cache_bytes(8192))
     assert use.margin == (64 << 30) - use.total
     assert prediction.fits
-    halves = predict(MODEL, cluster(2), tensor(2), work, PLAIN).memory
+    halves = predict(ask(cluster(2), work), tensor(2)).memory
     assert sum(use.weights for use in halves) == pytest.approx(MODEL.bytes, rel=0.01)
 
 
 def test_the_largest_context_fills_the_memory_and_no_more() -> None:
     small = cluster(1, memory=MODEL.bytes + (2 << 30))
-    context = predict(MODEL, small, pipeline(1), Workload(context=1), PLAIN).largest_context
+    context = predict(ask(small, Workload(context=1)), pipeline(1)).largest_context
     assert 1 < context < MODEL.max_context
-    assert predict(MODEL, small, pipeline(1), Workload(context=context), PLAIN).fits
-    assert not predict(MODEL, small, pipeline(1), Workload(context=context + 1), PLAIN).fits
-    none = predict(MODEL, cluster(1, memory=1 << 30), pipeline(1), Workload(), PLAIN)
+    assert predict(ask(small, Workload(context=context)), pipeline(1)).fits
+    assert not predict(ask(small, Workload(context=context + 1)), pipeline(1)).fits
+    none = predict(ask(cluster(1, memory=1 << 30)), pipeline(1))
     assert (none.fits, none.largest_context) == (False, 0)
 
 
 def test_what_does_not_fit_streams_from_disk_where_the_runtime_can() -> None:
     short = cluster(1, memory=MODEL.bytes, disk_read=2e9)
-    stays = predict(MODEL, short, pipeline(1), Workload(), PLAIN)
-    streams = predict(MODEL, short, pipeline(1), Workload(), replace(PLAIN, streams=True))
+    stays = predict(ask(short), pipeline(1))
+    streams = predict(ask(short, runtime=replace(PLAIN, streams=True)), pipeline(1))
     assert (stays.fits, streams.fits) == (False, True)
     (disk,) = [term for term in streams.terms if term.kind == "disk"]
     assert disk.seconds == pytest.approx(-stays.memory[0].margin / 2e9)
@@ -140,16 +135,16 @@ def test_what_does_not_fit_streams_from_disk_where_the_runtime_can() -> None:
 def test_routes_lead_through_others_where_there_is_no_cable() -> None:
     full = cluster(3)
     chain = replace(full, links=tuple(link for link in full.links if set(link.between) != {"m0", "m2"}))
-    straight, around = (predict(MODEL, each, tensor(3), Workload(), PLAIN) for each in (full, chain))
+    straight, around = (predict(ask(each), tensor(3)) for each in (full, chain))
     assert around.token_seconds > straight.token_seconds
     with pytest.raises(PlanError, match="no cables lead from m0 to m1"):
-        predict(MODEL, replace(full, links=()), tensor(2), Workload(), PLAIN)
+        predict(ask(replace(full, links=())), tensor(2))
 
 
 def test_ranks_that_share_cores_take_turns() -> None:
     own, shared = cluster(4, alpha=0.0), replace(cluster(4, alpha=0.0), cores=2)
     work = Workload(prompt=1, depth=0)
-    ours, theirs = (predict(MODEL, each, tensor(4), work, PLAIN) for each in (own, shared))
+    ours, theirs = (predict(ask(each, work), tensor(4)) for each in (own, shared))
     weights = [sum(term.seconds for term in each.terms if term.kind == "weights") for each in (ours, theirs)]
     assert weights[1] == pytest.approx(2 * weights[0])
 
@@ -166,8 +161,8 @@ def test_cores_that_compute_together_slow_each_other() -> None:
     assert awake.turns(1) == replace(awake, cores=1).turns(1, others=True) == 1, "nobody else, or nowhere to wait"
     work = Workload(prompt=1, depth=0)
     alone, one_after_the_other, at_once, slowed = (
-        sum(term.seconds for term in predict(MODEL, where, layout, work, PLAIN).terms if term.kind == "weights")
-        for where, layout in ((shared, pipeline(1)), (shared, pipeline(3)), (shared, tensor(3)), (awake, pipeline(3)))
+        sum(term.seconds for term in predict(ask(where, work), plan).terms if term.kind == "weights")
+        for where, plan in ((shared, pipeline(1)), (shared, pipeline(3)), (shared, tensor(3)), (awake, pipeline(3)))
     )
     assert one_after_the_other == pytest.approx(alone)
     assert slowed == pytest.approx(alone * 1.25)
@@ -178,7 +173,7 @@ def test_messages_of_emulated_hosts_need_their_machines_cores() -> None:
     work = Workload(prompt=1, depth=0)
     own, shared = cluster(4, alpha=0.0), replace(cluster(4, alpha=0.0), cores=2)
     seconds = [
-        sum(term.seconds for term in predict(MODEL, each, tensor(4), work, PLAIN).terms if term.kind == "collective")
+        sum(term.seconds for term in predict(ask(each, work), tensor(4)).terms if term.kind == "collective")
         for each in (own, shared)
     ]
     assert seconds[1] > 10 * seconds[0]
@@ -191,11 +186,8 @@ def test_the_busiest_device_has_more_experts_to_run_than_the_average() -> None:
     assert 5 < busiest_share([8, 8], 4, 3) <= 8
     two, four = (
         predict(
-            EXPERTS,
-            cluster(n, memory=512 << 30),
-            Layout((Stage(tuple(f"m{i}" for i in range(n)), 0, EXPERTS.layers, (Share(experts=1 / n),) * n, True),)),
-            Workload(),
-            PLAIN,
+            ask(model=EXPERTS, where=cluster(n, memory=512 << 30)),
+            Plan((Stage(tuple(f"m{i}" for i in range(n)), 0, EXPERTS.layers, (Share(experts=1 / n),) * n, True),)),
         )
         for n in (2, 4)
     )
@@ -203,9 +195,9 @@ def test_the_busiest_device_has_more_experts_to_run_than_the_average() -> None:
 
 
 def test_energy_and_money_where_they_are_known() -> None:
-    assert predict(MODEL, cluster(1), pipeline(1)).joules is None
+    assert predict(ask(cluster(1)), pipeline(1)).joules is None
     known = cluster(1, watts_idle=10.0, watts_busy=100.0, price=2000.0)
-    prediction = predict(MODEL, known, pipeline(1), Workload(kwh_price=0.3), PLAIN)
+    prediction = predict(ask(known, Workload(kwh_price=0.3)), pipeline(1))
     assert prediction.joules == pytest.approx(100 * prediction.token_seconds)
     machines = 2000 / (3 * 365.25 * 86400) * prediction.token_seconds * 1e6
     power = 100 * prediction.token_seconds * 1e6 / 3.6e6 * 0.3
@@ -220,12 +212,12 @@ def test_energy_and_money_where_they_are_known() -> None:
     st.integers(1, 8),
 )
 def test_better_machines_are_never_predicted_to_be_slower(
-    layout: Layout, factor: float, what: str, concurrency: int
+    plan: Plan, factor: float, what: str, concurrency: int
 ) -> None:
     base = {"memory_bandwidth": 100e9, "bandwidth": 1e9, "alpha": 1e-4, "launch_seconds": 1e-5}
     better = base | {what: base[what] * factor if "bandwidth" in what else base[what] / factor}
     work = Workload(prompt=600, concurrency=concurrency)
-    before, after = (predict(MODEL, cluster(2, **figures), layout, work, PLAIN) for figures in (base, better))
+    before, after = (predict(ask(cluster(2, **figures), work), plan) for figures in (base, better))
     assert after.token_seconds <= before.token_seconds * (1 + 1e-9)
     assert after.step_seconds <= before.step_seconds * (1 + 1e-9)
     assert after.ttft_seconds <= before.ttft_seconds * (1 + 1e-9)
@@ -259,7 +251,7 @@ def test_links_and_layouts_that_cannot_be() -> None:
     with pytest.raises(PlanError, match="two devices are called 'a'"):
         ClusterSpec((one, one))
     with pytest.raises(PlanError, match="in two stages"):
-        Layout((Stage(("a",), 0, 2), Stage(("a",), 2, 4)))
+        Plan((Stage(("a",), 0, 2), Stage(("a",), 2, 4)))
     with pytest.raises(PlanError, match="holds nothing"):
         Stage(("a",), 2, 2)
     with pytest.raises(PlanError, match="context must be at least 1"):

@@ -9,33 +9,25 @@ import pytest
 
 from ferrule.bench.plan_curves import LATENCIES, over_context, over_hosts, over_latency
 from ferrule.errors import PlanError
+from ferrule.model import Share, read_model
 from ferrule.plan import (
     RUNTIMES,
     Candidate,
     ClusterSpec,
     DeviceSpec,
-    Layout,
     LinkSpec,
     Objective,
+    Plan,
+    Question,
     RailSpec,
     Runtime,
-    Share,
     Stage,
     Workload,
-    read_model,
+    predicted,
 )
 from ferrule.plan.cluster.changes import NEW_RAIL, one_more
-from ferrule.plan.explain.explain import (
-    RDMA_SECONDS,
-    another_cable,
-    bottleneck,
-    by_rdma,
-    cautions,
-    verdict,
-    what_ifs,
-)
-from ferrule.plan.explain.shortage import shortage
-from ferrule.plan.question import Question
+from ferrule.plan.explain import bottleneck, cautions, shortage, verdict, what_ifs
+from ferrule.plan.explain.what_if import RDMA_SECONDS, another_cable, by_rdma
 
 MODEL = read_model("llama-3.2-3b", weights="bfloat16")
 SMALLER = read_model("llama-3.2-3b", weights="int4")
@@ -54,21 +46,21 @@ def ask(where: ClusterSpec, objective: Objective = "latency", **work: int) -> Qu
     return Question(MODEL, where, Workload(**work), objective, PLAIN)  # type: ignore[arg-type]
 
 
-def tensor(n: int) -> Layout:
+def tensor(n: int) -> Plan:
     names = tuple(f"box-{i}" for i in range(1, n + 1))
-    return Layout((Stage(names, 0, MODEL.layers, (Share.even(n),) * n),))
+    return Plan((Stage(names, 0, MODEL.layers, (Share.even(n),) * n),))
 
 
-def pipeline() -> Layout:
-    return Layout((Stage(("box-1",), 0, 14), Stage(("box-2",), 14, 28)))
+def pipeline() -> Plan:
+    return Plan((Stage(("box-1",), 0, 14), Stage(("box-2",), 14, 28)))
 
 
 def single(question: Question) -> Candidate:
-    return question.predicted(Layout((Stage(("box-1",), 0, MODEL.layers),)))
+    return predicted(question, Plan((Stage(("box-1",), 0, MODEL.layers),)))
 
 
 @pytest.mark.parametrize(
-    ("where", "layout", "work", "kind", "named"),
+    ("where", "plan", "work", "kind", "named"),
     [
         (cluster(1), tensor(1), {}, "weights", "reading weights from memory on box-1: 99 % of token time"),
         (cluster(1, launch_seconds=1e-3), tensor(1), {}, "launch", "starting operations on box-1"),
@@ -85,93 +77,93 @@ def single(question: Question) -> Candidate:
     ],
 )
 def test_the_largest_term_is_the_bottleneck(
-    where: ClusterSpec, layout: Layout, work: dict[str, int], kind: str, named: str
+    where: ClusterSpec, plan: Plan, work: dict[str, int], kind: str, named: str
 ) -> None:
     question = ask(where, **work)
-    candidate = question.predicted(layout)
+    candidate = predicted(question, plan)
     found = bottleneck(question, candidate)
     assert found.kind == kind
-    assert named in found.words
+    assert named in found.text
     assert found.part == pytest.approx(found.seconds / candidate.prediction.token_seconds)
     assert found.part > 0.4
 
 
 def test_the_first_token_has_a_bottleneck_of_its_own() -> None:
     question = ask(cluster(1), "ttft", prompt=2000)
-    found = bottleneck(question, question.predicted(tensor(1)))
+    found = bottleneck(question, predicted(question, tensor(1)))
     assert (found.kind, found.of) == ("compute", "prompt")
-    assert "arithmetic on box-1" in found.words
-    assert "of the prompt's time" in found.words
+    assert "arithmetic on box-1" in found.text
+    assert "of the prompt's time" in found.text
 
 
 def test_many_sequences_have_a_bottleneck_of_their_own() -> None:
     """A step that waits for its slowest stage is told by that stage; the terms add up."""
     question = ask(cluster(2), "throughput", concurrency=8)
-    uneven = Layout((Stage(("box-1",), 0, 24), Stage(("box-2",), 24, 28)))
-    for layout in (uneven, pipeline(), tensor(2)):
-        prediction = question.predicted(layout).prediction
+    uneven = Plan((Stage(("box-1",), 0, 24), Stage(("box-2",), 24, 28)))
+    for plan in (uneven, pipeline(), tensor(2)):
+        prediction = predicted(question, plan).prediction
         assert sum(term.seconds for term in prediction.step_terms) == pytest.approx(prediction.step_seconds)
-    found = bottleneck(question, question.predicted(uneven))
+    found = bottleneck(question, predicted(question, uneven))
     assert (found.of, found.where) == ("step", "box-1")
-    assert found.words.endswith("of the time of a step of all sequences")
-    assert bottleneck(replace(question, work=Workload()), question.predicted(uneven)).of == "token"
+    assert found.text.endswith("of the time of a step of all sequences")
+    assert bottleneck(replace(question, work=Workload()), predicted(question, uneven)).of == "token"
 
 
 def test_what_does_not_fit_is_read_from_disk() -> None:
     short = cluster(1, memory=4 << 30, disk_read=3e9)
     question = replace(ask(short), runtime=RUNTIMES["llama.cpp-rpc"])
-    assert bottleneck(question, question.predicted(tensor(1))).kind == "disk"
+    assert bottleneck(question, predicted(question, tensor(1))).kind == "disk"
 
 
 def test_rdma_helps_what_waits_for_messages() -> None:
     question = ask(cluster(2, alpha=1e-3 / 2))
-    changes = what_ifs(question, question.predicted(tensor(2)))
+    changes = what_ifs(question, predicted(question, tensor(2)))
     first = changes[0]
-    assert "RDMA instead of TCP (8 µs a message, now 500)" in first.words
+    assert "RDMA instead of TCP (8 µs a message, now 500)" in first.text
     assert "latency" in first.helps
-    quick = question.on(cluster(2, alpha=RDMA_SECONDS)).predicted(tensor(2))
+    quick = predicted(question.on(cluster(2, alpha=RDMA_SECONDS)), tensor(2))
     assert first.after == pytest.approx(quick.prediction.tokens_per_s)
     assert first.times == pytest.approx(first.after / first.before)
     # a second cable takes no latency away, so it is not told
-    assert not any("cable" in change.words for change in changes)
+    assert not any("cable" in change.text for change in changes)
 
 
 def test_a_second_cable_helps_what_waits_for_bytes() -> None:
     question = ask(cluster(2, bandwidth=2e7), "ttft")
-    before = question.predicted(tensor(2)).prediction.ttft_seconds
-    first = what_ifs(question, question.predicted(tensor(2)))[0]
-    assert first.words == "with a second cable on box-1-box-2"
+    before = predicted(question, tensor(2)).prediction.ttft_seconds
+    first = what_ifs(question, predicted(question, tensor(2)))[0]
+    assert first.text == "with a second cable on box-1-box-2"
     assert (first.before, first.times) == (before, pytest.approx(before / first.after))
     assert 1.5 < first.times < 2
 
 
 def test_lighter_weights_and_another_host_help_what_reads_memory() -> None:
     question = replace(ask(cluster(2, alpha=1e-6, bandwidth=1e10)), lighter=(("int4", SMALLER),))
-    words = [change.words for change in what_ifs(question, question.predicted(tensor(2)))]
+    words = [change.text for change in what_ifs(question, predicted(question, tensor(2)))]
     assert words == ["with weights as int4", "with one more host like box-1"]
 
 
 def test_what_would_make_a_split_pay_is_told_with_the_single_machine() -> None:
     question = ask(cluster(2, alpha=9e-4))
-    one, two = single(question), question.predicted(tensor(2))
+    one, two = single(question), predicted(question, tensor(2))
     assert verdict(question, one, one, two).startswith("Use one machine: box-1 alone is ")
     changes = what_ifs(question, one, two)
     assert changes[0].before == one.prediction.tokens_per_s
-    assert "RDMA" in changes[0].words
+    assert "RDMA" in changes[0].text
 
 
 def test_the_verdict_says_whether_to_split() -> None:
     near = ask(cluster(2, alpha=1e-6, bandwidth=1e10))
-    one, two = single(near), near.predicted(tensor(2))
+    one, two = single(near), predicted(near, tensor(2))
     assert verdict(near, two, one, two) == "1.99 times as fast as box-1 alone."
     assert verdict(near, one, one, None) == ""
     small = ask(cluster(2, memory=4 << 30))
     lacking = single(small).prediction.memory[0].margin / -(2**30)
-    assert verdict(small, small.predicted(tensor(2)), single(small), None) == (
+    assert verdict(small, predicted(small, tensor(2)), single(small), None) == (
         f"One machine is not enough: box-1 alone lacks {lacking:.1f} GiB."
     )
     context = ask(cluster(2), "context")
-    assert "One machine is enough" in verdict(context, context.predicted(tensor(2)), single(context), None)
+    assert "One machine is enough" in verdict(context, predicted(context, tensor(2)), single(context), None)
 
 
 def test_changes_to_a_cluster() -> None:
@@ -193,7 +185,7 @@ def test_what_is_missing_and_what_would_fit() -> None:
     found = shortage(question)
     assert found.use.device == "box-1"
     assert found.missing == found.use.total - (6 << 30) > 0
-    assert [each.words.partition(":")[0] for each in found.nearest] == ["weights as int4", "one more host like box-1"]
+    assert [each.text.partition(":")[0] for each in found.nearest] == ["weights as int4", "one more host like box-1"]
     assert all(each.candidate.prediction.fits for each in found.nearest)
     error = found.error("llama")
     assert (error.exit_code, error.needed, error.available) == (4, found.use.total, 6 << 30)
@@ -202,8 +194,8 @@ def test_what_is_missing_and_what_would_fit() -> None:
 
 def test_fewer_tokens_or_sequences_may_fit() -> None:
     question = ask(cluster(1, memory=7 << 30), context=65536, concurrency=2)
-    words = {each.words: each for each in shortage(question).nearest}
-    less = next(each for each in words.values() if "tokens of context instead of 65,536" in each.words)
+    words = {each.text: each for each in shortage(question).nearest}
+    less = next(each for each in words.values() if "tokens of context instead of 65,536" in each.text)
     tokens = less.question.work.context
     assert 0 < tokens < 65536
     assert less.candidate.prediction.largest_context == tokens
@@ -224,15 +216,15 @@ def test_hosts_without_a_cable_may_only_need_one() -> None:
     apart = replace(cluster(2, memory=6 << 30), links=())
     question = ask(apart)
     (found,) = shortage(question).nearest
-    assert found.words == "10 Gigabit Ethernet to hosts without a cable"
-    assert len(found.candidate.layout.devices) == 2
+    assert found.text == "10 Gigabit Ethernet to hosts without a cable"
+    assert len(found.candidate.plan.devices) == 2
 
 
 def test_curves_are_predictions() -> None:
     question = ask(cluster(2, alpha=5e-5))
     hosts = {curve.name: dict(curve.points) for curve in over_hosts(question)}
     assert hosts["single"] == {1.0: single(question).prediction.tokens_per_s}
-    assert hosts["tensor"][2.0] == pytest.approx(question.predicted(tensor(2)).prediction.tokens_per_s)
+    assert hosts["tensor"][2.0] == pytest.approx(predicted(question, tensor(2)).prediction.tokens_per_s)
     latency = {curve.name: curve.points for curve in over_latency(question)}
     rates = [rate for _, rate in latency["tensor, 2 hosts"]]
     assert rates == sorted(rates, reverse=True)

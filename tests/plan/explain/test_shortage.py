@@ -5,8 +5,12 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from ferrule.plan import ClusterSpec, DeviceSpec, LinkSpec, ModelSpec, RailSpec, Workload, read_model, shortfall
-from ferrule.plan.search.best import search
+import pytest
+
+from ferrule.errors import PlanError
+from ferrule.model import ModelSpec, read_model
+from ferrule.plan import BUILT_IN_ENGINE, ClusterSpec, DeviceSpec, LinkSpec, Question, RailSpec, Workload, search
+from ferrule.plan.explain import Nearest, shortage
 
 GB = 10**9
 
@@ -26,44 +30,51 @@ def hosts(*memory: float) -> ClusterSpec:
     return ClusterSpec(devices, links)
 
 
+def ask(cluster: ClusterSpec, **work: int) -> Question:
+    lighter = tuple((weights, stored_as(weights)) for weights in ("int8", "int4"))
+    engine = replace(BUILT_IN_ENGINE, name="one that runs any plan")
+    return Question(
+        MODEL, cluster, Workload(**({"context": 256, "prompt": 32} | work)), runtime=engine, lighter=lighter
+    )
+
+
+def by_kind(question: Question) -> dict[str, Nearest]:
+    """By the first words of what is changed."""
+    return {" ".join(each.text.split()[:2]): each for each in shortage(question).nearest}
+
+
 def test_nothing_is_missing_where_it_fits() -> None:
-    assert shortfall(MODEL, hosts(8.0), Workload(context=256)) is None
+    with pytest.raises(PlanError, match="fits; nothing is missing"):
+        shortage(ask(hosts(8.0)))
 
 
-def test_missing_bytes_are_what_the_hosts_lack_together() -> None:
-    cluster, work = hosts(0.7, 0.6), Workload(context=256, prompt=32)
-    found = shortfall(MODEL, cluster, work)
-    assert found is not None
-    uses = found.attempt.prediction.memory
-    assert found.missing == sum(max(0, -use.margin) for use in uses)
+def test_what_the_hosts_lack_together_is_enough() -> None:
+    found = shortage(ask(hosts(0.7, 0.6)))
+    uses = found.closest.prediction.memory
     assert len(uses) == 2, "two hosts miss less than one"
-    enough = hosts(*(each + found.missing / GB + 0.01 for each in (0.7, 0.6)))
-    assert search(MODEL, enough, work).best is not None
+    assert found.missing == max(-use.margin for use in uses)
+    missing = sum(max(0, -use.margin) for use in uses)
+    enough = hosts(*(each + missing / GB + 0.01 for each in (0.7, 0.6)))
+    assert search(ask(enough)).best is not None
 
 
 def test_a_shorter_context_is_found_and_one_token_more_does_not_fit() -> None:
-    cluster, work = hosts(2.5), Workload(context=100_000, prompt=32)
-    found = shortfall(MODEL, cluster, work)
-    assert found is not None
-    assert found.shorter is not None
-    assert found.shorter.prediction.fits
-    assert 1 < found.context < work.context
-    assert search(MODEL, cluster, replace(work, context=found.context + 1)).best is None
+    question = ask(hosts(2.5), context=100_000)
+    shorter = next(each for text, each in by_kind(question).items() if text.endswith("tokens"))
+    context = shorter.question.work.context
+    assert shorter.candidate.prediction.fits
+    assert 1 < context < question.work.context
+    assert search(question.with_work(context=context + 1)).best is None
 
 
 def test_lighter_weights_and_one_more_host_are_offered_where_they_help() -> None:
-    found = shortfall(MODEL, hosts(1.0, 0.8), Workload(context=256, prompt=32), stored_as=stored_as)
-    assert found is not None
-    assert found.shorter is None, "not even the weights fit"
-    assert found.weights == "int8"
-    assert found.lighter is not None
-    assert found.lighter.prediction.fits
-    assert (found.host, found.hosts) == ("m0", 1)
-    assert found.larger is not None
-    assert "m0-2" in found.larger.layout.devices
+    found = by_kind(ask(hosts(1.0, 0.8)))
+    assert set(found) == {"weights as", "one more"}, "not even the weights fit, so no shorter context does"
+    assert found["weights as"].text.startswith("weights as int8: ")
+    assert found["weights as"].candidate.prediction.fits
+    assert found["one more"].text == "one more host like m0"
+    assert "m0-2" in found["one more"].candidate.plan.devices
 
 
 def test_what_does_not_help_is_not_offered() -> None:
-    found = shortfall(MODEL, hosts(0.1), Workload(context=256, prompt=32), stored_as=stored_as)
-    assert found is not None
-    assert (found.shorter, found.lighter, found.larger) == (None, None, None)
+    assert shortage(ask(hosts(0.1))).nearest == ()

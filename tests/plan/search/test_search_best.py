@@ -12,21 +12,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ferrule.errors import PlanError
+from ferrule.model import ModelSpec, read_model
 from ferrule.model.layer import WHOLE, ExpertsSpec, Share
 from ferrule.plan import (
-    BUILT_IN_ENGINE,
     ClusterSpec,
     DeviceSpec,
-    Layout,
     LinkSpec,
-    ModelSpec,
     Objective,
+    Plan,
+    Question,
     RailSpec,
     Workload,
     predict,
-    read_model,
+    search,
 )
-from ferrule.plan.search.best import search
 from ferrule.plan.search.heuristic.many import many_hosts
 from ferrule.plan.search.stages.costs import Cutting, Measure, StageCosts
 from ferrule.plan.search.stages.cuttings import cuttings_of
@@ -60,9 +59,9 @@ def unequal(count: int, seed: int, memory: float) -> ClusterSpec:
     return ClusterSpec(devices, links)
 
 
-def everything(model: ModelSpec, cluster: ClusterSpec, work: Workload) -> Iterator[Layout]:
-    """Every layout of the space that is searched."""
-    costs = StageCosts(model, cluster, work, BUILT_IN_ENGINE)
+def everything(model: ModelSpec, cluster: ClusterSpec, work: Workload) -> Iterator[Plan]:
+    """Every plan of the space that is searched."""
+    costs = StageCosts(Question(model, cluster, work))
     names = sorted(cluster.by_name)
     groups = [
         (set(some), cuttings_of(costs, some))
@@ -76,7 +75,7 @@ def everything(model: ModelSpec, cluster: ClusterSpec, work: Workload) -> Iterat
             for cuttings in itertools.product(*(ways for _, ways in order)):
                 for ends in itertools.combinations(range(1, model.layers), stages - 1):
                     spans = zip(cuttings, (0, *ends), (*ends, model.layers), strict=True)
-                    yield Layout(tuple(cutting.stage(a, b) for cutting, a, b in spans))
+                    yield Plan(tuple(cutting.stage(a, b) for cutting, a, b in spans))
 
 
 @pytest.mark.parametrize(
@@ -91,16 +90,16 @@ def everything(model: ModelSpec, cluster: ClusterSpec, work: Workload) -> Iterat
 def test_as_good_as_trying_everything(model: ModelSpec, count: int, memory: float, concurrency: int) -> None:
     cluster = unequal(count, count, memory)
     work = Workload(context=512, prompt=64, concurrency=concurrency)
-    predictions = [predict(model, cluster, layout, work) for layout in everything(model, cluster, work)]
+    predictions = [predict(Question(model, cluster, work), plan) for plan in everything(model, cluster, work)]
     fitting = [prediction for prediction in predictions if prediction.fits]
     assert 0 < len(fitting) < len(predictions), "memory should matter"
-    quickest = search(model, cluster, work).best
+    quickest = search(Question(model, cluster, work)).best
     assert quickest is not None
     assert quickest.prediction.token_seconds == pytest.approx(min(one.token_seconds for one in fitting))
-    most = search(model, cluster, work, "throughput").best
+    most = search(Question(model, cluster, work, "throughput")).best
     assert most is not None
     assert most.prediction.step_seconds <= min(one.step_seconds for one in fitting) * 1.005
-    first = search(model, cluster, work, "ttft").best
+    first = search(Question(model, cluster, work, "ttft")).best
     assert first is not None
     assert first.prediction.ttft_seconds == pytest.approx(min(one.ttft_seconds for one in fitting))
 
@@ -110,7 +109,7 @@ def test_experts_are_given_out_by_their_own_speed_also_where_there_are_as_many_a
     layers = tuple(replace(layer, experts=ExpertsSpec(pieces, 2, 1408)) for layer in EXPERTS.decoder if layer.experts)
     cable = LinkSpec(("quick", "slow"), (RailSpec("eth", 3e-5, 4e9),))
     cluster = ClusterSpec((machine("quick", 90, 30), machine("slow", 90, 10)), (cable,))
-    costs = StageCosts(replace(EXPERTS, decoder=layers), cluster, Workload(context=512), BUILT_IN_ENGINE)
+    costs = StageCosts(Question(replace(EXPERTS, decoder=layers), cluster, Workload(context=512)))
 
     def by_speed(least: Share) -> tuple[int, ...] | None:
         seconds = [
@@ -135,21 +134,21 @@ def test_what_the_tables_say_is_what_is_predicted() -> None:
     cluster = unequal(3, 5, 9.0)
     work = Workload(context=512, prompt=1200, concurrency=4)
     for measure in (Measure("token"), Measure("prompt")):
-        costs = StageCosts(EXPERTS, cluster, work, BUILT_IN_ENGINE)
+        costs = StageCosts(Question(EXPERTS, cluster, work))
         cuttings = [cuttings_of(costs, [name])[0] for name in ("m0", "m1", "m2")]
-        layout = Layout(
+        plan = Plan(
             tuple(cutting.stage(at, end) for cutting, at, end in zip(cuttings, (0, 1, 3), (1, 3, 4), strict=True))
         )
         tables = [costs.table(cutting, measure) for cutting in cuttings]
         stages = sum(table.runs[a, b] for table, a, b in zip(tables, (0, 1, 3), (1, 3, 4), strict=True))
         hops = costs.hop(["m0"], ["m1"], measure) + costs.hop(["m1"], ["m2"], measure)
         hops += costs.back(["m2"], ["m0"], measure)
-        prediction = predict(EXPERTS, cluster, layout, work)
+        prediction = predict(Question(EXPERTS, cluster, work), plan)
         told = prediction.token_seconds if measure.kind == "token" else prediction.ttft_seconds
         assert stages + hops == pytest.approx(told)
     for cutting, use in zip(cuttings, prediction.memory, strict=True):
         (held,) = costs.memory(cutting)
-        stage = next(stage for stage in layout.stages if stage.devices == cutting.devices)
+        stage = next(stage for stage in plan.stages if stage.devices == cutting.devices)
         assert use.total <= held.runs[stage.first_layer, stage.last_layer] <= use.total * 1.02
 
 
@@ -162,7 +161,7 @@ def test_the_order_of_hosts_does_not_matter(figures: list[tuple[float, float]], 
     devices = [machine(f"m{i}", *each) for i, each in enumerate(figures)]
     links = [LinkSpec((a.name, b.name), (RailSpec("eth", 3e-5, 2e9),)) for a, b in itertools.combinations(devices, 2)]
     work = Workload(context=256, prompt=32, concurrency=3)
-    result = search(DENSE, ClusterSpec(tuple(devices), tuple(links)), work, "throughput")
+    result = search(Question(DENSE, ClusterSpec(tuple(devices), tuple(links)), work, "throughput"))
     for candidate in result.candidates:
         used = {use.device: use.total for use in candidate.prediction.memory}
         if candidate.prediction.fits:
@@ -170,7 +169,7 @@ def test_the_order_of_hosts_does_not_matter(figures: list[tuple[float, float]], 
     dice.shuffle(devices)
     dice.shuffle(links)
     turned = tuple(LinkSpec((link.between[1], link.between[0]), link.rails) for link in links)
-    assert search(DENSE, ClusterSpec(tuple(devices), turned), work, "throughput") == result
+    assert search(Question(DENSE, ClusterSpec(tuple(devices), turned), work, "throughput")) == result
 
 
 @given(
@@ -188,7 +187,9 @@ def test_more_is_never_worse(figures: list[tuple[float, float]], alpha: float, w
         devices = (first, *(machine(f"m{i + 1}", *each) for i, each in enumerate(others)))
         rail = RailSpec("eth", alpha / more["latency"], 2e9)
         links = tuple(LinkSpec((a.name, b.name), (rail,)) for a, b in itertools.combinations(devices, 2))
-        plan = search(DENSE, ClusterSpec(devices, links), Workload(context=256, prompt=32), runnable_only=True).best
+        plan = search(
+            Question(DENSE, ClusterSpec(devices, links), Workload(context=256, prompt=32), runnable_only=True)
+        ).best
         return plan.prediction.token_seconds if plan else float("inf")
 
     assert best(True) <= best(False) * (1 + 1e-9)
@@ -196,9 +197,9 @@ def test_more_is_never_worse(figures: list[tuple[float, float]], alpha: float, w
 
 def test_the_best_single_host_is_always_shown_and_says_whether_it_fits() -> None:
     cluster = unequal(3, 1, 1.0)
-    result = search(DENSE, cluster, Workload(context=256), top=1)
+    result = search(Question(DENSE, cluster, Workload(context=256)), top=1)
     assert result.single in result.candidates
-    assert result.single.layout.strategy == "single"
+    assert result.single.plan.strategy == "single"
     assert not result.single.prediction.fits
     assert result.best is None or result.best.prediction.fits
 
@@ -208,17 +209,22 @@ def test_a_plan_for_emulated_hosts_is_exact_where_each_has_a_core_of_its_own() -
     hosts = unequal(3, 1, 1.0)
     own, shared, awake = (replace(hosts, cores=3), replace(hosts, cores=2), replace(hosts, cores=3, cores_awake=0.9))
     work = Workload(context=256)
-    assert [search(DENSE, cluster, work).exact for cluster in (hosts, own, shared, awake)] == [True, True, False, False]
+    assert [search(Question(DENSE, cluster, work)).exact for cluster in (hosts, own, shared, awake)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_chain_of_hosts_is_followed_and_no_layout_skips_the_host_between() -> None:
     devices = tuple(machine(name, 1.0, 200) for name in "abc")
     rail = RailSpec("tb", 1e-5, 3e9)
     chain = ClusterSpec(devices, (LinkSpec(("a", "b"), (rail,)), LinkSpec(("b", "c"), (rail,))))
-    result = search(DENSE, chain, Workload(context=256))
+    result = search(Question(DENSE, chain, Workload(context=256)))
     assert result.exact
     assert result.best is not None
-    used = [set(candidate.layout.devices) for candidate in result.candidates]
+    used = [set(candidate.plan.devices) for candidate in result.candidates]
     assert {"a", "c"} not in used
 
 
@@ -232,8 +238,8 @@ def test_a_ring_of_six_is_searched_by_a_bound(objective: Objective) -> None:
         tuple(LinkSpec((a.name, b.name), (rail,)) for a, b in zip(devices, devices[1:] + devices[:1], strict=True)),
     )
     work = Workload(context=256, prompt=32, concurrency=3)
-    whole = search(DENSE, ring, work, objective)
-    part = search(DENSE, ring.among([device.name for device in devices[:4]]), work, objective)
+    whole = search(Question(DENSE, ring, work, objective))
+    part = search(Question(DENSE, ring.among([device.name for device in devices[:4]]), work, objective))
     assert whole.exact == (objective == "latency")
     assert whole.best is not None
     assert part.best is not None
@@ -245,31 +251,33 @@ def test_a_ring_of_six_is_searched_by_a_bound(objective: Objective) -> None:
 
 def test_runnable_only_leaves_out_what_the_engine_cannot_run() -> None:
     cluster = unequal(3, 2, 3.0)
-    every = search(DENSE, cluster, Workload(context=256), top=99)
-    assert any(candidate.layout.obstacle for candidate in every.candidates)
-    some = search(DENSE, cluster, Workload(context=256), top=99, runnable_only=True)
+    every = search(Question(DENSE, cluster, Workload(context=256)), top=99)
+    assert any(candidate.plan.obstacle for candidate in every.candidates)
+    some = search(Question(DENSE, cluster, Workload(context=256), runnable_only=True), top=99)
     assert some.candidates
-    assert not any(candidate.layout.obstacle for candidate in some.candidates)
+    assert not any(candidate.plan.obstacle for candidate in some.candidates)
 
 
 def test_the_largest_context_beats_that_of_every_layout_for_speed() -> None:
     cluster = unequal(3, 4, 1.2)
     work = Workload(context=64, prompt=32, concurrency=40)
-    longest = search(DENSE, cluster, work, "context").best
+    longest = search(Question(DENSE, cluster, work, "context")).best
     assert longest is not None
-    tried = max(predict(DENSE, cluster, layout, work).largest_context for layout in everything(DENSE, cluster, work))
+    tried = max(
+        predict(Question(DENSE, cluster, work), plan).largest_context for plan in everything(DENSE, cluster, work)
+    )
     assert tried * 0.98 <= longest.prediction.largest_context <= tried
 
 
 def test_energy_needs_watts() -> None:
     cluster = ClusterSpec((replace(machine("m0", 9.0, 100), watts_idle=None),))
     with pytest.raises(PlanError, match=r"m0.*watts_idle"):
-        search(DENSE, cluster, objective="energy")
+        search(Question(DENSE, cluster, objective="energy"))
 
 
 def test_unknown_objective() -> None:
     with pytest.raises(PlanError, match="objective must be one of latency"):
-        search(DENSE, unequal(1, 1, 9.0), objective="beauty")  # type: ignore[arg-type]
+        search(Question(DENSE, unequal(1, 1, 9.0), objective="beauty"))  # type: ignore[arg-type]
 
 
 def test_shares_make_the_slowest_as_quick_as_can_be() -> None:
@@ -322,8 +330,8 @@ def test_many_hosts_find_what_few_find() -> None:
         if frozenset((a.name, b.name)) not in known
     )
     work = Workload(context=256, prompt=32)
-    many = search(DENSE, ClusterSpec(devices, (*three.links, *links)), work, runnable_only=True)
-    few = search(DENSE, three, work, runnable_only=True)
+    many = search(Question(DENSE, ClusterSpec(devices, (*three.links, *links)), work, runnable_only=True))
+    few = search(Question(DENSE, three, work, runnable_only=True))
     assert many.best is not None
     assert few.best is not None
     assert not many.exact
@@ -335,11 +343,11 @@ def test_many_hosts_find_what_few_find() -> None:
 def test_the_heuristic_is_near_the_best(objective: Objective) -> None:
     """A model with experts over five unlike hosts, of which pools hold three."""
     cluster, work = unequal(5, 8, 6.0), Workload(context=512, prompt=64, concurrency=4)
-    exact = search(EXPERTS, cluster, work, objective)
+    exact = search(Question(EXPERTS, cluster, work, objective))
     assert exact.exact
     assert exact.best is not None
-    layouts = many_hosts(EXPERTS, cluster, work, objective, BUILT_IN_ENGINE, runnable=False, pool=3).found
-    found = [told for layout in layouts if (told := predict(EXPERTS, cluster, layout, work)).fits]
+    plans = many_hosts(Question(EXPERTS, cluster, work, objective), pool=3).found
+    found = [told for plan in plans if (told := predict(Question(EXPERTS, cluster, work), plan)).fits]
     best = exact.best.prediction
     if objective == "latency":
         assert min(told.token_seconds for told in found) <= best.token_seconds * 1.05

@@ -19,13 +19,11 @@ from ferrule.engine.host.placement import Formation, Loss, RankStarter
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.errors import ClusterError, ConfigError, FerruleError, LinkError, ModelUnavailable
-from ferrule.plan import BUILT_IN_ENGINE, ModelSpec, Plan, Workload, cluster_of_reports, make_plan, plan_of_layout
-from ferrule.plan.cluster.live import HostReport, parse_report
-from ferrule.plan.cluster.rails import Sources
-from ferrule.plan.cost.calibration import calibrated, read_calibrations
-from ferrule.plan.explain.explain import WORTH_IT, verdict
-from ferrule.plan.layout import Candidate, Layout, Prediction
-from ferrule.plan.question import Question
+from ferrule.model import ModelSpec
+from ferrule.plan import BUILT_IN_ENGINE, Candidate, Plan, Prediction, Question, Workload, make_plan, predicted, search
+from ferrule.plan.cluster import HostReport, Sources, cluster_of_reports, parse_report
+from ferrule.plan.cost import calibrated, read_calibrations
+from ferrule.plan.explain import WORTH_IT, verdict
 
 _log = logging.getLogger(__name__)
 
@@ -186,29 +184,29 @@ class ClusterPlanner:
         cluster = replace(cluster, devices=tuple(calibrated(device, known) for device in cluster.devices))
         work = Workload(context=options.context, prompt=min(512, max(1, options.context // 2)))
         question = Question(spec, cluster, work, "latency", BUILT_IN_ENGINE)
-        answers = question.answers(runnable_only=True)
+        answers = search(replace(question, runnable_only=True))
         if answers.best is None:
             raise ModelUnavailable(_missing(question, members))
         best = _rather_here(question, answers.best, members[0].name)
-        split = next((each for each in answers.candidates if len(each.layout.devices) > 1), None)
+        split = next((each for each in answers.candidates if len(each.plan.devices) > 1), None)
         by_name = {member.name: member for member in members}
-        ranks = [by_name[device] for device in best.layout.devices]
-        plan = plan_of_layout(spec, best.layout, verdict(question, best, answers.single, split))
-        return Placed(plan, best.layout.devices, best.prediction, cluster.notes), ranks
+        ranks = [by_name[device] for device in best.plan.devices]
+        plan = best.plan.because(verdict(question, best, answers.single, split))
+        return Placed(plan, plan.devices, best.prediction, cluster.notes), ranks
 
 
 def _rather_here(question: Question, best: Candidate, here: str) -> Candidate:
     """The one host on which the model is served, where one host is to hold it and this one is about as good."""
-    if len(best.layout.devices) > 1 or best.layout.devices == (here,):
+    if len(best.plan.devices) > 1 or best.plan.devices == (here,):
         return best
-    (stage,) = best.layout.stages
-    own = question.predicted(Layout((replace(stage, devices=(here,)),)))
+    (stage,) = best.plan.stages
+    own = predicted(question, Plan((replace(stage, devices=(here,)),)))
     times = question.times_better(best.prediction, own.prediction)
     return own if own.prediction.fits and times is not None and times < WORTH_IT else best
 
 
 def _missing(question: Question, members: Sequence[Member]) -> str:
-    from ferrule.plan.explain.shortage import shortage
+    from ferrule.plan.explain import shortage
 
     names = _and([member.name for member in members])
     try:

@@ -17,9 +17,7 @@ from ferrule.cli.extras import needs
 from ferrule.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ferrule.plan import Candidate, ClusterSpec
-    from ferrule.plan.question import Question
-    from ferrule.plan.search.best import SearchResult
+    from ferrule.plan import Candidate, ClusterSpec, Question, SearchResult
 
 EXAMPLES = (
     "Examples:\n\nferrule plan qwen3-235b-a22b --profile two-strix --weights int4\n\n"
@@ -124,7 +122,7 @@ def plan(
     plans for this machine, which is measured first. Exit code 4: nothing fits; what would is told.
     """
     if device_json:
-        from ferrule.plan.cluster.live import report_text
+        from ferrule.plan.cluster import report_text
 
         typer.echo(report_text(fresh=measure))
         return
@@ -138,7 +136,7 @@ def plan(
         raise ConfigError("which MODEL? Such as ferrule plan llama-3.3-70b; ferrule plan --help tells more")
     machines = _machines(profile, cluster, hosts, remote_command, measure=measure)
     if save is not None:
-        from ferrule.plan import write_cluster
+        from ferrule.plan.cluster import write_cluster
 
         write_cluster(machines, save)
         Console(stderr=True).print(f"wrote {save}", highlight=False)
@@ -148,7 +146,9 @@ def plan(
     if picture is not None:
         with needs("bench", "plan --plot"):
             import matplotlib  # noqa: F401 - better now than after the search
-    answers = question.answers()
+    from ferrule.plan import search
+
+    answers = search(question)
     if answers.best is None:
         _nothing_fits(question, as_json=as_json)
     _show(question, answers, top, explain=explain, as_json=as_json)
@@ -159,7 +159,8 @@ def plan(
 def _machines(
     profile: str | None, file: Path | None, hosts: str | None, remote_command: str, *, measure: bool
 ) -> ClusterSpec:
-    from ferrule.plan import cluster_from_profile, live_cluster, read_cluster
+    from ferrule.plan import read_cluster
+    from ferrule.plan.cluster import cluster_from_profile, live_cluster
 
     if sum(each is not None for each in (profile, file, hosts)) > 1:
         raise ConfigError("the machines come from one of --profile, --cluster and --hosts; leave the others out")
@@ -183,10 +184,10 @@ def _question(
     work: tuple[int, int, int, float | None],
 ) -> Question:
     from ferrule.errors import FerruleError
+    from ferrule.model import read_model
     from ferrule.model.storage import PLAIN
-    from ferrule.plan import BUILT_IN_ENGINE, RUNTIMES, Workload, read_model
-    from ferrule.plan.cost.calibration import calibrated, read_calibrations
-    from ferrule.plan.question import Question
+    from ferrule.plan import BUILT_IN_ENGINE, RUNTIMES, Question, Workload
+    from ferrule.plan.cost import calibrated, read_calibrations
 
     runtime = RUNTIMES.get(engine)
     if runtime is None:
@@ -222,11 +223,11 @@ def _question(
 def _show(question: Question, answers: SearchResult, top: int, *, explain: bool, as_json: bool) -> None:
     from ferrule.cli.plan import text as words
     from ferrule.cli.plan.json import answer_json
-    from ferrule.plan.explain.explain import bottleneck, verdict, what_ifs
+    from ferrule.plan.explain import bottleneck, verdict, what_ifs
 
     best, candidates = _best(question, answers)
     shown = candidates[:top] if best in candidates[:top] else [*candidates[: top - 1], best]
-    split = next((each for each in candidates if len(each.layout.devices) > 1 and each.prediction.fits), None)
+    split = next((each for each in candidates if len(each.plan.devices) > 1 and each.prediction.fits), None)
     sentence = verdict(question, best, answers.single, split)
     found, changes = bottleneck(question, best), what_ifs(question, best, split)
     if as_json:
@@ -242,12 +243,12 @@ def _show(question: Question, answers: SearchResult, top: int, *, explain: bool,
 
 def _best(question: Question, answers: SearchResult) -> tuple[Candidate, list[Candidate]]:
     """The best plan that the engine can run, if there is one; and all that fit, the best first, with that one."""
-    from ferrule.plan import BUILT_IN_ENGINE
+    from ferrule.plan import BUILT_IN_ENGINE, best_plan
 
     fitting = [each for each in answers.candidates if each.prediction.fits]
-    if question.runtime is not BUILT_IN_ENGINE or fitting[0].layout.obstacle is None:
+    if question.runtime is not BUILT_IN_ENGINE or fitting[0].plan.obstacle is None:
         return fitting[0], fitting
-    runnable = question.best()
+    runnable = best_plan(question)
     if runnable is None:
         return fitting[0], fitting
     if runnable not in fitting:
@@ -259,7 +260,7 @@ def _best(question: Question, answers: SearchResult) -> tuple[Candidate, list[Ca
 def _nothing_fits(question: Question, *, as_json: bool) -> NoReturn:
     from ferrule.cli.plan import text as words
     from ferrule.cli.plan.json import shortage_json
-    from ferrule.plan.explain.shortage import shortage
+    from ferrule.plan.explain import shortage
 
     found = shortage(question)
     if as_json:

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ferrule.errors import ConfigError
-from ferrule.plan.cost.calibration import calibrate, read_records, save_calibrations
-from ferrule.plan.cost.runtime import BUILT_IN_ENGINE
+from ferrule.plan import BUILT_IN_ENGINE
+from ferrule.plan.cost import calibrate, read_records, save_calibrations
 from ferrule.plan.device.measure import measure_device, recall_device
 
 

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ferrule.plan import Candidate, Term
-from ferrule.plan.cluster.spec import CORES_KEEP
-from ferrule.plan.explain.explain import Bottleneck, WhatIf, cautions
-from ferrule.plan.explain.shortage import Shortage
-from ferrule.plan.question import Question
-from ferrule.plan.search.best import SearchResult
+from ferrule.plan import Candidate, Question, SearchResult, Term
+from ferrule.plan.cluster import CORES_KEEP
+from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
 
 VERSION = 1
 
@@ -65,9 +62,9 @@ def answer_json(
         "notes": list(answers.notes),
         "alone": candidate_json(answers.single),
         "verdict": verdict,
-        "bottleneck": {**asdict(found), "words": found.words},
+        "bottleneck": {**asdict(found), "words": found.text},
         "what_if": [
-            {"words": each.words, "before": each.before, "after": each.after, "unit": question.aim.unit}
+            {"words": each.text, "before": each.before, "after": each.after, "unit": question.aim.unit}
             for each in changes
         ],
     }
@@ -83,18 +80,18 @@ def shortage_json(question: Question, found: Shortage) -> dict[str, Any]:
             "available": found.use.room,
             "missing": found.missing,
             "closest": candidate_json(found.closest),
-            "nearest": [{"words": each.words, "plan": candidate_json(each.candidate)} for each in found.nearest],
+            "nearest": [{"words": each.text, "plan": candidate_json(each.candidate)} for each in found.nearest],
         },
     }
 
 
 def candidate_json(candidate: Candidate) -> dict[str, Any]:
-    layout, prediction = candidate.layout, candidate.prediction
+    plan, prediction = candidate.plan, candidate.prediction
     return {
-        "strategy": layout.strategy,
-        "obstacle": layout.obstacle,
+        "strategy": plan.strategy,
+        "obstacle": plan.obstacle,
         "fits": prediction.fits,
-        "stages": [asdict(stage) for stage in layout.stages],
+        "stages": [asdict(stage) for stage in plan.stages],
         "token_seconds": prediction.token_seconds,
         "tokens_per_s": prediction.tokens_per_s,
         "ttft_seconds": prediction.ttft_seconds,

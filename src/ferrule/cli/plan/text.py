@@ -8,11 +8,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ferrule.plan import BUILT_IN_ENGINE, Candidate, Layout, ModelSpec, Objective, Stage, Term
-from ferrule.plan.explain.explain import Bottleneck, WhatIf, cautions
-from ferrule.plan.explain.shortage import Shortage
-from ferrule.plan.question import Question
-from ferrule.plan.search.best import SearchResult
+from ferrule.model import ModelSpec
+from ferrule.plan import BUILT_IN_ENGINE, Candidate, Objective, Plan, Question, SearchResult, Stage, Term
+from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
 from ferrule.units import format_bytes, format_seconds
 
 MANY = 6
@@ -69,12 +67,12 @@ def plans_table(question: Question, candidates: Sequence[Candidate], best: Candi
         if wanted:
             table.add_column(words, justify="right")
     rows = [(str(place), each) for place, each in enumerate(candidates, 1)]
-    if not any(each.layout.devices == single.layout.devices for each in candidates):
+    if not any(each.plan.devices == single.plan.devices for each in candidates):
         rows.append(("–", single))
     for place, each in rows:
         prediction = each.prediction
-        starred = each.layout.obstacle is not None and question.runtime is BUILT_IN_ENGINE
-        cells = [place, _strategy(each.layout) + " *" * starred, where(question.model, each.layout), _fullest(each)]
+        starred = each.plan.obstacle is not None and question.runtime is BUILT_IN_ENGINE
+        cells = [place, _strategy(each.plan) + " *" * starred, where(question.model, each.plan), _fullest(each)]
         if prediction.fits:
             cells += [format_seconds(prediction.ttft_seconds), _rate(prediction.tokens_per_s)]
             cells += [_rate(prediction.throughput)] * (at_once > 1)
@@ -88,28 +86,28 @@ def plans_table(question: Question, candidates: Sequence[Candidate], best: Candi
     return table
 
 
-def _strategy(layout: Layout) -> str:
-    name: str = layout.strategy
+def _strategy(plan: Plan) -> str:
+    name: str = plan.strategy
     if name == "single":
         return name
     if name == "hybrid":
-        widths = {stage.width for stage in layout.stages}
+        widths = {stage.width for stage in plan.stages}
         wide = f"{max(widths)}" if len(widths) == 1 else f"{min(widths)}–{max(widths)}"
-        name = f"tensor {wide} × pipeline {len(layout.stages)}"
+        name = f"tensor {wide} × pipeline {len(plan.stages)}"
     else:
-        name = f"{name} {len(layout.devices)}"
+        name = f"{name} {len(plan.devices)}"
     return name
 
 
-def where(model: ModelSpec, layout: Layout) -> str:
+def where(model: ModelSpec, plan: Plan) -> str:
     """Layers, heads or experts by device, short."""
-    if len(layout.stages) == 1:
-        return _stage(model, layout.stages[0])
-    if len(layout.stages) > MANY:
-        counts = [stage.last_layer - stage.first_layer for stage in layout.stages]
+    if len(plan.stages) == 1:
+        return _stage(model, plan.stages[0])
+    if len(plan.stages) > MANY:
+        counts = [stage.last_layer - stage.first_layer for stage in plan.stages]
         span = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-        return f"{len(layout.stages)} stages of {span} layers, from {layout.devices[0]} to {layout.devices[-1]}"
-    return "\n".join(f"{_stage(model, stage)}: {_layers(stage)}" for stage in layout.stages)
+        return f"{len(plan.stages)} stages of {span} layers, from {plan.devices[0]} to {plan.devices[-1]}"
+    return "\n".join(f"{_stage(model, stage)}: {_layers(stage)}" for stage in plan.stages)
 
 
 def _layers(stage: Stage) -> str:
@@ -180,13 +178,13 @@ def reasons(question: Question, found: Bottleneck, changes: Sequence[WhatIf], ve
         yield Text(verdict, style="bold")
     fitting = [each for each in changes if found.kind in each.helps]
     first = fitting[0] if fitting else None
-    yield Text(found.words + (f"; {_changed(question, first)}" if first else ""))
+    yield Text(found.text + (f"; {_changed(question, first)}" if first else ""))
     for each in [change for change in changes if change is not first][:HELPED]:
         yield Text(_changed(question, each))
 
 
 def _changed(question: Question, change: WhatIf) -> str:
-    return f"{change.words}: {_figure(question.objective, change.before)} → " + (
+    return f"{change.text}: {_figure(question.objective, change.before)} → " + (
         f"{_figure(question.objective, change.after)} {question.aim.unit}"
     )
 
@@ -201,7 +199,7 @@ def obstacles(question: Question, candidates: Sequence[Candidate]) -> Iterator[T
     """Why plans marked with a star do not run here."""
     if question.runtime is not BUILT_IN_ENGINE:
         return
-    for reason in dict.fromkeys(each.layout.obstacle for each in candidates if each.layout.obstacle):
+    for reason in dict.fromkeys(each.plan.obstacle for each in candidates if each.plan.obstacle):
         told = reason if reason.startswith("the built-in engine") else f"not with the built-in engine: {reason}"
         yield Text(f"* {told}", style="yellow")
 
@@ -247,9 +245,9 @@ def shortage_lines(question: Question, found: Shortage) -> Iterator[RenderableTy
         return
     table = _table("what would fit", "plan", "where", ">first token", ">tok/s")
     for each in found.nearest:
-        prediction, layout = each.candidate.prediction, each.candidate.layout
+        prediction, plan = each.candidate.prediction, each.candidate.plan
         rates = (format_seconds(prediction.ttft_seconds), _rate(prediction.tokens_per_s))
-        table.add_row(each.words, _strategy(layout), where(question.model, layout), *rates)
+        table.add_row(each.text, _strategy(plan), where(question.model, plan), *rates)
     yield table
 
 

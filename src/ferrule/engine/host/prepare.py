@@ -15,7 +15,8 @@ from ferrule.engine.source import describe, read_config, resolve
 from ferrule.engine.tokenizer import ModelTokenizer, generation_defaults
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import ConfigError
-from ferrule.plan import ModelSpec, Plan, make_plan
+from ferrule.model import ModelSpec
+from ferrule.plan import Plan, make_plan
 
 Result = TypeVar("Result")
 

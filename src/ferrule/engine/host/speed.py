@@ -12,10 +12,10 @@ from itertools import pairwise
 from ferrule.engine.host.local import LocalEngine
 from ferrule.engine.types import Engine, SamplingParams
 from ferrule.errors import FerruleError
-from ferrule.plan import ModelSpec, Workload, predict
-from ferrule.plan.cluster.local import layout_of_plan, machine_of_ranks
-from ferrule.plan.cluster.spec import DeviceSpec
-from ferrule.plan.cost.calibration import calibrated, record_of, save_record
+from ferrule.model import ModelSpec
+from ferrule.plan import Question, Workload, predict
+from ferrule.plan.cluster import DeviceSpec, machine_of_ranks
+from ferrule.plan.cost import calibrated, record_of, save_record
 
 _log = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ def predict_speed(engine: Engine, spec: ModelSpec, device: DeviceSpec, measured:
     ranks = engine.plan.world_size
     work = Workload(context=engine.max_context, prompt=PROMPT, depth=PROMPT + TOKENS // 2)
     raw = machine_of_ranks(device, ranks)
-    layout = layout_of_plan(engine.plan, [part.name for part in raw.devices])
-    record = record_of(spec, raw, layout, work, measured, at=time.time())
+    plan = engine.plan.on([part.name for part in raw.devices])
+    record = record_of(Question(spec, raw, work), plan, measured, at=time.time())
     if record is not None:
         save_record(record)
-    return predict(spec, machine_of_ranks(calibrated(device), ranks), layout, work).token_seconds
+    return predict(Question(spec, machine_of_ranks(calibrated(device), ranks), work), plan).token_seconds
 
 
 async def speed_of(engine: LocalEngine, device: DeviceSpec | None) -> Speed | None:

@@ -26,8 +26,8 @@ from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.runner import Runner
 from ferrule.engine.rank.worker import Driver
 from ferrule.engine.types import SamplingParams
-from ferrule.model import demo_path
-from ferrule.plan import make_plan, read_model
+from ferrule.model import demo_path, read_model
+from ferrule.plan import make_plan
 from ferrule.process.lifeline import Lifeline
 
 PROMPT, CONTEXT = 32, 512

@@ -27,7 +27,7 @@ from ferrule.engine.weights import slicing
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import PlanError
 from ferrule.fabric import Group
-from ferrule.plan import HeadSplit, part_of, split_heads
+from ferrule.model import HeadSplit, part_of, split_heads
 
 WHOLE = frozenset({"replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params"})
 """Styles that leave a module whole on every rank (they matter only to gradients)."""

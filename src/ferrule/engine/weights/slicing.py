@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ferrule.errors import PlanError
-from ferrule.model.split import Range
-from ferrule.plan import HeadSplit, part_of
+from ferrule.model import HeadSplit, Range, part_of
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,37 @@
-"""What the planner knows of machines and cables."""
+"""Machines and cables as the planner knows them: from a file, from published figures, or measured live."""
+
+from ferrule.plan.cluster.file import parse_cluster, read_cluster, write_cluster
+from ferrule.plan.cluster.live import (
+    HostReport,
+    cluster_of_lab,
+    cluster_of_reports,
+    cluster_of_standing_lab,
+    live_cluster,
+    parse_report,
+    report_text,
+)
+from ferrule.plan.cluster.local import machine_of_ranks
+from ferrule.plan.cluster.profile import cluster_from_profile
+from ferrule.plan.cluster.rails import Sources
+from ferrule.plan.cluster.spec import CORES_KEEP, ClusterSpec, DeviceSpec, LinkSpec, RailSpec
+
+__all__ = [
+    "CORES_KEEP",
+    "ClusterSpec",
+    "DeviceSpec",
+    "HostReport",
+    "LinkSpec",
+    "RailSpec",
+    "Sources",
+    "cluster_from_profile",
+    "cluster_of_lab",
+    "cluster_of_reports",
+    "cluster_of_standing_lab",
+    "live_cluster",
+    "machine_of_ranks",
+    "parse_cluster",
+    "parse_report",
+    "read_cluster",
+    "report_text",
+    "write_cluster",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, count
 
@@ -32,3 +33,9 @@ def joined(cluster: ClusterSpec) -> ClusterSpec | None:
     pairs = combinations(cluster.by_name, 2)
     new = tuple(LinkSpec(pair, (NEW_RAIL,)) for pair in pairs if lonely & set(pair))
     return replace(cluster, links=(*cluster.links, *new))
+
+
+def with_rails(cluster: ClusterSpec, change: Callable[[RailSpec], RailSpec]) -> ClusterSpec:
+    """The same cluster with every rail changed."""
+    links = (replace(link, rails=tuple(map(change, link.rails))) for link in cluster.links)
+    return replace(cluster, links=tuple(links))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from ferrule.model.layer import Share
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec, LinkSpec, RailSpec
-from ferrule.plan.layout import Layout, Stage
-from ferrule.plan.plan import Plan
 
 SHARED_MEMORY = RailSpec("shared memory", 1e-6, 8e9, "shm")
 """Between processes of one machine: `ferrule bench fabric` shows 0.1 to 0.3 us and 4 to 20 GB/s; with the call that
@@ -31,14 +27,3 @@ def machine_of_ranks(device: DeviceSpec, ranks: int) -> ClusterSpec:
     )
     names = [part.name for part in parts]
     return ClusterSpec(parts, tuple(LinkSpec(ends, (SHARED_MEMORY,)) for ends in combinations(names, 2)))
-
-
-def layout_of_plan(plan: Plan, devices: Sequence[str]) -> Layout:
-    """The layout of an engine's plan; ``devices`` by rank."""
-    stages = []
-    for number in range(plan.pipeline):
-        shards = sorted((shard for shard in plan.shards if shard.stage == number), key=lambda shard: shard.part)
-        names = tuple(devices[shard.rank] for shard in shards)
-        share = Share.even(plan.tensor)
-        stages.append(Stage(names, shards[0].first_layer, shards[0].last_layer, (share,) * plan.tensor))
-    return Layout(tuple(stages))

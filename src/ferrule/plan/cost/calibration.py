@@ -13,11 +13,11 @@ from typing import Any, Self
 import numpy as np
 
 from ferrule.files import cache_directory, locked, write_whole
-from ferrule.model.spec import ModelSpec
-from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
+from ferrule.plan.cluster.spec import DeviceSpec
 from ferrule.plan.cost.predictor import predict
-from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, Runtime
-from ferrule.plan.layout import Layout, Workload
+from ferrule.plan.plan import Plan
+from ferrule.plan.question import Question
+from ferrule.plan.runtime import BUILT_IN_ENGINE
 
 _log = logging.getLogger(__name__)
 
@@ -70,22 +70,15 @@ class Calibration:
     after: float
 
 
-def record_of(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    layout: Layout,
-    work: Workload,
-    measured: float,
-    *,
-    at: float,
-    runtime: Runtime = BUILT_IN_ENGINE,
-) -> Record | None:
-    """``cluster``: not calibrated. None where devices of several kinds take part, since any of them may be to blame."""
-    devices = [cluster.by_name[name] for name in layout.devices]
+def record_of(question: Question, plan: Plan, measured: float, *, at: float) -> Record | None:
+    """``question.cluster``: not calibrated. None where devices of several kinds take part, since any of them may be to
+    blame."""
+    cluster, runtime = question.cluster, question.runtime
+    devices = [cluster.by_name[name] for name in plan.devices]
     kind = devices[0].kind or devices[0].name
     if any((device.kind or device.name) != kind for device in devices):
         return None
-    prediction = predict(model, cluster, layout, work, runtime)
+    prediction = predict(question, plan)
     parts = {"weights": 0.0, "cache": 0.0, "compute": 0.0, "launch": 0.0}
     rest = 0.0
     for term in prediction.terms:
@@ -97,12 +90,16 @@ def record_of(
     launch = max(runtime.launch_seconds(device) for device in devices)
     operations = launching / launch if launch else 0.0
     return Record(
-        at, model.name, _words(layout), kind, measured, prediction.token_seconds, sum(parts.values()), operations, rest
+        at,
+        question.model.name,
+        f"{plan.strategy} on {plan.world_size}",
+        kind,
+        measured,
+        prediction.token_seconds,
+        sum(parts.values()),
+        operations,
+        rest,
     )
-
-
-def _words(layout: Layout) -> str:
-    return f"{layout.strategy} on {len(layout.devices)}"
 
 
 def calibrate(records: Iterable[Record], devices: Mapping[str, DeviceSpec]) -> list[Calibration]:

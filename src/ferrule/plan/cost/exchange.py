@@ -26,7 +26,7 @@ PAIR_AT_ONCE = 128 << 10
 @dataclass(frozen=True)
 class Route:
     """``alpha`` seconds and ``beta`` seconds per byte from one device to another; ``where``: its first slowest rail or
-    link, in words; ``relayed``: by other devices of the layout."""
+    link, in words; ``relayed``: by other devices of the plan."""
 
     alpha: float
     beta: float
@@ -35,7 +35,7 @@ class Route:
 
 
 class Exchange:
-    """Between the devices of one layout: a message may be relayed by any of them."""
+    """Between the devices of one plan: a message may be relayed by any of them."""
 
     def __init__(self, cluster: ClusterSpec, devices: Sequence[str]) -> None:
         self._cluster = cluster

@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from ferrule.model.layer import LayerSpec, Share
 from ferrule.model.spec import ModelSpec
-from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
-from ferrule.plan.cost.runtime import Runtime
-from ferrule.plan.layout import Layout, MemoryUse, Stage, Workload
+from ferrule.plan.cluster.spec import DeviceSpec
+from ferrule.plan.plan import Plan, Stage
+from ferrule.plan.prediction import MemoryUse
+from ferrule.plan.question import Question
 
 
-def memory_of(
-    model: ModelSpec, cluster: ClusterSpec, layout: Layout, work: Workload, runtime: Runtime
-) -> tuple[MemoryUse, ...]:
+def memory_of(question: Question, plan: Plan) -> tuple[MemoryUse, ...]:
     """By rank."""
     return tuple(
-        _use(model, cluster.by_name[name], stage, share, work, runtime)
-        for stage in layout.stages
-        for name, share in zip(stage.devices, stage.shares, strict=True)
+        _use(question, question.cluster.by_name[name], stage, share, weights)
+        for (stage, name, share), weights in zip(_ranks(plan), weight_bytes(question.model, plan), strict=True)
     )
 
 
-def _use(
-    model: ModelSpec, device: DeviceSpec, stage: Stage, share: Share, work: Workload, runtime: Runtime
-) -> MemoryUse:
-    weights = model.rank_bytes(
-        share, vocabulary_of(model, stage), first_layer=stage.first_layer, last_layer=stage.last_layer
+def _ranks(plan: Plan) -> Iterator[tuple[Stage, str, Share]]:
+    for stage in plan.stages:
+        for name, share in zip(stage.devices, stage.shares, strict=True):
+            yield stage, name, share
+
+
+def weight_bytes(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
+    """Bytes of weights by rank, as stored."""
+    return tuple(
+        model.rank_bytes(share, vocabulary_of(model, stage), first_layer=stage.first_layer, last_layer=stage.last_layer)
+        for stage, _, share in _ranks(plan)
     )
+
+
+def _use(question: Question, device: DeviceSpec, stage: Stage, share: Share, weights: int) -> MemoryUse:
+    work = question.work
     return MemoryUse(
         device.name,
         weights,
-        round(cache_bytes(model, stage, share, work.context, runtime) * work.concurrency),
-        activation_bytes(model, stage, share, work, runtime),
+        round(cache_bytes(question, stage, share, work.context) * work.concurrency),
+        activation_bytes(question, stage, share),
         device.runtime_bytes,
         device.memory,
     )
@@ -44,9 +53,10 @@ def vocabulary_of(model: ModelSpec, stage: Stage) -> float:
     return model.vocabulary_share(stage.width) if cut else 1.0
 
 
-def cache_bytes(model: ModelSpec, stage: Stage, share: Share, tokens: int, runtime: Runtime) -> float:
+def cache_bytes(question: Question, stage: Stage, share: Share, tokens: int) -> float:
     """Of one sequence of ``tokens`` tokens."""
-    return sum(layer.cache_bytes(tokens, runtime.cache, share) * count for layer, count in _kinds(model, stage))
+    policy = question.runtime.cache
+    return sum(layer.cache_bytes(tokens, policy, share) * count for layer, count in _kinds(question.model, stage))
 
 
 def _kinds(model: ModelSpec, stage: Stage) -> list[tuple[LayerSpec, int]]:
@@ -56,9 +66,10 @@ def _kinds(model: ModelSpec, stage: Stage) -> list[tuple[LayerSpec, int]]:
     return [(by_identity[identity], count) for identity, count in Counter(map(id, layers)).items()]
 
 
-def activation_bytes(model: ModelSpec, stage: Stage, share: Share, work: Workload, runtime: Runtime) -> int:
+def activation_bytes(question: Question, stage: Stage, share: Share) -> int:
     """What one pass needs at once: hidden states in and out, the widest part of a layer, scores of one head's worth of
     queries, and logits of all sequences on the last stage. An engine reuses it from layer to layer."""
+    model, work, runtime = question.model, question.work, question.runtime
     rows = max(1, min(runtime.batch_tokens, work.prompt * work.concurrency))
     wide = 0.0
     for layer, _ in _kinds(model, stage):
@@ -74,24 +85,19 @@ def activation_bytes(model: ModelSpec, stage: Stage, share: Share, work: Workloa
     return round(size)
 
 
-def largest_context(model: ModelSpec, cluster: ClusterSpec, layout: Layout, work: Workload, runtime: Runtime) -> int:
+def largest_context(question: Question, plan: Plan) -> int:
     """Tokens of each of the concurrent sequences that all devices have room for; 0 where not even weights fit."""
-    uses = memory_of(model, cluster, layout, work, runtime)
-    shares = [(stage, share) for stage in layout.stages for share in stage.shares]
+    uses = memory_of(question, plan)
 
     def fits(tokens: int) -> bool:
         return all(
-            use.weights
-            + use.activations
-            + use.runtime
-            + cache_bytes(model, stage, share, tokens, runtime) * work.concurrency
-            <= use.room
-            for use, (stage, share) in zip(uses, shares, strict=True)
+            use.total - use.cache + cache_bytes(question, stage, share, tokens) * question.work.concurrency <= use.room
+            for use, (stage, _, share) in zip(uses, _ranks(plan), strict=True)
         )
 
     if not fits(1):
         return 0
-    low, high = 1, max(1, model.max_context)
+    low, high = 1, max(1, question.model.max_context)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ferrule.model.spec import ModelSpec
 from ferrule.plan.cost.exchange import Exchange
-from ferrule.plan.cost.runtime import Runtime
 from ferrule.plan.cost.stage import Pass
-from ferrule.plan.layout import Workload
+from ferrule.plan.question import Question
+from ferrule.plan.runtime import Runtime
 
 WORD_BYTES = 8.0
 """Of the next token of each sequence, from the last stage to the first."""
 
 
-def pieces(work: Workload, runtime: Runtime) -> Iterator[Pass]:
+def pieces(question: Question) -> Iterator[Pass]:
     """Of a prompt, one after the other."""
-    for start in range(0, work.prompt, runtime.batch_tokens):
-        yield Pass(min(runtime.batch_tokens, work.prompt - start), start)
+    prompt, size = question.work.prompt, question.runtime.batch_tokens
+    for start in range(0, prompt, size):
+        yield Pass(min(size, prompt - start), start)
 
 
-def message_bytes(model: ModelSpec, runtime: Runtime, which: Pass, layers: int) -> float:
+def message_bytes(question: Question, which: Pass, layers: int) -> float:
     """To a stage of so many layers."""
-    return float(which.rows * model.hidden_bytes + runtime.layer_message_bytes * layers)
+    return float(which.rows * question.model.hidden_bytes + question.runtime.layer_message_bytes * layers)
 
 
 def word_bytes(runtime: Runtime, which: Pass) -> float:

@@ -1,4 +1,4 @@
-"""Predict what a layout of a model over machines does: time, memory, energy and money. Pure arithmetic.
+"""Predict what a plan of a model over machines does: time, memory, energy and money. Pure arithmetic.
 
 Every term has its formula and source in docs/planner.md.
 """
@@ -9,28 +9,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ferrule.model.spec import ModelSpec
-from ferrule.plan.cluster.spec import ClusterSpec
 from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.memory import largest_context, memory_of
 from ferrule.plan.cost.messages import announcement, hop, message_bytes, pieces, word_bytes
-from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, Runtime
 from ferrule.plan.cost.stage import Pass, Seconds, StageCost
-from ferrule.plan.layout import Layout, MemoryUse, Prediction, Stage, Term, TermKind, Workload
+from ferrule.plan.plan import Plan, Stage
+from ferrule.plan.prediction import Candidate, MemoryUse, Prediction, Term, TermKind
+from ferrule.plan.question import Question
 
 WRITE_OFF_SECONDS = 3 * 365.25 * 86400
 """Machines are paid for within three years of working without pause."""
 
 
-def predict(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    layout: Layout,
-    work: Workload | None = None,
-    runtime: Runtime = BUILT_IN_ENGINE,
-) -> Prediction:
+def predict(question: Question, plan: Plan) -> Prediction:
     """Also of what does not fit (`Prediction.fits`). Raises `PlanError` where no cables join the devices."""
-    return _Predictor(model, cluster, layout, work or Workload(), runtime).prediction()
+    return _Predictor(question, plan).prediction()
+
+
+def predicted(question: Question, plan: Plan) -> Candidate:
+    """The plan with its prediction; errors as `predict`."""
+    return Candidate(plan, predict(question, plan))
 
 
 @dataclass(frozen=True)
@@ -48,19 +46,17 @@ class _StageTime:
 
 
 class _Predictor:
-    def __init__(
-        self, model: ModelSpec, cluster: ClusterSpec, layout: Layout, work: Workload, runtime: Runtime
-    ) -> None:
-        self.model, self.cluster, self.layout, self.work, self.runtime = model, cluster, layout, work, runtime
-        self.exchange = Exchange(cluster, layout.devices)
-        others = len(layout.stages) > 1
-        self.costs = [
-            StageCost(model, cluster, runtime, stage, self.exchange, others=others) for stage in layout.stages
-        ]
+    def __init__(self, question: Question, plan: Plan) -> None:
+        self.question, self.plan = question, plan
+        self.model, self.cluster, self.work = question.model, question.cluster, question.work
+        self.runtime = question.runtime
+        self.exchange = Exchange(self.cluster, plan.devices)
+        others = len(plan.stages) > 1
+        self.costs = [StageCost(question, stage, self.exchange, others=others) for stage in plan.stages]
 
     @cached_property
     def memory(self) -> tuple[MemoryUse, ...]:
-        uses = memory_of(self.model, self.cluster, self.layout, self.work, self.runtime)
+        uses = memory_of(self.question, self.plan)
         if not self.runtime.streams:
             return uses
         # What does not fit stays on disk.
@@ -71,7 +67,7 @@ class _Predictor:
     @cached_property
     def missing(self) -> dict[str, int]:
         """Bytes of weights that are read from disk with every token, by device."""
-        uses = memory_of(self.model, self.cluster, self.layout, self.work, self.runtime)
+        uses = memory_of(self.question, self.plan)
         return {use.device: -use.margin for use in uses if self.runtime.streams and self._may_stream(use)}
 
     def _may_stream(self, use: MemoryUse) -> bool:
@@ -80,7 +76,7 @@ class _Predictor:
 
     def prediction(self) -> Prediction:
         single = self._times(Pass(1, self.work.seen))
-        batches = min(len(self.layout.stages), self.work.concurrency) if self.runtime.batches else 1
+        batches = min(len(self.plan.stages), self.work.concurrency) if self.runtime.batches else 1
         each = -(-self.work.concurrency // batches)
         together = self._times(Pass(1, self.work.seen, each))
         around = self._around(together)
@@ -102,14 +98,14 @@ class _Predictor:
             terms=terms,
             prompt_terms=tuple(prompt_terms),
             step_terms=step_terms,
-            largest_context=largest_context(self.model, self.cluster, self.layout, self.work, self.runtime),
+            largest_context=largest_context(self.question, self.plan),
             watts=watts,
             joules=None if watts is None else watts * step / self.work.concurrency,
             dollars_per_million=self._dollars(watts, step),
         )
 
     def _times(self, which: Pass) -> list[_StageTime]:
-        stages = self.layout.stages
+        stages = self.plan.stages
         times = []
         for place, (stage, cost) in enumerate(zip(stages, self.costs, strict=True)):
             seconds = sum(cost.layers(which)[stage.first_layer : stage.last_layer], Seconds())
@@ -133,13 +129,13 @@ class _Predictor:
 
     def _hop(self, place: int, which: Pass) -> tuple[float, str]:
         """From a stage to the next one; from the last, word of the next step back to the first."""
-        stages = self.layout.stages
+        stages = self.plan.stages
         if len(stages) == 1:
             return 0.0, ""
         here, there = stages[place], stages[(place + 1) % len(stages)]
         last = place == len(stages) - 1
         layers = there.last_layer - there.first_layer
-        size = word_bytes(self.runtime, which) if last else message_bytes(self.model, self.runtime, which, layers)
+        size = word_bytes(self.runtime, which) if last else message_bytes(self.question, which, layers)
         seconds, where = hop(self.exchange, here.devices, there.devices, size)
         if not last:
             seconds += self.runtime.stage_operations * self._launch(there.devices)
@@ -169,9 +165,9 @@ class _Predictor:
 
     def _announcement(self) -> tuple[float, str]:
         """Ranks of one stage begin when the driver's word has come."""
-        if len(self.layout.stages) > 1:
+        if len(self.plan.stages) > 1:
             return 0.0, ""
-        return announcement(self.exchange, self.runtime, self.layout.devices)
+        return announcement(self.exchange, self.runtime, self.plan.devices)
 
     def _terms(self, times: list[_StageTime]) -> Iterable[Term]:
         for time in times:
@@ -198,7 +194,7 @@ class _Predictor:
     def _prompt(self) -> list[Term]:
         """Pieces of a prompt follow one upon another: each needs the cache of those before it on every stage."""
         added: dict[tuple[str, str], Term] = {}
-        for piece in pieces(self.work, self.runtime):
+        for piece in pieces(self.question):
             for term in self._terms(self._times(piece)):
                 before = added.get((term.kind, term.where))
                 seconds = term.seconds + (before.seconds if before else 0.0)
@@ -206,7 +202,7 @@ class _Predictor:
         return list(added.values())
 
     def _watts(self, times: list[_StageTime], step: float, batches: int) -> float | None:
-        """Of all machines of the layout: idle, and what is more for the part of the time that they are busy."""
+        """Of all machines of the plan: idle, and what is more for the part of the time that they are busy."""
         watts = 0.0
         for time in times:
             busy = min(1.0, batches * time.busy / step)
@@ -219,7 +215,7 @@ class _Predictor:
 
     def _dollars(self, watts: float | None, step: float) -> float | None:
         """Per million tokens: machines written off within three years, and electricity where its price is known."""
-        prices = [self.cluster.by_name[name].price for name in self.layout.devices]
+        prices = [self.cluster.by_name[name].price for name in self.plan.devices]
         if any(price is None for price in prices):
             return None
         seconds = 1e6 * step / self.work.concurrency

@@ -8,12 +8,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ferrule.model.layer import Collective, LayerSpec, Share
-from ferrule.model.spec import ModelSpec
-from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
+from ferrule.plan.cluster.spec import DeviceSpec
 from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.experts import busiest_share
-from ferrule.plan.cost.runtime import Runtime
-from ferrule.plan.layout import Stage
+from ferrule.plan.plan import Stage
+from ferrule.plan.question import Question
+from ferrule.plan.runtime import Runtime
 
 ARITHMETIC = 0.6
 """What large matrix products get of the operations per second that a maker states; measured ones are taken as they
@@ -95,15 +95,13 @@ class _Load(NamedTuple):
 
 
 class StageCost:
-    """Costs of ``stage``'s devices, whichever layers they have. ``exchange``: between all devices of the layout.
+    """Costs of ``stage``'s devices, whichever layers they have. ``exchange``: between all devices of the plan.
     ``others``: there are more stages, which wait meanwhile. ``loads``: for stages of the same model and runtime to
     share, as searches ask for the same thousands of times."""
 
     def __init__(
         self,
-        model: ModelSpec,
-        cluster: ClusterSpec,
-        runtime: Runtime,
+        question: Question,
         stage: Stage,
         exchange: Exchange,
         *,
@@ -111,10 +109,10 @@ class StageCost:
         loads: Loads | None = None,
     ) -> None:
         self._loads: Loads = {} if loads is None else loads
-        self._model, self._runtime, self._exchange = model, runtime, exchange
-        self._stage = stage
-        dtype = _DTYPES.get(model.stored, "bf16")
-        self._devices = [_Pace.of(cluster.by_name[name], dtype, runtime) for name in stage.devices]
+        self._model, self._runtime, self._exchange = question.model, question.runtime, exchange
+        self._stage, cluster = stage, question.cluster
+        dtype = _DTYPES.get(self._model.stored, "bf16")
+        self._devices = [_Pace.of(cluster.by_name[name], dtype, self._runtime) for name in stage.devices]
         self._turns = cluster.turns(stage.width, others=others)
 
     def layers(self, which: Pass) -> list[Seconds]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ferrule.model import demo_path
+from ferrule.model.embedded import demo_path
 from ferrule.model.read import read_model
-from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, Runtime
+from ferrule.plan.runtime import BUILT_IN_ENGINE, Runtime
 
 ENGINE_RANK, ENGINE_STEPPING = "ferrule.engine.rank.worker", "ferrule.engine.rank.stepping"
 """What a rank of the built-in engine is, and what times one: imported by name in a process of its own, never here."""

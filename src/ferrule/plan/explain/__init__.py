@@ -1,1 +1,19 @@
-"""Why a plan is as fast as it is."""
+"""Why a plan is as fast as it is, what would help, and what is missing where none fits."""
+
+from ferrule.plan.explain.bottleneck import Bottleneck, bottleneck
+from ferrule.plan.explain.shortage import Nearest, Shortage, shortage
+from ferrule.plan.explain.verdict import WORTH_IT, cautions, verdict
+from ferrule.plan.explain.what_if import WhatIf, what_ifs
+
+__all__ = [
+    "WORTH_IT",
+    "Bottleneck",
+    "Nearest",
+    "Shortage",
+    "WhatIf",
+    "bottleneck",
+    "cautions",
+    "shortage",
+    "verdict",
+    "what_ifs",
+]

@@ -1,4 +1,4 @@
-"""When nothing fits: what is missing on which device, and the nearest thing that fits."""
+"""When nothing fits: what is missing on which device, and the nearest things that fit."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ferrule.errors import PlanError
-from ferrule.plan.cluster.changes import NEW_RAIL, joined
-from ferrule.plan.cluster.spec import ClusterSpec
-from ferrule.plan.cost.runtime import BUILT_IN_ENGINE
-from ferrule.plan.explain.explain import MANY
-from ferrule.plan.layout import Candidate, MemoryUse
+from ferrule.plan.cluster.changes import NEW_RAIL, joined, one_more
+from ferrule.plan.cost.predictor import predicted
+from ferrule.plan.explain.what_if import MANY
+from ferrule.plan.obstacle import obstacle_of
+from ferrule.plan.plan import Plan
+from ferrule.plan.prediction import Candidate, MemoryUse
 from ferrule.plan.question import Question
-from ferrule.plan.search.shortfall import Shortfall, shortfall
+from ferrule.plan.runtime import BUILT_IN_ENGINE
+from ferrule.plan.search.best import search
+from ferrule.plan.search.stages.costs import Cutting, StageCosts
+from ferrule.plan.search.stages.cut import StageTable, cut_layers
 
 MORE_HOSTS = 4
 """So many more are tried."""
+_MOST_STAGES = 64
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """What would fit: ``words``, the question that it answers, and the plan."""
+    """What would fit: ``text`` says what is changed, and the question and plan that result."""
 
-    words: str
+    text: str
     question: Question
     candidate: Candidate
 
@@ -55,40 +60,80 @@ class Shortage:
 
 
 def shortage(question: Question) -> Shortage:
-    """Of a question that no plan answers."""
-    lighter = dict(question.lighter)
-    with_cables = joined(question.cluster)
-    found = shortfall(
-        question.model,
-        question.cluster,
-        question.work,
-        question.objective,
-        runtime=question.runtime,
-        stored_as=lighter.__getitem__,
-        formats=tuple(lighter),
-        runnable_only=question.runtime is BUILT_IN_ENGINE,
-        more_hosts=MORE_HOSTS if with_cables is None and len(question.cluster.devices) < MANY else 0,
-    )
-    if found is None:
+    """Of a question that no plan answers. Raises `PlanError` for one that has an answer."""
+    question = replace(question, runnable_only=question.runtime is BUILT_IN_ENGINE)
+    answers = search(question)
+    if answers.best is not None:
         raise PlanError(f"{question.model.name} fits; nothing is missing")
-    return Shortage(found.attempt, tuple(_nearest(question, found, with_cables)))
+    attempts = [*answers.candidates, *_along_all_hosts(question)]
+    closest = min(attempts, key=lambda one: (_missing(one), len(one.plan.devices), one.plan.devices))
+    return Shortage(closest, tuple(_nearest(question)))
 
 
-def _nearest(question: Question, found: Shortfall, with_cables: ClusterSpec | None) -> Iterator[Nearest]:
-    work, lighter = question.work, dict(question.lighter)
-    if found.shorter is not None:
-        less = replace(question, work=replace(work, context=found.context, prompt=min(work.prompt, found.context)))
-        yield Nearest(f"{found.context:,} tokens of context instead of {work.context:,}", less, found.shorter)
+def _nearest(question: Question) -> Iterator[Nearest]:
+    model, cluster, work = question.model, question.cluster, question.work
+    longest = search(replace(question.with_work(context=1), objective="context")).best
+    if longest is not None:
+        context = min(work.context, longest.prediction.largest_context)
+        less = question.with_work(context=context, prompt=min(work.prompt, context))
+        shorter = search(less).best or longest
+        yield Nearest(f"{context:,} tokens of context instead of {work.context:,}", less, shorter)
     if work.concurrency > 1:
-        single = replace(question, work=replace(work, concurrency=1))
-        if (alone := single.best()) is not None:
-            yield Nearest(f"one sequence instead of {work.concurrency} at once", single, alone)
-    if found.lighter is not None:
-        model = lighter[found.weights]
-        sizes = f"{model.bytes / 2**30:.0f} GiB instead of {question.model.bytes / 2**30:.0f}"
-        yield Nearest(f"weights as {found.weights}: {sizes}", question.of(model), found.lighter)
-    if with_cables is not None and (cabled := question.on(with_cables).best()) is not None:
-        yield Nearest(f"{NEW_RAIL.name} to hosts without a cable", question.on(with_cables), cabled)
-    if found.larger is not None and found.cluster is not None:
-        more = "one more host" if found.hosts == 1 else f"{found.hosts} more hosts"
-        yield Nearest(f"{more} like {found.host}", question.on(found.cluster), found.larger)
+        yield from _fitting(f"one sequence instead of {work.concurrency} at once", question.with_work(concurrency=1))
+    for name, lighter in question.lighter:
+        sizes = f"{lighter.bytes / 2**30:.0f} GiB instead of {model.bytes / 2**30:.0f}"
+        if lighter.bytes < model.bytes and (
+            found := list(_fitting(f"weights as {name}: {sizes}", question.of(lighter)))
+        ):
+            yield from found
+            break
+    with_cables = joined(cluster)
+    if with_cables is not None:
+        yield from _fitting(f"{NEW_RAIL.name} to hosts without a cable", question.on(with_cables))
+    elif len(cluster.devices) < MANY:
+        yield from _more_hosts(question)
+
+
+def _more_hosts(question: Question) -> Iterator[Nearest]:
+    host = min(question.cluster.devices, key=lambda device: (-device.memory, device.name)).name
+    larger = question.cluster
+    for hosts in range(1, MORE_HOSTS + 1):
+        larger = one_more(larger, host)
+        more = "one more host" if hosts == 1 else f"{hosts} more hosts"
+        if found := list(_fitting(f"{more} like {host}", question.on(larger))):
+            yield from found
+            return
+
+
+def _fitting(text: str, question: Question) -> Iterator[Nearest]:
+    best = search(question).best
+    if best is not None:
+        yield Nearest(text, question, best)
+
+
+def _missing(candidate: Candidate) -> int:
+    return sum(max(0, -use.margin) for use in candidate.prediction.memory)
+
+
+def _along_all_hosts(question: Question) -> list[Candidate]:
+    """The pipeline over all hosts, the roomiest first, whose worst host misses least."""
+    by_name = question.cluster.by_name
+    names = sorted(by_name, key=lambda name: (-by_name[name].memory, name))
+    names = names[: min(question.model.layers, _MOST_STAGES)]
+    costs = StageCosts(question, everywhere=False)
+    lacks = []
+    for name in names:
+        (use,) = costs.memory(Cutting((name,)))
+        lacks.append(StageTable(use.by_layer, (), use.always - use.room, use.first, use.last))
+    cut = cut_layers(lacks, "max") if len(names) > 1 else None
+    if cut is None:
+        return []
+    spans = zip(names, (0, *cut.ends[:-1]), cut.ends, strict=True)
+    plan = Plan(tuple(Cutting((name,)).stage(first, last) for name, first, last in spans))
+    plan = replace(plan, obstacle=obstacle_of(question.model, plan))
+    if question.runnable_only and plan.obstacle is not None:
+        return []
+    try:
+        return [predicted(question, plan)]
+    except PlanError:  # no cables lead from one host to another
+        return []

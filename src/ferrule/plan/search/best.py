@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ferrule.errors import PlanError
-from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.spec import ClusterSpec
-from ferrule.plan.cost.predictor import predict
-from ferrule.plan.cost.runtime import BUILT_IN_ENGINE, Runtime
-from ferrule.plan.layout import OBJECTIVES, Candidate, Layout, Objective, Workload
-from ferrule.plan.search.exact.few import Layouts, few_hosts, searched_whole
+from ferrule.plan.cost.predictor import predicted
+from ferrule.plan.obstacle import obstacle_of
+from ferrule.plan.plan import Plan
+from ferrule.plan.prediction import Candidate
+from ferrule.plan.question import Objective, Question
+from ferrule.plan.runtime import BUILT_IN_ENGINE
+from ferrule.plan.search.exact.few import Plans, few_hosts, searched_whole
 from ferrule.plan.search.heuristic.many import many_hosts
 from ferrule.plan.search.heuristic.relayed import frugal_hosts, relayed_hosts
-from ferrule.plan.search.stages.obstacle import obstacle_of
 
+SEEN = 64
+"""So many plans are told, of which a few are shown."""
 FEW = 8
 """Up to so many hosts the search is exact."""
 _NEAR: frozenset[Objective] = frozenset({"energy", "context"})
-"""Of these not all layouts are considered."""
+"""Of these not all plans are considered."""
 _ORDER = ("single", "tensor", "expert", "pipeline", "hybrid")
 
 
 @dataclass(frozen=True)
 class SearchResult:
     """``candidates``: best first, those that do not fit last. ``single``: the best on one host, whether it fits or
-    not. ``exact``: no layout of the documented space is better than the first. ``notes``: what was left out."""
+    not. ``exact``: no plan of the documented space is better than the first. ``notes``: what was left out."""
 
     objective: Objective
     candidates: tuple[Candidate, ...]
@@ -42,93 +44,70 @@ class SearchResult:
         return next((candidate for candidate in self.candidates if candidate.prediction.fits), None)
 
 
-def search(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    work: Workload | None = None,
-    objective: Objective = "latency",
-    *,
-    runtime: Runtime = BUILT_IN_ENGINE,
-    top: int = 10,
-    runnable_only: bool = False,
-) -> SearchResult:
-    """Rank layouts of ``model`` over ``cluster`` by ``objective``: ``latency`` of one stream, ``throughput`` at
+def search(question: Question, *, top: int = SEEN) -> SearchResult:
+    """Rank plans of ``question.model`` over its cluster by its objective: ``latency`` of one stream, ``throughput`` at
     ``work.concurrency``, ``ttft`` at ``work.prompt``, ``context`` (the largest that fits), ``energy`` per token.
 
     The ``top`` best, each the best of its kind (so many stages of so many devices): not every way to move one layer
-    from host to host. The best one-host layout is always among them. Up to 8 hosts all subsets of hosts, orders and
-    cuts are considered; above a heuristic decides (docs/planner.md). ``runnable_only`` leaves out what the built-in
-    engine cannot run. The same whatever the order of the hosts in ``cluster``. Raises `PlanError` for an objective
-    that is not known, or ``energy`` where a device's watts are not.
+    from host to host. The best one-host plan is always among them. Up to 8 hosts all subsets of hosts, orders and
+    cuts are considered; above a heuristic decides (docs/planner.md). The same whatever the order of the hosts in the
+    cluster. Raises `PlanError` for ``energy`` where a device's watts are not known.
     """
-    work = work or Workload()
-    _check(cluster, objective, top)
-    cluster = _in_order(cluster)
-    layouts = _finder(cluster, objective)(model, cluster, work, objective, runtime, runnable=runnable_only)
-    candidates = _predicted(model, cluster, layouts.found, work, runtime)
-    if runnable_only:
-        candidates = [candidate for candidate in candidates if candidate.layout.obstacle is None]
-    ranked = sorted(candidates, key=lambda candidate: _rank(candidate, objective))
-    single = next(candidate for candidate in ranked if candidate.layout.strategy == "single")
+    _check(question, top)
+    question = question.on(_in_order(question.cluster))
+    plans = _finder(question)(question)
+    ranked = sorted(_predicted(question, plans.found), key=lambda candidate: _rank(candidate, question.objective))
+    single = next(candidate for candidate in ranked if candidate.plan.strategy == "single")
     shown = ranked[:top] if single in ranked[:top] else [*ranked[: top - 1], single]
-    exact = layouts.exact and objective not in _NEAR and _counts_everything(cluster, runtime)
-    return SearchResult(objective, tuple(shown), single, exact, layouts.notes)
+    exact = plans.exact and question.objective not in _NEAR and _counts_everything(question)
+    return SearchResult(question.objective, tuple(shown), single, exact, plans.notes)
 
 
-def _counts_everything(cluster: ClusterSpec, runtime: Runtime) -> bool:
+def best_plan(question: Question) -> Candidate | None:
+    """The best plan that fits, one that the built-in engine can run where the question is about that; None: none."""
+    return search(replace(question, runnable_only=question.runtime is BUILT_IN_ENGINE)).best
+
+
+def _counts_everything(question: Question) -> bool:
     """Whether the search counts all that `predict` does: not what is read from disk, messages that grow with the
     layers, and what emulated hosts take from each other on the cores that they share."""
+    cluster, runtime = question.cluster, question.runtime
     alone = cluster.cores is None or (cluster.cores >= len(cluster.devices) and cluster.cores_awake == 1.0)
     return alone and not runtime.streams and not runtime.layer_message_bytes
 
 
-class _Finder(Protocol):
-    def __call__(
-        self,
-        model: ModelSpec,
-        cluster: ClusterSpec,
-        work: Workload,
-        objective: Objective,
-        runtime: Runtime,
-        *,
-        runnable: bool,
-    ) -> Layouts: ...
-
-
-def _finder(cluster: ClusterSpec, objective: Objective) -> _Finder:
-    if len(cluster.devices) > FEW:
+def _finder(question: Question) -> Callable[[Question], Plans]:
+    if len(question.cluster.devices) > FEW:
         return many_hosts
-    if objective == "energy":
+    if question.objective == "energy":
         return frugal_hosts
-    return few_hosts if objective == "context" or searched_whole(cluster) else relayed_hosts
+    return few_hosts if question.objective == "context" or searched_whole(question.cluster) else relayed_hosts
 
 
 def _in_order(cluster: ClusterSpec) -> ClusterSpec:
-    """By name, so that neither the layouts nor their words depend on the order in which hosts were given."""
+    """By name, so that neither the plans nor their words depend on the order in which hosts were given."""
     links = [replace(link, between=(min(link.between), max(link.between))) for link in cluster.links]
     links.sort(key=lambda link: link.between)
     return replace(cluster, devices=tuple(sorted(cluster.devices, key=lambda device: device.name)), links=tuple(links))
 
 
-def _check(cluster: ClusterSpec, objective: Objective, top: int) -> None:
-    if objective not in OBJECTIVES:
-        raise PlanError(f"objective must be one of {', '.join(OBJECTIVES)}, not {objective!r}")
+def _check(question: Question, top: int) -> None:
     if top < 1:
         raise PlanError(f"top must be at least 1, not {top}")
-    if objective == "energy":
-        for device in cluster.devices:
+    if question.objective == "energy":
+        for device in question.cluster.devices:
             if device.watts_idle is None or device.watts_busy is None:
                 raise PlanError(f"device {device.name}: watts_idle and watts_busy must be known to plan for energy")
 
 
-def _predicted(
-    model: ModelSpec, cluster: ClusterSpec, layouts: Iterable[Layout], work: Workload, runtime: Runtime
-) -> list[Candidate]:
+def _predicted(question: Question, plans: Iterable[Plan]) -> list[Candidate]:
     found = []
-    for layout in dict.fromkeys(layouts):
-        marked = replace(layout, obstacle=obstacle_of(model, layout))
+    for plan in dict.fromkeys(plans):
+        marked = replace(plan, obstacle=obstacle_of(question.model, plan))
+        if question.runnable_only and marked.obstacle is not None:
+            continue
         try:
-            found.append(Candidate(marked, predict(model, cluster, marked, work, runtime)))
+            found.append(predicted(question, marked))
         except PlanError:  # no cables lead from one of its devices to another
             continue
     return found
@@ -136,7 +115,7 @@ def _predicted(
 
 def _rank(candidate: Candidate, objective: Objective) -> tuple[float, ...]:
     """The smaller the better; by number and name where all else is equal."""
-    layout, prediction = candidate.layout, candidate.prediction
+    plan, prediction = candidate.plan, candidate.prediction
     missing = max(0, *(-use.margin for use in prediction.memory)) if prediction.memory else 0
     goal = {
         "latency": prediction.token_seconds,
@@ -145,4 +124,4 @@ def _rank(candidate: Candidate, objective: Objective) -> tuple[float, ...]:
         "context": -float(prediction.largest_context),
         "energy": math.inf if prediction.joules is None else prediction.joules,
     }[objective]
-    return (float(missing), goal, prediction.token_seconds, len(layout.devices), _ORDER.index(layout.strategy))
+    return (float(missing), goal, prediction.token_seconds, len(plan.devices), _ORDER.index(plan.strategy))

@@ -1,1 +1,1 @@
-"""Search of all layouts over a few hosts."""
+"""Search of all plans over a few hosts."""

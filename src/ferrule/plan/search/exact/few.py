@@ -1,4 +1,4 @@
-"""Layouts worth a prediction over a few hosts: the best of each kind, exactly."""
+"""Plans worth a prediction over a few hosts: the best of each kind, exactly."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from ferrule.errors import PlanError
-from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.spec import ClusterSpec
 from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.memory import largest_context
 from ferrule.plan.cost.predictor import predict
-from ferrule.plan.cost.runtime import Runtime
-from ferrule.plan.layout import Layout, Objective, Stage, Workload
+from ferrule.plan.plan import Plan, Stage
+from ferrule.plan.question import Question
 from ferrule.plan.search.exact.space import ExactSearch, Widths
 from ferrule.plan.search.stages.classes import interchangeable
 from ferrule.plan.search.stages.costs import Measure, StageCosts
@@ -26,72 +25,66 @@ _GROUPS = 200
 
 
 @dataclass(frozen=True)
-class Layouts:
-    found: list[Layout]
+class Plans:
+    found: list[Plan]
     exact: bool
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Hosts to search. ``all_used``: only layouts over all of them count; ``relays``: they forward for each other."""
+    """Hosts to search. ``all_used``: only plans over all of them count; ``relays``: they forward for each other."""
 
     cluster: ClusterSpec
     all_used: bool = False
     relays: bool = True
 
 
-def few_hosts(
-    model: ModelSpec, cluster: ClusterSpec, work: Workload, objective: Objective, runtime: Runtime, *, runnable: bool
-) -> Layouts:
-    """The best one-stage layouts of each width and strategy, and the best pipelines of each number and width of
+def few_hosts(question: Question) -> Plans:
+    """The best one-stage plans of each width and strategy, and the best pipelines of each number and width of
     stages.
 
     Where every message goes best by a cable of its own, one search over all hosts suffices: a message costs the same
-    in every layout. Else each set of hosts is searched by itself, since only hosts of the layout relay; if there are
+    in every plan. Else each set of hosts is searched by itself, since only hosts of the plan relay; if there are
     too many of those, all hosts at once, as if all of them relayed and as if none did.
     """
-    parts, exact = _parts(cluster)
+    parts, exact = _parts(question.cluster)
+    costs = [StageCosts(question.on(part.cluster), everywhere=part.relays) for part in parts]
 
-    costs = [StageCosts(model, part.cluster, work, runtime, everywhere=part.relays) for part in parts]
-
-    def searched(context: int, *, enough: bool = False) -> list[Layout]:
-        """``enough``: one layout with that much room is, and hosts that relay change nothing in that."""
-        found: list[Layout] = []
+    def searched(context: int, *, enough: bool = False) -> list[Plan]:
+        """``enough``: one plan with that much room is, and hosts that relay change nothing in that."""
+        found: list[Plan] = []
         for part, known in zip(parts, costs, strict=True):
-            if enough and any(room(layout) >= context for layout in found):
+            if enough and any(_room(question, plan) >= context for plan in found):
                 break
-            search = ExactSearch(known.with_context(context), runnable=runnable, all_used=part.all_used)
-            found += best_of_each(search, work, objective)
+            found += best_of_each(ExactSearch(known.with_context(context), all_used=part.all_used))
         return found
-
-    def room(layout: Layout) -> int:
-        return _room(model, cluster, layout, work, runtime)
 
     def has_room(context: int) -> bool:
         return any(
-            ExactSearch(known.with_context(context), runnable=runnable).has_room()
+            ExactSearch(known.with_context(context)).has_room()
             for part, known in zip(parts, costs, strict=True)
             if part.relays
         )
 
-    found = searched(work.context)
-    if objective == "context":
-        rooms = list(map(room, found))
-        most = min(model.max_context, max(_pooled(model, cluster, work, runtime), *rooms))
+    found = searched(question.work.context)
+    if question.objective == "context":
+        rooms = [_room(question, plan) for plan in found]
+        most = min(question.model.max_context, max(_pooled(question), *rooms))
         longest = _longest(most, max(rooms, default=0), has_room)
         found += searched(longest, enough=not exact) if longest > max(rooms, default=0) else []
-    return Layouts(found, exact, () if exact else (NOT_ALL,))
+    return Plans(found, exact, () if exact else (NOT_ALL,))
 
 
-def best_of_each(search: ExactSearch, work: Workload, objective: Objective) -> list[Layout]:
-    """The best one-stage layouts of each width, the best pipelines of each width of stages, and the best with stages of
+def best_of_each(search: ExactSearch) -> list[Plan]:
+    """The best one-stage plans of each width, the best pipelines of each width of stages, and the best with stages of
     different widths, if that beats all of these."""
+    objective = search.question.objective
     alone = Measure("prompt" if objective == "ttft" else "token")
     count = sum(search.available)
     if objective in ("throughput", "energy"):
-        together = Measure("token", work.concurrency)
-        return [layout for _, layout in _best_stages(search, together) + _overlapped(search, work, count)]
+        together = Measure("token", search.question.work.concurrency)
+        return [plan for _, plan in _best_stages(search, together) + _overlapped(search, count)]
     found = _best_stages(search, alone)
     added = [search.added(alone, range(width, width + 1)) for width in range(1, count // 2 + 1)]
     if objective != "context":
@@ -101,53 +94,52 @@ def best_of_each(search: ExactSearch, work: Workload, objective: Objective) -> l
         bound = min((seconds for seconds, _ in found), default=math.inf) if objective != "context" else math.inf
         mixed = search.added(alone, range(1, count), bound=bound)
         found += [mixed] if mixed else []
-    return [layout for _, layout in found]
+    return [plan for _, plan in found]
 
 
-def _best_stages(search: ExactSearch, measure: Measure) -> list[tuple[float, Layout]]:
+def _best_stages(search: ExactSearch, measure: Measure) -> list[tuple[float, Plan]]:
     """Of each width and strategy, the quickest that fits, or what misses least; and of single hosts each kind."""
-    best: dict[tuple[object, ...], tuple[tuple[float, float], Layout]] = {}
-    for seconds, missing, layout in search.one_stage(measure):
-        width = layout.stages[0].width
-        kind = (width, layout.strategy, layout.stages[0].even) if width > 1 else layout.devices
+    best: dict[tuple[object, ...], tuple[tuple[float, float], Plan]] = {}
+    for seconds, missing, plan in search.one_stage(measure):
+        width = plan.stages[0].width
+        kind = (width, plan.strategy, plan.stages[0].even) if width > 1 else plan.devices
         if kind not in best or (missing, seconds) < best[kind][0]:
-            best[kind] = ((missing, seconds), layout)
-    return [(seconds if missing <= 0 else math.inf, layout) for (missing, seconds), layout in best.values()]
+            best[kind] = ((missing, seconds), plan)
+    return [(seconds if missing <= 0 else math.inf, plan) for (missing, seconds), plan in best.values()]
 
 
-def _overlapped(search: ExactSearch, work: Workload, count: int) -> list[tuple[float, Layout]]:
+def _overlapped(search: ExactSearch, count: int) -> list[tuple[float, Plan]]:
     """The best pipelines of stages of each width, and of different ones if that is better."""
-    found: list[tuple[float, Layout]] = []
+    found: list[tuple[float, Plan]] = []
     for width in range(1, count // 2 + 1):
         best = math.inf
         for stages in range(2, count // width + 1):
             # More stages than that are compared by the time that each sequence waits for its next token.
-            if one := of_stages(search, work, stages, range(width, width + 1), best):
+            if one := of_stages(search, stages, range(width, width + 1), best):
                 best = one[0]
                 found.append(one)
     if not search.runnable and count > 2:
         best = min((seconds for seconds, _ in found), default=math.inf)
         for stages in range(2, count):
-            if one := of_stages(search, work, stages, range(1, count), best):
+            if one := of_stages(search, stages, range(1, count), best):
                 best = one[0]
                 found.append(one)
     return found
 
 
-def _measure(search: ExactSearch, work: Workload, stages: int) -> tuple[Measure, int]:
+def _measure(search: ExactSearch, stages: int) -> tuple[Measure, int]:
     """Of a pipeline's step: how many sequences a batch has, and how many batches there are."""
-    batches = min(stages, work.concurrency) if search.costs.runtime.batches else 1
-    return Measure("token", -(-work.concurrency // batches)), batches
+    concurrency = search.question.work.concurrency
+    batches = min(stages, concurrency) if search.question.runtime.batches else 1
+    return Measure("token", -(-concurrency // batches)), batches
 
 
-def of_stages(
-    search: ExactSearch, work: Workload, stages: int, widths: Widths, bound: float
-) -> tuple[float, Layout] | None:
+def of_stages(search: ExactSearch, stages: int, widths: Widths, bound: float) -> tuple[float, Plan] | None:
     """The best pipeline of so many stages, if a step of it takes less than ``bound``."""
-    measure, batches = _measure(search, work, stages)
+    measure, batches = _measure(search, stages)
     if len(widths) > 1:
         # Smaller batches take no longer: that spares pricing every group for each number of stages.
-        least = min(_measure(search, work, other)[0].batch for other in range(2, sum(search.available)))
+        least = min(_measure(search, other)[0].batch for other in range(2, sum(search.available)))
         if not search.may_overlap(Measure("token", least), batches, stages, widths, bound):
             return None
         widths = range(1, sum(search.available) - stages + 2)
@@ -190,19 +182,19 @@ def _connected(cluster: ClusterSpec, names: Iterable[str]) -> bool:
     return not left
 
 
-def _room(model: ModelSpec, cluster: ClusterSpec, layout: Layout, work: Workload, runtime: Runtime) -> int:
+def _room(question: Question, plan: Plan) -> int:
     try:
-        return predict(model, cluster, layout, work, runtime).largest_context
+        return predict(question, plan).largest_context
     except PlanError:  # its hosts would need others to relay
         return 0
 
 
-def _pooled(model: ModelSpec, cluster: ClusterSpec, work: Workload, runtime: Runtime) -> int:
+def _pooled(question: Question) -> int:
     """The longest context for which one device would have room that had the memory of all, and no process on it."""
-    room = sum(device.memory for device in cluster.devices)
-    one = replace(cluster.devices[0], name="all", memory=room, runtime_bytes=0)
-    layout = Layout((Stage((one.name,), 0, model.layers),))
-    return largest_context(model, ClusterSpec((one,)), layout, work, runtime)
+    devices = question.cluster.devices
+    one = replace(devices[0], name="all", memory=sum(device.memory for device in devices), runtime_bytes=0)
+    plan = Plan((Stage((one.name,), 0, question.model.layers),))
+    return largest_context(question.on(ClusterSpec((one,))), plan)
 
 
 def _longest(most: int, least: int, has_room: Callable[[int], bool]) -> int:

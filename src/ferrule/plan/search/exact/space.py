@@ -1,4 +1,4 @@
-"""The best layouts over few hosts: all subsets, groups, orders and cuts of the documented space."""
+"""The best plans over few hosts: all subsets, groups, orders and cuts of the documented space."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrule.plan.cost.messages import fellows
-from ferrule.plan.layout import Layout, Stage
+from ferrule.plan.obstacle import stage_obstacle
+from ferrule.plan.plan import Plan, Stage
 from ferrule.plan.search.exact.free_sets import Counts
 from ferrule.plan.search.exact.memory import have_room
 from ferrule.plan.search.exact.order import Choice, Found, Option, OrderSearch
@@ -19,7 +20,6 @@ from ferrule.plan.search.stages.classes import interchangeable
 from ferrule.plan.search.stages.costs import Cutting, Measure, StageCosts
 from ferrule.plan.search.stages.cut import Floats, StageTable
 from ferrule.plan.search.stages.cuttings import cuttings_of
-from ferrule.plan.search.stages.obstacle import stage_obstacle
 
 CLOSE = 5e-3
 """How near to the optimum the throughput of a pipeline must be when both its slowest stage and its hops matter."""
@@ -35,12 +35,12 @@ class _Group:
 
 
 class ExactSearch:
-    """Layouts over the devices of ``costs.cluster``, of which there should be few. ``runnable``: only such as the
-    built-in engine can run. ``all_used``: only such as use every device."""
+    """Plans over the devices of ``costs.cluster``, of which there should be few, for its question.
+    ``all_used``: only such as use every device."""
 
-    def __init__(self, costs: StageCosts, *, runnable: bool = False, all_used: bool = False) -> None:
-        self.costs = costs
-        self.runnable, self.all_used = runnable, all_used
+    def __init__(self, costs: StageCosts, *, all_used: bool = False) -> None:
+        self.costs, self.question = costs, costs.question
+        self.runnable, self.all_used = costs.question.runnable_only, all_used
         self.classes = interchangeable(costs.cluster)
         self.available = tuple(map(len, self.classes))
         self.groups = list(self._groups())
@@ -108,7 +108,7 @@ class ExactSearch:
         return _between_groups(members, seconds[0]), _between_groups(members, seconds[1])
 
     def has_room(self) -> bool:
-        """Whether any layout fits, whatever it takes."""
+        """Whether any plan fits, whatever it takes."""
         if any(all(use.all_held <= use.room for use in self.costs.memory(group.cutting)) for group in self.groups):
             return True
         count = sum(self.available)
@@ -125,7 +125,7 @@ class ExactSearch:
             for each in (widths if self.runnable else [range(1, count)])
         )
 
-    def layout(self, found: Found, groups: Sequence[_Group]) -> Layout:
+    def plan(self, found: Found, groups: Sequence[_Group]) -> Plan:
         """With the names of devices in the places of classes."""
         used, first, stages = self._nothing, 0, []
         for index, last in zip(found.options, found.ends, strict=True):
@@ -134,10 +134,10 @@ class ExactSearch:
             stages.append(Stage(devices, first, last, group.cutting.shares, group.cutting.experts))
             used = tuple(a + b for a, b in zip(used, group.counts, strict=True))
             first = last
-        return Layout(tuple(stages))
+        return Plan(tuple(stages))
 
-    def one_stage(self, measure: Measure) -> Iterator[tuple[float, float, Layout]]:
-        """Every group with the whole model: seconds, bytes missing (on the device that misses most), layout."""
+    def one_stage(self, measure: Measure) -> Iterator[tuple[float, float, Plan]]:
+        """Every group with the whole model: seconds, bytes missing (on the device that misses most), plan."""
         for group in self.groups:
             if self.all_used and group.counts != self.available:
                 continue
@@ -150,11 +150,11 @@ class ExactSearch:
                 + self.costs.announcement(group.cutting)
             )
             missing = max(0.0, *(use.all_held - use.room for use in table.memory))
-            yield seconds, missing, Layout((group.cutting.stage(0, table.layers),))
+            yield seconds, missing, Plan((group.cutting.stage(0, table.layers),))
 
     def added(
         self, measure: Measure, widths: Widths, stages: int | None = None, bound: float = math.inf
-    ) -> tuple[float, Layout] | None:
+    ) -> tuple[float, Plan] | None:
         """The pipeline of stages of so many devices whose stages and hops add up to the least, if to less than
         ``bound``."""
         if (stages or 2) * widths[0] > sum(self.available):
@@ -163,11 +163,11 @@ class ExactSearch:
         if not groups:
             return None
         found = OrderSearch(choice, stages=stages, all_used=self.all_used).best(bound=bound)
-        return None if found is None else (found.seconds, self.layout(found, groups))
+        return None if found is None else (found.seconds, self.plan(found, groups))
 
     def overlapped(
         self, measure: Measure, batches: int, stages: int, widths: Widths, bound: float = math.inf
-    ) -> tuple[float, Layout] | None:
+    ) -> tuple[float, Plan] | None:
         """The pipeline of so many stages that is done first with a step of ``batches`` batches, if in less than
         ``bound``: that takes as long as its slowest stage needs for all of them, or one batch for all stages and hops,
         whichever is more."""
@@ -179,7 +179,7 @@ class ExactSearch:
         search = OrderSearch(choice, stages=stages, all_used=self.all_used)
         steps = _Steps(search, batches, self.costs.runtime.message_seconds)
         found = steps.quickest(bound)
-        return None if found is None else (steps.seconds(found), self.layout(found, groups))
+        return None if found is None else (steps.seconds(found), self.plan(found, groups))
 
     def may_overlap(self, measure: Measure, batches: int, stages: int, widths: Widths, bound: float) -> bool:
         """Whether a step of so many batches through so many stages may take less than ``bound``."""

@@ -1,1 +1,1 @@
-"""Search of layouts over many hosts, or hosts that relay for each other."""
+"""Search of plans over many hosts, or hosts that relay for each other."""

@@ -13,7 +13,7 @@ _BETTER = 1e-6
 """What helps by less than this part is no improvement."""
 
 Names = tuple[str, ...]
-Plan = tuple[Names, ...]
+Order = tuple[Names, ...]
 """The devices of each stage."""
 
 
@@ -43,10 +43,10 @@ class Improver:
 
     def _changes(self, groups: Groups) -> Iterator[Priced]:
         known = {tuple(sorted(group.devices)): group for group in groups}
-        plan = tuple(known)
-        seen = {plan}
+        order = tuple(known)
+        seen = {order}
         yield from self._recut(groups)
-        for other in self._plans(plan):
+        for other in self._orders(order):
             other = tuple(tuple(sorted(names)) for names in other if names)
             if not other or other in seen or len(other) > self._stages:
                 continue
@@ -64,11 +64,11 @@ class Improver:
                 if way != group:
                     yield self._pricing.price((*groups[:place], way, *groups[place + 1 :]))
 
-    def _plans(self, plan: Plan) -> Iterator[Plan]:
+    def _orders(self, order: Order) -> Iterator[Order]:
         """The likeliest changes first."""
-        used = {name for names in plan for name in names}
-        for place, names in enumerate(plan):
-            before, behind = plan[:place], plan[place + 1 :]
+        used = {name for names in order for name in names}
+        for place, names in enumerate(order):
+            before, behind = order[:place], order[place + 1 :]
             free = self._free(names, used)
             for new in free:
                 yield (*before, (*names, new), *behind)  # add
@@ -84,30 +84,30 @@ class Improver:
             if len(names) > 3:
                 half = len(names) // 2
                 yield (*before, names[:half], names[half:], *behind)
-        yield from self._between(plan)
+        yield from self._between(order)
 
-    def _between(self, plan: Plan) -> Iterator[Plan]:
+    def _between(self, order: Order) -> Iterator[Order]:
         """Hosts that change their stage, stages that become one or change their places."""
-        for a, b in itertools.combinations(range(len(plan)), 2):
-            yield self._with(plan, {a: plan[a] + plan[b], b: ()})
-            yield self._with(plan, {a: plan[b], b: plan[a]})
-            turned = plan[:a] + plan[a : b + 1][::-1] + plan[b + 1 :]
+        for a, b in itertools.combinations(range(len(order)), 2):
+            yield self._with(order, {a: order[a] + order[b], b: ()})
+            yield self._with(order, {a: order[b], b: order[a]})
+            turned = order[:a] + order[a : b + 1][::-1] + order[b + 1 :]
             yield turned
-            yield plan[:a] + plan[a + 1 : b + 1] + plan[a : a + 1] + plan[b + 1 :]
+            yield order[:a] + order[a + 1 : b + 1] + order[a : a + 1] + order[b + 1 :]
             for one, other in ((a, b), (b, a)):
-                if len(plan[one]) > 1:
-                    for name in plan[one]:
-                        left = tuple(each for each in plan[one] if each != name)
-                        yield self._with(plan, {one: left, other: (*plan[other], name)})
-            if len(plan[a]) > 1 or len(plan[b]) > 1:
-                for name, fellow in itertools.product(plan[a], plan[b]):
-                    here = tuple(each for each in plan[a] if each != name)
-                    there = tuple(each for each in plan[b] if each != fellow)
-                    yield self._with(plan, {a: (*here, fellow), b: (*there, name)})
+                if len(order[one]) > 1:
+                    for name in order[one]:
+                        left = tuple(each for each in order[one] if each != name)
+                        yield self._with(order, {one: left, other: (*order[other], name)})
+            if len(order[a]) > 1 or len(order[b]) > 1:
+                for name, fellow in itertools.product(order[a], order[b]):
+                    here = tuple(each for each in order[a] if each != name)
+                    there = tuple(each for each in order[b] if each != fellow)
+                    yield self._with(order, {a: (*here, fellow), b: (*there, name)})
 
     @staticmethod
-    def _with(plan: Plan, changed: dict[int, Names]) -> Plan:
-        return tuple(changed.get(place, names) for place, names in enumerate(plan))
+    def _with(order: Order, changed: dict[int, Names]) -> Order:
+        return tuple(changed.get(place, names) for place, names in enumerate(order))
 
     def _free(self, names: Names, used: set[str]) -> Sequence[str]:
         """Hosts with a cable to one of ``names``: the quickest, the roomiest, the nearest."""

@@ -1,15 +1,13 @@
-"""Layouts worth a prediction over many hosts: a heuristic."""
+"""Plans worth a prediction over many hosts: a heuristic."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from ferrule.model.spec import ModelSpec
-from ferrule.plan.cluster.spec import ClusterSpec
-from ferrule.plan.cost.runtime import Runtime
-from ferrule.plan.layout import Layout, Objective, Stage, Workload
-from ferrule.plan.search.exact.few import Layouts, best_of_each
+from ferrule.plan.plan import Plan, Stage
+from ferrule.plan.question import Question
+from ferrule.plan.search.exact.few import Plans, best_of_each
 from ferrule.plan.search.exact.space import ExactSearch
 from ferrule.plan.search.heuristic.improve import Improver
 from ferrule.plan.search.heuristic.pricing import Groups, Priced, Pricing
@@ -34,47 +32,28 @@ _CHANGES = 1200
 """So many changes of the best starts are tried in all."""
 
 
-def many_hosts(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    work: Workload,
-    objective: Objective,
-    runtime: Runtime,
-    *,
-    runnable: bool,
-    pool: int = POOL,
-) -> Layouts:
+def many_hosts(question: Question, *, pool: int = POOL) -> Plans:
     """1. The exact search over up to three pools of ``pool`` hosts that are quick, roomy, or near each other. 2. Hosts
     put together to groups of 1 to 16 near ones: as one stage, and pipelines of the best groups, around a short ring,
     their layers cut exactly. 3. The best of these, changed host by host until nothing helps."""
-    search = _ManySearch(model, cluster, work, objective, runtime, runnable=runnable)
+    search = _ManySearch(question)
     built = [*search.wide(), *(each for width in _WIDTHS for each in search.pipelines(width, search.names))]
     built += [each for hosts in search.regions() for width in _NARROW for each in search.pipelines(width, hosts)]
     pooled = search.pools(pool)
     improved = search.improved([*built, *search.priced(pooled)])
     best = sorted(built, key=lambda priced: priced.goal)[:_TOLD]
-    found = [*search.single_hosts(), *pooled, *(each.layout for each in (*best, *improved) if each.layout)]
-    note = f"{len(cluster.devices)} hosts: found by a heuristic, which may miss the best plan"
-    return Layouts(list(dict.fromkeys(found)), False, (note,))
+    found = [*search.single_hosts(), *pooled, *(each.plan for each in (*best, *improved) if each.plan)]
+    note = f"{len(question.cluster.devices)} hosts: found by a heuristic, which may miss the best plan"
+    return Plans(list(dict.fromkeys(found)), False, (note,))
 
 
 class _ManySearch:
-    def __init__(
-        self,
-        model: ModelSpec,
-        cluster: ClusterSpec,
-        work: Workload,
-        objective: Objective,
-        runtime: Runtime,
-        *,
-        runnable: bool,
-    ) -> None:
-        self.model, self.cluster, self.work, self.objective, self.runtime = model, cluster, work, objective, runtime
-        self.runnable = runnable
-        self.pricing = Pricing(model, cluster, work, objective, runtime, runnable=runnable)
-        self.near: dict[str, list[tuple[float, str]]] = {device.name: [] for device in cluster.devices}
-        for link in cluster.links:
-            cost = link.alpha + model.hidden_bytes / link.bandwidth
+    def __init__(self, question: Question) -> None:
+        self.question, self.model, self.cluster = question, question.model, question.cluster
+        self.pricing = Pricing(question)
+        self.near: dict[str, list[tuple[float, str]]] = {device.name: [] for device in self.cluster.devices}
+        for link in self.cluster.links:
+            cost = link.alpha + self.model.hidden_bytes / link.bandwidth
             for here, there in (link.between, link.between[::-1]):
                 self.near[here].append((cost, there))
         self.speed = {name: self._whole_seconds(name) for name in self.near}
@@ -84,19 +63,19 @@ class _ManySearch:
         table = self.pricing.table(Cutting((name,)), self.pricing.alone)
         return float(table.by_layer.sum()) + table.first + table.last
 
-    def single_hosts(self) -> list[Layout]:
+    def single_hosts(self) -> list[Plan]:
         """One of each kind."""
         first: dict[Traits, str] = {}
         for name in self.names:
             first.setdefault(traits(self.cluster.by_name[name]), name)
         quickest = list(first.values())[:_SEEDS]
         roomiest = sorted(first.values(), key=lambda name: (-self.cluster.by_name[name].memory, name))[:_SEEDS]
-        return [Layout((Stage((name,), 0, self.model.layers),)) for name in dict.fromkeys(quickest + roomiest)]
+        return [Plan((Stage((name,), 0, self.model.layers),)) for name in dict.fromkeys(quickest + roomiest)]
 
-    def pools(self, size: int) -> list[Layout]:
+    def pools(self, size: int) -> list[Plan]:
         """Around each seed, with those near it."""
         seen: dict[tuple[object, ...], None] = {}
-        found: list[Layout] = []
+        found: list[Plan] = []
         for seed in self._seeds():
             pool = self._around(seed, size, set(self.near))
             shape = tuple(
@@ -106,8 +85,8 @@ class _ManySearch:
                 continue
             seen[shape] = None
             part = self.cluster.among(sorted(pool))
-            costs = StageCosts(self.model, part, self.work, self.runtime, everywhere=False)
-            found += best_of_each(ExactSearch(costs, runnable=self.runnable), self.work, self.objective)
+            costs = StageCosts(self.question.on(part), everywhere=False)
+            found += best_of_each(ExactSearch(costs))
         return found
 
     def wide(self) -> list[Priced]:
@@ -122,8 +101,8 @@ class _ManySearch:
                         best[width] = priced
         return list(best.values())
 
-    def priced(self, layouts: Sequence[Layout]) -> list[Priced]:
-        groups = [tuple(Cutting(stage.devices, stage.shares, stage.experts) for stage in one.stages) for one in layouts]
+    def priced(self, plans: Sequence[Plan]) -> list[Priced]:
+        groups = [tuple(Cutting(stage.devices, stage.shares, stage.experts) for stage in one.stages) for one in plans]
         return [self.pricing.price(each) for each in groups]
 
     def improved(self, starts: Sequence[Priced]) -> list[Priced]:

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ferrule.model.spec import ModelSpec
-from ferrule.plan.cluster.spec import ClusterSpec
-from ferrule.plan.cost.runtime import Runtime
-from ferrule.plan.layout import Layout, Objective, Workload
+from ferrule.plan.obstacle import stage_obstacle
+from ferrule.plan.plan import Plan
+from ferrule.plan.question import Question
 from ferrule.plan.search.stages.classes import Traits, link_traits, traits
 from ferrule.plan.search.stages.costs import Cutting, Measure, StageCosts
 from ferrule.plan.search.stages.cut import StageTable, cut_layers
 from ferrule.plan.search.stages.cuttings import cuttings_of
-from ferrule.plan.search.stages.obstacle import stage_obstacle
 
 NO_CABLE = 1.0
 """Seconds for a hop that others would have to relay, so that it is avoided."""
@@ -31,30 +29,21 @@ Groups = tuple[Cutting, ...]
 @dataclass(frozen=True)
 class Priced:
     """``goal``: the objective's figure, the less the better; more than any such where there is no room, by the layers
-    that are left over. ``layout``: None there."""
+    that are left over. ``plan``: None there."""
 
     goal: float
     groups: Groups
-    layout: Layout | None = None
+    plan: Plan | None = None
 
 
 class Pricing:
-    """Devices and links that are alike cost the same, so each kind is worked out once. ``runnable``: only what the
-    built-in engine can run."""
+    """Devices and links that are alike cost the same, so each kind is worked out once."""
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        cluster: ClusterSpec,
-        work: Workload,
-        objective: Objective,
-        runtime: Runtime,
-        *,
-        runnable: bool,
-    ) -> None:
-        self.model, self.cluster, self.work, self.objective, self.runtime = model, cluster, work, objective, runtime
-        self.runnable = runnable
-        self.costs = StageCosts(model, cluster, work, runtime, everywhere=False)
+    def __init__(self, question: Question) -> None:
+        self.model, self.cluster, self.work = question.model, question.cluster, question.work
+        self.runtime, self.runnable = question.runtime, question.runnable_only
+        self.objective = objective = question.objective
+        self.costs = StageCosts(question, everywhere=False)
         self.many = objective in ("throughput", "energy")
         self.alone = Measure("prompt" if objective == "ttft" else "token")
         self._tables: dict[tuple[object, ...], StageTable] = {}
@@ -181,8 +170,8 @@ class Pricing:
         work = self.runtime.message_seconds if len(groups) > 1 else 0.0
         step = max(sum(times) + hops, batches * (max(times) + work))
         spans = zip(groups, (0, *ends[:-1]), ends, strict=True)
-        layout = Layout(tuple(group.stage(first, last) for group, first, last in spans))
-        return Priced(self._watts(groups, times, step, batches) if self.objective == "energy" else step, groups, layout)
+        plan = Plan(tuple(group.stage(first, last) for group, first, last in spans))
+        return Priced(self._watts(groups, times, step, batches) if self.objective == "energy" else step, groups, plan)
 
     def _watts(self, groups: Groups, times: Sequence[float], step: float, batches: int) -> float:
         """Joules of a step."""

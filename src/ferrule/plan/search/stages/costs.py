@@ -12,14 +12,12 @@ import numpy as np
 
 from ferrule.errors import PlanError
 from ferrule.model.layer import WHOLE, LayerSpec, Share
-from ferrule.model.spec import ModelSpec
-from ferrule.plan.cluster.spec import ClusterSpec
 from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.memory import activation_bytes, vocabulary_of
 from ferrule.plan.cost.messages import announcement, fellows, message_bytes, pieces, word_bytes
-from ferrule.plan.cost.runtime import Runtime
 from ferrule.plan.cost.stage import Loads, Pass, StageCost
-from ferrule.plan.layout import Stage, Workload
+from ferrule.plan.plan import Stage
+from ferrule.plan.question import Question
 from ferrule.plan.search.stages.cut import DeviceMemory, Floats, StageTable
 
 
@@ -52,18 +50,18 @@ class Cutting:
 
 
 class StageCosts:
-    """Of ``model`` on devices of ``cluster``. ``everywhere``: any device of the cluster may relay messages, also those
-    that a layout leaves out (so that none is thought dearer than it is); else only those of the same stages.
+    """Of the question's model on devices of its cluster. ``everywhere``: any device of the cluster may relay messages,
+    also those that a plan leaves out (so that none is thought dearer than it is); else only those of the same stages.
     ``pieces`` and ``proportions``: for `cuttings_of` to keep."""
 
-    def __init__(
-        self, model: ModelSpec, cluster: ClusterSpec, work: Workload, runtime: Runtime, *, everywhere: bool = True
-    ) -> None:
-        self.model, self.cluster, self.work, self.runtime = model, cluster, work, runtime
+    def __init__(self, question: Question, *, everywhere: bool = True) -> None:
+        self.question = question
+        self.model = model = question.model
+        self.cluster, self.runtime = question.cluster, question.runtime
         self._everywhere = everywhere
         self._kinds: dict[LayerSpec, int] = {}
         self._kind_of = np.array([self._kinds.setdefault(layer, len(self._kinds)) for layer in model.decoder])
-        self._short = replace(model, decoder=tuple(self._kinds))  # each kind of layer once
+        self._short = question.of(replace(model, decoder=tuple(self._kinds)))  # each kind of layer once
         self._stages: dict[Cutting, StageCost] = {}
         self._seconds: dict[tuple[Cutting, Measure], tuple[Floats, float, float, float]] = {}
         self.pieces: dict[Cutting, tuple[float, float, int, float]] = {}
@@ -83,9 +81,9 @@ class StageCosts:
 
     def passes(self, measure: Measure) -> Iterator[Pass]:
         if measure.kind == "token":
-            yield Pass(1, self.work.seen, measure.batch)
+            yield Pass(1, self.question.work.seen, measure.batch)
             return
-        yield from pieces(self.work, self.runtime)
+        yield from pieces(self.question)
 
     def table(self, cutting: Cutting, measure: Measure) -> StageTable:
         """Seconds and bytes for any run of layers on these devices; all infinite where no cables join them."""
@@ -118,16 +116,14 @@ class StageCosts:
     def with_context(self, context: int) -> StageCosts:
         """The same with room for other contexts: that changes no times."""
         other = copy(self)
-        other.work, other.pieces = replace(self.work, context=context), {}
+        other.question, other.pieces = self.question.with_work(context=context), {}
         other._memory, other._shares, other._devices = {}, {}, {}
         return other
 
     def _stage_cost(self, cutting: Cutting) -> StageCost:
         if cutting not in self._stages:
             stage = replace(cutting.stage(0, 1), last_layer=self.model.layers)
-            self._stages[cutting] = StageCost(
-                self._short, self.cluster, self.runtime, stage, self._exchange_of(cutting.devices), loads=self._loads
-            )
+            self._stages[cutting] = StageCost(self._short, stage, self._exchange_of(cutting.devices), loads=self._loads)
         return self._stages[cutting]
 
     def _exchange_of(self, devices: tuple[str, ...]) -> Exchange:
@@ -162,10 +158,8 @@ class StageCosts:
         if (share, vocabulary) in self._shares:
             return self._shares[share, vocabulary]
         weights, none = self._without_context(share, vocabulary)
-        cache = [
-            layer.cache_bytes(self.work.context, self.runtime.cache, share) * self.work.concurrency
-            for layer in self._kinds
-        ]
+        work, policy = self.question.work, self.runtime.cache
+        cache = [layer.cache_bytes(work.context, policy, share) * work.concurrency for layer in self._kinds]
         found = self._shares[share, vocabulary] = replace(none, by_layer=(weights + cache)[self._kind_of])
         return found
 
@@ -175,9 +169,7 @@ class StageCosts:
             return self._beside[share, vocabulary]
         model = self.model
         part = Stage(("",), 0, len(self._kinds))
-        inner, whole = (
-            activation_bytes(each, part, share, self.work, self.runtime) for each in (self._inner, self._short)
-        )
+        inner, whole = (activation_bytes(each, part, share) for each in (self._inner, self._short))
         head = float(model.head.held(vocabulary))
         weights: Floats = np.array([float(layer.held_bytes(share)) for layer in self._kinds])
         found = self._beside[share, vocabulary] = (
@@ -194,13 +186,14 @@ class StageCosts:
         return found
 
     @cached_property
-    def _inner(self) -> ModelSpec:
+    def _inner(self) -> Question:
         """The same with one layer more, so that a stage of the others is not the last one."""
-        return replace(self._short, decoder=(*self._short.decoder, self._short.decoder[0]))
+        short = self._short.model
+        return self._short.of(replace(short, decoder=(*short.decoder, short.decoder[0])))
 
     def hop(self, here: Sequence[str], there: Sequence[str], measure: Measure, layers: int = 1) -> float:
         """Seconds from one stage to the next, which has so many layers; infinite where there is no way."""
-        sizes = [message_bytes(self.model, self.runtime, which, layers) for which in self.passes(measure)]
+        sizes = [message_bytes(self.question, which, layers) for which in self.passes(measure)]
         launch = max(self.runtime.launch_seconds(self.cluster.by_name[name]) for name in there)
         return self._between(here, there, sizes) + self.runtime.stage_operations * launch * len(sizes)
 

@@ -1,18 +1,18 @@
-"""Why the built-in engine cannot run a layout."""
+"""Why the built-in engine cannot run a plan."""
 
 from __future__ import annotations
 
 from ferrule.model.spec import ModelSpec
-from ferrule.plan.layout import Layout, Stage
+from ferrule.plan.plan import Plan, Stage
 
 
-def obstacle_of(model: ModelSpec, layout: Layout) -> str | None:
+def obstacle_of(model: ModelSpec, plan: Plan) -> str | None:
     """Or None, if it can."""
-    if len(layout.stages) > 1 and model.pipeline_refusal:
+    if len(plan.stages) > 1 and model.pipeline_refusal:
         return model.pipeline_refusal
-    if len({stage.width for stage in layout.stages}) > 1:
+    if len({stage.width for stage in plan.stages}) > 1:
         return "the built-in engine has equally many ranks in every stage"
-    return next((reason for stage in layout.stages if (reason := stage_obstacle(model, stage))), None)
+    return next((reason for stage in plan.stages if (reason := stage_obstacle(model, stage))), None)
 
 
 def stage_obstacle(model: ModelSpec, stage: Stage) -> str | None:

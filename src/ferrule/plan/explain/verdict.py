@@ -1,0 +1,53 @@
+"""Whether to split a model at all, and what the built-in engine does not do yet: sentences."""
+
+from __future__ import annotations
+
+from ferrule.model.storage import PLAIN
+from ferrule.plan.prediction import Candidate
+from ferrule.plan.question import Question
+from ferrule.plan.runtime import BUILT_IN_ENGINE
+
+PROCESSOR_FLOPS = 10e12
+"""What computes faster than this, and was not measured on a processor, is taken to be a GPU."""
+WORTH_IT = 1.02
+"""What is better by less than this is called as good."""
+
+
+def cautions(question: Question) -> list[str]:
+    """What the built-in engine does not do yet although the predictions count on it."""
+    if question.runtime is not BUILT_IN_ENGINE:
+        return []
+    found = []
+    if question.model.stored not in PLAIN:
+        found.append("the built-in engine runs no quantised weights yet: these figures are of one that does")
+    fast = [device for device in question.cluster.devices if not device.kind.endswith("(cpu)")]
+    if any(device.half_flops > PROCESSOR_FLOPS for device in fast):
+        found.append("the built-in engine does not compute on GPUs yet: these figures are of one that does")
+    return found
+
+
+def verdict(question: Question, best: Candidate, single: Candidate, split: Candidate | None) -> str:
+    """One sentence about whether to split at all. ``split``: the best plan over several hosts, if there is one."""
+    name = single.plan.devices[0]
+    if len(best.plan.devices) > 1:
+        lacks = -single.prediction.memory[0].margin
+        if lacks > 0:
+            return f"One machine is not enough: {name} alone lacks {lacks / 2**30:.1f} GiB."
+        times = question.times_better(best.prediction, single.prediction)
+        if times is not None and times < WORTH_IT:
+            return f"One machine is enough: {name} alone is as good."
+        return "" if times is None else f"{times:.2f} times {_better(question)} {name} alone."
+    if split is None or not split.prediction.fits:
+        return ""
+    times = question.times_better(best.prediction, split.prediction)
+    if times is None:
+        return ""
+    hosts = len(split.plan.devices)
+    if times < WORTH_IT:
+        return f"One machine is as good: {name} alone does what {hosts} would do together."
+    return f"Use one machine: {name} alone is {times:.2f} times {_better(question)} the best split over {hosts}."
+
+
+def _better(question: Question) -> str:
+    comparisons = {"context": "the context of", "energy": "as thrifty as"}
+    return comparisons.get(question.objective, "as fast as")

@@ -1,0 +1,86 @@
+"""What is predicted of a plan: memory, times by what takes them, energy and money."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ferrule.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes on one device: ``weights``, ``cache`` for the context asked for of all sequences at once, ``activations``,
+    and ``runtime`` of the process. ``room``: what the device has. ``margin`` is what then is left."""
+
+    device: str
+    weights: int
+    cache: int
+    activations: int
+    runtime: int
+    room: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.activations + self.runtime
+
+    @property
+    def margin(self) -> int:
+        return self.room - self.total
+
+
+TermKind = Literal["weights", "cache", "compute", "launch", "collective", "hop", "disk"]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of the time of one token (or prompt): ``where``: devices, a link or a rail."""
+
+    kind: TermKind
+    where: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """``token_seconds``: from one token of a single stream to the next. ``step_seconds``: the same with all
+    ``concurrency`` sequences under way. ``ttft_seconds``: of one prompt. ``terms`` add up to ``token_seconds``,
+    ``prompt_terms`` to ``ttft_seconds``, and ``step_terms`` to ``step_seconds``: where the slowest stage sets the pace,
+    those are of that stage alone. ``joules`` and ``dollars_per_million`` per token and million tokens at the
+    concurrency, where watts and prices are known. ``largest_context``: of each of the concurrent sequences, by memory.
+    """
+
+    token_seconds: float
+    step_seconds: float
+    ttft_seconds: float
+    concurrency: int
+    memory: tuple[MemoryUse, ...]
+    terms: tuple[Term, ...]
+    prompt_terms: tuple[Term, ...]
+    step_terms: tuple[Term, ...]
+    largest_context: int
+    watts: float | None = None
+    joules: float | None = None
+    dollars_per_million: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        return all(use.margin >= 0 for use in self.memory)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of a single stream."""
+        return 1 / self.token_seconds
+
+    @property
+    def throughput(self) -> float:
+        """Tokens per second of all streams together."""
+        return self.concurrency / self.step_seconds
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan and what is predicted of it."""
+
+    plan: Plan
+    prediction: Prediction

@@ -1,0 +1,88 @@
+"""The one plan: made by hand, chosen by the planner, put on other devices."""
+
+import pytest
+
+from ferrule.errors import PlanError
+from ferrule.model import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Share, Weights
+from ferrule.plan import Plan, Stage, make_plan
+from ferrule.plan.cost import weight_bytes
+
+
+def spec(**changes: object) -> ModelSpec:
+    layer = LayerSpec(LayerWeights(dense=Weights(10, 10)), AttentionSpec("full", 8, 2, 4, 4))
+    fields: dict[str, object] = {
+        "name": "test",
+        "architecture": "TestForCausalLM",
+        "model_type": "test",
+        "decoder": (layer,) * 4,
+        "embedding": Weights(4, 4),
+        "head": Weights(4, 4),
+        "final": Weights(2, 2, whole=2),
+        "tied": False,
+        "hidden_size": 32,
+        "query_heads": 8,
+        "key_value_heads": 2,
+        "vocab_size": 100,
+        "max_context": 64,
+    }
+    return ModelSpec(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_a_hybrid_plan_numbers_ranks_stage_by_stage_and_drives_from_the_last() -> None:
+    plan = make_plan(spec(), tensor=2, pipeline=2)
+    assert plan.strategy == "hybrid"
+    assert plan.driver == 2
+    assert [(s.rank, s.stage, s.part, s.first_layer, s.last_layer) for s in plan.shards] == [
+        (0, 0, 0, 0, 2),
+        (1, 0, 1, 0, 2),
+        (2, 1, 0, 2, 4),
+        (3, 1, 1, 2, 4),
+    ]
+    assert [s.has_embedding for s in plan.shards] == [True, True, False, False]
+    assert list(weight_bytes(spec(), plan)) == [12, 12, 14, 14]
+
+
+def test_tied_embeddings_are_counted_on_both_ends_only_where_the_ends_are_apart() -> None:
+    tied = spec(tied=True, embedding=Weights(8, 8), head=Weights(8, 8))
+    assert weight_bytes(tied, make_plan(tied)) == (50,)
+    assert sum(weight_bytes(tied, make_plan(tied, pipeline=2))) == 58
+
+
+@pytest.mark.parametrize(
+    ("changes", "split", "words"),
+    [
+        ({}, {"tensor": 3}, "the number of attention heads 8 does not divide by 3"),
+        ({"query_heads": 12, "key_value_heads": 3}, {"tensor": 2}, "3 key/value heads cannot be shared evenly by 2"),
+        ({}, {"pipeline": 5}, "4 layers cannot fill 5 pipeline stages"),
+        ({"tensor_refusal": "no plan for it"}, {"tensor": 2}, "--tp 2: no plan for it"),
+        ({"pipeline_refusal": "no plan for it"}, {"pipeline": 2}, "--pp 2: no plan for it"),
+        ({}, {"tensor": 0}, "must be at least 1"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_in_words(
+    changes: dict[str, object], split: dict[str, int], words: str
+) -> None:
+    with pytest.raises(PlanError, match=words):
+        make_plan(spec(**changes), **split)
+
+
+def test_a_plan_tells_each_rank_its_part_and_why() -> None:
+    half = Share.even(2)
+    chosen = Plan((Stage(("a", "b"), 0, 20, (half, half)), Stage(("c", "d"), 20, 32, (half, half))))
+    plan = chosen.because("Because.")
+    assert (plan.tensor, plan.pipeline, plan.layers, plan.world_size, plan.driver) == (2, 2, 32, 4, 2)
+    assert plan.reason == "2 pipeline stages chosen by the planner, every layer cut in 2 equal parts. Because."
+    assert [(shard.rank, shard.first_layer, shard.last_layer, shard.part) for shard in plan.shards] == [
+        (0, 0, 20, 0), (1, 0, 20, 1), (2, 20, 32, 0), (3, 20, 32, 1),
+    ]  # fmt: skip
+    assert plan == chosen, "the reason does not make another plan"
+
+
+def test_a_plan_moves_to_other_devices_by_rank() -> None:
+    plan = make_plan(spec(), tensor=2, pipeline=2)
+    assert plan.devices == ("rank-0", "rank-1", "rank-2", "rank-3")
+    moved = plan.on(["a", "b", "c", "d"])
+    assert [stage.devices for stage in moved.stages] == [("a", "b"), ("c", "d")]
+    assert moved.shards == plan.shards
+    with pytest.raises(PlanError, match="4 ranks cannot be put on 3 devices"):
+        plan.on(["a", "b", "c"])
