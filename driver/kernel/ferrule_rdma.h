@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Objects of the driver and who owns them. See docs/driver.md. */
+/*
+ * Objects of the driver and who owns them. See docs/driver.md.
+ *
+ * Headers include each other one way: wire, link, this one, qp and tb. Calls go in circles by
+ * intent: a device owns its link, whose rounds run the queue pairs, which send over the link.
+ */
 #ifndef FERRULE_RDMA_H
 #define FERRULE_RDMA_H
 
@@ -16,9 +21,8 @@
 #include <rdma/ib_verbs.h>
 #include <rdma/rdma_user_rxe.h>
 
-#include "wire.h"
+#include "link/link.h"
 
-#define FER_WINDOW	256		/* frames that may be under way; a power of two */
 #define FER_HOST_ID	16		/* bytes */
 #define FER_MAX_QP	256
 #define FER_MAX_QP_WR	4095	/* one less than a power of two: rings keep one place empty */
@@ -37,8 +41,6 @@
 /* of the user ABI; kernels before 6.2 have no name for it */
 #define FER_WR_ATOMIC_WRITE	15
 #define FER_WC_ATOMIC_WRITE	9
-
-#include "link.h"
 
 /* ---- queues that are shared with user space, in the layout of rdma_user_rxe.h ---- */
 

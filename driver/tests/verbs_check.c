@@ -82,8 +82,8 @@ static void traffic(int rounds)
 				static const enum ibv_wr_opcode kinds[] = {
 					IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
 					IBV_WR_RDMA_WRITE_WITH_IMM };
-				op[side][i] = kinds[draw() % 4];
-				length[side][i] = draw() % 4 ? draw() % 9000 : draw() % slot;
+				op[side][i] = kinds[next_random() % 4];
+				length[side][i] = next_random() % 4 ? next_random() % 9000 : next_random() % slot;
 			}
 		for (side = 0; side < 2; side++)
 			for (i = 0; i < DEPTH; i++) {

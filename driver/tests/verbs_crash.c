@@ -69,7 +69,7 @@ static void one_round(char **argv)
 		child(argv, there[0], back[1]);
 	memset(ends, 0, sizeof(ends));
 	join_process(pd, far->context, back[0], there[1]);
-	end = now() + 0.02 + draw() % 200 / 1000.0;
+	end = now() + 0.02 + next_random() % 200 / 1000.0;
 	while (now() < end || done - before < 100) {
 		for (k = 0; k < PAIRS; k++)
 			NEED(keep_going(&ends[k], &peers[k]));

@@ -99,7 +99,7 @@ static inline int try_send(struct end *e, struct side *peer)
 	uint32_t at = id % UNDER_WAY * SLOT;
 
 	e->maybe_sent++;
-	if (post(&e->s, ops[id % 3], at, draw() % SLOT, peer, at, id, 0))
+	if (post(&e->s, ops[id % 3], at, next_random() % SLOT, peer, at, id, 0))
 		return 0;
 	e->sent += e->maybe_sent;
 	e->received += e->maybe_received;

@@ -24,9 +24,9 @@ static void put(uint8_t *p, uint64_t value, int bytes)
 
 static uint32_t one_of(uint32_t a, uint32_t b, uint32_t c)
 {
-	uint32_t way = draw() % 8;
+	uint32_t way = next_random() % 8;
 
-	return way < 4 ? a : way < 6 ? b : way < 7 ? c : draw() * 65537u;
+	return way < 4 ? a : way < 6 ? b : way < 7 ? c : next_random() * 65537u;
 }
 
 struct frame {
@@ -48,12 +48,12 @@ static void inject(const struct frame *f)
 	put(data + 8, len, 2);
 	put(data + 10, 256, 2);
 	put(data + 12, f->epoch, 4);
-	put(data + 16, draw(), 4);
-	put(data + 20, draw(), 4);
+	put(data + 16, next_random(), 4);
+	put(data + 20, next_random(), 4);
 	put(data + 24, f->dqpn & 0xffffff, 4);
 	put(data + 28, f->sqpn & 0xffffff, 4);
 	put(data + 32, f->psn & 0xffffff, 4);
-	put(data + 36, draw(), 4);
+	put(data + 36, next_random(), 4);
 	put(data + 40, f->addr, 8);
 	put(data + 48, f->rkey, 4);
 	put(data + 52, f->total, 4);
@@ -71,19 +71,19 @@ static void wild(struct side *to, struct side *from, struct side *other, uint32_
 {
 	static const uint32_t ops[] = { 1, 3, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25 };
 	struct frame f = {
-		.op = draw() % 16 ? ops[draw() % 12] : draw(), .flags = draw(),
-		.epoch = draw() % 8 ? 0 : draw() | 1,
+		.op = next_random() % 16 ? ops[next_random() % 12] : next_random(), .flags = next_random(),
+		.epoch = next_random() % 8 ? 0 : next_random() | 1,
 		.dqpn = one_of(to->qp->qp_num, other->qp->qp_num, 1),
 		.sqpn = one_of(from->qp->qp_num, other->qp->qp_num, 1),
-		.psn = psn + (draw() % 2 ? 0 : draw() % 16 - 8),
+		.psn = psn + (next_random() % 2 ? 0 : next_random() % 16 - 8),
 		.rkey = one_of(to->mr->rkey, other->mr->rkey, 0),
-		.addr = (uintptr_t)(draw() % 2 ? to->area : other->area) + draw() % AREA,
-		.total = draw() % 4 ? draw() % 9000 : draw() * 65537u,
+		.addr = (uintptr_t)(next_random() % 2 ? to->area : other->area) + next_random() % AREA,
+		.total = next_random() % 4 ? next_random() % 9000 : next_random() * 65537u,
 	};
 
-	if (draw() % 2) { /* a frame that fits together */
+	if (next_random() % 2) { /* a frame that fits together */
 		f.flags = f.flags & ~3u;
-		f.offset = draw() % 4 * MOST;
+		f.offset = next_random() % 4 * MOST;
 		f.total = f.total % (64 * MOST);
 		if (f.op == 18 || f.op > 22 || f.op == 3)
 			f.len = f.offset = 0;
@@ -97,8 +97,8 @@ static void wild(struct side *to, struct side *from, struct side *other, uint32_
 			f.len = f.total > f.offset ? f.total - f.offset : 0, f.flags |= 2;
 		f.flags |= f.offset ? 0 : 1;
 	} else {
-		f.len = draw();
-		f.offset = draw() % 4 ? 0 : draw();
+		f.len = next_random();
+		f.offset = next_random() % 4 ? 0 : next_random();
 	}
 	inject(&f);
 }
@@ -130,7 +130,7 @@ int main(int argc, char **argv)
 			post_recv(&b, i * 1000, 1000, i);
 		NEED(!ibv_query_qp(b.qp, &attr, IBV_QP_RQ_PSN, &init));
 		for (i = 0; i < 300; i++)
-			wild(&b, &a, &victim, attr.rq_psn + draw() % 4);
+			wild(&b, &a, &victim, attr.rq_psn + next_random() % 4);
 		same(before, victim.area, AREA, "memory of another protection domain");
 		drop(&a);
 		drop(&b);

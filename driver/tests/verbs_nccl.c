@@ -194,7 +194,7 @@ static void exchange(uint32_t count, uint32_t at_a_time)
 		struct way *w = &ways[i];
 
 		memset(w->tx[1].area, 0, AREA);
-		w->key = draw();
+		w->key = next_random();
 		w->asked = w->sent = w->left = w->came = 0;
 	}
 	while (!is_done()) {

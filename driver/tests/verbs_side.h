@@ -57,7 +57,7 @@ static inline double now(void)
 	return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-static inline uint32_t draw(void)
+static inline uint32_t next_random(void)
 {
 	seed = seed * 1664525u + 1013904223u;
 	return seed >> 8;
@@ -66,7 +66,7 @@ static inline uint32_t draw(void)
 static inline void scribble(uint8_t *p, size_t n)
 {
 	while (n--)
-		*p++ = draw();
+		*p++ = next_random();
 }
 
 /* ---- making and joining ---- */
@@ -144,7 +144,7 @@ static inline void to_ready(struct side *s, struct side *peer, uint32_t psn, uin
 static inline void join_how(struct side *a, struct side *b, struct joining how)
 {
 	/* close to the end of the numbers, so that they wrap */
-	uint32_t psn_a = 0xfffff0 + draw() % 16, psn_b = draw() & 0xffffff;
+	uint32_t psn_a = 0xfffff0 + next_random() % 16, psn_b = next_random() & 0xffffff;
 
 	to_init(a, how.access);
 	to_init(b, how.access);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * wire_check SEED: the codec of driver/kernel/wire.c in user space, under the sanitizers.
+ * wire_check SEED: the codec of driver/kernel/link/wire.c in user space, under the sanitizers.
  * What is sealed opens again as it was; what was altered in any bit does not; and whatever
  * opens, however it came about, is safe to use.
  */
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../kernel/wire.h"
+#include "../kernel/link/wire.h"
 
 static u32 table[256];
 static u32 state;
@@ -25,7 +25,7 @@ u32 fer_crc32c(const u8 *head, size_t head_len, const u8 *tail, size_t tail_len)
 	return ~crc(crc(~0u, head, head_len), tail, tail_len);
 }
 
-static u32 draw(void)
+static u32 next_random(void)
 {
 	state ^= state << 13;
 	state ^= state >> 17;
@@ -46,10 +46,10 @@ static const u8 ops[] = {
 static struct fer_hdr valid(void)
 {
 	struct fer_hdr h = {
-		.op = ops[draw() % sizeof(ops)], .window = draw(), .epoch = draw(), .seq = draw(),
-		.ack = draw(), .dqpn = draw() & FER_QPN_MASK, .sqpn = draw() & FER_QPN_MASK,
-		.psn = draw() & FER_PSN_MASK, .imm = draw(), .rkey = draw(),
-		.addr = (u64)draw() << 32 | draw(),
+		.op = ops[next_random() % sizeof(ops)], .window = next_random(), .epoch = next_random(), .seq = next_random(),
+		.ack = next_random(), .dqpn = next_random() & FER_QPN_MASK, .sqpn = next_random() & FER_QPN_MASK,
+		.psn = next_random() & FER_PSN_MASK, .imm = next_random(), .rkey = next_random(),
+		.addr = (u64)next_random() << 32 | next_random(),
 	};
 	u32 piece;
 
@@ -58,14 +58,14 @@ static struct fer_hdr valid(void)
 	case FER_OP_WRITE:
 	case FER_OP_READ_RESP:
 	case FER_OP_DGRAM:
-		h.total = draw() % (h.op == FER_OP_DGRAM ? FER_PAYLOAD + 1 : 5 * FER_PAYLOAD);
-		piece = draw() % fer_frames(h.total);
+		h.total = next_random() % (h.op == FER_OP_DGRAM ? FER_PAYLOAD + 1 : 5 * FER_PAYLOAD);
+		piece = next_random() % fer_frames(h.total);
 		h.offset = piece * FER_PAYLOAD;
 		h.len = h.total - h.offset < FER_PAYLOAD ? h.total - h.offset : FER_PAYLOAD;
 		h.flags = (piece ? 0 : FER_FIRST) | (h.offset + h.len == h.total ? FER_LAST : 0);
 		break;
 	case FER_OP_READ:
-		h.total = draw() % (FER_MAX_MSG + 1);
+		h.total = next_random() % (FER_MAX_MSG + 1);
 		break;
 	case FER_OP_CMP_SWAP:
 	case FER_OP_FETCH_ADD:
@@ -136,24 +136,24 @@ int main(int argc, char **argv)
 	for (i = 0; i < 3000; i++) { /* there and back, and with one bit altered */
 		h = valid();
 		for (j = 0; j < h.len; j++)
-			frame[FER_HDR + j] = draw();
+			frame[FER_HDR + j] = next_random();
 		fer_hdr_seal(frame, &h);
 		NEED(open_copy(frame, FER_HDR + h.len, &out) == FER_OK);
 		equal(&h, &out);
 		safe(&out, FER_HDR + h.len);
-		j = draw() % (FER_HDR + h.len);
-		frame[j] ^= 1 << draw() % 8;
+		j = next_random() % (FER_HDR + h.len);
+		frame[j] ^= 1 << next_random() % 8;
 		NEED(open_copy(frame, FER_HDR + h.len, &out) != FER_OK);
-		NEED(open_copy(frame, draw() % (FER_HDR + h.len), &out) != FER_OK);
+		NEED(open_copy(frame, next_random() % (FER_HDR + h.len), &out) != FER_OK);
 	}
 	for (i = 0; i < 60000; i++) { /* a peer that computes its checksum right, and means ill */
 		size_t size;
 
 		h = valid();
-		for (j = 1 + draw() % 3; j; j--) {
-			u32 odd = draw() % 4 ? draw() : ~0u >> draw() % 32;
+		for (j = 1 + next_random() % 3; j; j--) {
+			u32 odd = next_random() % 4 ? next_random() : ~0u >> next_random() % 32;
 
-			switch (draw() % 8) {
+			switch (next_random() % 8) {
 			case 0: h.op = odd; break;
 			case 1: h.flags = odd; break;
 			case 2: h.len = odd % (FER_PAYLOAD + 1); break;
@@ -165,7 +165,7 @@ int main(int argc, char **argv)
 			}
 		}
 		size = FER_HDR + h.len;
-		if (size > FER_HDR + 64 && draw() % 8)
+		if (size > FER_HDR + 64 && next_random() % 8)
 			continue; /* the checksum of long ones takes most of the time */
 		fer_hdr_seal(frame, &h);
 		if (open_copy(frame, size, &out) == FER_OK) {
@@ -175,10 +175,10 @@ int main(int argc, char **argv)
 	}
 	NEED(opened > 100);
 	for (i = 0; i < 200000; i++) { /* noise */
-		size_t size = draw() % 200;
+		size_t size = next_random() % 200;
 
 		for (j = 0; j < size; j++)
-			frame[j] = draw();
+			frame[j] = next_random();
 		NEED(open_copy(frame, size, &out) != FER_OK);
 	}
 	NEED(fer_psn_diff(2, 0xfffffe) == 4 && fer_psn_diff(0xfffffe, 2) == -4);

@@ -193,7 +193,7 @@ def test_checkpatch_has_nothing_to_say() -> None:
 
     place = made_once(default_cache() / suite / f"checkpatch-{series}", make)
     kernel = Path(__file__).parents[2] / "driver" / "kernel"
-    files = sorted([*kernel.glob("*.c"), *kernel.glob("*.h")])
+    files = sorted(kernel.rglob("*.[ch]"))
     words = ["perl", place / "checkpatch.pl", "--no-tree", "--strict", "--terse", "--show-types", "--no-summary"]
     traced = [path for path in files if path.name == "trace.h"]
     for ignored, some in ((IGNORED, [each for each in files if each not in traced]), (IGNORED + TRACE_HEADER, traced)):

@@ -75,6 +75,22 @@ def test_a_lone_ping_or_iperf3_goes_to_the_peer() -> None:
     assert job(["iperf3", "-v"], "strix-1", wiring).peer_script == ""
 
 
+def test_a_lone_program_of_perftest_runs_on_both_hosts() -> None:
+    found = job(["ib_write_lat"], "strix-1", wire(find_lab("two-strix")))
+    assert found.script == "ib_write_lat -F -u 18 -x 1 -d $(lab-cables device) strix-2"
+    assert found.peer_script == "ib_write_lat -F -u 18 -x 1 -d $(lab-cables device)"
+
+
+def test_all_cables_to_a_peer_are_one_device_with_an_address_for_each_pair() -> None:
+    wiring = wire(find_lab("two-strix"))
+    assert wiring.devices_file("strix-1") == "ferrule-strix-2 frl-strix-2 10.79.0.1/24 10.79.0.2\n"
+    assert wiring.devices_file("strix-2") == "ferrule-strix-1 frl-strix-1 10.79.0.2/24 10.79.0.1\n"
+    mesh = wire(find_lab(MESH))
+    lines = [line.split() for host in mesh.hosts for line in mesh.devices_file(host).splitlines()]
+    assert len({own for _, _, own, _ in lines}) == len(lines) == 12
+    assert {own.removesuffix("/24") for _, _, own, _ in lines} == {peer for *_, peer in lines}
+
+
 def test_without_a_cable_there_is_no_peer(tmp_path: Path) -> None:
     profile = tmp_path / "alone.toml"
     profile.write_text('[lab.alone]\ntitle = "one"\nhosts = [{ name = "box", machine = "strix-halo" }]\n')
@@ -86,7 +102,7 @@ def test_without_a_cable_there_is_no_peer(tmp_path: Path) -> None:
 
 
 def test_options_survive_the_way_to_the_holder(tmp_path: Path) -> None:
-    options = VmOptions(kernel="6.12", modules=("rdma_rxe",), rdma=True, hops=3)
+    options = VmOptions(kernel="6.12", modules=("rdma_rxe",), rdma=True, driver=True, hops=3)
     assert VmOptions.from_json(options.to_json()) == options
     with pytest.raises(ConfigError, match=r"no kernel '5\.10'; choose 6\.1, 6\.12, newest"):
         VmOptions(kernel="5.10").machines()

@@ -154,6 +154,8 @@ def check_events(files: Mapping[str, bytes]) -> None:
         assert abs(seen(name, "frame_sent") - counted(name, "tx_frames")) <= 5
         assert abs(seen(name, "frame_received") - counted(name, "rx_frames")) <= 5
         assert seen(name, "frame_again") == counted(name, "resent") + counted(name, "skipped")
+        for why in ("late", "missing", "rerouted"):
+            assert seen(name, "frame_again", f": {why}$") == counted(name, f"resent_{why}"), why
     assert seen("lossy", "frame_again") > 0
     assert seen("refused", "qp_error", "RNR retry counter exceeded$") == 1
     assert seen("refused", "recv_done", "WR_FLUSH_ERR$") >= 11
@@ -175,7 +177,16 @@ def carries(lab: VmLab, tmp_path: Path, *, slower: int = 1) -> None:
     result = lab.run(guest, DEADLINE * slower).check()
     assert b"PORT_ACTIVE" in result.files["devinfo"]
     stats = dict(line.split() for line in result.files["stats"].decode().splitlines())
-    for name in ("rx_bad_crc", "resent", "qp_timeouts", "rx_duplicate", "rx_out_of_order", "nak_access"):
+    for name in (
+        "rx_bad_crc",
+        "resent",
+        "resent",
+        "resent_missing",
+        "qp_timeouts",
+        "rx_duplicate",
+        "rx_out_of_order",
+        "nak_access",
+    ):
         assert int(stats[name]) > 0, name
     check_events(result.files)
     came, sent = map(int, re.findall(r"(\d+) of (\d+) messages came", result.files["lossy"].decode())[0])

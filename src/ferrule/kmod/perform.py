@@ -188,6 +188,7 @@ def _write_tree(target: Target, path: str, files: dict[str, bytes]) -> None:
     try:
         place.mkdir(parents=True)
         for name, data in files.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_bytes(data)
             (place / name).chmod(0o644)
     except OSError as error:

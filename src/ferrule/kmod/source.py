@@ -21,7 +21,7 @@ _CONFIGS = ("CONFIG_INFINIBAND", "CONFIG_INFINIBAND_USER_ACCESS", "CONFIG_USB4")
 
 @dataclass(frozen=True)
 class Source:
-    """``files``: by name, all that the module is built from."""
+    """``files``: by path in the source's directory, all that the module is built from."""
 
     files: dict[str, bytes]
 
@@ -43,11 +43,17 @@ def read_source(directory: Path | None = None) -> Source:
 
     Raises `DriverError` where it is not.
     """
-    place = directory or _place()
-    files = {path.name: path.read_bytes() for path in sorted(place.iterdir()) if _is_source(path)}
+    place = directory or driver_directory()
+    files = module_sources(place)
     if not {"Makefile", "main.c"} <= files.keys():
         raise DriverError(f"{place} does not hold the driver's source (Makefile, main.c); reinstall ferrule")
     return Source(files)
+
+
+def module_sources(directory: Path) -> dict[str, bytes]:
+    """By path relative to ``directory``: all that a kernel module is built from there, and nothing that is built."""
+    found = sorted(path for path in directory.rglob("*") if path.is_file() and _is_source(path))
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in found}
 
 
 def dkms_conf(version: str) -> str:
@@ -68,7 +74,8 @@ AUTOINSTALL="yes"
 """
 
 
-def _place() -> Path:
+def driver_directory() -> Path:
+    """Where the driver's source is. Raises `DriverError`."""
     beside = Path(__file__).parent / "kernel"
     tree = Path(__file__).parents[3] / "driver" / "kernel"
     for place in (beside, tree):
@@ -78,6 +85,6 @@ def _place() -> Path:
 
 
 def _is_source(path: Path) -> bool:
-    return path.is_file() and (
-        (path.suffix in (".c", ".h") and not path.name.endswith(".mod.c")) or path.name == "Makefile"
-    )
+    if path.name in ("Makefile", "Kbuild"):
+        return True
+    return path.suffix in (".c", ".h", ".S") and not path.name.startswith(".") and not path.name.endswith(".mod.c")

@@ -22,7 +22,7 @@ UP_EXAMPLES = (
 )
 RUN_EXAMPLES = (
     "Examples:\n\nferrule lab vm run two-strix -- ping\n\nferrule lab vm run two-strix -- iperf3\n\n"
-    "ferrule lab vm run two-strix --rdma -- ibv_devinfo\n\n"
+    "ferrule lab vm run two-strix --rdma -- ibv_devinfo\n\nferrule lab vm run two-strix --driver -- ib_write_lat\n\n"
     "ferrule lab vm run two-strix --peer 'nc -l -p 9000' -- sh -c 'echo hello | nc $PEER 9000'"
 )
 SHELL_EXAMPLES = "Examples:\n\nferrule lab vm shell two-strix\n\nferrule lab vm shell two-strix strix-2 -- dmesg -w"
@@ -50,6 +50,9 @@ Packages = Annotated[
     list[str] | None, typer.Option("--package", metavar="NAME", help="Programs of this Debian package, too.")
 ]
 Rdma = Annotated[bool, typer.Option("--rdma", help="Soft-RoCE on each cable, perftest and ibv_* tools.")]
+Driver = Annotated[
+    bool, typer.Option("--driver", help="Our RDMA driver, built for the hosts' kernel; perftest and ibv_* tools.")
+]
 Python = Annotated[bool, typer.Option("--python", help="This Python and `ferrule` itself in the guests.")]
 Trace = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write what crosses the cables: ferrule lab usb4 trace.")
@@ -68,6 +71,7 @@ def up(
     module: Modules = None,
     package: Packages = None,
     rdma: Rdma = False,
+    driver: Driver = False,
     python: Python = False,
     trace: Trace = None,
     hops: Hops = 12,
@@ -77,7 +81,7 @@ def up(
 
     Needs Debian on x86-64 and its package archive, no root and no KVM; nothing is installed.
     """
-    options = _options(kernel, cpus, memory, module, package, rdma, python, trace, hops)
+    options = _options(kernel, cpus, memory, module, package, rdma, driver, python, trace, hops)
     _fetch(options)
     status = control.up(lab, options, name=name)
     if as_json:
@@ -104,6 +108,7 @@ def run(
     module: Modules = None,
     package: Packages = None,
     rdma: Rdma = False,
+    driver: Driver = False,
     python: Python = False,
     trace: Trace = None,
     hops: Hops = 12,
@@ -112,9 +117,10 @@ def run(
 
     On the lab if it is up (`ferrule lab vm up`), else on one that is booted for it and ended with it. In the command,
     {peer} and {peer_address} are the host at the other end of the first cable, and programs find them in PEER and
-    PEER_ADDRESS; hosts know each other by name. A lone `ping` or `iperf3` goes to the peer.
+    PEER_ADDRESS; hosts know each other by name. A lone `ping`, `iperf3` or program of perftest (ib_write_lat) goes to
+    the peer.
     """
-    options = _options(kernel, cpus, memory, module, package, rdma, python, trace, hops)
+    options = _options(kernel, cpus, memory, module, package, rdma, driver, python, trace, hops)
     place = once.find(lab)
     if place is None:
         _fetch(options)
@@ -196,6 +202,7 @@ def _options(
     modules: list[str] | None,
     packages: list[str] | None,
     rdma: bool,
+    driver: bool,
     python: bool,
     trace: Path | None,
     hops: int,
@@ -207,6 +214,7 @@ def _options(
         modules=tuple(str(Path(one).resolve()) if one.endswith(".ko") else one for one in modules or ()),
         packages=tuple(packages or ()),
         rdma=rdma,
+        driver=driver,
         python=python,
         trace=str(trace.resolve()) if trace else "",
         hops=hops,
@@ -227,7 +235,7 @@ def _fetch(options: VmOptions) -> None:
     if options.kernel in DEBUG_KERNELS:
         words = f"Compiling the kernel {options.kernel} and fetching programs (half an hour the first time)"
     with Console(stderr=True).status(words):
-        options.machines().prepare()
+        options.prepare()
 
 
 def _show(console: Console, status: dict[str, Any]) -> None:

@@ -15,6 +15,10 @@ _LONE = {
 }
 """Commands that say nothing without arguments: what they mean then, on the host and on its peer."""
 
+_PERFTEST = {f"ib_{operation}_{what}" for operation in ("send", "write", "read") for what in ("lat", "bw")}
+_ON_DEVICE = "-F -u 18 -x 1 -d $(lab-cables device)"
+"""With the patience that guests without KVM need, by the GID of an IPv4 address."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -30,8 +34,8 @@ def job(words: Sequence[str], host: str, wiring: Wiring, peer_command: str = "")
     """What runs when ``words`` are to run on ``host``, and ``peer_command`` on its peer meanwhile.
 
     The peer is the host at the other end of the first cable. ``{peer}``, ``{peer_address}`` and ``{host}`` are replaced
-    in both; programs find them as PEER, PEER_ADDRESS and FERRULE_HOST_ID. A lone ``ping`` or ``iperf3`` goes to the
-    peer. Raises `ConfigError` where there is no peer and one is asked for.
+    in both; programs find them as PEER, PEER_ADDRESS and FERRULE_HOST_ID. A lone ``ping``, ``iperf3`` or program of
+    perftest goes to the peer. Raises `ConfigError` where there is no peer and one is asked for.
     """
     neighbours = wiring.neighbours(host)
     known = {"host": host}
@@ -39,14 +43,20 @@ def job(words: Sequence[str], host: str, wiring: Wiring, peer_command: str = "")
     if neighbours:
         known |= {"peer": neighbours[0].host, "peer_address": neighbours[0].address}
         env |= {"PEER": neighbours[0].host, "PEER_ADDRESS": neighbours[0].address}
-    if len(words) == 1 and words[0] in _LONE and not peer_command:
-        whole, peer_command = _LONE[words[0]]
-        words = whole.split()
     script = shlex.join(_fill(word, known) for word in words)
+    if len(words) == 1 and not peer_command:
+        whole, peer_command = _lone(words[0])
+        script = _fill(whole, known) if whole else script
     other = _fill(peer_command, known)
     if other and not neighbours:
         raise ConfigError(f"{host} has no cable, and so no peer to run {peer_command!r} on")
     return Job(script, neighbours[0].host if neighbours else "", other, env)
+
+
+def _lone(word: str) -> tuple[str, str]:
+    if word in _PERFTEST:
+        return f"{word} {_ON_DEVICE} {{peer}}", f"{word} {_ON_DEVICE}"
+    return _LONE.get(word, ("", ""))
 
 
 def _fill(text: str, known: dict[str, str]) -> str:

@@ -98,9 +98,7 @@ class HeldGuests:
 @contextmanager
 def hold(server: Server, wanted: str, options: str) -> Iterator[Held]:
     """The guests of a profile, until the block ends: they live and die with the thread that started them."""
-    made = VmOptions.from_json(options)
-    trace = Path(made.trace) if made.trace else None
-    with JoinedGuests(find_lab(wanted), made.machines(), made.template(), hops=made.hops, trace=trace) as lab:
+    with VmOptions.from_json(options).joined(find_lab(wanted)) as lab:
         held = HeldGuests(server.folder, wanted, lab)
 
         def fault(cable: str, words: list[str], sender: str | None = None) -> dict[str, Any]:

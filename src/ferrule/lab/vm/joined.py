@@ -122,6 +122,7 @@ def guest_of(host: str, wiring: Wiring, template: Guest, controllers: Sequence[P
     """The guest for ``host``: ``template`` with a name, cables and neighbours."""
     files = {
         "/lab/cables": wiring.cables_file(host),
+        "/lab/devices": wiring.devices_file(host),
         "/usr/bin/lab-cables": _CABLES,
         "/etc/hosts": wiring.hosts_file(host),
     }

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from ferrule.errors import ConfigError, FerruleError, GuestError
 from ferrule.hardware import find_lab
@@ -69,9 +68,7 @@ def place(name_or_file: str, options: VmOptions) -> Iterator[Place]:
             lambda host: control.ask(name, "console", host=host),
         )
         return
-    trace = Path(options.trace) if options.trace else None
-    template = options.template()
-    with JoinedGuests(find_lab(name_or_file), options.machines(), template, hops=options.hops, trace=trace) as guests:
+    with options.joined(find_lab(name_or_file)) as guests:
         yield Place(guests.wiring, partial(_own_session, guests), lambda host: guests[host].console())
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from ferrule.errors import ConfigError
+from ferrule.hardware import LabProfile
+from ferrule.kmod.source import MODULE, driver_directory
 from ferrule.lab.vm.image.sources import host_release, newest_suite
-from ferrule.lab.vm.joined import NETWORK, TOOLS
+from ferrule.lab.vm.joined import NETWORK, TOOLS, JoinedGuests
 from ferrule.lab.vm.kernel.debug import DEBUG_KERNELS
 from ferrule.lab.vm.lab import RDMA, VmLab
 from ferrule.lab.vm.machine.guest import Guest
@@ -26,8 +28,8 @@ _PYTHON = (
 )
 """What ``ferrule`` needs in a guest to look at its links and at the machine, with any version of its dependencies."""
 
-_SOFT_ROCE = ("rdma_rxe", "ib_uverbs", "rdma_ucm")
-"""Newer kernels leave the last two, by which programs reach a device, to udev."""
+_USERS = ("ib_uverbs", "rdma_ucm")
+"""By which programs reach a device; newer kernels leave them to udev."""
 
 
 def machines_with(kernel: str, packages: Sequence[str] = TOOLS) -> VmLab:
@@ -44,8 +46,9 @@ def machines_with(kernel: str, packages: Sequence[str] = TOOLS) -> VmLab:
 @dataclass(frozen=True)
 class VmOptions:
     """``kernel``: see `machines_with`. ``modules``: names, or paths of ``.ko`` files. ``packages``:
-    Debian packages beside those that labs have. ``rdma``: soft-RoCE on each cable, with its tools. ``python``: guests
-    can run ``ferrule``. ``trace``: a file for what crosses the cables, or empty. ``hops``: rings of each controller."""
+    Debian packages beside those that labs have. ``rdma``: soft-RoCE on each cable, with its tools. ``driver``: our RDMA
+    driver on the cables, built for the guests' kernel, with the same tools. ``python``: guests can run ``ferrule``.
+    ``trace``: a file for what crosses the cables, or empty. ``hops``: rings of each controller."""
 
     kernel: str = "newest"
     cpus: int = 1
@@ -53,30 +56,51 @@ class VmOptions:
     modules: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     rdma: bool = False
+    driver: bool = False
     python: bool = False
     trace: str = ""
     hops: int = 12
 
     def machines(self) -> VmLab:
         """Where they boot. Raises `ConfigError` for what names no kernel, `LabError` where no guest can run."""
-        packages = dict.fromkeys([*TOOLS, *(RDMA if self.rdma else ()), *self.packages])
+        packages = dict.fromkeys([*TOOLS, *(RDMA if self.rdma or self.driver else ()), *self.packages])
         return machines_with(self.kernel, tuple(packages))
 
-    def template(self) -> Guest:
-        """What all hosts have in common. Raises `ConfigError` for a module's file that is not there."""
+    def prepare(self) -> None:
+        """Fetch and build what is missing, so that guests boot at once."""
+        machines = self.machines()
+        machines.prepare()
+        self._driver(machines)
+
+    def joined(self, profile: LabProfile) -> JoinedGuests:
+        """The hosts of ``profile`` as guests like these. Raises as `machines` and `template` do."""
+        machines = self.machines()
+        trace = Path(self.trace) if self.trace else None
+        return JoinedGuests(profile, machines, self.template(self._driver(machines)), hops=self.hops, trace=trace)
+
+    def _driver(self, machines: VmLab) -> Path | None:
+        """The module if it is asked for, built for their kernel unless that was done with this source before."""
+        return machines.build(driver_directory(), MODULE) if self.driver else None
+
+    def template(self, driver: Path | None = None) -> Guest:
+        """What all hosts have in common; ``driver``: its module. Raises `ConfigError` for the file of a module that is
+        not there."""
         own: list[str | Path] = []
         for module in self.modules:
             path = Path(module)
             if path.suffix == ".ko" and not path.is_file():
                 raise ConfigError(f"there is no module {path}; give a file, or the name of one of the kernel's modules")
             own.append(path.resolve() if path.suffix == ".ko" else module)
+        if driver is not None:
+            own.append(driver)
+        users = _USERS if self.rdma or self.driver else ()
         files = {"/usr/local/bin/ferrule": _FERRULE} if self.python else {}
         return Guest(
             script="",
-            modules=[*NETWORK, *(_SOFT_ROCE if self.rdma else ()), *own],
+            modules=[*NETWORK, *(["rdma_rxe"] if self.rdma else ()), *users, *own],
             python=[name for name in _PYTHON if find_spec(name)] if self.python else (),
             files=files,
-            env={"LAB_RXE": "1"} if self.rdma else {},
+            env={name: "1" for name, on in (("LAB_RXE", self.rdma), ("LAB_DRIVER", self.driver)) if on},
             cpus=self.cpus,
             memory_mb=self.memory_mb,
             terminals=2,

@@ -86,6 +86,17 @@ class Wiring:
             for name, own, other in ends
         )
 
+    def devices_file(self, host: str) -> str:
+        """A line for each RDMA device that the driver makes of all cables to a neighbour: its name, that of the
+        interface that has its addresses, own address, the peer's."""
+        pairs = list(dict.fromkeys(frozenset(end.host for end in cable.ends) for cable in self.cables))
+        lines = []
+        for other in self.neighbours(host):
+            pair = frozenset((host, other.host))
+            own, peer = (f"10.79.{pairs.index(pair)}.{1 + sorted(pair).index(name)}" for name in (host, other.host))
+            lines.append(f"ferrule-{other.host[:24]} frl-{other.host[:11]} {own}/24 {peer}\n")
+        return "".join(lines)
+
     def hosts_file(self, host: str) -> str:
         own = next((ends[0].address for cable in self.cables if (ends := cable.at(host))), "127.0.0.1")
         lines = ["127.0.0.1 localhost", f"{own} {host}"]

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from ferrule.errors import LabError
+from ferrule.kmod.source import module_sources
 from ferrule.lab.vm.image.cache import made_once
 from ferrule.lab.vm.image.packages import Archive
 from ferrule.lab.vm.kernel.compiler import Compiler, compiler_for
@@ -75,7 +76,7 @@ def built_once(
 
     ``archive``: where its headers are; ``compilers``: where the compiler is if this host has another one.
     """
-    files = {path.name: path.read_bytes() for path in sorted(source.iterdir()) if _is_source(path)}
+    files = module_sources(source)
     if "Makefile" not in files:
         raise LabError(f"{source} has no Makefile; a kernel module needs one with obj-m := {name}.o")
     digest = hashlib.sha256(repr((files, stands_in)).encode()).hexdigest()[:12]
@@ -85,16 +86,13 @@ def built_once(
         compiler = compiler_for(headers, lambda: compilers, cache)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             for file, data in files.items():
+                (Path(scratch) / file).parent.mkdir(parents=True, exist_ok=True)
                 (Path(scratch) / file).write_bytes(data)
             shutil.copyfile(
                 build_module(Path(scratch), name, headers, compiler, stands_in=stands_in), target / f"{name}.ko"
             )
 
     return made_once(cache / f"module-{name}-{kernel.release}-{digest}", make) / f"{name}.ko"
-
-
-def _is_source(path: Path) -> bool:
-    return path.is_file() and (path.suffix in (".c", ".h", ".S") or path.name in ("Makefile", "Kbuild"))
 
 
 def _extract(archive: Archive, kernel: Kernel, directory: str, scratch: Path) -> Path:

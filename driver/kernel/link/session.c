@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Sessions and rails. A session begins with an epoch that both ends agreed on, and ends when
+ * no rail is left or nothing is acknowledged for some seconds. Rails come and go in it.
+ */
+#include <linux/ktime.h>
+#include <linux/module.h>
+
+#include "device/trace.h"
+
+#define KEEPALIVE_NS	((u64)NSEC_PER_SEC)
+#define SILENT_TICKS	4
+
+static unsigned int dead_ms = 3000;
+module_param(dead_ms, uint, 0644);
+MODULE_PARM_DESC(dead_ms, "milliseconds of silence after which a rail, or the peer, is lost");
+
+/* which rails are joined to which link */
+DEFINE_MUTEX(fer_topology);
+
+u64 fer_dead_after_ns(void)
+{
+	return max(READ_ONCE(dead_ms), 100u) * (u64)NSEC_PER_MSEC;
+}
+
+/* Nobody hears it of a device that is not registered yet, or not any more. */
+static void port_event(struct fer_link *link, enum ib_event_type type)
+{
+	struct ib_event event = {
+		.device = &link->dev->ib, .element.port_num = 1, .event = type,
+	};
+
+	if (!ib_device_try_get(&link->dev->ib))
+		return;
+	ib_dispatch_event(&event);
+	ib_device_put(&link->dev->ib);
+}
+
+static void drop_frames(struct fer_link *link)
+{
+	struct fer_rail *rail;
+	int i;
+
+	for (i = 0; i < FER_WINDOW; i++) {
+		if (link->tx[i].frame)
+			fer_link_put(link, link->tx[i].frame);
+		link->tx[i].frame = NULL;
+	}
+	fer_each_rail(link, rail, i) {
+		fer_link_unhold(link, rail);
+		rail->unacked = 0;
+	}
+}
+
+/* The queue pair with that number or the next one, with a reference. */
+static struct fer_qp *next_qp(struct fer_link *link, unsigned long *number)
+{
+	struct fer_qp *qp;
+
+	xa_lock(&link->dev->qps);
+	qp = xa_find(&link->dev->qps, number, FER_QPN_MASK, XA_PRESENT);
+	if (qp)
+		kref_get(&qp->ref);
+	xa_unlock(&link->dev->qps);
+	return qp;
+}
+
+/* There may be requests that waited for a link. */
+static void wake_qps(struct fer_link *link)
+{
+	struct fer_qp *qp;
+	unsigned long i;
+
+	for (i = 0; (qp = next_qp(link, &i)); i++) {
+		fer_qp_activate(qp);
+		fer_qp_put(qp);
+	}
+}
+
+static void fail_qps(struct fer_link *link, const char *why)
+{
+	struct fer_qp *qp;
+	unsigned long i;
+
+	for (i = 0; (qp = next_qp(link, &i)); i++) {
+		mutex_lock(&qp->lock);
+		/* datagrams promise nothing: they go on when the link does */
+		if (!fer_is_ud(qp) && qp->state >= IB_QPS_RTR && qp->state != IB_QPS_ERR)
+			fer_qp_fail(qp, why);
+		mutex_unlock(&qp->lock);
+		fer_qp_put(qp);
+	}
+	fer_link_kick(link); /* they are to be flushed */
+}
+
+/* All that is under way fails, and the port is down. Under the engine, as all below. */
+void fer_session_end(struct fer_link *link, const char *why)
+{
+	lockdep_assert_held(&link->engine);
+	if (!link->up)
+		return;
+	dev_info(&link->dev->ib.dev, "port down: %s\n", why);
+	trace_fer_session_down(link, -1, link->epoch, why);
+	WRITE_ONCE(link->up, false);
+	if (link->dev->netdev)
+		netif_carrier_off(link->dev->netdev);
+	port_event(link, IB_EVENT_PORT_ERR);
+	fail_qps(link, why);
+	drop_frames(link);
+	link->tx_una = link->tx_next;
+	link->rx_unacked = 0;
+	link->ack_now = false;
+	link->epoch = 0;
+}
+
+/* The epoch for a rail that comes up; not under the engine. */
+u32 fer_session_offer(struct fer_link *link, u32 fresh)
+{
+	u32 epoch;
+
+	mutex_lock(&link->engine);
+	if (!link->up && !link->offered)
+		link->offered = fresh;
+	epoch = link->up ? link->epoch : link->offered;
+	mutex_unlock(&link->engine);
+	return epoch;
+}
+
+void fer_session_begin(struct fer_link *link, u32 epoch, u32 window)
+{
+	lockdep_assert_held(&link->engine);
+	link->offered = 0;
+	link->epoch = epoch;
+	link->last_epoch = epoch;
+	link->tx_una = epoch;
+	link->tx_next = epoch;
+	link->rx_next = epoch;
+	link->window = clamp_t(u32, window, 1, FER_WINDOW);
+	trace_fer_session_up(link, -1, epoch, "its first rail is up");
+	WRITE_ONCE(link->up, true);
+	if (link->dev->netdev)
+		netif_carrier_on(link->dev->netdev);
+	port_event(link, IB_EVENT_PORT_ACTIVE);
+	wake_qps(link);
+}
+
+/* ---- rails ---- */
+
+/* Under fer_topology, as fer_rail_leave(). */
+int fer_rail_join(struct fer_link *link, struct fer_rail *rail)
+{
+	int i, err = -ENOSPC;
+
+	lockdep_assert_held(&fer_topology);
+	mutex_lock(&link->engine);
+	for (i = 0; i < FER_MAX_RAILS && err; i++) {
+		if (link->rails[i])
+			continue;
+		rail->link = link;
+		rail->index = i;
+		rail->up = false;
+		rail->unacked = 0;
+		rail->sent_order = 0;
+		rail->acked_order = 0;
+		rail->moved_ns = 0;
+		rail->doubted_until_ns = 0;
+		link->rails[i] = rail;
+		err = 0;
+	}
+	mutex_unlock(&link->engine);
+	return err;
+}
+
+void fer_rail_leave(struct fer_rail *rail)
+{
+	struct fer_link *link = rail->link;
+
+	lockdep_assert_held(&fer_topology);
+	if (rail->ops->leave)
+		rail->ops->leave(rail);
+	mutex_lock(&link->engine);
+	fer_rail_down(rail, "it leaves");
+	link->offered = 0; /* perhaps it was refused */
+	link->rails[rail->index] = NULL;
+	WRITE_ONCE(rail->link, NULL);
+	mutex_unlock(&link->engine);
+	if (rail->ops->left)
+		rail->ops->left(rail);
+}
+
+/*
+ * From now on frames go this way, in the session of that epoch. False: that session is over on
+ * this side; begun anew here alone, its numbers would not fit. Not under the engine.
+ */
+bool fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window)
+{
+	struct fer_link *link = rail->link;
+	u64 now = ktime_get_ns();
+	struct fer_rail *other;
+	int i;
+
+	mutex_lock(&link->engine);
+	if (!link->up && epoch == link->last_epoch) {
+		mutex_unlock(&link->engine);
+		return false;
+	}
+	if (link->epoch != epoch)
+		fer_session_end(link, "the peer began a new session");
+	rail->up = true;
+	trace_fer_rail_up(link, rail->index, epoch, "agreed with the peer");
+	rail->last_tx_ns = 0;
+	rail->last_tick_ns = now;
+	rail->silent = 0;
+	if (!link->up) {
+		fer_each_rail(link, other, i) {
+			if (other == rail || !other->up)
+				continue;
+			other->up = false; /* of the old session: nobody listens there */
+			trace_fer_rail_down(link, i, epoch, "the peer began a new session");
+			other->ops->lost(other);
+		}
+		fer_session_begin(link, epoch, window);
+	}
+	mutex_unlock(&link->engine);
+	fer_link_kick(link);
+	return true;
+}
+
+/* It carries nothing any more: what went over it goes another way, if there is one. */
+void fer_rail_down(struct fer_rail *rail, const char *why)
+{
+	struct fer_link *link = rail->link;
+	struct fer_rail *other;
+	bool any = false;
+	int i;
+
+	lockdep_assert_held(&link->engine);
+	fer_link_unhold(link, rail);
+	if (!rail->up)
+		return;
+	rail->up = false;
+	trace_fer_rail_down(link, rail->index, link->epoch, why);
+	rail->losses++;
+	fer_each_rail(link, other, i)
+		any |= other->up;
+	if (any)
+		fer_link_reroute(link, rail, ktime_get_ns());
+	else
+		fer_session_end(link, "the last rail is down");
+	for (i = 0; i < FER_WINDOW; i++)
+		if (link->tx[i].rail == rail)
+			link->tx[i].rail = NULL;
+	rail->unacked = 0;
+}
+
+/*
+ * An idle rail says each second that it is there, and a silent one is given up. Its silence is
+ * counted in ticks, so that a machine that stood still itself does not take its peer for lost.
+ */
+void fer_rails_check(struct fer_link *link, u64 now)
+{
+	u64 tick = fer_dead_after_ns() / SILENT_TICKS;
+	struct fer_rail *rail;
+	int i;
+
+	lockdep_assert_held(&link->engine);
+	fer_each_rail(link, rail, i) {
+		if (!rail->up)
+			continue;
+		/* last_tx may be behind now: an acknowledgment has just gone */
+		if ((s64)(now - rail->last_tx_ns) >= (s64)KEEPALIVE_NS)
+			fer_link_ack(link, rail);
+		if (now - rail->last_tick_ns < tick)
+			continue;
+		rail->last_tick_ns = now;
+		if (rail->silent++ < SILENT_TICKS)
+			continue;
+		dev_warn(&link->dev->ib.dev, "rail %d: nothing comes any more\n", i);
+		fer_rail_down(rail, "nothing comes any more");
+		rail->ops->lost(rail);
+	}
+}
