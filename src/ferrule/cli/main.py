@@ -6,29 +6,72 @@ import atexit
 import gc
 import logging
 import signal
-from typing import Annotated, Any
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ferrule import __version__
-from ferrule.cli import version
-from ferrule.cli.bench import app as bench
-from ferrule.cli.cluster import app as cluster
-from ferrule.cli.cluster import models, service
-from ferrule.cli.doctor import app as doctor
-from ferrule.cli.kmod import app as driver
-from ferrule.cli.lab import app as lab
-from ferrule.cli.launch import app as launch
-from ferrule.cli.launch import env
-from ferrule.cli.links import app as links
-from ferrule.cli.plan import app as plan
-from ferrule.cli.serving import chat, generate, serve
 from ferrule.errors import FerruleError
+
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "serve": ("serving.serve", "Serve a model over the OpenAI API."),
+    "generate": ("serving.generate", "Load a model, print its answer to one prompt, and exit."),
+    "chat": ("serving.chat", "Talk to a server of the OpenAI API."),
+    "plan": (
+        "plan.app",
+        "Say how to split a model over machines, how fast that would be, and whether one machine is faster.",
+    ),
+    "launch": ("launch.app", "Run a program as several ranks, here and on other hosts: over ssh, by agents, by Ray."),
+    "env": (
+        "launch.env",
+        'Print the environment that `ferrule launch` would set, for use elsewhere: eval "$(ferrule env nccl)".',
+    ),
+    "version": ("version", "Print the versions that matter in a bug report."),
+    "doctor": (
+        "doctor.app",
+        "Look at the cables, interfaces and RDMA devices; say what is wrong, what it costs, and the cure.",
+    ),
+    "up": ("cluster.app", "Make this machine a host of a cluster: start a new one, join one, or come back to it."),
+    "status": ("cluster.app", "Show the hosts of the cluster, what they have, and how they are."),
+    "models": ("cluster.models", "Show the models that the cluster serves, where, and how they are."),
+    "stop": ("cluster.models", "End a model on all hosts of the cluster. It does not come back by itself."),
+    "down": ("cluster.app", "Stop this host's agent, and all that it runs. `ferrule up` comes back to the cluster."),
+    "leave": ("cluster.app", "Take this host, or another one, out of the cluster for good."),
+    "token": (
+        "cluster.app",
+        "Print the line by which another machine joins. With it programs can be run on all hosts: keep it secret.",
+    ),
+    "service": ("cluster.service", "Have the agent come up with the machine (systemd)."),
+    "links": ("links.app", "Find the cables of this machine, and save what it says about them."),
+    "lab": ("lab.app", "Rehearse on emulated machines and cables, all on this one."),
+    "driver": ("kmod.app", "The kernel module that makes a USB4 cable an RDMA device."),
+    "bench": ("bench.app", "Measure what this machine can do, beside other libraries."),
+}
+"""What there is: the module below ``ferrule.cli`` that has it as ``app``, and the first line of its help."""
 
 
 class Commands(TyperGroup):
-    """Prints Ferrule's own errors as one line and exits with their code; Ctrl-C exits with 130 and says nothing."""
+    """The command line. A command's module is imported when it is called: some need half a second for that.
+
+    Prints Ferrule's own errors as one line and exits with their code; Ctrl-C exits with 130 and says nothing.
+    """
+
+    # typer has had click inside and outside of it; so what comes from click is Any here.
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in that only has the help's first line; `resolve_command` gives the one that can be called."""
+        if cmd_name not in COMMANDS:
+            return None
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1], rich_markup_mode="rich")
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, known, rest = super().resolve_command(ctx, args)
+        return name, None if known is None else load(str(name)), rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,6 +81,15 @@ class Commands(TyperGroup):
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as interrupt:
             raise typer.Exit(130) from interrupt
+
+
+def load(name: str) -> Any:
+    """The command ``name`` of `COMMANDS`, its module imported."""
+    found = typer.main.get_command(import_module(f"ferrule.cli.{COMMANDS[name][0]}").app)
+    if isinstance(found, TyperGroup) and name in found.commands:  # a module with several commands
+        found = found.commands[name]
+    found.name = name
+    return found
 
 
 app = typer.Typer(
@@ -83,28 +135,6 @@ def root(
     if debug:
         for chatty in ("httpcore", "httpx", "asyncio"):
             logging.getLogger(chatty).setLevel(logging.INFO)
-
-
-app.command(epilog=serve.EXAMPLES)(serve.serve)
-app.command(epilog=generate.EXAMPLES)(generate.generate)
-app.command(epilog=chat.EXAMPLES)(chat.chat)
-app.command(epilog=plan.EXAMPLES)(plan.plan)
-app.command(epilog=launch.EXAMPLES, context_settings=launch.PASS_ON)(launch.launch)
-app.command(epilog=env.EXAMPLES)(env.env)
-app.command(epilog=version.EXAMPLES)(version.version)
-app.command(epilog=doctor.EXAMPLES, cls=doctor.Command)(doctor.doctor)
-app.command(epilog=cluster.UP_EXAMPLES)(cluster.up)
-app.command(epilog=cluster.STATUS_EXAMPLES)(cluster.status)
-app.command(epilog=models.MODELS_EXAMPLES)(models.models)
-app.command(epilog=models.STOP_EXAMPLES)(models.stop)
-app.command(epilog=cluster.DOWN_EXAMPLES)(cluster.down)
-app.command(epilog=cluster.LEAVE_EXAMPLES)(cluster.leave)
-app.command(epilog=cluster.TOKEN_EXAMPLES)(cluster.token)
-app.add_typer(service.app, name="service")
-app.add_typer(links.app, name="links")
-app.add_typer(lab.app, name="lab")
-app.add_typer(driver.app, name="driver")
-app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

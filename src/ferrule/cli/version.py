@@ -35,6 +35,10 @@ PACKAGES = (
 )
 
 
+app = typer.Typer()
+
+
+@app.command(epilog=EXAMPLES)
 def version(
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:

@@ -46,6 +46,10 @@ TOKEN_EXAMPLES = "Examples:\n\nferrule token"
 REPORT_SECONDS = 3.0
 
 
+app = typer.Typer()
+
+
+@app.command(epilog=UP_EXAMPLES)
 def up(
     join: Annotated[
         str | None, typer.Option("--join", metavar="TOKEN", help="Join the cluster whose host printed this.")
@@ -230,6 +234,7 @@ def _show(console: Console, home: ClusterHome) -> None:
         )
 
 
+@app.command(epilog=DOWN_EXAMPLES)
 def down(cluster: InCluster = None) -> None:
     """Stop this host's agent, and all that it runs. `ferrule up` comes back to the cluster."""
     home = choose_cluster(cluster)
@@ -237,6 +242,7 @@ def down(cluster: InCluster = None) -> None:
     typer.echo(f"this host's agent of the cluster {home.name!r} {'has stopped' if stopped else 'was not running'}")
 
 
+@app.command(epilog=LEAVE_EXAMPLES)
 def leave(
     cluster: InCluster = None,
     host: Annotated[
@@ -280,11 +286,13 @@ def _say_goodbye(home: ClusterHome) -> None:
         )
 
 
+@app.command(epilog=TOKEN_EXAMPLES)
 def token(cluster: InCluster = None) -> None:
-    """Print the line by which another machine joins. Whoever has it may run programs on all hosts: keep it secret."""
+    """Print the line by which another machine joins. With it programs can be run on all hosts: keep it secret."""
     typer.echo(f"ferrule up --join {client.token_of(choose_cluster(cluster)).encode()}")
 
 
+@app.command(epilog=STATUS_EXAMPLES)
 def status(cluster: InCluster = None, as_json: AsJson = False) -> None:
     """Show the hosts of the cluster, what they have, and how they are."""
     home = choose_cluster(cluster)

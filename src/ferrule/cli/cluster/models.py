@@ -95,6 +95,10 @@ def _show_ready(console: Console, home: ClusterHome, name: str, row: Mapping[str
     )
 
 
+app = typer.Typer()
+
+
+@app.command(epilog=MODELS_EXAMPLES)
 def models(cluster: InCluster = None, as_json: AsJson = False) -> None:
     """Show the models that the cluster serves, where, and how they are."""
     found = asyncio.run(cluster_models.models(choose_cluster(cluster)))
@@ -107,6 +111,7 @@ def models(cluster: InCluster = None, as_json: AsJson = False) -> None:
     show(models_table(found))
 
 
+@app.command(epilog=STOP_EXAMPLES)
 def stop(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As `ferrule models` shows it.")],
     cluster: InCluster = None,

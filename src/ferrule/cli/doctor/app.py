@@ -44,6 +44,10 @@ class Command(TyperCommand):
             raise
 
 
+app = typer.Typer()
+
+
+@app.command(epilog=EXAMPLES, cls=Command)
 def doctor(
     host: Annotated[
         list[str] | None,

@@ -40,6 +40,10 @@ Ssh = Annotated[str, typer.Option("--ssh", metavar="COMMAND", help="How to call 
 ConnectTimeout = Annotated[float, typer.Option("--connect-timeout", help="Seconds to try to reach a host.", min=1)]
 
 
+app = typer.Typer()
+
+
+@app.command(epilog=EXAMPLES, context_settings=PASS_ON)
 def launch(
     command: Annotated[
         list[str],

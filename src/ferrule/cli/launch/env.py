@@ -26,6 +26,10 @@ PORT = 29500
 """torch's own. Nobody keeps the ports that are printed free."""
 
 
+app = typer.Typer()
+
+
+@app.command(epilog=EXAMPLES)
 def env(
     kind: Annotated[
         Literal["nccl", "mlx", "torch", "ray"], typer.Argument(help="For NCCL and RCCL, MLX, torch, or Ray.")

@@ -59,6 +59,10 @@ _FORMATS = {
 """What weights might be stored as instead, by engine."""
 
 
+app = typer.Typer()
+
+
+@app.command(epilog=EXAMPLES)
 def plan(
     model: Annotated[
         str | None,

@@ -26,6 +26,10 @@ EXAMPLES = (
 Messages = list[dict[str, str]]
 
 
+app = typer.Typer()
+
+
+@app.command(epilog=EXAMPLES)
 def chat(
     url: Annotated[
         str | None, typer.Argument(metavar="URL", help="The server's address; the default is one on this machine.")

@@ -26,6 +26,10 @@ EXAMPLES = (
 )
 
 
+app = typer.Typer()
+
+
+@app.command(epilog=EXAMPLES)
 def generate(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A Hugging Face directory, a hub id (owner/name), or demo.")

@@ -40,6 +40,10 @@ EXAMPLES = (
 )
 
 
+app = typer.Typer()
+
+
+@app.command(epilog=EXAMPLES)
 def serve(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A Hugging Face directory, a hub id (owner/name), or demo.")
