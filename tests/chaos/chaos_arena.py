@@ -20,7 +20,7 @@ from typing import Any, Self
 from chaos_plan import CABLES, HOSTS
 
 from ferrule.lab import Lab, Topology, switch
-from ferrule.process.tied import tied
+from ferrule.process import tied
 
 PLAYER = Path(__file__).with_name("chaos_player.py")
 CALLS = PLAYER.parents[1] / "fabric"

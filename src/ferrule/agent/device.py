@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from ferrule.errors import ClusterError, FerruleError
-from ferrule.process.tied import tied
+from ferrule.process import tied
 
 DEVICE_SECONDS = 150.0
 

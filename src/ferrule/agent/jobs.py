@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -23,10 +22,8 @@ from ferrule.cluster.messages import CONTROL
 from ferrule.config import OUTER_JOB
 from ferrule.errors import ClusterError
 from ferrule.fabric.join.addresses import own_interfaces
-from ferrule.process.exit_watch import when_ended
+from ferrule.process import end_groups, signal_group, start, when_ended
 from ferrule.process.lifeline import LISTEN_FD, send_order
-from ferrule.process.system import signal_group
-from ferrule.process.tied import tied
 from ferrule.secure import Address, derived_key, write_address
 
 log = logging.getLogger(__name__)
@@ -153,16 +150,7 @@ class Job:
         None is started any more from then on: nobody would end it.
         """
         self._over = True
-        for process in self._running.values():
-            signal_group(process.pid, signal.SIGTERM)
-        deadline = asyncio.get_running_loop().time() + grace
-        while self._running and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.01)
-        for process in self._running.values():
-            signal_group(process.pid, signal.SIGKILL)
-        deadline = asyncio.get_running_loop().time() + KILLED_SECONDS
-        while self._running and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.01)  # the kernel ends what is killed, and its descriptor tells `_ended`
+        await end_groups(lambda: self.pids, grace, KILLED_SECONDS)
         if self._running:
             log.error("job %s: processes %s are killed and do not end; do they wait for a disk?", self.name, self.pids)
         for listener in self._listeners.values():
@@ -185,15 +173,7 @@ def _started(
         env[LISTEN_FD] = str(listener.fileno())
         fds.append(listener.fileno())
     arguments = [each.replace(CONTROL, str(control.fileno())) for each in order.arguments]
-    return subprocess.Popen(
-        tied([sys.executable, *arguments]),
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        pass_fds=fds,
-        process_group=0,
-    )
+    return start([sys.executable, *arguments], env=env, stdout=output, stderr=subprocess.STDOUT, pass_fds=fds)
 
 
 def _took_over(

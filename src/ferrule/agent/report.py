@@ -15,7 +15,7 @@ import psutil
 from ferrule.fabric.join.hosts import this_host
 from ferrule.links import Inventory, NetDevice, Probe
 from ferrule.links.power import PowerMeter
-from ferrule.process.sensor import Sensor
+from ferrule.process import Sensor
 
 _NVIDIA = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 _NVIDIA_SECONDS = 3.0

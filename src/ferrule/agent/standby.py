@@ -17,10 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ferrule.errors import ClusterError
-from ferrule.process.exit_watch import when_ended
+from ferrule.process import signal_group, start, when_ended
 from ferrule.process.lifeline import IMPORTING_SECONDS, QUESTION, READY, SPARE_FLAG
-from ferrule.process.system import signal_group
-from ferrule.process.tied import tied
 
 log = logging.getLogger(__name__)
 
@@ -63,14 +61,12 @@ class StandbyProcess:
         self.line, theirs = socket.socketpair()
         with theirs:
             try:
-                self.process = subprocess.Popen(
-                    tied([sys.executable, *LIFELINE, SPARE_FLAG, kind.module, str(theirs.fileno())]),
+                self.process = start(
+                    [sys.executable, *LIFELINE, SPARE_FLAG, kind.module, str(theirs.fileno())],
                     env=dict(environment) | dict(kind.env),
-                    stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    process_group=0,
                 )
             except OSError:
                 self.line.close()

@@ -28,7 +28,7 @@ from ferrule.plan.cluster.live import emulated_rail
 from ferrule.plan.cost import calibrate, calibrated, record_of
 from ferrule.plan.device.contention import ALL_KEPT, CoresTogether, Kept
 from ferrule.plan.device.measure import measure_device
-from ferrule.process.system import usable_cores
+from ferrule.process import usable_cores
 
 CONTEXT = 1024
 WARM = 128

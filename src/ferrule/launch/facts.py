@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ferrule.process.system import usable_cores
+from ferrule.process import usable_cores
 
 if TYPE_CHECKING:
     from ferrule.links import Inventory

@@ -22,6 +22,7 @@ from ferrule.launch.job import LOOPBACK, MEETING_PORTS, Job, Site, find_addresse
 from ferrule.launch.local import JobResult
 from ferrule.launch.places import Place
 from ferrule.launch.protocol import PROTOCOL, Message
+from ferrule.process import Output
 
 FAILURE_GRACE = 1.0
 """Seconds that ranks have to end when another one has failed."""
@@ -48,10 +49,6 @@ class Task:
     cwd: str
     env: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=lambda: {"PYTHONUNBUFFERED": "1"})
-
-
-Output = Callable[[int, int, bytes], None]
-"""Takes a rank, 1 for its standard output or 2 for its standard error, and bytes."""
 
 
 class Launcher:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,12 +17,8 @@ from typing import IO, Literal, Self
 
 from ferrule.config import OUTER_JOB
 from ferrule.errors import ConfigError
-from ferrule.launch.output import PrefixedOutput
-from ferrule.process.children import Processes
-from ferrule.process.system import exit_fds, sleep_until_readable
-
-_POLL_SECONDS = 0.02
-"""How often exits are looked for where the system has no pidfd to wait on."""
+from ferrule.launch.output import RankOutput
+from ferrule.process import Children, Outputs, start
 
 
 @dataclass(frozen=True)
@@ -86,17 +83,20 @@ class LocalLauncher:
         self._pass_fds = pass_fds or [()] * ranks
         self._key = key or secrets.token_hex(32)
         self._cwd = cwd
-        self._processes = Processes()
-        self._prefixed = PrefixedOutput()
+        self._children = Children()
+        # A notebook's streams have no bytes below them.
+        sinks: dict[int, IO[bytes]] = {1: sys.stdout.buffer, 2: sys.stderr.buffer} if output == "prefix" else {}
+        self._lines = RankOutput(ranks, sinks, dict.fromkeys(sinks, False))
+        self._outputs = Outputs(self._lines)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return self._processes.pids
+        return self._children.pids
 
     @property
     def first_failed(self) -> int | None:
         """The rank that first ended with a status other than 0, before `stop` was called."""
-        return self._processes.first_failed
+        return self._children.first_failed
 
     def start(self) -> Self:
         """Start every rank. If one cannot be started, none is left running and the `OSError` is raised."""
@@ -130,34 +130,28 @@ class LocalLauncher:
             fds.append(listener.fileno())
         env |= self._env
         env |= self._rank_env[rank]
-        stdout, stderr = self._streams(rank)
-        try:
-            process = self._processes.start(
-                command,
-                env=env,
-                cwd=self._cwd,
-                stdout=stdout,
-                stderr=stderr,
-                cpus=self._cpus[rank],
-                pass_fds=fds,
+        with self._streams(rank) as (stdout, stderr):
+            process = start(
+                command, env=env, cwd=self._cwd, stdout=stdout, stderr=stderr, cpus=self._cpus[rank], pass_fds=fds
             )
-        finally:
-            if not isinstance(stdout, int | None):
-                stdout.close()
-        self._prefixed.add(rank, process)
+        self._children.add(process)
 
-    def _streams(self, rank: int) -> tuple[IO[bytes] | int | None, int | None]:
+    @contextmanager
+    def _streams(self, rank: int) -> Iterator[tuple[IO[bytes] | int | None, int | None]]:
         if isinstance(self._output, Path):
             self._output.mkdir(parents=True, exist_ok=True)
-            return (self._output / f"rank-{rank}.log").open("wb"), subprocess.STDOUT
-        if self._output == "prefix":
-            return subprocess.PIPE, subprocess.PIPE
-        return None, None
+            with (self._output / f"rank-{rank}.log").open("wb") as log:
+                yield log, subprocess.STDOUT
+        elif self._output == "prefix":
+            with self._outputs.of(rank) as streams:
+                yield streams
+        else:
+            yield None, None
 
     def poll(self) -> tuple[int | None, ...]:
         """The exit status of every rank so far (None: still running). Never waits."""
-        self._prefixed.pump()
-        return self._processes.poll()
+        self._outputs.drain()
+        return self._children.poll()
 
     def wait(self, timeout: float | None = None) -> JobResult:
         """Wait until every rank has ended; when one ends badly, stop the others.
@@ -165,37 +159,26 @@ class LocalLauncher:
         ``timeout`` in seconds; raises `TimeoutError` when it passes, with the ranks still running.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        exits = exit_fds(self.pids)
-        try:
-            while None in self.poll():
-                if self.first_failed is not None:
-                    self.stop()
-                    break
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise TimeoutError(f"the job still runs after {timeout:g} s")
-                left_over = self._processes.running
-                running = [fd for rank in left_over if (fd := exits[rank]) is not None]
-                if len(running) != len(left_over):
-                    left = _POLL_SECONDS if left is None else min(left, _POLL_SECONDS)
-                sleep_until_readable([*running, *self._prefixed.fds()], left)
-        finally:
-            for fd in exits:
-                if fd is not None:
-                    os.close(fd)
-        self._prefixed.finish()
-        return JobResult(tuple(code for code in self._processes.codes if code is not None), self.first_failed)
+        while None in self.poll():
+            if self.first_failed is not None:
+                self.stop()
+                break
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(f"the job still runs after {timeout:g} s")
+            self._children.wait(left, self._outputs.fds)
+        self._finish_output()
+        return JobResult(tuple(code for code in self._children.codes if code is not None), self.first_failed)
 
     def stop(self, grace: float = 0.4) -> None:
         """End every rank: SIGTERM, and SIGKILL for what is left after ``grace`` seconds. Safe to call twice."""
-        self.poll()
-        self._processes.stopping = True  # what ends because of this is no failure of its own
-        self._processes.signal(signal.SIGTERM)
-        deadline = time.monotonic() + grace
-        while None in self.poll() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        self._processes.kill()
-        self._prefixed.finish()
+        self._children.stop(grace)
+        self._finish_output()
+
+    def _finish_output(self) -> None:
+        self._outputs.drain()
+        self._outputs.close()
+        self._lines.finish()
 
     def __enter__(self) -> Self:
         if not self.pids:

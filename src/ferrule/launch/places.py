@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 from ferrule.errors import ClusterError
 from ferrule.launch.hostfile import HostEntry
-from ferrule.process.system import signal_group
+from ferrule.process import signal_group
 
 if TYPE_CHECKING:
     from ferrule.cluster.home import ClusterHome

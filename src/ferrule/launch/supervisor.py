@@ -22,14 +22,11 @@ from typing import Any
 from ferrule.config import OUTER_JOB
 from ferrule.launch.facts import own_facts
 from ferrule.launch.protocol import GREETING, PROTOCOL, Decoder, Message, encode
-from ferrule.process.children import Processes
-from ferrule.process.orphans import adopt_orphans, kill_orphans
-from ferrule.process.system import exit_fds
+from ferrule.process import Children, Outputs, adopt_orphans, kill_orphans, start
 
 LOST_GRACE = 1.0
 """Seconds that ranks have to end when the launcher is gone."""
 
-_POLL_SECONDS = 0.02
 _CHUNK = 1 << 16
 _MAX_WAITING = 1 << 20
 """Bytes for the launcher; ranks that print more wait until it has read them."""
@@ -45,10 +42,11 @@ class Supervisor:
         self._decoder = Decoder()
         self._waiting = bytearray(GREETING)
         self._ranks: list[int] = []
-        self._processes = Processes()
-        self._exits: list[int | None] = []
+        self._children = Children()
         self._told: set[int] = set()
-        self._streams: dict[int, tuple[int, int]] = {}
+        self._outputs = Outputs(
+            lambda rank, stream, data: self._tell({"op": "output", "rank": rank, "stream": stream}, data)
+        )
         self._sockets: list[socket.socket] = []
         self._listener: socket.socket | None = None
         self._environment: dict[str, str] = {}
@@ -68,14 +66,14 @@ class Supervisor:
                 self._look_at_clocks()
                 self._look_at_ranks()
         finally:
-            self._processes.kill()
+            self._children.kill()
             kill_orphans()
             self._files.close()
         return 0
 
     def _finished(self) -> bool:
         if self._gone:
-            return not self._processes.running
+            return not self._children.running
         ended = bool(self._ranks) and len(self._told) == len(self._ranks)
         return (ended or self._refused) and not self._waiting
 
@@ -87,13 +85,11 @@ class Supervisor:
             if self._waiting:
                 poller.register(self._above, select.POLLOUT)
         if len(self._waiting) < _MAX_WAITING:
-            for fd in self._streams:
+            for fd in self._outputs.fds:
                 poller.register(fd, select.POLLIN)
-        running = self._processes.running
-        watched = [exit_fd for index in running if (exit_fd := self._exits[index]) is not None]
-        for exit_fd in watched:
-            poller.register(exit_fd, select.POLLIN)
-        seconds = [] if len(watched) == len(running) else [_POLL_SECONDS]
+        for fd in self._children.exit_fds:
+            poller.register(fd, select.POLLIN)
+        seconds = [] if self._children.poll_seconds is None else [self._children.poll_seconds]
         now = time.monotonic()
         if self._kill_at is not None:
             seconds.append(self._kill_at - now)
@@ -105,8 +101,8 @@ class Supervisor:
                 self._listen()
             elif fd == self._above:
                 self._speak()
-            elif fd in self._streams:
-                self._forward(fd)
+            elif fd in self._outputs.fds:
+                self._outputs.forward(fd)
 
     def _listen(self) -> None:
         try:
@@ -143,7 +139,7 @@ class Supervisor:
             self._waiting += encode(message, data)
 
     def _refuse(self, why: str) -> None:
-        self._processes.kill()
+        self._children.kill()
         self._refused = True
         self._tell({"op": "error", "message": why})
 
@@ -158,7 +154,7 @@ class Supervisor:
                     what = error.filename or "the ranks"
                     self._refuse(f"cannot start {what}: {error.strerror or error}")
             case "signal":
-                self._processes.signal(message["number"])
+                self._children.signal(message["number"])
             case "stop":
                 self._stop(message["grace"])
 
@@ -196,7 +192,6 @@ class Supervisor:
             self._start_rank(rank, common, cwd)
         if self._listener is not None:
             self._listener.close()
-        self._exits = exit_fds(self._processes.pids)
 
     def _start_rank(self, rank: Mapping[str, Any], common: Mapping[str, str], cwd: Path) -> None:
         env = {**common, **rank["env"]}
@@ -204,18 +199,10 @@ class Supervisor:
         if rank["rank"] == 0 and self._listener is not None:
             fds.append(self._listener.fileno())
             env["FERRULE_LISTEN_FD"] = str(fds[0])
-        reads = [os.pipe(), os.pipe()]
-        try:
-            command = [sys.executable if word is None else word for word in rank["argv"]]
-            self._processes.start(command, env=env, cwd=cwd, stdout=reads[0][1], stderr=reads[1][1], pass_fds=fds)
-        finally:
-            for _, write in reads:
-                os.close(write)
-            for stream, (read, _) in enumerate(reads, 1):
-                os.set_blocking(read, False)
-                self._streams[read] = (rank["rank"], stream)
+        command = [sys.executable if word is None else word for word in rank["argv"]]
+        with self._outputs.of(rank["rank"]) as (out, err):
+            self._children.add(start(command, env=env, cwd=cwd, stdout=out, stderr=err, pass_fds=fds))
         self._ranks.append(rank["rank"])
-        self._exits.append(None)
 
     def _shared_files(self, texts: Mapping[str, str]) -> dict[str, str]:
         """Files that ranks may read while this process lives, by the variables that name them."""
@@ -236,28 +223,12 @@ class Supervisor:
         for kept in self._sockets:
             kept.close()
 
-    def _forward(self, fd: int) -> bool:
-        """Pass on what a rank has printed; False when there is no more for now."""
-        rank, stream = self._streams[fd]
-        try:
-            data = os.read(fd, _CHUNK)
-        except BlockingIOError:
-            return False
-        if not data:
-            del self._streams[fd]
-            os.close(fd)
-            return False
-        self._tell({"op": "output", "rank": rank, "stream": stream}, data)
-        return True
-
     def _look_at_ranks(self) -> None:
-        for index, code in enumerate(self._processes.poll()):
+        for index, code in enumerate(self._children.poll()):
             if code is None or index in self._told:
                 continue
             self._told.add(index)
-            for fd in [fd for fd, (rank, _) in self._streams.items() if rank == self._ranks[index]]:
-                while self._forward(fd):
-                    pass
+            self._outputs.drain(self._ranks[index])
             self._tell({"op": "exit", "rank": self._ranks[index], "code": code})
 
     def _look_at_clocks(self) -> None:
@@ -265,12 +236,12 @@ class Supervisor:
         if self._silence is not None and now > self._heard + self._silence and not self._gone:
             self._lost()
         if self._kill_at is not None and now >= self._kill_at:
-            self._processes.kill()
+            self._children.kill()
             self._kill_at = None
 
     def _stop(self, grace: float) -> None:
         """End the ranks: at once with SIGTERM, and after ``grace`` seconds with SIGKILL."""
-        self._processes.signal(signal.SIGTERM)
+        self._children.signal(signal.SIGTERM)
         at = time.monotonic() + grace
         self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
 

@@ -23,7 +23,7 @@ from ferrule.lab.netns import control
 from ferrule.links.reader import natural
 from ferrule.links.remote import ssh_command
 from ferrule.probe.agent import MARK
-from ferrule.process.tied import tied
+from ferrule.process import tied
 
 START_SECONDS = 20.0
 _SSH_SECONDS = 8

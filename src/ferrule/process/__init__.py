@@ -1,1 +1,24 @@
-"""Start, hold, watch and end processes."""
+"""Start, hold, watch and end processes. `ferrule.process.lifeline` is the program that a rank's process is."""
+
+from ferrule.process.children import Children, start
+from ferrule.process.orphans import adopt_orphans, kill_orphans, reap_orphans
+from ferrule.process.output import Output, Outputs
+from ferrule.process.sensor import Sensor
+from ferrule.process.system import end_groups, signal_group, usable_cores, when_ended
+from ferrule.process.tied import tied
+
+__all__ = [
+    "Children",
+    "Output",
+    "Outputs",
+    "Sensor",
+    "adopt_orphans",
+    "end_groups",
+    "kill_orphans",
+    "reap_orphans",
+    "signal_group",
+    "start",
+    "tied",
+    "usable_cores",
+    "when_ended",
+]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -17,10 +16,12 @@ _REAP_SECONDS = 5.0
 def adopt_orphans() -> None:
     """From now on, what our descendants leave behind becomes our child."""
     if sys.platform == "linux":
+        import ctypes
+
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def children() -> list[int]:
+def _children() -> list[int]:
     """Of this process's main thread; none where the system does not tell."""
     file = Path(f"/proc/self/task/{os.getpid()}/children")
     return list(map(int, file.read_text().split())) if file.exists() else []
@@ -29,7 +30,7 @@ def children() -> list[int]:
 def kill_orphans() -> None:
     """Kill all children, then theirs, which become ours, and so on until none is left."""
     deadline = time.monotonic() + _REAP_SECONDS
-    while time.monotonic() < deadline and (pids := children()):
+    while time.monotonic() < deadline and (pids := _children()):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -40,7 +41,7 @@ def kill_orphans() -> None:
 
 def reap_orphans(own: int) -> None:
     """Take note of the end of those that are not our own child ``own``."""
-    for pid in children():
+    for pid in _children():
         if pid != own:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)

@@ -1,12 +1,16 @@
-"""What the launcher needs to know of, and do to, processes; each for every system as well as it goes."""
+"""What the kernel knows of processes, and does to them; each for every system as well as it goes."""
 
 from __future__ import annotations
 
 import os
-import select
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection
+
+_LOOK_SECONDS = 0.05
+_PAUSE_SECONDS = 0.01
 
 
 def usable_cores() -> int:
@@ -22,26 +26,59 @@ def has_exited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def signal_group(pid: int, number: int) -> None:
+    """To all processes of the group that ``pid`` leads."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
         return  # the group is empty (macOS reports EPERM when only a zombie is left)
 
 
-def exit_fds(pids: Sequence[int]) -> list[int | None]:
-    """Per process a descriptor that becomes readable when it ends, where the system has such a thing (Linux)."""
-    fds: list[int | None] = [None] * len(pids)
-    if sys.platform == "linux":
-        for index, pid in enumerate(pids):
-            try:
-                fds[index] = os.pidfd_open(pid)
-            except OSError:
-                continue  # already reaped, or a kernel before 5.3: `poll` finds out
-    return fds
+def exit_fd(pid: int) -> int | None:
+    """A descriptor that becomes readable when a process ends, where the system has such a thing (Linux)."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None  # already reaped, or a kernel before 5.3: `has_exited` finds out
 
 
-def sleep_until_readable(fds: Sequence[int], seconds: float | None) -> None:
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, select.POLLIN)
-    poller.poll(None if seconds is None else seconds * 1000)
+def when_ended(process: subprocess.Popen[bytes], then: Callable[[], None]) -> None:
+    """Call ``then`` from the running event loop when our child has ended, and is not reaped yet."""
+    import asyncio  # which takes longer to load than a rank's first sign of life may take
+
+    loop = asyncio.get_running_loop()
+    watch = exit_fd(process.pid)
+    if watch is None:
+
+        def look() -> None:
+            if has_exited(process):
+                then()
+            else:
+                loop.call_later(_LOOK_SECONDS, look)
+
+        loop.call_soon(look)
+        return
+
+    def ended(descriptor: int) -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+        then()
+
+    loop.add_reader(watch, ended, watch)
+
+
+async def end_groups(pids: Callable[[], Collection[int]], grace: float, patience: float) -> None:
+    """SIGTERM to the groups that ``pids`` lead, SIGKILL to those that are left after ``grace`` seconds.
+
+    ``pids``: those that have not been reaped, which `when_ended` does. Returns when there are none any more, or
+    ``patience`` seconds after the SIGKILL.
+    """
+    import asyncio
+
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, patience)):
+        for pid in pids():
+            signal_group(pid, number)
+        deadline = time.monotonic() + seconds
+        while pids() and time.monotonic() < deadline:
+            await asyncio.sleep(_PAUSE_SECONDS)

@@ -23,9 +23,7 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.records import MODEL
 from ferrule.cluster.state import ClusterState
 from ferrule.errors import ClusterError
-from ferrule.process.exit_watch import when_ended
-from ferrule.process.system import signal_group
-from ferrule.process.tied import tied
+from ferrule.process import end_groups, signal_group, start, when_ended
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +32,7 @@ GIVE_BACK_SECONDS = 3.0
 """How long a host that took a model over and cannot serve it waits before it gives it back."""
 _LOOK_SECONDS = 1.0
 _END_SECONDS = 5.0
+_KILLED_SECONDS = 1.0
 _PAUSES = (0.5, 2.0, 5.0, 15.0, 30.0)
 """Before a process that ended is started again; the first again after it was ready."""
 READY = "ready"
@@ -84,11 +83,7 @@ class ModelServers:
             await asyncio.gather(self._task, return_exceptions=True)
         for name in list(self._served):
             self._end(name)
-        deadline = time.monotonic() + _END_SECONDS
-        while self._ending and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-        for process in self._ending:
-            signal_group(process.pid, signal.SIGKILL)
+        await end_groups(lambda: [process.pid for process in self._ending], _END_SECONDS, _KILLED_SECONDS)
 
     def look(self) -> None:
         """Something has changed: a record, or who is there."""
@@ -174,13 +169,7 @@ class ModelServers:
         folder.mkdir(mode=0o700, exist_ok=True)
         log_file = folder / f"{name.replace('/', '--')}.log"
         with log_file.open("wb") as output:
-            process = subprocess.Popen(
-                tied(self._command(self._home, name)),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-            )
+            process = start(self._command(self._home, name), stdout=output, stderr=subprocess.STDOUT)
         server.process = process
 
         def ended() -> None:

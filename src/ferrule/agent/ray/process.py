@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ferrule.process.orphans import adopt_orphans, kill_orphans, reap_orphans
-from ferrule.process.tied import tied
+from ferrule.process import adopt_orphans, kill_orphans, reap_orphans, tied
 
 START_SECONDS = 75.0
 HEAD_SECONDS = 60.0

@@ -39,7 +39,7 @@ def decode(
         import accelerate  # noqa: F401 - transformers' tensor parallelism needs it
 
         from ferrule.bench.decode import bench_decode, to_json
-        from ferrule.process.system import usable_cores
+        from ferrule.process import usable_cores
 
     console = Console()
     with console.status("Measuring decode (nothing else should run now)") as status:

@@ -25,7 +25,7 @@ from ferrule.engine.types import (
     Token,
 )
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable, RequestError
-from ferrule.process.system import usable_cores
+from ferrule.process import usable_cores
 
 if TYPE_CHECKING:
     from ferrule.lab import Lab

@@ -22,7 +22,7 @@ from ferrule.lab.netns.namespace import ENTER, Namespace, processes_in
 from ferrule.lab.netns.netlink import Netlink
 from ferrule.lab.netns.pace import as_a_card
 from ferrule.lab.netns.panel import Panel
-from ferrule.process.tied import tied
+from ferrule.process import tied
 
 PORT = 7700
 """Where rank 0 of a job listens, and any rank that others must pass: all ports of a new host are free."""

@@ -21,7 +21,7 @@ from ferrule.errors import ConfigError, LabError
 from ferrule.files import line_within
 from ferrule.lab.usb4.network import TRAINING_SECONDS
 from ferrule.lab.usb4.profile import CONTROL, PLAN, Fault, Plan, Usb4Cable, Usb4Host, socket_name, to_json
-from ferrule.process.tied import tied
+from ferrule.process import tied
 
 _START_SECONDS = 20.0
 _ASK_SECONDS = 10.0

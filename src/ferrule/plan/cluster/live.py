@@ -22,7 +22,7 @@ from ferrule.plan.cluster.rails import Sources
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec, RailSpec
 from ferrule.plan.device.contention import ALL_KEPT, CoresTogether
 from ferrule.plan.device.measure import device_from, free_now, measure_device, measure_figures
-from ferrule.process.system import usable_cores
+from ferrule.process import usable_cores
 
 REMOTE_WORDS = "plan --device-json"
 REMOTE_TIMEOUT = 180.0

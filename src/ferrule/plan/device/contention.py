@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ferrule.errors import PlanError
 from ferrule.plan.cluster.spec import CORES_KEEP
-from ferrule.process.system import usable_cores
+from ferrule.process import usable_cores
 
 ANSWER_SECONDS = 60.0
 """For a process that is to work for half a second; the first time it imports what it needs."""

@@ -27,7 +27,7 @@ from ferrule.plan.device.backend import processor
 from ferrule.plan.device.benchmark import Effort, Figures
 from ferrule.plan.device.engine import ENGINE_RANK, ENGINE_STEPPING, PROGRAM, eager_seconds
 from ferrule.plan.device.memory import memory_free, nvidia_free
-from ferrule.process.system import usable_cores
+from ferrule.process import usable_cores
 
 _log = logging.getLogger(__name__)
 

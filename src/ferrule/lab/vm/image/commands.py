@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ferrule.errors import LabError
-from ferrule.process.tied import tied
+from ferrule.process import tied
 
 _TAIL_LINES = 15
 

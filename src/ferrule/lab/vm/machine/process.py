@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from ferrule.errors import GuestError, LabError
 from ferrule.lab.vm.machine.qemu import Accelerator, Hardware, Qemu
-from ferrule.process.tied import tied
+from ferrule.process import tied
 
 _TAIL_LINES = 30
 

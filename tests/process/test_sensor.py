@@ -3,7 +3,7 @@
 import threading
 import time
 
-from ferrule.process.sensor import Sensor
+from ferrule.process import Sensor
 
 
 def test_what_hangs_is_left_out_and_told_again_when_it_answers():
