@@ -11,6 +11,7 @@ from ferrule.agent.ray.token import temp_directory, token_file
 from ferrule.cluster.home import ClusterHome, HostSettings
 from ferrule.cluster.records import Member
 from ferrule.errors import ClusterError
+from ferrule.installation import pip_install
 from ferrule.launch.ray_end import ranks_environment
 
 HOSTS = [digit * 32 for digit in "abc"]
@@ -25,7 +26,7 @@ def test_versions_are_compared_before_a_node_starts():
     assert both is not None
     assert both.startswith("Ray 2.59.0 here, 2.60.0 on strix-a")
     assert "Python 3.12.1 here, 3.11.7 on strix-a" in both
-    assert "pip install 'ferrule[cluster]'" in (skew(replace(own, ray=""), head) or "")
+    assert pip_install("cluster") in (skew(replace(own, ray=""), head) or "")
     assert "strix-a" in (skew(own, replace(head, ray="")) or "")
 
 

@@ -66,7 +66,7 @@ def test_another_version_there_is_refused_with_the_cure(
 ) -> None:
     end = End("strix-b", [])
     monkeypatch.setattr(end, "answer", lambda seconds: {"version": theirs})
-    with pytest.raises(LinkError, match=rf"strix-b has ferrule {theirs}, this .* pip install 'ferrule=={newest}'"):
+    with pytest.raises(LinkError, match=rf"strix-b has ferrule {theirs}, this .* install {newest} from"):
         end.meet()
 
 

@@ -71,6 +71,16 @@ def test_bandwidth_tells_what_is_wrong(rates: tuple[float, ...], expected: list[
     assert found(with_rates(*rates)) == expected
 
 
+def test_a_cable_is_not_blamed_for_busy_processors() -> None:
+    slow = with_rates(4.7e9, 4.7e9, 9e9, 9e9)
+    busy = replace(slow, bandwidth=tuple(replace(one, busy=0.97) for one in slow.bandwidth))
+    (warning,), (note,) = examine(pair(slow)), examine(pair(busy))
+    assert (warning.severity, note.severity) == ("warning", "note")
+    assert "Replug" in str(warning.cure)
+    assert "Replug" not in str(note.cure)
+    assert "97%" in str(note.evidence)
+
+
 def test_the_worst_number_of_streams_counts() -> None:
     both = (replace(GOOD, both_forth=3e9, both_back=3e9), replace(GOOD, streams=2))
     assert found(replace(LINK, bandwidth=both)) == [("error", "probe-collapse")]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ferrule.errors import ConfigError
+from ferrule.installation import pip_install
 
 OPTIONAL = frozenset(
     {"torch", "transformers", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "fastapi", "uvicorn"}
@@ -23,5 +24,5 @@ def needs(extra: str, command: str) -> Iterator[None]:
         if (error.name or "").partition(".")[0] not in OPTIONAL:
             raise
         raise ConfigError(
-            f"ferrule {command} needs the {extra} extra ({error.name} is not installed): pip install 'ferrule[{extra}]'"
+            f"ferrule {command} needs the {extra} extra ({error.name} is not installed): {pip_install(extra)}"
         ) from error

@@ -203,18 +203,8 @@ def _speed(link: MeasuredLink, earlier: MeasuredLink | None) -> Iterator[Finding
     for end, rate in zip(link.ends, rates, strict=True):
         part = SLOW_THUNDERBOLT if end.kind == "thunderbolt" else SLOW
         if end.speed is not None and rate < part * end.speed:
-            yield Finding(
-                "probe-slow",
-                "warning",
-                link.name,
-                f"From {end.host} it carries {format_rate(rate)}, and the cable is said to be one of "
-                f"{format_rate(end.speed)}.",
-                (_line(link, "one way", link.forth, link.back),),
-                "Large messages, as in prompts and fine-tuning, take that much longer.",
-                by_hand(
-                    "Replug both ends, and look for a PCIe link that is too narrow (ferrule links show); "
-                    "end what else uses the link."
-                ),
+            yield _slow(
+                link, f"From {end.host} it carries {format_rate(rate)}, and trained at {format_rate(end.speed)}."
             )
             return
     if earlier is not None and (link.forth < SLOW * earlier.forth or link.back < SLOW * earlier.back):
@@ -230,6 +220,22 @@ def _speed(link: MeasuredLink, earlier: MeasuredLink | None) -> Iterator[Finding
             "Cables that train anew sometimes come up at half their speed.",
             by_hand("Replug BOTH ends of the cable, then measure again; compare kernels if one was updated."),
         )
+
+
+def _slow(link: MeasuredLink, what: str) -> Finding:
+    """Where the processors were busy they may be what was slow: then the cable is not blamed."""
+    busy = max((one.busy for one in link.bandwidth), default=0.0)
+    lines: tuple[Evidence, ...] = (_line(link, "one way", link.forth, link.back),)
+    why = "Large messages, as in prompts and fine-tuning, take that much longer."
+    if busy > _BUSY:
+        lines = (*lines, (_WHERE, f"processors in use meanwhile: {busy:.0%}"))
+        cure = "End what else uses the processors and measure again: they were busy, so the cable may be well."
+        return Finding("probe-slow", "note", link.name, what, lines, why, by_hand(cure))
+    cure = (
+        "Replug both ends, and look for a PCIe link that is too narrow (ferrule links show); "
+        "end what else uses the link."
+    )
+    return Finding("probe-slow", "warning", link.name, what, lines, why, by_hand(cure))
 
 
 def _latency(link: MeasuredLink) -> Iterator[Finding]:

@@ -85,8 +85,8 @@ class End:
         if told["version"] != __version__:
             newest = max(str(told["version"]), __version__, key=natural)
             raise LinkError(
-                f"{self.name} has ferrule {told['version']}, this machine {__version__}; on the older one, in its "
-                f"environment: pip install 'ferrule=={newest}'"
+                f"{self.name} has ferrule {told['version']}, this machine {__version__}; on the older one, "
+                f"install {newest} from where the other one got it"
             )
         self.name, self.identity, self.kernel = told["host"], told["identity"], told["kernel"]
         self.interfaces = tuple(Interface.from_json(face) for face in told["interfaces"])

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from ferrule.cluster.records import Member
 from ferrule.errors import ClusterError
+from ferrule.installation import pip_install
 from ferrule.units import format_bytes
 
 NAME = "ray"
@@ -92,9 +93,9 @@ def check_store(store: object) -> int:
 def skew(own: Member, head: Member) -> str | None:
     """Why this host cannot be a node of that head's, if its versions forbid it."""
     if not own.ray:
-        return "Ray is not installed here: pip install 'ferrule[cluster]'"
+        return f"Ray is not installed here: {pip_install('cluster')}"
     if not head.ray:
-        return f"{head.name}, where Ray's head should run, has no Ray; there: pip install 'ferrule[cluster]'"
+        return f"{head.name}, where Ray's head should run, has no Ray; install Ferrule's extra \"cluster\" there"
     differ = [
         f"{what} {mine} here, {theirs} on {head.name}, where Ray's head runs"
         for what, mine, theirs in (("Ray", own.ray, head.ray), ("Python", own.python, head.python))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -65,9 +66,18 @@ def _table(rows: list[DecodeRow], cores: int) -> Table:
     peer = next(row for row in rows if row.impl == "transformers-tp-gloo")
     first = rows[0]
     title = f"{first.model}, {first.dtype}, batch 1, {first.threads} thread(s) per rank, {cores} cores; ms per token"
-    table = Table(title=title)
-    for heading in ("implementation", "ranks", "min", "median", "p99", "tokens/s", "× one rank", "× TP over Gloo"):
-        table.add_column(heading, justify="left" if heading == "implementation" else "right")
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)  # 80 columns
+    for heading in (
+        "implementation",
+        "ranks",
+        "min",
+        "median",
+        "p99",
+        "tokens\nper s",
+        "× one\nrank",
+        "× TP over\nGloo",
+    ):
+        table.add_column(heading, justify="left" if heading == "implementation" else "right", no_wrap=True)
     for row in rows:
         numbers = (f"{value:.1f}" for value in (row.min_ms, row.median_ms, row.p99_ms, row.tokens_per_s))
         ratios = (f"{o.min_ms / row.min_ms:.2f}, {o.median_ms / row.median_ms:.2f}" for o in (alone, peer))

@@ -153,8 +153,9 @@ def _new_table(title: str) -> Table:
 def _bars_table(bars: Sequence[Bar]) -> Table:
     table = Table(title="What Ferrule holds itself to", box=box.SIMPLE_HEAD)
     table.caption = "Met by the median ratio or difference of all turns; that of minima stands beside it"
-    for heading in ("what", "bar", "median", "min", "met"):
-        table.add_column(heading, justify="left" if heading in ("what", "met") else "right", no_wrap=True)
+    table.add_column("what", overflow="fold")  # breaks in a narrow terminal, so that the numbers keep their heads
+    for heading in ("bar", "median", "min", "met"):
+        table.add_column(heading, justify="left" if heading == "met" else "right", no_wrap=True)
     for bar in bars:
         limit = f"{'≥' if bar.at_least else '≤'} {bar.limit:g} {bar.unit}"
         met = {True: "[green]yes[/]", False: "[red]no[/]", None: "—"}[bar.met]

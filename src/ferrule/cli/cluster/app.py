@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from ferrule.agent.ray.token import remove_link
 from ferrule.agent.start import agent_command, start_agent
@@ -32,6 +33,7 @@ from ferrule.cluster.home import (
 from ferrule.cluster.records import Member
 from ferrule.config import parse_address
 from ferrule.errors import ClusterError, ConfigError
+from ferrule.installation import pip_install
 from ferrule.secure import KEY_BYTES, JoinToken
 from ferrule.units import parse_bytes
 
@@ -228,7 +230,7 @@ def _show(console: Console, home: ClusterHome) -> None:
     typer.echo(f"ferrule up --join {client.token_of(home).encode()}")
     if not installed():
         console.print(
-            "\nmDNS is off: zeroconf is not installed (pip install 'ferrule\\[cluster]'); addresses are in the token",
+            f"\nmDNS is off: zeroconf is not installed ({escape(pip_install('cluster'))}); addresses are in the token",
             style="dim",
             highlight=False,
         )

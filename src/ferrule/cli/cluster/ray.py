@@ -14,6 +14,7 @@ from ferrule.cluster import client
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.state import ray_version
 from ferrule.errors import ClusterError, ConfigError
+from ferrule.installation import pip_install
 from ferrule.units import format_bytes
 
 UP_SECONDS = 180.0
@@ -24,7 +25,7 @@ _STATES = {"head": "green", "node": "green", "starting": "yellow", "failed": "bo
 def check_installed() -> None:
     """Raises `ConfigError` where Ray cannot run here."""
     if not ray_version():
-        raise ConfigError("Ray needs the cluster extra (ray is not installed): pip install 'ferrule[cluster]'")
+        raise ConfigError(f"Ray needs the cluster extra (ray is not installed): {pip_install('cluster')}")
 
 
 def order(home: ClusterHome, wanted: bool, port: int | None, store: int | None) -> None:

@@ -118,7 +118,7 @@ CATALOGUE: dict[str, Entry] = {
     "same-address": Entry("error", "two hosts have the same address", "each its own"),
     "no-common-subnet": Entry("warning", "two hosts have no subnet in common", "a cable with addresses in one subnet"),
     "two-subnet-managers": Entry("note", "opensm runs on several hosts", "stop all but one"),
-    "ferrule-skew": Entry("warning", "hosts have different versions of Ferrule", "`pip install ferrule==…`"),
+    "ferrule-skew": Entry("warning", "hosts have different versions of Ferrule", "the newest on all"),
     "python-skew": Entry("note", "hosts have different minor versions of Python", "the same on all"),
     "torch-skew": Entry("warning", "hosts have different versions of torch or transformers", "`pip install torch==…`"),
     "ray-skew": Entry("error", "hosts have different versions of Ray", "`pip install ray==…`"),

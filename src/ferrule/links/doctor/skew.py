@@ -105,9 +105,13 @@ def _program(inventories: Sequence[Inventory], program: Program) -> Iterator[Fin
     older = [one for one in told if one.same != newest.same]
     cure = by_hand("Install the same on all hosts.")
     if program.name == "python":
-        made = (f"python{newest.same} -m venv ~/.ferrule-venv", "~/.ferrule-venv/bin/pip install ferrule")
-        text = "Install Ferrule into an environment of the newer Python"
+        made = (f"python{newest.same} -m venv ~/.ferrule-venv",)
+        text = "Make an environment of the newer Python and install Ferrule into it"
         cure = tuple(Cure("any", f"{text}; on {one.host}:", made) for one in older)
+    elif program.name == "ferrule":
+        cure = by_hand(
+            f"Install Ferrule {newest.version} on {', '.join(one.host for one in older)}, as on {newest.host}."
+        )
     elif re.match(r"[1-9]|0\.", newest.version):
         wanted = f"pip install '{program.name}=={_public(newest.version)}'"
         text = "in the environment that Ferrule runs in (`ferrule version` tells which):"

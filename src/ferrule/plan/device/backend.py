@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ferrule.errors import ConfigError
+from ferrule.installation import pip_install
 from ferrule.plan.device.memory import memory_free
 
 _TORCH_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -48,7 +49,7 @@ def choose_backend(unit: str, threads: int) -> Backend:
     except ImportError:
         if unit in ("auto", "cpu"):
             return NumpyBackend(threads)
-        raise ConfigError(f"a device {unit!r} is reached through torch: pip install 'ferrule[engine]'") from None
+        raise ConfigError(f"a device {unit!r} is reached through torch: {pip_install('engine')}") from None
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     found = next(name for name, is_there in there.items() if is_there) if unit == "auto" else unit
     if not there.get(found, False):
@@ -108,7 +109,7 @@ class NumpyBackend:
 
     def linear(self, rows: int, outputs: int, inputs: int, dtype: str) -> Callable[[], object]:
         if dtype != "fp32":
-            raise ConfigError(f"numpy does not compute in {dtype}: pip install 'ferrule[engine]'")
+            raise ConfigError(f"numpy does not compute in {dtype}: {pip_install('engine')}")
         weight = np.full((outputs, inputs), 1 / inputs, np.float32)
         x = np.ones((inputs, rows), np.float32)
         return lambda: weight @ x

@@ -1,0 +1,41 @@
+"""How this copy of Ferrule was installed, so that advice on what else to install works on this machine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+
+def pip_install(extra: str) -> str:
+    """The shell command that adds the extra ``extra`` to the environment in which this Python runs."""
+    return command(extra, _direct_url(), sys.executable)
+
+
+def command(extra: str, direct_url: Mapping[str, Any], python: str) -> str:
+    """As `pip_install`. ``direct_url``: the record that installers leave of what they were given (PEP 610); empty for
+    a package from an index."""
+    url = str(direct_url.get("url", ""))
+    flags = "-e " if direct_url.get("dir_info", {}).get("editable") else ""
+    if url.startswith("file:"):
+        what = f"{unquote(urlsplit(url).path)}[{extra}]"
+    elif url:
+        system = direct_url.get("vcs_info", {}).get("vcs")
+        what = f"ferrule[{extra}] @ {f'{system}+' if system else ''}{url}"
+    else:
+        what = f"ferrule[{extra}]"
+    return f"{shlex.quote(python)} -m pip install {flags}{shlex.quote(what)}"
+
+
+def _direct_url() -> Mapping[str, Any]:
+    try:
+        text = metadata.distribution("ferrule").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:  # run from its source, by PYTHONPATH
+        return {"url": Path(__file__).parents[2].as_uri(), "dir_info": {"editable": True}}
+    found: Mapping[str, Any] = json.loads(text) if text else {}
+    return found
