@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ferrule.agent.agent import Agent
+from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.home import ClusterHome, HostSettings, new_host_id
 
 KEY = bytes(range(32))
@@ -29,7 +30,7 @@ def make_home(folder: Path, name: str, *, key: bytes = KEY, seeds: tuple[str, ..
 async def running(home: ClusterHome) -> AsyncIterator[Agent]:
     agent = Agent(home)
     ready = asyncio.Event()
-    task = asyncio.create_task(agent.run(lambda _: ready.set()))
+    task = asyncio.create_task(agent.run(lambda port, addresses: ready.set()))
     waiting = asyncio.create_task(ready.wait())
     await asyncio.wait([task, waiting], timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -42,6 +43,11 @@ async def running(home: ClusterHome) -> AsyncIterator[Agent]:
         os.close(lock)
         agent.stop()
         await asyncio.wait_for(task, SECONDS)
+
+
+def desired(owner, **fields):
+    """A model that was ordered on the host with this id, and is served there unless ``host`` names another."""
+    return DesiredModel(**{"model": "x", "host": owner, "owner": owner, "port": 8420} | fields)
 
 
 def place(home: ClusterHome) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ferrule.cluster import client
 from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.messages import GetStatus
 from ferrule.cluster.models import models
 
 SECONDS = 60.0
@@ -38,7 +39,7 @@ class Hosts:
 
     def states(self, host, cluster="ferrule"):
         """By the agent's socket, which is a file: the command takes a second."""
-        return {each["name"]: each["state"] for each in client.ask(self.home(host, cluster), "status")["hosts"]}
+        return {each.name: each.state for each in client.ask(self.home(host, cluster), GetStatus()).hosts}
 
     def home(self, host, cluster="ferrule"):
         return ClusterHome(cluster, self.folder / f"state{host}" / "clusters")

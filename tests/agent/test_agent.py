@@ -5,16 +5,29 @@ import secrets
 import socket
 from dataclasses import replace
 
+import msgspec
 import pytest
 
-from agents import KEY, SECONDS, make_home, place, running, sees, until
+from agents import KEY, SECONDS, desired, make_home, place, running, sees, until
 from ferrule.agent.agent import _MAX_STRANGERS, Agent
-from ferrule.agent.jobs import Job, Order, tail
+from ferrule.agent.jobs import Job, tail
 from ferrule.cluster import client, state
 from ferrule.cluster.connection import connect
 from ferrule.cluster.handshake import Caller, Purpose
-from ferrule.cluster.messages import CONTROL
-from ferrule.cluster.records import HOST, MODEL
+from ferrule.cluster.messages import (
+    CONTROL,
+    BeginJob,
+    GetRay,
+    GetReachable,
+    GetStatus,
+    Go,
+    Introduction,
+    Leave,
+    Question,
+    RankExited,
+    StartProcess,
+    WriteModel,
+)  # fmt: skip
 from ferrule.cluster.state import ClusterState
 from ferrule.errors import AuthError, ClusterError
 from ferrule.fabric.join.addresses import Interface
@@ -32,24 +45,28 @@ sys.exit(int(word))
 """
 
 
+class Dance(Question[None], frozen=True):
+    """What no agent of this version knows."""
+
+
 def test_three_hosts_know_each_other_though_two_know_only_one(tmp_path):
     async def scene():
         first = make_home(tmp_path, "first")
         second, third = (make_home(tmp_path, name, seeds=(place(first),)) for name in ("second", "third"))
         async with running(first) as a, running(second) as b, running(third) as c:
             await until(lambda: all(sees(x, y) for x in (a, b, c) for y in (a, b, c) if x is not y))
-            a.cluster.write(MODEL, "demo", {"up": True})
-            await until(lambda: c.cluster.knowledge.present(MODEL) == {"demo": {"up": True}})
-            found = await client.ask_here(third, "reachable", seconds=SECONDS)
+            a.cluster.write_model("demo", desired(a.cluster.host))
+            await until(lambda: c.cluster.knowledge.models == {"demo": desired(a.cluster.host)})
+            found = await client.ask_here(third, GetReachable(SECONDS))
             await until(lambda: c.cluster.host in b.cluster.peers[a.cluster.host].saw)
-            assert set(found["hosts"]) == {a.cluster.settings.host, b.cluster.settings.host, c.cluster.settings.host}
-            status = await client.ask_here(second, "status")
-            assert {each["name"]: each["state"] for each in status["hosts"]} == {
+            assert set(found) == {a.cluster.settings.host, b.cluster.settings.host, c.cluster.settings.host}
+            status = await client.ask_here(second, GetStatus())
+            assert {each.name: each.state for each in status.hosts} == {
                 "first": "up", "second": "here", "third": "up",
             }  # fmt: skip
         # What was decided is still known where an agent starts again, alone.
         async with running(third) as c:
-            assert c.cluster.knowledge.present(MODEL) == {"demo": {"up": True}}
+            assert c.cluster.knowledge.models == {"demo": desired(a.cluster.host)}
             assert {member.name for member in c.cluster.knowledge.members.values()} == {"first", "second", "third"}
 
     asyncio.run(scene())
@@ -64,11 +81,10 @@ def test_a_host_that_ends_is_noticed_and_so_is_its_return(tmp_path):
                 async with running(second) as b:
                     await until(lambda b=b: sees(a, b) and sees(b, a))
                 await until(lambda b=b: not sees(a, b))
-                (lost,) = [
-                    each for each in (await client.ask_here(first, "status"))["hosts"] if each["name"] == "second"
-                ]
-                assert lost["state"] == "lost"
-                assert lost["problem"]
+                status = await client.ask_here(first, GetStatus())
+                (gone,) = [each for each in status.hosts if each.name == "second"]
+                assert gone.state == "stopped"
+                assert gone.problem
 
     asyncio.run(scene())
 
@@ -108,7 +124,7 @@ def test_who_is_not_let_in_is_told_why(tmp_path):
             twin = make_home(tmp_path / "elsewhere", "first", seeds=(place(first),))
             assert "choose another name" in await refusal(first, twin)
             leaver = make_home(tmp_path, "leaver", seeds=(place(first),))
-            a.cluster.write(HOST, leaver.settings.host, None)
+            a.cluster.write_host(leaver.settings.host, None)
             assert "has left the cluster" in await refusal(first, leaver)
             assert [member.name for member in a.cluster.knowledge.members.values()] == ["first"]
 
@@ -122,10 +138,10 @@ def test_another_version_is_refused_by_name(tmp_path, monkeypatch):
         async with running(first), running(second) as b:
             member = replace(b.cluster.member, ferrule="0.0.9")
             connection = await connect(("127.0.0.1", first.settings.port), KEY, Caller(member.host, Purpose.PEER))
-            await connection.send({"member": member.to_json(), "records": []})
+            await connection.send(Introduction(member, ()))
             answer = await connection.receive(SECONDS)
             connection.close()
-            assert "second runs ferrule 0.0.9, first runs ferrule" in answer["refused"]
+            assert "second runs ferrule 0.0.9, first runs ferrule" in answer.reason
 
     asyncio.run(scene())
 
@@ -137,7 +153,7 @@ def test_leaving_is_heard_by_the_others(tmp_path):
         async with running(first) as a:
             async with running(second) as b:
                 await until(lambda: sees(a, b) and sees(b, a))
-                await client.ask_here(second, "leave")
+                await client.ask_here(second, Leave())
                 await until(lambda: a.cluster.knowledge.gone(b.cluster.settings.host))
             assert list(a.cluster.knowledge.members) == [a.cluster.settings.host]
             assert a.cluster.peers == {}
@@ -164,10 +180,14 @@ def test_garbage_changes_nothing_and_gets_no_answer(tmp_path):
                     finally:
                         writer.close()
             assert agent.cluster.knowledge == before
-            with pytest.raises(ClusterError, match="does not know 'dance'"):
-                await client.ask_here(home, "dance")
-            with pytest.raises(ClusterError, match="no request"):
-                await client.ask_here(home, "write", kind="host")
+            with pytest.raises(ClusterError, match=r"'Dance'.*another version"):
+                await client.ask_here(home, Dance())
+            with pytest.raises(ClusterError, match="Expected `str`"):
+                await client.ask_here(home, WriteModel(7, None))
+            connection = await connect(home.socket, KEY, Caller(home.settings.host, Purpose.ASK))
+            await connection.send(RankExited(0, 0, ""))
+            with pytest.raises(ClusterError, match=r"closed the connection"):
+                await connection.ask(GetStatus(), SECONDS)
 
     asyncio.run(scene())
 
@@ -180,10 +200,10 @@ def test_what_was_altered_on_the_cable_is_not_taken(tmp_path):
             connection = await connect(place, KEY, Caller(home.settings.host, Purpose.ASK))
             encrypt = connection._tls.encrypt
             connection._tls.encrypt = lambda data: (made := encrypt(data))[:-1] + bytes([made[-1] ^ 1])
-            await connection.send({"do": "write", "kind": MODEL, "name": "evil", "value": {}})
+            await connection.send(WriteModel("evil", desired(home.settings.host)))
             assert await connection.receive(SECONDS) is None
             connection.close()
-            assert agent.cluster.knowledge.present(MODEL) == {}
+            assert agent.cluster.knowledge.models == {}
             for where in (place, home.socket):
                 with pytest.raises(AuthError):
                     await connect(where, bytes(32), Caller(home.settings.host, Purpose.ASK))
@@ -193,11 +213,10 @@ def test_what_was_altered_on_the_cable_is_not_taken(tmp_path):
 
 async def start(home, **fields):
     connection = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.START))
-    order = {"job": "job-1", "rank": 0, "world_size": 2, "arguments": ["-c", GREET, CONTROL], "env": {}, "meet": []}
-    order |= fields
-    await connection.ask(order, SECONDS)
+    order = StartProcess("job-1", 0, 2, ("-c", GREET, CONTROL), {})
+    await connection.ask(msgspec.structs.replace(order, **fields), SECONDS)
     connection.pause()
-    await connection.send({"go": True})
+    await connection.send(Go())
     return await connection.detach()
 
 
@@ -207,10 +226,10 @@ def test_a_process_talks_to_whoever_ordered_it_and_its_end_is_told(tmp_path):
         (home.directory / "jobs" / "job-0").mkdir(parents=True)  # of an agent that was killed
         async with running(home) as agent:
             life = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
-            begun = await life.ask({"do": "job", "job": "job-1", "listen": [0]}, SECONDS)
-            port = begun["answer"]["0"]
-            assert begun["addresses"] == ["127.0.0.1"]
-            control = await start(home, meet=[["10.0.0.1", 7], ["127.0.0.1", port]])
+            begun = await life.ask(BeginJob("job-1", (0,)), SECONDS)
+            port = begun.ports[0]
+            assert begun.addresses == ("127.0.0.1",)
+            control = await start(home, meet=(("10.0.0.1", 7), ("127.0.0.1", port)))
             reader, writer = await asyncio.open_connection(sock=control)
             writer.write(b"3\n")
             async with asyncio.timeout(SECONDS):
@@ -221,12 +240,28 @@ def test_a_process_talks_to_whoever_ordered_it_and_its_end_is_told(tmp_path):
             assert heard["env"]["FERRULE_KEY"] == derived_key(KEY, "job job-1")
             assert (heard["env"]["FERRULE_RANK"], heard["env"]["FERRULE_WORLD_SIZE"]) == ("0", "2")
             end = await life.receive(SECONDS)
-            assert (end["exit"], end["code"]) == (0, 3)
-            assert "last words" in end["tail"]
+            assert (end.rank, end.code) == (0, 3)
+            assert "last words" in end.tail
             writer.close()
             life.close()
             await until(lambda: not agent.jobs)
             assert not list((home.directory / "jobs").iterdir())
+
+    asyncio.run(scene())
+
+
+def test_an_error_of_our_own_is_logged_and_not_called_a_bad_request(tmp_path, monkeypatch, caplog):
+    async def scene():
+        home = make_home(tmp_path, "first")
+        async with running(home) as agent:
+            for error in (KeyError("lost"), TypeError("odd"), ValueError("wrong")):
+                monkeypatch.setattr(agent.ray, "status", lambda error=error: (_ for _ in ()).throw(error))
+                caplog.clear()
+                with pytest.raises(ClusterError, match=r"internal error in the agent of first; see .*agent\.log there"):
+                    await client.ask_here(home, GetRay())
+                assert type(error).__name__ in caplog.text
+                assert "Traceback" in caplog.text
+            assert (await client.ask_here(home, GetStatus())).cluster == "testing"
 
     asyncio.run(scene())
 
@@ -237,7 +272,7 @@ def test_strangers_who_stay_do_not_keep_anybody_out(tmp_path):
         async with running(home):
             port = home.settings.port
             strangers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(_MAX_STRANGERS + 4)]
-            await client.ask_here(home, "status")
+            await client.ask_here(home, GetStatus())
             (await connect(("127.0.0.1", port), KEY, Caller(home.settings.host, Purpose.ASK))).close()
             for stranger in strangers:
                 stranger.close()
@@ -251,9 +286,9 @@ def test_a_host_that_was_taken_out_does_not_bring_itself_back(tmp_path):
     async def scene():
         home = make_home(tmp_path, "first")
         async with running(home) as agent:
-            agent.cluster.write(HOST, home.settings.host, None)
+            agent.cluster.write_host(home.settings.host, None)
         again = Agent(home)
-        await asyncio.wait_for(again.run(lambda _: None), SECONDS)
+        await asyncio.wait_for(again.run(lambda port, addresses: None), SECONDS)
         assert again.cluster.knowledge.gone(home.settings.host)
 
     asyncio.run(scene())
@@ -263,7 +298,7 @@ def test_nothing_is_started_for_a_job_that_has_ended(tmp_path):
     async def scene():
         job = Job("job-1", KEY, tmp_path / "jobs", lambda rank, code, tail: None)
         await job.end()
-        order = Order("job-1", 0, 1, ("-c", "pass"), {})
+        order = StartProcess("job-1", 0, 1, ("-c", "pass"), {})
         ours, theirs = socket.socketpair()
         with ours, theirs, pytest.raises(ClusterError, match="has ended"):
             job.start(order, theirs)
@@ -287,10 +322,10 @@ def test_processes_end_with_the_connection_of_their_job(tmp_path):
         home = make_home(tmp_path, "first")
         async with running(home) as agent:
             life = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
-            await life.ask({"do": "job", "job": "job-1"}, SECONDS)
+            await life.ask(BeginJob("job-1"), SECONDS)
             with pytest.raises(ClusterError, match="no job 'job-2'"):
                 await start(home, job="job-2")
-            control = await start(home, arguments=["-c", "import time; time.sleep(600)"])
+            control = await start(home, arguments=("-c", "import time; time.sleep(600)"))
             await until(lambda: bool(agent.jobs["job-1"].pids))
             (pid,) = agent.jobs["job-1"].pids
             life.close()

@@ -6,11 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agents import KEY, SECONDS, make_home, running
+from agents import KEY, SECONDS, desired, make_home, running
 from ferrule.cluster.connection import HANDSHAKE_SECONDS, connect
 from ferrule.cluster.handshake import Caller, Purpose
-from ferrule.cluster.messages import CONTROL
-from ferrule.cluster.records import MODEL
+from ferrule.cluster.messages import CONTROL, BeginJob, GetStatus, Go, Refused, StartProcess, WriteModel
 from ferrule.errors import AuthError, ClusterError
 
 SECRET = "nobody-else-may-read-this"
@@ -57,14 +56,13 @@ def test_nothing_that_is_said_can_be_read_on_the_cable(tmp_path):
         home = make_home(tmp_path, "first")
         async with running(home) as agent, tapped(home) as (cable, seen):
             life = await connect(cable, KEY, Caller(home.settings.host, Purpose.ASK))
-            await life.ask({"do": "write", "kind": MODEL, "name": SECRET, "value": {"path": SECRET}}, SECONDS)
-            assert agent.cluster.knowledge.present(MODEL) == {SECRET: {"path": SECRET}}
-            await life.ask({"do": "job", "job": "job-1"}, SECONDS)
+            await life.ask(WriteModel(SECRET, desired(home.settings.host, model=SECRET)), SECONDS)
+            assert agent.cluster.knowledge.models == {SECRET: desired(home.settings.host, model=SECRET)}
+            await life.ask(BeginJob("job-1"), SECONDS)
             start = await connect(cable, KEY, Caller(home.settings.host, Purpose.START))
-            order = {"job": "job-1", "rank": 0, "world_size": 1, "arguments": ["-c", RANK, CONTROL], "meet": []}
-            await start.ask(order | {"env": {"WORD": SECRET}}, SECONDS)
+            await start.ask(StartProcess("job-1", 0, 1, ("-c", RANK, CONTROL), {"WORD": SECRET}), SECONDS)
             start.pause()
-            await start.send({"go": True})
+            await start.send(Go())
             reader, writer = await asyncio.open_connection(sock=await start.detach())
             start.close()
             writer.write(SECRET.encode() * 1000)
@@ -73,14 +71,14 @@ def test_nothing_that_is_said_can_be_read_on_the_cable(tmp_path):
             assert heard.startswith(SECRET.upper().encode())
             writer.close()
             end = await life.receive(SECONDS)
-            assert end["code"] == 0
-            assert SECRET in end["tail"]
+            assert end.code == 0
+            assert SECRET in end.tail
             life.close()
             for direction in seen:
                 assert len(direction) > 1000
                 assert SECRET.encode() not in direction
                 assert SECRET.upper().encode() not in direction
-                assert b'"do"' not in direction
+                assert b'"type"' not in direction
                 assert json.dumps("rank").encode() not in direction
 
     asyncio.run(scene())
@@ -91,9 +89,9 @@ def test_what_was_recorded_on_the_cable_opens_nothing(tmp_path):
         home = make_home(tmp_path, "first")
         async with running(home) as agent, tapped(home) as (cable, seen):
             life = await connect(cable, KEY, Caller(home.settings.host, Purpose.ASK))
-            await life.ask({"do": "write", "kind": MODEL, "name": "demo", "value": {}}, SECONDS)
+            await life.ask(WriteModel("demo", desired(home.settings.host)), SECONDS)
             life.close()
-            agent.cluster.write(MODEL, "demo", None)
+            agent.cluster.write_model("demo", None)
             reader, writer = await asyncio.open_connection("127.0.0.1", home.settings.port)
             writer.write(bytes(seen[0]))
             async with asyncio.timeout(SECONDS):
@@ -103,7 +101,7 @@ def test_what_was_recorded_on_the_cable_opens_nothing(tmp_path):
                     answer = b""
             writer.close()
             assert len(answer) < len(seen[1])
-            assert agent.cluster.knowledge.present(MODEL) == {}
+            assert agent.cluster.knowledge.models == {}
 
     asyncio.run(scene())
 
@@ -128,12 +126,12 @@ def test_a_message_that_comes_slowly_is_received_in_the_end(tmp_path):
                     return bytes(arrived[-1:])
 
                 connection._read = slowly
-                await connection.send({"do": "status"})
+                await connection.send(GetStatus())
                 with pytest.raises(TimeoutError):
                     await connection.receive(0.2)
                 release.set()
                 answer = await connection.receive(SECONDS)
-                assert answer["answer"]["hosts"][0]["name"] == "first"
+                assert GetStatus().answer_from(answer.value).hosts[0].name == "first"
                 connection.close()
 
     asyncio.run(scene())
@@ -163,7 +161,7 @@ def test_a_message_larger_than_any_of_ours_is_refused(tmp_path):
             for place in (home.socket, ("127.0.0.1", home.settings.port)):
                 connection = await connect(place, KEY, Caller(home.settings.host, Purpose.ASK))
                 with pytest.raises(ClusterError, match="more than agents send"):
-                    await connection.send({"do": "x" * (5 << 20)})
+                    await connection.send(Refused("x" * (5 << 20)))
                 connection._write(b"\xff\xff\xff\x7f{}")
                 assert await connection.receive(SECONDS) is None
                 connection.close()

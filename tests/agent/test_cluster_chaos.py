@@ -92,8 +92,8 @@ def test_no_answer_is_lost_whatever_breaks(emulated_hosts, tmp_path):
             name = dice.choice(list(faults))
             recoveries = hosts.models(0)[0].get("recoveries", 0)
             faults[name]()
-            hosts.until(lambda: [row["state"] for row in hosts.models(0)] == ["ready"])
-            now = hosts.models(0)[0]["recoveries"]
+            hosts.until(lambda: [row.state for row in hosts.models(0)] == ["ready"])
+            now = hosts.models(0)[0].recoveries
             sys.stdout.write(f"{number + 1}: {name}, {now - recoveries} recoveries, {clients.answers} answers\n")
             time.sleep(dice.uniform(0.0, 2.0))
             if number % ROUND == ROUND - 1 or number == FAULTS - 1:
@@ -102,7 +102,7 @@ def test_no_answer_is_lost_whatever_breaks(emulated_hosts, tmp_path):
                 gaps, answers = gaps + clients.gaps, answers + clients.answers
                 refused += clients.refused
                 (row,) = hosts.models(0)
-                assert (row["state"], row["on"]) == ("ready", "host0")
+                assert (row.state, row.on) == ("ready", "host0")
                 hosts.run(0, "stop", "ferrule-demo")
                 hosts.until(lambda: not any(hosts.kill(host, "engine.rank.worker", 0) for host in range(2)))
         for host in range(2):

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from ferrule.cluster import client
+from ferrule.cluster.messages import GetStatus
 from ferrule.lab import Lab, pair
 from lab_hosts import FERRULE, SECONDS, Hosts, Stream, token_in
 
@@ -19,7 +20,7 @@ def hosts(emulated_hosts, tmp_path):
 
 
 def serves_on_both(row):
-    return (row["state"], row["on"], row.get("hosts")) == ("ready", "host0", ["host0", "host1"])
+    return (row.state, row.on, row.hosts) == ("ready", "host0", ("host0", "host1"))
 
 
 GARBAGE = """
@@ -86,12 +87,12 @@ def test_two_hosts_that_begin_at_the_same_moment_are_told_of_each_other(hosts):
     assert any(made)
     if not all(made):  # one was so much later that it heard of the other, and was refused
         return
-    hosts.until(lambda: client.ask(hosts.home(0), "status")["rivals"] == ["host1"])
+    hosts.until(lambda: client.ask(hosts.home(0), GetStatus()).rivals == ("host1",))
     assert "another cluster that is called ferrule, too, on host1" in " ".join(hosts.run(0, "status").split())
     token = token_in(hosts.run(0, "token"))
     hosts.run(1, "leave")
     hosts.run(1, "up", "--join", token)
-    hosts.until(lambda: client.ask(hosts.home(0), "status")["rivals"] == [])
+    hosts.until(lambda: client.ask(hosts.home(0), GetStatus()).rivals == ())
 
 
 @pytest.mark.slow
@@ -116,8 +117,8 @@ def test_a_served_model_survives_a_rank_a_cable_and_a_host(hosts):
     shown = hosts.run(0, "serve", "--demo", "--threads", "1", timeout=180)
     assert "ferrule-demo" in shown
     (row,) = hosts.models(1)
-    assert row["state"] == "ready"
-    assert row["hosts"] == ["host0", "host1"]
+    assert row.state == "ready"
+    assert row.hosts == ("host0", "host1")
     assert "is a model 'ferrule-demo' already" in hosts.run(1, "serve", "--demo", code=9)
     undisturbed = Stream(hosts).rest()
 
@@ -142,7 +143,7 @@ def test_a_served_model_survives_a_rank_a_cable_and_a_host(hosts):
     hosts.run(0, "down")
     assert not hosts.lab.processes()
     hosts.run(0, "up")
-    hosts.until(lambda: hosts.models(0)[0]["state"] == "ready")
+    hosts.until(lambda: hosts.models(0)[0].state == "ready")
     assert Stream(hosts).rest() == undisturbed
     hosts.run(0, "stop", "ferrule-demo")
     assert hosts.models(0) == []

@@ -1,11 +1,15 @@
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from ferrule.agent.placement import planner as cluster_planner
+from ferrule.agent.placement.cores import HostCores
 from ferrule.agent.placement.planner import ClusterPlanner, _rather_here
+from ferrule.cluster.messages import GetReachable
 from ferrule.cluster.records import Member
+from ferrule.cluster.reports import HostStatus
 from ferrule.engine.host.placement import Loss
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.errors import ClusterError, ConfigError, EngineError, ModelUnavailable
@@ -49,24 +53,26 @@ class FakeCluster:
         monkeypatch.setattr(cluster_planner, "parse_report", lambda text, origin: text_of[text])
         monkeypatch.setattr(cluster_planner, "read_calibrations", dict)
 
-    async def ask_here(self, home, what, **arguments):
-        if what == "reachable":
-            return {"hosts": self.answering}
+    async def ask_here(self, home, question):
+        if isinstance(question, GetReachable):
+            return self.answering
         rows = [
-            member.to_json()
-            | {"state": "here" if member is MEMBERS[0] else "up" if member.host in self.answering else "lost"}
-            | {"up_seconds": self.up_seconds if member.host in self.answering else None}
+            HostStatus(
+                **vars(member),
+                state="here" if member is MEMBERS[0] else "up" if member.host in self.answering else "lost",
+                up_seconds=self.up_seconds if member.host in self.answering else None,
+            )
             for member in MEMBERS
         ]
-        return {"host": MEMBERS[0].host, "hosts": rows}
+        return SimpleNamespace(host=MEMBERS[0].host, hosts=rows)
 
-    async def ask_member(self, home, member, what, **arguments):
+    async def ask_member(self, home, member, question, *, timeout):
         self.described.append(member.name)
-        text_of[member.name] = report(MEMBERS.index(member), self.memory[member.host], self.kernels[member.host])
-        return {"text": member.name}
+        text_of[member.name] = report("abc".index(member.host[0]), self.memory[member.host], self.kernels[member.host])
+        return member.name
 
     async def reports(self, home, members, timeout):
-        return {member.host: {"kernel": self.kernels[member.host], "cpus": [0, 1, 2, 3]} for member in members}
+        return {member.host: HostCores(self.kernels[member.host], (0, 1, 2, 3)) for member in members}
 
 
 text_of = {}
@@ -87,7 +93,7 @@ def spec():
 def test_an_agent_that_does_not_answer_is_waited_for(monkeypatch, spec):
     cluster = FakeCluster(monkeypatch)
 
-    async def busy(home, what, **arguments):
+    async def busy(home, question):
         raise ClusterError("this host's agent does not answer (in time)")
 
     monkeypatch.setattr(cluster_planner, "ask_here", busy)

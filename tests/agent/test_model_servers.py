@@ -2,10 +2,13 @@ import asyncio
 import math
 import sys
 import time
+from dataclasses import replace
 
-from agents import make_home, until
-from ferrule.agent.models.servers import GIVE_BACK_SECONDS, TAKE_OVER_SECONDS, ModelServers
-from ferrule.cluster.records import HOST, MODEL, Knowledge, Member
+from agents import desired, make_home, until
+from ferrule.agent.models.desired import GIVE_BACK_SECONDS, TAKE_OVER_SECONDS, Move
+from ferrule.agent.models.servers import ModelServers
+from ferrule.cluster.records import Knowledge, Member, ModelRecord
+from ferrule.cluster.reports import ServerState
 from ferrule.cluster.state import ClusterState
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
@@ -20,11 +23,11 @@ class FakeState:
         self.knowledge = Knowledge()
         for number, each in enumerate((A, B, C)):
             member = Member(each, f"host{number}", 8421, (), "0.1.0", "3.11")
-            self.knowledge, _ = self.knowledge.written(HOST, each, member.to_json(), each)
-        self.write(MODEL, "demo", wanted)
+            self.knowledge, _ = self.knowledge.introduced(member)
+        self.write_model("demo", wanted)
 
-    def write(self, kind, name, value):
-        self.knowledge, _ = self.knowledge.written(kind, name, value, self.host)
+    def write_model(self, name, value):
+        self.knowledge, _ = self.knowledge.written(ModelRecord(name=name, version=0, writer=self.host, value=value))
 
     def is_up(self, host):
         return host not in self.silent
@@ -34,7 +37,14 @@ class FakeState:
 
     @property
     def serves(self):
-        return self.knowledge.present(MODEL)["demo"]["host"]
+        return self.knowledge.models["demo"].host
+
+
+def decide(servers):
+    """Move models as is due, and do nothing else."""
+    for action in servers.planned():
+        if isinstance(action, Move):
+            servers._do(action)
 
 
 def servers_of(tmp_path, host, wanted, code="import time; time.sleep(600)"):
@@ -45,29 +55,29 @@ def servers_of(tmp_path, host, wanted, code="import time; time.sleep(600)"):
 
 def test_the_first_of_the_hosts_that_are_left_takes_over(tmp_path):
     for host, expected in ((B, B), (C, A)):
-        cluster, servers = servers_of(tmp_path / host, host, {"host": A, "owner": A})
+        cluster, servers = servers_of(tmp_path / host, host, desired(A))
         cluster.silent = {A: TAKE_OVER_SECONDS / 2}
-        servers.decide()
+        decide(servers)
         assert cluster.serves == A  # it may only be slow
         cluster.silent = {A: TAKE_OVER_SECONDS + 1}
-        servers.decide()
+        decide(servers)
         assert cluster.serves == expected
 
 
 def test_the_owner_takes_back_what_it_still_serves(tmp_path):
     async def scene():
-        cluster, servers = servers_of(tmp_path, A, {"host": A, "owner": A})
+        cluster, servers = servers_of(tmp_path, A, desired(A))
         servers.start()
-        await until(lambda: servers.status() and servers.status()[0]["pid"] is not None)
+        await until(lambda: servers.status() and servers.status()[0].pid is not None)
         for state in ("ready", "recovering"):  # the latter because of the very cut that made another host take it
-            servers.told("demo", {"state": state})
-            cluster.write(MODEL, "demo", {"host": B, "owner": A})  # another host believed it gone
-            servers.decide()
+            servers.told("demo", ServerState(state=state))
+            cluster.write_model("demo", desired(A, host=B))  # another host believed it gone
+            decide(servers)
             assert cluster.serves == A
-        pid = servers.status()[0]["pid"]
+        pid = servers.status()[0].pid
         servers.look()
         await asyncio.sleep(0)
-        assert servers.status()[0]["pid"] == pid
+        assert servers.status()[0].pid == pid
         await servers.close()
 
     asyncio.run(scene())
@@ -75,16 +85,17 @@ def test_the_owner_takes_back_what_it_still_serves(tmp_path):
 
 def test_who_took_over_and_cannot_serve_gives_back(tmp_path):
     async def scene():
-        cluster, servers = servers_of(tmp_path, B, {"host": B, "owner": A}, "import sys; sys.exit('no such directory')")
+        cluster, servers = servers_of(tmp_path, B, desired(A, host=B), "import sys; sys.exit('no such directory')")
         cluster.silent = {A: 60.0}
         servers.start()
-        await until(lambda: any(each["state"] == "failed" for each in servers.status()))
-        assert servers.status()[0]["detail"] == "no such directory"
-        servers.decide()
+        await until(lambda: any(each.state == "failed" for each in servers.status()))
+        assert servers.status()[0].detail == "no such directory"
+        decide(servers)
         assert cluster.serves == B  # the owner is not there
         cluster.silent = {}
-        servers._served["demo"].since -= GIVE_BACK_SECONDS + 1
-        servers.decide()
+        long_ago = servers._servers["demo"].since - GIVE_BACK_SECONDS - 1
+        servers._servers["demo"] = replace(servers._servers["demo"], since=long_ago)
+        decide(servers)
         assert cluster.serves == A
         await servers.close()
 
@@ -100,20 +111,20 @@ def test_a_model_that_is_ordered_again_waits_for_its_old_process(tmp_path):
             f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(marks)!r}, 'a').write('x')\n"
             "while True: time.sleep(600)"
         )
-        cluster, servers = servers_of(tmp_path, A, {"host": A, "owner": A}, code)
+        cluster, servers = servers_of(tmp_path, A, desired(A), code)
         servers.start()
         await until(lambda: marks.exists() and marks.read_text() == "x")
-        old = servers._served["demo"].process
-        cluster.write(MODEL, "demo", None)
+        old = servers._processes["demo"]
+        cluster.write_model("demo", None)
         servers.look()
-        await until(lambda: [each["state"] for each in servers.status()] == ["ending"])
-        cluster.write(MODEL, "demo", {"host": A, "owner": A, "port": 1})
+        await until(lambda: [each.state for each in servers.status()] == ["ending"])
+        cluster.write_model("demo", desired(A, port=1))
         servers.look()
-        await until(lambda: servers.status()[0]["wanted"].get("port") == 1)
-        assert servers.status()[0]["pid"] is None
+        await until(lambda: servers.status()[0].wanted == desired(A, port=1))
+        assert servers.status()[0].pid is None
         old.kill()
         await until(lambda: marks.read_text() == "xx")
-        servers._served["demo"].process.kill()
+        servers._processes["demo"].kill()
         await servers.close()
 
     asyncio.run(scene())
@@ -121,16 +132,16 @@ def test_a_model_that_is_ordered_again_waits_for_its_old_process(tmp_path):
 
 def test_what_cannot_be_started_is_told_and_tried_again(tmp_path):
     async def scene():
-        _, servers = servers_of(tmp_path, A, {"host": A, "owner": A})
+        _, servers = servers_of(tmp_path, A, desired(A))
         models = tmp_path / "here" / "testing" / "models"
         models.touch()  # no directory
         servers.start()
-        await until(lambda: servers.status() and servers.status()[0]["state"] == "failed")
-        assert "cannot be started" in servers.status()[0]["detail"]
+        await until(lambda: servers.status() and servers.status()[0].state == "failed")
+        assert "cannot be started" in servers.status()[0].detail
         models.unlink()
-        servers._served["demo"].again = 0.0
+        servers._servers["demo"] = replace(servers._servers["demo"], again=0.0)
         servers.look()
-        await until(lambda: servers.status()[0]["pid"] is not None)
+        await until(lambda: servers.status()[0].pid is not None)
         await servers.close()
 
     asyncio.run(scene())
@@ -143,13 +154,13 @@ def test_a_host_that_others_see_is_not_silent_and_one_that_left_is_for_ever(tmp_
         cluster = ClusterState(make_home(tmp_path, "here"), lambda: None)
         known = Knowledge()
         for host in (A, B):
-            known, _ = known.written(HOST, host, Member(host, host[:1], 8421, (), "0.1.0", "3.11").to_json(), host)
+            known, _ = known.introduced(Member(host, host[:1], 8421, (), "0.1.0", "3.11"))
         cluster.learn(list(known.records.values()))
         cluster.peers[A].since -= 60.0
         assert cluster.silent_seconds(A) >= 60.0
         cluster.peers[B].saw[A] = time.monotonic()
         assert cluster.silent_seconds(A) < TAKE_OVER_SECONDS
-        cluster.write(HOST, A, None)
+        cluster.write_host(A, None)
         assert cluster.silent_seconds(A) == math.inf
         await cluster.close()
 
@@ -160,19 +171,19 @@ def test_a_process_that_ends_is_started_again_and_a_model_that_is_stopped_is_not
     async def scene():
         marks = tmp_path / "marks"
         code = f"open({str(marks)!r}, 'a').write('x'); import time; time.sleep(600)"
-        cluster, servers = servers_of(tmp_path, A, {"host": A, "owner": A}, code)
+        cluster, servers = servers_of(tmp_path, A, desired(A), code)
         servers.start()
         await until(lambda: marks.exists() and marks.read_text() == "x")
-        servers._served["demo"].process.kill()
-        await until(lambda: servers.status()[0]["state"] == "failed")
-        assert "killed by signal 9" in servers.status()[0]["detail"]
-        servers._served["demo"].again = 0.0
+        servers._processes["demo"].kill()
+        await until(lambda: servers.status()[0].state == "failed")
+        assert "killed by signal 9" in servers.status()[0].detail
+        servers._servers["demo"] = replace(servers._servers["demo"], again=0.0)
         servers.look()
         await until(lambda: marks.read_text() == "xx")
-        process = servers._served["demo"].process
-        cluster.write(MODEL, "demo", None)
+        process = servers._processes["demo"]
+        cluster.write_model("demo", None)
         servers.look()
-        await until(lambda: servers.status() == [])
+        await until(lambda: servers.status() == ())
         await until(lambda: process.returncode is not None)
         await servers.close()
 

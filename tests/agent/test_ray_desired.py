@@ -4,12 +4,14 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 
+import msgspec
 import pytest
 
-from ferrule.agent.ray.desired import DesiredRay, NodePlan, node_env, skew, successor
+from ferrule.agent.ray.desired import NodePlan, node_env, skew, successor
 from ferrule.agent.ray.token import temp_directory, token_file
+from ferrule.cluster.desired import DesiredRay
 from ferrule.cluster.home import ClusterHome, HostSettings
-from ferrule.cluster.records import Member
+from ferrule.cluster.records import RAY, Member, RayRecord, record_from
 from ferrule.errors import ClusterError
 from ferrule.installation import pip_install
 from ferrule.launch.ray_end import ranks_environment
@@ -49,14 +51,15 @@ def test_one_of_the_hosts_that_can_becomes_the_head(changes, up, expected):
 
 
 def test_a_record_about_ray_is_checked():
-    assert DesiredRay.from_json(DESIRED.to_json()) == DESIRED
+    fields = msgspec.to_builtins(RayRecord(name=RAY, version=1, writer=HOSTS[0], value=DESIRED))
+    assert record_from(fields).value == DESIRED
     for wrong in ({"port": 80}, {"port": 65300}, {"port": "8600"}, {"store": 1 << 20}, {"address": "--head"}):
-        with pytest.raises(ClusterError, match="Ray"):
-            DesiredRay.from_json(DESIRED.to_json() | wrong)
+        with pytest.raises(ClusterError, match=r"Ray|record cannot be used: Expected `int`"):
+            record_from(fields | {"value": fields["value"] | wrong})
 
 
 def test_every_port_and_address_is_chosen():
-    words = NodePlan(DESIRED, "strix-a", "10.0.0.1", is_head=True).words("/t", client=False)
+    words = NodePlan(DESIRED, "strix-a", "10.0.0.1", is_head=True).arguments("/t", client=False)
     told = dict(pairwise(words))
     ports = [int(value) for name, value in told.items() if name.endswith("port")]
     assert told["--node-ip-address"] == "10.0.0.1"
@@ -64,7 +67,7 @@ def test_every_port_and_address_is_chosen():
     assert json.loads(told["--resources"]) == {"ferrule_host:strix-a": 1}
     assert len(ports) == len(set(ports)) == 10
     assert all(DESIRED.ports[0] <= port <= DESIRED.ports[1] for port in ports)
-    node = NodePlan(DESIRED, "a host", "10.0.0.2", is_head=False).words("/t", client=True)
+    node = NodePlan(DESIRED, "a host", "10.0.0.2", is_head=False).arguments("/t", client=True)
     assert node[:2] == ["--address", "10.0.0.1:8600"]
     assert "--labels" not in node  # Ray would refuse that name
 

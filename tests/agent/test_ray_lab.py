@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferrule.cluster import client
+from ferrule.cluster.messages import GetRay
 from ferrule.lab import Lab, pair
 from lab_hosts import Hosts, token_in
 
@@ -49,7 +50,7 @@ def hosts(emulated_hosts, tmp_path):
 
 
 def ray_state(hosts, host):
-    return client.ask(hosts.home(host), "ray")
+    return client.ask(hosts.home(host), GetRay())
 
 
 def program(hosts, host, text, **env):
@@ -74,7 +75,7 @@ def test_ray_on_a_cluster(hosts, tmp_path, monkeypatch):
     token = token_in(hosts.run(0, "up", "--no-mdns", "--ray", timeout=RAY_SECONDS))
     refuse_another_version(hosts, token, tmp_path, monkeypatch)
     hosts.run(1, "up")
-    hosts.until(lambda: ray_state(hosts, 1)["state"] == "node")
+    hosts.until(lambda: ray_state(hosts, 1).state == "node")
     shown = json.loads(hosts.run(1, "status", "--json"))
     states = {each["name"]: each["report"]["ray"]["state"] for each in shown["hosts"]}
     assert states == {"host0": "head", "host1": "node"}
@@ -82,9 +83,9 @@ def test_ray_on_a_cluster(hosts, tmp_path, monkeypatch):
     launch_on_it(hosts, tmp_path)
 
     hosts.kill(0)
-    hosts.until(lambda: ray_state(hosts, 1)["state"] == "head")
+    hosts.until(lambda: ray_state(hosts, 1).state == "head")
     hosts.run(0, "up")  # it comes back as a node of the new head
-    hosts.until(lambda: ray_state(hosts, 0)["state"] == "node")
+    hosts.until(lambda: ray_state(hosts, 0).state == "node")
     hosts.kill(1, "ferrule.agent\0")
     hosts.until(lambda: not hosts.lab.processes(1))
     hosts.run(0, "down")

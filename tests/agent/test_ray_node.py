@@ -6,8 +6,9 @@ import pytest
 
 from agents import make_home
 from ferrule.agent.ray import node
-from ferrule.agent.ray.desired import NAME, DesiredRay
-from ferrule.cluster.records import RAY, Knowledge, Member
+from ferrule.agent.ray.desired import Decide
+from ferrule.cluster.desired import DesiredRay
+from ferrule.cluster.records import RAY, Knowledge, Member, RayRecord
 
 OWN, OTHER = "a" * 32, "b" * 32
 
@@ -23,17 +24,28 @@ class ClusterState:
         self.knowledge = Knowledge()
         for member in members:
             self.knowledge, _ = self.knowledge.introduced(member)
-        self.write(RAY, NAME, desired.to_json())
+        self.write_ray(desired)
         self.peers = {OTHER: SimpleNamespace(up=self.up, way=("127.0.0.1", 8421))}
 
-    def write(self, kind, name, value):
-        self.knowledge, _ = self.knowledge.written(kind, name, value, OWN)
+    @property
+    def member(self):
+        return self.knowledge.members[OWN]
+
+    def write_ray(self, value):
+        self.knowledge, _ = self.knowledge.written(RayRecord(name=RAY, version=0, writer=OWN, value=value))
 
     def is_up(self, host):
         return host == self.host or self.up
 
     def silent_seconds(self, host):
         return self.silent if host == OTHER else 0.0
+
+
+def decide(ray, cluster):
+    """Change the record as is due, and do nothing else."""
+    for action in ray.planned():
+        if isinstance(action, Decide):
+            cluster.write_ray(action.desired)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +61,8 @@ class ClusterState:
 def test_the_head_moves_only_where_it_has_to(tmp_path, monkeypatch, head, address, silent, expected):
     monkeypatch.setattr(node, "_own_addresses", lambda: ["10.0.0.1", "127.0.0.1"])
     cluster = ClusterState(DesiredRay(head, address), silent)
-    node.RayNode(make_home(tmp_path, "here"), cluster).decide()
-    desired = DesiredRay.from_json(cluster.knowledge.present(RAY)[NAME])
+    decide(node.RayNode(make_home(tmp_path, "here"), cluster), cluster)
+    desired = cluster.knowledge.ray
     assert (desired.head, desired.address) == expected
 
 
@@ -59,8 +71,8 @@ def test_a_head_that_nobody_else_can_reach_moves_once(tmp_path, monkeypatch):
     monkeypatch.setattr(node, "address_toward", lambda address: "10.0.0.1")
     cluster = ClusterState(DesiredRay(OWN, "127.0.0.1"), 0.0)
     ray = node.RayNode(make_home(tmp_path, "here"), cluster)
-    ray.decide()
-    first = cluster.knowledge.records[RAY, NAME]
-    assert first.value["address"] == "10.0.0.1"
-    ray.decide()
-    assert cluster.knowledge.records[RAY, NAME] is first
+    decide(ray, cluster)
+    first = cluster.knowledge.records["ray", RAY]
+    assert first.value.address == "10.0.0.1"
+    decide(ray, cluster)
+    assert cluster.knowledge.records["ray", RAY] is first

@@ -9,23 +9,20 @@ from ferrule.agent import standby
 from ferrule.agent.standby import LIFELINE
 from ferrule.cluster.connection import connect
 from ferrule.cluster.handshake import Caller, Purpose
-from ferrule.cluster.messages import CONTROL
+from ferrule.cluster.messages import CONTROL, BeginJob, Go, KeepStandby, StandbyKept, StartProcess
 from ferrule.process.lifeline import BEAT
 
 ENV = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 
 
 async def keep(connection, count, env=ENV):
-    answer = await connection.ask({"do": "spares", "module": "greeter", "env": env, "count": count}, SECONDS)
-    return answer["answer"]["kept"]
+    return (await connection.ask(KeepStandby("greeter", env, count), SECONDS)).kept
 
 
 async def ready(connection, count):
     async with asyncio.timeout(SECONDS):
         while True:
-            question = {"do": "spares", "module": "greeter", "env": ENV, "count": count}
-            answer = (await connection.ask(question, SECONDS))["answer"]
-            if answer == {"kept": count, "ready": count}:
+            if await connection.ask(KeepStandby("greeter", ENV, count), SECONDS) == StandbyKept(count, count):
                 return
             await asyncio.sleep(0.01)
 
@@ -33,12 +30,11 @@ async def ready(connection, count):
 async def run_rank(home, job, code, env=ENV):
     """What rank 0 of a new job said, and how it ended."""
     life = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
-    begun = await life.ask({"do": "job", "job": job, "listen": [0]}, SECONDS)
+    begun = await life.ask(BeginJob(job, (0,)), SECONDS)
     connection = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.START))
-    order = {"job": job, "rank": 0, "world_size": 1, "env": env, "meet": []}
-    await connection.ask({**order, "arguments": [*LIFELINE, "greeter", str(code), CONTROL]}, SECONDS)
+    await connection.ask(StartProcess(job, 0, 1, (*LIFELINE, "greeter", str(code), CONTROL), env), SECONDS)
     connection.pause()
-    await connection.send({"go": True})
+    await connection.send(Go())
     reader, writer = await asyncio.open_connection(sock=await connection.detach())
     async with asyncio.timeout(SECONDS):
         lines = [line async for line in reader if line != BEAT]
@@ -47,8 +43,8 @@ async def run_rank(home, job, code, env=ENV):
     life.close()
     told = json.loads(lines[0])
     assert (told["arguments"], told["rank"]) == ([str(code)], "0")
-    assert told["listening"] == begun["answer"]["0"]
-    assert (end["code"], "last words" in end["tail"]) == (code, True)
+    assert told["listening"] == begun.ports[0]
+    assert (end.code, "last words" in end.tail) == (code, True)
     return told["pid"]
 
 

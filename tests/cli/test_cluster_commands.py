@@ -5,10 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
-from agents import make_home
+from agents import desired, make_home
 from ferrule.cli.cluster import app as commands
 from ferrule.cli.cluster import ray as cluster_ray
 from ferrule.cli.cluster.tables import hosts_table, models_table
+from ferrule.cluster.models import ModelRow
+from ferrule.cluster.reports import ClusterStatus, HostStatus
 from ferrule.errors import ConfigError
 
 
@@ -31,22 +33,36 @@ def test_an_agent_does_not_listen_where_others_cannot_be_sent(tmp_path, monkeypa
 
 
 def test_names_that_other_hosts_chose_are_no_markup():
-    host = {
-        "host": "a" * 32,
-        "name": "[red]x[/red]",
-        "state": "up",
-        "way": None,
-        "addresses": ["10.0.0.1"],
-        "problem": None,
-    }
+    host = HostStatus("a" * 32, "[red]x[/red]", 8421, ("10.0.0.1",), "0.1.0", "3.11", state="up")
+    status = ClusterStatus("here", "", "b" * 32, (host,), (), mdns=False, rivals=(), pid=1, started=0.0)
     console = Console(file=io.StringIO(), width=200)
-    for part in hosts_table({"cluster": "here", "hosts": [host], "rivals": []}, {}):
+    for part in hosts_table(status, {}):
         console.print(part)
-    row = {"name": "[b]m", "state": "ready", "address": "http://[::1]:8420", "on": "[link=x]"}
+    row = ModelRow(
+        name="[b]m", wanted=desired("a" * 32), pid=1, state="ready", address="http://[::1]:8420", on="[link=x]"
+    )
     for part in models_table([row]):
         console.print(part)
     for word in ("[red]x[/red]", "[b]m", "http://[::1]:8420", "[link=x]"):
         assert word in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"), [("stopped", "stopped for 3 s"), ("lost", "lost for 3 s"), ("up", "up")]
+)
+def test_a_host_that_was_stopped_does_not_look_lost(state, expected):
+    host = HostStatus(
+        "a" * 32, "strix-2", 8421, (), "0.1.0", "3.11", state=state, heard_seconds=3.2,
+        problem=None if state == "up" else "10.0.0.2:8421: connection refused",
+    )  # fmt: skip
+    status = ClusterStatus("here", "", "b" * 32, (host,), (), mdns=False, rivals=(), pid=1, started=0.0)
+    console = Console(file=io.StringIO(), width=200)
+    for part in hosts_table(status, {}):
+        console.print(part)
+    shown = console.file.getvalue()
+    assert expected in shown
+    assert ("cannot be reached: 10.0.0.2:8421" in shown) == (state == "lost")
+    assert ("it comes back by: ferrule up" in shown) == (state == "stopped")
 
 
 def test_what_up_is_told_of_ray_makes_sense(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ import pytest
 from test_local import wait_until_gone
 
 from ferrule.cluster.home import ClusterHome, HostSettings, new_host_id
-from ferrule.cluster.records import HOST, Member, Record
+from ferrule.cluster.records import HostRecord, Member
 from ferrule.cluster.store import Store
 from ferrule.errors import LaunchError
 from ferrule.launch import HostEntry, JobResult, Launcher, LocalPlace, RankOutput, Task
@@ -156,7 +156,7 @@ def test_places_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.Monke
     home = ClusterHome("desk")
     home.create(bytes(KEY_BYTES), HostSettings(new_host_id(), "here", 8421))
     store, member = Store(home.directory / "state.db"), Member(new_host_id(), "strix-2", 8421, ("10.0.0.2",), "1", "3")
-    store.keep([Record(HOST, member.host, 1, member.host, member.to_json())])
+    store.keep([HostRecord(name=member.host, version=1, writer=member.host, value=member)])
     store.close()
     ssh = tmp_path / "ssh"
     ssh.write_text(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from ferrule.agent.agent import Agent
 from ferrule.agent.log import log_to
+from ferrule.agent.start import AgentUp
 from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.messages import Failure
 from ferrule.errors import ClusterError, FerruleError
 
 log = logging.getLogger(__name__)
@@ -37,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         asyncio.run(_run(home))
     except (FerruleError, OSError) as error:
         log.error("%s", error)
-        _say({"error": str(error), "code": getattr(error, "code", ClusterError.code)})
+        _say(Failure(str(error), getattr(error, "code", ClusterError.code)))
         return getattr(error, "exit_code", 1)
     return 0
 
@@ -46,12 +49,12 @@ async def _run(home: ClusterHome) -> None:
     agent = Agent(home)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, agent.stop)
-    await agent.run(lambda words: _say({"up": words}))
+    await agent.run(lambda port, addresses: _say(AgentUp(port, tuple(addresses))))
 
 
-def _say(words: Mapping[str, object]) -> None:
+def _say(what: AgentUp | Failure) -> None:
     with suppress(OSError):
-        os.write(sys.stdout.fileno(), json.dumps(words).encode() + b"\n")
+        os.write(sys.stdout.fileno(), msgspec.json.encode(what) + b"\n")
 
 
 if __name__ == "__main__":

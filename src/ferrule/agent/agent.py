@@ -13,19 +13,51 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from ferrule.agent.device import described
-from ferrule.agent.jobs import Job, Order, base_environment
+from ferrule.agent.jobs import Job, base_environment
 from ferrule.agent.models.servers import ModelServers
 from ferrule.agent.ray.node import RayNode
 from ferrule.agent.report import Reporter
 from ferrule.agent.standby import Kind, StandbyProcesses
-from ferrule.cluster.connection import Connection, Message, accept
+from ferrule.cluster.connection import Connection, accept
 from ferrule.cluster.handshake import Caller, Purpose
 from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.messages import (
+    AnyMessage,
+    BeginJob,
+    DescribeDevice,
+    EndJob,
+    Failure,
+    GetDesiredModels,
+    GetModels,
+    GetRay,
+    GetReachable,
+    GetReport,
+    GetStatus,
+    Heartbeat,
+    HeartbeatAnswer,
+    Introduction,
+    JobBegun,
+    JobEnded,
+    KeepStandby,
+    Known,
+    Leave,
+    Message,
+    PlainQuestion,
+    RankExited,
+    Refused,
+    StandbyKept,
+    StartProcess,
+    StopAgent,
+    TellModelState,
+    UnreadableMessage,
+    WantRay,
+    WriteModel,
+    answer_with,
+)  # fmt: skip
 from ferrule.cluster.peers import LOST_SECONDS
-from ferrule.cluster.records import MODEL, Record
 from ferrule.cluster.state import ClusterState
 from ferrule.errors import ClusterError, FerruleError
 
@@ -37,6 +69,7 @@ _MAX_STRANGERS = 64
 """Connections that have not proved themselves yet; of more the oldest is hung up on."""
 _REPORT_SECONDS = 10.0
 _MAX_GRACE = 10.0
+_MAX_REACH_SECONDS = 5.0
 _PEER_SILENCE_SECONDS = 4 * LOST_SECONDS
 
 
@@ -59,23 +92,11 @@ class Agent:
         self._reporting = asyncio.Lock()
         self._measuring = asyncio.Lock()
         self._described: tuple[float, str] | None = None
-        self._asked: dict[str, Callable[[Message], Awaitable[Any]]] = {
-            "status": self._status,
-            "report": self._report,
-            "device": self._device,
-            "models": self._models,
-            "wanted": self._wanted,
-            "model_state": self._model_state,
-            "write": self._write,
-            "reachable": self._reachable,
-            "leave": self._leave,
-            "stop": self._halt,
-            "ray": self._ray,
-            "want_ray": self._want_ray,
-        }
 
-    async def run(self, ready: Callable[[Message], None]) -> None:
-        """Until it is stopped. ``ready`` is called when others can reach it. Raises `ClusterError`."""
+    async def run(self, ready: Callable[[int, Sequence[str]], None]) -> None:
+        """Until it is stopped. ``ready`` is called with its port and addresses when others can reach it.
+
+        Raises `ClusterError`."""
         shutil.rmtree(self._job_logs, ignore_errors=True)  # of an agent that was killed, and its jobs with it
         servers = [await self._listen(), await self._listen_here()]
         waits: list[asyncio.Task[Any]] = []
@@ -83,7 +104,7 @@ class Agent:
             self.cluster.start()
             self.servers.start()
             self.ray.start()
-            ready({"port": self.cluster.settings.port, "addresses": list(self.cluster.member.addresses)})
+            ready(self.cluster.settings.port, self.cluster.member.addresses)
             waits = [asyncio.create_task(event.wait()) for event in (self._stop, self.cluster.dismissed)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if self.cluster.broken is not None:  # a service manager starts it again
@@ -161,170 +182,165 @@ class Agent:
             case Purpose.PEER:
                 await self._serve_peer(connection, caller)
             case Purpose.ASK:
-                while (message := await connection.receive()) is not None:
-                    if message.get("do") == "job":
-                        await self._serve_job(connection, message)
-                        return
-                    if message.get("do") == "spares":
-                        await self._serve_spares(connection, message)
-                        return
-                    await connection.send(await self._answer(message))
+                await self._serve_questions(connection)
             case Purpose.START:
                 await self._start_process(connection)
 
     async def _serve_peer(self, connection: Connection, caller: Caller) -> None:
         cluster = self.cluster
         first = await connection.receive(LOST_SECONDS)
-        refusal = cluster.refusal(first or {}, caller.host)
-        if first is None or refusal is not None:
-            await connection.send({"refused": refusal})
+        refusal = cluster.refusal(first.member if isinstance(first, Introduction) else None, caller.host)
+        if not isinstance(first, Introduction) or refusal is not None:
+            await connection.send(Refused(refusal or "it did not say who it is"))
             return
-        cluster.learn([Record.from_json(each) for each in first.get("records", [])])
-        await connection.send({"records": cluster.all_records()})
+        cluster.learn(first.records)
+        await connection.send(Known(cluster.all_records()))
         while (message := await connection.receive(_PEER_SILENCE_SECONDS)) is not None:
             if cluster.knowledge.gone(caller.host):
                 return
-            if "records" in message:
-                cluster.learn([Record.from_json(each) for each in message["records"]])
-                await connection.send({"records": cluster.all_records()})
-            else:
-                await connection.send({"digest": cluster.knowledge.digest, "sees": cluster.sees()})
+            match message:
+                case Known(records=records):
+                    cluster.learn(records)
+                    await connection.send(Known(cluster.all_records()))
+                case Heartbeat(stopping=stopping):
+                    if stopping:
+                        cluster.heard_stopping(caller.host)
+                    await connection.send(HeartbeatAnswer(cluster.knowledge.digest, cluster.sees()))
+                case other:
+                    raise ClusterError(f"an agent said {type(other).__name__} out of turn")
 
     # Questions and orders
 
-    async def _answer(self, message: Message, what: Callable[[Message], Awaitable[Any]] | None = None) -> Message:
-        """``what``: how, if not by what is asked."""
+    async def _serve_questions(self, connection: Connection) -> None:
         try:
-            what = what or self._asked.get(str(message.get("do")))
-            if what is None:
-                raise ClusterError(f"the agent does not know {message.get('do')!r}; is it of another version?")
-            return {"answer": await what(message)}
+            while (message := await self._next(connection)) is not None:
+                if isinstance(message, BeginJob):
+                    await self._serve_job(connection, message)
+                    return
+                if isinstance(message, KeepStandby):
+                    await connection.send(await self._reply(self._keep_standby(connection, message)))
+                elif isinstance(message, PlainQuestion):
+                    await connection.send(await self._reply(self._answer(message)))
+                else:
+                    raise ClusterError(f"{type(message).__name__} is no question")
+        finally:
+            self.standby.release(connection)
+
+    async def _next(self, connection: Connection, timeout: float | None = None) -> AnyMessage | None:
+        try:
+            return await connection.receive(timeout)
+        except UnreadableMessage as error:
+            await connection.send(Failure(str(error)))
+            raise
+
+    async def _reply(self, work: Awaitable[object]) -> Message:
+        """What ``work`` returns, or why it cannot."""
+        try:
+            return answer_with(await work)
         except FerruleError as error:
-            return {"error": str(error), "code": error.code}
-        except (KeyError, TypeError, ValueError) as error:
-            return {"error": f"that was no request: {error!r}", "code": ClusterError.code}
+            return Failure(str(error), error.code)
+        except TimeoutError:
+            return Failure("it did not answer in time")
+        except Exception:
+            log.exception("a question could not be answered")
+            return Failure(f"internal error in the agent of {self.cluster.settings.name}; see {self.home.log} there")
 
-    async def _status(self, message: Message) -> Message:
-        return self.cluster.status() | {"pid": os.getpid(), "started": self.started}
+    async def _answer(self, question: PlainQuestion) -> object:
+        match question:
+            case GetStatus():
+                return self.cluster.status(os.getpid(), self.started)
+            case GetReport():
+                async with self._reporting, asyncio.timeout(_REPORT_SECONDS):
+                    return await asyncio.to_thread(self._reporter.report, self.ray.status())
+            case DescribeDevice():
+                return await self._device()
+            case GetModels():
+                return self.servers.status()
+            case GetDesiredModels():
+                return self.cluster.knowledge.models
+            case TellModelState(name=name, state=state):
+                self.servers.told(name, state)
+            case WriteModel(name=name, value=value):
+                self.cluster.write_model(name, value)
+            case GetReachable(seconds=seconds):
+                return await self.cluster.reachable(min(_MAX_REACH_SECONDS, seconds))
+            case Leave(host=host):
+                await self.cluster.leave(host or self.cluster.host)
+            case StopAgent():
+                asyncio.get_running_loop().call_later(0.05, self._stop.set)  # after the answer
+            case GetRay():
+                return self.ray.status()
+            case WantRay(wanted=True, port=port, store=store):
+                self.ray.want(port, store)
+            case WantRay():
+                self.ray.unwant()
+            case _:
+                assert_never(question)
+        return None
 
-    async def _report(self, message: Message) -> Message:
-        async with self._reporting, asyncio.timeout(_REPORT_SECONDS):
-            return (await asyncio.to_thread(self._reporter.report)).to_json() | {"ray": self.ray.status()}
-
-    async def _device(self, message: Message) -> Message:
+    async def _device(self) -> str:
         """What the planner has to know of this host; the first time it is measured, which takes seconds."""
         async with self._measuring:
             if self._described is None or time.monotonic() - self._described[0] > DESCRIBED_SECONDS:
                 self._described = time.monotonic(), await described()
-            return {"text": self._described[1]}
-
-    async def _models(self, message: Message) -> list[Message]:
-        return self.servers.status()
-
-    async def _wanted(self, message: Message) -> Message:
-        """The records of the models that should be up, on whatever host."""
-        return {name: dict(value) for name, value in self.cluster.knowledge.present(MODEL).items()}
-
-    async def _model_state(self, message: Message) -> Message:
-        self.servers.told(str(message["name"]), message["state"])
-        return {}
-
-    async def _write(self, message: Message) -> Message:
-        self.cluster.write(message["kind"], message["name"], message["value"])
-        return {}
-
-    async def _ray(self, message: Message) -> Message:
-        return self.ray.status()
-
-    async def _want_ray(self, message: Message) -> Message:
-        if message["wanted"]:
-            self.ray.want(message.get("port"), message.get("store"))
-        else:
-            self.ray.unwant()
-        return {}
-
-    async def _reachable(self, message: Message) -> Message:
-        return {"hosts": await self.cluster.reachable(min(5.0, float(message.get("seconds", 1.0))))}
-
-    async def _leave(self, message: Message) -> Message:
-        await self.cluster.leave(message.get("host") or self.cluster.host)
-        return {}
-
-    async def _halt(self, message: Message) -> Message:
-        asyncio.get_running_loop().call_later(0.05, self._stop.set)  # after the answer
-        return {}
+            return self._described[1]
 
     # Processes for others
 
-    async def _serve_job(self, connection: Connection, message: Message) -> None:
+    async def _serve_job(self, connection: Connection, begin: BeginJob) -> None:
         """The life of a job: it ends with this connection."""
-        name = str(message["job"])
-        if name in self.jobs:
-            await connection.send({"error": f"there is a job {name!r} already", "code": ClusterError.code})
+        if begin.job in self.jobs:
+            await connection.send(Failure(f"there is a job {begin.job!r} already"))
             return
-        exits: asyncio.Queue[Message] = asyncio.Queue()
+        ends: asyncio.Queue[Message] = asyncio.Queue()
         job = Job(
-            name,
+            begin.job,
             self.cluster.key,
             self._job_logs,
-            lambda rank, code, tail: exits.put_nowait({"exit": rank, "code": code, "tail": tail}),
+            lambda rank, code, tail: ends.put_nowait(RankExited(rank, code, tail)),
         )
-        self.jobs[name] = job
+        self.jobs[begin.job] = job
 
         async def tell() -> None:
             while True:
-                await connection.send(await exits.get())
+                await connection.send(await ends.get())
 
         telling: asyncio.Task[None] | None = None
         try:
-            ports = {str(rank): job.reserve(int(rank)) for rank in message.get("listen", [])}
-            await connection.send({"answer": ports, "addresses": list(self.cluster.member.addresses)})
+            ports = {rank: job.reserve(rank) for rank in begin.listen}
+            await connection.send(answer_with(JobBegun(ports, self.cluster.member.addresses)))
             telling = asyncio.create_task(tell())
             while (order := await connection.receive()) is not None:
-                if order.get("do") == "end":
-                    await job.end(float(order.get("grace", 0.5)))
-                    exits.put_nowait({"ended": True})
+                if isinstance(order, EndJob):
+                    await job.end(order.grace)
+                    ends.put_nowait(JobEnded())
         finally:
             if telling is not None:
                 telling.cancel()
                 await asyncio.gather(telling, return_exceptions=True)
-            await job.end(min(_MAX_GRACE, float(message.get("grace", 0.1))))
-            del self.jobs[name]
+            await job.end(min(_MAX_GRACE, begin.grace))
+            del self.jobs[begin.job]
 
-    async def _serve_spares(self, connection: Connection, first: Message) -> None:
-        """Keep processes ready as long as this connection lives; it may ask again."""
-
-        async def keep(message: Message) -> Message:
-            kind = Kind.of(str(message["module"]), {str(name): str(value) for name, value in message["env"].items()})
-            kept, ready = self.standby.keep(connection, kind, int(message["count"]))
-            return {"kept": kept, "ready": ready}
-
-        message: Message | None = first
-        try:
-            while message is not None:
-                await connection.send(await self._answer(message, keep))
-                message = await connection.receive()
-        finally:
-            self.standby.release(connection)
+    async def _keep_standby(self, connection: Connection, wanted: KeepStandby) -> StandbyKept:
+        """As long as the connection lives."""
+        kept, ready = self.standby.keep(connection, Kind.of(wanted.module, wanted.env), wanted.count)
+        return StandbyKept(kept, ready)
 
     async def _start_process(self, connection: Connection) -> None:
-        message = await connection.receive(LOST_SECONDS)
-        try:
-            order = Order.from_json(message or {})
-            job = self.jobs.get(order.job)
-            if job is None:
-                raise ClusterError(f"there is no job {order.job!r}")
-        except ClusterError as error:
-            await connection.send({"error": str(error), "code": error.code})
+        order = await self._next(connection, LOST_SECONDS)
+        job = self.jobs.get(order.job) if isinstance(order, StartProcess) else None
+        if not isinstance(order, StartProcess) or job is None:
+            wrong = f"there is no job {order.job!r}" if isinstance(order, StartProcess) else "that starts no process"
+            await connection.send(Failure(wrong))
             return
-        await connection.send({"answer": {}})
-        if await connection.receive(LOST_SECONDS) is None:  # the word that the other end is ready for the process
+        await connection.send(answer_with(None))
+        if await connection.receive(LOST_SECONDS) is None:  # `Go`: the other end is ready for the process
             return
         connection.pause()
         fits = Kind.of_command(order.arguments, order.env)
         with await connection.detach() as control:
-            spare = None if fits is None else await self.standby.take(fits[0])
+            standby = None if fits is None else await self.standby.take(fits[0])
             try:
-                job.start(order, control, spare)  # raises, too, where the job has ended meanwhile
+                job.start(order, control, standby)  # raises, too, where the job has ended meanwhile
             except OSError as error:
                 raise ClusterError(f"rank {order.rank} of {order.job} cannot be started: {error}") from error

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 from ferrule.agent.standby import Kind, StandbyProcess
-from ferrule.cluster.messages import CONTROL
+from ferrule.cluster.messages import CONTROL, StartProcess
 from ferrule.config import OUTER_JOB
 from ferrule.errors import ClusterError
 from ferrule.fabric.join.addresses import own_interfaces
@@ -33,38 +30,10 @@ KILLED_SECONDS = 5.0
 """How long the kernel may take to end what is killed."""
 TAIL_LINES = 12
 _TAIL_BYTES = 1 << 14
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _MAX_PROCESSES = 256
 
 Exited = Callable[[int, int, str], None]
 """Called with the rank, its status as in `subprocess`, and the last lines of its output."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """A process to start: ``arguments`` of this Python, ``env`` beside the agent's. ``meet``: where it finds rank 0, or
-    somebody who knows the way; a link-local address is tried by way of every interface."""
-
-    job: str
-    rank: int
-    world_size: int
-    arguments: tuple[str, ...]
-    env: Mapping[str, str]
-    meet: tuple[Address, ...] = ()
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Order:
-        """Raises `ClusterError`."""
-        try:
-            env = {str(name): str(value) for name, value in dict(fields["env"]).items()}
-            arguments = tuple(map(str, fields["arguments"]))
-            meet = tuple((str(host), int(port)) for host, port in fields["meet"])
-            made = cls(str(fields["job"]), int(fields["rank"]), int(fields["world_size"]), arguments, env, meet)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ClusterError(f"that is no order to start a process: {error!r}") from None
-        if not _NAME.fullmatch(made.job) or not 0 <= made.rank < made.world_size:
-            raise ClusterError(f"{made.job!r} rank {made.rank} cannot name a process")
-        return made
 
 
 class Job:
@@ -74,8 +43,6 @@ class Job:
     """
 
     def __init__(self, name: str, key: bytes, logs: Path, on_exit: Exited) -> None:
-        if not _NAME.fullmatch(name):
-            raise ClusterError(f"{name!r} cannot name a job")
         self.name = name
         self._key = derived_key(key, f"job {name}")
         self._logs = logs / name
@@ -95,7 +62,7 @@ class Job:
         port: int = self._listeners[rank].getsockname()[1]
         return port
 
-    def start(self, order: Order, control: socket.socket, spare: StandbyProcess | None = None) -> int:
+    def start(self, order: StartProcess, control: socket.socket, spare: StandbyProcess | None = None) -> int:
         """Start one rank, which inherits ``control``; that remains the caller's to close. Returns its process id.
 
         ``spare``: a process that may take it over; from now on this job's to end.
@@ -106,7 +73,7 @@ class Job:
             if spare is not None and spare.process not in self._running.values():
                 spare.kill()
 
-    def _start(self, order: Order, control: socket.socket, spare: StandbyProcess | None) -> int:
+    def _start(self, order: StartProcess, control: socket.socket, spare: StandbyProcess | None) -> int:
         if self._over:
             raise ClusterError(f"the job {order.job!r} has ended")
         if order.rank in self._running or len(self._running) >= _MAX_PROCESSES:
@@ -165,7 +132,7 @@ def base_environment() -> dict[str, str]:
 
 
 def _started(
-    order: Order, place: Mapping[str, str], output: int, control: socket.socket, listener: socket.socket | None
+    order: StartProcess, place: Mapping[str, str], output: int, control: socket.socket, listener: socket.socket | None
 ) -> subprocess.Popen[bytes]:
     env = base_environment() | dict(order.env) | dict(place)
     fds = [control.fileno()]
@@ -178,7 +145,7 @@ def _started(
 
 def _took_over(
     spare: StandbyProcess,
-    order: Order,
+    order: StartProcess,
     place: Mapping[str, str],
     output: int,
     control: socket.socket,

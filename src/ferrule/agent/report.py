@@ -6,12 +6,11 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from ferrule.cluster.reports import DeviceReport, HostReport, LinkReport, RayStatus
 from ferrule.fabric.join.hosts import this_host
 from ferrule.links import Inventory, NetDevice, Probe
 from ferrule.links.power import PowerMeter
@@ -23,48 +22,6 @@ _SENSOR_SECONDS = 2.0
 """Less than a client waits for a report."""
 _AMD = "0x1002"
 _HOT = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "amdgpu")
-
-
-@dataclass(frozen=True)
-class DeviceReport:
-    """What computes. Memory in bytes; ``free`` is what the system says now."""
-
-    kind: str
-    name: str
-    memory: int
-    free: int
-
-
-@dataclass(frozen=True)
-class LinkReport:
-    """An interface with a cable or a network behind it. ``gb_s``: gigabits per second, where the driver tells."""
-
-    name: str
-    kind: str
-    up: bool
-    gb_s: float | None
-    addresses: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class HostReport:
-    """``cpus``: those that it may use, of the running kernel ``kernel`` (its boot id), which hosts that share a machine
-    have in common. ``load``: of all processors, 0 to 1, over the last minute. ``celsius``: of the hottest chip;
-    ``watts``: of the chips that tell, over ``watts_seconds``; None where nothing tells."""
-
-    cores: int
-    cpus: tuple[int, ...]
-    kernel: str
-    load: float
-    devices: tuple[DeviceReport, ...]
-    links: tuple[LinkReport, ...]
-    celsius: float | None
-    watts: float | None
-    agent_bytes: int
-    agent_cpu_seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Reporter:
@@ -79,8 +36,10 @@ class Reporter:
         self._heat = Sensor("the sensor of heat", _celsius, None)
         self._power = Sensor("the meter of power", self._watts, None)
 
-    def report(self) -> HostReport:
-        """Takes some tenths of a second, or `_SENSOR_SECONDS` where a driver hangs: call it beside the event loop."""
+    def report(self, ray: RayStatus) -> HostReport:
+        """``ray``: how that is here.
+
+        Takes some tenths of a second, or `_SENSOR_SECONDS` where a driver hangs: call it beside the event loop."""
         for sensor in (self._links, self._amd, self._nvidia, self._heat, self._power):
             sensor.begin()
         deadline = time.monotonic() + _SENSOR_SECONDS
@@ -99,6 +58,7 @@ class Reporter:
             watts=self._power.value(deadline),
             agent_bytes=self._process.memory_info().rss,
             agent_cpu_seconds=times.user + times.system,
+            ray=ray,
         )
 
     def _watts(self) -> float | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from typing import Any
+
+import msgspec
 
 from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.messages import Failure
 from ferrule.errors import ClusterError
 from ferrule.files import line_within
 
@@ -23,8 +24,15 @@ def agent_command(home: ClusterHome, lock: str = "-") -> list[str]:
     return [sys.executable, "-m", "ferrule.agent", str(home.directory), lock]
 
 
-def start_agent(home: ClusterHome) -> dict[str, Any]:
-    """Start this host's agent in the background; returns its port and addresses. Raises `ClusterError`."""
+class AgentUp(msgspec.Struct, frozen=True, tag_field="type", tag=True):
+    """What an agent says in a line when others can reach it."""
+
+    port: int
+    addresses: tuple[str, ...]
+
+
+def start_agent(home: ClusterHome) -> AgentUp:
+    """Start this host's agent in the background. Raises `ClusterError`."""
     lock = home.take()
     try:
         with home.log.open("ab") as log:
@@ -46,9 +54,8 @@ def start_agent(home: ClusterHome) -> dict[str, Any]:
         process.wait(_STOP_SECONDS)
         said = home.log.read_text(errors="replace")[-_LOG_TAIL:].strip()
         raise ClusterError(f"the agent did not start within {START_SECONDS:g} s, or ended: {said or 'it said nothing'}")
-    told: dict[str, Any] = json.loads(line)
-    if "error" in told:
+    told = msgspec.json.decode(line, type=AgentUp | Failure)
+    if isinstance(told, Failure):
         process.wait(_STOP_SECONDS)
-        raise ClusterError(told["error"])
-    up: dict[str, Any] = told["up"]
-    return up
+        raise ClusterError(told.error)
+    return told

@@ -6,19 +6,22 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 from ferrule.cluster.connection import Connection, connect
 from ferrule.cluster.discovery import Discovery, Heard, installed
 from ferrule.cluster.handshake import Caller, Purpose
 from ferrule.cluster.home import ClusterHome, HostSettings
+from ferrule.cluster.messages import GetReport, GetStatus, Leave, Question, StopAgent
 from ferrule.cluster.peers import first_of, reachable_ways
 from ferrule.cluster.records import Knowledge, Member
+from ferrule.cluster.reports import ClusterStatus, HostReport
 from ferrule.cluster.store import Store
 from ferrule.errors import AuthError, ClusterError, FerruleError
 from ferrule.fabric.join.addresses import own_interfaces
 from ferrule.secure import Address, JoinToken, fingerprint, write_address
 
+A = TypeVar("A")
 JOIN_SECONDS = 15.0
 ASK_SECONDS = 10.0
 STOP_SECONDS = 10.0
@@ -31,7 +34,7 @@ def stop_agent(home: ClusterHome) -> bool:
     """Stop this host's agent and all that it runs; False where none ran. Raises `ClusterError`."""
     if not home.is_running():
         return False
-    ask(home, "stop")
+    ask(home, StopAgent())
     deadline = time.monotonic() + STOP_SECONDS
     while time.monotonic() < deadline:
         if not home.is_running():
@@ -40,18 +43,18 @@ def stop_agent(home: ClusterHome) -> bool:
     raise ClusterError(f"the agent does not stop; see {home.log}")
 
 
-def ask(home: ClusterHome, what: str, *, timeout: float = ASK_SECONDS, **arguments: Any) -> Any:
+def ask(home: ClusterHome, question: Question[A], *, timeout: float = ASK_SECONDS) -> A:
     """Ask this host's agent. Raises `ClusterError` with what it answers, or that it does not."""
-    return asyncio.run(ask_here(home, what, timeout=timeout, **arguments))
+    return asyncio.run(ask_here(home, question, timeout=timeout))
 
 
-async def ask_here(home: ClusterHome, what: str, *, timeout: float = ASK_SECONDS, **arguments: Any) -> Any:
+async def ask_here(home: ClusterHome, question: Question[A], *, timeout: float = ASK_SECONDS) -> A:
     """`ask` for programs with an event loop."""
     if not home.is_running():
         raise ClusterError(f"this host's agent of the cluster {home.name!r} does not run; start it: ferrule up")
     try:
         connection = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
-        return await _asked(connection, what, timeout, arguments)
+        return await _asked(connection, question, timeout)
     except (OSError, TimeoutError) as error:
         raise ClusterError(f"this host's agent does not answer ({error or 'in time'}); see {home.log}") from error
 
@@ -71,20 +74,18 @@ async def connect_member(home: ClusterHome, member: Member, purpose: Purpose) ->
         raise ClusterError(f"{member.name} cannot be reached: {error}") from None
 
 
-async def ask_member(
-    home: ClusterHome, member: Member, what: str, *, timeout: float = ASK_SECONDS, **arguments: Any
-) -> Any:
+async def ask_member(home: ClusterHome, member: Member, question: Question[A], *, timeout: float = ASK_SECONDS) -> A:
     """Ask the agent of any host of the cluster. Raises `ClusterError`."""
     connection, _ = await connect_member(home, member, Purpose.ASK)
     try:
-        return await _asked(connection, what, timeout, arguments)
+        return await _asked(connection, question, timeout)
     except (OSError, TimeoutError) as error:
         raise ClusterError(f"{member.name} does not answer ({error or 'in time'})") from error
 
 
-async def _asked(connection: Connection, what: str, timeout: float, arguments: dict[str, Any]) -> Any:
+async def _asked(connection: Connection, question: Question[A], timeout: float) -> A:
     try:
-        return (await connection.ask({"do": what, **arguments}, timeout))["answer"]
+        return await connection.ask(question, timeout)
     finally:
         connection.close()
 
@@ -110,7 +111,7 @@ def say_goodbye(home: ClusterHome) -> list[str]:
 
     async def tell(member: Member) -> str | None:
         try:
-            await ask_member(home, member, "leave", host=own)
+            await ask_member(home, member, Leave(own))
         except FerruleError:
             return None
         return member.name
@@ -121,13 +122,13 @@ def say_goodbye(home: ClusterHome) -> list[str]:
     return [name for name in asyncio.run(tell_all()) if name is not None]
 
 
-async def host_reports(home: ClusterHome, members: Sequence[Member], timeout: float) -> dict[str, dict[str, Any]]:
+async def host_reports(home: ClusterHome, members: Sequence[Member], timeout: float) -> dict[str, HostReport]:
     """What hosts tell of themselves, by host id; those that do not answer in time are left out."""
 
-    async def one(member: Member) -> tuple[str, dict[str, Any] | None]:
+    async def one(member: Member) -> tuple[str, HostReport | None]:
         try:
             async with asyncio.timeout(timeout):
-                return member.host, await ask_member(home, member, "report", timeout=timeout)
+                return member.host, await ask_member(home, member, GetReport(), timeout=timeout)
         except (FerruleError, TimeoutError):
             return member.host, None
 
@@ -135,15 +136,15 @@ async def host_reports(home: ClusterHome, members: Sequence[Member], timeout: fl
     return {host: report for host, report in found if report is not None}
 
 
-def wait_joined(home: ClusterHome, token: JoinToken, timeout: float = JOIN_SECONDS) -> dict[str, Any]:
+def wait_joined(home: ClusterHome, token: JoinToken, timeout: float = JOIN_SECONDS) -> ClusterStatus:
     """Wait until the agent has met another host; returns its status. Raises `ClusterError` with why it cannot."""
     deadline = time.monotonic() + timeout
     while True:
-        status: dict[str, Any] = ask(home, "status")
-        if any(host["state"] == "up" for host in status["hosts"]):
+        status = ask(home, GetStatus())
+        if any(host.state == "up" for host in status.hosts):
             return status
-        tried = all(seed["problem"] for seed in status["seeds"])  # another address may lead to the right host
-        refused = [seed["problem"] for seed in status["seeds"] if seed["refused"] and seed["problem"]]
+        tried = all(seed.problem for seed in status.seeds)  # another address may lead to the right host
+        refused = [seed.problem for seed in status.seeds if seed.refused and seed.problem]
         if refused and tried:
             raise ClusterError(refused[0])
         if time.monotonic() > deadline:
@@ -151,12 +152,8 @@ def wait_joined(home: ClusterHome, token: JoinToken, timeout: float = JOIN_SECON
         time.sleep(_POLL_SECONDS)
 
 
-def _why_not_joined(status: dict[str, Any], token: JoinToken) -> str:
-    tried = [
-        f"{write_address((str(seed['place'][0]), int(seed['place'][1])))}: {seed['problem']}"
-        for seed in status["seeds"]
-        if seed["problem"]
-    ]
+def _why_not_joined(status: ClusterStatus, token: JoinToken) -> str:
+    tried = [f"{write_address(seed.place)}: {seed.problem}" for seed in status.seeds if seed.problem]
     told = "; ".join(tried) if tried else "nothing was heard by mDNS and the token names no address"
     return (
         f"no host of the cluster {token.cluster!r} could be reached ({told}); is `ferrule up` running there, and is "
@@ -187,7 +184,7 @@ def clusters_nearby(seconds: float = LISTEN_SECONDS) -> list[Heard]:
 def await_rivals(home: ClusterHome, seconds: float = LISTEN_SECONDS) -> None:
     """Give the agent time to hear of a cluster of the same name that began at the same moment."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and installed() and not ask(home, "status")["rivals"]:
+    while time.monotonic() < deadline and installed() and not ask(home, GetStatus()).rivals:
         time.sleep(_POLL_SECONDS)
 
 

@@ -6,21 +6,21 @@ Over a Unix socket, which only this user's programs on this host can open, it is
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import struct
 import sys
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ferrule.cluster.handshake import Caller, answer_steps, call_steps
+from ferrule.cluster.messages import Answer, AnyMessage, Failure, Message, Question, decode, encode
 from ferrule.errors import AuthError, ClusterError
 from ferrule.secure import Address, Stranger, write_address
 from ferrule.secure.handshake import Exchange
 from ferrule.secure.tls import Tls, client_opening, server_opening
 
-Message = dict[str, Any]
+A = TypeVar("A")
 T = TypeVar("T")
 
 HANDSHAKE_SECONDS = 5.0
@@ -41,7 +41,7 @@ class Connection:
 
     async def send(self, message: Message) -> None:
         """Raises `ClusterError` when the other end is gone or does not read."""
-        payload = json.dumps(message, separators=(",", ":")).encode()
+        payload = encode(message)
         if len(payload) > _MOST_BYTES:
             raise ClusterError(f"a message of {len(payload):,} bytes is more than agents send")
         try:
@@ -51,7 +51,7 @@ class Connection:
         except (OSError, TimeoutError) as error:
             raise ClusterError(f"the connection broke: {error or 'the other end does not read it'}") from error
 
-    async def receive(self, timeout: float | None = None) -> Message | None:
+    async def receive(self, timeout: float | None = None) -> AnyMessage | None:
         """The next message; None at the end. Raises `TimeoutError`, after which the message can still be received,
         `AuthError` where it was altered, and `ClusterError` for what no program of ours says."""
         try:
@@ -63,23 +63,20 @@ class Connection:
                     self._arrived += data
         except ConnectionError:
             return None
-        try:
-            message = json.loads(payload)
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            raise ClusterError("a message is no object")
-        return message
+        return decode(payload)
 
-    async def ask(self, message: Message, timeout: float) -> Message:
+    async def ask(self, question: Question[A], timeout: float) -> A:
         """Send, and wait for the answer. Raises `ClusterError` with what it says is wrong, and `TimeoutError`."""
-        await self.send(message)
-        answer = await self.receive(timeout)
-        if answer is None:
-            raise ClusterError("the agent closed the connection")
-        if "error" in answer:
-            raise ClusterError(str(answer["error"]))
-        return answer
+        await self.send(question)
+        match await self.receive(timeout):
+            case Answer(value=value):
+                return question.answer_from(value)
+            case Failure(error=error):
+                raise ClusterError(error)
+            case None:
+                raise ClusterError("the agent closed the connection")
+            case other:
+                raise ClusterError(f"the agent answered a question by {type(other).__name__}")
 
     def pause(self) -> None:
         """Leave in the socket what comes from now on, for the process that gets it by `detach`."""

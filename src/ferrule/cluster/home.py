@@ -7,7 +7,6 @@ where it answers this host's programs.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -16,6 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from ferrule.cluster.desired import HostId, Name, Port
 from ferrule.config import host_id
 from ferrule.errors import ClusterError, ConfigError
 from ferrule.files import held, hold, runtime_directory, write_whole
@@ -55,9 +57,9 @@ class HostSettings:
     ``seeds``: addresses at which others may be found where mDNS does not reach.
     """
 
-    host: str
-    name: str
-    port: int
+    host: HostId
+    name: Name
+    port: Port
     listen: str = ""
     seeds: tuple[str, ...] = ()
     mdns: bool = True
@@ -92,9 +94,8 @@ class ClusterHome:
     def settings(self) -> HostSettings:
         file = self.directory / _HOST
         try:
-            fields = json.loads(file.read_text())
-            return HostSettings(**{**fields, "seeds": tuple(fields["seeds"])})
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            return msgspec.json.decode(file.read_bytes(), type=HostSettings)
+        except (OSError, msgspec.MsgspecError) as error:
             raise ClusterError(f"{file} cannot be read: {error}; leave the cluster and join it again") from error
 
     @property
@@ -122,8 +123,8 @@ class ClusterHome:
             opened.write(key.hex())
 
     def write_settings(self, settings: HostSettings) -> None:
-        fields = {**settings.__dict__, "seeds": list(settings.seeds)}
-        write_whole(self.directory / _HOST, json.dumps(fields, indent=1))
+        text = msgspec.json.format(msgspec.json.encode(settings), indent=1)
+        write_whole(self.directory / _HOST, text.decode())
 
     def remove(self) -> None:
         """Forget the cluster: the key first."""

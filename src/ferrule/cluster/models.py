@@ -5,73 +5,81 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from ferrule.cluster.client import ask_here, ask_member
+from ferrule.cluster.desired import API_PORT, DesiredModel
 from ferrule.cluster.home import DEFAULT_PORT, ClusterHome
-from ferrule.cluster.records import MODEL, Member
+from ferrule.cluster.messages import GetDesiredModels, GetModels, GetStatus, WriteModel
+from ferrule.cluster.records import Member
+from ferrule.cluster.reports import ModelStatus
 from ferrule.errors import ClusterError, ConfigError, FerruleError
 
-FIRST_PORT = 8420
 _PORTS = 100
 _ASK_SECONDS = 3.0
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 15.0
 
 
-async def models(home: ClusterHome) -> list[dict[str, Any]]:
-    """Of every model that should be up: ``name``, ``wanted`` (its record), ``on`` (the name of the host that serves
-    it), and what that host tells of it; ``state`` is ``unknown`` where it does not answer."""
-    status = await ask_here(home, "status")
-    members = {fields["host"]: (Member.of_status(fields), fields["state"]) for fields in status["hosts"]}
-    wanted: Mapping[str, Mapping[str, Any]] = await ask_here(home, "wanted")
+@dataclass(frozen=True, kw_only=True)
+class ModelRow(ModelStatus):
+    """A model of the cluster: its record, and what the host that serves it tells; the ``state`` is ``unknown`` where
+    that does not answer. ``on``: that host's name; ``address``: where clients find the model."""
 
-    async def told(host: str) -> dict[str, Mapping[str, Any]]:
-        member, state = members.get(host, (None, "lost"))
-        if member is None or state == "lost":
+    on: str
+    address: str
+
+
+async def models(home: ClusterHome) -> list[ModelRow]:
+    """Of every model that should be up."""
+    status = await ask_here(home, GetStatus())
+    members = {member.host: member for member in status.hosts}
+    wanted = await ask_here(home, GetDesiredModels())
+
+    async def told(host: str) -> dict[str, ModelStatus]:
+        member = members.get(host)
+        if member is None or not member.is_up:
             return {}
         try:
-            return {each["name"]: each for each in await ask_member(home, member, "models", timeout=_ASK_SECONDS)}
+            return {each.name: each for each in await ask_member(home, member, GetModels(), timeout=_ASK_SECONDS)}
         except FerruleError:
             return {}
 
-    hosts = sorted({str(value.get("host")) for value in wanted.values()})
+    hosts = sorted({model.host for model in wanted.values()})
     answers = dict(zip(hosts, await asyncio.gather(*map(told, hosts)), strict=True))
     found = []
-    for name, value in wanted.items():
-        host = str(value.get("host"))
-        member = members[host][0] if host in members else None
-        row: dict[str, Any] = {"name": name, "wanted": value, "on": member.name if member is not None else host}
-        row["address"] = _address(value, member, own=host == status["host"])
-        row |= answers[host].get(name, {"state": "unknown", "detail": f"{row['on']} does not answer"})
-        found.append(row)
+    for name, model in wanted.items():
+        member = members.get(model.host)
+        on = member.name if member is not None else model.host
+        known = answers[model.host].get(name)
+        if known is None:
+            known = ModelStatus(name=name, wanted=model, pid=None, state="unknown", detail=f"{on} does not answer")
+        told_now = vars(known) | {"wanted": model}
+        found.append(ModelRow(**told_now, on=on, address=_address(model, member, own=model.host == status.host)))
     return found
 
 
-async def want(home: ClusterHome, name: str, value: Mapping[str, Any]) -> None:
-    """Have a model served, by this host at first. Raises `ClusterError` where there is one of that name."""
-    if name in await ask_here(home, "wanted"):
+async def want(home: ClusterHome, name: str, model: DesiredModel) -> None:
+    """Have a model served. Raises `ClusterError` where there is one of that name."""
+    if name in await ask_here(home, GetDesiredModels()):
         raise ClusterError(
             f"there is a model {name!r} already; end it (ferrule stop {name}) or give --name another one"
         )
-    host = home.settings.host
-    await ask_here(home, "write", kind=MODEL, name=name, value={**value, "host": host, "owner": host})
+    await ask_here(home, WriteModel(name, model))
 
 
 async def unwant(home: ClusterHome, name: str) -> None:
     """Stop serving a model, and wait until it is gone. Raises `ClusterError`."""
-    wanted = await ask_here(home, "wanted")
+    wanted = await ask_here(home, GetDesiredModels())
     if name not in wanted:
         raise ClusterError(f"there is no model {name!r}, only {', '.join(sorted(wanted)) or 'none at all'}")
-    host = wanted[name].get("host")
-    await ask_here(home, "write", kind=MODEL, name=name, value=None)
-    status = await ask_here(home, "status")
-    member = next((Member.of_status(each) for each in status["hosts"] if each["host"] == host), None)
+    await ask_here(home, WriteModel(name, None))
+    status = await ask_here(home, GetStatus())
+    member = next((each for each in status.hosts if each.host == wanted[name].host), None)
     deadline = time.monotonic() + _STOP_SECONDS
     while member is not None and time.monotonic() < deadline:
         try:
-            if all(each["name"] != name for each in await ask_member(home, member, "models", timeout=_ASK_SECONDS)):
+            if all(each.name != name for each in await ask_member(home, member, GetModels(), timeout=_ASK_SECONDS)):
                 return
         except FerruleError:  # it will hear of it when it is back
             return
@@ -80,15 +88,15 @@ async def unwant(home: ClusterHome, name: str) -> None:
 
 async def free_port(home: ClusterHome, listen: str, wanted: int | None) -> int:
     """A port for one more model on this host: ``wanted``, any for 0 and None. Raises `ConfigError` if it is taken."""
-    taken = {value.get("port") for value in (await ask_here(home, "wanted")).values()} | {home.settings.port}
+    taken = {model.port for model in (await ask_here(home, GetDesiredModels())).values()} | {home.settings.port}
     if wanted:
         if wanted in taken:
             raise ConfigError(f"another model of the cluster has port {wanted}; choose another with --port")
         return wanted
-    for port in range(FIRST_PORT, FIRST_PORT + _PORTS):
+    for port in range(API_PORT, API_PORT + _PORTS):
         if port not in taken and port != DEFAULT_PORT and _can_bind(listen, port):
             return port
-    raise ConfigError(f"no port from {FIRST_PORT} on is free; choose one with --port")
+    raise ConfigError(f"no port from {API_PORT} on is free; choose one with --port")
 
 
 def _can_bind(listen: str, port: int) -> bool:
@@ -102,9 +110,9 @@ def _can_bind(listen: str, port: int) -> bool:
     return True
 
 
-def _address(wanted: Mapping[str, Any], member: Member | None, *, own: bool) -> str:
+def _address(model: DesiredModel, member: Member | None, *, own: bool) -> str:
     """Where clients find it: a model that listens at all addresses at the first of its host's."""
-    listen, port = str(wanted.get("listen") or "127.0.0.1"), wanted.get("port")
+    listen = model.listen
     if listen in ("0.0.0.0", "::"):
         listen = "127.0.0.1" if own else next(iter(member.addresses), listen) if member is not None else listen
-    return f"http://{f'[{listen}]' if ':' in listen else listen}:{port}"
+    return f"http://{f'[{listen}]' if ':' in listen else listen}:{model.port}"

@@ -11,8 +11,17 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Protocol
 
-from ferrule.cluster.connection import Connection, Message, connect
+from ferrule.cluster.connection import Connection, connect
 from ferrule.cluster.handshake import Caller, Purpose
+from ferrule.cluster.messages import (
+    AnyMessage,
+    Heartbeat,
+    HeartbeatAnswer,
+    Introduction,
+    Known,
+    Message,
+    Refused,
+)
 from ferrule.cluster.records import Knowledge, Member, Record
 from ferrule.errors import AuthError, ClusterError
 from ferrule.secure import Address, write_address
@@ -69,6 +78,9 @@ class Peer:
         """Why there is no connection, in words."""
         self.refused = False
         """Whether it answered, the last time, that it will not have us."""
+        self.stopping = False
+        """Whether it said that it stops on purpose, since it was up the last time."""
+        self._last = False
 
     def nudge(self) -> None:
         """There is something new to tell."""
@@ -83,6 +95,11 @@ class Peer:
             async with asyncio.timeout(seconds):
                 await self._answered.wait()
         return self.heard >= asked  # somebody else may have cleared the event again
+
+    async def say_stopping(self, seconds: float) -> None:
+        """Tell it that this host's agent stops on purpose, so that it does not look lost."""
+        self._last = True
+        await self.answers(seconds)
 
     async def run(self) -> None:
         failures = 0
@@ -118,27 +135,33 @@ class Peer:
         return connection
 
     async def _introduce(self, connection: Connection) -> None:
-        answer = await self._exchange(connection, {"member": self._own().to_json(), "records": _all(self._knower)})
-        if "refused" in answer:
+        answer = await self._exchange(connection, Introduction(self._own(), self._all()))
+        if isinstance(answer, Refused):
             self.refused = True
-            raise ClusterError(str(answer["refused"]))
-        self._knower.learn(_records(answer))
-        self.problem = None
+            raise ClusterError(answer.reason)
+        if not isinstance(answer, Known):
+            raise _out_of_turn(answer)
+        self._knower.learn(answer.records)
+        self.problem, self.stopping = None, False
         self._set(True)
 
     async def _converse(self, connection: Connection) -> None:
         while True:
-            message: Message = {"digest": self._knower.knowledge.digest}
-            answer = await self._exchange(connection, message)
-            if answer.get("digest") != self._knower.knowledge.digest:
-                answer = await self._exchange(connection, {"records": _all(self._knower)})
-                self._knower.learn(_records(answer))
+            answer = await self._exchange(connection, Heartbeat(self._knower.knowledge.digest, self._last))
+            if not isinstance(answer, HeartbeatAnswer):
+                raise _out_of_turn(answer)
+            self.saw.update((host, self.heard) for host in answer.sees)
+            if answer.digest != self._knower.knowledge.digest:
+                answer = await self._exchange(connection, Known(self._all()))
+                if not isinstance(answer, Known):
+                    raise _out_of_turn(answer)
+                self._knower.learn(answer.records)
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_SECONDS):
                     await self._news.wait()
             self._news.clear()
 
-    async def _exchange(self, connection: Connection, message: Message) -> Message:
+    async def _exchange(self, connection: Connection, message: Message) -> AnyMessage:
         await connection.send(message)
         try:
             answer = await connection.receive(LOST_SECONDS)
@@ -147,9 +170,11 @@ class Peer:
         if answer is None:
             raise ClusterError("it closed the connection")
         self.heard = time.monotonic()
-        self.saw.update((str(host), self.heard) for host in answer.get("sees", ()))
         self._answered.set()
         return answer
+
+    def _all(self) -> tuple[Record, ...]:
+        return tuple(self._knower.knowledge.records.values())
 
     def _set(self, up: bool) -> None:
         if self.up != up:
@@ -225,10 +250,5 @@ def reachable_ways(member: Member, interfaces: Sequence[str]) -> list[Address]:
     return ways
 
 
-def _all(knower: Knower) -> list[list[object]]:
-    return [record.to_json() for record in knower.knowledge.records.values()]
-
-
-def _records(answer: Message) -> list[Record]:
-    found = answer.get("records", [])
-    return [Record.from_json(each) for each in found] if isinstance(found, list) else []
+def _out_of_turn(answer: AnyMessage) -> ClusterError:
+    return ClusterError(f"it said {type(answer).__name__} out of turn")

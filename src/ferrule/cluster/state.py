@@ -10,14 +10,14 @@ import platform
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
 
 from ferrule import __version__
-from ferrule.cluster.connection import Message
+from ferrule.cluster.desired import DesiredModel, DesiredRay
 from ferrule.cluster.discovery import Discovery, Heard, installed
 from ferrule.cluster.home import ClusterHome, HostSettings
 from ferrule.cluster.peers import Peer, reachable_ways
-from ferrule.cluster.records import HOST, Knowledge, Member, Record
+from ferrule.cluster.records import RAY, HostRecord, Knowledge, Member, ModelRecord, RayRecord, Record
+from ferrule.cluster.reports import ClusterStatus, HostStatus, SeedStatus
 from ferrule.cluster.store import Store
 from ferrule.config import parse_address
 from ferrule.errors import ClusterError
@@ -88,6 +88,8 @@ class ClusterState:
         self._meet()
 
     async def close(self) -> None:
+        ups = [peer for peer in self.peers.values() if peer.up]
+        await asyncio.gather(*(peer.say_stopping(_LAST_WORD_SECONDS) for peer in ups))
         if self._discovery is not None:
             await self._discovery.close()
         for task in self._tasks.values():
@@ -109,12 +111,23 @@ class ClusterState:
         self.knowledge = known
         self._spread(news)
 
-    def write(self, kind: str, name: str, value: dict[str, Any] | None) -> None:
+    def write_host(self, name: str, value: Member | None) -> None:
         """Decide something for all. Raises `ClusterError`, and nothing is decided, where it cannot be kept."""
-        self._decide(*self.knowledge.written(kind, name, value, self.host))
+        self._write(HostRecord(name=name, version=0, writer=self.host, value=value))
 
-    def all_records(self) -> list[list[Any]]:
-        return [record.to_json() for record in self.knowledge.records.values()]
+    def write_model(self, name: str, value: DesiredModel | None) -> None:
+        """As `write_host`."""
+        self._write(ModelRecord(name=name, version=0, writer=self.host, value=value))
+
+    def write_ray(self, value: DesiredRay | None) -> None:
+        """As `write_host`."""
+        self._write(RayRecord(name=RAY, version=0, writer=self.host, value=value))
+
+    def all_records(self) -> tuple[Record, ...]:
+        return tuple(self.knowledge.records.values())
+
+    def _write(self, record: Record) -> None:
+        self._decide(*self.knowledge.written(record))
 
     def _introduce_own(self) -> None:
         known, record = self.knowledge.introduced(self.member)
@@ -128,7 +141,7 @@ class ClusterState:
         self._spread([record])
 
     def _spread(self, news: Sequence[Record]) -> None:
-        if any(record.kind == HOST for record in news):
+        if any(isinstance(record, HostRecord) for record in news):
             self._meet()
         for peer in (*self.peers.values(), *self._seeds.values()):
             peer.nudge()
@@ -154,15 +167,21 @@ class ClusterState:
         by_others = [other.saw.get(host, 0.0) for other in self.peers.values()]
         return time.monotonic() - max([peer.heard or peer.since, *by_others])
 
-    def sees(self) -> list[str]:
-        """The ids of the hosts to which this one has a connection."""
-        return [host for host, peer in self.peers.items() if peer.up]
+    def heard_stopping(self, host: str) -> None:
+        """A host said that it stops on purpose."""
+        if host in self.peers:
+            self.peers[host].stopping = True
+            self._on_change()
 
-    async def reachable(self, seconds: float) -> list[str]:
+    def sees(self) -> tuple[str, ...]:
+        """The ids of the hosts to which this one has a connection."""
+        return tuple(host for host, peer in self.peers.items() if peer.up)
+
+    async def reachable(self, seconds: float) -> tuple[str, ...]:
         """The ids of the hosts that answer right now, this one first."""
         hosts = list(self.peers)
         answers = await asyncio.gather(*(self.peers[host].answers(seconds) for host in hosts))
-        return [self.host, *(host for host, answered in zip(hosts, answers, strict=True) if answered)]
+        return (self.host, *(host for host, answered in zip(hosts, answers, strict=True) if answered))
 
     async def leave(self, host: str) -> None:
         """Take a host out of the cluster. Raises `ClusterError` where there is no such host."""
@@ -170,14 +189,13 @@ class ClusterState:
             raise ClusterError(f"the cluster has no host {host}")
         ups = [peer for peer in self.peers.values() if peer.up]
         self._leaving = host == self.host
-        self.write(HOST, host, None)
+        self.write_host(host, None)
         # The others should hear of it before this host is gone: what is new goes out with the second beat.
         for _ in range(2):
             await asyncio.gather(*(peer.answers(_LAST_WORD_SECONDS) for peer in ups))
 
-    def refusal(self, first: Message, host: str) -> str | None:
-        """Why a host that knows the key is not let in; ``host``: its id, ``first``: what it says of itself."""
-        member = Member.from_json(first["member"]) if isinstance(first.get("member"), dict) else None
+    def refusal(self, member: Member | None, host: str) -> str | None:
+        """Why a host that knows the key is not let in; ``host``: its id, ``member``: what it says of itself."""
         if member is None or member.host != host:
             return "it did not say who it is"
         if member.host == self.host:
@@ -196,35 +214,34 @@ class ClusterState:
             )
         return None
 
-    def status(self) -> Message:
+    def status(self, pid: int, started: float) -> ClusterStatus:
+        """``pid`` and ``started``: of the agent."""
+        seeds = [SeedStatus(place, peer.up, peer.refused, peer.problem) for place, peer in self._seeds.items()]
+        return ClusterStatus(
+            cluster=self.name,
+            fingerprint=fingerprint(self.key),
+            host=self.host,
+            hosts=tuple(self._host_status(member) for member in self.knowledge.members.values()),
+            seeds=tuple(seeds),
+            mdns=self._discovery is not None,
+            rivals=tuple(sorted(set(self._rivals.values()))),
+            pid=pid,
+            started=started,
+        )
+
+    def _host_status(self, member: Member) -> HostStatus:
+        peer = self.peers.get(member.host)
+        if peer is None:
+            return HostStatus(**vars(member), state="here" if member.host == self.host else "lost")
         now = time.monotonic()
-        hosts = []
-        for host, member in self.knowledge.members.items():
-            peer = self.peers.get(host)
-            state = "here" if host == self.host else "up" if self.is_up(host) else "lost"
-            hosts.append(
-                member.to_json()
-                | {
-                    "state": state,
-                    "up_seconds": now - peer.up_since if peer is not None and peer.up else None,
-                    "heard_seconds": now - peer.heard if peer is not None and peer.heard else None,
-                    "problem": peer.problem if peer is not None and not peer.up else None,
-                    "way": peer.way if peer is not None and peer.up else None,
-                }
-            )
-        seeds = [
-            {"place": place, "up": peer.up, "refused": peer.refused, "problem": peer.problem}
-            for place, peer in self._seeds.items()
-        ]
-        return {
-            "cluster": self.name,
-            "fingerprint": fingerprint(self.key),
-            "host": self.host,
-            "hosts": hosts,
-            "seeds": seeds,
-            "mdns": self._discovery is not None,
-            "rivals": sorted(set(self._rivals.values())),
-        }
+        return HostStatus(
+            **vars(member),
+            state="up" if peer.up else "stopped" if peer.stopping else "lost",
+            up_seconds=now - peer.up_since if peer.up else None,
+            heard_seconds=now - peer.heard if peer.heard else None,
+            problem=None if peer.up else peer.problem,
+            way=peer.way if peer.up else None,
+        )
 
     # Ways to others
 

@@ -8,10 +8,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ferrule.cluster.records import Knowledge, Record
+import msgspec
+
+from ferrule.cluster.records import Knowledge, Record, record_from
 from ferrule.errors import ClusterError
 
 _LAYOUT = 1
+_COLUMNS = ("kind", "name", "version", "writer", "value")
 _MAKE = """
 create table if not exists record (
     kind text, name text, version integer, writer text, value text, primary key (kind, name)
@@ -41,13 +44,20 @@ class Store:
             rows = self._database.execute("select kind, name, version, writer, value from record").fetchall()
         except sqlite3.Error as error:
             raise self._broken(error) from error
-        records = [Record.from_json([*row[:4], None if row[4] is None else json.loads(row[4])]) for row in rows]
-        return Knowledge({(record.kind, record.name): record for record in records})
+        records = [self._record(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+        return Knowledge({record.key: record for record in records})
+
+    def _record(self, row: dict[str, object]) -> Record:
+        try:
+            value = row["value"]
+            return record_from({**row, "value": json.loads(value) if isinstance(value, str) else value})
+        except (ClusterError, ValueError) as error:
+            raise ClusterError(f"{self._file} is damaged: {error}; leave the cluster and join it again") from None
 
     def keep(self, records: Iterable[Record]) -> None:
         """All of them, or none."""
         rows = [
-            (each.kind, each.name, each.version, each.writer, None if each.value is None else json.dumps(each.value))
+            (*each.key, each.version, each.writer, each.value and msgspec.json.encode(each.value).decode())
             for each in records
         ]
         try:

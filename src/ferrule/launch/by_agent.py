@@ -14,7 +14,7 @@ from ferrule.cluster.client import connect_member
 from ferrule.cluster.connection import Connection
 from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.messages import CONTROL
+from ferrule.cluster.messages import CONTROL, BeginJob, Go, RankExited, StartProcess
 from ferrule.cluster.records import Member
 from ferrule.errors import AuthError, ClusterError
 
@@ -82,15 +82,14 @@ class AgentCarrier:
         job = f"launch-{secrets.token_hex(16)}"
         life, _ = await connect_member(self._home, self._member, Purpose.ASK)
         try:
-            await life.ask({"do": "job", "job": job, "grace": END_SECONDS}, START_SECONDS)
+            await life.ask(BeginJob(job, grace=END_SECONDS), START_SECONDS)
             line = await self._start(job)
             # Both halves of each are kept: a writer that is dropped closes its socket.
             orders, told = [await asyncio.open_connection(sock=sock) for sock in (self._orders, self._told)]
             await line.carry(orders[0], told[1])
             while (message := await life.receive()) is not None:
-                if "exit" in message:
-                    code = int(message["code"])
-                    return code % 256, str(message["tail"]) if code else ""
+                if isinstance(message, RankExited):
+                    return message.code % 256, message.tail if message.code else ""
         finally:
             life.close()
         raise ClusterError("its agent ended, or the way to it is cut")
@@ -98,10 +97,9 @@ class AgentCarrier:
     async def _start(self, job: str) -> Connection:
         line, _ = await connect_member(self._home, self._member, Purpose.START)
         try:
-            arguments = [*SUPERVISOR, line.local_address, line.peer_address]
-            order = {"job": job, "rank": 0, "world_size": 1, "arguments": arguments, "env": {}, "meet": []}
-            await line.ask(order, START_SECONDS)
-            await line.send({"go": True})
+            arguments = (*SUPERVISOR, line.local_address, line.peer_address)
+            await line.ask(StartProcess(job, 0, 1, arguments, {}), START_SECONDS)
+            await line.send(Go())
         except BaseException:
             line.close()
             raise

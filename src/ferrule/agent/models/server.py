@@ -8,18 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ferrule.agent.placement.planner import ClusterPlanner
 from ferrule.cluster.client import ask_here
+from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.messages import GetModels, TellModelState
+from ferrule.cluster.reports import RankPlace, ServerState
 from ferrule.engine import Engine, EngineOptions, start
 from ferrule.engine.host.speed import measure_speed
 from ferrule.engine.types import Progress
-from ferrule.errors import ClusterError, ConfigError, FerruleError
+from ferrule.errors import ClusterError, FerruleError
 from ferrule.secure import derived_key
 from ferrule.serve.server import listen, serve
 
@@ -29,13 +32,9 @@ TELL_SECONDS = 0.3
 _OPTIONS = ("dtype", "max_context", "threads", "tensor", "pipeline", "self_test", "spares")
 
 
-def options_of(wanted: Mapping[str, Any], name: str) -> EngineOptions:
-    """From the record of a model. Raises `ConfigError`."""
-    given = {key: wanted[key] for key in _OPTIONS if wanted.get(key) is not None}
-    try:
-        return EngineOptions(model=str(wanted["model"]), name=name, **given)
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"the record of the model {name!r} cannot be used: {error!r}") from None
+def options_of(desired: DesiredModel, name: str) -> EngineOptions:
+    given = {key: value for key in _OPTIONS if (value := getattr(desired, key)) is not None}
+    return EngineOptions(model=desired.model, name=name, **given)
 
 
 def api_key_of(key: bytes, name: str) -> str:
@@ -46,22 +45,20 @@ def api_key_of(key: bytes, name: str) -> str:
 class ModelServer:
     """One model, from its record to the answers."""
 
-    def __init__(self, home: ClusterHome, name: str, wanted: Mapping[str, Any]) -> None:
-        self._home, self._name, self._wanted = home, name, wanted
-        self._options = options_of(wanted, name)
-        split = wanted.get("tensor") is not None or wanted.get("pipeline") is not None
-        self._planner = ClusterPlanner(home, self._options, split=split, wanted=wanted.get("hosts") or ())
+    def __init__(self, home: ClusterHome, name: str, desired: DesiredModel) -> None:
+        self._home, self._name, self._desired = home, name, desired
+        self._options = options_of(desired, name)
+        split = desired.tensor is not None or desired.pipeline is not None
+        self._planner = ClusterPlanner(home, self._options, split=split, wanted=desired.hosts or ())
         self._engine: Engine | None = None
         self._measured: float | None = None
         self._detail = "planning"
         self._progress: dict[int, Progress] = {}
-        self._told: dict[str, Any] = {}
+        self._told: ServerState | None = None
 
     async def run(self) -> None:
-        host, port = str(self._wanted.get("listen") or "127.0.0.1"), int(self._wanted["port"])
-        with_key = bool(self._wanted.get("key"))
-        api_key = api_key_of(self._home.key, self._name) if with_key else None
-        listener = listen(host, port, api_key=api_key)
+        api_key = api_key_of(self._home.key, self._name) if self._desired.key else None
+        listener = listen(self._desired.listen, self._desired.port, api_key=api_key)
         telling = asyncio.create_task(self._tell())
         try:
             await serve(self._load, listener, api_key=api_key, on_ready=lambda _: None)
@@ -82,31 +79,32 @@ class ModelServer:
         total = sum(each.total for each in self._progress.values())
         self._detail = f"{progress.phase} ({done / total:.0%})" if total and done < total else progress.phase
 
-    def state(self) -> dict[str, Any]:
-        placed = self._planner.placed
-        found: dict[str, Any] = {"state": "loading", "detail": self._detail}
+    def state(self) -> ServerState:
+        placed, engine = self._planner.placed, self._engine
+        found = ServerState(state="loading", detail=self._detail)
         if placed is not None:
             prediction = placed.prediction
-            found |= {
-                "plan": placed.plan.reason,
-                "strategy": placed.plan.strategy,
-                "hosts": list(placed.hosts),
-                "predicted": None if prediction is None else prediction.tokens_per_s,
-            }
-        if self._engine is not None:
-            health = self._engine.health()
-            found |= {
-                "state": health.state,
-                "detail": health.error or "",
-                "running": health.running,
-                "waiting": health.waiting,
-                "recoveries": health.recoveries,
-                "spares": 0 if self._planner.spares is None else self._planner.spares.kept,
-                "measured": None if self._measured is None else 1 / self._measured,
-                "ranks": [{"rank": each.rank, "host": each.host, "transports": each.transports}
-                          for each in self._engine.ranks],
-            }  # fmt: skip
-        return found
+            found = replace(
+                found,
+                plan=placed.plan.reason,
+                strategy=placed.plan.strategy,
+                hosts=placed.hosts,
+                predicted=None if prediction is None else prediction.tokens_per_s,
+            )
+        if engine is None:
+            return found
+        health = engine.health()
+        return replace(
+            found,
+            state=health.state,
+            detail=health.error or "",
+            running=health.running,
+            waiting=health.waiting,
+            recoveries=health.recoveries,
+            spares=0 if self._planner.spares is None else self._planner.spares.kept,
+            measured=None if self._measured is None else 1 / self._measured,
+            ranks=tuple(RankPlace(each.rank, each.host, each.transports) for each in engine.ranks),
+        )
 
     async def _tell(self) -> None:
         """Keep the agent informed. One that does not listen is on its way out, and ends this process itself."""
@@ -114,22 +112,16 @@ class ModelServer:
             state = self.state()
             if state != self._told:
                 with suppress(ClusterError):
-                    await ask_here(self._home, "model_state", name=self._name, state=state)
+                    await ask_here(self._home, TellModelState(self._name, state))
                     self._told = state
             await asyncio.sleep(TELL_SECONDS)
 
 
-async def wanted_of(home: ClusterHome, name: str) -> Mapping[str, Any]:
-    """The record of a model that is to be served here. Raises `ClusterError`."""
-    for each in await ask_here(home, "models"):
-        if each["name"] == name:
-            found: Mapping[str, Any] = each["wanted"]
-            return found
-    raise ClusterError(f"no model {name!r} is to be served on this host")
-
-
 async def _run(home: ClusterHome, name: str) -> None:
-    await ModelServer(home, name, await wanted_of(home, name)).run()
+    desired = next((each.wanted for each in await ask_here(home, GetModels()) if each.name == name), None)
+    if desired is None:
+        raise ClusterError(f"no model {name!r} is to be served on this host")
+    await ModelServer(home, name, desired).run()
 
 
 def main(arguments: Sequence[str]) -> int:

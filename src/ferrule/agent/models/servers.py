@@ -1,8 +1,6 @@
-"""The models that should be up, and the processes that serve them on this host: one for each, kept running.
+"""The model servers of this host: a process for each model that the cluster wants served here, kept running.
 
-A record of kind ``model`` says what is wanted and which host serves it, with which ``port``. Where that host has been
-silent for `TAKE_OVER_SECONDS`, the first of the others takes it over; the old one has it back when it returns, at once
-if it was cut off and still serves it.
+What to do is decided in `ferrule.agent.models.desired`; here it is done.
 """
 
 from __future__ import annotations
@@ -13,48 +11,57 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Protocol, assert_never
 
 from ferrule.agent.jobs import tail
-from ferrule.cluster.connection import Message
+from ferrule.agent.models.desired import (
+    Accept,
+    Action,
+    Event,
+    Failed,
+    Move,
+    Server,
+    Start,
+    Started,
+    Stop,
+    Told,
+    View,
+    after,
+    plan,
+)
+from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.records import MODEL
-from ferrule.cluster.state import ClusterState
+from ferrule.cluster.records import Knowledge
+from ferrule.cluster.reports import ModelStatus, ServerState
 from ferrule.errors import ClusterError
 from ferrule.process import end_groups, signal_group, start, when_ended
 
 log = logging.getLogger(__name__)
 
-TAKE_OVER_SECONDS = 5.0
-GIVE_BACK_SECONDS = 3.0
-"""How long a host that took a model over and cannot serve it waits before it gives it back."""
 _LOOK_SECONDS = 1.0
 _END_SECONDS = 5.0
 _KILLED_SECONDS = 1.0
-_PAUSES = (0.5, 2.0, 5.0, 15.0, 30.0)
-"""Before a process that ended is started again; the first again after it was ready."""
-READY = "ready"
-_SERVING = (READY, "recovering")
-"""Clients are connected, or will soon have their next token."""
 
 
-@dataclass
-class _Served:
-    """``wanted``: the record's value. ``state``: what the process told last."""
+class Cluster(Protocol):
+    """What model servers ask of the `ClusterState`."""
 
-    wanted: Mapping[str, Any]
-    process: subprocess.Popen[bytes] | None = None
-    state: dict[str, Any] = field(default_factory=lambda: {"state": "starting"})
-    failures: int = 0
-    again: float = 0.0
-    """When to start it again, by `time.monotonic`."""
-    since: float = field(default_factory=time.monotonic)
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def knowledge(self) -> Knowledge: ...
+
+    def is_up(self, host: str) -> bool: ...
+
+    def silent_seconds(self, host: str) -> float: ...
+
+    def write_model(self, name: str, value: DesiredModel | None) -> None: ...
 
 
 def server_command(home: ClusterHome, name: str) -> list[str]:
-    """What serves a model: a room above this one."""
     return [sys.executable, "-m", "ferrule.agent.models.server", str(home.directory), name]
 
 
@@ -64,24 +71,25 @@ class ModelServers:
     def __init__(
         self,
         home: ClusterHome,
-        cluster: ClusterState,
+        cluster: Cluster,
         command: Callable[[ClusterHome, str], list[str]] = server_command,
     ) -> None:
         self._home, self._cluster, self._command = home, cluster, command
-        self._served: dict[str, _Served] = {}
+        self._servers: dict[str, Server] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ending: dict[subprocess.Popen[bytes], str] = {}
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._keep(), name="servers")
+        self._task = asyncio.create_task(self._keep(), name="model servers")
 
     async def close(self) -> None:
-        """End every process that serves a model here."""
+        """End every model server of this host."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for name in list(self._served):
+        for name in list(self._servers):
             self._end(name)
         await end_groups(lambda: [process.pid for process in self._ending], _END_SECONDS, _KILLED_SECONDS)
 
@@ -89,88 +97,77 @@ class ModelServers:
         """Something has changed: a record, or who is there."""
         self._news.set()
 
-    def told(self, name: str, state: Mapping[str, Any]) -> None:
-        """What the process that serves ``name`` tells of itself."""
-        server = self._served.get(name)
-        if server is not None:
-            server.state = dict(state)
-            server.since = time.monotonic()
-            if state.get("state") == READY:
-                server.failures = 0
+    def told(self, name: str, state: ServerState) -> None:
+        """What the server of ``name`` tells of itself."""
+        self._happened(name, Told(state))
 
-    def status(self) -> list[Message]:
+    def status(self) -> tuple[ModelStatus, ...]:
         """Of the models that are served here, or still end."""
-        return [
-            {"name": name, "wanted": dict(server.wanted), "pid": server.process.pid if server.process else None}
-            | {"failures": server.failures, **server.state}
-            for name, server in self._served.items()
-        ] + [
-            {"name": name, "wanted": {}, "pid": process.pid, "state": "ending"}
-            for process, name in self._ending.items()
-            if name not in self._served
+        served = [
+            ModelStatus(
+                **vars(server.told),
+                name=name,
+                wanted=server.desired,
+                pid=self._processes[name].pid if name in self._processes else None,
+                failures=server.failures,
+            )
+            for name, server in self._servers.items()
         ]
+        ending = [(name, process.pid) for process, name in self._ending.items() if name not in self._servers]
+        return (*served, *(ModelStatus(name=name, wanted=None, pid=pid, state="ending") for name, pid in ending))
 
     async def _keep(self) -> None:
         while True:
-            try:
-                self.decide()
-                self._apply()
-            except ClusterError as error:
-                log.error("models stay where they are for now: %s", error)
-            try:
+            self.advance()
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._news.wait()
-            except TimeoutError:
-                pass
             self._news.clear()
 
-    def decide(self) -> None:
-        """Which models should move to or from this host."""
-        cluster = self._cluster
-        for name, wanted in cluster.knowledge.present(MODEL).items():
-            host, owner = wanted.get("host"), wanted.get("owner")
-            server = self._served.get(name)
-            serving = server is not None and server.state.get("state") in _SERVING
-            if host == cluster.host:
-                cannot = server is not None and not serving and time.monotonic() - server.since > GIVE_BACK_SECONDS
-                if owner != host and isinstance(owner, str) and cluster.is_up(owner) and cannot:
-                    cluster.write(MODEL, name, {**wanted, "host": owner})
-            elif owner == cluster.host and serving:
-                log.info("%s is served here still: taking it back", name)
-                cluster.write(MODEL, name, {**wanted, "host": cluster.host})
-            elif isinstance(host, str) and cluster.silent_seconds(host) > TAKE_OVER_SECONDS and self._is_first():
-                log.info("the host that served %s is gone: taking it over", name)
-                cluster.write(MODEL, name, {**wanted, "host": cluster.host})
+    def advance(self) -> None:
+        """Do what is to be done now."""
+        for action in self.planned():
+            try:
+                self._do(action)
+            except ClusterError as error:
+                log.error("models stay where they are for now: %s", error)
+                return
 
-    def _is_first(self) -> bool:
-        """Whether this host is the first, by id, of those that answer."""
-        cluster = self._cluster
-        return cluster.host == min((host for host in cluster.knowledge.members if cluster.is_up(host)), default=None)
+    def planned(self) -> list[Action]:
+        """What is to be done now."""
+        desired = self._cluster.knowledge.models
+        view = view_of(self._cluster, {model.host for model in desired.values()})
+        return plan(self._servers, self._ending.values(), desired, view, time.monotonic())
 
-    def _apply(self) -> None:
-        wanted = {
-            name: value
-            for name, value in self._cluster.knowledge.present(MODEL).items()
-            if value.get("host") == self._cluster.host
-        }
-        for name, server in list(self._served.items()):
-            if wanted.get(name) != server.wanted:
+    def _do(self, action: Action) -> None:
+        match action:
+            case Move(name, desired, why):
+                log.info("%s: %s", name, why)
+                self._cluster.write_model(name, desired)
+            case Stop(name):
                 self._end(name)
-        for name, value in wanted.items():
-            server = self._served.setdefault(name, _Served(value))
-            if server.process is None and time.monotonic() >= server.again and name not in self._ending.values():
-                try:  # not beside the old one, which has the port and the memory
-                    self._begin(name, server)
+            case Accept(name, desired):
+                self._servers[name] = Server(desired, time.monotonic())
+            case Start(name):
+                try:
+                    self._begin(name)
                 except OSError as error:
-                    self._failed(name, server, f"it cannot be started: {error}")
+                    self._failed(name, f"it cannot be started: {error}")
+            case _:
+                assert_never(action)
 
-    def _begin(self, name: str, server: _Served) -> None:
+    def _happened(self, name: str, event: Event) -> None:
+        if name in self._servers:
+            self._servers[name] = after(self._servers[name], event, time.monotonic())
+
+    def _begin(self, name: str) -> None:
         folder = self._home.directory / "models"
         folder.mkdir(mode=0o700, exist_ok=True)
         log_file = folder / f"{name.replace('/', '--')}.log"
         with log_file.open("wb") as output:
             process = start(self._command(self._home, name), stdout=output, stderr=subprocess.STDOUT)
-        server.process = process
+        self._processes[name] = process
+        self._happened(name, Started())
 
         def ended() -> None:
             signal_group(process.pid, signal.SIGKILL)
@@ -178,24 +175,21 @@ class ModelServers:
             if self._ending.pop(process, None) is not None:
                 self.look()  # another may wait for its place
                 return
+            del self._processes[name]
             last = tail(log_file).strip().rpartition("\n")[2]
             how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-            self._failed(name, server, last or f"the process that serves it {how}")
+            self._failed(name, last or f"the process that serves it {how}")
 
         when_ended(process, ended)
 
-    def _failed(self, name: str, server: _Served, detail: str) -> None:
-        server.process = None
-        server.again = time.monotonic() + _PAUSES[min(server.failures, len(_PAUSES) - 1)]
-        server.failures += 1
-        server.since = time.monotonic()
-        server.state = {"state": "failed", "detail": detail}
+    def _failed(self, name: str, detail: str) -> None:
+        self._happened(name, Failed(detail))
         log.warning("%s is not served: %s", name, detail)
 
     def _end(self, name: str) -> None:
-        server = self._served.pop(name)
-        if server.process is not None:
-            process = server.process
+        del self._servers[name]
+        process = self._processes.pop(name, None)
+        if process is not None:
             self._ending[process] = name
             signal_group(process.pid, signal.SIGTERM)
             asyncio.get_running_loop().call_later(_END_SECONDS, self._kill, process)
@@ -203,3 +197,9 @@ class ModelServers:
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         if process in self._ending:
             signal_group(process.pid, signal.SIGKILL)  # it is not reaped, so its number is still its own
+
+
+def view_of(cluster: Cluster, named: Collection[str]) -> View:
+    """``named``: the ids of hosts that records name."""
+    silent: Mapping[str, float] = {host: cluster.silent_seconds(host) for host in named}
+    return View(cluster.host, {host for host in cluster.knowledge.members if cluster.is_up(host)}, silent)

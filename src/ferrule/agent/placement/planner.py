@@ -13,6 +13,7 @@ from ferrule.agent.placement.ranks import ClusterStarter
 from ferrule.agent.placement.standby import ClusterStandby
 from ferrule.cluster.client import ask_here, ask_member, host_reports
 from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.messages import DescribeDevice, GetReachable, GetStatus
 from ferrule.cluster.records import Member
 from ferrule.config import move_back_seconds
 from ferrule.engine.host.placement import Formation, Loss, RankStarter
@@ -124,25 +125,25 @@ class ClusterPlanner:
 
     async def _steady_members(self, seconds: float) -> list[Member]:
         """Those that have been up for so long, as `_members` has them."""
-        status = await ask_here(self._home, "status")
-        up = [each for each in status["hosts"] if each["state"] == "here" or (each["up_seconds"] or 0.0) >= seconds]
-        there = [Member.of_status(each) for each in up if not self._wanted or each["name"] in self._wanted]
-        return sorted(there, key=lambda member: (member.host != status["host"], member.name))
+        status = await ask_here(self._home, GetStatus())
+        up = [each for each in status.hosts if each.state == "here" or (each.up_seconds or 0.0) >= seconds]
+        there = [member for member in up if not self._wanted or member.name in self._wanted]
+        return sorted(there, key=lambda member: (member.host != status.host, member.name))
 
     async def _members(self) -> list[Member]:
         """Those that answer now, this host first, then by name."""
-        status = await ask_here(self._home, "status")
-        known = {fields["host"]: Member.of_status(fields) for fields in status["hosts"]}
+        status = await ask_here(self._home, GetStatus())
+        known = {member.host: member for member in status.hosts}
         strange = set(self._wanted) - {member.name for member in known.values()}
         if strange:
             names = ", ".join(sorted(member.name for member in known.values()))
             raise ConfigError(f"--hosts: the cluster has no {', '.join(sorted(strange))}, only {names}")
-        answering = (await ask_here(self._home, "reachable", seconds=REACH_SECONDS))["hosts"]
+        answering = await ask_here(self._home, GetReachable(REACH_SECONDS))
         there = [known[host] for host in answering if host in known]
         there = [member for member in there if not self._wanted or member.name in self._wanted]
         if not there:
             raise ModelUnavailable(f"none of the hosts {', '.join(self._wanted)} answers")
-        return sorted(there, key=lambda member: (member.host != status["host"], member.name))
+        return sorted(there, key=lambda member: (member.host != status.host, member.name))
 
     async def _described(self, members: Sequence[Member], *, fresh: bool) -> dict[str, HostReport]:
         """What the planner has to know of each host, by its id. After a loss what is known will do: time counts."""
@@ -153,8 +154,8 @@ class ClusterPlanner:
             if member.host in self._reports:
                 return
             try:
-                told = await ask_member(self._home, member, "device", timeout=DEVICE_SECONDS)
-                report = parse_report(str(told["text"]), member.name)
+                told = await ask_member(self._home, member, DescribeDevice(), timeout=DEVICE_SECONDS)
+                report = parse_report(told, member.name)
             except (ClusterError, LinkError) as error:
                 _log.warning("%s is left out: %s", member.name, error)
                 return
@@ -168,7 +169,7 @@ class ClusterPlanner:
     async def _cores(self, members: Sequence[Member]) -> dict[str, HostCores]:
         """The processors of each host that answers in time."""
         reports = await host_reports(self._home, members, REPORT_SECONDS)
-        return {host: HostCores(report["kernel"], tuple(report["cpus"])) for host, report in reports.items()}
+        return {host: HostCores(report.kernel, report.cpus) for host, report in reports.items()}
 
     def _spread(self, spec: ModelSpec, members: Sequence[Member]) -> tuple[Placed, list[Member]]:
         """As the user said: neighbouring ranks on one host where there are more ranks than hosts."""

@@ -15,7 +15,7 @@ from ferrule.cluster.client import connect_member
 from ferrule.cluster.connection import Connection
 from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.messages import CONTROL
+from ferrule.cluster.messages import CONTROL, BeginJob, EndJob, Go, JobEnded, RankExited, StartProcess
 from ferrule.cluster.records import Member
 from ferrule.engine.host.local_ranks import LOG_TAIL, rank_environment
 from ferrule.engine.options import RankOptions
@@ -114,20 +114,18 @@ class ClusterRanks:
         self._lives[member.host] = life
         self._ended[member.host] = asyncio.Event()
         first = next(rank for rank, other in enumerate(self._members) if other.host == member.host)
-        answer = await life.ask({"do": "job", "job": job, "listen": [first]}, START_SECONDS)
+        begun = await life.ask(BeginJob(job, (first,)), START_SECONDS)
         self._listening.append(asyncio.create_task(self._listen(member.host, life), name=f"job on {member.name}"))
-        addresses = dict.fromkeys([*map(str, answer["addresses"]), *member.addresses])
-        return int(answer["answer"][str(first)]), list(addresses)
+        return begun.ports[first], list(dict.fromkeys([*begun.addresses, *member.addresses]))
 
     async def _listen(self, host: str, life: Connection) -> None:
         """Note how ranks end."""
         with suppress(AuthError, ClusterError, OSError):
             while (told := await life.receive()) is not None:
-                if "exit" in told:
-                    rank = int(told["exit"])
-                    self._codes[rank] = int(told["code"])
-                    self._tails[rank] = " | ".join(str(told["tail"]).splitlines()[-LOG_TAIL:])
-                elif "ended" in told:
+                if isinstance(told, RankExited):
+                    self._codes[told.rank] = told.code
+                    self._tails[told.rank] = " | ".join(told.tail.splitlines()[-LOG_TAIL:])
+                elif isinstance(told, JobEnded):
                     break
         self._ended[host].set()
 
@@ -135,18 +133,18 @@ class ClusterRanks:
         self, rank: int, job: str, options: RankOptions, meet: Sequence[tuple[str, int]]
     ) -> socket.socket:
         connection, _ = await connect_member(self._home, self._members[rank], Purpose.START)
-        order = {
-            "job": job,
-            "rank": rank,
-            "world_size": len(self._members),
-            "arguments": [*LIFELINE, RANK_MODULE, options.to_json(), CONTROL],
-            "env": rank_environment(options.threads),
-            "meet": meet,
-        }
+        order = StartProcess(
+            job,
+            rank,
+            len(self._members),
+            (*LIFELINE, RANK_MODULE, options.to_json(), CONTROL),
+            rank_environment(options.threads),
+            tuple(meet),
+        )
         try:
             await connection.ask(order, START_SECONDS)
             connection.pause()  # what the rank says is read by the engine
-            await connection.send({"go": True})
+            await connection.send(Go())
             return await connection.detach()
         finally:
             connection.close()
@@ -154,7 +152,7 @@ class ClusterRanks:
     async def _end(self, host: str, life: Connection, grace: float) -> None:
         with suppress(ClusterError, TimeoutError):
             async with asyncio.timeout(grace + _STOP_SECONDS):
-                await life.send({"do": "end", "grace": grace})
+                await life.send(EndJob(grace))
                 await self._ended[host].wait()
         life.close()
 

@@ -14,6 +14,7 @@ from ferrule.cluster.client import connect_member
 from ferrule.cluster.connection import Connection
 from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.messages import KeepStandby
 from ferrule.cluster.records import Member
 from ferrule.engine.host.local_ranks import rank_environment
 from ferrule.engine.host.placement import Formation
@@ -70,14 +71,13 @@ class ClusterStandby:
             self._let_go(host)
 
     async def _keep(self, member: Member, count: int, env: Mapping[str, str]) -> None:
-        wanted = {"do": "spares", "module": RANK_MODULE, "env": dict(env), "count": count}
+        wanted = KeepStandby(RANK_MODULE, dict(env), count)
         known = member.host in self._holding
         try:
             if not known:
                 self._holding[member.host], _ = await connect_member(self._home, member, Purpose.ASK)
             answer = await self._holding[member.host].ask(wanted, START_SECONDS)
-            self._kept[member.host] = int(answer["answer"]["kept"])
-            self._ready[member.host] = int(answer["answer"]["ready"])
+            self._kept[member.host], self._ready[member.host] = answer.kept, answer.ready
         except (ClusterError, AuthError, OSError, TimeoutError) as error:
             self._let_go(member.host)
             if known:  # its agent may have started again

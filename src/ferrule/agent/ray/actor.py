@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ferrule.cluster.client import ask
 from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.messages import GetReport, GetStatus
 
 
 class HostAgent:
@@ -22,10 +25,10 @@ class HostAgent:
 
     def report(self) -> dict[str, Any]:
         """Devices, memory, links, load, heat and power, as in ``ferrule status --json``."""
-        found: dict[str, Any] = ask(self._home, "report")
+        found: dict[str, Any] = msgspec.to_builtins(ask(self._home, GetReport()))
         return found
 
     def cluster(self) -> dict[str, Any]:
         """Who belongs to the cluster, and how this host sees them."""
-        found: dict[str, Any] = ask(self._home, "status")
+        found: dict[str, Any] = msgspec.to_builtins(ask(self._home, GetStatus()))
         return found

@@ -1,30 +1,31 @@
-"""What the cluster decided about Ray, and what follows for one host; pure."""
+"""Ray on the cluster: what follows for one host from what was decided; pure.
+
+`plan` compares the node that runs here with what the cluster wants, as of a moment, and says what to do; `after` is the
+node after something happened to it. `ferrule.agent.ray.node` does what is planned.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
-from typing import Any, Self
+from typing import Literal
 
+from ferrule.cluster.desired import DesiredRay
 from ferrule.cluster.records import Member
-from ferrule.errors import ClusterError
 from ferrule.installation import pip_install
-from ferrule.units import format_bytes
 
-NAME = "ray"
-"""Of the one record of kind `RAY`."""
 NAMESPACE = "ferrule"
 """Of the actors that tell of their hosts; each has its host's name."""
-FIRST_PORT = 8600
-STORE_BYTES = 200 << 20
-MIN_STORE_BYTES = 80 << 20
-"""Ray refuses less than 75 MiB."""
+TAKE_OVER_SECONDS = 5.0
+PAUSES = (0.5, 2.0, 5.0, 15.0, 30.0)
+"""Before a node that ended is started again; the first again after it was up."""
+State = Literal["off", "starting", "head", "node", "failed"]
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 """What Ray takes as the value of a label."""
-_FIRST_WORKER, _ALL_PORTS = 20, 300
+_FIRST_WORKER = 20
 
 HEALTH = {
     "RAY_health_check_initial_delay_ms": "5000",
@@ -40,54 +41,6 @@ LEAN = {
     "RAY_enable_worker_prestart": "false",
     "RAY_enable_metrics_collection": "false",
 }
-
-
-@dataclass(frozen=True)
-class DesiredRay:
-    """Ray should run on all hosts. ``head``: the id of the host of its head; ``address``: that host's, for the others;
-    ``port``: the first one of those that Ray takes on every host; ``store``: bytes of its object store on each."""
-
-    head: str
-    address: str
-    port: int = FIRST_PORT
-    store: int = STORE_BYTES
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Raises `ClusterError`."""
-        try:
-            made = cls(str(fields["head"]), str(ip_address(fields["address"])), fields["port"], fields["store"])
-        except (KeyError, ValueError) as error:
-            raise ClusterError(f"the record about Ray cannot be used: {error}") from None
-        check_port(made.port)
-        check_store(made.store)
-        return made
-
-    @property
-    def ports(self) -> tuple[int, int]:
-        """The first and the last one on every host."""
-        return self.port, self.port + _ALL_PORTS - 1
-
-    @property
-    def place(self) -> str:
-        return f"{self.address}:{self.port}"
-
-
-def check_port(port: object) -> int:
-    """Raises `ClusterError`."""
-    if not isinstance(port, int) or not 1024 <= port <= 65536 - _ALL_PORTS:
-        raise ClusterError(f"Ray cannot take {_ALL_PORTS} ports from {port!r} on; choose from 1024 on: --ray-port")
-    return port
-
-
-def check_store(store: object) -> int:
-    """Raises `ClusterError`."""
-    if not isinstance(store, int) or store < MIN_STORE_BYTES:
-        raise ClusterError(f"Ray's object store needs {format_bytes(MIN_STORE_BYTES)} at least: --ray-memory")
-    return store
 
 
 def skew(own: Member, head: Member) -> str | None:
@@ -129,7 +82,7 @@ class NodePlan:
         ports = {name: self.desired.port + 1 + index for index, name in enumerate(names)}
         return {"head": self.desired.port, **ports} if self.is_head else ports
 
-    def words(self, temp: str, *, client: bool) -> list[str]:
+    def arguments(self, temp: str, *, client: bool) -> list[str]:
         """Of ``ray start``. ``client``: whether Ray's client server is installed; it would choose a port itself."""
         first = self.desired.port
         told = [
@@ -149,6 +102,162 @@ class NodePlan:
             told += ["--dashboard-port", str(first + 8)]
             told += ["--ray-client-server-port", str(first + 7)] if client else []
         return told
+
+
+@dataclass(frozen=True)
+class Node:
+    """The Ray node of this host. ``plan``: of that which runs, or is to be started again; ``running``: it has a
+    process; ``why``: why it failed; ``again``: when to start it again, by `time.monotonic`."""
+
+    plan: NodePlan | None = None
+    state: State = "off"
+    why: str = ""
+    running: bool = False
+    failures: int = 0
+    again: float = 0.0
+
+
+@dataclass(frozen=True)
+class View:
+    """The cluster as this host sees it. ``up``: the ids of the hosts that answer, its own too; ``head_silent``: for how
+    many seconds nothing was heard of the head's host. ``addresses``: this host's that Ray could use; ``address``: the
+    one at which most others reach it; ``toward``: the one by which it reaches Ray's head, or ``no_way``: why there is
+    none."""
+
+    own: Member
+    members: Mapping[str, Member]
+    up: Collection[str]
+    head_silent: float
+    addresses: Collection[str]
+    address: str
+    toward: str = ""
+    no_way: str = ""
+
+
+# What may happen to the node
+
+
+@dataclass(frozen=True)
+class Begun:
+    plan: NodePlan
+
+
+@dataclass(frozen=True)
+class Up:
+    """It works."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """It ended, or cannot be started; ``lasting``: whether another plan has to come first."""
+
+    why: str
+    lasting: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """As was wanted."""
+
+
+Event = Begun | Up | Failed | Ended
+
+
+def after(node: Node, event: Event, now: float) -> Node:
+    match event:
+        case Begun(planned):
+            return replace(node, plan=planned, state="starting", why="", running=True)
+        case Up():
+            head = node.plan is not None and node.plan.is_head
+            return replace(node, state="head" if head else "node", why="", failures=0)
+        case Failed(why, lasting):
+            pause = PAUSES[min(node.failures, len(PAUSES) - 1)]
+            return Node(None if lasting else node.plan, "failed", why, failures=node.failures + 1, again=now + pause)
+        case Ended():
+            return Node()
+
+
+# What to do
+
+
+@dataclass(frozen=True)
+class Decide:
+    """Change the cluster's record; ``why``: for the log."""
+
+    desired: DesiredRay
+    why: str
+
+
+@dataclass(frozen=True)
+class End:
+    pass
+
+
+@dataclass(frozen=True)
+class Begin:
+    plan: NodePlan
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """No node can be here."""
+
+    why: str
+
+
+Action = Decide | End | Begin | GiveUp
+
+
+def plan(node: Node, desired: DesiredRay | None, view: View, now: float) -> list[Action]:
+    actions: list[Action] = []
+    if desired is not None and (decided := _decided(node, desired, view)) is not None:
+        actions.append(decided)
+        desired = decided.desired
+    wanted = _planned(node, desired, view)
+    if isinstance(wanted, GiveUp):
+        if node.plan is not None:
+            actions.append(End())
+        return [*actions, wanted] if node.plan is not None or node.why != wanted.why else actions
+    if wanted != node.plan or wanted is None:
+        if node != Node():
+            actions.append(End())
+        node = Node()
+    if wanted is not None and not node.running and now >= node.again:
+        actions.append(Begin(wanted))
+    return actions
+
+
+def _decided(node: Node, desired: DesiredRay, view: View) -> Decide | None:
+    """Whether Ray's head should move to this host, or to another address of it."""
+    own = view.own.host
+    if desired.head == own:
+        met = len(view.up) > 1
+        usable = desired.address in view.addresses and not (met and ip_address(desired.address).is_loopback)
+        # A cable that is out for a moment must not cost what runs on this host.
+        if not usable and (met or node.state == "failed") and view.address != desired.address:
+            return Decide(replace(desired, address=view.address), "Ray's head has another address")
+    elif view.head_silent > TAKE_OVER_SECONDS and successor(desired, view.members, view.up) == own:
+        moved = replace(desired, head=own, address=view.address)
+        return Decide(moved, "the host of Ray's head is gone: it is here from now on")
+    return None
+
+
+def _planned(node: Node, desired: DesiredRay | None, view: View) -> NodePlan | GiveUp | None:
+    """The node that should run here, or why none can."""
+    if desired is None:
+        return None
+    head = view.members.get(desired.head)
+    if head is None or desired.head not in view.up:
+        if node.plan is not None and node.plan.desired == desired:
+            return node.plan  # it goes on until there is another head
+        return GiveUp("the host of Ray's head does not answer")
+    if (problem := skew(view.own, head)) is not None:
+        return GiveUp(problem)
+    if desired.head == view.own.host:
+        return NodePlan(desired, view.own.name, desired.address, is_head=True)
+    if view.no_way:
+        return GiveUp(view.no_way)
+    return NodePlan(desired, view.own.name, view.toward, is_head=False)
 
 
 def resource(host: str) -> str:

@@ -1,14 +1,13 @@
 """An agent's Ray node: started where the cluster wants Ray, kept running, and ended with the agent.
 
-The record of kind ``ray`` names the host of Ray's head. Where that host has been silent for `TAKE_OVER_SECONDS`, or has
-left, another one becomes the head, and all nodes start anew: what ran on Ray is lost with a head.
+What to do is decided in `ferrule.agent.ray.desired`; here it is done. Where the host of Ray's head has been silent for
+`TAKE_OVER_SECONDS`, or has left, another one becomes the head, and all nodes start anew: what ran on Ray is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import logging
 import os
 import socket
@@ -19,24 +18,41 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from ipaddress import ip_address
-from typing import Any
+from typing import assert_never
 
-from ferrule.agent.ray.desired import NAME, DesiredRay, NodePlan, check_port, check_store, node_env, skew, successor
+import msgspec
+
+from ferrule.agent.ray.desired import (
+    Action,
+    Begin,
+    Begun,
+    Decide,
+    End,
+    Ended,
+    Event,
+    Failed,
+    GiveUp,
+    Node,
+    NodePlan,
+    Up,
+    View,
+    after,
+    node_env,
+    plan,
+)
+from ferrule.agent.ray.process import NodeFailed, NodeOrder, NodeUp
 from ferrule.agent.ray.token import temp_directory, token_file
-from ferrule.cluster.connection import Message
+from ferrule.cluster.desired import DesiredRay
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.records import RAY
+from ferrule.cluster.reports import RayStatus
 from ferrule.cluster.state import ClusterState
 from ferrule.errors import ClusterError
 from ferrule.fabric.join.addresses import own_interfaces
 
 log = logging.getLogger(__name__)
 
-TAKE_OVER_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 _END_SECONDS = 6.0
-_PAUSES = (0.5, 2.0, 5.0, 15.0, 30.0)
-"""Before a node that ended is started again; the first again after it was up."""
 
 
 class RayNode:
@@ -44,17 +60,12 @@ class RayNode:
 
     def __init__(self, home: ClusterHome, cluster: ClusterState) -> None:
         self._home, self._cluster = home, cluster
-        self._plan: NodePlan | None = None
-        """Of the node that runs, or is to be started again."""
+        self._node = Node()
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
-        self._state, self._why = "off", ""
         self._warned = ""
-        self._failures = 0
-        self._again = 0.0
-        """When to start the node again, by `time.monotonic`."""
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._keep(), name="ray")
@@ -72,112 +83,98 @@ class RayNode:
 
     def want(self, port: int | None, store: int | None) -> None:
         """Have Ray run on all hosts, with its head here unless there is one. Raises `ClusterError`."""
-        old = self._wanted()
+        old = self._cluster.knowledge.ray
         desired = old or DesiredRay(self._cluster.host, self._own_address())
-        desired = replace(desired, port=check_port(port or desired.port), store=check_store(store or desired.store))
+        desired = replace(desired, port=port or desired.port, store=store or desired.store)
         if desired != old:
-            self._cluster.write(RAY, NAME, desired.to_json())
-        self._again = 0.0
+            self._cluster.write_ray(desired)
+        self._node = replace(self._node, again=0.0)
         self.look()
 
     def unwant(self) -> None:
-        if self._wanted() is not None:
-            self._cluster.write(RAY, NAME, None)
+        if self._cluster.knowledge.ray is not None:
+            self._cluster.write_ray(None)
 
-    def status(self) -> Message:
-        """``state``: ``off``, ``starting``, ``head``, ``node`` or ``failed``, and then ``why``."""
-        found: Message = {"state": self._state, "version": self._cluster.member.ray}
-        if self._why:
-            found["why"] = self._why
-        with suppress(ClusterError):  # `_keep` tells what is wrong with it
-            found |= self._place()
-        if self._plan is not None:
-            found["node_address"] = self._plan.address
-        return found
-
-    def _place(self) -> Message:
-        desired = self._wanted()
-        if desired is not None:
-            head = self._cluster.knowledge.members.get(desired.head)
-            found: Message = {"address": desired.place, "head": head.name if head is not None else desired.head}
-            found |= {"ports": list(desired.ports), "token_file": str(token_file(self._home)), "store": desired.store}
+    def status(self) -> RayStatus:
+        desired, node = self._cluster.knowledge.ray, self._node
+        found = RayStatus(node.state, self._cluster.member.ray, node.why)
+        if node.plan is not None:
+            found = replace(found, node_address=node.plan.address)
+        if desired is None:
             return found
-        return {}
-
-    def _wanted(self) -> DesiredRay | None:
-        value = self._cluster.knowledge.present(RAY).get(NAME)
-        return DesiredRay.from_json(value) if value is not None else None
+        head = self._cluster.knowledge.members.get(desired.head)
+        return replace(
+            found,
+            address=desired.place,
+            head=head.name if head is not None else desired.head,
+            ports=desired.ports,
+            token_file=str(token_file(self._home)),
+            store=desired.store,
+        )
 
     async def _keep(self) -> None:
         while True:
             try:
-                self.decide()
-                await self._apply()
+                for action in self.planned():
+                    await self._do(action)
             except (ClusterError, OSError) as error:
-                await self._end()
-                self._failed(str(error))
+                await self._do(GiveUp(str(error)))
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._news.wait()
             self._news.clear()
 
-    def decide(self) -> None:
-        """Whether Ray's head should move to this host, or to another address of it."""
-        desired, cluster = self._wanted(), self._cluster
+    def planned(self) -> list[Action]:
+        """What is to be done now."""
+        desired = self._cluster.knowledge.ray
+        return plan(self._node, desired, self._view(desired), time.monotonic())
+
+    def _view(self, desired: DesiredRay | None) -> View:
+        cluster = self._cluster
+        members = cluster.knowledge.members
+        up = {host for host in members if cluster.is_up(host)} | {cluster.host}
+        view = View(cluster.member, members, up, 0.0, (), "")
         if desired is None:
-            return
-        if desired.head == cluster.host:
-            met = any(peer.up for peer in cluster.peers.values())
-            usable = desired.address in _own_addresses() and not (met and ip_address(desired.address).is_loopback)
-            # A cable that is out for a moment must not cost what runs on this host.
-            if not usable and (met or self._state == "failed") and (address := self._own_address()) != desired.address:
-                cluster.write(RAY, NAME, replace(desired, address=address).to_json())
-        elif cluster.silent_seconds(desired.head) > TAKE_OVER_SECONDS:
-            members = cluster.knowledge.members
-            if successor(desired, members, [host for host in members if cluster.is_up(host)]) == cluster.host:
-                log.info("the host of Ray's head is gone: it is here from now on")
-                cluster.write(RAY, NAME, replace(desired, head=cluster.host, address=self._own_address()).to_json())
+            return view
+        silent = cluster.silent_seconds(desired.head)
+        view = replace(view, head_silent=silent, addresses=tuple(_own_addresses()), address=self._own_address())
+        try:
+            return replace(view, toward=address_toward(desired.address))
+        except ClusterError as error:
+            return replace(view, no_way=str(error))
 
-    async def _apply(self) -> None:
-        plan = self._planned()
-        if plan != self._plan:
-            await self._end()
-            self._plan, self._failures, self._again = plan, 0, 0.0
-        if plan is not None and self._process is None and time.monotonic() >= self._again:
-            self._begin(plan)
+    async def _do(self, action: Action) -> None:
+        match action:
+            case Decide(desired, why):
+                log.info("%s", why)
+                self._cluster.write_ray(desired)
+            case End():
+                await self._end()
+            case Begin(planned):
+                self._begin(planned)
+            case GiveUp(why):
+                self._failed(why, lasting=True)
+            case _:
+                assert_never(action)
 
-    def _planned(self) -> NodePlan | None:
-        """The node that should run here. Raises `ClusterError` with why it cannot."""
-        desired, cluster = self._wanted(), self._cluster
-        if desired is None:
-            return None
-        head = cluster.knowledge.members.get(desired.head)
-        if head is None or not cluster.is_up(desired.head):
-            if self._plan is not None and self._plan.desired == desired:
-                return self._plan  # it goes on until there is another head
-            raise ClusterError("the host of Ray's head does not answer")
-        problem = skew(cluster.member, head)
-        if problem is not None:
-            raise ClusterError(problem)
-        if desired.head == cluster.host:
-            return NodePlan(desired, cluster.settings.name, desired.address, is_head=True)
-        return NodePlan(desired, cluster.settings.name, address_toward(desired.address), is_head=False)
+    def _happened(self, event: Event) -> None:
+        self._node = after(self._node, event, time.monotonic())
 
-    def _begin(self, plan: NodePlan) -> None:
+    def _begin(self, planned: NodePlan) -> None:
         folder = self._home.directory / "ray"
         folder.mkdir(mode=0o700, exist_ok=True)
         secret, temp = token_file(self._home), temp_directory(self._home)
-        order = {
-            "words": plan.words(str(temp), client=importlib.util.find_spec("grpc") is not None),
-            "env": node_env(os.environ, str(secret)),
-            "ports": plan.own_ports,
-            "address": plan.address,
-            "head": [plan.desired.address, plan.desired.port],
-            "is_head": plan.is_head,
-            "temp": str(temp),
-            "log": str(folder / "node.log"),
-            "introduce": [plan.desired.place, plan.name, plan.address, str(self._home.directory)],
-        }
+        order = NodeOrder(
+            arguments=tuple(planned.arguments(str(temp), client=importlib.util.find_spec("grpc") is not None)),
+            env=node_env(os.environ, str(secret)),
+            ports=planned.own_ports,
+            address=planned.address,
+            head=(planned.desired.address, planned.desired.port),
+            is_head=planned.is_head,
+            temp=str(temp),
+            log=str(folder / "node.log"),
+            introduce=(planned.desired.place, planned.name, planned.address, str(self._home.directory)),
+        )
         with (folder / "process.log").open("wb") as told:
             # Not tied to this process, which it outlives to clean up: it notices that its input ends.
             process = subprocess.Popen(
@@ -187,13 +184,14 @@ class RayNode:
                 stderr=told,
                 process_group=0,
             )
-        self._process, self._state, self._why = process, "starting", ""
+        self._process = process
+        self._happened(Begun(planned))
         assert process.stdin is not None
-        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.write(msgspec.json.encode(order) + b"\n")
         process.stdin.flush()
-        self._watch = asyncio.create_task(self._watch_process(process, plan), name="ray node")
+        self._watch = asyncio.create_task(self._watch_process(process, planned), name="ray node")
 
-    async def _watch_process(self, process: subprocess.Popen[bytes], plan: NodePlan) -> None:
+    async def _watch_process(self, process: subprocess.Popen[bytes], planned: NodePlan) -> None:
         """Hear what it says, until it has ended by itself."""
         assert process.stdout is not None
         reader = asyncio.StreamReader()
@@ -203,37 +201,36 @@ class RayNode:
         why = ""
         try:
             while line := await reader.readline():
-                said: dict[str, Any] = json.loads(line)
-                why = said.get("failed", "")
-                if "up" in said:
-                    self._state, self._failures = "head" if plan.is_head else "node", 0
+                said = msgspec.json.decode(line, type=NodeUp | NodeFailed)
+                if isinstance(said, NodeFailed):
+                    why = said.why
+                else:
+                    self._happened(Up())
                     self._warned = ""
-                    log.info("Ray's %s is up at %s", self._state, plan.address)
+                    log.info("Ray's %s is up at %s", self._node.state, planned.address)
         finally:
             transport.close()
         await asyncio.to_thread(process.wait)
-        self._close_ears(process)
+        self._close_input(process)
         self._process = None
         self._failed(why or f"the process of Ray's node ended with status {process.returncode}")
         self.look()
 
-    def _failed(self, why: str) -> None:
+    def _failed(self, why: str, *, lasting: bool = False) -> None:
         if why != self._warned:
             log.warning("no Ray here: %s", why)
             self._warned = why
-        self._state, self._why = "failed", why
-        self._again = time.monotonic() + _PAUSES[min(self._failures, len(_PAUSES) - 1)]
-        self._failures += 1
+        self._happened(Failed(why, lasting))
 
     async def _end(self) -> None:
         process, watch = self._process, self._watch
-        self._process = self._watch = self._plan = None
-        self._state, self._why = "off", ""
+        self._process = self._watch = None
+        self._happened(Ended())
         if watch is not None:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
         if process is not None:
-            self._close_ears(process)
+            self._close_input(process)
             try:
                 await asyncio.to_thread(process.wait, _END_SECONDS)
             except subprocess.TimeoutExpired:
@@ -241,7 +238,7 @@ class RayNode:
                 process.kill()
                 await asyncio.to_thread(process.wait)
 
-    def _close_ears(self, process: subprocess.Popen[bytes]) -> None:
+    def _close_input(self, process: subprocess.Popen[bytes]) -> None:
         if process.stdin is not None:
             with suppress(OSError):
                 process.stdin.close()

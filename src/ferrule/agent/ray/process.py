@@ -6,7 +6,6 @@ ends, with all that Ray and Ray's workers have started, when that input does: ho
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
@@ -15,9 +14,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ferrule.process import adopt_orphans, kill_orphans, reap_orphans, tied
 
@@ -32,30 +31,55 @@ _ATTEMPTS = 2
 """Ray gives up where its own processes need more than some 15 s to begin, as they may while a model is loaded."""
 
 
+class NodeOrder(msgspec.Struct, frozen=True):
+    """What the agent says in a line. ``arguments``: of ``ray start``; ``ports``: those that must be free, by what
+    listens there; ``log``: a path; ``introduce``: the arguments of `ferrule.agent.ray.introduce`."""
+
+    arguments: tuple[str, ...]
+    env: dict[str, str]
+    ports: dict[str, int]
+    address: str
+    head: tuple[str, int]
+    is_head: bool
+    temp: str
+    log: str
+    introduce: tuple[str, str, str, str]
+
+
+class NodeUp(msgspec.Struct, frozen=True, tag_field="type", tag=True):
+    """The node works: its actor answered."""
+
+
+class NodeFailed(msgspec.Struct, frozen=True, tag_field="type", tag=True):
+    """There is no node any more."""
+
+    why: str
+
+
 class _RefusedError(Exception):
     """Why there is no node, in words."""
 
 
 class NodeProcess:
-    """``order``: the words of ``ray start``, its environment, ports to be free, its head's address, a log's path."""
+    """``ears``: the descriptor that ends with the agent."""
 
-    def __init__(self, order: Mapping[str, Any], ears: int) -> None:
+    def __init__(self, order: NodeOrder, ears: int) -> None:
         self._order, self._ears = order, ears
-        self._temp = Path(order["temp"])
-        self._logs = str(order["log"])
+        self._temp = Path(order.temp)
+        self._logs = order.log
         self._ray: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
         """Until the input ends or the node does. Raises `_RefusedError`."""
         self._check_ports()
-        if not self._order["is_head"]:
+        if not self._order.is_head:
             self._await_head()
         temp = self._temp.resolve()
-        self._logs = f"{self._order['log']} and {temp}/session_latest/logs"
+        self._logs = f"{self._order.log} and {temp}/session_latest/logs"
         shutil.rmtree(temp, ignore_errors=True)  # what was logged the last time
-        Path(self._order["log"]).unlink(missing_ok=True)
+        Path(self._order.log).unlink(missing_ok=True)
         temp.mkdir(mode=0o700, parents=True)
-        command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *self._order["words"]]
+        command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *self._order.arguments]
         for left in reversed(range(_ATTEMPTS)):
             try:
                 self._begin(command)
@@ -65,14 +89,14 @@ class NodeProcess:
                     raise
                 self.end()
         assert self._ray is not None
-        _say({"up": True})
+        _say(NodeUp())
         while not self._told_to_end(_REAP_EVERY):
             reap_orphans(self._ray.pid)
             if self._ray.poll() is not None:
                 raise _RefusedError(f"Ray's node ended; see {self._logs}")
 
     def _begin(self, command: list[str]) -> None:
-        with Path(self._order["log"]).open("ab") as log:
+        with Path(self._order.log).open("ab") as log:
             self._ray = self._start(command, log.fileno())
             self._introduce(log.fileno())
 
@@ -91,23 +115,23 @@ class NodeProcess:
             self._temp.unlink()
 
     def _start(self, command: list[str], log: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(tied(command), env=self._order["env"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return subprocess.Popen(tied(command), env=self._order.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def _check_ports(self) -> None:
-        for what, port in self._order["ports"].items():
+        for what, port in self._order.ports.items():
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
-                    probe.bind((self._order["address"], port))
+                    probe.bind((self._order.address, port))
                 except OSError as error:
                     raise _RefusedError(
-                        f"port {port}, for Ray's {what}, cannot be had at {self._order['address']} "
+                        f"port {port}, for Ray's {what}, cannot be had at {self._order.address} "
                         f"({error.strerror}); choose others: ferrule up --ray --ray-port PORT"
                     ) from None
 
     def _await_head(self) -> None:
         """Ray itself would try for minutes, and say nothing."""
-        place = tuple(self._order["head"])
+        place = self._order.head
         deadline = time.monotonic() + HEAD_SECONDS
         while True:
             try:
@@ -124,15 +148,15 @@ class NodeProcess:
         """Start the actor that tells of this host: when it answers, the node works."""
         assert self._ray is not None
         deadline = time.monotonic() + START_SECONDS
-        port = (self._order["address"], self._order["ports"]["node manager"])
+        port = (self._order.address, self._order.ports["node manager"])
         while not _listens(port):
             self._look(deadline, "did not start")
-        command = [sys.executable, "-P", "-m", "ferrule.agent.ray.introduce", *self._order["introduce"]]
+        command = [sys.executable, "-P", "-m", "ferrule.agent.ray.introduce", *self._order.introduce]
         actor = self._start(command, log)
         while actor.poll() is None:
             self._look(deadline, "does not start an actor")
         if actor.returncode:
-            raise _RefusedError(f"Ray's node started, but no actor on it: {_last_line(Path(self._order['log']))}")
+            raise _RefusedError(f"Ray's node started, but no actor on it: {_last_line(Path(self._order.log))}")
 
     def _look(self, deadline: float, what: str) -> None:
         assert self._ray is not None
@@ -161,9 +185,9 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else "it says nothing"
 
 
-def _say(words: dict[str, Any]) -> None:
+def _say(what: NodeUp | NodeFailed) -> None:
     try:
-        os.write(1, json.dumps(words).encode() + b"\n")
+        os.write(1, msgspec.json.encode(what) + b"\n")
     except OSError:
         return  # nobody listens: then the input ends, too
 
@@ -175,11 +199,11 @@ def main() -> int:
     line = sys.stdin.readline()
     if not line:
         return 0
-    process = NodeProcess(json.loads(line), sys.stdin.fileno())
+    process = NodeProcess(msgspec.json.decode(line, type=NodeOrder), sys.stdin.fileno())
     try:
         process.run()
     except _RefusedError as refused:
-        _say({"failed": str(refused)})
+        _say(NodeFailed(str(refused)))
         return 1
     finally:
         process.end()

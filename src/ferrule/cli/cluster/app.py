@@ -7,8 +7,9 @@ import json
 import os
 import sys
 from ipaddress import ip_address
-from typing import Annotated, Any
+from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -30,7 +31,8 @@ from ferrule.cluster.home import (
     new_host_id,
     own_host_name,
 )
-from ferrule.cluster.records import Member
+from ferrule.cluster.messages import GetStatus, Leave
+from ferrule.cluster.reports import ClusterStatus, HostReport
 from ferrule.config import parse_address
 from ferrule.errors import ClusterError, ConfigError
 from ferrule.installation import pip_install
@@ -220,7 +222,7 @@ def _place(text: str) -> tuple[str, int]:
 
 
 def _show(console: Console, home: ClusterHome) -> None:
-    status = client.ask(home, "status")
+    status = client.ask(home, GetStatus())
     reports = _reports(home, status)
     show([*hosts_table(status, reports), *cluster_ray.ray_lines(status, reports)])
     console.print(
@@ -254,16 +256,16 @@ def leave(
     """Take this host, or another one, out of the cluster for good."""
     home = choose_cluster(cluster)
     if host is not None:
-        members = [Member.of_status(fields) for fields in client.ask(home, "status")["hosts"]]
+        members = client.ask(home, GetStatus()).hosts
         found = next((member for member in members if member.name == host), None)
         if found is None:
             raise ClusterError(f"the cluster has no host {host!r}, only {', '.join(each.name for each in members)}")
         if found.host != home.settings.host:
-            client.ask(home, "leave", host=found.host)
+            client.ask(home, Leave(found.host))
             typer.echo(f"{host} is no host of the cluster {home.name!r} any more")
             return
     if home.is_running():
-        client.ask(home, "leave")
+        client.ask(home, Leave())
     else:
         _say_goodbye(home)
     if service.remove(home):
@@ -298,16 +300,17 @@ def token(cluster: InCluster = None) -> None:
 def status(cluster: InCluster = None, as_json: AsJson = False) -> None:
     """Show the hosts of the cluster, what they have, and how they are."""
     home = choose_cluster(cluster)
-    found = client.ask(home, "status")
+    found = client.ask(home, GetStatus())
     reports = _reports(home, found)
     if as_json:
-        for fields in found["hosts"]:
-            fields["report"] = reports.get(fields["host"])
-        typer.echo(json.dumps(found, indent=2))
+        told = msgspec.to_builtins(found)
+        for fields in told["hosts"]:
+            fields["report"] = msgspec.to_builtins(reports.get(fields["host"]))
+        typer.echo(json.dumps(told, indent=2))
         return
     show([*hosts_table(found, reports), *cluster_ray.ray_lines(found, reports)])
 
 
-def _reports(home: ClusterHome, status: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    members = [Member.of_status(fields) for fields in status["hosts"] if fields["state"] != "lost"]
+def _reports(home: ClusterHome, status: ClusterStatus) -> dict[str, HostReport]:
+    members = [member for member in status.hosts if member.is_up]
     return asyncio.run(client.host_reports(home, members, REPORT_SECONDS))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -17,7 +18,9 @@ from ferrule.cli.cluster.flags import AsJson, InCluster
 from ferrule.cli.cluster.tables import models_table, show
 from ferrule.cli.serving.model import DEMO
 from ferrule.cluster import models as cluster_models
+from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.home import ClusterHome, choose_cluster, known_clusters
+from ferrule.cluster.models import ModelRow
 from ferrule.errors import ClusterError
 
 MODELS_EXAMPLES = "Examples:\n\nferrule models\n\nferrule models --json"
@@ -33,23 +36,19 @@ def running_cluster() -> ClusterHome | None:
 
 
 def serve_on_cluster(
-    console: Console,
-    home: ClusterHome,
-    model: str,
-    name: str | None,
-    listen: str,
-    port: int | None,
-    wanted: dict[str, Any],
+    console: Console, home: ClusterHome, name: str | None, port: int | None, desired: DesiredModel
 ) -> None:
-    """Have ``model`` served by the cluster from now on, and wait until it is ready. Raises what keeps it from that."""
+    """Have a model served by the cluster from now on, at ``port`` or (None) a free one, and wait until it is ready.
+    Raises what keeps it from that."""
+    model = desired.model
     path = Path(model).expanduser()
     if model != DEMO and path.is_dir():
         model = str(path.resolve())
     name = name or ("ferrule-demo" if model == DEMO else path.resolve().name if path.is_dir() else model)
 
     async def order() -> None:
-        given = await cluster_models.free_port(home, listen, port)
-        await cluster_models.want(home, name, wanted | {"model": model, "listen": listen, "port": given})
+        given = await cluster_models.free_port(home, desired.listen, port)
+        await cluster_models.want(home, name, replace(desired, model=model, port=given))
 
     asyncio.run(order())
     try:
@@ -64,32 +63,32 @@ def serve_on_cluster(
     _show_ready(console, home, name, found)
 
 
-def _wait_ready(console: Console, home: ClusterHome, name: str) -> dict[str, Any]:
+def _wait_ready(console: Console, home: ClusterHome, name: str) -> ModelRow:
     with console.status(f"{name}: starting") as shown:
         while True:
-            rows = [each for each in asyncio.run(cluster_models.models(home)) if each["name"] == name]
+            rows = [each for each in asyncio.run(cluster_models.models(home)) if each.name == name]
             if not rows:
                 raise ClusterError(f"{name} was stopped meanwhile")
             row = rows[0]
-            if row["state"] == "ready":
+            if row.state == "ready":
                 return row
-            if row["state"] == "failed":
-                raise ClusterError(f"{name} cannot be served: {row['detail']}")
-            where = f" on {', '.join(row['hosts'])}" if row.get("hosts") else ""
-            shown.update(f"{name}{where}: {row.get('detail') or row['state']}")
+            if row.state == "failed":
+                raise ClusterError(f"{name} cannot be served: {row.detail}")
+            where = f" on {', '.join(row.hosts)}" if row.hosts else ""
+            shown.update(f"{name}{where}: {row.detail or row.state}")
             time.sleep(_POLL_SECONDS)
 
 
-def _show_ready(console: Console, home: ClusterHome, name: str, row: Mapping[str, Any]) -> None:
+def _show_ready(console: Console, home: ClusterHome, name: str, row: ModelRow) -> None:
     show(models_table([row]))
-    if row.get("plan"):
-        console.print(f"\n{row['plan']}", style="dim", highlight=False)
-    if row["wanted"].get("key"):
+    if row.plan:
+        console.print(f"\n{row.plan}", style="dim", highlight=False)
+    if row.wanted is not None and row.wanted.key:
         from ferrule.agent.models.server import api_key_of
 
         console.print(f"clients need the key {api_key_of(home.key, name)}", highlight=False)
     console.print(
-        f"\nIt stays up, also after a restart of this machine. ferrule chat {row['address']}   ferrule stop {name}",
+        f"\nIt stays up, also after a restart of this machine. ferrule chat {row.address}   ferrule stop {name}",
         highlight=False,
         soft_wrap=True,
     )
@@ -103,7 +102,7 @@ def models(cluster: InCluster = None, as_json: AsJson = False) -> None:
     """Show the models that the cluster serves, where, and how they are."""
     found = asyncio.run(cluster_models.models(choose_cluster(cluster)))
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(msgspec.to_builtins(found), indent=2))
         return
     if not found:
         typer.echo("no model is up; serve one, for example: ferrule serve --demo")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ferrule.cluster.models import ModelRow
+from ferrule.cluster.reports import ClusterStatus, HostReport, HostStatus, LinkReport
 from ferrule.units import format_bytes
 
 _STYLES = {
-    "here": "green", "up": "green", "lost": "bold red",
+    "here": "green", "up": "green", "stopped": "yellow", "lost": "bold red",
     "ready": "green", "failed": "bold red", "unknown": "bold red", "waiting": "yellow", "recovering": "yellow",
 }  # fmt: skip
 _WIDE = 160
@@ -27,55 +28,57 @@ def show(parts: Iterable[RenderableType]) -> None:
         console.print(part, highlight=False)
 
 
-def hosts_table(status: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]]) -> Iterator[RenderableType]:
+def hosts_table(status: ClusterStatus, reports: Mapping[str, HostReport]) -> Iterator[RenderableType]:
     """A row for each host, and why some cannot be reached. ``reports``: by host id, of those that answered."""
-    title = f"cluster {status['cluster']}"
+    title = f"cluster {status.cluster}"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     for column in ("host", "state", "address", "devices", "free memory", "links", "load", "heat"):
         table.add_column(column, header_style="dim", no_wrap=column in ("host", "state"))
-    hosts = sorted(status["hosts"], key=lambda each: (each["state"] != "here", each["name"]))
+    hosts = sorted(status.hosts, key=lambda each: (each.state != "here", each.name))
     for host in hosts:
-        table.add_row(*_row(host, reports.get(host["host"])))
+        table.add_row(*_row(host, reports.get(host.host)))
     yield table
     for host in hosts:
-        if host["problem"]:
-            yield Text(f"\n{host['name']} cannot be reached: {host['problem']}", style="dim")
-    if status["rivals"]:
-        where = ", ".join(status["rivals"])
+        if host.state == "stopped":
+            yield Text(f"\n{host.name} was stopped there; it comes back by: ferrule up", style="dim")
+        elif host.problem:
+            yield Text(f"\n{host.name} cannot be reached: {host.problem}", style="dim")
+    if status.rivals:
+        where = ", ".join(status.rivals)
         yield Text(
-            f"\nthere is another cluster that is called {status['cluster']}, too, on {where}: to make one of "
+            f"\nthere is another cluster that is called {status.cluster}, too, on {where}: to make one of "
             "the two, leave one (ferrule leave) and join with what `ferrule token` prints in the other",
             style="yellow",
         )
 
 
-def _row(host: Mapping[str, Any], report: Mapping[str, Any] | None) -> list[Text | str]:
-    state = Text(host["state"], style=_STYLES[host["state"]])
-    if host["state"] == "lost":
-        state += Text(f" {_since(host['heard_seconds'])}", style="dim")
-    name = Text(host["name"])  # not markup: another host chose it
-    address = Text(str(host["way"][0]) if host["way"] else next(iter(host["addresses"]), "-"))
+def _row(host: HostStatus, report: HostReport | None) -> list[Text | str]:
+    state = Text(host.state, style=_STYLES[host.state])
+    if host.state in ("lost", "stopped"):
+        state += Text(f" {_since(host.heard_seconds)}", style="dim")
+    name = Text(host.name)  # not markup: another host chose it
+    address = Text(str(host.way[0]) if host.way else next(iter(host.addresses), "-"))
     if report is None:
         return [name, state, address, *["-"] * 5]
-    devices = [f"{each['name']} {format_bytes(each['memory'])}" for each in report["devices"]]
-    free = [format_bytes(each["free"]) for each in report["devices"]]
-    heat = [f"{report['celsius']:.0f} °C"] if report["celsius"] is not None else []
-    heat += [f"{report['watts']:.0f} W"] if report["watts"] is not None else []
+    devices = [f"{each.name} {format_bytes(each.memory)}" for each in report.devices]
+    free = [format_bytes(each.free) for each in report.devices]
+    heat = [f"{report.celsius:.0f} °C"] if report.celsius is not None else []
+    heat += [f"{report.watts:.0f} W"] if report.watts is not None else []
     return [
         name,
         state,
         address,
         Text("\n".join(devices)),
         "\n".join(free),
-        Text("\n").join(map(_link, report["links"])),
-        f"{report['load']:.0%}",
+        Text("\n").join(map(_link, report.links)),
+        f"{report.load:.0%}",
         ", ".join(heat) or "-",
     ]
 
 
-def _link(link: Mapping[str, Any]) -> Text:
-    rate = f" {link['gb_s']:g} Gb/s" if link["gb_s"] else ""
-    return Text(f"{link['name']}{rate}") if link["up"] else Text(f"{link['name']} down", style="yellow")
+def _link(link: LinkReport) -> Text:
+    rate = f" {link.gb_s:g} Gb/s" if link.gb_s else ""
+    return Text(f"{link.name}{rate}") if link.up else Text(f"{link.name} down", style="yellow")
 
 
 def _since(seconds: float | None) -> str:
@@ -84,25 +87,24 @@ def _since(seconds: float | None) -> str:
     return f"for {seconds:.0f} s" if seconds < 120 else f"for {seconds / 60:.0f} min"
 
 
-def models_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+def models_table(rows: Sequence[ModelRow]) -> Iterator[RenderableType]:
     """A row for each model, and what is wrong with those that are not ready."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("model", "state", "address", "on", "split", "tok/s", "recoveries"):
         table.add_column(column, header_style="dim", no_wrap=column in ("model", "state", "address", "recoveries"))
     for row in rows:
-        state = Text(row["state"], style=_STYLES.get(row["state"], ""))
-        split = f"{row['strategy']} on {', '.join(dict.fromkeys(row['hosts']))}" if row.get("hosts") else "-"
-        recoveries = str(row.get("recoveries", "-"))
-        told = [Text(row["name"]), state, Text(row["address"]), Text(row["on"]), Text(split)]
+        state = Text(row.state, style=_STYLES.get(row.state, ""))
+        split = f"{row.strategy} on {', '.join(dict.fromkeys(row.hosts))}" if row.hosts else "-"
+        recoveries = "-" if row.state == "unknown" else str(row.recoveries)
+        told = [Text(row.name), state, Text(row.address), Text(row.on), Text(split)]
         table.add_row(*told, _speed(row), recoveries)
     yield table
     for row in rows:
-        if row.get("detail") and row["state"] != "ready":
-            yield Text(f"\n{row['name']}: {row['detail']}", style="dim")
+        if row.detail and row.state != "ready":
+            yield Text(f"\n{row.name}: {row.detail}", style="dim")
 
 
-def _speed(row: Mapping[str, Any]) -> str:
-    measured, predicted = row.get("measured"), row.get("predicted")
-    if measured is None:
+def _speed(row: ModelRow) -> str:
+    if row.measured is None:
         return "-"
-    return f"{measured:.1f}" + (f" ({predicted:.1f} predicted)" if predicted else "")
+    return f"{row.measured:.1f}" + (f" ({row.predicted:.1f} predicted)" if row.predicted else "")

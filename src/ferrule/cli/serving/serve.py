@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from ferrule.cli.serving.model import (
     Tp,
     engine_options,
 )
+from ferrule.cluster.desired import DesiredModel
 from ferrule.errors import ConfigError, FerruleError
 
 if TYPE_CHECKING:
@@ -110,17 +111,22 @@ def serve(
         if api_key is not None:
             raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
         beyond = not _is_loopback(host)
-        wanted: dict[str, Any] = {
-            "tensor": tp,
-            "pipeline": pp,
-            "dtype": dtype.value,
-            "max_context": max_context,
-            "threads": threads,
-            "self_test": self_test,
-            "spares": spares,
-        }
-        wanted |= {"hosts": [each.strip() for each in hosts.split(",")] if hosts else None, "key": beyond}
-        serve_on_cluster(console, home, chosen, name, host, port, wanted)
+        desired = DesiredModel(
+            model=chosen,
+            host=home.settings.host,
+            owner=home.settings.host,
+            listen=host,
+            key=beyond,
+            hosts=tuple(each.strip() for each in hosts.split(",")) if hosts else None,
+            tensor=tp,
+            pipeline=pp,
+            dtype=dtype.value,
+            max_context=max_context,
+            threads=threads,
+            self_test=self_test,
+            spares=spares,
+        )
+        serve_on_cluster(console, home, name, port, desired)
         return
     if hosts is not None:
         raise ConfigError("--hosts needs a cluster: ferrule up")

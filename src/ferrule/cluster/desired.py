@@ -1,0 +1,82 @@
+"""What a cluster should run: the values of its records of models and of Ray. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Annotated
+
+from msgspec import Meta
+
+from ferrule.errors import ClusterError
+from ferrule.units import format_bytes
+
+HostId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Text = Annotated[str, Meta(max_length=4096)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Count = Annotated[int, Meta(ge=1)]
+
+API_PORT = 8420
+"""Of the first model on a host."""
+RAY_PORT = 8600
+RAY_STORE_BYTES = 200 << 20
+MIN_RAY_STORE_BYTES = 80 << 20
+"""Ray refuses less than 75 MiB."""
+_RAY_PORTS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class DesiredModel:
+    """A model should be up. ``host``: the id of the host that serves it; ``owner``: of the one on which it was ordered.
+    ``listen`` and ``port``: where its clients come; ``key``: they need one. ``hosts``: the names of those that may have
+    ranks, all where it is empty. The others are options of the engine, None for its own defaults."""
+
+    model: Text
+    host: HostId
+    owner: HostId
+    port: Port = API_PORT
+    listen: Text = "127.0.0.1"
+    key: bool = False
+    hosts: tuple[Name, ...] | None = None
+    dtype: str | None = None
+    max_context: Count | None = None
+    threads: Count | None = None
+    tensor: Count | None = None
+    pipeline: Count | None = None
+    self_test: bool | None = None
+    spares: bool | None = None
+
+
+@dataclass(frozen=True)
+class DesiredRay:
+    """Ray should run on all hosts. ``head``: the id of the host of its head; ``address``: that host's, for the others;
+    ``port``: the first one of those that Ray takes on every host; ``store``: bytes of its object store on each.
+
+    Raises `ClusterError` where Ray could not run so."""
+
+    head: HostId
+    address: str
+    port: int = RAY_PORT
+    store: int = RAY_STORE_BYTES
+
+    def __post_init__(self) -> None:
+        try:
+            ip_address(self.address)
+        except ValueError as error:
+            raise ClusterError(f"the record about Ray cannot be used: {error}") from None
+        if not 1024 <= self.port <= 65536 - _RAY_PORTS:
+            raise ClusterError(
+                f"Ray cannot take {_RAY_PORTS} ports from {self.port} on; choose from 1024 on: --ray-port"
+            )
+        if self.store < MIN_RAY_STORE_BYTES:
+            raise ClusterError(f"Ray's object store needs {format_bytes(MIN_RAY_STORE_BYTES)} at least: --ray-memory")
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """The first and the last one on every host."""
+        return self.port, self.port + _RAY_PORTS - 1
+
+    @property
+    def place(self) -> str:
+        return f"{self.address}:{self.port}"
