@@ -70,12 +70,14 @@ class PeerLost(FabricError):
 
     ``rank``: the lost rank in the group that noticed; ``host``: where it ran; ``link``: the path on which the
     loss was noticed (such as ``tcp 127.0.0.1:40132``); ``seconds``: how long this rank had waited in the operation.
+    ``happened``: the text without the ``advice`` to the program that made the group.
     """
 
     code = "peer_lost"
 
-    def __init__(self, message: str, *, rank: int, host: str, link: str, seconds: float) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, rank: int, host: str, link: str, seconds: float, advice: str = "") -> None:
+        super().__init__(f"{message}; {advice}" if advice else message)
+        self.happened = message
         self.rank = rank
         self.host = host
         self.link = link

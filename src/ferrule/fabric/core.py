@@ -97,12 +97,12 @@ class Core:
             happened = message.removeprefix(name) if message.startswith(name) else f"was lost: {message}"
             when = f" ({seconds:.3g} s into an operation)" if seconds else ""
             raise PeerLost(
-                f"rank {rank} on {peer.host} (pid {peer.pid}, {peer.link}) {happened}{when}; "
-                "the group is closed; reform() makes one of the others, or restart the job",
+                f"rank {rank} on {peer.host} (pid {peer.pid}, {peer.link}) {happened}{when}; the group is closed",
                 rank=rank,
                 host=peer.host,
                 link=peer.link,
                 seconds=seconds,
+                advice="reform() makes one of the others, or restart the job",
             )
         if status == _TIMEOUT:
             raise FabricTimeout(f"Timed out on rank {self.info.rank}: {message}; the group is closed")

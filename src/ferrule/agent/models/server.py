@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ferrule.agent.placement.planner import ClusterPlanner
+from ferrule.agent.placement.planner import ClusterPlanner, Placed
 from ferrule.cluster.client import ask_here
 from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.home import ClusterHome
@@ -52,6 +52,9 @@ class ModelServer:
         self._planner = ClusterPlanner(home, self._options, split=split, wanted=desired.hosts or ())
         self._engine: Engine | None = None
         self._measured: float | None = None
+        self._measured_at: Placed | None = None
+        """Where the model was when its speed was measured."""
+        self._measuring: asyncio.Task[None] | None = None
         self._detail = "planning"
         self._progress: dict[int, Progress] = {}
         self._told: ServerState | None = None
@@ -68,10 +71,24 @@ class ModelServer:
 
     async def _load(self) -> Engine:
         engine = await start(self._options, on_progress=self._heard, planner=self._planner.about)
-        with suppress(FerruleError):  # the speed is for people to see
-            self._measured = await measure_speed(engine)
+        await self._measure(engine)
         self._engine = engine
         return engine
+
+    async def _measure(self, engine: Engine) -> None:
+        """The speed is for people to see: that it cannot be measured is no error."""
+        self._measured, self._measured_at = None, self._planner.placed
+        with suppress(FerruleError):
+            self._measured = await measure_speed(engine)
+
+    def measure_again(self) -> None:
+        """Where the model has moved, as soon as no request runs."""
+        engine, busy = self._engine, self._measuring is not None and not self._measuring.done()
+        if engine is None or busy or self._measured_at == self._planner.placed:
+            return
+        health = engine.health()
+        if health.state == "ready" and not health.running and not health.waiting:
+            self._measuring = asyncio.create_task(self._measure(engine), name="measuring")
 
     def _heard(self, progress: Progress) -> None:
         self._progress[progress.rank] = progress
@@ -102,13 +119,14 @@ class ModelServer:
             waiting=health.waiting,
             recoveries=health.recoveries,
             spares=0 if self._planner.spares is None else self._planner.spares.kept,
-            measured=None if self._measured is None else 1 / self._measured,
+            measured=1 / self._measured if self._measured is not None and self._measured_at == placed else None,
             ranks=tuple(RankPlace(each.rank, each.host, each.transports) for each in engine.ranks),
         )
 
     async def _tell(self) -> None:
         """Keep the agent informed. One that does not listen is on its way out, and ends this process itself."""
         while True:
+            self.measure_again()
             state = self.state()
             if state != self._told:
                 with suppress(ClusterError):

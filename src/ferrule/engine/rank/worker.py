@@ -66,7 +66,8 @@ def serve(options: RankOptions, control: Control) -> None:
         try:
             serve_in(world, options, control)
         except FabricError as error:
-            control.send(Failed(type(error).__name__, str(error), lost_rank(world)))
+            happened = error.happened if isinstance(error, PeerLost) else str(error)
+            control.send(Failed(type(error).__name__, happened, lost_rank(world)))
             raise
 
 

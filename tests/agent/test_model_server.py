@@ -1,0 +1,43 @@
+"""What a model server tells of itself."""
+
+import asyncio
+from types import SimpleNamespace
+
+from agents import desired, make_home, until
+from ferrule.agent.models import server as model_server
+from ferrule.agent.models.server import ModelServer
+from ferrule.engine.types import Health
+
+HERE = SimpleNamespace(plan=SimpleNamespace(reason="", strategy="tensor"), hosts=("a", "b"), prediction=None)
+ELSEWHERE = SimpleNamespace(plan=SimpleNamespace(reason="", strategy="single"), hosts=("a",), prediction=None)
+
+
+def test_the_speed_is_that_of_the_place_where_the_model_is(tmp_path, monkeypatch):
+    seconds = iter([0.1, 0.05])
+
+    async def measure(engine):
+        return next(seconds)
+
+    monkeypatch.setattr(model_server, "measure_speed", measure)
+    home = make_home(tmp_path, "here")
+
+    async def scene():
+        server = ModelServer(home, "demo", desired(home.settings.host))
+        server._planner.placed = HERE
+        health = Health("ready", running=1)
+        engine = SimpleNamespace(health=lambda: health, ranks=())
+        await server._measure(engine)
+        server._engine = engine
+        assert (server.state().hosts, server.state().measured) == (("a", "b"), 10.0)
+        server.measure_again()
+        assert server._measuring is None
+        server._planner.placed = ELSEWHERE
+        server.measure_again()
+        assert (server.state().hosts, server.state().measured) == (("a",), None)  # not the old one; it is busy
+        assert server._measuring is None
+        health = Health("ready")
+        server.measure_again()
+        await until(server._measuring.done)
+        assert server.state().measured == 20.0
+
+    asyncio.run(scene())
