@@ -22,11 +22,10 @@ import numpy as np
 from exact_calls import CALLS, DTYPES, OPS, all_bfloat16, exact_inputs
 from expected import cases_of, make_input, reduced
 
-import ferrule.fabric as fabric
+from ferrule import _native, fabric
 from ferrule.errors import FerruleError
 from ferrule.fabric import Group
 from ferrule.fabric.join import hosts
-from ferrule.fabric.transports.shm import segment
 
 MISMATCH_CALLS: dict[str, Callable[[Group], Any]] = {
     "all_reduce 64": lambda group: group.all_reduce(np.zeros(16, np.float32)),
@@ -453,7 +452,7 @@ def rails(group: Group, arguments: dict[str, Any]) -> None:
     """Rank 0 cuts one of its sockets: results stay right, and the rail comes back, also in a group made meanwhile."""
 
     def alive(one: Group) -> list[bool]:
-        return [state[0] for stream in (0,) for state in one._native.rails(stream, 1 - one.rank)]
+        return [state[0] for stream in (0,) for state in one._core.native.rails(stream, 1 - one.rank)]
 
     def total() -> None:
         x = np.ones(500_000, np.float32)
@@ -502,7 +501,7 @@ def _pretend(arguments: dict[str, Any]) -> None:
             def create(token: bytes, ranks: int) -> None:
                 raise OSError("there is no room")
 
-        segment.Segment = NoSegment  # type: ignore[assignment,misc]
+        _native.Segment = NoSegment  # type: ignore[assignment,misc]
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 from ferrule import __version__
 from ferrule.errors import FabricTimeout, FerruleError, LinkError
 from ferrule.fabric.join.addresses import own_interfaces
-from ferrule.fabric.join.control_channel import Deadline, Link, read_exactly
+from ferrule.fabric.join.control_channel import ControlChannel, Deadline, read_exactly
 from ferrule.fabric.join.dial import Call, bind, dial
 from ferrule.fabric.join.handshake import Identity, Refusal, Refused, Role, Steps, accept_steps
 from ferrule.fabric.join.hosts import this_host
@@ -143,7 +143,7 @@ class Agent:
         addresses = frozenset(face.address for face in own_interfaces() if face.name == interface)
         return ports_of(interface, addresses, self._rdma_netdevs)
 
-    def _dial(self, epoch: str, flows: Sequence[dict[str, Any]], deadline: Deadline) -> list[Link]:
+    def _dial(self, epoch: str, flows: Sequence[dict[str, Any]], deadline: Deadline) -> list[ControlChannel]:
         calls = [
             Call(
                 (flow["address"], flow["port"]),
@@ -154,17 +154,17 @@ class Agent:
             for number, flow in enumerate(flows)
         ]
         found = dial(calls, self._key, deadline)
-        links = [link for link in found if isinstance(link, Link)]
+        links = [link for link in found if isinstance(link, ControlChannel)]
         for problem in found:
-            if not isinstance(problem, Link):
+            if not isinstance(problem, ControlChannel):
                 for link in links:
                     link.socket.close()
                 raise problem
         return links
 
-    def _accept(self, epoch: str, flows: Sequence[dict[str, Any]], deadline: Deadline) -> list[Link]:
+    def _accept(self, epoch: str, flows: Sequence[dict[str, Any]], deadline: Deadline) -> list[ControlChannel]:
         """A connection for each flow, in their order; strangers are turned away."""
-        links: dict[int, Link] = {}
+        links: dict[int, ControlChannel] = {}
         deadline = Deadline(min(deadline.left, _CONNECT_SECONDS))
         for listener in {flow["listener"]: self._listeners[flow["listener"]] for flow in flows}.values():
             expected = sum(1 for flow in flows if self._listeners[flow["listener"]] is listener)
@@ -210,7 +210,7 @@ def _received(interface: str) -> int:
     return 0 if counters is None else int(counters.packets_recv)
 
 
-def _welcome(sock: socket.socket, key: bytes, epoch: bytes) -> Link:
+def _welcome(sock: socket.socket, key: bytes, epoch: bytes) -> ControlChannel:
     """The server's side of the handshake on a connection that just came."""
     deadline = Deadline(_HANDSHAKE_SECONDS)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -220,7 +220,7 @@ def _welcome(sock: socket.socket, key: bytes, epoch: bytes) -> Link:
         try:
             want = next(steps) if answer is None else steps.send(answer)
         except StopIteration as end:
-            return Link(sock, end.value, server=True)
+            return ControlChannel(sock, end.value, server=True)
         if isinstance(want, int):
             answer = read_exactly(sock, want, deadline, "the other end")
         elif isinstance(want, bytes):

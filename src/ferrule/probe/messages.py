@@ -15,7 +15,7 @@ from typing import Any
 
 from ferrule import _native
 from ferrule.errors import LinkError
-from ferrule.fabric.join.control_channel import Deadline, Link, read_exactly
+from ferrule.fabric.join.control_channel import ControlChannel, Deadline, read_exactly
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,13 @@ _LONG = 2e-3
 
 
 def time_messages(
-    link: Link, ways: Mapping[str, Way], sizes: Sequence[int], seconds: float, *, starts: bool, deadline: Deadline
+    link: ControlChannel,
+    ways: Mapping[str, Way],
+    sizes: Sequence[int],
+    seconds: float,
+    *,
+    starts: bool,
+    deadline: Deadline,
 ) -> list[Any]:
     """Messages of each size to and fro, for about ``seconds`` each: ``[size, minimum, median, p99]``, one way.
 
@@ -43,7 +49,7 @@ def time_messages(
     """
     found: list[Any] = []
     if not starts:
-        while (order := link.receive(deadline)).get("rounds"):
+        while (order := link.receive(dict, deadline)).get("rounds"):
             ways[order["way"]].play(order["size"], order["rounds"], False, deadline)
         return []
     for size in sizes:
@@ -68,7 +74,7 @@ def _expected(found: Sequence[Any], size: int) -> float:
     return float(2 * (_FIRST_ROUNDS + _LEAST_ROUNDS) * one_way)
 
 
-def _samples(link: Link, name: str, way: Way, size: int, seconds: float, deadline: Deadline) -> list[float]:
+def _samples(link: ControlChannel, name: str, way: Way, size: int, seconds: float, deadline: Deadline) -> list[float]:
     """A few rounds to warm up and to see how many fit into the time, and then those."""
     rounds = _FIRST_ROUNDS
     for turn in range(2):

@@ -12,7 +12,7 @@ from ferrule import _native
 from ferrule._native import DTYPES
 from ferrule.config import verbs_settings
 from ferrule.errors import LinkError
-from ferrule.fabric.join.control_channel import Deadline, Link
+from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.mesh import epoch_number
 from ferrule.fabric.transports.verbs.pairs import Pair
 from ferrule.fabric.transports.verbs.paths import Port
@@ -49,7 +49,7 @@ class RdmaPipe:
     ``first``: of the two ends, this is the one that starts. Raises `LinkError` with the reason why there is none.
     """
 
-    def __init__(self, link: Link, found: Found, *, first: bool, deadline: Deadline) -> None:
+    def __init__(self, link: ControlChannel, found: Found, *, first: bool, deadline: Deadline) -> None:
         rank, other = (0, 1) if first else (1, 0)
         pair = Pair(rank, other, link, deadline)
         reason = pair.connect(found, verbs_settings(os.environ))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrule.errors import FerruleError, RendezvousError
-from ferrule.fabric.join.control_channel import Deadline, Link
+from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.handshake import Identity, Role, Session
 from ferrule.fabric.join.hosts import RankHost
 from ferrule.fabric.routing.algorithms import choose_algorithms
@@ -47,7 +47,7 @@ def test_rails_add_up() -> None:
 
 def test_costs_of_all_pairs_follow_from_those_that_were_measured() -> None:
     hosts = [host("a"), host("b"), host("a")]
-    transports = {(0, 1): "tcp", (1, 2): "tcp", (0, 2): "shm"}
+    transports = {(0, 1): None, (1, 2): None, (0, 2): Measured(1e-6, 1e-10, 1e-10)}
     costs = matrix(hosts, transports, {(0, 1): Measured(5.0, up=1.0, down=2.0)})
     assert costs is not None
     assert costs.alpha[0][1] == costs.alpha[1][0] == costs.alpha[2][1] == 5.0
@@ -61,7 +61,7 @@ def test_costs_of_all_pairs_follow_from_those_that_were_measured() -> None:
 def test_waiting_for_a_core_is_not_taken_for_a_slow_link() -> None:
     hosts = [host("a", (0, 1))] * 8
     pairs = itertools.combinations(range(8), 2)
-    costs = matrix(hosts, dict.fromkeys(pairs, "tcp"), {(0, 1): Measured(3e-3, up=6e-8, down=6e-8)})
+    costs = matrix(hosts, dict.fromkeys(pairs, None), {(0, 1): Measured(3e-3, up=6e-8, down=6e-8)})
     assert costs is not None
     (small, *_) = choose_algorithms(costs, 8).decisions
     assert (small.op, small.algorithm) == ("all_reduce", "doubling")
@@ -69,10 +69,10 @@ def test_waiting_for_a_core_is_not_taken_for_a_slow_link() -> None:
 
 def test_without_a_link_there_is_no_cost_and_without_a_measurement_no_matrix() -> None:
     hosts = [host("a", (0,)), host("b"), host("c")]
-    costs = matrix(hosts, {(0, 1): "tcp"}, {(0, 1): Measured(1.0, 1.0, 1.0)})
+    costs = matrix(hosts, {(0, 1): None}, {(0, 1): Measured(1.0, 1.0, 1.0)})
     assert costs is not None
     assert not costs.linked(0, 2)
-    assert matrix(hosts, {(0, 1): "tcp"}, {}) is None
+    assert matrix(hosts, {(0, 1): None}, {}) is None
 
 
 def test_crowding_is_that_of_the_fullest_host() -> None:
@@ -81,14 +81,14 @@ def test_crowding_is_that_of_the_fullest_host() -> None:
     assert costs.crowding == 2.0
 
 
-def links() -> tuple[Link, Link]:
+def channels() -> tuple[ControlChannel, ControlChannel]:
     session = Session(Identity(Role.COLLECTIVES, 1, 0, 2), b"key")
     low, high = socket.socketpair()
-    return Link(low, session, server=True), Link(high, session, server=False)
+    return ControlChannel(low, session, server=True), ControlChannel(high, session, server=False)
 
 
 def test_both_ends_come_to_the_same_numbers() -> None:
-    low, high = links()
+    low, high = channels()
     results: dict[str, Measured] = {}
     other = threading.Thread(target=lambda: results.update(low=measure(low, higher=False, deadline=Deadline(30))))
     other.start()
@@ -104,7 +104,7 @@ def test_both_ends_come_to_the_same_numbers() -> None:
 
 
 def test_two_sockets_are_measured_together_and_count_where_they_are_faster() -> None:
-    pairs = [links(), links()]
+    pairs = [channels(), channels()]
     (low, low2), (high, high2) = zip(*pairs, strict=True)
     results: dict[str, Measured] = {}
 
@@ -118,14 +118,14 @@ def test_two_sockets_are_measured_together_and_count_where_they_are_faster() -> 
     assert results["low"] == results["high"]
     assert results["low"].sockets in (1, 2)  # which, is for the machine to say
     assert 0 < results["low"].up < 1e-3
-    ends = [link.socket for pair in pairs for link in pair]
+    ends = [channel.socket for pair in pairs for channel in pair]
     assert not select.select(ends, [], [], 0)[0], "nothing is left on the wires"
     for end in ends:
         end.close()
 
 
 def test_a_peer_that_leaves_or_says_nothing_is_named() -> None:
-    low, high = links()
+    low, high = channels()
     with pytest.raises(FerruleError, match="rank 1"):
         measure(low, higher=False, deadline=Deadline(0.1))
     high.socket.close()

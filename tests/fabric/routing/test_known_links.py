@@ -13,9 +13,11 @@ import pytest
 from ranks import run
 
 from ferrule.fabric.join.addresses import Interface
+from ferrule.fabric.join.decisions import known_to_both
 from ferrule.fabric.join.hosts import RankHost
+from ferrule.fabric.join.messages import PairRails, Reached
 from ferrule.fabric.routing.calibration import Measured
-from ferrule.fabric.routing.known_links import MAX_AGE_SECONDS, Ends, KnownLinks, known_to_both, link_ends
+from ferrule.fabric.routing.known_links import MAX_AGE_SECONDS, Ends, KnownLinks, link_ends
 from ferrule.fabric.routing.paths import Rail
 
 NOW = 1e9
@@ -116,10 +118,14 @@ def test_loopback_is_a_link_of_its_own() -> None:
 
 
 def test_a_pair_is_measured_unless_both_know_all_its_rails() -> None:
-    numbers = [1e-5, 1e-9, 2e-9, NOW]
-    reports = [{"1": {"0": numbers}, "2": {"0": numbers}}, {"0": {"0": numbers, "1": numbers}}, {"0": {"0": numbers}}]
-    assert known_to_both(reports, {"1-0": [0], "2-0": [0]}) == {"1-0": {"0": numbers}, "2-0": {"0": numbers}}
-    assert known_to_both(reports, {"1-0": [0, 1], "2-1": [0]}) == {}
+    one = Measured(1e-5, 1e-9, 2e-9)
+    known = [{1: {0: one}, 2: {0: one}}, {0: {0: one, 1: one}}, {0: {0: one}}]
+    reports = [Reached((), {}, each) for each in known]
+    assert known_to_both(reports, [PairRails(1, 0, (0,)), PairRails(2, 0, (0,))]) == {
+        (1, 0): {0: one},
+        (2, 0): {0: one},
+    }
+    assert known_to_both(reports, [PairRails(1, 0, (0, 1)), PairRails(2, 1, (0,))]) == {}
 
 
 def test_ranks_measure_once_unless_told_otherwise(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import ferrule.fabric as fabric
 from ferrule.config import FabricSettings
 from ferrule.errors import AuthError, FerruleError, RendezvousError
 from ferrule.fabric import Group
-from ferrule.fabric.join import join
-from ferrule.fabric.join.control_channel import Deadline, Link
+from ferrule.fabric.join import new_group
+from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.dial import Call, dial
 from ferrule.fabric.join.handshake import Identity, Role
 from ferrule.fabric.join.hosts import RankHost
@@ -106,7 +106,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, linked: Callable[[int, int], bool]) -> 
     def some(rank: int, own: RankHost, peer: int, other: RankHost, sockets: int = 1) -> tuple[Rail, ...]:
         return candidates(rank, own, peer, other, sockets) if linked(rank, peer) else ()
 
-    monkeypatch.setattr(join, "candidates", some)
+    monkeypatch.setattr(new_group, "candidates", some)
 
 
 def chain(size: int) -> tuple[list[list[Address]], list[Address]]:
@@ -215,4 +215,4 @@ def test_a_relay_opens_only_ways_on_which_it_is(monkeypatch: pytest.MonkeyPatch)
     (early,) = dial([Call(listen[2], target, request=Identity(Role.RELAY, 3, 1, 4, NO_EPOCH))], KEY, Deadline(10))
     assert "this job is complete" in str(early)
     everywhere(groups, lambda group: group.close())
-    assert not isinstance(dial([Call(listen[2], target, request=request)], KEY, Deadline(10))[0], Link)
+    assert not isinstance(dial([Call(listen[2], target, request=request)], KEY, Deadline(10))[0], ControlChannel)

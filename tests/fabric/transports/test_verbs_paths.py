@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec import json
 
 from ferrule.config import VerbsSettings, verbs_settings
 from ferrule.errors import ConfigError
+from ferrule.fabric.transports.verbs.pairs import NextPath, Ports
 from ferrule.fabric.transports.verbs.paths import Gid, Port, QueuePairType, VerbsPath, paths
 from ferrule.fabric.transports.verbs.ports import Address, choose_ports
 
@@ -165,6 +167,7 @@ def test_iwarp_has_no_unreliable_queue_pairs() -> None:
 
 def test_what_ranks_tell_each_other_survives_the_way() -> None:
     port = roce("a", Gid(1, "10.0.0.1", 24, 2))
-    assert Port.from_json(port.to_json()) == port
+    ports = Ports((port,), ("RC",), "")
+    assert json.decode(json.encode(ports), type=Ports) == ports
     path = first(port, roce("b", Gid(1, "10.0.0.2", 24, 2)))
-    assert VerbsPath.from_json(path.to_json()) == path
+    assert json.decode(json.encode(NextPath(path)), type=NextPath) == NextPath(path)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ferrule.errors import AuthError, RendezvousError
-from ferrule.fabric.join.control_channel import Link, left
+from ferrule.fabric.join.control_channel import ControlChannel, left
 from ferrule.fabric.join.dial import bind_device
 from ferrule.fabric.join.handshake import Identity, Refusal, Steps, accept_steps
 from ferrule.fabric.join.loop import READ, Loop
@@ -263,12 +263,12 @@ class Acceptor:
                 incoming.sock.send(want)
                 answer = b""
         except StopIteration as end:
-            link = Link(incoming.sock, end.value, server=True)
-            pending = self._pending(link.identity.epoch)
+            channel = ControlChannel(incoming.sock, end.value, server=True)
+            pending = self._pending(channel.identity.epoch)
             if pending is None:
-                link.socket.close()
+                channel.socket.close()
             else:
-                pending.admit(link)
+                pending.admit(channel)
         except Stranger:
             _log.info("%s is not let in", incoming.name)
             self._drop(incoming)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import socket
 import struct
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
+
+from msgspec import DecodeError, Struct, ValidationError, json
 
 from ferrule.errors import AuthError, FabricTimeout, RendezvousError
 from ferrule.fabric.join.handshake import Session
@@ -19,6 +20,14 @@ _LENGTH = struct.Struct("<I")
 _MAX_MESSAGE = 1 << 22
 _ABORT = b'{"abort"'
 _ALARM_SECONDS = 0.1
+
+T = TypeVar("T")
+
+
+class Abort(Struct, frozen=True):
+    """The other end gave up, for this reason. Comes instead of any message."""
+
+    abort: str
 
 
 class Deadline:
@@ -56,8 +65,8 @@ class Deadline:
             self._alarm()
 
 
-class Link:
-    """Small messages (JSON objects) to one rank over an authenticated socket, each under a MAC with its number.
+class ControlChannel:
+    """Small messages (structs, as JSON) to one rank over an authenticated socket, each under a MAC with its number.
 
     Reads take exactly the message and never a byte more: afterwards the socket carries the data of the group.
     """
@@ -73,8 +82,8 @@ class Link:
         self._sent = 0
         self._received = 0
 
-    def send(self, message: dict[str, Any], deadline: Deadline) -> None:
-        payload = json.dumps(message).encode()
+    def send(self, message: object, deadline: Deadline) -> None:
+        payload = json.encode(message)
         frame = _LENGTH.pack(len(payload)) + payload + self._mac(self._send_label, self._sent, payload)
         self._sent += 1
         self.socket.settimeout(max(deadline.left, 1e-3))
@@ -83,7 +92,8 @@ class Link:
         except OSError as error:
             raise RendezvousError(f"rank {self.peer} left during the rendezvous ({error})") from error
 
-    def receive(self, deadline: Deadline) -> dict[str, Any]:
+    def receive(self, kind: type[T], deadline: Deadline) -> T:
+        """The next message. Raises `RendezvousError`, also where it is of another kind, and `AuthError`."""
         where = f"rank {self.peer}"
         (length,) = _LENGTH.unpack(read_exactly(self.socket, _LENGTH.size, deadline, where))
         if length > _MAX_MESSAGE:
@@ -93,11 +103,15 @@ class Link:
         if not hmac.compare_digest(mac, self._mac(self._receive_label, self._received, payload)):
             raise AuthError(f"a message from {where} was altered on its way")
         self._received += 1
-        message: dict[str, Any] = json.loads(payload)
-        if "abort" in message:
-            self.gave_up = True
-            raise RendezvousError(f"{where} gave up: {message['abort']}")
-        return message
+        try:
+            if payload.startswith(_ABORT):
+                self.gave_up = True
+                raise RendezvousError(f"{where} gave up: {json.decode(payload, type=Abort).abort}")
+            return json.decode(payload, type=kind)
+        except (DecodeError, ValidationError) as error:
+            raise RendezvousError(
+                f"{where} sent something else than {kind.__name__}, which was due: {error}"
+            ) from error
 
     @property
     def over(self) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ferrule.errors import AuthError, FerruleError, RendezvousError
-from ferrule.fabric.join.control_channel import Deadline, Link, endpoint
+from ferrule.fabric.join.control_channel import ControlChannel, Deadline, endpoint
 from ferrule.fabric.join.handshake import Elsewhere, Identity, Refused, Role, Steps, connect_steps, relayed_steps
 from ferrule.fabric.join.listen import resolve
 from ferrule.fabric.join.loop import READ, WRITE, Loop
@@ -55,7 +55,9 @@ class Call:
         return relayed_steps(key, self.request, self.identity)
 
 
-def dial(calls: Sequence[Call], key: bytes, deadline: Deadline, loop: Loop | None = None) -> list[Link | FerruleError]:
+def dial(
+    calls: Sequence[Call], key: bytes, deadline: Deadline, loop: Loop | None = None
+) -> list[ControlChannel | FerruleError]:
     """Make all calls at the same time; for each the link, or why there is none.
 
     A host has `CONNECT_SECONDS` to answer; once it has, its rank has until the deadline to shake hands. ``loop``:
@@ -89,7 +91,7 @@ def _start_more(attempts: Iterable[Attempt], started: Sequence[Attempt]) -> list
 
 def reach(
     addresses: Sequence[tuple[str, int]], key: bytes, identity: Identity, deadline: Deadline, loop: Loop | None = None
-) -> tuple[Link, Call]:
+) -> tuple[ControlChannel, Call]:
     """Connect to a rank that listens at one of ``addresses``, or soon will; through another rank if one answers there.
 
     Returns the link and the call that led there.
@@ -104,7 +106,7 @@ def reach(
             while not deadline.passed:
                 _turn(using, attempts, deadline)
                 for attempt in attempts:
-                    if isinstance(attempt.result, Link):
+                    if isinstance(attempt.result, ControlChannel):
                         attempts.remove(attempt)
                         return attempt.result, attempt.call
                 _try_again(attempts)
@@ -171,7 +173,7 @@ class Attempt:
 
     def __init__(self, call: Call, key: bytes, loop: Loop, steps: Callable[[], Steps] | None = None) -> None:
         self.call = call
-        self.result: Link | FerruleError | None = None
+        self.result: ControlChannel | FerruleError | None = None
         self.absent = False  # nothing listened there yet
         self.again = 0.0
         self.problem = ""
@@ -247,7 +249,7 @@ class Attempt:
                 want: Any = next(self._steps) if answer is None else self._steps.send(answer)
             except StopIteration as end:
                 self._loop.forget(self._sock)
-                self.result = Link(self._sock, end.value, server=False)
+                self.result = ControlChannel(self._sock, end.value, server=False)
                 return
             if isinstance(want, int):
                 self._want = want

@@ -7,10 +7,12 @@ import os
 import socket
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
+
+import msgspec
 
 from ferrule.config import host_id
 from ferrule.fabric.join.addresses import Interface
@@ -44,12 +46,12 @@ class RankHost:
     kernel: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        faces = tuple(Interface.from_json(face) for face in fields["interfaces"])
-        return cls(**{**fields, "cpus": tuple(fields["cpus"]), "interfaces": faces})
+        return msgspec.convert(fields, cls)
 
 
 def this_host(transport: str) -> RankHost:

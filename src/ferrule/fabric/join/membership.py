@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from ferrule.config import TransportChoice
 from ferrule.errors import PeerLost
-from ferrule.fabric.join.control_channel import Deadline, Link
+from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.coordinator import Coordinator
 from ferrule.fabric.join.dial import dial
 from ferrule.fabric.join.handshake import Identity, Role
 from ferrule.fabric.join.hosts import RankHost
-from ferrule.fabric.join.join import Joining
+from ferrule.fabric.join.joining import Joining
 from ferrule.fabric.join.mesh import STREAMS, Mesh
 from ferrule.fabric.join.pending import PendingPeers, Place
 from ferrule.fabric.transports.build import Joined
@@ -87,13 +87,13 @@ def _join(
     with making(mesh, pending, coordinator):
         if rank == 0:
             places = [Place(Role.RENDEZVOUS, other) for other in range(1, size)]
-            coordinator.links = {place.rank: link for place, link in pending.take(places, deadline).items()}
+            coordinator.channels = {place.rank: channel for place, channel in pending.take(places, deadline).items()}
         else:
             identity = Identity(Role.RENDEZVOUS, rank, 0, size, epoch)
             (leader,) = dial(mesh.calls(members[0], [identity]), mesh.key, deadline)
-            if not isinstance(leader, Link):
+            if not isinstance(leader, ControlChannel):
                 raise leader
-            coordinator.links = {0: leader}
+            coordinator.channels = {0: leader}
         joining = Joining(mesh, members, coordinator, pending, transport)
         joined = joining.repeat()
     return joined, Membership(mesh, members, joining.hosts, epoch_key)

@@ -12,7 +12,7 @@ from ferrule import _native
 from ferrule.config import Calibration
 from ferrule.errors import RendezvousError
 from ferrule.fabric.join.acceptor import Acceptor
-from ferrule.fabric.join.control_channel import Link, endpoint
+from ferrule.fabric.join.control_channel import ControlChannel, endpoint
 from ferrule.fabric.join.dial import Call
 from ferrule.fabric.join.handshake import Identity, Role
 from ferrule.fabric.join.hosts import RankHost
@@ -162,20 +162,20 @@ class Mesh:
         with self._lock:
             return list(self._live.values())
 
-    def take_back(self, link: Link) -> None:
+    def take_back(self, channel: ControlChannel) -> None:
         """A connection in the place of a rail that was lost, made by either end."""
-        if link.identity.role == Role.CONTROL:
-            self.watch(link)
+        if channel.identity.role == Role.CONTROL:
+            self.watch(channel)
             return
         with self._lock:
-            live = self._live.get(link.identity.epoch)
-        who = link.identity
-        numbers = [rail.number for rail in self.paths[live.members[link.peer]].rails] if live else []
+            live = self._live.get(channel.identity.epoch)
+        who = channel.identity
+        numbers = [rail.number for rail in self.paths[live.members[channel.peer]].rails] if live else []
         if live is None or who.rail not in numbers:
-            link.socket.close()
+            channel.socket.close()
             return
-        fd = link.socket.detach()
-        if live.native.add_rail(STREAMS.index(who.role), link.peer, numbers.index(who.rail), fd) != 0:
+        fd = channel.socket.detach()
+        if live.native.add_rail(STREAMS.index(who.role), channel.peer, numbers.index(who.rail), fd) != 0:
             os.close(fd)  # the group has just been closed
 
     def start_heartbeat(self) -> None:
@@ -185,17 +185,17 @@ class Mesh:
         self.heartbeat = _native.Heartbeat(self.rank, self.size, epoch_number(self.epoch), interval, limit)
         self.closers.append(self.heartbeat.close)
 
-    def watch(self, link: Link) -> None:
+    def watch(self, channel: ControlChannel) -> None:
         """Leave a connection of `Role.CONTROL` to the heartbeat, instead of the one that its rail had before."""
-        path = self.path_to(link.peer)
+        path = self.path_to(channel.peer)
         places = {rail.number: place for place, rail in enumerate(path.rails)} or {0: 0}
-        place = places.get(link.identity.rail, MAX_WATCHED_RAILS)
+        place = places.get(channel.identity.rail, MAX_WATCHED_RAILS)
         if self.heartbeat is None or place >= MAX_WATCHED_RAILS:
-            link.socket.close()
+            channel.socket.close()
             return
-        name = next((rail.interface for rail in path.rails if rail.number == link.identity.rail), "")
-        name = name or endpoint(link.socket.getpeername()[:2])
-        self.heartbeat.add(link.peer, place, link.socket.detach(), name, path.via[0] if path.via else -1)
+        name = next((rail.interface for rail in path.rails if rail.number == channel.identity.rail), "")
+        name = name or endpoint(channel.socket.getpeername()[:2])
+        self.heartbeat.add(channel.peer, place, channel.socket.detach(), name, path.via[0] if path.via else -1)
 
     def lost(self, members: Sequence[int]) -> tuple[int, str] | None:
         """The first of ``members`` that is lost: its place among them, and why."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ferrule.errors import FerruleError, RendezvousError
-from ferrule.fabric.join.control_channel import Deadline, Link, left
+from ferrule.fabric.join.control_channel import Abort, ControlChannel, Deadline, left
 from ferrule.fabric.join.handshake import Identity, Refusal, Role
 from ferrule.fabric.join.loop import Loop
 from ferrule.secure import Status
@@ -52,7 +52,7 @@ class PendingPeers:
         rank: int,
         size: int,
         roles: Collection[Role],
-        handlers: Mapping[Role, Callable[[Link], None]] | None = None,
+        handlers: Mapping[Role, Callable[[ControlChannel], None]] | None = None,
         *,
         strict: bool = False,
     ) -> None:
@@ -62,13 +62,13 @@ class PendingPeers:
         self._roles = frozenset(roles)
         self._handlers = dict(handlers or {})
         self._strict = strict
-        self._here: dict[Place, Link] = {}
+        self._here: dict[Place, ControlChannel] = {}
         self._seen: dict[Place, int] = {}
         self._refused: tuple[float, FerruleError] | None = None
         self._suspicion: FerruleError | None = None
         self._changed = threading.Condition()
 
-    def handle(self, role: Role, handler: Callable[[Link], None]) -> None:
+    def handle(self, role: Role, handler: Callable[[ControlChannel], None]) -> None:
         """From now on connections of this role go to ``handler``."""
         with self._changed:
             self._handlers[role] = handler
@@ -97,16 +97,16 @@ class PendingPeers:
                 return self._claimed_twice(who)
             return None
 
-    def admit(self, link: Link) -> None:
+    def admit(self, channel: ControlChannel) -> None:
         """Take over a connection that was let in."""
         with self._changed:
-            handler = self._handlers.get(link.identity.role)
+            handler = self._handlers.get(channel.identity.role)
             if handler is None:
-                place = _place(link.identity)
-                self._here[place], self._seen[place] = link, link.identity.rail
+                place = _place(channel.identity)
+                self._here[place], self._seen[place] = channel, channel.identity.rail
                 self._changed.notify_all()
         if handler is not None:
-            handler(link)
+            handler(channel)
 
     def stop(self, roles: Collection[Role]) -> None:
         """From now on connections of these roles are not welcome."""
@@ -132,8 +132,10 @@ class PendingPeers:
         self._changed.notify_all()
         return Refusal(text)
 
-    def take(self, places: Collection[Place], deadline: Deadline, watched: Sequence[Link] = ()) -> dict[Place, Link]:
-        """The links of all of ``places``, as soon as they are there. ``watched``: to ranks whose end ends this, too.
+    def take(
+        self, places: Collection[Place], deadline: Deadline, watched: Sequence[ControlChannel] = ()
+    ) -> dict[Place, ControlChannel]:
+        """The channels of all of ``places``, as soon as they are there. ``watched``: to ranks whose end ends this, too.
 
         Raises `RendezvousError` (missing, claimed twice, left again, or a watched rank gave up) and `AuthError`.
         """
@@ -147,7 +149,7 @@ class PendingPeers:
                 self._wait(min(_LOOK_SECONDS, deadline.pause))
             return {place: self._here.pop(place) for place in places}
 
-    def arrived(self, role: Role) -> dict[int, Link]:
+    def arrived(self, role: Role) -> dict[int, ControlChannel]:
         """Take all that have arrived for this, by rank, although some are missing."""
         with self._changed:
             return {place.rank: self._here.pop(place) for place in list(self._here) if place.role == role}
@@ -158,7 +160,7 @@ class PendingPeers:
         else:
             self._changed.wait(seconds)
 
-    def _check(self, places: Collection[Place], deadline: Deadline, watched: Sequence[Link]) -> None:
+    def _check(self, places: Collection[Place], deadline: Deadline, watched: Sequence[ControlChannel]) -> None:
         deadline.check()
         if self._refused is not None and time.monotonic() > self._refused[0] + _GRACE_SECONDS:
             raise self._refused[1]
@@ -170,9 +172,9 @@ class PendingPeers:
         for place in places:
             if place in self._here and left(self._here[place].socket):
                 raise RendezvousError(f"rank {place.rank} left during the rendezvous")
-        for link in watched:
-            if link.over:
-                link.receive(deadline)
+        for channel in watched:
+            if channel.over:
+                channel.receive(Abort, deadline)
 
     def _hint(self) -> str:
         return "" if self._suspicion is None else f"; a connection was turned away: {self._suspicion}"
@@ -184,8 +186,8 @@ class PendingPeers:
         """All are there: close what was not taken. From now on only roles of `handle` are let in."""
         with self._changed:
             self._roles = frozenset()
-            for link in self._here.values():
-                link.socket.close()
+            for channel in self._here.values():
+                channel.socket.close()
             self._here.clear()
 
 

@@ -19,13 +19,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ferrule.errors import FabricError, FabricTimeout, FerruleError, PeerLost, RendezvousError
-from ferrule.fabric.join.control_channel import Deadline, Link
+from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.coordinator import Coordinator
 from ferrule.fabric.join.dial import dial
 from ferrule.fabric.join.handshake import Identity, Role
-from ferrule.fabric.join.join import Joining
+from ferrule.fabric.join.joining import Joining
 from ferrule.fabric.join.membership import Membership, check_alive, making
 from ferrule.fabric.join.mesh import STREAMS, Mesh
+from ferrule.fabric.join.messages import ReformAnswer
 from ferrule.fabric.join.pending import PendingPeers
 from ferrule.fabric.transports.build import Joined
 
@@ -61,7 +62,7 @@ class _Gathering:
         self._rank = self._lineage.members.index(self._mesh.rank)
         self._deadline = deadline
         self._changed = threading.Condition()
-        self._here: dict[int, Link] = {}
+        self._here: dict[int, ControlChannel] = {}
         self._problem = ""
         self._in_vain = 0
         epoch = hmac.new(self._lineage.key, b"ferrule reform\0", hashlib.sha256).digest()[:16]
@@ -72,8 +73,8 @@ class _Gathering:
     def close(self) -> None:
         self._mesh.acceptor.shut(self._pending, "no new group is being made here")
         with self._changed:
-            for link in self._here.values():
-                link.socket.close()
+            for channel in self._here.values():
+                channel.socket.close()
 
     def attempt(self) -> tuple[Joined, Membership] | None:
         """One try with the ranks that are left now; None: it did not work out, another may."""
@@ -81,11 +82,11 @@ class _Gathering:
             raise FabricTimeout(f"no new group within {self._deadline.seconds:g} s; {self._problem}")
         leader = min(self._survivors())
         try:
-            members, number, links = self._lead() if leader == self._rank else self._follow(leader)
+            members, number, channels = self._lead() if leader == self._rank else self._follow(leader)
         except (PeerLost, RendezvousError, OSError) as error:
             self._problem = str(error)
             return None
-        return self._join(members, number, links)
+        return self._join(members, number, channels)
 
     def _survivors(self) -> list[int]:
         """The ranks that are neither lost nor gone."""
@@ -97,15 +98,15 @@ class _Gathering:
             raise FabricError(f"this rank cannot come back: the others gave it up ({mesh.heartbeat.lost()[mesh.rank]})")
         return [rank for rank, member in enumerate(self._lineage.members) if presences[member][0] in ("self", "alive")]
 
-    def _arrived(self, link: Link) -> None:
+    def _arrived(self, channel: ControlChannel) -> None:
         with self._changed:
-            old = self._here.pop(link.peer, None)
+            old = self._here.pop(channel.peer, None)
             if old is not None:
                 old.socket.close()
-            self._here[link.peer] = link
+            self._here[channel.peer] = channel
             self._changed.notify_all()
 
-    def _lead(self) -> tuple[list[int], bytes, dict[int, Link]]:
+    def _lead(self) -> tuple[list[int], bytes, dict[int, ControlChannel]]:
         """Wait for all ranks that are left."""
         with self._changed:
             while True:
@@ -117,8 +118,8 @@ class _Gathering:
                 if self._deadline.passed:
                     self._fail(absent)
                 self._changed.wait(_PAUSE_SECONDS)
-            links = {members.index(rank): self._here.pop(rank) for rank in members if rank != self._rank}
-        return members, secrets.token_bytes(16), links
+            channels = {members.index(rank): self._here.pop(rank) for rank in members if rank != self._rank}
+        return members, secrets.token_bytes(16), channels
 
     def _turn_away(self, members: Sequence[int]) -> None:
         """Tell those who were given up, and came back, that it is too late."""
@@ -133,31 +134,33 @@ class _Gathering:
         raise FabricTimeout(text)
 
     def _refuse(self, rank: int, error: FabricError) -> None:
-        link = self._here.pop(rank)
+        channel = self._here.pop(rank)
         with contextlib.suppress(RendezvousError):
-            link.send({"failed": str(error), "late": isinstance(error, FabricTimeout)}, Deadline(_VERDICT_SECONDS))
-        link.socket.close()
+            channel.send(
+                ReformAnswer(refusal=str(error), late=isinstance(error, FabricTimeout)), Deadline(_VERDICT_SECONDS)
+            )
+        channel.socket.close()
 
-    def _follow(self, leader: int) -> tuple[list[int], bytes, dict[int, Link]]:
+    def _follow(self, leader: int) -> tuple[list[int], bytes, dict[int, ControlChannel]]:
         """Connect to the leader and hear who takes part."""
         member = self._lineage.members[leader]
         deadline = self._deadline.extended(_VERDICT_SECONDS)  # the leader gives up first, and says why
         deadline = deadline.watched(lambda: check_alive(self._mesh, [member]))
         identity = Identity(Role.REFORM, self._rank, leader, len(self._lineage.members), self._pending.epoch)
-        (link,) = dial(self._mesh.calls(member, [identity]), self._mesh.key, deadline)
-        if not isinstance(link, Link):
-            raise link
+        (channel,) = dial(self._mesh.calls(member, [identity]), self._mesh.key, deadline)
+        if not isinstance(channel, ControlChannel):
+            raise channel
         try:
-            said = link.receive(deadline)
-            if "failed" in said:
-                raise (FabricTimeout if said["late"] else FabricError)(said["failed"])
+            answer = channel.receive(ReformAnswer, deadline)
+            if answer.refusal:
+                raise (FabricTimeout if answer.late else FabricError)(answer.refusal)
         except BaseException:
-            link.socket.close()
+            channel.socket.close()
             raise
-        return said["members"], bytes.fromhex(said["number"]), {0: link}
+        return list(answer.members), answer.number, {0: channel}
 
     def _join(
-        self, members: Sequence[int], number: bytes, links: Mapping[int, Link]
+        self, members: Sequence[int], number: bytes, channels: Mapping[int, ControlChannel]
     ) -> tuple[Joined, Membership] | None:
         mesh, rank = self._mesh, members.index(self._rank)
         new_members = tuple(self._lineage.members[old] for old in members)
@@ -165,11 +168,11 @@ class _Gathering:
         deadline = self._deadline.watched(lambda: check_alive(mesh, new_members))
         pending = PendingPeers(key[:16], rank, len(members), STREAMS)
         mesh.acceptor.open(pending)
-        coordinator = Coordinator(links, rank, deadline)
+        coordinator = Coordinator(channels, rank, deadline)
         try:
             with making(mesh, pending, coordinator):
                 if rank == 0:
-                    coordinator.tell({"members": list(members), "number": number.hex()})
+                    coordinator.tell(ReformAnswer(tuple(members), number))
                 joining = Joining(mesh, new_members, coordinator, pending, self._membership.hosts[0].transport)
                 joined = joining.repeat()
                 # All ranks get through this, or fail together: none is left behind alone.

@@ -17,14 +17,15 @@ from ferrule.fabric.join.coordinator import Coordinator
 from ferrule.fabric.join.dial import reach
 from ferrule.fabric.join.handshake import Identity, Role
 from ferrule.fabric.join.hosts import RankHost, this_host
-from ferrule.fabric.join.join import Joining
+from ferrule.fabric.join.joining import Joining
 from ferrule.fabric.join.listen import first_listeners, is_loopback, listen_everywhere, listen_on
 from ferrule.fabric.join.membership import Membership
 from ferrule.fabric.join.mesh import STREAMS, Mesh
+from ferrule.fabric.join.messages import HostReport, Roster
 from ferrule.fabric.join.pending import NO_EPOCH, PendingPeers, Place
 from ferrule.fabric.routing.relays import Relays
 from ferrule.fabric.transports.build import Joined
-from ferrule.fabric.transports.tcp.rail_repair import RailRepair
+from ferrule.fabric.transports.table import TRANSPORTS
 
 
 def rendezvous(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, Membership]:
@@ -53,8 +54,7 @@ def rendezvous(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, Me
     coordinator.close()
     if mesh.size > 1:
         acceptor.start()
-    if mesh.routes or any(len(path.rails) > 1 for peer, path in mesh.paths.items() if peer < mesh.rank):
-        mesh.closers.append(RailRepair(mesh).close)
+    mesh.closers += [stop for transport in TRANSPORTS if (stop := transport.repair(mesh)) is not None]
     # Last: others may wait for what this rank says at the end, and it for them.
     mesh.closers.append(relays.close)
     return joined, Membership(mesh, tuple(range(mesh.size)), mesh.hosts, mesh.epoch + settings.key)
@@ -76,19 +76,21 @@ def _lead(
         own = replace(own, address=listeners[0].getsockname()[0], port=listeners[0].getsockname()[1])
     places = [Place(Role.RENDEZVOUS, rank) for rank in range(1, settings.world_size)]
     try:
-        coordinator.links = {place.rank: link for place, link in pending.take(places, coordinator.deadline).items()}
+        coordinator.channels = {
+            place.rank: channel for place, channel in pending.take(places, coordinator.deadline).items()
+        }
     except FerruleError:
-        coordinator.links = pending.arrived(Role.RENDEZVOUS)  # they must hear the reason
+        coordinator.channels = pending.arrived(Role.RENDEZVOUS)  # they must hear the reason
         raise
     acceptor.shut(pending, "this job is complete; give every process its own FERRULE_RANK")
     hosts = [own]
-    for rank, fields in sorted(coordinator.hear().items()):
-        hosts.append(RankHost.from_json(fields))
+    for rank, report in sorted(coordinator.hear(HostReport).items()):
+        hosts.append(report.host)
         _check_same("FERRULE_TRANSPORT", rank, hosts[rank].transport, settings.transport)
         _check_same("FERRULE_ALGORITHM", rank, hosts[rank].algorithm, settings.algorithm)
     epoch = secrets.token_bytes(16)
     made = _mesh(settings, hosts, epoch, acceptor, relays)
-    coordinator.tell({"epoch": epoch.hex(), "silence": settings.heartbeat, "hosts": [host.to_json() for host in hosts]})
+    coordinator.tell(Roster(epoch, settings.heartbeat, tuple(hosts)))
     return made
 
 
@@ -104,23 +106,23 @@ def _follow(
     acceptor.open(pending)
     identity = Identity(Role.RENDEZVOUS, settings.rank, 0, settings.world_size)
     leader, call = reach(settings.addresses, settings.key, identity, coordinator.deadline, acceptor.loop)
-    coordinator.links, relays.leader = {0: leader}, call
+    coordinator.channels, relays.leader = {0: leader}, call
     # Listen where rank 0 was reached: the other ranks can most likely get there.
     address = leader.socket.getsockname()[0].partition("%")[0]
     own = _own_host(settings)
     if not is_loopback(leader.socket):
         own = _listen_everywhere(own, settings, acceptor, listeners)
     own = replace(own, address=address, port=_port_at(address, own, acceptor, listeners))
-    leader.send(own.to_json(), coordinator.deadline)
-    roster = coordinator.hear()[0]
+    leader.send(HostReport(own), coordinator.deadline)
+    roster = coordinator.hear(Roster)[0]
     acceptor.shut(pending, "this job is complete")
-    hosts = [RankHost.from_json(fields) for fields in roster["hosts"]]
+    hosts = list(roster.hosts)
     # Rank 0 may not know by which of its addresses others reach it; nor may the rank between.
     hosts[0] = replace(hosts[0], address="", port=0)
     met, there = call.via[0] if call.via else 0, leader.socket.getpeername()
     hosts[met] = replace(hosts[met], address=there[0], port=there[1])
-    settings = replace(settings, heartbeat=roster["silence"])
-    return _mesh(settings, hosts, bytes.fromhex(roster["epoch"]), acceptor, relays)
+    settings = replace(settings, heartbeat=roster.silence)
+    return _mesh(settings, hosts, roster.epoch, acceptor, relays)
 
 
 def _own_host(settings: FabricSettings) -> RankHost:

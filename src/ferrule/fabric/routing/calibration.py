@@ -14,7 +14,7 @@ import numpy as np
 
 from ferrule import _native
 from ferrule.errors import FabricTimeout, RendezvousError
-from ferrule.fabric.join.control_channel import Deadline, Link, read_exactly
+from ferrule.fabric.join.control_channel import ControlChannel, Deadline, read_exactly
 from ferrule.fabric.join.hosts import RankHost
 from ferrule.fabric.routing.costs import LinkCosts
 
@@ -35,9 +35,6 @@ _SLICE = 256 << 10
 _COUNT = struct.Struct("<Q")
 _RESULT = struct.Struct("<d")
 
-_SHARED_ALPHA, _SHARED_BETA = 1e-6, 1e-10
-"""Ranks that share memory, and RDMA below: typical, not measured, which would take the group that is being made."""
-_VERBS_ALPHA, _VERBS_BETA = 4e-6, 3e-10
 _LOOPBACK_ALPHA, _LOOPBACK_BETA = 5e-6, 4e-10
 """TCP within a host, at most: more than that is no link but the wait for a core, which `LinkCosts.crowding` has."""
 
@@ -89,49 +86,51 @@ def schedule(pairs: Iterable[Pair]) -> list[list[Pair]]:
     return rounds
 
 
-def measure(link: Link, *, higher: bool, deadline: Deadline, second: Link | None = None) -> Measured:
+def measure(
+    channel: ControlChannel, *, higher: bool, deadline: Deadline, second: ControlChannel | None = None
+) -> Measured:
     """Both ranks of a pair call this for the same rail; takes some 20 ms. Raises `RendezvousError`, `FabricTimeout`.
 
     ``second``: another connection over the same interfaces, given on both ranks or on none. Then both together are
     measured, too, and count if they are faster by `SECOND_SOCKET_GAIN`.
     """
-    alpha = _latency(link.socket, link, higher, deadline)
-    one = Measured(alpha, *_bandwidths([link], higher, deadline))
+    alpha = _latency(channel.socket, channel, higher, deadline)
+    one = Measured(alpha, *_bandwidths([channel], higher, deadline))
     if second is None:
         return one
-    two = Measured(alpha, *_bandwidths([link, second], higher, deadline), sockets=2)
+    two = Measured(alpha, *_bandwidths([channel, second], higher, deadline), sockets=2)
     gain = min(one.up / two.up, one.down / two.down)
     return two if gain >= SECOND_SOCKET_GAIN else one
 
 
-def _bandwidths(links: Sequence[Link], higher: bool, deadline: Deadline) -> tuple[float, float]:
+def _bandwidths(channels: Sequence[ControlChannel], higher: bool, deadline: Deadline) -> tuple[float, float]:
     """Seconds per byte up and down."""
     if higher:
-        down = _send_bursts(links, deadline)
-        return _receive_bursts(links, deadline), down
-    down = _receive_bursts(links, deadline)
-    return _send_bursts(links, deadline), down
+        down = _send_bursts(channels, deadline)
+        return _receive_bursts(channels, deadline), down
+    down = _receive_bursts(channels, deadline)
+    return _send_bursts(channels, deadline), down
 
 
-def _latency(sock: socket.socket, link: Link, higher: bool, deadline: Deadline) -> float:
+def _latency(sock: socket.socket, channel: ControlChannel, higher: bool, deadline: Deadline) -> float:
     """Seconds that a small message takes at best: whatever else the hosts are doing now is not the link's fault.
 
     Both ways of waiting are tried: to spin is quicker while there is a core for that, to sleep where there is none.
     """
     small = np.zeros(_SMALL_BYTES, np.uint8)
     word = bytes(_SMALL_BYTES)
-    where = f"rank {link.peer}"
-    _exchange(sock, word, link, deadline)
+    where = f"rank {channel.peer}"
+    _exchange(sock, word, channel, deadline)
     best = float("inf")
     for _ in range(_SLEEPING_ROUNDS):
         begin = time.perf_counter()
         if higher:
-            _send(sock, word, link, deadline)
+            _send(sock, word, channel, deadline)
         read_exactly(sock, len(word), deadline, where)
         if higher:
             best = min(best, (time.perf_counter() - begin) / 2)
         else:
-            _send(sock, word, link, deadline)
+            _send(sock, word, channel, deadline)
     begin = time.perf_counter()
     for number in range(_MAX_SETS):
         try:
@@ -144,7 +143,7 @@ def _latency(sock: socket.socket, link: Link, higher: bool, deadline: Deadline) 
             best = min(best, *(microseconds * 1e-6 for microseconds in times))
             # On a busy machine a set may take long.
             enough = number + 1 == _MAX_SETS or time.perf_counter() - begin > _SETS_SECONDS
-            _send(sock, _RESULT.pack(best if enough else math.nan), link, deadline)
+            _send(sock, _RESULT.pack(best if enough else math.nan), channel, deadline)
         else:
             (best,) = _RESULT.unpack(read_exactly(sock, _RESULT.size, deadline, where))
             enough = not math.isnan(best)
@@ -153,37 +152,37 @@ def _latency(sock: socket.socket, link: Link, higher: bool, deadline: Deadline) 
     return best
 
 
-def _send_bursts(links: Sequence[Link], deadline: Deadline) -> float:
+def _send_bursts(channels: Sequence[ControlChannel], deadline: Deadline) -> float:
     """Larger and larger ones until one takes long enough; seconds per byte."""
     size = _FIRST_BURST
     while True:
-        seconds = min(_send_burst(links, size, deadline) for _ in range(_TRIES))
+        seconds = min(_send_burst(channels, size, deadline) for _ in range(_TRIES))
         if seconds >= _BURST_SECONDS or size >= _LAST_BURST:
             break
         size *= 4 if seconds < _BURST_SECONDS / 8 else 2
     # The way there and back of the answer is in it, too: little beside a burst, and never in favour of the link.
     beta = seconds / size
-    first = links[0]
+    first = channels[0]
     _send(first.socket, _COUNT.pack(0) + _RESULT.pack(beta), first, deadline)
     return beta
 
 
-def _send_burst(links: Sequence[Link], size: int, deadline: Deadline) -> float:
+def _send_burst(channels: Sequence[ControlChannel], size: int, deadline: Deadline) -> float:
     """Seconds until the other end has it all, an equal part over each socket."""
-    first = links[0]
-    part = memoryview(bytes(size // len(links)))
+    first = channels[0]
+    part = memoryview(bytes(size // len(channels)))
     begin = time.perf_counter()
     _send(first.socket, _COUNT.pack(size), first, deadline)
-    if len(links) == 1:
+    if len(channels) == 1:
         _send(first.socket, part, first, deadline)
     else:
-        _in_turn(links, len(part), deadline, lambda sock, done: sock.send(part[done : done + _SLICE]), write=True)
+        _in_turn(channels, len(part), deadline, lambda sock, done: sock.send(part[done : done + _SLICE]), write=True)
     read_exactly(first.socket, 1, deadline, f"rank {first.peer}")
     return time.perf_counter() - begin
 
 
-def _receive_bursts(links: Sequence[Link], deadline: Deadline) -> float:
-    first = links[0]
+def _receive_bursts(channels: Sequence[ControlChannel], deadline: Deadline) -> float:
+    first = channels[0]
     where = f"rank {first.peer}"
     buffer = memoryview(bytearray(1 << 20))
     while True:
@@ -193,17 +192,17 @@ def _receive_bursts(links: Sequence[Link], deadline: Deadline) -> float:
             return float(beta)
         if size > _LAST_BURST * 2:
             raise RendezvousError(f"{where} announced a burst of {size} bytes, which none of ours has")
-        part = size // len(links)
+        part = size // len(channels)
 
         def receive(sock: socket.socket, done: int, part: int = part) -> int:
             return sock.recv_into(buffer, min(part - done, len(buffer)))
 
-        _in_turn(links, part, deadline, receive)
+        _in_turn(channels, part, deadline, receive)
         _send(first.socket, b"\1", first, deadline)
 
 
 def _in_turn(
-    links: Sequence[Link],
+    channels: Sequence[ControlChannel],
     part: int,
     deadline: Deadline,
     move: Callable[[socket.socket, int], int],
@@ -213,15 +212,15 @@ def _in_turn(
     """Move ``part`` bytes over each socket, whichever is ready. ``move(socket, done)`` tells how many it moved."""
     event = select.POLLOUT if write else select.POLLIN
     waiting = select.poll()
-    done = {link.socket.fileno(): 0 for link in links}
-    by_fd = {link.socket.fileno(): link for link in links}
-    for link in links:
-        link.socket.settimeout(0)
-        waiting.register(link.socket, event)
+    done = {channel.socket.fileno(): 0 for channel in channels}
+    by_fd = {channel.socket.fileno(): channel for channel in channels}
+    for channel in channels:
+        channel.socket.settimeout(0)
+        waiting.register(channel.socket, event)
     while done:
         ready = waiting.poll(max(deadline.left, 1e-3) * 1e3)
         if not ready and deadline.passed:
-            raise _lost(links[0], TimeoutError())
+            raise _lost(channels[0], TimeoutError())
         for fd, _ in ready:
             try:
                 moved = move(by_fd[fd].socket, done[fd])
@@ -237,50 +236,46 @@ def _in_turn(
                 del done[fd]
 
 
-def _exchange(sock: socket.socket, word: bytes, link: Link, deadline: Deadline) -> None:
-    _send(sock, word, link, deadline)
-    read_exactly(sock, len(word), deadline, f"rank {link.peer}")
+def _exchange(sock: socket.socket, word: bytes, channel: ControlChannel, deadline: Deadline) -> None:
+    _send(sock, word, channel, deadline)
+    read_exactly(sock, len(word), deadline, f"rank {channel.peer}")
 
 
-def _send(sock: socket.socket, data: bytes | memoryview, link: Link, deadline: Deadline) -> None:
+def _send(sock: socket.socket, data: bytes | memoryview, channel: ControlChannel, deadline: Deadline) -> None:
     sock.settimeout(max(deadline.left, 1e-3))
     try:
         sock.sendall(data)
     except OSError as error:
-        raise _lost(link, error) from error
+        raise _lost(channel, error) from error
 
 
-def _lost(link: Link, error: OSError) -> RendezvousError | FabricTimeout:
+def _lost(channel: ControlChannel, error: OSError) -> RendezvousError | FabricTimeout:
     if isinstance(error, TimeoutError):
-        return FabricTimeout(f"rank {link.peer} took too long while the link to it was measured")
-    return RendezvousError(f"rank {link.peer} left while the link to it was measured ({error})")
+        return FabricTimeout(f"rank {channel.peer} took too long while the link to it was measured")
+    return RendezvousError(f"rank {channel.peer} left while the link to it was measured ({error})")
 
 
 def matrix(
-    hosts: Sequence[RankHost], transports: Mapping[Pair, str], measured: Mapping[Pair, Measured]
+    hosts: Sequence[RankHost], typical: Mapping[Pair, Measured | None], measured: Mapping[Pair, Measured]
 ) -> LinkCosts | None:
-    """The costs between all ranks. ``transports``: of each pair (lower, higher) with a direct link; ``measured``: of
-    those by TCP, or of the pair that stands for them. None when one of these is not measured."""
+    """The costs between all ranks, or None when those of a pair with a direct path are missing.
+
+    ``typical``: of each such pair (lower, higher), None where they have to be measured; ``measured``: of these, or of
+    the pair that stands for them.
+    """
     size = len(hosts)
     alpha: list[list[float | None]] = [[None] * size for _ in range(size)]
     beta: list[list[float | None]] = [[None] * size for _ in range(size)]
-    stands_for = representatives(hosts, (pair for pair, transport in transports.items() if transport == "tcp"))
-    for (low, high), transport in transports.items():
-        if transport == "tcp":
-            one = measured.get(stands_for[low, high])
-            if one is None:
-                return None
-            if hosts[low].memory_id == hosts[high].memory_id:
-                one = Measured(
-                    min(one.alpha, _LOOPBACK_ALPHA), min(one.up, _LOOPBACK_BETA), min(one.down, _LOOPBACK_BETA)
-                )
-        elif transport == "shm":
-            one = Measured(_SHARED_ALPHA, _SHARED_BETA, _SHARED_BETA)
-        else:
-            one = Measured(_VERBS_ALPHA, _VERBS_BETA, _VERBS_BETA)
+    stands_for = representatives(hosts, (pair for pair, costs in typical.items() if costs is None))
+    for (low, high), costs in typical.items():
+        one = costs or measured.get(stands_for[low, high])
+        if one is None:
+            return None
+        if costs is None and hosts[low].memory_id == hosts[high].memory_id:
+            one = Measured(min(one.alpha, _LOOPBACK_ALPHA), min(one.up, _LOOPBACK_BETA), min(one.down, _LOOPBACK_BETA))
         alpha[low][high] = alpha[high][low] = one.alpha
         # To the same host both ways alike, whichever rank is the higher one there.
-        swapped = transport == "tcp" and hosts[stands_for[low, high][0]].memory_id != hosts[low].memory_id
+        swapped = costs is None and hosts[stands_for[low, high][0]].memory_id != hosts[low].memory_id
         beta[low][high], beta[high][low] = (one.down, one.up) if swapped else (one.up, one.down)
     return LinkCosts(tuple(map(tuple, alpha)), tuple(map(tuple, beta)), _crowding(hosts))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
 
 Matrix = tuple[tuple[float | None, ...], ...]
 
@@ -30,13 +29,6 @@ class LinkCosts:
             tuple(tuple(self.beta[a][b] for b in ranks) for a in ranks),
             self.crowding,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        return cls(tuple(map(tuple, fields["alpha"])), tuple(map(tuple, fields["beta"])), fields["crowding"])
 
     @property
     def size(self) -> int:

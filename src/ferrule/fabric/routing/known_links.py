@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +53,6 @@ def _end(host: RankHost, interface: str, address: str) -> str | None:
     # Where the system chose the interface we cannot tell which it was, but for ranks of one machine.
     local = address and ipaddress.ip_address(address.partition("%")[0]).is_loopback
     return f"{host.identity} loopback" if local else None
-
-
-def known_to_both(reports: Sequence[Mapping[str, Any]], rails: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """For each pair "high-low" whose ``rails`` both ranks know by their ``reports``: what the higher one knows."""
-    both = {}
-    for pair, numbers in rails.items():
-        high, low = pair.split("-")
-        above, below = reports[int(high)].get(low, {}), reports[int(low)].get(high, {})
-        if all(str(number) in above and str(number) in below for number in numbers):
-            both[pair] = {str(number): above[str(number)] for number in numbers}
-    return both
 
 
 class KnownLinks:

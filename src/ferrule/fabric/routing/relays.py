@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ferrule import _native
 from ferrule.errors import FerruleError, RendezvousError
-from ferrule.fabric.join.control_channel import Link, left
+from ferrule.fabric.join.control_channel import ControlChannel, left
 from ferrule.fabric.join.dial import Attempt, Call
 from ferrule.fabric.join.handshake import Identity, Steps, not_opened, opened, opening_steps, silent_steps
 from ferrule.fabric.join.loop import Loop
@@ -29,7 +29,7 @@ Onward = Callable[[Identity], Sequence[Call] | None]
 class _Asked:
     """A rank that waits for its connection onward."""
 
-    link: Link
+    channel: ControlChannel
     onward: Onward
     until: float = 0.0
     calls: list[Call] = field(default_factory=list)
@@ -38,7 +38,7 @@ class _Asked:
     def drop(self) -> None:
         if self.attempt is not None:
             self.attempt.drop()
-        self.link.socket.close()
+        self.channel.socket.close()
 
 
 class Relays:
@@ -57,9 +57,9 @@ class Relays:
         self._asked: list[_Asked] = []
         loop.add_chore(self._before_sleep)
 
-    def serve(self, onward: Onward, link: Link) -> None:
+    def serve(self, onward: Onward, channel: ControlChannel) -> None:
         """``link``: of a rank that asks for its target."""
-        self._asked.append(_Asked(link, onward))
+        self._asked.append(_Asked(channel, onward))
 
     def to_leader(self, who: Identity) -> Sequence[Call] | None:
         """The `Onward` while there is no group yet."""
@@ -94,11 +94,11 @@ class Relays:
 
     def _advance(self, one: _Asked, now: float) -> bool:
         """Whether this is over."""
-        if left(one.link.socket):
+        if left(one.channel.socket):
             one.drop()
             return True
         if one.attempt is None:
-            calls = one.onward(one.link.identity)
+            calls = one.onward(one.channel.identity)
             if calls is None:
                 return False
             one.calls, one.until = list(calls), now + _OPEN_SECONDS
@@ -107,7 +107,7 @@ class Relays:
         assert attempt is not None
         if attempt.result is None and now > (attempt.connect_until if attempt.connecting else one.until):
             attempt.fail("no answer")
-        if isinstance(attempt.result, Link):
+        if isinstance(attempt.result, ControlChannel):
             self._join(one, attempt.result)
             return True
         if attempt.result is not None:
@@ -126,18 +126,18 @@ class Relays:
         one.attempt = Attempt(call, self._key, self._loop, steps)
         one.attempt.start()
 
-    def _join(self, one: _Asked, onward: Link) -> None:
+    def _join(self, one: _Asked, onward: ControlChannel) -> None:
         with suppress(OSError):  # it has gone meanwhile, and the relay finds that out
-            one.link.socket.send(opened(one.link.session))
+            one.channel.socket.send(opened(one.channel.session))
         try:
             self._native = self._native or _native.Relay()
-            self._native.add(one.link.socket.detach(), onward.socket.detach())
+            self._native.add(one.channel.socket.detach(), onward.socket.detach())
         except RuntimeError as error:  # no more descriptors or threads; both ends see their connection end
             one.drop()
             onward.socket.close()
-            _log.warning("rank %d cannot relay for rank %d: %s", self._rank, one.link.peer, error)
+            _log.warning("rank %d cannot relay for rank %d: %s", self._rank, one.channel.peer, error)
 
     def _refuse(self, one: _Asked, why: str) -> None:
         with suppress(OSError):
-            one.link.socket.send(not_opened(f"rank {self._rank} does not relay: {why}"))
+            one.channel.socket.send(not_opened(f"rank {self._rank} does not relay: {why}"))
         one.drop()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ferrule.errors import RendezvousError
-from ferrule.fabric.join.control_channel import Deadline, Link
+from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.dial import Call, dial
 from ferrule.fabric.join.handshake import Identity, Role
 from ferrule.fabric.join.mesh import MAX_WATCHED_RAILS, STREAMS, Mesh
@@ -47,7 +47,7 @@ class RailRepair:
                 calls = find()
                 results = dial(calls, self._mesh.key, Deadline(_ANSWER_SECONDS, self._check))
                 for call, result in zip(calls, results, strict=True):
-                    if isinstance(result, Link):
+                    if isinstance(result, ControlChannel):
                         _log.info("the rail to %s is back", call)
                         self._mesh.take_back(result)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 Wire = Literal["infiniband", "roce", "iwarp"]
 QueuePairType = Literal["RC", "UC"]
@@ -45,13 +45,6 @@ class Port:
         """What emulates it, if anything does: such a port is slower than the sockets that it sits on."""
         return _SOFTWARE_VENDORS.get(self.vendor, "")
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        return cls(**{**fields, "gids": tuple(Gid(**gid) for gid in fields["gids"])})
-
 
 @dataclass(frozen=True)
 class End:
@@ -70,14 +63,6 @@ class VerbsPath:
 
     ends: tuple[End, End]
     type: QueuePairType
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        low, high = (End(**end) for end in fields["ends"])
-        return cls((low, high), fields["type"])
 
 
 def paths(
