@@ -220,7 +220,7 @@ async def start(home, **fields):
     return await connection.detach()
 
 
-def test_a_process_talks_to_whoever_ordered_it_and_its_end_is_told(tmp_path):
+def test_a_process_talks_to_the_one_that_ordered_it_and_its_end_is_told(tmp_path):
     async def scene():
         home = make_home(tmp_path, "first")
         (home.directory / "jobs" / "job-0").mkdir(parents=True)  # of an agent that was killed

@@ -1,4 +1,4 @@
-"""What somebody sees, and can do, who sits on the cable between two agents' hosts."""
+"""What can be seen and done on the cable between two agents' hosts."""
 
 import asyncio
 import json

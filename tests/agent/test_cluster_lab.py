@@ -100,7 +100,7 @@ def test_a_host_without_multicast_joins_by_address_and_another_key_is_refused(ho
     hosts.run(0, "up", "--no-mdns", "--port", "9000", "--cluster", "home")
     address = hosts.lab.address(0, 1)
     other = token_in(hosts.run(1, "up", "--no-mdns", "--cluster", "other"))
-    hosts.run(1, "leave")  # its token names an address that is nobody's but its own
+    hosts.run(1, "leave")  # its token names an address that is only its own
     refused = hosts.run(1, "up", "--join", other, "--no-mdns", "--address", f"{address}:9000", code=9)
     assert "another cluster" in refused
     token = token_in(hosts.run(0, "token"))

@@ -66,7 +66,7 @@ def test_the_head_moves_only_where_it_has_to(tmp_path, monkeypatch, head, addres
     assert (desired.head, desired.address) == expected
 
 
-def test_a_head_that_nobody_else_can_reach_moves_once(tmp_path, monkeypatch):
+def test_a_head_that_no_other_host_can_reach_moves_once(tmp_path, monkeypatch):
     monkeypatch.setattr(node, "_own_addresses", lambda: ["10.0.0.1", "127.0.0.1"])
     monkeypatch.setattr(node, "address_toward", lambda address: "10.0.0.1")
     cluster = ClusterState(DesiredRay(OWN, "127.0.0.1"), 0.0)

@@ -74,7 +74,7 @@ def test_a_spare_becomes_the_rank_that_is_ordered_and_only_one_that_lives_and_fi
             monkeypatch.setattr(standby, "ANSWER_SECONDS", 0.1)
             assert await run_rank(home, "job-4", 5) != spare
             await until(lambda: not exists(spare))
-            # They end with whoever asked for them, and one that died is replaced when it asks again.
+            # They end with the caller's connection, and one that died is replaced when it asks again.
             assert await keep(caller, 2) == 2
             os.kill(agent.standby.pids[0], signal.SIGKILL)
             await until(lambda: len(agent.standby.pids) == 1)
@@ -94,7 +94,7 @@ def exists(pid):
     return True
 
 
-def test_a_model_keeps_as_many_spares_as_ranks_on_each_host_also_when_an_agent_started_again(tmp_path, monkeypatch):
+def test_each_host_keeps_as_many_standby_processes_as_ranks_also_when_an_agent_started_again(tmp_path, monkeypatch):
     from ferrule.agent.placement import standby as placement_standby
     from ferrule.agent.placement.ranks import ClusterStarter
     from ferrule.agent.placement.standby import ClusterStandby

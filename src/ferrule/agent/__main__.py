@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 def main(arguments: Sequence[str]) -> int:
     """Arguments: the cluster's directory, and the descriptor of its lock, or ``-`` to take it.
 
-    Says in a line what became of it; when nobody hears that any more, it goes on.
+    Says in a line what became of it; where nothing hears that any more, it goes on.
     """
     directory = Path(arguments[0])
     home = ClusterHome(directory.name, directory.parent)

@@ -152,7 +152,7 @@ class Agent:
 
     async def _arrived(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._strangers) >= _MAX_STRANGERS:
-            # Who belongs here needs milliseconds: so many who do not cannot keep it out.
+            # A member needs milliseconds to prove itself: so many strangers cannot keep it out.
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.transport.abort()

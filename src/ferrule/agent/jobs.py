@@ -1,4 +1,4 @@
-"""The processes that an agent runs for others: ranks of models, each tied to the agent and to whoever asked for it."""
+"""The processes that an agent runs for others: ranks of models, each tied to the agent and to its caller."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ class Job:
         port: int = self._listeners[rank].getsockname()[1]
         return port
 
-    def start(self, order: StartProcess, control: socket.socket, spare: StandbyProcess | None = None) -> int:
+    def start(self, order: StartProcess, control: socket.socket, standby: StandbyProcess | None = None) -> int:
         """Start one rank, which inherits ``control``; that remains the caller's to close. Returns its process id.
 
-        ``spare``: a process that may take it over; from now on this job's to end.
+        ``standby``: a process that may take it over; from now on this job's to end.
         """
         try:
-            return self._start(order, control, spare)
+            return self._start(order, control, standby)
         finally:
-            if spare is not None and spare.process not in self._running.values():
-                spare.kill()
+            if standby is not None and standby.process not in self._running.values():
+                standby.kill()
 
-    def _start(self, order: StartProcess, control: socket.socket, spare: StandbyProcess | None) -> int:
+    def _start(self, order: StartProcess, control: socket.socket, standby: StandbyProcess | None) -> int:
         if self._over:
             raise ClusterError(f"the job {order.job!r} has ended")
         if order.rank in self._running or len(self._running) >= _MAX_PROCESSES:
@@ -92,9 +92,9 @@ class Job:
             listener = None
         try:
             with (self._logs / f"rank-{order.rank}.log").open("wb") as output:
-                if spare is not None and _took_over(spare, order, place, output.fileno(), control, listener):
-                    process = spare.process
-                    spare.on_end = partial(self._ended, order.rank, spare)
+                if standby is not None and _took_over(standby, order, place, output.fileno(), control, listener):
+                    process = standby.process
+                    standby.on_end = partial(self._ended, order.rank, standby)
                 else:
                     process = _started(order, place, output.fileno(), control, listener)
                     when_ended(process, partial(self._ended, order.rank))
@@ -114,7 +114,7 @@ class Job:
     async def end(self, grace: float = GRACE_SECONDS) -> None:
         """End every rank: SIGTERM, and SIGKILL after ``grace`` seconds. Removes their logs. Safe to call twice.
 
-        None is started any more from then on: nobody would end it.
+        None is started any more from then on: nothing would end it.
         """
         self._over = True
         await end_groups(lambda: self.pids, grace, KILLED_SECONDS)
@@ -144,20 +144,20 @@ def _started(
 
 
 def _took_over(
-    spare: StandbyProcess,
+    standby: StandbyProcess,
     order: StartProcess,
     place: Mapping[str, str],
     output: int,
     control: socket.socket,
     listener: socket.socket | None,
 ) -> bool:
-    """Whether a spare has the order."""
+    """Whether a standby process has the order."""
     _, arguments = Kind.of_command(order.arguments, order.env) or (None, [])
     if arguments[-1:] != [CONTROL]:
         return False
     try:
         send_order(
-            spare.line,
+            standby.line,
             arguments[:-1],
             place,
             output,
@@ -165,7 +165,7 @@ def _took_over(
             None if listener is None else listener.fileno(),
         )
     except OSError as error:  # it has just ended, or the order is too long for the socket
-        log.warning("a spare process could not take over rank %d of %s: %s", order.rank, order.job, error)
+        log.warning("a standby process could not take over rank %d of %s: %s", order.rank, order.job, error)
         return False
     return True
 
@@ -181,7 +181,7 @@ def ways_to(places: Sequence[Address]) -> list[Address]:
 
 
 def listener_for_ranks() -> socket.socket:
-    """At a free port of all addresses, IPv6 ones too where there are any. The fabric lets nobody in without the key."""
+    """At a free port of all addresses, IPv6 ones too where there are any. The fabric lets none in without the key."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
     return socket.create_server(("", 0), backlog=128)

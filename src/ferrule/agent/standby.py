@@ -1,6 +1,6 @@
 """Processes that an agent keeps ready for ranks that start later: they have done their imports, most of a start.
 
-They belong to whoever asked for them, and end with that connection; any order that fits may have them.
+They belong to the connection on which they were asked for, and end with it; any order that fits may have them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 LIFELINE = ("-m", "ferrule.process.lifeline")
 ANSWER_SECONDS = 1.0
-"""For a spare to show that it lives before it is trusted with a rank: it may have been stopped."""
+"""For a standby process to show that it lives before it is trusted with a rank: it may have been stopped."""
 IMPORTING_PATIENCE = 4 * IMPORTING_SECONDS
 """The same for one that has not done its imports yet: even then it is ahead of a new process."""
 _CHUNK = 1 << 12
@@ -45,7 +45,7 @@ class Kind:
 
     @classmethod
     def of_command(cls, arguments: Sequence[str], env: Mapping[str, str]) -> tuple[Kind, list[str]] | None:
-        """Of a command that a spare can take over, and what is left of that to tell it."""
+        """Of a command that a standby process can take over, and what is left of that to tell it."""
         if tuple(arguments[: len(LIFELINE)]) != LIFELINE or len(arguments) <= len(LIFELINE):
             return None
         _, _, module, *rest = arguments
@@ -111,50 +111,50 @@ class StandbyProcesses:
         Returns how many there are, and how many of them are ready. Raises `ClusterError`.
         """
         if not 0 <= count <= MOST:
-            raise ClusterError(f"{count} spare processes are not kept, only up to {MOST}")
+            raise ClusterError(f"{count} standby processes are not kept, only up to {MOST}")
         kept = self._kept.setdefault(holder, [])
-        unwanted = [spare for spare in kept if spare.kind != kind]
-        unwanted += [spare for spare in kept if spare.kind == kind][count:]
-        for spare in unwanted:
-            kept.remove(spare)
-            spare.kill()
+        unwanted = [standby for standby in kept if standby.kind != kind]
+        unwanted += [standby for standby in kept if standby.kind == kind][count:]
+        for standby in unwanted:
+            kept.remove(standby)
+            standby.kill()
         while len(kept) < count:
             try:
                 kept.append(self._started(holder, kind))
             except OSError as error:
-                log.warning("no spare process can be started: %s", error)
+                log.warning("no standby process can be started: %s", error)
                 break
-        return len(kept), sum(spare.ready for spare in kept)
+        return len(kept), sum(standby.ready for standby in kept)
 
     def release(self, holder: object) -> None:
         """End those of ``holder``."""
-        for spare in self._kept.pop(holder, []):
-            spare.kill()
+        for standby in self._kept.pop(holder, []):
+            standby.kill()
 
     async def take(self, kind: Kind) -> StandbyProcess | None:
         """One that fits and lives: the caller's from now on. Others that do not answer are ended."""
         while True:
             found = next(
-                ((holder, spare) for holder, kept in self._kept.items() for spare in kept if spare.kind == kind), None
+                ((holder, each) for holder, kept in self._kept.items() for each in kept if each.kind == kind), None
             )
             if found is None:
                 return None
-            holder, spare = found
-            self._kept[holder].remove(spare)
-            if await spare.lives():
-                return spare
-            spare.kill()
+            holder, standby = found
+            self._kept[holder].remove(standby)
+            if await standby.lives():
+                return standby
+            standby.kill()
 
     @property
     def pids(self) -> list[int]:
-        return [spare.process.pid for kept in self._kept.values() for spare in kept]
+        return [standby.process.pid for kept in self._kept.values() for standby in kept]
 
     def _started(self, holder: object, kind: Kind) -> StandbyProcess:
         def ended() -> None:
-            spare.line.close()
-            spare.process.wait()
-            if spare in self._kept.get(holder, []):
-                self._kept[holder].remove(spare)
+            standby.line.close()
+            standby.process.wait()
+            if standby in self._kept.get(holder, []):
+                self._kept[holder].remove(standby)
 
-        spare = StandbyProcess(kind, self._environment(), ended)
-        return spare
+        standby = StandbyProcess(kind, self._environment(), ended)
+        return standby

@@ -100,7 +100,7 @@ def remembered(home: ClusterHome) -> Knowledge:
 
 
 def was_taken_out(home: ClusterHome) -> bool:
-    """Whether somebody has taken this host out of the cluster."""
+    """Whether this host was taken out of the cluster."""
     return remembered(home).gone(home.settings.host)
 
 

@@ -1,7 +1,7 @@
 """Hosts of a cluster find each other by multicast DNS, on every interface and cable, where zeroconf is installed.
 
 What is told is no secret: the cluster's name and fingerprint, the host's id, name, addresses and port. What is heard is
-only a place to try: whoever answers there has to prove that it knows the cluster's key.
+only a place to try: what answers there has to prove that it knows the cluster's key.
 """
 
 from __future__ import annotations

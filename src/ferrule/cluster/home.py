@@ -1,7 +1,7 @@
 """Where a host keeps what it must remember of a cluster: ``~/.local/state/ferrule/clusters/NAME``, for its user alone.
 
-``key``: the cluster's; ``state.db``: who belongs to it and which models should be up (`ferrule.cluster.store`);
-``agent.log``; ``lock``: held by the agent while it lives, so that nobody guesses from process numbers; ``agent.sock``:
+``key``: the cluster's; ``state.db``: its members and which models should be up (`ferrule.cluster.store`);
+``agent.log``; ``lock``: held by the agent while it lives, so that process numbers tell nothing; ``agent.sock``:
 where it answers this host's programs.
 """
 
@@ -52,7 +52,7 @@ def own_host_name() -> str:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """How this host's agent listens, as `ferrule up` was told. ``host``: 32 hexadecimal letters that nobody shares.
+    """How this host's agent listens, as `ferrule up` was told. ``host``: 32 hexadecimal letters that no other host has.
 
     ``seeds``: addresses at which others may be found where mDNS does not reach.
     """
@@ -134,7 +134,7 @@ class ClusterHome:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def take(self) -> int:
-        """Take the agent's lock; returns its descriptor, which whoever inherits it holds too.
+        """Take the agent's lock; returns its descriptor, which a process that inherits it holds too.
 
         Raises `ClusterError` where another agent has it.
         """

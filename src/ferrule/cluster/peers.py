@@ -94,7 +94,7 @@ class Peer:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._answered.wait()
-        return self.heard >= asked  # somebody else may have cleared the event again
+        return self.heard >= asked  # another caller may have cleared the event again
 
     async def say_stopping(self, seconds: float) -> None:
         """Tell it that this host's agent stops on purpose, so that it does not look lost."""
@@ -121,7 +121,7 @@ class Peer:
             pause = _RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)]
             failures += 1
             self._news.clear()
-            with suppress(TimeoutError):  # somebody wants to know: try at once
+            with suppress(TimeoutError):  # it is asked for: try at once
                 async with asyncio.timeout(pause):
                     await self._news.wait()
 
@@ -235,7 +235,7 @@ def _reason(place: Address, error: BaseException) -> str:
 
 
 def _dull(reason: str) -> bool:
-    """An address that leads nowhere says less than one where somebody refused."""
+    """An address that leads nowhere says less than one where a program refused."""
     return "did not answer" in reason or "unreachable" in reason or "no route" in reason
 
 

@@ -1,4 +1,4 @@
-"""What all hosts of a cluster know alike: who belongs to it, and what it should run. Pure.
+"""The records that all hosts of a cluster know alike: its members, and what it should run. Pure.
 
 Each fact is a record with a version. Two hosts that meet give each other all they know; of two versions of one record
 the higher number wins, and of equal ones the one of the greater writer, so that all end with the same, in whatever

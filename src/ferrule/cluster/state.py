@@ -1,4 +1,4 @@
-"""Who belongs to the cluster and what it decided, as one host knows it: records on disk, ways to the other hosts."""
+"""The cluster's state as one host knows it: records on disk, connections to the other hosts."""
 
 from __future__ import annotations
 

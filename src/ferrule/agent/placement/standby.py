@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class ClusterStandby:
     """`SpareKeeper`: as many on each host as it has ranks. They end with this program's connection to the agent.
 
-    ``spread``: the number of ranks stays the same when a host is lost, so each host has spares for its share then.
+    ``spread``: the number of ranks stays the same when a host is lost, so each host has as many as its share then.
     """
 
     def __init__(self, home: ClusterHome, *, spread: bool = False) -> None:
@@ -83,7 +83,7 @@ class ClusterStandby:
             if known:  # its agent may have started again
                 await self._keep(member, count, env)
             else:  # a start without them is slower, and no worse
-                _log.info("no spare processes on %s: %s", member.name, error or "it does not answer in time")
+                _log.info("no standby processes on %s: %s", member.name, error or "it does not answer in time")
 
     def _let_go(self, host: str) -> None:
         self._kept.pop(host, None)

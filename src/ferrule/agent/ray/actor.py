@@ -29,6 +29,6 @@ class HostAgent:
         return found
 
     def cluster(self) -> dict[str, Any]:
-        """Who belongs to the cluster, and how this host sees them."""
+        """The members of the cluster, and how this host sees them."""
         found: dict[str, Any] = msgspec.to_builtins(ask(self._home, GetStatus()))
         return found

@@ -189,7 +189,7 @@ def _say(what: NodeUp | NodeFailed) -> None:
     try:
         os.write(1, msgspec.json.encode(what) + b"\n")
     except OSError:
-        return  # nobody listens: then the input ends, too
+        return  # the agent is gone: then the input ends, too
 
 
 def main() -> int:

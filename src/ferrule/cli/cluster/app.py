@@ -226,7 +226,7 @@ def _show(console: Console, home: ClusterHome) -> None:
     reports = _reports(home, status)
     show([*hosts_table(status, reports), *cluster_ray.ray_lines(status, reports)])
     console.print(
-        "\nAnother machine joins by this line (it lets whoever has it run programs here; keep it secret):\n",
+        "\nAnother machine joins by this line (with it programs can be run here; keep it secret):\n",
         style="dim",
     )
     typer.echo(f"ferrule up --join {client.token_of(home).encode()}")

@@ -20,7 +20,7 @@ _WIDE = 160
 
 
 def show(parts: Iterable[RenderableType]) -> None:
-    """Tables as wide as they need to be where nobody looks at a terminal."""
+    """Tables as wide as they need to be where the output is no terminal."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=max(console.width, _WIDE))
