@@ -1,4 +1,7 @@
-"""Files that several processes share: where the user's cache is, locks that die with their holders, whole contents."""
+"""Files that several processes share: where the user's cache is, locks that die with their holders, whole contents.
+
+Locks are flock's own, not filelock's: a child process must be able to inherit one (`hold`), and one kind is enough.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ferrule.config import environment
+
 _POLL_SECONDS = 0.01
 
 
 def cache_directory() -> Path:
-    """``$XDG_CACHE_HOME/ferrule``, by default ``~/.cache/ferrule``; it need not exist.
+    """The platform's for this user, on Linux ``~/.cache/ferrule`` (``$XDG_CACHE_HOME`` counts); it need not exist.
 
     Raises `RuntimeError` for a user without a home.
     """
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferrule"
+    from platformdirs import user_cache_path
+
+    return _with_home(user_cache_path("ferrule", appauthor=False))
+
+
+def state_directory() -> Path:
+    """``$FERRULE_STATE``, or the platform's for this user, on Linux ``~/.local/state/ferrule`` (``$XDG_STATE_HOME``
+    counts); it need not exist. Raises `RuntimeError` for a user without a home."""
+    told = environment().get("FERRULE_STATE")
+    if told:
+        return Path(told)
+    from platformdirs import user_state_path
+
+    return _with_home(user_state_path("ferrule", appauthor=False))
+
+
+def _with_home(path: Path) -> Path:
+    if path.parts[0] == "~":  # platformdirs leaves it there for a user without a home
+        raise RuntimeError("this user has no home directory; set HOME")
+    return path
 
 
 def runtime_directory(name: str) -> Path:

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ferrule import __version__
+from ferrule.config import SETTINGS, read_config
 from ferrule.errors import FerruleError
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -48,6 +49,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "links": ("links.app", "Find the cables of this machine, and save what it says about them."),
     "lab": ("lab.app", "Rehearse on emulated machines and cables, all on this one."),
     "driver": ("kmod.app", "The kernel module that makes a USB4 cable an RDMA device."),
+    "config": ("config", "Show the settings, and where each comes from."),
     "bench": ("bench.app", "Measure what this machine can do, beside other libraries."),
 }
 """What there is: the module below ``ferrule.cli`` that has it as ``app``, and the first line of its help."""
@@ -71,7 +73,12 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, known, rest = super().resolve_command(ctx, args)
-        return name, None if known is None else load(str(name)), rest
+        if known is None or name is None:
+            return name, known, rest
+        command = load(name)
+        if name != "config" and not ctx.resilient_parsing:  # that is how completion parses
+            default_from(read_config(), command, secrets=name == "serve")
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -135,6 +142,17 @@ def root(
     if debug:
         for chatty in ("httpcore", "httpx", "asyncio"):
             logging.getLogger(chatty).setLevel(logging.INFO)
+
+
+def default_from(file: Mapping[str, str], command: Any, *, secrets: bool) -> None:
+    """Make what the settings file says the default of the options that have its variables. Only `serve` gets
+    ``secrets``: `chat` would send them to any URL."""
+    for each in getattr(command, "commands", {}).values():
+        default_from(file, each, secrets=secrets)
+    for setting in SETTINGS:
+        for parameter in command.params:
+            if parameter.envvar == setting.variable in file and (secrets or not setting.secret):
+                parameter.default = file[setting.variable]
 
 
 def main() -> None:

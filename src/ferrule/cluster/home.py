@@ -20,7 +20,7 @@ import msgspec
 from ferrule.cluster.desired import HostId, Name, Port
 from ferrule.config import host_id
 from ferrule.errors import ClusterError, ConfigError
-from ferrule.files import held, hold, runtime_directory, write_whole
+from ferrule.files import held, hold, runtime_directory, state_directory, write_whole
 from ferrule.lab.netns.control import here
 from ferrule.secure import KEY_BYTES, check_cluster_name
 
@@ -39,9 +39,7 @@ def clusters_directory() -> Path:
 
     In a host of a lab it is that host's own, since all hosts of a lab share this machine's files. It need not exist.
     """
-    told = os.environ.get("FERRULE_STATE")
-    base = Path(told) if told else Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "ferrule"
-    place = here()
+    base, place = state_directory(), here()
     return base / "labs" / place.lab / place.host / "clusters" if place is not None else base / "clusters"
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
-from ferrule.config import FabricSettings, TransportChoice, check_transport, fabric_settings
+from ferrule.config import FabricSettings, TransportChoice, check_transport, environment, fabric_settings
 from ferrule.errors import ConfigError
 from ferrule.fabric.group import Group
 from ferrule.fabric.join.control_channel import Deadline
@@ -36,7 +35,7 @@ def init(
     another version), `AuthError` (another key).
     """
     if settings is None:
-        settings = fabric_settings(os.environ, strict=strict)
+        settings = fabric_settings(environment(), strict=strict)
     for name, seconds in (("timeout", timeout), ("meet_timeout", meet_timeout)):
         if seconds is not None and seconds <= 0:
             raise ConfigError(f"{name}={seconds} must be more than 0")

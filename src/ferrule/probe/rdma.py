@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import socket
 import time
 from collections.abc import Callable, Mapping
 
 from ferrule import _native
 from ferrule._native import DTYPES
-from ferrule.config import verbs_settings
+from ferrule.config import environment, verbs_settings
 from ferrule.errors import LinkError
 from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.mesh import epoch_number
@@ -33,7 +32,7 @@ def ports_of(interface: str, addresses: frozenset[str], netdevs: Mapping[tuple[s
     ``addresses``: the interface's; ``netdevs``: the interfaces of each port, by its device's name and number, where the
     system tells them.
     """
-    found = find_ports(verbs_settings(os.environ), software=False)
+    found = find_ports(verbs_settings(environment()), software=False)
 
     def belongs(port: Port) -> bool:
         names = netdevs.get((port.device, port.number), ())
@@ -52,7 +51,7 @@ class RdmaPipe:
     def __init__(self, link: ControlChannel, found: Found, *, first: bool, deadline: Deadline) -> None:
         rank, other = (0, 1) if first else (1, 0)
         pair = Pair(rank, other, link, deadline)
-        reason = pair.connect(found, verbs_settings(os.environ))
+        reason = pair.connect(found, verbs_settings(environment()))
         if not pair.endpoints:
             raise LinkError(f"no queue pair works over this link: {reason}")
         # A group has a lane for collectives, too. Its socket, by which it would notice that the other end is gone,

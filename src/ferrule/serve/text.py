@@ -1,6 +1,7 @@
 """From tokens to text that can be sent: detokenise one token at a time, and hold back what may become a stop string.
 
-Pure: no I/O and no clock. A tokenizer is only asked to decode.
+Pure: no I/O and no clock. A tokenizer is only asked to decode. The tokenizers library's DecodeStream is not used: it
+holds text back as long as that ends in broken bytes, however long, and cannot give what is left at the end.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy as np
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ferrule import fabric
-from ferrule.config import FabricSettings, fabric_settings
+from ferrule.config import FabricSettings, environment, fabric_settings
 from ferrule.errors import ConfigError, FerruleError, RendezvousError
 
 _LOCALHOST = "127.0.0.1"
@@ -41,7 +41,7 @@ def meet(store: Store, rank: int, size: int, timeout: float) -> fabric.Group:
 
 def store_from_environment(timeout: timedelta) -> tuple[Store, int, int]:
     """A store for the job that the ``FERRULE_*`` variables describe, this rank's number, and how many there are."""
-    host = fabric_settings(os.environ, strict=True).addresses[0][0]
+    host = fabric_settings(environment(), strict=True).addresses[0][0]
     with fabric.init(strict=True, timeout=timeout.total_seconds()) as group:
         port = np.zeros(1, np.int64)
         if group.rank == 0:
@@ -57,7 +57,7 @@ def store_from_environment(timeout: timedelta) -> tuple[Store, int, int]:
 def _settings() -> FabricSettings:
     """What the environment says of how to talk; who talks to whom is torch's to say."""
     job = ("FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_LISTEN_FD")
-    return fabric_settings({name: value for name, value in os.environ.items() if name not in job})
+    return fabric_settings({name: value for name, value in environment().items() if name not in job})
 
 
 def _lead(store: Store, record: str, settings: FabricSettings) -> fabric.Group:

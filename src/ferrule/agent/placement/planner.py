@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ from ferrule.cluster.client import ask_here, ask_member, host_reports
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import DescribeDevice, GetReachable, GetStatus
 from ferrule.cluster.records import Member
-from ferrule.config import move_back_seconds
+from ferrule.config import environment, move_back_seconds
 from ferrule.engine.host.placement import Formation, Loss, RankStarter
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.options import EngineOptions, RankOptions
@@ -53,7 +52,7 @@ class ClusterPlanner:
         self.placed: Placed | None = None
         self.spares = ClusterStandby(home, spread=split) if options.spares else None
         self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
-        self._steady = move_back_seconds(os.environ)
+        self._steady = move_back_seconds(environment())
         self._placements: dict[tuple[RankStarter, Plan], Placed] = {}
         self._weighed: tuple[tuple[tuple[str, ...], RankStarter], Formation | None] | None = None
         self._spec: ModelSpec | None = None

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ferrule import kmod as driver
 from ferrule.cli.kmod.text import checks_json, checks_words, needs_words, state_json, state_words
-from ferrule.config import verbs_settings
+from ferrule.config import environment, verbs_settings
 from ferrule.errors import DriverError, LinkError
 from ferrule.fabric.transports.verbs.ports import find_ports
 from ferrule.kmod import LIVE, State
@@ -143,7 +143,7 @@ def check(
     memory registered on it, the limit of locked memory. It sends nothing: `ferrule links probe` measures the cable.
     Exit code: 0 RDMA can be used, 11 it cannot.
     """
-    checks = driver.check(_look(), find_ports(verbs_settings(os.environ), software=True), device)
+    checks = driver.check(_look(), find_ports(verbs_settings(environment()), software=True), device)
     good = driver.usable(checks)
     if as_json:
         typer.echo(json.dumps({"usable": good, "checks": checks_json(checks)}, indent=2))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ferrule.config import environment
 from ferrule.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _cluster_places(ranks: int | None, hosts: str | None, hostfile: Path | None,
     from ferrule.launch.request import forwarded
 
     _refuse_ssh(hostfile, python)
-    home = choose_cluster(os.environ.get("FERRULE_CLUSTER"))
+    home = choose_cluster(environment().get("FERRULE_CLUSTER"))
     return member_places(home, ranks, hosts, forwarded(os.environ))
 
 
@@ -152,7 +153,7 @@ def _ray_places(
     cluster_ray.check_installed()
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
-        ours = cluster_ray.connection(choose_cluster(os.environ.get("FERRULE_CLUSTER")))
+        ours = cluster_ray.connection(choose_cluster(environment().get("FERRULE_CLUSTER")))
         address = ours["RAY_ADDRESS"]
         os.environ.update(ours)  # for what is started to talk to Ray
     return ray_places(address, ranks, hosts, forwarded(os.environ))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ferrule.config import ModelSettings, host_id, model_settings
+from ferrule.config import ModelSettings, environment, host_id, model_settings
 from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
 from ferrule.engine.shards.messages import receive_bytes, send_bytes, tell_all
 from ferrule.engine.shards.needs import needs
@@ -78,7 +78,7 @@ def obtain(world: Group, options: RankOptions, on_progress: OnProgress) -> Obtai
     arrive damaged, what cutting the model raises, and the fabric's errors."""
     if not options.identity:
         return Obtained(Path(options.directory), 0, tuple(range(world.size)))
-    settings = model_settings(os.environ)
+    settings = model_settings(environment())
     own, looked = look(options, settings)
     root = settings.cache or cache_directory() / "shards"
     store = None if own else Store(root, options.identity)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import Raw
 
 from ferrule import _native
-from ferrule.config import verbs_settings
+from ferrule.config import environment, verbs_settings
 from ferrule.errors import RendezvousError
 from ferrule.fabric.describe import RailInfo
 from ferrule.fabric.join.control_channel import ControlChannel, Deadline
@@ -46,7 +45,7 @@ class VerbsSession(Session):
         others = sorted(channels.keys() - set(joined))
         if not others:
             return ""
-        settings, notes = verbs_settings(os.environ), []
+        settings, notes = verbs_settings(environment()), []
         found = find_ports(settings, software=self._required)
         for other in others:
             pair = Pair(self._rank, other, channels[other], self._deadline)

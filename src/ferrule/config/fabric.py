@@ -1,19 +1,16 @@
-"""Settings of a rank, read from the environment in one place and checked there."""
+"""Settings of a rank, from the environment: who it is, how it finds the others, how they talk."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
+from ferrule.config.values import parse_address, read_number, read_seconds
 from ferrule.errors import ConfigError
-from ferrule.units import parse_seconds
 
 TransportChoice = Literal["auto", "shm", "verbs", "tcp"]
 TRANSPORT_CHOICES: tuple[TransportChoice, ...] = ("auto", "shm", "verbs", "tcp")
-VerbsType = Literal["auto", "RC", "UC"]
 Calibration = Literal["cached", "fresh", "never"]
 AlgorithmChoice = Literal["auto", "once", "pieces", "doubling", "tree", "ring"]
 ALGORITHM_CHOICES: tuple[AlgorithmChoice, ...] = ("auto", "once", "pieces", "doubling", "tree", "ring")
@@ -23,7 +20,6 @@ DEFAULT_TIMEOUT = 300.0
 
 DEFAULT_HEARTBEAT = 0.8
 """Seconds of silence after which a peer is lost."""
-DEFAULT_MOVE_BACK = 30.0
 
 _MIN_HEARTBEAT = 0.05
 _MAX_RAILS = 16
@@ -67,76 +63,11 @@ class FabricSettings:
     spin_us: float | None = None
 
 
-@dataclass(frozen=True)
-class VerbsSettings:
-    """Which RDMA devices to use and how.
-
-    ``devices``: their exact names; empty for all. ``exclude``: all but those. ``type`` of the queue pairs: RC is
-    reliable in the adapter, UC is not; auto takes RC where both ends have it.
-    """
-
-    devices: tuple[str, ...] = ()
-    exclude: bool = False
-    type: VerbsType = "auto"
-
-    def allows(self, device: str) -> bool:
-        return not self.devices or (device in self.devices) != self.exclude
-
-    def names(self, device: str) -> bool:
-        """Whether somebody asked for this very device."""
-        return not self.exclude and device in self.devices
-
-    def missing(self, there: Collection[str]) -> list[str]:
-        """Those that were asked for and are not ``there``."""
-        return [] if self.exclude else [device for device in self.devices if device not in there]
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """Where this host has models. ``path``: directories in which the model's directory is looked for instead of where
-    the server was told. ``cache``: where parts that other hosts sent are kept; None for the user's cache."""
-
-    path: tuple[str, ...] = ()
-    cache: Path | None = None
-
-
-def model_settings(environ: Mapping[str, str]) -> ModelSettings:
-    """``FERRULE_MODEL_PATH`` (directories, as in PATH) and ``FERRULE_MODEL_CACHE`` (a directory)."""
-    path = tuple(each for each in environ.get("FERRULE_MODEL_PATH", "").split(os.pathsep) if each)
-    cache = environ.get("FERRULE_MODEL_CACHE")
-    return ModelSettings(path, Path(cache).expanduser() if cache else None)
-
-
-def move_back_seconds(environ: Mapping[str, str]) -> float | None:
-    """``FERRULE_MOVE_BACK``: how long hosts must have been up before a cluster's model moves to them; None: never."""
-    if environ.get("FERRULE_MOVE_BACK", "").strip().lower() == "never":
-        return None
-    return _seconds(environ, "FERRULE_MOVE_BACK", DEFAULT_MOVE_BACK)
-
-
-def verbs_settings(environ: Mapping[str, str]) -> VerbsSettings:
-    """``FERRULE_VERBS_DEVICES`` (``a,b`` or ``^a,b`` for all but those) and ``FERRULE_VERBS_TYPE`` (auto, RC, UC).
-
-    Raises `ConfigError`.
-    """
-    text = environ.get("FERRULE_VERBS_DEVICES", "").strip()
-    devices = tuple(name.strip() for name in text.removeprefix("^").split(",")) if text else ()
-    if not all(name and name.isprintable() and "^" not in name for name in devices):
-        raise ConfigError(
-            f"FERRULE_VERBS_DEVICES={text!r} is no list of device names; give a,b or ^a,b for all but those"
-        )
-    kind = environ.get("FERRULE_VERBS_TYPE") or "auto"
-    for known in get_args(VerbsType):
-        if kind.lower() == known.lower():
-            return VerbsSettings(devices, text.startswith("^"), known)
-    raise ConfigError(f"FERRULE_VERBS_TYPE={kind!r} is no type of queue pair; choose one of auto, RC, UC")
-
-
 def _rails(environ: Mapping[str, str]) -> int | None:
     if environ.get("FERRULE_RAILS", "auto").strip().lower() in ("", "auto"):
         return None
     try:
-        return int(_number(environ, "FERRULE_RAILS", 1, _MAX_RAILS, whole=True))
+        return int(read_number(environ, "FERRULE_RAILS", 1, _MAX_RAILS, whole=True))
     except ConfigError as error:
         raise ConfigError(f"{error}, or auto") from None
 
@@ -157,7 +88,7 @@ def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> Fabr
         heartbeat=_heartbeat(environ),
         calibrate=_calibration(environ),
         algorithm=_algorithm(environ),
-        spin_us=_number(environ, "FERRULE_SPIN_US", 0.0, 1e6) if environ.get("FERRULE_SPIN_US") else None,
+        spin_us=read_number(environ, "FERRULE_SPIN_US", 0.0, 1e6) if environ.get("FERRULE_SPIN_US") else None,
     )
     present = [name for name in _GROUP_VARIABLES if environ.get(name)]
     described = [name for name in present if name in ("FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_LISTEN_FD")]
@@ -170,11 +101,11 @@ def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> Fabr
             raise ConfigError(
                 f"{found}; start ranks with `ferrule launch -n 2 script.py`, or set FERRULE_RANK and FERRULE_WORLD_SIZE"
             )
-    world_size = int(_number(environ, "FERRULE_WORLD_SIZE", 1, 1 << 16, whole=True))
-    rank = int(_number(environ, "FERRULE_RANK", 0, world_size - 1, whole=True))
+    world_size = int(read_number(environ, "FERRULE_WORLD_SIZE", 1, 1 << 16, whole=True))
+    rank = int(read_number(environ, "FERRULE_RANK", 0, world_size - 1, whole=True))
     listen_fd = None
     if "FERRULE_LISTEN_FD" in present:
-        listen_fd = int(_number(environ, "FERRULE_LISTEN_FD", 0, 1 << 30, whole=True))
+        listen_fd = int(read_number(environ, "FERRULE_LISTEN_FD", 0, 1 << 30, whole=True))
         if rank != 0:
             raise ConfigError("FERRULE_LISTEN_FD is set for a rank other than 0; only rank 0 listens")
     if world_size > 1 and "FERRULE_KEY" not in present:
@@ -193,14 +124,6 @@ def host_id(environ: Mapping[str, str]) -> str:
     if not text.isprintable() or len(text) > _MAX_HOST_ID:
         raise ConfigError(f"FERRULE_HOST_ID={text!r} is not a name of at most {_MAX_HOST_ID} printable characters")
     return text
-
-
-def parse_address(text: str, name: str) -> tuple[str, int]:
-    """``"host:port"`` or ``"[::1]:port"``; without a host the loopback address. ``name`` is for the error."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or not 0 <= int(port) < 65536:
-        raise ConfigError(f"{name}={text!r} is not host:port")
-    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 def check_transport(text: str, name: str) -> TransportChoice:
@@ -232,7 +155,7 @@ def _algorithm(environ: Mapping[str, str]) -> AlgorithmChoice:
 
 
 def _timeout(environ: Mapping[str, str]) -> float:
-    seconds = _seconds(environ, "FERRULE_TIMEOUT", DEFAULT_TIMEOUT)
+    seconds = read_seconds(environ, "FERRULE_TIMEOUT", DEFAULT_TIMEOUT)
     if seconds <= 0:
         raise ConfigError(f"FERRULE_TIMEOUT={environ['FERRULE_TIMEOUT']!r} must be more than 0")
     return seconds
@@ -255,21 +178,11 @@ def _listen(environ: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def _heartbeat(environ: Mapping[str, str]) -> float:
-    seconds = _seconds(environ, "FERRULE_HEARTBEAT", DEFAULT_HEARTBEAT)
+    seconds = read_seconds(environ, "FERRULE_HEARTBEAT", DEFAULT_HEARTBEAT)
     if seconds != 0 and seconds < _MIN_HEARTBEAT:
         text = environ["FERRULE_HEARTBEAT"]
         raise ConfigError(f"FERRULE_HEARTBEAT={text!r} must be 0 (off) or at least {_MIN_HEARTBEAT:g} s")
     return seconds
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    text = environ.get(name)
-    if not text:
-        return default
-    try:
-        return parse_seconds(text)
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
 
 
 def _key(environ: Mapping[str, str]) -> bytes:
@@ -281,20 +194,3 @@ def _key(environ: Mapping[str, str]) -> bytes:
     if key and len(key) < _MIN_KEY_BYTES:
         raise ConfigError(f"FERRULE_KEY has only {len(key)} bytes; at least {_MIN_KEY_BYTES} keep strangers out")
     return key
-
-
-def _optional(
-    environ: Mapping[str, str], name: str, default: float, low: float, high: float, *, whole: bool = False
-) -> float:
-    return _number(environ, name, low, high, whole=whole) if environ.get(name) else default
-
-
-def _number(environ: Mapping[str, str], name: str, low: float, high: float, *, whole: bool = False) -> float:
-    text = environ[name]
-    try:
-        value = int(text) if whole else float(text)
-    except ValueError:
-        raise ConfigError(f"{name}={text!r} is not a {'whole ' if whole else ''}number") from None
-    if not low <= value <= high:
-        raise ConfigError(f"{name}={text} is out of range; it must be between {low:g} and {high:g}")
-    return value

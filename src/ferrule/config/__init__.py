@@ -1,0 +1,51 @@
+"""Settings: defaults < file < environment < flags."""
+
+from ferrule.config.catalogue import SETTINGS, Setting
+from ferrule.config.fabric import (
+    ALGORITHM_CHOICES,
+    DEFAULT_TIMEOUT,
+    OUTER_JOB,
+    TRANSPORT_CHOICES,
+    AlgorithmChoice,
+    Calibration,
+    FabricSettings,
+    TransportChoice,
+    check_transport,
+    fabric_settings,
+    host_id,
+)
+from ferrule.config.file import config_path, parse_config, read_config
+from ferrule.config.models import ModelSettings, model_settings, move_back_seconds
+from ferrule.config.sources import Value, current_values, environment, merge
+from ferrule.config.values import parse_address
+from ferrule.config.verbs import VerbsSettings, VerbsType, verbs_settings
+
+__all__ = [
+    "ALGORITHM_CHOICES",
+    "DEFAULT_TIMEOUT",
+    "OUTER_JOB",
+    "SETTINGS",
+    "TRANSPORT_CHOICES",
+    "AlgorithmChoice",
+    "Calibration",
+    "FabricSettings",
+    "ModelSettings",
+    "Setting",
+    "TransportChoice",
+    "Value",
+    "VerbsSettings",
+    "VerbsType",
+    "check_transport",
+    "config_path",
+    "current_values",
+    "environment",
+    "fabric_settings",
+    "host_id",
+    "merge",
+    "model_settings",
+    "move_back_seconds",
+    "parse_address",
+    "parse_config",
+    "read_config",
+    "verbs_settings",
+]

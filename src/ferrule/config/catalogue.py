@@ -1,0 +1,50 @@
+"""Every setting that a person may make once for good: its key in the file, its variable, its type and its default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Setting:
+    """``key``: section and name in the file. ``types``: what TOML may have there; a list is written into the variable
+    with ``separator`` between its items. ``default``: as a person reads it. ``secret``: never shown."""
+
+    key: str
+    variable: str
+    types: tuple[type, ...]
+    default: str
+    help: str
+    separator: str = ","
+    secret: bool = False
+
+
+_NUMBER: Final = (int, float)
+_DURATION: Final = (int, float, str)
+
+SETTINGS: Final = (
+    Setting("serve.port", "FERRULE_PORT", (int,), "8420", "port of `serve` and `chat`"),
+    Setting("serve.api_key", "FERRULE_API_KEY", (str,), "none", "what clients of `serve` must send", secret=True),
+    Setting("serve.self_test", "FERRULE_SELF_TEST", (bool,), "true", "compare a split model with its reference"),
+    Setting("models.path", "FERRULE_MODEL_PATH", (list,), "none", "directories that hold models", os.pathsep),
+    Setting("models.cache", "FERRULE_MODEL_CACHE", (str,), "the user's cache", "where parts of models are kept"),
+    Setting("models.move_back", "FERRULE_MOVE_BACK", _DURATION, "30 s", "before a model returns to a host, or never"),
+    Setting("cluster.name", "FERRULE_CLUSTER", (str,), "the only one", "which cluster is meant, of several"),
+    Setting("cluster.state", "FERRULE_STATE", (str,), "the user's state", "where clusters are kept"),
+    Setting("fabric.transport", "FERRULE_TRANSPORT", (str,), "auto", "auto, shm, verbs or tcp"),
+    Setting("fabric.interfaces", "FERRULE_INTERFACES", (list,), "all", "network interfaces; ^NAME: not this one"),
+    Setting("fabric.rails", "FERRULE_RAILS", (int, str), "auto", "sockets per interface and stream"),
+    Setting("fabric.timeout", "FERRULE_TIMEOUT", _DURATION, "300 s", "how long an operation may wait"),
+    Setting("fabric.heartbeat", "FERRULE_HEARTBEAT", _DURATION, "0.8 s", "silence that ends a peer; 0: never"),
+    Setting("fabric.calibrate", "FERRULE_CALIBRATE", (int, str), "1", "1: unknown links, fresh: all, 0: none"),
+    Setting("fabric.algorithm", "FERRULE_ALGORITHM", (str,), "auto", "the algorithm of collectives"),
+    Setting("fabric.spin_us", "FERRULE_SPIN_US", _NUMBER, "auto", "microseconds of busy waiting"),
+    Setting("verbs.devices", "FERRULE_VERBS_DEVICES", (list, str), "all", "RDMA devices; ^A,B: all but those"),
+    Setting("verbs.type", "FERRULE_VERBS_TYPE", (str,), "auto", "queue pairs: auto, RC or UC"),
+)
+
+BY_KEY: Final[Mapping[str, Setting]] = MappingProxyType({each.key: each for each in SETTINGS})
