@@ -176,7 +176,7 @@ static void attacks(void)
 	for (kind = 0; kind < 2; kind++) {
 		enum ibv_wr_opcode op = kind ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
 
-		attack("a key that nobody has", ACCESS, 0xdeadbeef, 0, 100, pd, op);
+		attack("a key that was not given", ACCESS, 0xdeadbeef, 0, 100, pd, op);
 		attack("a key of another protection domain", ACCESS, victim.mr->rkey,
 		       (uintptr_t)victim.area, 100, pd, op);
 		attack("beyond the end", ACCESS, 0, 0, AREA / 2 + 1, pd, op);

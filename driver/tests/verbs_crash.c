@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * verbs_crash DEVICE[,DEVICE] GID_INDEX SEED ROUNDS: two processes with requests under way both ways, of
- * which one is killed. Everything that the other one has posted comes back, and those who
+ * which one is killed. Everything that the other one has posted comes back, and those that
  * come after them are served.
  */
 #include "verbs_ends.h"

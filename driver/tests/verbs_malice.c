@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * verbs_malice DEVICE GID_INDEX SEED INJECT SECONDS: a peer that means ill. Frames with right
+ * verbs_malice DEVICE GID_INDEX SEED INJECT SECONDS: a hostile peer. Frames with right
  * checksums and wrong everything else come out of the wire (INJECT is the file in debugfs), and
- * memory that nobody gave to the peer stays as it is.
+ * memory that the peer was not given stays as it is.
  */
 #include <fcntl.h>
 
@@ -136,7 +136,7 @@ int main(int argc, char **argv)
 		drop(&b);
 		drop(&victim);
 
-		/* and those who keep to the rules are served as before */
+		/* and peers that keep to the rules are served as before */
 		a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
 		join(&a, &b);
 		scribble(a.area, 20000);

@@ -11,7 +11,7 @@
 #define QPS	4
 #define QUEUE	512
 #define MOST	(QUEUE / 2)	/* messages under way: each is two requests on each queue pair */
-#define GUARD	64		/* bytes behind a message that nobody may write */
+#define GUARD	64		/* bytes behind a message, which stay as they are */
 
 /* What the receiver writes into the sender's table. The last field says that all are there. */
 struct ticket {

@@ -146,7 +146,7 @@ int main(int argc, char **argv)
 		NEED(open_copy(frame, FER_HDR + h.len, &out) != FER_OK);
 		NEED(open_copy(frame, next_random() % (FER_HDR + h.len), &out) != FER_OK);
 	}
-	for (i = 0; i < 60000; i++) { /* a peer that computes its checksum right, and means ill */
+	for (i = 0; i < 60000; i++) { /* a hostile peer that computes its checksum right */
 		size_t size;
 
 		h = valid();

@@ -19,7 +19,7 @@ from ferrule.links import Bandwidth, Latency, LinkEnd, MeasuredLink, MeasuredPai
 from ferrule.probe import Effort, in_lab_host, new_key, probe_pair, to_csv
 from ferrule.probe.ends import End
 from ferrule.probe.lend import Borrower, lend
-from ferrule.probe.messages import tcp_ways
+from ferrule.probe.messages import tcp_exchanges
 from ferrule.probe.probe import confirmed
 
 EFFORT = Effort(message=0.04, stream=0.5, warm=0.2, streams=(1,), sizes=(64, 4096))
@@ -72,13 +72,13 @@ def test_another_version_there_is_refused_with_the_cure(
 
 def test_one_thread_may_drive_both_ends() -> None:
     with connected() as (one, other):
-        alone = tcp_ways(one, other)["alone"]
+        alone = tcp_exchanges(one, other)["alone"]
         for size in (64, 8 << 20):  # the second does not fit into the buffers of both
             times = alone.play(size, 3, True, Deadline(30))
             assert len(times) == 3
             assert min(times) > 0
         with connected() as (stranger, _), pytest.raises(LinkError, match="64 bytes"):
-            tcp_ways(one, stranger)["alone"].play(64, 1, True, Deadline(0.05))
+            tcp_exchanges(one, stranger)["alone"].play(64, 1, True, Deadline(0.05))
 
 
 def test_a_socket_is_lent_to_another_process(tmp_path: Path) -> None:

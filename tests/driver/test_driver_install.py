@@ -16,7 +16,7 @@ OLD, NEW = SOURCE.version, NEWER.version
 
 
 def silent(_: str) -> None:
-    """Tells nobody."""
+    """Says nothing."""
 
 
 def put(machine: FakeMachine, source: Source = SOURCE) -> None:

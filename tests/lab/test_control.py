@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_hosts")]
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Labs of a test are nobody else's. The path of a socket must be short."""
+    """Labs of a test are in a directory of its own. The path of a socket must be short."""
     with tempfile.TemporaryDirectory(prefix="lab") as made:
         monkeypatch.setenv("XDG_RUNTIME_DIR", made)
         yield Path(made)

@@ -70,7 +70,7 @@ def carrier(lab: Lab, host: int, interface: str) -> bool:
     return bool(process.communicate(timeout=SECONDS)[0].strip() == "1")
 
 
-def test_cables_join_their_ends_and_nobody_else() -> None:
+def test_cables_join_their_ends_and_no_others() -> None:
     before = interfaces()
     with Lab(chain(3)) as lab, Lab(chain(3)) as other:
         for each in (lab, other):
@@ -206,7 +206,7 @@ def test_ipv6_link_local_addresses_on_request() -> None:
             assert int(process.communicate(timeout=SECONDS)[0] or 0) == wanted
 
 
-def test_closing_kills_whoever_is_left() -> None:
+def test_closing_kills_what_is_left() -> None:
     with Lab(pair()) as lab:
         # The shell ends, its child stays.
         lab.popen(0, ["sh", "-c", "sleep 1000 & sleep 1000 & exit 0"]).wait(SECONDS)

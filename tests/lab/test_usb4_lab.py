@@ -1,4 +1,4 @@
-"""The process that emulates USB4 controllers: started, asked, and gone with whoever has it."""
+"""The process that emulates USB4 controllers: started, asked, and gone with the process that has it."""
 
 from __future__ import annotations
 

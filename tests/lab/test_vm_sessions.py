@@ -82,7 +82,7 @@ class OneSession:
         self.free.append(number)
 
 
-def test_session_for_somebody_who_has_gone_is_free_again(tmp_path: Path) -> None:
+def test_session_for_a_caller_that_has_gone_is_free_again(tmp_path: Path) -> None:
     lab = OneSession()
     ours, theirs = socket.socketpair()
     theirs.close()
@@ -141,7 +141,7 @@ def hardware(**more: object) -> Hardware:
     return Hardware(Path("/k"), "/i", "/c", "/r", 1, 512, **more)  # type: ignore[arg-type]
 
 
-def test_memory_is_shared_with_whoever_serves_a_controller() -> None:
+def test_memory_is_shared_with_the_server_of_a_controller() -> None:
     alone = Qemu(("qemu",)).line(TCG, hardware())
     assert "q35" in alone
     assert not any("memfd" in word for word in alone)

@@ -83,7 +83,7 @@ def strix_halo(me: str, other: str) -> LinuxBuild:
 
 
 def connectx3() -> LinuxBuild:
-    """A card for eight lanes behind an adapter for M.2 or OcuLink, which has four; nobody manages the subnet."""
+    """A card for eight lanes behind an adapter for M.2 or OcuLink, which has four; without a subnet manager."""
     build = LinuxBuild(
         "PC with a ConnectX-3 InfiniBand card (PCIe 3.0 x8) on an M.2/OcuLink adapter of four lanes, no subnet manager",
         *RDMA_DOCUMENTS,

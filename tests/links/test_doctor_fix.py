@@ -41,7 +41,7 @@ class Recorder:
 
 
 def silent(_: str) -> None:
-    """Tells nobody."""
+    """Says nothing."""
 
 
 def files(root: Path) -> dict[str, str]:

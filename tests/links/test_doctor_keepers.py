@@ -73,7 +73,7 @@ STANZAS = "etc/network/interfaces.d/ferrule-"
         ),
     ],
 )
-def test_address_and_mtu_last_with_whoever_keeps_the_interface(
+def test_address_and_mtu_last_with_the_keeper_of_the_interface(
     tmp_path: Path, keeper: str, written: dict[str, str], asked: list[str]
 ) -> None:
     inventory = kept_alone(net(STRIX, "thunderbolt1", addresses=()), KEEPERS[keeper])

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-import ferrule.links.measured_findings
+import ferrule.links.measured.findings
 from ferrule.links import (
     Bandwidth,
     Counters,
@@ -27,7 +27,7 @@ from ferrule.links import (
 )
 from ferrule.links.doctor.catalogue import markdown
 from ferrule.links.measured import Fault
-from ferrule.links.measured_catalogue import MEASURED
+from ferrule.links.measured.catalogue import MEASURED
 
 GOOD = Bandwidth(1, 9.4e9, 9.4e9, 9.3e9, 9.3e9)
 ENDS = (
@@ -127,8 +127,8 @@ def test_processors_may_be_why_directions_share() -> None:
 
 
 def test_the_catalogue_has_every_finding_and_no_other() -> None:
-    assert ferrule.links.measured_findings.__file__ is not None
-    source = Path(ferrule.links.measured_findings.__file__).read_text()
+    assert ferrule.links.measured.findings.__file__ is not None
+    source = Path(ferrule.links.measured.findings.__file__).read_text()
     used = set(re.findall(r'"(probe-[a-z-]+)"', source)) | {f"probe-{fault}" for fault in get_args(Fault) if fault}
     assert set(MEASURED) == used
     manual = Path(__file__).parents[2] / "docs" / "doctor.md"
@@ -152,8 +152,8 @@ def test_a_link_is_compared_with_what_it_was() -> None:
     assert found(now, replace(LINK, ends=unknown)) == [("warning", "probe-slower")]
     other_card = tuple(replace(end, identity="id-c") for end in unknown)
     assert found(now, replace(LINK, ends=other_card)) == []
-    nobody = tuple(replace(end, identity="") for end in unknown)
-    assert found(replace(now, ends=nobody), replace(LINK, ends=nobody)) == []
+    nameless = tuple(replace(end, identity="") for end in unknown)
+    assert found(replace(now, ends=nameless), replace(LINK, ends=nameless)) == []
 
 
 @pytest.mark.parametrize("fault", ["stall", "one-way", "blocked", "large"])

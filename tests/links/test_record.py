@@ -78,7 +78,7 @@ def recorded(build: LinuxBuild, together: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", SECRETS)
-def test_a_record_tells_nobody(kind: str) -> None:
+def test_a_record_tells_no_names(kind: str) -> None:
     told = json.dumps(recorded(private_machine()))
     secret = SECRETS[kind]
     assert secret.lower() not in told.lower()

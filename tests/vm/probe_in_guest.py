@@ -17,7 +17,7 @@ from typing import Any, cast
 from ferrule.errors import FerruleError, LinkError
 from ferrule.fabric.join.addresses import Interface
 from ferrule.probe import Effort, End, probe_pair
-from ferrule.probe.agent import Agent
+from ferrule.probe.worker import Worker
 
 KEY = bytes(32)
 SECONDS = 100.0
@@ -25,7 +25,7 @@ EFFORT = Effort(message=0.05, stream=0.3, warm=0.1, streams=(1,), sizes=(64, 409
 
 
 def serve(orders: Connection) -> None:
-    agent = Agent(KEY)
+    agent = Worker(KEY)
     while True:
         try:
             answer = agent.obey(orders.recv())

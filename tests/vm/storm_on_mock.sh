@@ -131,7 +131,7 @@ touch /tmp/stop
 wait $storm || { cat /results/storm; die "a request was not answered"; }
 cat /results/storm
 timeout 300 /lab/verbs_crash ferrule-host-0,ferrule-host-1 1 1 "$CRASHES" || die "a process that is left alone"
-timeout 60 /lab/verbs_nccl ferrule-host-0,ferrule-host-1 1 1 1 || die "those who come after"
+timeout 60 /lab/verbs_nccl ferrule-host-0,ferrule-host-1 1 1 1 || die "later ones"
 left=$(rdma resource)
 [ "$(sed 's/^[0-9]*: //' <<< "$left")" = "$(sed 's/^[0-9]*: //' <<< "$before")" ] || die "before: $before now: $left"
 for ((side = 0; side < 2; side++)); do cat $D/ferrule-host-$side/owners; done | cmp - /tmp/owners || die "owners"

@@ -62,7 +62,7 @@ step newer kernel
 dkms status > $results/dkms
 """
 AFTER = f"""{USE}
-device  # nobody has loaded it but the system's start
+device  # loaded by the system's start alone
 apt-get purge --yes ferrule-rdma-dkms
 step purged
 if lsmod | grep ferrule_rdma; then exit 1; fi

@@ -10,13 +10,13 @@
 static LIST_HEAD(devices);	/* fer_topology */
 static atomic_t device_count = ATOMIC_INIT(0);	/* until the last line of their end */
 
-/* ---- whoever takes a device away: processes are about to lose it ---- */
+/* ---- a device is taken away: processes are about to lose it ---- */
 
 static int client_add(struct ib_device *ibdev)
 {
 	if (ibdev->ops.dealloc_driver != fer_dev_dealloc)
 		return -EOPNOTSUPP;
-	/* here, as whoever registered it may have lost it again when it is back */
+	/* here, as it may be gone again when its registration returns */
 	fer_debugfs_add(to_fer_dev(ibdev));
 	return 0;
 }
@@ -49,7 +49,7 @@ void fer_client_exit(void)
 /* ---- devices ---- */
 
 /*
- * The end of a device, whoever asked for it: this module, or another one that takes all
+ * The end of a device, asked for by this module, or another one that takes all
  * devices of the driver id away. No process uses it any more. Also after a failed start.
  */
 void fer_dev_dealloc(struct ib_device *ibdev)
@@ -194,7 +194,7 @@ void fer_dev_remove(struct fer_dev *dev)
 	if (ours)
 		ib_unregister_device_and_put(&dev->ib);
 	else
-		msleep(20); /* somebody else is taking it away right now */
+		msleep(20); /* another thread is taking it away right now */
 }
 
 void fer_dev_remove_all(void)
@@ -209,7 +209,7 @@ void fer_dev_remove_all(void)
 		fer_dev_remove(dev);
 	}
 	mutex_unlock(&fer_topology);
-	/* somebody else may be in fer_dev_dealloc() still, which is code of this module */
+	/* another thread may be in fer_dev_dealloc() still, which is code of this module */
 	while (atomic_read(&device_count))
 		msleep(20);
 }

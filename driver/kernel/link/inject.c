@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A peer that means ill, for tests on the loopback wire: root writes a frame into debugfs, and
+ * A hostile peer, for tests on the loopback wire: root writes a frame into debugfs, and
  * it comes out of the wire. Its checksum is made right. If its epoch is 0 it is sent in
  * sequence, as by a peer who keeps to the rules of the link but not to those of queue pairs;
  * otherwise as it is.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * The link: frames in sequence, each until it is acknowledged, over a wire that
- * may lose, damage, repeat and reorder them. All of a device's work is done by whoever
- * holds link->engine: the link's thread, or a process that rang a doorbell and so saves
+ * may lose, damage, repeat and reorder them. All of a device's work is done by the
+ * holder of link->engine: the link's thread, or a process that rang a doorbell and so saves
  * the way to the thread and back.
  */
 #include <linux/crc32c.h>
@@ -202,7 +202,7 @@ static bool arm(struct fer_link *link)
 	return here;
 }
 
-/* Do the work in the caller's context, if nobody else does. */
+/* Do the work in the caller's context, if no other thread does. */
 void fer_link_drive(struct fer_link *link)
 {
 	bool busy = true;
@@ -220,8 +220,8 @@ void fer_link_drive(struct fer_link *link)
 		}
 	}
 	/*
-	 * The thread sleeps on if an interrupt woke it and its kick was taken here: whoever
-	 * takes the kick allows the interrupt again.
+	 * The thread sleeps on if an interrupt woke it and its kick was taken here: the
+	 * taker of the kick allows the interrupt again.
 	 */
 	if (!busy && link->sleep_until_ns)
 		busy = arm(link);

@@ -54,7 +54,7 @@ struct fer_wire_ops {
 	void (*lost)(struct fer_rail *rail);
 	/* The rail leaves its link: let go of all that is the link's. Not under the engine. */
 	void (*leave)(struct fer_rail *rail);
-	/* It has left, and nobody looks at it any more. */
+	/* It has left, and is not looked at any more. */
 	void (*left)(struct fer_rail *rail);
 };
 

@@ -13,7 +13,7 @@ static unsigned int rto_us = 5000;
 module_param(rto_us, uint, 0644);
 MODULE_PARM_DESC(rto_us, "microseconds until an unacknowledged frame is sent again, at least");
 
-/* One that nobody reads any more. */
+/* One that no wire reads any more. */
 static struct fer_frame *take_free(struct fer_link *link)
 {
 	struct fer_frame *frame;
@@ -157,7 +157,7 @@ static void resend(struct fer_link *link, u32 seq, enum fer_again why, u64 now)
 
 	if (slot->hdr.flags & FER_UNRELIABLE && slot->hdr.op != FER_OP_SKIP &&
 	    !slot->frame->busy) {
-		/* nobody wants it late: only its place in the sequence is filled */
+		/* late it is of no use: only its place in the sequence is filled */
 		slot->hdr = (struct fer_hdr){
 			.op = FER_OP_SKIP, .epoch = link->epoch, .seq = seq,
 		};
@@ -171,11 +171,15 @@ static void resend(struct fer_link *link, u32 seq, enum fer_again why, u64 now)
 	transmit(link, slot, text[why], now);
 }
 
+/*
+ * It has arrived. If it was sent once that says how far its way has come; if more than once, it
+ * may be the first copy, of another way, that is there (Karn's rule).
+ */
 static void there(struct fer_txslot *slot, u64 now)
 {
 	struct fer_rail *rail = slot->rail;
 
-	if (rail && (s32)(slot->order - rail->acked_order) > 0) {
+	if (rail && slot->tries == 1 && (s32)(slot->order - rail->acked_order) > 0) {
 		rail->acked_order = slot->order;
 		rail->moved_ns = now;
 		rail->doubted_until_ns = 0;

@@ -23,7 +23,7 @@ u64 fer_dead_after_ns(void)
 	return max(READ_ONCE(dead_ms), 100u) * (u64)NSEC_PER_MSEC;
 }
 
-/* Nobody hears it of a device that is not registered yet, or not any more. */
+/* Not for a device that is not registered yet, or not any more. */
 static void port_event(struct fer_link *link, enum ib_event_type type)
 {
 	struct ib_event event = {
@@ -215,7 +215,7 @@ bool fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window)
 		fer_each_rail(link, other, i) {
 			if (other == rail || !other->up)
 				continue;
-			other->up = false; /* of the old session: nobody listens there */
+			other->up = false; /* of the old session: the peer does not listen there */
 			trace_fer_rail_down(link, i, epoch, "the peer began a new session");
 			other->ops->lost(other);
 		}

@@ -36,7 +36,7 @@ enum fer_op {
 	/* about the link itself: outside of the sequence, never sent again */
 	FER_OP_LINK_ACK = 1,	/* payload: which frames after `ack` are here */
 	/* in sequence */
-	FER_OP_SKIP = 3,	/* takes the place of a lost frame that nobody repeats */
+	FER_OP_SKIP = 3,	/* takes the place of a lost frame that is not repeated */
 	FER_OP_SEND = 16,
 	FER_OP_WRITE,
 	FER_OP_READ,
@@ -97,7 +97,7 @@ enum fer_bad {
 	FER_BAD_COUNT,
 };
 
-/* CRC32C (Castagnoli) over both parts; given by whoever compiles wire.c. */
+/* CRC32C (Castagnoli) over both parts; given by the program around wire.c. */
 u32 fer_crc32c(const u8 *head, size_t head_len, const u8 *tail, size_t tail_len);
 
 /* Write the 64 bytes before the hdr->len bytes of payload that lie behind them. */

@@ -68,7 +68,7 @@ void fer_dgram_take(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 		return;
 	}
 	if (qp->resp.wqe.length < GRH + len) {
-		/* nobody far away ends a queue pair: the receive waits for the next one */
+		/* a datagram ends no queue pair: the receive waits for the next one */
 		fer_count(qp->dev->link, FER_STAT_UC_DROPPED);
 		return;
 	}

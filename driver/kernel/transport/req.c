@@ -86,8 +86,8 @@ static int fill(struct fer_qp *qp, struct fer_swqe *w, struct fer_hdr *hdr, u8 *
 }
 
 /*
- * Send the next frame of w. False: the window is full. Without a link a frame that nobody
- * repeats is lost, and the others wait as long as for an answer.
+ * Send the next frame of w. False: the window is full. Without a link an unreliable
+ * frame is lost, and the others wait as long as for an answer.
  */
 static bool send_one(struct fer_qp *qp, struct fer_swqe *w)
 {
@@ -174,7 +174,7 @@ bool fer_req_run(struct fer_qp *qp, int budget)
 			start(qp, w);
 		}
 		if (!w->status && !send_one(qp, w))
-			return qp->dev->link->up; /* else whoever brings it up looks here */
+			return qp->dev->link->up; /* else its next session looks here */
 		if (w->status) {
 			qp->req.stalled = true; /* told when all before it are done */
 			fer_sq_complete(qp);

@@ -307,7 +307,7 @@ static int post_one(struct fer_qp *qp, const struct ib_send_wr *wr)
 
 /*
  * A process has written into the ring and rings the doorbell, without wr; its request is carried
- * out here and now if nobody is at it. Users in the kernel may hold locks, and so leave that to
+ * out here and now if no other thread is at it. Users in the kernel may hold locks, and so leave that to
  * the link's thread.
  */
 int fer_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struct ib_send_wr **bad)

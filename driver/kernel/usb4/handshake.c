@@ -72,7 +72,7 @@ static void offer(struct fer_tb *tb, u32 attempt)
 /* ---- what the other end asks for ---- */
 
 /*
- * Said once for each loading of the peer, by both ends; a peer that is somebody else each time
+ * Said once for each loading of the peer, by both ends; a peer with another id each time
  * must not fill the log. Under tb->lock.
  */
 static void refuse(struct fer_tb *tb, u32 status, const struct fer_hello *theirs)
@@ -97,7 +97,7 @@ static u32 check_hello(const struct fer_hello *hello)
 	if (hello->version != FER_TB_VERSION)
 		return FER_TB_WRONG_VERSION;
 	if (!memchr_inv(hello->host, 0, FER_HOST_ID))
-		return FER_TB_NOT_NOW; /* nobody is called so */
+		return FER_TB_NOT_NOW; /* no host has it */
 	return !!(hello->caps & FER_TB_CAP_KEY) == fer_have_key() ? FER_TB_OK : FER_TB_WRONG_KEY;
 }
 

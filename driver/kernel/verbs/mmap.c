@@ -2,7 +2,7 @@
 /*
  * Rings that the kernel and one process both see. The process may write anything into
  * them at any time: sizes and our own index are kept outside, entries are copied before
- * they are looked at. Users in the kernel have the same rings, and nobody maps them.
+ * they are looked at. Users in the kernel have the same rings, not mapped anywhere.
  */
 #include <linux/log2.h>
 #include <linux/mm.h>

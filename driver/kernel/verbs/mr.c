@@ -64,7 +64,7 @@ static void copy_piece(struct fer_mr *mr, u64 at, u8 *buf, u32 len, bool to_mr)
 		memcpy_from_page(buf, page, offset, len);
 }
 
-/* Eight aligned bytes in one piece: nobody sees half of them. */
+/* Eight aligned bytes in one piece: a reader never sees half of them. */
 static void store_word(struct fer_mr *mr, u64 at, const u8 *buf)
 {
 	u64 value, *base = kmap_local_page(mr->pages[at >> PAGE_SHIFT]);

@@ -31,7 +31,7 @@ struct fer_qp *fer_qp_find(struct fer_dev *dev, u32 qpn)
 	return qp;
 }
 
-/* Have it looked at in the next round; whoever is not in one wakes the thread, too. */
+/* Have it looked at in the next round; a caller outside of one wakes the thread, too. */
 void fer_qp_activate(struct fer_qp *qp)
 {
 	struct fer_link *link = qp->dev->link;

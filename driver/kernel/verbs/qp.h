@@ -70,7 +70,7 @@ struct fer_qp {
 	struct ib_qp ib;
 	struct fer_dev *dev;
 	struct fer_owner *owner;
-	struct kref ref;		/* the table's, the lists', of whoever looks */
+	struct kref ref;		/* the table's, the lists', of lookups */
 	struct completion gone;
 	struct mutex lock;		/* all below but the list nodes */
 	struct list_head active_node;

@@ -66,7 +66,7 @@ struct mock_ring {
 	struct tb_ring ring;
 	struct mock_side *side;
 	struct list_head node;
-	struct list_head filled;	/* frames that nobody has polled, ring.lock */
+	struct list_head filled;	/* frames that were not polled yet, ring.lock */
 	struct work_struct rx_work;
 	bool polling;			/* ring.lock */
 };

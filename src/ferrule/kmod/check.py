@@ -1,4 +1,4 @@
-"""Whether RDMA can be used from here: for those who demand it, and would not notice that TCP took its place."""
+"""Whether RDMA can be used from here: for programs that demand it, and would not notice that TCP took its place."""
 
 from __future__ import annotations
 

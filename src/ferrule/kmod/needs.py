@@ -41,7 +41,7 @@ class Need:
 
 
 def needs(state: State) -> tuple[Need, ...]:
-    """All at once, so that nobody has to come back for the next one."""
+    """All at once, so that the user need not come back for the next one."""
     return tuple(_needs(state))
 
 

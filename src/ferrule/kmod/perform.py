@@ -94,7 +94,7 @@ def uninstall(target: Target, inventory: Inventory, tell: Tell) -> bool:
 
 
 def recover(target: Target, inventory: Inventory, tell: Tell) -> State:
-    """Take back what somebody began and was killed at; gives what there is then."""
+    """Take back what a killed process began; gives what there is then."""
     state = look(target, inventory, root=True)
     record = state.record
     if record is None or record.phase == "installed":

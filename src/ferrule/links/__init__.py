@@ -2,8 +2,16 @@
 
 from ferrule.links.as_json import inventory_json
 from ferrule.links.findings import SEVERITIES, Cure, Finding, Severity, worst
-from ferrule.links.measured import Bandwidth, Latency, LinkEnd, MeasuredLink, MeasuredLinks, MeasuredPair
-from ferrule.links.measured_findings import both_ways, examine
+from ferrule.links.measured import (
+    Bandwidth,
+    Latency,
+    LinkEnd,
+    MeasuredLink,
+    MeasuredLinks,
+    MeasuredPair,
+    both_ways,
+    examine,
+)
 from ferrule.links.probe import Probe
 from ferrule.links.record import write_record
 from ferrule.links.traffic import Counters, Traffic, read_counters, traffic

@@ -54,7 +54,7 @@ class Probe:
         """What the inventory is made of, with names and addresses redacted; for `write_record`.
 
         ``together``: with the same words, several machines' records have the same pseudonyms for the same things, so
-        that cables between them can be told. Whoever knows the words can test guesses of what was redacted.
+        that cables between them can be told. A reader who knows the words can test guesses of what was redacted.
         ``plain``: nothing is redacted.
         """
         key = None

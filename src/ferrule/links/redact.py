@@ -1,4 +1,4 @@
-"""Take out of a record what tells who and where somebody is, and keep what tells how the cables are.
+"""Take out of a record what tells who and where its owner is, and keep what tells how the cables are.
 
 The same thing gets the same pseudonym everywhere in one record, so that what belonged together still does. Pseudonyms
 are keyed hashes; the key is random and forgotten, unless several records are to be read together.
@@ -9,7 +9,7 @@ are keyed hashes; the key is random and forgotten, unless several records are to
 | unique ids and UUIDs, serial numbers | others, of the same form |
 | host names, also of the other computers | ``host-1a2b3c`` |
 | public IPv4 and IPv6 addresses | of 198.18.0.0/15 and 2001:db8::/32; who shared a /24 or /64 still does |
-| interface parts of IPv6 addresses and GIDs | others, unless they are small numbers that somebody chose |
+| interface parts of IPv6 addresses and GIDs | others, unless they are small numbers that a person chose |
 | comments and log prefixes of firewalls' rules | ``redacted`` |
 | settings of interfaces in NetworkManager's and its peers' files | left out, but for who keeps them |
 | values of unknown boot parameters, kernel addresses | ``redacted``, zeros |
@@ -77,7 +77,7 @@ _SAID = re.compile(
 
 
 class NoRedactor:
-    """Leaves everything as it is: for a record that stays with whoever owns the machine."""
+    """Leaves everything as it is: for a record that stays with the owner of the machine."""
 
     def learn(self, files: Mapping[str, str], directories: Collection[str], commands: Mapping[str, str]) -> None:
         """Nothing to find."""

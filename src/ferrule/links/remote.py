@@ -19,7 +19,7 @@ def probe_remote(host: str, *, command: str = "ferrule", timeout: float = 30.0) 
     """``host`` as ssh knows it; ``command``: how Ferrule is called there, in the words of that machine's shell.
 
     Raises `LinkError` if ssh, or Ferrule there, fails or takes longer than ``timeout`` seconds. ssh never asks for a
-    password: whoever wants that logs in first and lets ssh share the connection.
+    password: a user who wants that logs in first and lets ssh share the connection.
     """
     late = f"answer within {timeout:g} s; try `ssh {host} {command} version`, or a longer --timeout"
     told = ask_ferrule(host, command, "links record --plain -", "links record", timeout, late=late)

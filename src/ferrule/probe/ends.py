@@ -22,14 +22,14 @@ from ferrule.lab import Lab
 from ferrule.lab.netns import control
 from ferrule.links.reader import natural
 from ferrule.links.remote import ssh_command
-from ferrule.probe.agent import MARK
+from ferrule.probe.worker import MARK
 from ferrule.process import tied
 
 START_SECONDS = 20.0
 _SSH_SECONDS = 8
 _END_SECONDS = 3.0
 _LAST_WORDS_SECONDS = 0.5
-_AGENT = (sys.executable, "-m", "ferrule.probe.agent")
+_WORKER = (sys.executable, "-m", "ferrule.probe.worker")
 
 
 class End:
@@ -175,12 +175,12 @@ def new_key() -> str:
 def in_standing_lab(lab: str, host: str) -> End:
     """A host of a lab that `ferrule lab up` started."""
     entry = control.enter(lab, host)
-    return End(host, tied([*entry.prefix, *_AGENT]), entry.env)
+    return End(host, tied([*entry.prefix, *_WORKER]), entry.env)
 
 
 def this_machine() -> End:
     """The host on which this process runs, also a host of a lab."""
-    return End("this machine", tied(_AGENT))
+    return End("this machine", tied(_WORKER))
 
 
 def over_ssh(destination: str, remote_command: str = "ferrule") -> End:
@@ -197,4 +197,4 @@ def over_ssh(destination: str, remote_command: str = "ferrule") -> End:
 
 def in_lab_host(lab: Lab, host: int) -> End:
     """A host of a lab that this process holds."""
-    return End(lab.name(host), tied(lab.command(host, _AGENT)), lab.env(host))
+    return End(lab.name(host), tied(lab.command(host, _WORKER)), lab.env(host))

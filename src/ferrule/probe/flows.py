@@ -29,7 +29,7 @@ def run_streams(streams: Sequence[Stream], seconds: float, warm: float, *, start
 
     results: list[tuple[float, float]] = [(0.0, 0.0)] * len(streams)
     for stream in streams:
-        # Whoever does not start waits for the word on each of them.
+        # The end that does not start waits for the word on each of them.
         if starts:
             stream.pipe.say(deadline)
         else:

@@ -19,7 +19,7 @@ from ferrule.fabric.join.control_channel import ControlChannel, Deadline, read_e
 
 
 @dataclass(frozen=True)
-class Way:
+class Exchange:
     """How messages go to and fro. ``play``: so many bytes, so many rounds, whether this end starts; seconds one way of
     each round. ``alone``: the end that starts does everything.
     """
@@ -34,8 +34,8 @@ _LONG = 2e-3
 
 
 def time_messages(
-    link: ControlChannel,
-    ways: Mapping[str, Way],
+    control: ControlChannel,
+    exchanges: Mapping[str, Exchange],
     sizes: Sequence[int],
     seconds: float,
     *,
@@ -44,24 +44,24 @@ def time_messages(
 ) -> list[Any]:
     """Messages of each size to and fro, for about ``seconds`` each: ``[size, minimum, median, p99]``, one way.
 
-    All ``ways`` are tried, and the quickest counts. ``link`` is for what the ends say to each other, and no way uses
-    it. Who does not start gets an empty list.
+    All ``exchanges`` are tried, and the quickest counts. ``control`` is the connection on which the ends agree, and no
+    exchange uses it. The end that does not start gets an empty list.
     """
     found: list[Any] = []
     if not starts:
-        while (order := link.receive(dict, deadline)).get("rounds"):
-            ways[order["way"]].play(order["size"], order["rounds"], False, deadline)
+        while (order := control.receive(dict, deadline)).get("rounds"):
+            exchanges[order["exchange"]].play(order["size"], order["rounds"], False, deadline)
         return []
     for size in sizes:
         if _expected(found, size) > deadline.left / 2:
             break  # the link is too slow for such messages
         tried: list[list[float]] = []
-        for name, way in ways.items():
+        for name, exchange in exchanges.items():
             if not tried or statistics.median(tried[0]) < _LONG:
-                tried.append(_samples(link, name, way, size, seconds / len(ways), deadline))
+                tried.append(_samples(control, name, exchange, size, seconds / len(exchanges), deadline))
         ordered = sorted(min(tried, key=statistics.median))
         found.append([size, ordered[0], statistics.median(ordered), ordered[math.ceil(0.99 * (len(ordered) - 1))]])
-    link.send({"rounds": 0}, deadline)
+    control.send({"rounds": 0}, deadline)
     return found
 
 
@@ -74,27 +74,32 @@ def _expected(found: Sequence[Any], size: int) -> float:
     return float(2 * (_FIRST_ROUNDS + _LEAST_ROUNDS) * one_way)
 
 
-def _samples(link: ControlChannel, name: str, way: Way, size: int, seconds: float, deadline: Deadline) -> list[float]:
+def _samples(
+    control: ControlChannel, name: str, exchange: Exchange, size: int, seconds: float, deadline: Deadline
+) -> list[float]:
     """A few rounds to warm up and to see how many fit into the time, and then those."""
     rounds = _FIRST_ROUNDS
     for turn in range(2):
-        if not way.alone:
-            link.send({"way": name, "size": size, "rounds": rounds}, deadline)
-        samples = way.play(size, rounds, True, deadline)
+        if not exchange.alone:
+            control.send({"exchange": name, "size": size, "rounds": rounds}, deadline)
+        samples = exchange.play(size, rounds, True, deadline)
         if turn == 0:
             rounds = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(seconds / (2 * min(samples)))))
     return samples
 
 
-def tcp_ways(sock: socket.socket, other: socket.socket | None = None) -> dict[str, Way]:
+def tcp_exchanges(sock: socket.socket, other: socket.socket | None = None) -> dict[str, Exchange]:
     """How two ends may wait for what comes over ``sock``: to poll is quicker while each has a core for that, to sleep
     where not. ``other``: the second end's socket, where both are on one machine. There two that poll, and what joins
     them, may fight for cores; one thread that drives both ends sees what ends with a core each would see.
     """
-    ways = {"sleep": Way(functools.partial(_sleeping, sock)), "poll": Way(functools.partial(_polling, sock))}
+    exchanges = {
+        "sleep": Exchange(functools.partial(_sleeping, sock)),
+        "poll": Exchange(functools.partial(_polling, sock)),
+    }
     if other is not None:
-        ways["alone"] = Way(functools.partial(_alone, sock, other), alone=True)
-    return ways
+        exchanges["alone"] = Exchange(functools.partial(_alone, sock, other), alone=True)
+    return exchanges
 
 
 def _sleeping(sock: socket.socket, size: int, rounds: int, starts: bool, deadline: Deadline) -> list[float]:

@@ -230,7 +230,7 @@ def _up(lab: str) -> str:
 
 
 def _fetch(options: VmOptions) -> None:
-    """What is missing, with words for those who wait."""
+    """Fetch what is missing, and say so meanwhile."""
     words = "Fetching kernel, emulator and programs (minutes the first time)"
     if options.kernel in DEBUG_KERNELS:
         words = f"Compiling the kernel {options.kernel} and fetching programs (half an hour the first time)"

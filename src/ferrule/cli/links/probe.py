@@ -178,6 +178,6 @@ def _write(pairs: Sequence[MeasuredPair], csv_file: Path | None, plot_file: Path
 
 def probe_server() -> None:
     """What `ferrule links probe` starts on the other host; not for people."""
-    from ferrule.probe.agent import main
+    from ferrule.probe.worker import main
 
     main()

@@ -130,7 +130,7 @@ def _end(lab: Path, seconds: float) -> None:
                 finally:
                     os.close(process)
             return
-        # It is coming up, and whoever started it was killed meanwhile.
+        # It is coming up, and its starter was killed meanwhile.
         if time.monotonic() > deadline:
             raise LabError(f"the lab {lab.name!r} neither comes up nor ends; see {lab / registry.LOG}")
         time.sleep(0.01)

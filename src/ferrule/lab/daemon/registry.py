@@ -1,9 +1,9 @@
 """Where labs that are up are written down: one directory each, which only their user can read.
 
 ``XDG_RUNTIME_DIR/ferrule/labs/NAME`` or ``/tmp/ferrule-UID/labs/NAME``. The process that holds a lab has a lock on the
-file ``lock`` in it from its birth, given by whoever starts it, until its death: so nobody has to guess from process
-numbers who is alive, and nothing that has begun can be missed. What is left of a
-lab whose holder was killed, the directory and programs in its hosts, is cleared away by whoever looks next.
+file ``lock`` in it from its birth, given by its starter, until its death: so no one has to guess from process
+numbers which is alive, and nothing that has begun can be missed. What is left of a
+lab whose holder was killed, the directory and programs in its hosts, is cleared away by the next command.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def check_name(name: str) -> str:
 
 @contextmanager
 def alone(kind: str = LABS) -> Iterator[Path]:
-    """Nobody else of this user makes or clears away a lab of this kind meanwhile."""
+    """No other process of this user makes or clears away a lab of this kind meanwhile."""
     labs = folder(kind)
     with ExitStack() as kept:
         try:
@@ -65,7 +65,7 @@ def alone(kind: str = LABS) -> Iterator[Path]:
 
 
 def hold(lab: Path) -> int:
-    """Take the lock of a lab's directory; returns its descriptor. Whoever inherits that holds the lock, too."""
+    """Take the lock of a lab's directory; returns its descriptor. A process that inherits it holds the lock, too."""
     lock = files.hold(lab / LOCK, _HOLD_SECONDS)  # longer than anybody only looks whether it is held
     if lock is None:
         raise LabError(f"the lab {lab.name!r} is held by another process")
@@ -78,7 +78,7 @@ def held(lab: Path) -> bool:
 
 
 def write_state(lab: Path, state: Mapping[str, Any]) -> None:
-    """In one piece: nobody reads half of it."""
+    """In one piece: a reader never sees half of it."""
     write_whole(lab / STATE, json.dumps(state))
 
 
@@ -134,7 +134,7 @@ def cookie(namespace: str, user: str | None = None) -> int:
 
 
 def _end_programs(state: Mapping[str, Any]) -> None:
-    """Kill what was started in hosts that nobody holds any more."""
+    """Kill what was started in hosts whose holder is dead."""
     cookies = {host["cookie"] for host in state.get("hosts", ())}
     inodes = {host["inode"] for host in state.get("hosts", ())}
     if state.get("boot") != boot():
@@ -160,5 +160,5 @@ def _is_inside(pid: int, inodes: set[int], cookies: set[int]) -> bool:
     path = f"/proc/{pid}/ns/net"
     try:
         return os.stat(path).st_ino in inodes and cookie(path, f"/proc/{pid}/ns/user") in cookies  # noqa: PTH116 - it is a link to nowhere
-    except (OSError, LabError, subprocess.TimeoutExpired):  # it ended, or belongs to somebody else
+    except (OSError, LabError, subprocess.TimeoutExpired):  # it ended, or belongs to another user
         return False

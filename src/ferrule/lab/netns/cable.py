@@ -185,7 +185,7 @@ class Cable:
         changed_hosts = [host for host in (self.hosts if only is None else (only,)) if self._states[host] != state]
         for host in changed_hosts:
             port, before = self._port(host), self._states[host]
-            # A port outside the bridge has a carrier, and nobody in the panel takes what arrives there.
+            # A port outside the bridge has a carrier, and nothing in the panel takes what arrives there.
             if self._shaped is None and "dark" in (state, before):
                 self._panel.ports.join(port, self._bridge, state != "dark")
             if "cut" in (state, before):

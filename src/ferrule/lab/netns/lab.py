@@ -194,7 +194,7 @@ class Lab:
         return {"FERRULE_HOST_ID": self.name(host)}
 
     def new_port(self) -> int:
-        """A port that nobody has been told yet, for `rank_env`: all ports of a new host are free."""
+        """A port that was not given out yet, for `rank_env`: all ports of a new host are free."""
         return next(self._new_ports)
 
     def rank_env(self, ranks: int | None = None, *, port: int = PORT) -> list[dict[str, str]]:
@@ -215,7 +215,7 @@ class Lab:
         return found
 
     def _leaders(self, host: int) -> list[str]:
-        """Where ranks of ``host`` find rank 0, or somebody who relays to it."""
+        """Where ranks of ``host`` find rank 0, or a rank that relays to it."""
         if host == 0:
             return [cable.address(0) for cable in self.cables if 0 in cable.hosts] or ["127.0.0.1"]
         hop = self.topology.next_hop(host, 0)
@@ -236,7 +236,7 @@ class Lab:
         return process
 
     def processes(self, host: int | None = None) -> list[int]:
-        """The ids of all processes in ``host`` (None: in any), whoever started them."""
+        """The ids of all processes in ``host`` (None: in any), however they were started."""
         return processes_in(self._hosts if host is None else [self._namespace(host)])
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ class Lab:
         self._hosts, self._kernels, self._panel, self.cables = [], [], None, ()
 
     def _kill(self, pids: Sequence[int]) -> None:
-        """Those among the processes that are in our hosts; a number may have become somebody else's meanwhile."""
+        """Those among the processes that are in our hosts; a number may have become another process's meanwhile."""
         for pid in pids:
             with suppress(ProcessLookupError):
                 process = os.pidfd_open(pid)

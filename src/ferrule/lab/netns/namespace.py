@@ -69,7 +69,7 @@ def process_ids() -> list[int]:
 
 
 def processes_in(namespaces: Iterable[Namespace], among: Iterable[int] | None = None) -> list[int]:
-    """The processes inside any of them (None: among all), also those that nobody here knows of."""
+    """The processes inside any of them (None: among all), also those that were not started from here."""
     inodes = {namespace.inode for namespace in namespaces}
     if among is None:
         among = process_ids()
@@ -131,7 +131,7 @@ def _settle(ipv6: bool) -> None:
     if settings.exists():
         for scope in ("all", "default"):
             (settings / scope / "disable_ipv6").write_text("0" if ipv6 else "1")
-            # Nobody else can have the address: it may be used at once.
+            # No other host can have the address: it may be used at once.
             (settings / scope / "accept_dad").write_text("0")
 
 

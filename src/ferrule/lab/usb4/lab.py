@@ -1,4 +1,4 @@
-"""A lab of emulated USB4 controllers, from the side of whoever has it."""
+"""A lab of emulated USB4 controllers, from the side of the process that has it."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class Usb4Lab:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                process_group=0,  # Ctrl-C is for whoever has the lab, as with guests
+                process_group=0,  # Ctrl-C is for the process that has the lab, as with guests
             )
         assert self._process.stdout is not None
         with self._process.stdout as words:
@@ -200,9 +200,10 @@ class Usb4Lab:
 
 
 def _hold(directory: Path) -> int:
-    """A lock in a lab's directory, held as long as whoever has the lab lives. Under its name it is there only held."""
+    """A lock in a lab's directory, held as long as the process that has the lab lives. Under its name it is there only
+    held."""
     lock = files.hold(directory / f".{_LOCK}", _LOCK_SECONDS)
-    assert lock is not None  # nobody knows of it yet
+    assert lock is not None  # the directory is new
     (directory / f".{_LOCK}").rename(directory / _LOCK)
     return lock
 

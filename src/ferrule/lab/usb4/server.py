@@ -134,13 +134,13 @@ class Server:
             self._network.power(controller, False, time.monotonic())
 
     def _take_control(self) -> None:
-        for _ in range(_MOST_TAKEN):  # then whoever else waits; the event stays until all are taken
+        for _ in range(_MOST_TAKEN):  # then other callers; the event stays until all are taken
             packet = self._engine.take_control()
             if packet is None:
                 return
             self._network.take(*packet, time.monotonic())
 
-    # --- whoever has the lab
+    # --- the process that has the lab
 
     def _accept_control(self, connection: socket.socket) -> None:
         """One request; its answer; done."""

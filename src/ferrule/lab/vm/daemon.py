@@ -77,7 +77,7 @@ class HeldGuests:
             said = json.dumps({"answer": {"terminal": number}}).encode() + b"\n"
             try:
                 socket.send_fds(connection, [said], ends)
-            except OSError:  # whoever asked has gone, and nothing ran
+            except OSError:  # the caller has gone, and nothing ran
                 guest.free_session(session)
                 raise
             connection.settimeout(None)

@@ -127,7 +127,7 @@ def _mtu_differs(one: End, other: End) -> Iterator[Finding]:
     what = f"The ends of this cable have different MTUs: {near.mtu} and {far.mtu}."
     why = (
         "TCP settles on the smaller one, so the larger is of no use. Large frames of RoCE and large datagrams are "
-        "dropped by the smaller end, and whoever waits for them hangs."
+        "dropped by the smaller end, and a program that waits for them hangs."
     )
     evidence = one.inventory.evidence(f"{near.path}/mtu") + other.inventory.evidence(f"{far.path}/mtu")
     cure = set_mtu(small.inventory, small.netdev.name, large.netdev.mtu or 0)

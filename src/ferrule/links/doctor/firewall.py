@@ -14,7 +14,7 @@ from ferrule.links.macos.machine import FIREWALL
 from ferrule.links.types import Firewall, Inventory, NetDevice
 
 _WHY = "Hosts that cannot reach each other time out when a model starts: ranks listen on ports that the system chooses"
-_TRUST = "Trust what comes over the cables, which nobody else is on."
+_TRUST = "Trust what comes over the cables, which no other machine is on."
 
 
 def check(inventory: Inventory) -> Iterator[Finding]:

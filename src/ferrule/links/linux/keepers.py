@@ -22,7 +22,7 @@ _SOURCED = re.compile(r"^\s*source(?:-directory)?\s+(?:/etc/network/)?interfaces
 
 
 def read_keeper(reader: Reader, name: str, services: tuple[Service, ...]) -> Keeper | None:
-    """None where nobody was found who would keep a setting of this interface."""
+    """None where no program was found that would keep a setting of this interface."""
     active = {one.name for one in services if one.active}
     number = reader.number(f"{CLASS}/{name}/ifindex", 1, 1 << 31)
     if "NetworkManager" in active:

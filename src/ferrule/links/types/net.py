@@ -76,7 +76,7 @@ class NetDevice:
     ``members``: its own, if it is one. ``parent``: what a VLAN or the like stands on. ``label``: what the system calls
     it, such as ``Thunderbolt 1``. ``thunderbolt``: the name of the `ThunderboltPeer` or `ThunderboltPort` that it
     belongs to. ``mac_random``: the hardware address is made up anew at every start. ``flow_control``: of those that
-    RoCE goes over. ``keeper``: None where nobody was found who keeps its settings.
+    RoCE goes over. ``keeper``: None where no program was found that keeps its settings.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Make a directory once, whoever asks first, and never show it half made."""
+"""Make a directory once among processes, and never show it half made."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ StandardOutput=tty
 StandardError=tty
 TTYPath=/dev/ttyS0
 END
-ln -s /dev/null "/run/systemd/system/serial-getty@ttyS0.service" # nobody logs in
+ln -s /dev/null "/run/systemd/system/serial-getty@ttyS0.service" # no login there
 ln -s ../lab.service /run/systemd/system/multi-user.target.wants/
 for each in dev proc sys run; do mount --move "/$each" "/mnt/$each"; done
 exec switch_root /mnt /sbin/init

@@ -95,7 +95,7 @@ class RunningGuest:
         return complaints(self.check("lab-kernel-log", timeout), allowed)
 
     def take_session(self, timeout: float) -> int:
-        """The number of a session that nobody uses, the caller's until `free_session` or `reset_session`."""
+        """The number of a free session, the caller's until `free_session` or `reset_session`."""
         if len(self._sessions) < 2:
             raise ConfigError(f"{self.name} takes no commands: give the guest sessions")
         try:
@@ -184,7 +184,7 @@ def _own(guest: Guest) -> range:
 
 
 def _nowhere(_: bytes) -> None:
-    """What a command says that nobody wants to hear."""
+    """Throws away what a command says."""
 
 
 def _first_line(script: str) -> str:

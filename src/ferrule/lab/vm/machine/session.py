@@ -1,7 +1,7 @@
 """Commands in a guest that is up, through a pair of its ports: one for requests and output, one for errors.
 
-A request is a line: a mark that nobody can guess, the script in base64, and ``end``. The answer is the script's output,
-then the mark on a line of its own with the exit status.
+A request is a line: a mark that cannot be guessed, the script in base64, and ``end``. The answer is the script's
+output, then the mark on a line of its own with the exit status.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class Command:
     """A program and its words. ``whole``: if it fails, it has done nothing.
 
     To undo something: ``device`` is the interface without which nothing is left to undo; ``expect`` is what
-    ``ip link show`` must tell of it, or else somebody changed it since, and it is left alone.
+    ``ip link show`` must tell of it, or else it was changed since, and it is left alone.
     """
 
     argv: tuple[str, ...]
@@ -35,7 +35,7 @@ class NewFile:
 
 @dataclass(frozen=True, slots=True)
 class RemoveFile:
-    """Take a file away if it still says ``text``; what somebody changed since stays."""
+    """Take a file away if it still says ``text``; a changed one stays."""
 
     path: str
     text: str

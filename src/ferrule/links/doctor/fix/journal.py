@@ -39,7 +39,7 @@ class Journal:
     folder: Path
 
     def entries(self) -> tuple[Entry, ...]:
-        """What was done and not undone, the oldest first. Raises `LinkError` if somebody else could have written it."""
+        """What was done and not undone, the oldest first. Raises `LinkError` if another user could have written it."""
         if not self.folder.exists():
             return ()
         self._check(self.folder)

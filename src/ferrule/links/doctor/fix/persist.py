@@ -1,4 +1,4 @@
-"""Steps that set an interface's MTU or address, now and so that it lasts, by whoever keeps this interface's settings.
+"""Steps that set an interface's MTU or address, now and so that it lasts, by the program that keeps its settings.
 
 systemd-networkd, systemd.network(5): of all files that match an interface only the first one counts, so an MTU goes
 into a drop-in of the file that is in use, and an address into a file of its own that comes first. netplan(5) merges
@@ -15,7 +15,7 @@ from ferrule.links.doctor.fix.actions import Command, NewFile, RemoveFile, Step
 from ferrule.links.types import Inventory, Keeper
 
 MARK = "# Written by `ferrule doctor --fix`; `ferrule doctor --undo` takes it away.\n"
-NOBODY = (
+NO_KEEPER = (
     "until the next start: nothing was found that keeps settings of this interface (NetworkManager, systemd-networkd, "
     "netplan, ifupdown)"
 )
@@ -30,7 +30,7 @@ def new_file(path: str, text: str, mode: int = 0o644) -> Step:
 def lasting(keeper: Keeper | None, *, shared: bool = False) -> str:
     """For a title: how long it lasts, and with whom."""
     if keeper is None:
-        return NOBODY
+        return NO_KEEPER
     return SHARED if shared else f"to last, with {keeper.program}"
 
 

@@ -33,7 +33,7 @@ from ferrule.fabric.transports.verbs.ports import Found
 from ferrule.links import Probe
 from ferrule.probe.flows import Stream, run_streams
 from ferrule.probe.lend import Borrower, lend
-from ferrule.probe.messages import Way, tcp_ways, time_messages
+from ferrule.probe.messages import Exchange, tcp_exchanges, time_messages
 from ferrule.probe.pipes import Pipe, TcpPipe
 from ferrule.probe.rdma import RdmaPipe, ports_of
 from ferrule.secure import Stranger
@@ -45,7 +45,7 @@ _CONNECT_SECONDS = 3.0
 _MAX_SECONDS = 600.0
 
 
-class Agent:
+class Worker:
     """What the orders work on."""
 
     def __init__(self, key: bytes) -> None:
@@ -54,7 +54,7 @@ class Agent:
         self._places: Sequence[tuple[str, str]] = ()
         self._rdma_netdevs: dict[tuple[str, int], tuple[str, ...]] = {}
 
-    def obey(self, order: dict[str, Any]) -> dict[str, Any]:
+    def carry_out(self, order: dict[str, Any]) -> dict[str, Any]:
         match order.pop("do"):
             case "describe":
                 return self._describe()
@@ -110,28 +110,28 @@ class Agent:
         with ExitStack() as opened:
             place = what.get("lend")
             borrower = opened.enter_context(Borrower(place)) if place and dials else None
-            links = self._dial(epoch, flows, deadline) if dials else self._accept(epoch, flows, deadline)
-            for link in links:
-                opened.callback(link.socket.close)
-            mss = min(link.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) for link in links)
+            connections = self._dial(epoch, flows, deadline) if dials else self._accept(epoch, flows, deadline)
+            for connection in connections:
+                opened.callback(connection.socket.close)
+            mss = min(each.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) for each in connections)
             pipes: list[RdmaPipe] = []
             if what["transport"] == "verbs":
-                for flow, link in list(zip(flows, links, strict=True))["sizes" in what :]:
+                for flow, connection in list(zip(flows, connections, strict=True))["sizes" in what :]:
                     name = flow["interface"] if dials else self._places[flow["listener"]][1]
-                    pipes.append(RdmaPipe(link, self._rdma(name), first=dials, deadline=deadline))
+                    pipes.append(RdmaPipe(connection, self._rdma(name), first=dials, deadline=deadline))
                     opened.callback(pipes[-1].close)
             if "sizes" in what:
-                words, messages = links
+                words, messages = connections
                 if place and not dials:
                     lend(place, messages.socket)
                 other = None if borrower is None else opened.enter_context(borrower.socket())
-                ways = {"verbs": Way(pipes[0].play)} if pipes else tcp_ways(messages.socket, other)
+                exchanges = {"verbs": Exchange(pipes[0].play)} if pipes else tcp_exchanges(messages.socket, other)
                 return {
                     "mss": mss,
-                    "latency": time_messages(words, ways, what["sizes"], seconds, starts=dials, deadline=deadline),
+                    "latency": time_messages(words, exchanges, what["sizes"], seconds, starts=dials, deadline=deadline),
                 }
             # Forth is from the end that dials.
-            carriers: Sequence[Pipe] = pipes or [TcpPipe(link.socket) for link in links]
+            carriers: Sequence[Pipe] = pipes or [TcpPipe(each.socket) for each in connections]
             streams = [
                 Stream(pipe, "send" if (flow["way"] == "forth") == dials else "receive")
                 for pipe, flow in zip(carriers, flows, strict=True)
@@ -173,7 +173,7 @@ class Agent:
                 try:
                     sock = listener.accept()[0]
                 except TimeoutError:
-                    raise FabricTimeout(f"nobody connected within {deadline.seconds:g} s") from None
+                    raise FabricTimeout(f"no connection came within {deadline.seconds:g} s") from None
                 try:
                     link = _welcome(sock, self._key, bytes.fromhex(epoch))
                 except (Stranger, FerruleError, OSError):
@@ -232,24 +232,24 @@ def _welcome(sock: socket.socket, key: bytes, epoch: bytes) -> ControlChannel:
 
 
 def main() -> int:
-    """Obey until standard input ends."""
+    """Carry out orders until standard input ends."""
     first = json.loads(sys.stdin.readline() or "{}")
     if "key" not in first:
         raise LinkError("this command is started by `ferrule links probe` and is not for people")
     # Whatever happens: not longer than that.
     signal.setitimer(signal.ITIMER_REAL, min(float(first["seconds"]), _MAX_SECONDS))
-    agent = Agent(bytes.fromhex(first["key"]))
+    worker = Worker(bytes.fromhex(first["key"]))
     orders: queue.Queue[str] = queue.Queue()
 
     def listen() -> None:
         for line in sys.stdin:
             orders.put(line)
-        os._exit(0)  # whoever gave orders is gone, also in the middle of one
+        os._exit(0)  # the giver of orders is gone, also in the middle of one
 
     threading.Thread(target=listen, daemon=True).start()
     while True:
         try:
-            answer = agent.obey(json.loads(orders.get()))
+            answer = worker.carry_out(json.loads(orders.get()))
         except (Refused, FerruleError, OSError) as error:
             answer = {"error": str(error)}
         sys.stdout.write(MARK + json.dumps(answer) + "\n")

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from ferrule.links.doctor.costs import MESSAGE_BYTES, MESSAGES_PER_TOKEN
 from ferrule.links.doctor.cures import by_hand
 from ferrule.links.findings import SEVERITIES, Finding, Severity
-from ferrule.links.measured import Bandwidth, MeasuredLink, MeasuredPair
+from ferrule.links.measured.store import Bandwidth, MeasuredLink, MeasuredPair
 from ferrule.links.types import Evidence
 from ferrule.units import format_rate, format_seconds
 
