@@ -80,7 +80,8 @@ class Peer:
         """Whether it answered, the last time, that it will not have us."""
         self.stopping = False
         """Whether it said that it stops on purpose, since it was up the last time."""
-        self._last = False
+        self._stops = False
+        self._said_stopping = asyncio.Event()
 
     def nudge(self) -> None:
         """There is something new to tell."""
@@ -98,8 +99,11 @@ class Peer:
 
     async def say_stopping(self, seconds: float) -> None:
         """Tell it that this host's agent stops on purpose, so that it does not look lost."""
-        self._last = True
-        await self.answers(seconds)
+        self._stops = True
+        self._news.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._said_stopping.wait()
 
     async def run(self) -> None:
         failures = 0
@@ -147,9 +151,12 @@ class Peer:
 
     async def _converse(self, connection: Connection) -> None:
         while True:
-            answer = await self._exchange(connection, Heartbeat(self._knower.knowledge.digest, self._last))
+            heartbeat = Heartbeat(self._knower.knowledge.digest, self._stops)
+            answer = await self._exchange(connection, heartbeat)
             if not isinstance(answer, HeartbeatAnswer):
                 raise _out_of_turn(answer)
+            if heartbeat.stopping:
+                self._said_stopping.set()
             self.saw.update((host, self.heard) for host in answer.sees)
             if answer.digest != self._knower.knowledge.digest:
                 answer = await self._exchange(connection, Known(self._all()))
