@@ -90,6 +90,9 @@ class Operation:
 class Work:
     def wait(self, timeout: float) -> int: ...
     def then(self, done: Callable[[], object]) -> None: ...
+    @property
+    def source(self) -> int:
+        """The rank from which a recv with root -1 got its message; -1 until then."""
 
 class Heartbeat:
     """Watches the ranks of a job over connections of its own; see ferrule_heartbeat_create in ferrule.h.

@@ -504,6 +504,23 @@ def _pretend(arguments: dict[str, Any]) -> None:
         _native.Segment = NoSegment  # type: ignore[assignment,misc]
 
 
+def from_any(group: Group, arguments: dict[str, Any]) -> None:
+    """Rank 0 takes messages of the others as they come: many short ones, and some that no buffer holds."""
+    seen: dict[int, int] = {}
+    for elements, messages in ((1, 200), (300_000, 5)):
+        for _ in range(messages if group.rank else messages * (group.size - 1)):
+            if group.rank:
+                group.send(np.full(elements, float(group.rank)), 0)
+            else:
+                x = np.empty(elements)
+                work = group.recv(x, None, blocking=False)
+                work.wait(60)
+                assert (x == work.source).all()
+                seen[work.source] = seen.get(work.source, 0) + 1
+        group.barrier()
+    report(seen=seen)
+
+
 def main() -> None:
     name, arguments = sys.argv[1], json.loads(sys.argv[2])
     _pretend(arguments)

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 from torch.testing import assert_close
 
+from ferrule.errors import FabricError
+
 SUM, AVG, PRODUCT, MIN, MAX = ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX
 
 REALS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -265,13 +267,19 @@ def send_and_recv(rank: int, size: int) -> None:
 
 
 def recv_from_any(rank: int, size: int) -> None:
-    if size > 2:
-        with pytest.raises(RuntimeError if rank < 0 else Exception, match="give src"):
-            dist.recv(torch.empty(1))
-    elif rank == 0:
-        dist.send(torch.ones(1), 1)
+    if rank:
+        dist.send(torch.full((5,), float(rank)), 0)
     else:
-        assert dist.recv(torch.empty(1)) == 0
+        seen = []
+        for _ in range(size - 1):
+            x = torch.empty(5, 2)[:, 0]  # with gaps
+            seen.append(dist.recv(x))
+            assert_close(x, torch.full((5,), float(seen[-1])))
+        assert sorted(seen) == list(range(1, size))
+        if size > 2:
+            with pytest.raises(FabricError, match="give src"):
+                dist.recv(torch.empty(1), tag=3)
+    dist.barrier()
 
 
 def receive_before_send(rank: int, size: int) -> None:

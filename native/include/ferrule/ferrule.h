@@ -140,6 +140,8 @@ typedef enum ferrule_op {
   FERRULE_RECV = 11
 } ferrule_op;
 
+#define FERRULE_ANY_RANK (-1) /* as the peer of recv: whichever message comes first, from all ranks in turn */
+
 /* One operation. count is what one rank gives (or gets, for reduce_scatter and scatter), in elements.
  *
  *   all_reduce      count of in -> count of out; in may be out, or NULL for the same
@@ -337,6 +339,8 @@ ferrule_status ferrule_start(ferrule_group *group, const ferrule_operation *oper
 ferrule_status ferrule_work_wait(ferrule_work *work, double timeout);
 /* Have done(context) called when it is done, by the thread that ends it, or at once. */
 void ferrule_work_then(ferrule_work *work, void (*done)(void *context), void *context);
+/* The rank from which a recv from FERRULE_ANY_RANK got its message; -1 until then. */
+int ferrule_work_source(ferrule_work *work);
 /* The work itself goes on. */
 void ferrule_work_destroy(ferrule_work *work);
 

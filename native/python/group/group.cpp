@@ -81,6 +81,7 @@ class PyWork {
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
   }
+  int source() const { return ferrule_work_source(work_); }
   void then(nb::callable done) const {
     auto* const held = new nb::callable(std::move(done));
     const nb::gil_scoped_release release;
@@ -300,7 +301,10 @@ void bind_group(nb::module_& module) {
            "quantized"_a = false)
       .def_prop_ro("op", [](const PyOperation& self) { return static_cast<int>(self.operation.op); });
 
-  nb::class_<PyWork>(module, "Work").def("wait", &PyWork::wait, "timeout"_a).def("then", &PyWork::then, "done"_a);
+  nb::class_<PyWork>(module, "Work")
+      .def("wait", &PyWork::wait, "timeout"_a)
+      .def("then", &PyWork::then, "done"_a)
+      .def_prop_ro("source", &PyWork::source);
 
   nb::class_<PyGroup>(module, "Group")
       .def(nb::init<int, std::uint64_t, const std::vector<PyChannel*>&, const std::vector<PyChannel*>&, PySegment*,

@@ -120,6 +120,8 @@ void ferrule_work_then(ferrule_work* work, void (*done)(void* context), void* co
   unwrap(work)->then([done, context] { done(context); });
 }
 
+int ferrule_work_source(ferrule_work* work) { return unwrap(work)->source(); }
+
 void ferrule_work_destroy(ferrule_work* work) { delete reinterpret_cast<WorkHandle*>(work); }
 
 }  // extern "C"

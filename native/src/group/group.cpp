@@ -102,6 +102,7 @@ bool Group::valid(const ferrule_operation* operations, std::size_t count) const 
     switch (operation->op) {
       case FERRULE_SEND:
       case FERRULE_RECV:
+        if (operation->op == FERRULE_RECV && operation->root == FERRULE_ANY_RANK && size_ > 1) break;
         if (operation->root == rank_) return false;
         [[fallthrough]];
       case FERRULE_BROADCAST:

@@ -13,28 +13,40 @@ void MessageQueues::add(Job job) {
   auto ticket = std::make_shared<Ticket>(Ticket{++tickets_, job.operations.size(), std::move(job)});
   open_.push_back(ticket);
   for (const ferrule_operation& operation : ticket->job.operations) {
-    Peer& peer = peers_[static_cast<std::size_t>(operation.root)];
-    const bool sends = operation.op == FERRULE_SEND;
     MessageHeader header{epoch_, {}};
     header.call.op = Op::send;
     header.call.dtype = static_cast<std::uint8_t>(operation.dtype);
     header.call.bytes = operation.count * ferrule_dtype_size(operation.dtype);
-    header.call.sequence = sends ? ++peer.sent : ++peer.received;
     const auto bytes = static_cast<std::size_t>(header.call.bytes);
-    if (sends) {
+    if (operation.root == FERRULE_ANY_RANK) {
+      any_.push_back({header, {static_cast<std::byte*>(operation.out), bytes}, ticket});
+      continue;
+    }
+    Peer& peer = peers_[static_cast<std::size_t>(operation.root)];
+    if (operation.op == FERRULE_SEND) {
+      header.call.sequence = ++peer.sent;
       Outgoing message;
       message.channel = peer.channel;
       message.header = header;
       message.first = {static_cast<const std::byte*>(operation.in), bytes};
       peer.sends.push_back({message, ticket});
     } else {
-      Incoming message;
-      message.channel = peer.channel;
-      message.expected = header;
-      message.second = {static_cast<std::byte*>(operation.out), bytes};
-      peer.receives.push_back({message, ticket});
+      add_receive(peer, header, {static_cast<std::byte*>(operation.out), bytes}, ticket);
     }
   }
+}
+
+void MessageQueues::add_receive(Peer& peer, MessageHeader expected, Bytes into, const std::shared_ptr<Ticket>& ticket) {
+  if (peer.receives.empty() || peer.receives.back().ticket != nullptr) {
+    peer.receives.emplace_back();
+    peer.receives.back().message.channel = peer.channel;
+  }
+  Receive& receive = peer.receives.back();
+  expected.call.sequence = ++peer.received;
+  receive.message.expected = expected;
+  receive.message.second = into;
+  receive.ticket = ticket;
+  if (receive.message.got == sizeof(MessageHeader)) check_header(*peer.channel, expected, receive.message.header);
 }
 
 bool MessageQueues::done(std::uint64_t ticket) const {
@@ -61,7 +73,7 @@ bool MessageQueues::pump() {
       peer.sends.pop_front();
       moved = true;
     }
-    while (!peer.receives.empty()) {
+    while (peer.receiving()) {
       Incoming& message = peer.receives.front().message;
       if (message.pump()) moved = true;
       if (!message.done()) break;
@@ -70,8 +82,57 @@ bool MessageQueues::pump() {
       moved = true;
     }
   }
+  if (!any_.empty() && match_any()) moved = true;
   if (open_.size() != before) watch_deadline();
   return moved;
+}
+
+bool MessageQueues::match_any() {
+  bool moved = false;
+  Channel* departed = nullptr;
+  bool others = false;  // that may still send something
+  const std::size_t first = first_asked_;
+  for (std::size_t i = 0; i < peers_.size() && !any_.empty(); ++i) {
+    const std::size_t rank = (first + i) % peers_.size();
+    Peer& peer = peers_[rank];
+    if (peer.channel == nullptr) continue;
+    if (!peer.receiving() && peek(peer, moved)) {
+      ReceiveAny& any = any_.front();
+      if (any.ticket->job.work != nullptr) any.ticket->job.work->came_from(static_cast<int>(rank));
+      add_receive(peer, any.expected, any.into, any.ticket);
+      any_.pop_front();
+      first_asked_ = (rank + 1) % peers_.size();
+      moved = others = true;
+    } else if (peer.channel->departed() && !peer.receiving()) {
+      departed = peer.channel;
+    } else {
+      others = true;
+    }
+  }
+  if (!any_.empty() && !others && departed != nullptr) throw departed->loss();
+  return moved;
+}
+
+bool MessageQueues::peek(Peer& peer, bool& moved) {
+  if (peer.receives.empty()) {
+    peer.receives.emplace_back();
+    peer.receives.back().message.channel = peer.channel;
+  }
+  Incoming& message = peer.receives.front().message;
+  const Bytes header(reinterpret_cast<std::byte*>(&message.header), sizeof message.header);
+  if (message.got < header.size()) {
+    const std::size_t n = peer.channel->try_recv(header.subspan(message.got));
+    message.got += n;
+    if (n != 0) moved = true;
+  }
+  if (message.got < header.size()) return false;
+  if (message.header.epoch != epoch_ || message.header.call.op != Op::goodbye) return true;
+  // Nothing more comes from this rank, which matters only if it is so with all others.
+  const MessageHeader notice = message.header;
+  peer.receives.pop_front();
+  const Failure loss = peer.channel->loss(notice, {});
+  if (!peer.channel->departed()) throw loss;
+  return false;
 }
 
 void MessageQueues::end_one(const std::shared_ptr<Ticket>& ticket) {
@@ -84,7 +145,8 @@ void MessageQueues::end_one(const std::shared_ptr<Ticket>& ticket) {
 
 Wanted MessageQueues::wanted(int rank) const {
   const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  return {!peer.receives.empty(), !peer.sends.empty()};
+  const bool any = !any_.empty() && peer.channel != nullptr && !peer.channel->departed();
+  return {peer.receiving() || any, !peer.sends.empty()};
 }
 
 void MessageQueues::watch_deadline() {
@@ -95,6 +157,7 @@ void MessageQueues::watch_deadline() {
   if (first == nullptr) return;
   // For its words: the message of that ticket that is first in line.
   Call call;
+  if (!any_.empty() && any_.front().ticket.get() == first) call = any_.front().expected.call;
   for (const Peer& peer : peers_) {
     if (!peer.receives.empty() && peer.receives.front().ticket.get() == first) {
       call = peer.receives.front().message.expected.call;
@@ -110,6 +173,7 @@ void MessageQueues::fail(ferrule_status status) {
     peer.sends.clear();
     peer.receives.clear();
   }
+  any_.clear();
   std::deque<std::shared_ptr<Ticket>> open;
   open.swap(open_);
   for (const auto& ticket : open) {

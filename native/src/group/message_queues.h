@@ -45,8 +45,15 @@ class MessageQueues {
     Outgoing message;
     std::shared_ptr<Ticket> ticket;
   };
+  // Without a ticket: only its header was read, to find out whom a receive from any rank gets its message from. It is
+  // the last of its peer then, and belongs to the next receive.
   struct Receive {
     Incoming message;
+    std::shared_ptr<Ticket> ticket;
+  };
+  struct ReceiveAny {
+    MessageHeader expected;
+    Bytes into;
     std::shared_ptr<Ticket> ticket;
   };
   struct Peer {
@@ -55,10 +62,17 @@ class MessageQueues {
     std::deque<Receive> receives;
     std::uint64_t sent = 0;  // messages so far
     std::uint64_t received = 0;
+
+    bool receiving() const { return !receives.empty() && receives.front().ticket != nullptr; }
   };
 
   bool take_queued();
   bool pump();
+  void add_receive(Peer& peer, MessageHeader expected, Bytes into, const std::shared_ptr<Ticket>& ticket);
+  // Give receives from any rank the messages that have come. A receive that names its rank goes first.
+  bool match_any();
+  // Whether a header from this peer, or part of it, is here; reads what there is of it.
+  bool peek(Peer& peer, bool& moved);
   void end_one(const std::shared_ptr<Ticket>& ticket);
   Wanted wanted(int rank) const;
   // Let the waiter end at the earliest deadline of what is first in line anywhere.
@@ -68,6 +82,8 @@ class MessageQueues {
   Waiter& waiter_;
   Queue& queue_;
   std::vector<Peer> peers_;  // by rank
+  std::deque<ReceiveAny> any_;
+  std::size_t first_asked_ = 0;  // the rank after the one that was served last
   std::deque<std::shared_ptr<Ticket>> open_;
   std::uint64_t tickets_ = 0;
 };

@@ -22,8 +22,12 @@ class Work {
   // Call `done` when it is done, in the thread that ends it; at once if it is already.
   void then(std::function<void()> done);
   void finish(ferrule_status status);
+  // The rank from which a receive from any rank got its message; -1 until then, and for all else.
+  int source() const { return source_.load(std::memory_order_acquire); }
+  void came_from(int rank) { source_.store(rank, std::memory_order_release); }
 
  private:
+  std::atomic<int> source_{-1};
   std::mutex mutex_;
   std::condition_variable changed_;
   ferrule_status status_ = FERRULE_PENDING;

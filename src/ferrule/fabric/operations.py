@@ -184,10 +184,20 @@ class Operations:
         operation = Operation(OPS["send"], dtype, root=dst, source=address, count=count)
         return self._core.run(operation, None, (x,), timeout, blocking)
 
-    def recv(self, x: Array, src: int, *, timeout: float | None = None, blocking: bool = True) -> Any:
-        """Receive into ``x`` what rank ``src`` sent. Returns ``x``."""
-        self._check_peer(src)
+    def recv(self, x: Array, src: int | None, *, timeout: float | None = None, blocking: bool = True) -> Any:
+        """Receive into ``x`` what rank ``src`` sent. Returns ``x``.
+
+        With ``src=None`` it is the message that comes first from any rank (in turn, where several have come) that no
+        other `recv` waits for; `Work.source` says whose it was. It fails when all others have closed the group.
+        """
         address, count, dtype = locate(x, writable=True)
+        if src is None:
+            if self.size == 1:
+                raise ValueError("a group of one has no rank to receive from")
+            return self._core.run(
+                Operation(OPS["recv"], dtype, target=address, count=count), x, (x,), timeout, blocking
+            )
+        self._check_peer(src)
         if blocking and self._core.collect is None:
             status = self._core.native.recv(address, count, dtype, src, self._core.seconds(timeout))
             self._core.check(status)

@@ -49,6 +49,12 @@ class Work(Generic[Result]):
             self._fail(status)
         return self._result
 
+    @property
+    def source(self) -> int | None:
+        """The rank from which a `recv` from any rank got its message; None until then, and for all else."""
+        rank = self._native.source
+        return None if rank < 0 else rank
+
     def done(self) -> bool:
         """Whether `wait` would return (or raise) at once."""
         return self._native.wait(0) != _PENDING

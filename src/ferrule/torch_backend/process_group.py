@@ -176,10 +176,12 @@ class FabricProcessGroup(ProcessGroup):
         return self._run(plan, tensors, source=src)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
-        """With two ranks there is only one whose message it can be; with more the fabric wants to know."""
-        if self.fabric.size != 2:
-            raise FabricError("the backend ferrule cannot receive from just any rank of more than two; give src")
-        return self.recv(tensors, 1 - self.fabric.rank, tag)
+        """The message that comes first, whose ever it is; each rank has its turn where several have come."""
+        if self.fabric.size == 2:
+            return self.recv(tensors, 1 - self.fabric.rank, tag)
+        if tag:
+            raise FabricError("a message with a tag is two messages here, of one rank: to receive it, give src")
+        return self._run([step for t in tensors for step in steps.recv(self.fabric, t, None)], tensors)
 
     def barrier(self, opts: Any = _DEFAULTS) -> Work:
         return self._run([Step(self.fabric.barrier)], [], opts)

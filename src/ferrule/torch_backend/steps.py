@@ -159,8 +159,11 @@ def send(group: Group, t: Tensor, dst: int, tag: int) -> list[Step]:
     return steps
 
 
-def recv(group: Group, t: Tensor, src: int, tag: int) -> list[Step]:
-    """Messages of a pair arrive in the order they were sent; a tag other than 0 is compared, not searched for."""
+def recv(group: Group, t: Tensor, src: int | None, tag: int = 0) -> list[Step]:
+    """Messages of a pair arrive in the order they were sent; a tag other than 0 is compared, not searched for.
+
+    ``src=None``, without a tag: from whichever rank a message comes first.
+    """
     line, finish = target(t)
     steps = [Step(partial(group.recv, line, src), finish)]
     if tag:

@@ -100,7 +100,10 @@ class Pending(Work):
         self.wait()
 
     def _source_rank(self) -> int:
-        return self._source
+        """Of a message from any rank only its operation knows it."""
+        operation = self.parts[0].operation
+        found = operation.source if isinstance(operation, FabricWork) else None
+        return self._source if found is None else found
 
     def get_future(self) -> Future[list[Tensor]]:
         """A future of the result. Unless it is there already, it comes from a thread of its own: what is chained to
