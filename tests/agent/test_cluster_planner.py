@@ -16,8 +16,9 @@ from ferrule.errors import ClusterError, ConfigError, EngineError, ModelUnavaila
 from ferrule.fabric.join.addresses import Interface
 from ferrule.fabric.join.hosts import RankHost
 from ferrule.model import read_model
-from ferrule.plan import ClusterSpec, DeviceSpec, Question, Workload, best_plan, make_plan
+from ferrule.plan import ClusterSpec, DeviceSpec, Plan, Question, SavedPlan, Stage, Workload, best_plan, make_plan
 from ferrule.plan.cluster import HostReport
+from ferrule.plan.saved import ModelFacts
 
 MEMBERS = [
     Member(letter * 32, f"host{letter}", 8421, (f"10.0.0.{n}",), "0.1.0", "3.11") for n, letter in enumerate("abc")
@@ -223,3 +224,17 @@ def test_hosts_that_were_not_named_or_cannot_tell_are_left_out(monkeypatch, spec
     monkeypatch.setattr(cluster_planner, "ask_member", mute)
     with pytest.raises(ModelUnavailable, match="no host could be asked"):
         form(ClusterPlanner(None, EngineOptions("x"), split=False), spec)
+
+
+def test_a_saved_plan_says_on_which_hosts_which_layers_are(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch, (64 * GB, 64 * GB, 64 * GB))
+    stages = (Stage(("hostc",), 0, 20), Stage(("hosta",), 20, spec.layers))
+    saved = SavedPlan(1, ModelFacts.of(spec), "ferrule", (Plan(stages),), verdict="Because.")
+    planner = ClusterPlanner(None, EngineOptions("x"), split=False, saved=saved)
+    formation = form(planner, spec)
+    assert planner.placed.hosts == ("hostc", "hosta")
+    assert [shard.last_layer for shard in formation.options.plan.shards] == [20, spec.layers]
+    assert formation.options.plan.reason == "2 pipeline stages chosen by the planner. Because."
+    cluster.answering = [MEMBERS[0].host]
+    with pytest.raises(ModelUnavailable, match="the plan needs hostc, which cannot be reached now"):
+        form(ClusterPlanner(None, EngineOptions("x"), split=False, saved=saved), spec)

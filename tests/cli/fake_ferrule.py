@@ -24,7 +24,8 @@ def no_device(*_: Any, **__: Any) -> Any:
     raise PlanError("a scripted engine runs nowhere")
 
 
-async def start(options: Any, on_progress: Any = None) -> FakeEngine:
+async def start(options: Any, on_progress: Any = None, choose_plan: Any = None) -> FakeEngine:
+    del choose_plan
     on_progress(Progress(0, "load", 1 << 20, 2 << 20))
     on_progress(Progress(0, "load", 2 << 20, 2 << 20))
     await asyncio.sleep(float(os.environ.get("FAKE_SLOW_START", 0)))

@@ -14,6 +14,7 @@ from ferrule.units import format_bytes
 HostId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Text = Annotated[str, Meta(max_length=4096)]
+PlanText = Annotated[str, Meta(max_length=1 << 18)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 
@@ -30,7 +31,8 @@ _RAY_PORTS = 300
 class DesiredModel:
     """A model should be up. ``host``: the id of the host that serves it; ``owner``: of the one on which it was ordered.
     ``listen`` and ``port``: where its clients come; ``key``: they need one. ``hosts``: the names of those that may have
-    ranks, all where it is empty. The others are options of the engine, None for its own defaults."""
+    ranks, all where it is empty. ``plan``: what `ferrule plan --json` printed, if that says where ranks go. The
+    others are options of the engine, None for its own defaults."""
 
     model: Text
     host: HostId
@@ -46,6 +48,7 @@ class DesiredModel:
     pipeline: Count | None = None
     self_test: bool | None = None
     spares: bool | None = None
+    plan: PlanText | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from ferrule.engine import Engine, EngineOptions, start
 from ferrule.engine.host.speed import measure_speed
 from ferrule.engine.types import Progress
 from ferrule.errors import ClusterError, FerruleError
+from ferrule.plan import parse_plan
 from ferrule.secure import derived_key
 from ferrule.serve.server import listen, serve
 
@@ -49,7 +50,8 @@ class ModelServer:
         self._home, self._name, self._desired = home, name, desired
         self._options = options_of(desired, name)
         split = desired.tensor is not None or desired.pipeline is not None
-        self._planner = ClusterPlanner(home, self._options, split=split, wanted=desired.hosts or ())
+        saved = None if desired.plan is None else parse_plan(desired.plan, f"the plan of the model {name!r}")
+        self._planner = ClusterPlanner(home, self._options, split=split, wanted=desired.hosts or (), saved=saved)
         self._engine: Engine | None = None
         self._measured: float | None = None
         self._measured_at: Placed | None = None

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ferrule.agent.placement.cores import HostCores, rank_threads, reports_by_share
 from ferrule.agent.placement.ranks import ClusterStarter
@@ -20,7 +21,18 @@ from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.errors import ClusterError, ConfigError, FerruleError, LinkError, ModelUnavailable
 from ferrule.model import ModelSpec
-from ferrule.plan import BUILT_IN_ENGINE, Candidate, Plan, Prediction, Question, Workload, make_plan, predicted, search
+from ferrule.plan import (
+    BUILT_IN_ENGINE,
+    Candidate,
+    Plan,
+    Prediction,
+    Question,
+    SavedPlan,
+    Workload,
+    make_plan,
+    predicted,
+    search,
+)
 from ferrule.plan.cluster import HostReport, Sources, cluster_of_reports, parse_report
 from ferrule.plan.cost import calibrated, read_calibrations
 from ferrule.plan.explain import WORTH_IT, verdict
@@ -46,9 +58,20 @@ class Placed:
 
 class ClusterPlanner:
     """`Planner`. ``wanted``: names of hosts, all if empty. With ``options.tensor`` or ``options.pipeline`` given by the
-    user (``split``) the ranks are spread over the hosts in turn; else the planner chooses."""
+    user (``split``) the ranks are spread over the hosts in turn; with a ``saved`` plan they go where that says; else
+    the planner chooses."""
 
-    def __init__(self, home: ClusterHome, options: EngineOptions, *, split: bool, wanted: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        home: ClusterHome,
+        options: EngineOptions,
+        *,
+        split: bool,
+        wanted: Sequence[str] = (),
+        saved: SavedPlan | None = None,
+    ) -> None:
+        wanted = saved.plan.devices if saved is not None else wanted
+        self._saved = saved
         self.placed: Placed | None = None
         self.spares = ClusterStandby(home, spread=split) if options.spares else None
         self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
@@ -104,8 +127,9 @@ class ClusterPlanner:
 
     async def _formation(self, options: RankOptions, members: Sequence[Member], *, fresh: bool) -> Formation:
         assert self._spec is not None
-        if self._split:
-            placed, ranks = self._spread(self._spec, members)
+        if self._saved is not None or self._split:
+            spread = partial(self._as_saved, self._saved) if self._saved is not None else self._spread
+            placed, ranks = spread(self._spec, members)
             cores = await self._cores(members)
         else:
             reports = await self._described(members, fresh=fresh)
@@ -176,6 +200,13 @@ class ClusterPlanner:
         used = members[: plan.world_size]
         ranks = [used[rank * len(used) // plan.world_size] for rank in range(plan.world_size)]
         return Placed(plan, tuple(member.name for member in ranks), None), ranks
+
+    def _as_saved(self, saved: SavedPlan, spec: ModelSpec, members: Sequence[Member]) -> tuple[Placed, list[Member]]:
+        by_name = {member.name: member for member in members}
+        plan = saved.for_model(spec)
+        if missing := [name for name in plan.devices if name not in by_name]:
+            raise ModelUnavailable(f"the plan needs {_and(missing)}, which cannot be reached now")
+        return Placed(plan, plan.devices, None), [by_name[name] for name in plan.devices]
 
     def _chosen(self, spec: ModelSpec, options: RankOptions, members: Sequence[Member]) -> tuple[Placed, list[Member]]:
         reports = reports_by_share(self._reports)  # also of a host that is away: the others do not grow by that

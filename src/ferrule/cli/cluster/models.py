@@ -17,9 +17,11 @@ from rich.console import Console
 from ferrule.cli.cluster.flags import AsJson, InCluster
 from ferrule.cli.cluster.tables import models_table, show
 from ferrule.cli.serving.model import DEMO
+from ferrule.cluster import client
 from ferrule.cluster import models as cluster_models
 from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.home import ClusterHome, choose_cluster, known_clusters
+from ferrule.cluster.messages import GetStatus
 from ferrule.cluster.models import ModelRow
 from ferrule.errors import ClusterError
 
@@ -33,6 +35,11 @@ def running_cluster() -> ClusterHome | None:
     """The cluster whose agent runs on this host; None where none does, or several do."""
     running = [home for home in known_clusters() if home.is_running()]
     return running[0] if len(running) == 1 else None
+
+
+def cluster_hosts(home: ClusterHome) -> list[str]:
+    """Names of all its hosts, also of those that do not answer now."""
+    return [member.name for member in client.ask(home, GetStatus()).hosts]
 
 
 def serve_on_cluster(

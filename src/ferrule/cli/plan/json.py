@@ -9,8 +9,7 @@ from typing import Any
 from ferrule.plan import Candidate, Question, SearchResult, Term
 from ferrule.plan.cluster import CORES_KEEP
 from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
-
-VERSION = 1
+from ferrule.plan.saved import VERSION, ModelFacts
 
 
 def question_json(question: Question) -> dict[str, Any]:
@@ -18,13 +17,10 @@ def question_json(question: Question) -> dict[str, Any]:
     return {
         "version": VERSION,
         "model": {
-            "name": model.name,
+            **ModelFacts.of(model).to_fields(),
             "parameters": model.parameters,
             "active_parameters": model.active_parameters,
-            "bytes": model.bytes,
-            "stored": model.stored,
             "counted": model.counted,
-            "layers": model.layers,
             "max_context": model.max_context,
             "notes": list(model.notes),
         },

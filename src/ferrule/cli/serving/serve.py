@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ferrule.cli.cluster.models import running_cluster, serve_on_cluster
+from ferrule.cli.cluster.models import cluster_hosts, running_cluster, serve_on_cluster
 from ferrule.cli.extras import needs
 from ferrule.cli.serving.model import (
     DEMO,
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 
     from ferrule.engine import Engine
     from ferrule.engine.host.speed import Speed
-    from ferrule.plan import DeviceSpec
+    from ferrule.model import ModelSpec
+    from ferrule.plan import DeviceSpec, Plan, SavedPlan
 
 DEFAULT_PORT = 8420
 
@@ -36,6 +40,7 @@ EXAMPLES = (
     "Examples:\n\n"
     "ferrule serve --demo\n\n"
     "ferrule serve ~/models/Qwen3-8B --tp 2\n\n"
+    "ferrule plan ~/models/Qwen3-8B --json > plan.json && ferrule serve ~/models/Qwen3-8B --plan plan.json\n\n"
     "ferrule serve Qwen/Qwen3-8B --pp 2 --max-context 8192 --port 9000\n\n"
     "FERRULE_API_KEY=secret ferrule serve ~/models/Qwen3-8B --host 0.0.0.0"
 )
@@ -52,6 +57,10 @@ def serve(
     demo: Annotated[bool, typer.Option("--demo", help="Serve the embedded model on two ranks.")] = False,
     tp: Tp = None,
     pp: Pp = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="Split as `ferrule plan MODEL --json > FILE` has found out."),
+    ] = None,
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on; beyond loopback needs a key.")
     ] = "127.0.0.1",
@@ -96,10 +105,12 @@ def serve(
 ) -> None:
     """Serve a model over the OpenAI API.
 
-    Where this machine is a host of a cluster (`ferrule up`), on the hosts of that; else on this machine.
+    Where this machine is a host of a cluster (`ferrule up`), on the hosts of that; else on this machine. Without --tp,
+    --pp and --plan the planner decides how to split it, and refuses what no memory can hold.
     """
     chosen = choose(model, demo=demo)
-    if demo and tp is None and pp is None:
+    saved = _saved_plan(plan, tp, pp, hosts)
+    if demo and tp is None and pp is None and saved is None:
         tp = DEMO_RANKS
     if api_key is not None and not api_key.strip():
         raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
@@ -111,6 +122,8 @@ def serve(
         if api_key is not None:
             raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
         beyond = not _is_loopback(host)
+        if saved is not None:
+            saved.require_hosts(cluster_hosts(home), "this cluster")
         desired = DesiredModel(
             model=chosen,
             host=home.settings.host,
@@ -125,6 +138,7 @@ def serve(
             threads=threads,
             self_test=self_test,
             spares=spares,
+            plan=None if saved is None else saved.to_json(),
         )
         serve_on_cluster(console, home, name, port, desired)
         return
@@ -136,7 +150,7 @@ def serve(
     with needs("serve", "serve"):
         from ferrule.engine import start
         from ferrule.engine.host.speed import speed_of
-        from ferrule.engine.source import local
+        from ferrule.engine.source import local, read_config
         from ferrule.serve import listen
         from ferrule.serve import serve as run_server
     import asyncio
@@ -154,15 +168,23 @@ def serve(
         name=name,
         spares=spares,
     )
+    if saved is not None:
+        saved.require_hosts({gethostname()}, "this machine")
     listener = listen(host, port, api_key=api_key)
-    local(chosen)  # what cannot be a model is said before anything is measured
-    device = this_machine(console, threads, measure=tp is None and pp is None)
+    directory = local(chosen)
+    if directory is not None:
+        read_config(directory)  # what cannot be a model is said before anything is measured
+    undecided = tp is None and pp is None and saved is None
+    device = this_machine(console, threads, measure=undecided)
+    choose_plan = saved.for_model if saved is not None else None
+    if undecided and device is not None:
+        choose_plan = partial(_plan_here, device)
     speed: Speed | None = None
 
     async def load() -> Engine:
         nonlocal speed
         with Loading(console) as loading:
-            engine = await start(options, on_progress=loading)
+            engine = await start(options, on_progress=loading, choose_plan=choose_plan)
             speed = await speed_of(engine, device)
             return engine
 
@@ -170,6 +192,23 @@ def serve(
         show_ready(console, engine, host, listener.getsockname()[1], with_key=api_key is not None, speed=speed)
 
     asyncio.run(run_server(load, listener, api_key=api_key, on_ready=ready))
+
+
+def _saved_plan(file: Path | None, tp: int | None, pp: int | None, hosts: str | None) -> SavedPlan | None:
+    if file is None:
+        return None
+    if tp is not None or pp is not None or hosts is not None:
+        raise ConfigError("--plan says how to split and on which hosts: leave --tp, --pp and --hosts out")
+    from ferrule.plan import read_plan
+
+    return read_plan(file)
+
+
+def _plan_here(device: DeviceSpec, model: ModelSpec) -> Plan:
+    from ferrule.plan import plan_machine
+    from ferrule.plan.cost import calibrated
+
+    return plan_machine(model, calibrated(device))
 
 
 def _is_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ferrule.engine.host.local_ranks import LabPlanner, LocalPlanner
 from ferrule.engine.host.placement import Loss, Planner
-from ferrule.engine.host.prepare import PreparedModel, in_background, prepare
+from ferrule.engine.host.prepare import PlanChoice, PreparedModel, in_background, prepare
 from ferrule.engine.host.requests import Request, Requests
 from ferrule.engine.host.supervisor import Running, Supervisor
 from ferrule.engine.messages import Cancel, Event, Load, Loading, Tokens
@@ -228,14 +228,16 @@ async def start(
     *,
     lab: Lab | None = None,
     planner: Callable[[PreparedModel], Planner] | None = None,
+    choose_plan: PlanChoice | None = None,
 ) -> LocalEngine:
     """Find, check, plan and load a model on ranks of this machine, or of a ``lab`` that is up, one host after another.
 
-    ``planner``: makes what places the ranks elsewhere, of what is known of the model by then. ``on_progress`` is called
-    from the event loop. Raises `ModelError`, `PlanError` or `ConfigError` before any process is started where the files
-    or the split are at fault, `EngineError` where a rank fails.
+    ``choose_plan``: the plan of a model, by default that which ``options`` ask for. ``planner``: makes what places the
+    ranks elsewhere, of what is known of the model by then. ``on_progress`` is called from the event loop. Raises
+    `ModelError`, `PlanError` or `ConfigError` before any process is started where the files or the split are at fault,
+    `EngineError` where a rank fails.
     """
-    model = await in_background(lambda: prepare(options))
+    model = await in_background(lambda: prepare(options, choose_plan))
     spares = options.spares
     place = planner or (lambda _: LocalPlanner(spares=spares) if lab is None else LabPlanner(lab, spares=spares))
     engine = LocalEngine(options, model, place(model))

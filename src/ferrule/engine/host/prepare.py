@@ -19,6 +19,8 @@ from ferrule.model import ModelSpec
 from ferrule.plan import Plan, make_plan
 
 Result = TypeVar("Result")
+PlanChoice = Callable[[ModelSpec], Plan]
+"""Raises `PlanError` where the model cannot be held or split so."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class PreparedModel:
     identity: str
 
 
-def prepare(options: EngineOptions) -> PreparedModel:
-    """Find (or download) the model, check its files and plan the split.
+def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> PreparedModel:
+    """Find (or download) the model, check its files and plan the split: by ``choose``, else as ``options`` say.
 
     Raises `ModelError`, `PlanError` or `ConfigError`, whichever is at fault.
     """
@@ -47,7 +49,7 @@ def prepare(options: EngineOptions) -> PreparedModel:
         raise ConfigError(
             f"--max-context {options.max_context} is more than the {spec.max_context} tokens that this model runs with"
         )
-    plan = make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
+    plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
     tokenizer = ModelTokenizer(directory)
     default_sampling, end_tokens = generation_defaults(directory, config)
     if tokenizer.eos_token_id is not None:

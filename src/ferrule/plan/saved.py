@@ -1,0 +1,138 @@
+"""Plans in files: what ``ferrule plan --json`` prints, read again by ``ferrule serve --plan``.
+
+Both sides are typed: `model_facts` says what is printed of a model, `SavedPlan` what is read and in which limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ferrule.errors import ConfigError, PlanError
+from ferrule.model.spec import ModelSpec
+from ferrule.plan.obstacle import obstacle_of
+from ferrule.plan.plan import Plan
+from ferrule.plan.runtime import BUILT_IN_ENGINE
+
+VERSION = 1
+MAX_BYTES = 64 << 20
+"""Of a file; 64 plans over a thousand hosts have about 20 MB."""
+CLOSE = 0.05
+"""By so much the bytes of weights may differ: some counts are by arithmetic, others by the files."""
+_CURE = "make one that fits: ferrule plan MODEL --json > plan.json"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """By what a plan's model is told from another. ``bytes``: of all weights, stored as ``stored`` says."""
+
+    name: str
+    layers: int
+    hidden_size: int
+    query_heads: int
+    key_value_heads: int
+    vocab_size: int
+    bytes: int
+    stored: str
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> ModelFacts:
+        return cls(**{name: getattr(spec, name) for name in cls.__dataclass_fields__})
+
+    def to_fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class SavedPlan(msgspec.Struct, frozen=True):
+    """The part of a file that says what to run; whatever else it holds is for people. ``best``: of ``plans``."""
+
+    version: int
+    model: ModelFacts
+    runtime: str
+    plans: tuple[Plan, ...]
+    best: int = 0
+    verdict: str = ""
+
+    @property
+    def plan(self) -> Plan:
+        return self.plans[self.best]
+
+    def to_json(self) -> str:
+        """With the best plan alone, for `parse_plan`."""
+        alone = msgspec.structs.replace(self, plans=(self.plan,), best=0)
+        return msgspec.json.encode(alone).decode()
+
+    def for_model(self, spec: ModelSpec) -> Plan:
+        """The best plan, once it is sure that it is for this model and that the engine can run it.
+
+        Raises `PlanError`, naming all that differs.
+        """
+        here = ModelFacts.of(spec)
+        names = ("layers", "hidden_size", "query_heads", "key_value_heads", "vocab_size")
+        differing = [
+            f"{name.replace('_', ' ')} {there} and not {mine}"
+            for name in names
+            if (there := getattr(self.model, name)) != (mine := getattr(here, name))
+        ]
+        if differing:
+            raise PlanError(
+                f"the plan is for {self.model.name} with {', '.join(differing)}, which {spec.name} has; {_CURE}"
+            )
+        if abs(self.model.bytes - here.bytes) > CLOSE * here.bytes:
+            raise PlanError(
+                f"the plan counts on weights of {self.model.bytes / 2**30:.2f} GiB ({self.model.stored}), and "
+                f"{spec.name} has {here.bytes / 2**30:.2f} GiB ({here.stored}); plan again without --weights"
+            )
+        plan = self.plan
+        if plan.layers != spec.layers:
+            raise PlanError(f"the plan's stages hold {plan.layers} layers, and {spec.name} has {spec.layers}; {_CURE}")
+        obstacle = obstacle_of(spec, plan)
+        if obstacle is not None:
+            raise PlanError(f"{spec.name} cannot be split as the plan says: {obstacle}; {_CURE}")
+        return replace(plan, obstacle=None).because(self.verdict)
+
+    def require_hosts(self, known: Collection[str], where: str) -> None:
+        """Raises `PlanError` where the plan needs a host that is not among the ``known`` ones of ``where``."""
+        missing = [name for name in dict.fromkeys(self.plan.devices) if name not in known]
+        if missing:
+            raise PlanError(
+                f"the plan places ranks on {', '.join(missing)}, and {where} has only {', '.join(sorted(known))}; "
+                "plan for the hosts that are there"
+            )
+
+
+def read_plan(file: Path) -> SavedPlan:
+    """What ``ferrule plan --json`` wrote to ``file``. Raises `ConfigError`."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    return parse_plan(text, str(file))
+
+
+def parse_plan(text: bytes | str, origin: str) -> SavedPlan:
+    """``origin`` names it in errors. Raises `ConfigError` for what `ferrule plan --json` did not print, or where
+    nothing fitted."""
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"{origin} has more than the {MAX_BYTES:,} bytes that a plan needs; {_CURE}")
+    try:
+        saved = msgspec.json.decode(text, type=SavedPlan)
+    except (msgspec.DecodeError, PlanError, RecursionError) as error:
+        raise ConfigError(f"{origin} is no plan ({error}); {_CURE}") from None
+    if saved.version != VERSION:
+        raise ConfigError(f"{origin} has version {saved.version} of the format, and this Ferrule reads {VERSION}")
+    if not saved.plans:
+        raise ConfigError(f"{origin} holds no plan, since nothing fitted; ferrule plan says what would")
+    if not 0 <= saved.best < len(saved.plans):
+        raise ConfigError(f"{origin}: best is {saved.best}, and there are {len(saved.plans)} plans; {_CURE}")
+    if saved.runtime != BUILT_IN_ENGINE.name:
+        raise ConfigError(
+            f"{origin} is a plan for the engine {saved.runtime}, and ferrule serve runs {BUILT_IN_ENGINE.name}; "
+            "leave --runtime out of ferrule plan"
+        )
+    return saved

@@ -1,0 +1,112 @@
+"""Plans in files: what `ferrule plan --json` prints is what `ferrule serve --plan` runs, or says why not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferrule.cli.plan.json import answer_json
+from ferrule.errors import ConfigError, PlanError
+from ferrule.model import read_model
+from ferrule.plan import (
+    ClusterSpec,
+    DeviceSpec,
+    Question,
+    Workload,
+    parse_plan,
+    plan_machine,
+    read_plan,
+    search,
+)
+from ferrule.plan.explain import bottleneck
+
+DEMO = read_model("demo")
+BOX = DeviceSpec("box", 8 << 30, 50e9, {"fp32": 1e12})
+
+
+def printed(**changes: Any) -> dict[str, Any]:
+    question = Question(DEMO, ClusterSpec((BOX,)), Workload(context=64, prompt=32))
+    answers = search(question)
+    assert answers.best is not None
+    found = bottleneck(question, answers.best)
+    fields = answer_json(question, answers, answers.candidates, answers.best, found, [], "Because.")
+    return json.loads(json.dumps(fields)) | changes
+
+
+def test_what_is_printed_is_read_and_runs(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(printed(), indent=2))
+    saved = read_plan(file)
+    plan = saved.for_model(DEMO)
+    assert (plan.strategy, plan.devices, plan.layers) == ("single", ("box",), DEMO.layers)
+    assert plan.reason == "one rank holds the whole model. Because."
+    saved.require_hosts({"box"}, "this machine")
+    again = parse_plan(saved.to_json(), "a record")
+    assert again.plan == saved.plan
+    assert again.model == saved.model
+
+
+def test_a_model_that_differs_is_named_with_the_difference() -> None:
+    saved = parse_plan(json.dumps(printed()), "plan.json")
+    other = replace(DEMO, name="other", decoder=DEMO.decoder[:4], vocab_size=7)
+    with pytest.raises(PlanError, match=rf"layers {DEMO.layers} and not 4, vocab size \d+ and not 7, which other has"):
+        saved.for_model(other)
+    heavier = replace(DEMO, embedding=replace(DEMO.embedding, bytes=DEMO.bytes * 2))
+    with pytest.raises(PlanError, match=r"counts on weights of .* plan again without --weights"):
+        saved.for_model(heavier)
+
+
+def test_hosts_that_are_not_there_are_named() -> None:
+    saved = parse_plan(json.dumps(printed()), "plan.json")
+    with pytest.raises(PlanError, match="places ranks on box, and this cluster has only a, b"):
+        saved.require_hosts(["b", "a"], "this cluster")
+
+
+def test_a_plan_that_the_engine_cannot_run_is_refused_whatever_the_file_says() -> None:
+    fields = printed()
+    whole, half = DEMO.layers, DEMO.layers // 2
+    shares = [[0.75] * 4, [0.25] * 4]
+    uneven = {"devices": ["a", "b"], "first_layer": 0, "last_layer": whole, "shares": shares, "experts": False}
+    fields["plans"] = [fields["plans"][0] | {"stages": [uneven], "obstacle": None}]
+    with pytest.raises(PlanError, match="cannot be split as the plan says: the built-in engine cuts layers into equal"):
+        parse_plan(json.dumps(fields), "plan.json").for_model(DEMO)
+    short = {"devices": ["a"], "first_layer": 0, "last_layer": half, "shares": [[1, 1, 1, 1]], "experts": False}
+    fields["plans"] = [{"stages": [short]}]
+    with pytest.raises(PlanError, match=f"stages hold {half} layers"):
+        parse_plan(json.dumps(fields), "plan.json").for_model(DEMO)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"version": 2}, "version 2 of the format"),
+        ({"plans": []}, "nothing fitted"),
+        ({"best": 9}, "best is 9, and there are"),
+        ({"runtime": "mlx"}, "leave --runtime out"),
+        ({"model": {"name": "x"}}, "is no plan .*missing required field"),
+        ({"plans": [{"stages": [{"devices": [], "first_layer": 0, "last_layer": 1}]}]}, "is no plan"),
+        ({"plans": [{"stages": []}]}, "at least one stage"),
+    ],
+)
+def test_what_is_no_plan_is_refused_with_the_cure(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_plan(json.dumps(printed(**changes)), "plan.json")
+
+
+def test_what_is_no_json_or_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is no plan .*ferrule plan MODEL --json"):
+        parse_plan("no", "plan.json")
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_plan(tmp_path / "none.json")
+
+
+def test_one_machine_holds_the_model_or_says_what_is_missing() -> None:
+    assert plan_machine(DEMO, BOX).devices == ("box",)
+    large = read_model("llama-3.1-8b")
+    with pytest.raises(PlanError, match=r"box needs 1\d\.\d GiB and has 8.0.*--tp 1 loads it all the same") as raised:
+        plan_machine(large, BOX)
+    assert (raised.value.available, raised.value.exit_code) == (8 << 30, 4)
