@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import AutoConfig
 from ferrule.engine.architectures import cuts_of, pipeline_refusal
 from ferrule.engine.rank.model import ShardedModel, build
 from ferrule.engine.source import describe, read_config
+from ferrule.errors import ModelError
 from ferrule.model import BUILT_IN, ModelSpec, Share, read_model
 from ferrule.model.count import count, expected
 from ferrule.model.family import FAMILIES
@@ -105,3 +107,15 @@ def test_what_is_shared_out_is_what_transformers_and_the_engine_plan(name: str) 
 @pytest.mark.parametrize("name", [name for name in CONFIGS | COUNTED if name != "llama"])
 def test_the_same_for_every_architecture(name: str, tmp_path: Path) -> None:
     check(make(name, tmp_path))
+
+
+def test_a_model_that_repeats_a_class_of_transformers_is_run_as_that(tmp_path: Path) -> None:
+    """Kimi K2's auto_map is DeepSeek-V3's class; no code of a model's own is run."""
+    file = make("deepseek_v3", tmp_path) / "config.json"
+    told = json.loads(file.read_text())
+    repeated = {"model_type": "kimi_k2", "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}}
+    file.write_text(json.dumps(told | repeated))
+    assert read_config(tmp_path).model_type == "deepseek_v3"
+    file.write_text(json.dumps(told | repeated | {"model_type": "another_k3"}))
+    with pytest.raises(ModelError, match="cannot be read as a model configuration"):
+        read_config(tmp_path)

@@ -23,6 +23,8 @@ from written_models import (
 from ferrule.errors import ConfigError, ModelError, PlanError
 from ferrule.model import read_model
 from ferrule.model.headers import parse_header
+from ferrule.plan import ClusterSpec, DeviceSpec, Question
+from ferrule.plan.explain import cautions
 
 TENSORS = tensors_of_config()
 MLP = 3 * 64 * 32
@@ -265,8 +267,28 @@ def test_a_family_not_known_is_counted_from_its_headers_and_not_split(tmp_path: 
     write_config(tmp_path, model_type="unheard_of")
     spec = read_model(str(tmp_path))
     assert spec.bytes == data_bytes(TENSORS)
-    assert "taken for one like Llama" in spec.notes[0]
+    assert not spec.known_family
+    question = Question(spec, ClusterSpec((DeviceSpec("box", 1 << 30, 1e9, {"fp32": 1e9}, "a chip (cpu)"),)))
+    (caution,) = cautions(question)
+    assert "unheard_of is not a family known here: it is taken for one like Llama" in caution
     assert "nothing is known here of how to split unheard_of" in (spec.tensor_obstacle(2) or "")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "unheard_of"])
+def test_other_weights_count_by_the_index_that_lies_there(model_type: str, tmp_path: Path) -> None:
+    total = 2 * data_bytes(TENSORS)
+    write_index(write_config(tmp_path, model_type=model_type), dict.fromkeys(TENSORS, "part-1.safetensors"), total)
+    stored, lighter = (read_model(str(tmp_path), weights=weights) for weights in (None, "int8"))
+    assert stored.bytes == pytest.approx(total, rel=0.01)
+    assert (lighter.counted, lighter.stored) == ("index", "int8 by row")
+    assert 0.5 <= lighter.bytes / stored.bytes < 0.8
+    assert lighter.notes == stored.notes, "also that arithmetic and the index differ"
+
+
+def test_other_weights_count_by_the_headers_of_a_single_file(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    write_config(tmp_path, model_type="unheard_of")
+    assert read_model(str(tmp_path), weights="float32").bytes == pytest.approx(2 * data_bytes(TENSORS), rel=0.01)
 
 
 def test_layers_that_are_no_attention_are_told_of(tmp_path: Path) -> None:

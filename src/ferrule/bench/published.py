@@ -22,7 +22,7 @@ from ferrule.plan.cluster.profile import device_of, is_apple, rail_of
 from ferrule.plan.cost import predict
 
 PROMPT = 256
-"""Tokens before those that were timed, where nobody told."""
+"""Tokens before those that were timed, where the source does not say."""
 LEAST, MOST = 1e-7, 1e-3
 """Seconds per operation between which the fit looks."""
 _GOLDEN = (math.sqrt(5) - 1) / 2

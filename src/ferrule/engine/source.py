@@ -13,6 +13,8 @@ from ferrule.engine.architectures import cuts_of, longest_context, pipeline_refu
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.errors import ModelError
 from ferrule.model import ModelSpec, Stored, demo_path, spec_of_tensors
+from ferrule.model.family import SAME_CLASS
+from ferrule.model.headers import read_json
 
 DEMO = "demo"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -71,7 +73,7 @@ def read_config(directory: Path) -> Any:
     if not file.exists():
         raise ModelError(f"{directory} holds no config.json; is it a model directory?")
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = _load_config(directory, read_json(file))
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{file} cannot be read as a model configuration: {first_line(error)}") from None
     if getattr(config, "quantization_config", None):
@@ -90,6 +92,14 @@ def read_config(directory: Path) -> Any:
     if not heads:
         raise ModelError(f"{directory} ({config.model_type}) is not a transformer decoder with attention heads")
     return config
+
+
+def _load_config(directory: Path, fields: dict[str, Any]) -> Any:
+    same = SAME_CLASS.get(str(fields.get("model_type")))
+    if same is None:
+        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    own = {name: value for name, value in fields.items() if name not in ("model_type", "auto_map")}
+    return AutoConfig.for_model(same, **own)
 
 
 def saved_dtype(config: Any) -> str:

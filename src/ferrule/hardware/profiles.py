@@ -20,7 +20,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a host stands for. `None` where nobody published a figure.
+    """What a host stands for. `None` where no figure is published.
 
     ``memory`` that the GPU can reach, in bytes; ``memory_bandwidth`` in bytes per second, as the maker states it;
     ``flops`` operations per second by type (`DTYPES`), dense, of 16 bit types summed up in FP32; ``disk_read`` in bytes

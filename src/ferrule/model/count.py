@@ -71,12 +71,13 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
         vocab_size=shape.vocab_size,
         max_context=shape.max_context,
         activation_bytes=float(storage.plain),
-        stored=storage.words,
+        stored=storage.text,
         counted=counted,
         tensor_refusal=_refusal(shape, "tensor parallel", shape.family.tensor),
         pipeline_refusal=_refusal(shape, "pipeline", shape.family.stages),
         expert_refusal=_expert_refusal(shape),
         notes=_notes(shape, places["elsewhere"]),
+        known_family=shape.known,
     )
 
 
@@ -161,8 +162,6 @@ def _notes(shape: Shape, elsewhere: Weights) -> tuple[str, ...]:
     if shape.other_layers:
         kinds = ", ".join(shape.other_layers)
         notes.append(f"layers of kind {kinds} are counted as full attention, so cache and arithmetic are upper bounds")
-    if not shape.known:
-        notes.append(f"{shape.model_type or 'this model'} is not a family known here; it is taken for one like Llama")
     return tuple(notes)
 
 

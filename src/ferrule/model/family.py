@@ -173,5 +173,8 @@ FAMILIES: dict[str, Family] = {
 }
 """By transformers' ``model_type``."""
 
+SAME_CLASS = {"kimi_k2": "deepseek_v3"}
+"""A ``model_type`` that transformers does not have -> that of the class which its ``auto_map`` only repeats."""
+
 ANY = Family(tensor=False, stages=False)
 """A family not listed: like Llama, and nothing is known of how to cut it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -121,6 +121,11 @@ class Index:
 
     files: Mapping[str, str]
     total_bytes: int | None
+
+
+def index_of(tensors: Sequence[Stored]) -> Index:
+    """What an index would say of the tensors of one file."""
+    return Index({tensor.name: SINGLE for tensor in tensors}, sum(tensor.bytes for tensor in tensors))
 
 
 def parse_index(value: Mapping[str, Any], file: str) -> Index:

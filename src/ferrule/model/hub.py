@@ -1,4 +1,9 @@
-"""The small files of a model on a hub: its configuration, its index, and the headers of its weights. No weights."""
+"""The small files of a model on a hub: its configuration, its index, and the headers of its weights. No weights.
+
+Fetched by httpx, which the base install has, and not by huggingface_hub, which comes with the extra ``engine`` and
+brings a native library for transfers: the planner works without extras and needs two small files and one range request.
+Whole models are downloaded by huggingface_hub (`ferrule.engine.source`), and found here where that puts them.
+"""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from ferrule.model.headers import (
     Index,
     Stored,
     counts,
+    index_of,
     parse_header,
     parse_index,
     parse_json,
@@ -100,18 +101,19 @@ def _directory(directory: Path, weights: str | None) -> ModelSpec:
         raise ModelError(f"{directory} holds no config.json and no GGUF file; is it a model directory?")
     config = read_json(file)
     index, single = directory / INDEX, directory / SINGLE
-    if weights:
-        return _configured(name, config, str(file), weights)
     if index.exists():
         table = parse_index(read_json(index), str(index))
         files = sorted(set(table.files.values()))
-        if all((directory / each).exists() for each in files):
-            stored = [tensor for each in files for tensor in read_headers(directory / each)]
-            return spec_of_tensors(name, config, str(file), stored)
-        return _indexed(name, config, str(file), table)
+        if weights or not all((directory / each).exists() for each in files):
+            return _indexed(name, config, str(file), table, weights)
+        stored = [tensor for each in files for tensor in read_headers(directory / each)]
+        return spec_of_tensors(name, config, str(file), stored)
     if single.exists():
-        return spec_of_tensors(name, config, str(file), read_headers(single))
-    return _configured(name, config, str(file), None)
+        stored = read_headers(single)
+        if weights:
+            return _indexed(name, config, str(file), index_of(stored), weights)
+        return spec_of_tensors(name, config, str(file), stored)
+    return _configured(name, config, str(file), weights)
 
 
 def _gguf(file: Path, weights: str | None) -> ModelSpec:
@@ -151,24 +153,40 @@ def _from_hub(hub_id: str, weights: str | None, hub: Hub) -> ModelSpec:
         raise ModelError(f"{hub_id}: {hub.endpoint} knows no such model, or it has no config.json")
     file = f"{hub_id}: config.json"
     config = parse_json(text, file)
-    if weights:
-        return _configured(hub_id, config, file, weights)
+    if weights and read_shape(config, file).known:
+        return _configured(hub_id, config, file, weights)  # without asking the hub for more
     index = hub.file(hub_id, INDEX)
     if index is not None:
         what = f"{hub_id}: {INDEX}"
-        return _indexed(hub_id, config, file, parse_index(parse_json(index, what), what))
+        return _indexed(hub_id, config, file, parse_index(parse_json(index, what), what), weights)
     header = hub.safetensors_header(hub_id)
     if header is None:
-        return _configured(hub_id, config, file, None)
-    return spec_of_tensors(hub_id, config, file, parse_header(header, f"{hub_id}: {SINGLE}"))
+        return _configured(hub_id, config, file, weights)
+    stored = parse_header(header, f"{hub_id}: {SINGLE}")
+    if weights:
+        return _indexed(hub_id, config, file, index_of(stored), weights)
+    return spec_of_tensors(hub_id, config, file, stored)
 
 
-def _indexed(name: str, config: Any, file: str, index: Index) -> ModelSpec:
-    """By arithmetic, held against the index: which tensors there are, and their bytes in all."""
+def _indexed(name: str, config: Any, file: str, index: Index, weights: str | None) -> ModelSpec:
+    """By arithmetic, held against the index: which tensors there are, and their bytes in all. With other ``weights``
+    these are as many times what arithmetic gives as with those of the index."""
     shape = read_shape(config, file)
     storage = format_of(shape.fields)
     shape = replace(shape, tied=not any(place_of(each) == "head" for each in index.files if layer_of(each) is None))
-    spec = count(name, shape, expected(shape, storage), "index", storage)
+    arithmetic = count(name, shape, expected(shape, storage), "index", storage)
+    confirmed = _confirmed(arithmetic, shape, index)
+    if not weights:
+        return confirmed
+    storage = named_format(weights)
+    other = replace(count(name, shape, expected(shape, storage), "index", storage), notes=confirmed.notes)
+    if confirmed.bytes == arithmetic.bytes:
+        return other
+    return scaled(other, round(other.bytes * confirmed.bytes / arithmetic.bytes))
+
+
+def _confirmed(spec: ModelSpec, shape: Shape, index: Index) -> ModelSpec:
+    """``spec`` by arithmetic, scaled where the index says that it has other bytes."""
     total = index.total_bytes
     if total is None or abs(total - spec.bytes) <= CLOSE * total:
         return spec

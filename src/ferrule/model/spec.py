@@ -28,6 +28,7 @@ class ModelSpec:
 
     ``tensor_refusal``, ``pipeline_refusal`` and ``expert_refusal`` say why the built-in engine cannot split this
     architecture that way, or are None. ``notes``: what a user should know about these numbers.
+    ``known_family``: False where the model is only taken for one like Llama.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ModelSpec:
     pipeline_refusal: str | None = None
     expert_refusal: str | None = None
     notes: tuple[str, ...] = ()
+    known_family: bool = True
 
     @property
     def layers(self) -> int:

@@ -41,7 +41,7 @@ class Format:
     ``tensor_bytes``: for each tensor. ``exceptions``: modules' names with other (bits, group), or None: not quantised.
     """
 
-    words: str
+    text: str
     plain: int = 2
     bits: float = 0.0
     group: int = 0
@@ -163,8 +163,8 @@ def _fp8(fields: Fields, plain: int) -> Format:
         return Format("fp8", plain, 8, tensor_bytes=4, roles=_LINEAR, exceptions=skipped)
     if not (isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
         raise fields.error("weight_block_size", "is not a pair of whole numbers")
-    words = f"fp8 in blocks of {block[0]}"
-    return Format(words, plain, 8, 0, 4, (block[0], block[1]), roles=_LINEAR, exceptions=skipped)
+    text = f"fp8 in blocks of {block[0]}"
+    return Format(text, plain, 8, 0, 4, (block[0], block[1]), roles=_LINEAR, exceptions=skipped)
 
 
 def _grouped(fields: Fields, plain: int, *, indexed: bool) -> Format:
@@ -172,9 +172,9 @@ def _grouped(fields: Fields, plain: int, *, indexed: bool) -> Format:
     bits, group = _bits(fields), fields.integer("group_size", default=128, least=-1)
     group = max(group, 0)
     skipped = _exceptions(fields, "modules_to_not_convert")
-    words = f"{bits}-bit in groups of {group}" if group else f"{bits}-bit by row"
+    text = f"{bits}-bit in groups of {group}" if group else f"{bits}-bit by row"
     inner = 4 if indexed else 0
-    return Format(words, plain, bits, group, 2 + bits / 8, None, inner, roles=_LINEAR, exceptions=skipped)
+    return Format(text, plain, bits, group, 2 + bits / 8, None, inner, roles=_LINEAR, exceptions=skipped)
 
 
 def _mlx(fields: Fields, plain: int) -> Format:
@@ -188,8 +188,8 @@ def _mlx(fields: Fields, plain: int) -> Format:
             inner = Fields(value, f"{fields.file}: {name}")
             special[name] = (_bits(inner), inner.integer("group_size", default=group))
     scale = 1 if "fp4" in fields.text("mode", "affine") else 4
-    words = f"{bits}-bit in groups of {group}"
-    return Format(words, plain, bits, group, scale, roles=_MATRICES, exceptions=special)
+    text = f"{bits}-bit in groups of {group}"
+    return Format(text, plain, bits, group, scale, roles=_MATRICES, exceptions=special)
 
 
 def _compressed(fields: Fields, plain: int) -> Format:
@@ -202,8 +202,8 @@ def _compressed(fields: Fields, plain: int) -> Format:
     bits, group = _bits(weights, "num_bits"), max(0, weights.integer("group_size", default=0, least=-1))
     scale = 1.0 if bits == 4 and group == 16 else 2.0  # nvfp4 has 8-bit scales
     skipped = _exceptions(fields, "ignore")
-    words = f"{bits}-bit in groups of {group}" if group else f"{bits}-bit by row"
-    return Format(words, plain, bits, group, scale, roles=_LINEAR, exceptions=skipped)
+    text = f"{bits}-bit in groups of {group}" if group else f"{bits}-bit by row"
+    return Format(text, plain, bits, group, scale, roles=_LINEAR, exceptions=skipped)
 
 
 _SCALE = re.compile(

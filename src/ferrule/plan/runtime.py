@@ -22,7 +22,9 @@ class Runtime:
     they run a step; 0: nothing.
     ``batches``: keeps as many batches on their way as there are stages. ``streams``: weights that do not fit are read
     from disk with every token. ``batch_tokens``: of a prompt, at once. ``activation_bytes``: of one number on its way
-    through a layer. ``eager``: starts each operation from Python.
+    through a layer. ``eager``: starts each operation from Python. ``cache_share``: of the memory that is free after
+    loading, how much caches may fill; ``cache_ahead``: by how many tokens that of each sequence may be larger than what
+    it holds; ``max_sequences``: at once, by default.
     """
 
     name: str
@@ -42,6 +44,16 @@ class Runtime:
     batch_tokens: int = 512
     activation_bytes: float = 4.0
     eager: bool = False
+    cache_share: float = 1.0
+    cache_ahead: int = 0
+    max_sequences: int = 64
+
+    def cache_tokens(self, free: float, bytes_per_token: float, sequences: int) -> int:
+        """How many tokens the caches of ``sequences`` hold together, where ``free`` bytes are left after loading. The
+        engine serves no longer context than this."""
+        tokens = int(self.cache_share * max(0.0, free) // max(1.0, bytes_per_token))
+        # Caches grow ahead of their sequences: by so many tokens each, or by as much again as they hold.
+        return max(tokens - sequences * self.cache_ahead, tokens // 2)
 
     def launch_seconds(self, device: DeviceSpec) -> float:
         """What an operation costs there beside its bytes and arithmetic."""
@@ -77,6 +89,8 @@ BUILT_IN_ENGINE = Runtime(
     collective_seconds=5e-6,
     announcement_bytes=4096,  # one frame of fixed size (engine/batch.py)
     eager=True,
+    cache_share=0.5,  # what else runs on the machine has the rest
+    cache_ahead=1024,
 )
 MLX = Runtime("mlx")
 """mlx-lm, and exo on it: the graph of a token is built once and its kernels are started one after the other."""

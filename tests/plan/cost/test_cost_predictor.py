@@ -9,9 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ferrule.engine import EngineOptions
 from ferrule.errors import PlanError
-from ferrule.model import ModelSpec, Share, read_model
-from ferrule.plan import ClusterSpec, DeviceSpec, LinkSpec, Plan, Question, RailSpec, Runtime, Stage, Workload, predict
+from ferrule.model import BUILT_IN, ModelSpec, Share, read_model
+from ferrule.plan import (
+    BUILT_IN_ENGINE,
+    ClusterSpec,
+    DeviceSpec,
+    LinkSpec,
+    Plan,
+    Question,
+    RailSpec,
+    Runtime,
+    Stage,
+    Workload,
+    predict,
+)
+from ferrule.plan.cost import largest_context, memory_of
 from ferrule.plan.cost.experts import busiest_share
 
 MODEL = read_model("llama-3.2-3b", weights="bfloat16")
@@ -256,3 +270,22 @@ def test_links_and_layouts_that_cannot_be() -> None:
         Stage(("a",), 2, 2)
     with pytest.raises(PlanError, match="context must be at least 1"):
         Workload(context=0)
+
+
+@pytest.mark.parametrize(("memory", "concurrency"), [(20 << 30, 1), (24 << 30, 3), (200 << 30, 1)])
+def test_the_largest_context_is_what_the_engine_then_serves(memory: int, concurrency: int) -> None:
+    """Planner and engine have one function for it (`Runtime.cache_tokens`), of the same numbers."""
+    question = ask(cluster(1, memory=memory), Workload(context=16, concurrency=concurrency), runtime=BUILT_IN_ENGINE)
+    (use,) = memory_of(question, pipeline(1))
+    free = use.room - use.weights - use.activations - use.runtime
+    per_token = MODEL.cache_bytes(1, BUILT_IN)
+    together = BUILT_IN_ENGINE.cache_tokens(free, per_token, EngineOptions("x").max_sequences)
+    served = min(MODEL.max_context, together // concurrency)
+    assert largest_context(question, pipeline(1)) == served > 0
+
+
+def test_caches_leave_room_to_grow_and_half_of_what_is_free() -> None:
+    assert BUILT_IN_ENGINE.cache_tokens(2e9, 1000.0, 64) == 1_000_000 - 64 * 1024
+    assert BUILT_IN_ENGINE.cache_tokens(2e6, 1000.0, 64) == 500
+    assert BUILT_IN_ENGINE.cache_tokens(-1.0, 1000.0, 64) == 0
+    assert PLAIN.cache_tokens(2e6, 1000.0, 64) == 2000

@@ -32,7 +32,7 @@ def hosts(*memory: float) -> ClusterSpec:
 
 def ask(cluster: ClusterSpec, **work: int) -> Question:
     lighter = tuple((weights, stored_as(weights)) for weights in ("int8", "int4"))
-    engine = replace(BUILT_IN_ENGINE, name="one that runs any plan")
+    engine = replace(BUILT_IN_ENGINE, name="one that runs any plan", cache_share=1.0, cache_ahead=0)
     return Question(
         MODEL, cluster, Workload(**({"context": 256, "prompt": 32} | work)), runtime=engine, lighter=lighter
     )

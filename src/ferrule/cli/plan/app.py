@@ -225,7 +225,7 @@ def _question(
 
 
 def _show(question: Question, answers: SearchResult, top: int, *, explain: bool, as_json: bool) -> None:
-    from ferrule.cli.plan import text as words
+    from ferrule.cli.plan import text
     from ferrule.cli.plan.json import answer_json
     from ferrule.plan.explain import bottleneck, verdict, what_ifs
 
@@ -237,12 +237,12 @@ def _show(question: Question, answers: SearchResult, top: int, *, explain: bool,
     if as_json:
         typer.echo(json.dumps(answer_json(question, answers, shown, best, found, changes, sentence), indent=2))
         return
-    _print(words.header(question), "", words.plans_table(question, shown, best, answers.single))
-    _print(*words.obstacles(question, shown), "", *words.reasons(question, found, changes, sentence))
-    _print("", words.memory_table(best))
+    _print(text.header(question), "", text.plans_table(question, shown, best, answers.single))
+    _print(*text.obstacles(question, shown), "", *text.reasons(question, found, changes, sentence))
+    _print("", text.memory_table(best))
     if explain:
-        _print("", *words.terms_tables(best))
-    _print("", *words.warnings(question), *words.notes(question, answers))
+        _print("", *text.terms_tables(best))
+    _print("", *text.shorter_context(question, best), *text.warnings(question), *text.notes(question, answers))
 
 
 def _best(question: Question, answers: SearchResult) -> tuple[Candidate, list[Candidate]]:
@@ -262,7 +262,7 @@ def _best(question: Question, answers: SearchResult) -> tuple[Candidate, list[Ca
 
 
 def _nothing_fits(question: Question, *, as_json: bool) -> NoReturn:
-    from ferrule.cli.plan import text as words
+    from ferrule.cli.plan import text
     from ferrule.cli.plan.json import shortage_json
     from ferrule.plan.explain import shortage
 
@@ -270,7 +270,7 @@ def _nothing_fits(question: Question, *, as_json: bool) -> NoReturn:
     if as_json:
         typer.echo(json.dumps(shortage_json(question, found), indent=2))
     else:
-        _print(words.header(question), "", *words.shortage_lines(question, found), *words.warnings(question), "")
+        _print(text.header(question), "", *text.shortage_lines(question, found), *text.warnings(question), "")
     raise found.error(question.model.name)
 
 
@@ -282,7 +282,7 @@ def _plot(question: Question, path: Path, over: Over) -> None:
 
 
 def _print(*parts: RenderableType) -> None:
-    """Tables as wide as they need to be where nobody looks at a terminal."""
+    """Tables as wide as they need to be where the output is no terminal."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=max(console.width, 160))

@@ -214,6 +214,18 @@ def notes(question: Question, answers: SearchResult) -> Iterator[Text]:
         yield Text(f"note: {note}", style="dim")
 
 
+def shorter_context(question: Question, best: Candidate) -> Iterator[Text]:
+    """That the engine will serve less context than was asked for, though there is memory for it."""
+    served, wanted = best.prediction.largest_context, question.work.context
+    if best.prediction.fits and served < wanted:
+        part = f"{question.runtime.cache_share:.0%}".replace("%", " %")
+        yield Text(
+            f"the engine fills no more than {part} of the memory that is left with keys and values: it serves "
+            f"{served:,} of these {wanted:,} tokens",
+            style="yellow",
+        )
+
+
 def terms_tables(candidate: Candidate) -> Iterator[RenderableType]:
     """Each term of the time of a token and of the prompt."""
     prediction = candidate.prediction

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ferrule.errors import ModelError
+from ferrule.plan import BUILT_IN_ENGINE
 
-GROW = 1024
+GROW = BUILT_IN_ENGINE.cache_ahead
 """At most this many tokens of room are added at once beyond what a sequence needs."""
 ROUND = 64
 

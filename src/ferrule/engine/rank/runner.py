@@ -13,14 +13,11 @@ from torch import Tensor
 
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch, Span
-from ferrule.engine.rank.kv_cache import GROW
 from ferrule.engine.rank.model import ShardedModel, build
 from ferrule.engine.types import Progress
 from ferrule.errors import EngineError
 from ferrule.fabric import Group
-
-CACHE_SHARE = 0.5
-"""Of the memory that is free after loading, how much the caches of all this host's ranks may fill."""
+from ferrule.plan import BUILT_IN_ENGINE
 
 LEAST_ROOM = 64
 """Tokens of cache below which serving makes no sense."""
@@ -74,9 +71,9 @@ class Runner:
         self.model.check_trial(0)
         per_token = max(1, self.model.cache.sequences[0].bytes_per_token)
         self.run(Batch(released=(0,)))
-        free = int(CACHE_SHARE * psutil.virtual_memory().available / self.world.size) // per_token
-        # Caches grow ahead of their sequences: by GROW tokens each, or by as much again as they hold.
-        room = np.array([max(free - self.options.max_sequences * GROW, free // 2)], dtype=np.int64)
+        free = psutil.virtual_memory().available / self.world.size
+        tokens = BUILT_IN_ENGINE.cache_tokens(free, per_token, self.options.max_sequences)
+        room = np.array([tokens], dtype=np.int64)
         self.world.all_reduce(room, op="min")
         if room[0] < LEAST_ROOM:
             raise EngineError(

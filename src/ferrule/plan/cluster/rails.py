@@ -61,7 +61,7 @@ class Sources:
             if known is not None:
                 rails.append(_calibrated(mine.name, known))
             elif not (mine.ip.is_link_local and theirs.ip.is_link_local):
-                # Of link-local addresses nobody knows which belong together.
+                # Which link-local addresses belong together cannot be told.
                 rails.append(guessed_rail(mine, theirs))
                 notes.append(
                     f"{where}: latency and bandwidth of {mine.name} are guessed from its speed, "

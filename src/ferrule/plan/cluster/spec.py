@@ -14,7 +14,7 @@ ACHIEVED = 0.85
 """What reading a large array gets of the memory bandwidth that a maker states: McCalpin's STREAM and its kin see 80 to
 90 % on most machines. A measured bandwidth is taken as it is."""
 LAUNCH_SECONDS = 5e-6
-"""What starting one operation costs where nobody measured it: a kernel launch takes 3 to 10 us on most GPUs."""
+"""What starting one operation costs where it was not measured: a kernel launch takes 3 to 10 us on most GPUs."""
 CORES_KEEP = ("cores_together", "cores_in_turns", "cores_awake")
 """Fields of `ClusterSpec`: parts of its speed that a core keeps."""
 HALF = ("bf16", "fp16", "fp32")

@@ -86,12 +86,18 @@ def activation_bytes(question: Question, stage: Stage, share: Share) -> int:
 
 
 def largest_context(question: Question, plan: Plan) -> int:
-    """Tokens of each of the concurrent sequences that all devices have room for; 0 where not even weights fit."""
-    uses = memory_of(question, plan)
+    """Tokens of each of the concurrent sequences that all devices have room for, and that the engine then serves; 0
+    where not even weights fit."""
+    uses, runtime = memory_of(question, plan), question.runtime
 
     def fits(tokens: int) -> bool:
         return all(
-            use.total - use.cache + cache_bytes(question, stage, share, tokens) * question.work.concurrency <= use.room
+            tokens * question.work.concurrency
+            <= runtime.cache_tokens(
+                use.room - (use.total - use.cache),
+                cache_bytes(question, stage, share, tokens) / tokens,
+                runtime.max_sequences,
+            )
             for use, (stage, _, share) in zip(uses, _ranks(plan), strict=True)
         )
 

@@ -80,7 +80,7 @@ class CoresTogether:
 
 
 def _work(workers: Sequence[_Worker], *, turns: int = 1, awake: Sequence[_Worker] = ()) -> list[float]:
-    """Seconds of each kind of work, and of the slowest core, on average over the ``workers``; those who take ``turns``
+    """Seconds of each kind of work, and of the slowest core, on average over the ``workers``; with ``turns`` these
     keep to one core. ``awake``: do nothing meanwhile."""
     start = time.time() + 0.02
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

@@ -25,8 +25,8 @@ _F_NOCACHE = 48
 def disk_read(folder: Path, size: int = DISK_BYTES) -> tuple[float | None, str]:
     """Bytes per second, and "" or why that is not known: a folder in memory, without room, not ours to write to.
 
-    Takes ``size`` bytes of the disk for a moment. What a virtual machine's host or a drive's own cache holds, nobody
-    can drop; a first read of another file may be slower.
+    Takes ``size`` bytes of the disk for a moment. Caches of a virtual machine's host or
+    of the drive itself cannot be dropped; a first read of another file may be slower.
     """
     existing = next((path for path in (folder, *folder.parents) if path.is_dir()), folder)
     try:

@@ -14,10 +14,17 @@ WORTH_IT = 1.02
 
 
 def cautions(question: Question) -> list[str]:
-    """What the built-in engine does not do yet although the predictions count on it."""
-    if question.runtime is not BUILT_IN_ENGINE:
-        return []
+    """What the predictions count on and may not be so: a family that is not known here, and what the built-in engine
+    does not do yet."""
+    model = question.model
     found = []
+    if not model.known_family:
+        found.append(
+            f"{model.model_type or model.architecture} is not a family known here: it is taken for one like Llama, and "
+            "what its layers do may take more time and memory than predicted"
+        )
+    if question.runtime is not BUILT_IN_ENGINE:
+        return found
     if question.model.stored not in PLAIN:
         found.append("the built-in engine runs no quantised weights yet: these figures are of one that does")
     fast = [device for device in question.cluster.devices if not device.kind.endswith("(cpu)")]

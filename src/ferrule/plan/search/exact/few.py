@@ -50,12 +50,17 @@ def few_hosts(question: Question) -> Plans:
     """
     parts, exact = _parts(question.cluster)
     costs = [StageCosts(question.on(part.cluster), everywhere=part.relays) for part in parts]
+    # What the engine keeps free makes no plan's context longer than another's.
+    unreserved = replace(question, runtime=replace(question.runtime, cache_share=1.0, cache_ahead=0))
+
+    def room(plan: Plan) -> int:
+        return _room(unreserved, plan)
 
     def searched(context: int, *, enough: bool = False) -> list[Plan]:
         """``enough``: one plan with that much room is, and hosts that relay change nothing in that."""
         found: list[Plan] = []
         for part, known in zip(parts, costs, strict=True):
-            if enough and any(_room(question, plan) >= context for plan in found):
+            if enough and any(room(plan) >= context for plan in found):
                 break
             found += best_of_each(ExactSearch(known.with_context(context), all_used=part.all_used))
         return found
@@ -69,8 +74,8 @@ def few_hosts(question: Question) -> Plans:
 
     found = searched(question.work.context)
     if question.objective == "context":
-        rooms = [_room(question, plan) for plan in found]
-        most = min(question.model.max_context, max(_pooled(question), *rooms))
+        rooms = [room(plan) for plan in found]
+        most = min(question.model.max_context, max(_pooled(unreserved), *rooms))
         longest = _longest(most, max(rooms, default=0), has_room)
         found += searched(longest, enough=not exact) if longest > max(rooms, default=0) else []
     return Plans(found, exact, () if exact else (NOT_ALL,))
