@@ -43,6 +43,7 @@ SETTINGS: Final = (
     Setting("fabric.calibrate", "FERRULE_CALIBRATE", (int, str), "1", "1: unknown links, fresh: all, 0: none"),
     Setting("fabric.algorithm", "FERRULE_ALGORITHM", (str,), "auto", "the algorithm of collectives"),
     Setting("fabric.spin_us", "FERRULE_SPIN_US", _NUMBER, "auto", "microseconds of busy waiting"),
+    Setting("fabric.encrypt", "FERRULE_ENCRYPT", (bool,), "false", "encrypt what ranks say over cables"),
     Setting("verbs.devices", "FERRULE_VERBS_DEVICES", (list, str), "all", "RDMA devices; ^A,B: all but those"),
     Setting("verbs.type", "FERRULE_VERBS_TYPE", (str,), "auto", "queue pairs: auto, RC or UC"),
 )

@@ -44,7 +44,7 @@ class FabricSettings:
     ``calibrate``: measure the links that no earlier start has measured, all, or none. ``algorithm``: the one to use
     wherever a collective has it.
     ``timeout`` in seconds. ``spin_us``: how long to busy-wait before yielding, in microseconds; None lets the fabric
-    decide from the number of cores.
+    decide from the number of cores. ``encrypt``: all that goes over cables, by TLS; there is no RDMA then.
     """
 
     rank: int = 0
@@ -61,6 +61,7 @@ class FabricSettings:
     calibrate: Calibration = "cached"
     algorithm: AlgorithmChoice = "auto"
     spin_us: float | None = None
+    encrypt: bool = False
 
 
 def _rails(environ: Mapping[str, str]) -> int | None:
@@ -89,7 +90,13 @@ def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> Fabr
         calibrate=_calibration(environ),
         algorithm=_algorithm(environ),
         spin_us=read_number(environ, "FERRULE_SPIN_US", 0.0, 1e6) if environ.get("FERRULE_SPIN_US") else None,
+        encrypt=_encrypt(environ),
     )
+    if settings.encrypt and settings.transport == "verbs":
+        raise ConfigError(
+            "FERRULE_TRANSPORT=verbs cannot be encrypted, which FERRULE_ENCRYPT=1 asks for: the adapter moves "
+            "bytes by itself; leave one of them out"
+        )
     present = [name for name in _GROUP_VARIABLES if environ.get(name)]
     described = [name for name in present if name in ("FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_LISTEN_FD")]
     # A cluster key or address may stand in a profile for good; alone they do not ask for a group.
@@ -144,6 +151,13 @@ def _calibration(environ: Mapping[str, str]) -> Calibration:
             f"FERRULE_CALIBRATE={text!r} is none of 1 (measure links that are not known), fresh (measure all), 0 (none)"
         )
     return choices[text]
+
+
+def _encrypt(environ: Mapping[str, str]) -> bool:
+    text = environ.get("FERRULE_ENCRYPT") or "0"
+    if text not in ("0", "1"):
+        raise ConfigError(f"FERRULE_ENCRYPT={text!r} is neither 1 (encrypt what goes over cables) nor 0")
+    return text == "1"
 
 
 def _algorithm(environ: Mapping[str, str]) -> AlgorithmChoice:

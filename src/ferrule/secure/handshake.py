@@ -89,12 +89,16 @@ Opening = Callable[[], Exchange[Line]]
 
 @dataclass(frozen=True)
 class Hello:
-    """A client's first message. ``kind``: what the connection is for; ``fields``: as the protocol has them."""
+    """A client's first message. ``kind``: what the connection is for; ``fields``: as the protocol has them.
+
+    ``encrypt``: whether the client asks for TLS, where the protocol leaves that to it.
+    """
 
     raw: bytes
     protocol: int
     version: str
     kind: int
+    encrypt: bool
     fields: tuple[Any, ...]
 
 
@@ -128,7 +132,7 @@ class Wire:
     # The first three fields must never move: they are how two versions recognise each other.
     @cached_property
     def _hello(self) -> struct.Struct:
-        return struct.Struct(f"<8s H 24s B x {self.fields} {_NONCE_BYTES}s")
+        return struct.Struct(f"<8s H 24s B B {self.fields} {_NONCE_BYTES}s")
 
     @cached_property
     def _reply(self) -> struct.Struct:
@@ -142,16 +146,16 @@ class Wire:
     def reply_bytes(self) -> int:
         return self._reply.size
 
-    def pack_hello(self, kind: int, *fields: Any) -> bytes:
+    def pack_hello(self, kind: int, *fields: Any, encrypt: bool = False) -> bytes:
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        return self._hello.pack(self.magic, self.number, _own_version(), kind, *fields, nonce)
+        return self._hello.pack(self.magic, self.number, _own_version(), kind, encrypt, *fields, nonce)
 
     def parse_hello(self, raw: bytes) -> Hello:
         """Raises `Stranger`."""
-        magic, number, version, kind, *fields, _ = self._hello.unpack(raw)
+        magic, number, version, kind, encrypt, *fields, _ = self._hello.unpack(raw)
         if magic != self.magic or not version.rstrip(b"\0").isascii():
             raise Stranger
-        return Hello(raw, number, _harmless(version), kind, tuple(fields))
+        return Hello(raw, number, _harmless(version), kind, bool(encrypt), tuple(fields))
 
     def pack_reply(self, status: Status, value: bytes = b"", text: str = "") -> bytes:
         return self._reply.pack(

@@ -55,8 +55,8 @@ class Acceptor:
     seconds and a few hundred bytes, and their number is limited.
     """
 
-    def __init__(self, key: bytes, rank: int, listeners: Iterable[socket.socket]) -> None:
-        self._key = key
+    def __init__(self, key: bytes, rank: int, listeners: Iterable[socket.socket], *, encrypt: bool = False) -> None:
+        self._key, self._encrypt = key, encrypt
         self._rank = rank
         self._lock = threading.Lock()
         self._by_epoch: dict[bytes, PendingPeers] = {}
@@ -216,7 +216,7 @@ class Acceptor:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 time.sleep(_NO_FILES_SECONDS)
             return
-        steps = accept_steps(self._key, self._rank)
+        steps = accept_steps(self._key, self._rank, encrypt=self._encrypt)
         incoming = _Incoming(sock, str(address[0]), steps, time.monotonic() + _HANDSHAKE_SECONDS)
         if len(self._handshakes) >= _MAX_HANDSHAKES:
             # The one that has kept us waiting longest makes room: real ranks finish within milliseconds.

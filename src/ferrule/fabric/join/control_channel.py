@@ -69,10 +69,12 @@ class ControlChannel:
     """Small messages (structs, as JSON) to one rank over an authenticated socket, each under a MAC with its number.
 
     Reads take exactly the message and never a byte more: afterwards the socket carries the data of the group.
+    ``here``, ``there``: the addresses of both ends.
     """
 
     def __init__(self, sock: socket.socket, session: Session, *, server: bool) -> None:
-        self.socket = sock
+        self.here, self.there = _place(sock.getsockname), _place(sock.getpeername)
+        self.socket = _encrypted(sock, session.key, server=server) if session.encrypt else sock
         self.session = session
         self.identity = session.identity
         self.peer = session.identity.rank if server else session.identity.target
@@ -121,6 +123,21 @@ class ControlChannel:
 
     def _mac(self, label: bytes, number: int, payload: bytes) -> bytes:
         return hmac.new(self._key, label + number.to_bytes(8, "little") + payload, hashlib.sha256).digest()
+
+
+def _encrypted(sock: socket.socket, key: bytes, *, server: bool) -> socket.socket:
+    from ferrule.secure.cable import encrypted  # few jobs need it
+
+    return encrypted(sock, key, server=server)
+
+
+def _place(name: Callable[[], object]) -> tuple[str, int]:
+    """An address of a socket; empty for a Unix socket, and one that has just broken."""
+    try:
+        found = name()
+    except OSError:
+        found = None
+    return (str(found[0]), int(found[1])) if isinstance(found, tuple) else ("", 0)
 
 
 def left(sock: socket.socket) -> bool:

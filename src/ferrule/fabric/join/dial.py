@@ -33,7 +33,7 @@ class Call:
 
     ``source``: the address of this host from which; ``interface``: where it has it. ``request``: who answers at
     ``address`` is not the target of ``identity``, and is asked to relay to it. ``via``: the ranks between, the nearest
-    first, as far as they are known.
+    first, as far as they are known. ``encrypt``: what is said to the target.
     """
 
     address: tuple[str, int]
@@ -42,6 +42,7 @@ class Call:
     interface: str = ""
     request: Identity | None = None
     via: tuple[int, ...] = ()
+    encrypt: bool = False
 
     def __str__(self) -> str:
         over = f" over {self.interface}" if self.interface else ""
@@ -51,8 +52,8 @@ class Call:
     def steps(self, key: bytes) -> Steps:
         """How to shake hands."""
         if self.request is None:
-            return connect_steps(key, self.identity)
-        return relayed_steps(key, self.request, self.identity)
+            return connect_steps(key, self.identity, encrypt=self.encrypt)
+        return relayed_steps(key, self.request, self.identity, encrypt=self.encrypt)
 
 
 def dial(
@@ -90,7 +91,13 @@ def _start_more(attempts: Iterable[Attempt], started: Sequence[Attempt]) -> list
 
 
 def reach(
-    addresses: Sequence[tuple[str, int]], key: bytes, identity: Identity, deadline: Deadline, loop: Loop | None = None
+    addresses: Sequence[tuple[str, int]],
+    key: bytes,
+    identity: Identity,
+    deadline: Deadline,
+    loop: Loop | None = None,
+    *,
+    encrypt: bool = False,
 ) -> tuple[ControlChannel, Call]:
     """Connect to a rank that listens at one of ``addresses``, or soon will; through another rank if one answers there.
 
@@ -99,7 +106,7 @@ def reach(
     # Several addresses may lead there at the same time: by this number the target knows that they are one process.
     identity = replace(identity, rail=secrets.randbits(31))
     with _loop_or_new(loop) as using:
-        attempts = [Attempt(Call(address, identity), key, using) for address in addresses]
+        attempts = [Attempt(Call(address, identity, encrypt=encrypt), key, using) for address in addresses]
         for attempt in attempts:
             attempt.start()
         try:

@@ -1,6 +1,6 @@
 """What ranks say of themselves when they shake hands (`ferrule.secure.handshake`), and how a rank between relays it.
 
-What follows on the connection is authenticated, and not encrypted (docs/security.md).
+What follows is authenticated; it is encrypted where both ends were told so (docs/security.md).
 
 Where two ranks share no link, the client first proves itself in the same way to a rank between them (as a
 `Role.RELAY`), which opens the way to the target and from then on only copies bytes; then both ends shake hands through
@@ -81,10 +81,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Session:
-    """An authenticated connection: who is at the other end, and a key for the messages that follow."""
+    """An authenticated connection: who is at the other end, a key for what follows, and whether that is encrypted."""
 
     identity: Identity
     key: bytes
+    encrypt: bool = False
 
 
 Steps = Generator[int | bytes | Identity, bytes | Refusal, Session]
@@ -92,23 +93,31 @@ Steps = Generator[int | bytes | Identity, bytes | Refusal, Session]
 is that proved to know the key (and is sent ``b""`` for welcome, or a `Refusal`)."""
 
 
-def connect_steps(key: bytes, identity: Identity) -> Steps:
-    """The client's side. Raises `AuthError` or `RendezvousError` (`Elsewhere` where somebody else answers)."""
+def connect_steps(key: bytes, identity: Identity, *, encrypt: bool = False) -> Steps:
+    """The client's side. ``encrypt``: what follows, as the server must want it too.
+
+    Raises `AuthError` or `RendezvousError` (`Elsewhere` where somebody else answers)."""
     where = "the rank between" if identity.role == Role.RELAY else f"rank {identity.target}"
     hello = WIRE.pack_hello(
-        identity.role, identity.rank, identity.target, identity.world_size, identity.rail, identity.epoch
+        identity.role,
+        identity.rank,
+        identity.target,
+        identity.world_size,
+        identity.rail,
+        identity.epoch,
+        encrypt=encrypt,
     )
     try:
         proof = yield from client_steps(WIRE, key, hello, lambda reply: check_reply(reply, where))
     except WrongKey:
         raise AuthError(f"{where} has another cluster key; give every rank the same FERRULE_KEY") from None
-    return Session(identity, proof.session_key())
+    return Session(identity, proof.session_key(), encrypt)
 
 
-def relayed_steps(key: bytes, request: Identity, identity: Identity) -> Steps:
+def relayed_steps(key: bytes, request: Identity, identity: Identity, *, encrypt: bool = False) -> Steps:
     """The client's side where another rank answers: ask it to relay (``request``), then go on with the target."""
     yield from opening_steps(key, request)
-    return (yield from connect_steps(key, identity))
+    return (yield from connect_steps(key, identity, encrypt=encrypt))
 
 
 def opening_steps(key: bytes, request: Identity) -> Steps:
@@ -142,8 +151,10 @@ def not_opened(text: str) -> bytes:
     return WIRE.pack_reply(Status.REFUSED, text=text)
 
 
-def accept_steps(key: bytes, rank: int) -> Steps:
+def accept_steps(key: bytes, rank: int, *, encrypt: bool = False) -> Steps:
     """The side of the server, which is ``rank`` (for the words of an error; whom to let in is decided outside).
+
+    ``encrypt``: what follows; never what a rank asks that wants to be relayed, whose bytes its target decrypts.
 
     Raises `Stranger`, `AuthError` (a peer with another key) or `RendezvousError` (another version, or refused).
     """
@@ -155,6 +166,14 @@ def accept_steps(key: bytes, rank: int) -> Steps:
         text = (
             f"rank {peer} runs ferrule {hello.version} (protocol {hello.protocol}), rank {rank} runs "
             f"ferrule {__version__} (protocol {WIRE.number}); install the same version everywhere"
+        )
+        yield WIRE.pack_reply(Status.REFUSED, text=text)
+        raise Refused(text)
+    encrypt &= hello.kind != Role.RELAY
+    if hello.encrypt != encrypt:
+        text = (
+            f"rank {peer} was started with FERRULE_ENCRYPT={hello.encrypt:d}, rank {rank} with {encrypt:d}; "
+            "give all the same"
         )
         yield WIRE.pack_reply(Status.REFUSED, text=text)
         raise Refused(text)
@@ -170,7 +189,7 @@ def accept_steps(key: bytes, rank: int) -> Steps:
         yield from proof.refuse(refusal.status, _RANK.pack(refusal.rank), refusal.text)
         raise Refused(refusal.text) if refusal.status == Status.REFUSED else Stranger
     yield from proof.welcome()
-    return Session(identity, proof.session_key())
+    return Session(identity, proof.session_key(), encrypt)
 
 
 def check_reply(reply: Reply, where: str) -> None:

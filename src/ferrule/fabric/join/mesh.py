@@ -47,10 +47,10 @@ class Mesh:
     """Made by the rendezvous; numbers ranks as the group did that it made. Groups made by split and reform share it.
 
     ``epoch`` names that group, ``key`` is the cluster's. ``calibrate``: which links to measure; ``costs``: what
-    came of it. ``silence``: seconds after which a silent rank is lost (0: never); ``heartbeat``: knows which ranks are
-    there (None in a job of one), and ends the groups of those that are not. ``paths``: how this rank gets to each other
-    one. ``routes``: for any two ranks that share no link, the ranks that a message passes from the higher one to the
-    lower one. ``closers``: what else to do when the last group is closed.
+    came of it. ``encrypt``: what goes over cables. ``silence``: seconds after which a silent rank is lost (0: never);
+    ``heartbeat``: knows which ranks are there (None in a job of one), and ends the groups of those that are not.
+    ``paths``: how this rank gets to each other one. ``routes``: for any two ranks that share no link, the ranks that
+    a message passes from the higher one to the lower one. ``closers``: what else to do when the last group is closed.
     """
 
     rank: int
@@ -61,6 +61,7 @@ class Mesh:
     spin_us: float | None
     calibrate: Calibration = "never"
     silence: float = 0.0
+    encrypt: bool = False
     costs: LinkCosts | None = None
     heartbeat: _native.Heartbeat | None = None
     paths: dict[int, Path] = field(default_factory=dict)
@@ -76,7 +77,7 @@ class Mesh:
 
     def call(self, rail: Rail, identity: Identity) -> Call:
         """How to make a connection over a direct rail."""
-        return Call(rail.address, identity, rail.source, rail.interface)
+        return Call(rail.address, identity, rail.source, rail.interface, encrypt=self.encrypt)
 
     def calls(self, peer: int, identities: Sequence[Identity]) -> list[Call]:
         """How to make these connections to ``peer`` (a rank of the mesh) over the path that is known to work.
@@ -194,7 +195,7 @@ class Mesh:
             channel.socket.close()
             return
         name = next((rail.interface for rail in path.rails if rail.number == channel.identity.rail), "")
-        name = name or endpoint(channel.socket.getpeername()[:2])
+        name = name or endpoint(channel.there)
         self.heartbeat.add(channel.peer, place, channel.socket.detach(), name, path.via[0] if path.via else -1)
 
     def lost(self, members: Sequence[int]) -> tuple[int, str] | None:

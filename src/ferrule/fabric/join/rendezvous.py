@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from ipaddress import ip_address
 
 from ferrule.config import FabricSettings
 from ferrule.errors import FerruleError, RendezvousError
@@ -34,7 +35,7 @@ def rendezvous(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, Me
     Raises `RendezvousError` (who is missing, who came twice, whose version differs) and `AuthError`.
     """
     listeners = first_listeners(settings) if settings.world_size > 1 else []
-    acceptor = Acceptor(settings.key, settings.rank, listeners)
+    acceptor = Acceptor(settings.key, settings.rank, listeners, encrypt=settings.encrypt)
     coordinator = Coordinator({}, settings.rank, deadline, acceptor.loop)
     relays = Relays(settings.rank, settings.key, acceptor.handler_loop)
     try:
@@ -105,12 +106,14 @@ def _follow(
     pending = PendingPeers(NO_EPOCH, settings.rank, settings.world_size, [], handlers)
     acceptor.open(pending)
     identity = Identity(Role.RENDEZVOUS, settings.rank, 0, settings.world_size)
-    leader, call = reach(settings.addresses, settings.key, identity, coordinator.deadline, acceptor.loop)
+    leader, call = reach(
+        settings.addresses, settings.key, identity, coordinator.deadline, acceptor.loop, encrypt=settings.encrypt
+    )
     coordinator.channels, relays.leader = {0: leader}, call
     # Listen where rank 0 was reached: the other ranks can most likely get there.
-    address = leader.socket.getsockname()[0].partition("%")[0]
+    address = leader.here[0].partition("%")[0]
     own = _own_host(settings)
-    if not is_loopback(leader.socket):
+    if not ip_address(address).is_loopback:
         own = _listen_everywhere(own, settings, acceptor, listeners)
     own = replace(own, address=address, port=_port_at(address, own, acceptor, listeners))
     leader.send(HostReport(own), coordinator.deadline)
@@ -119,7 +122,7 @@ def _follow(
     hosts = list(roster.hosts)
     # Rank 0 may not know by which of its addresses others reach it; nor may the rank between.
     hosts[0] = replace(hosts[0], address="", port=0)
-    met, there = call.via[0] if call.via else 0, leader.socket.getpeername()
+    met, there = call.via[0] if call.via else 0, leader.there
     hosts[met] = replace(hosts[met], address=there[0], port=there[1])
     settings = replace(settings, heartbeat=roster.silence)
     return _mesh(settings, hosts, roster.epoch, acceptor, relays)
@@ -148,6 +151,7 @@ def _mesh(
         settings.spin_us,
         settings.calibrate,
         settings.heartbeat,
+        settings.encrypt,
     )
     handlers = {Role.RELAY: partial(relays.serve, mesh.onward)}
     pending = PendingPeers(epoch, settings.rank, settings.world_size, (*STREAMS, Role.CONTROL), handlers)

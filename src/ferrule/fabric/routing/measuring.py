@@ -98,4 +98,6 @@ class Measuring:
 
     def _ends(self, other: int, rail: Rail) -> Ends | None:
         new = self._new
-        return link_ends(new.hosts[new.rank], new.hosts[other], rail, higher=new.rank > other)
+        ends = link_ends(new.hosts[new.rank], new.hosts[other], rail, higher=new.rank > other)
+        # What a link costs when it is encrypted is remembered apart.
+        return ends if ends is None or not new.mesh.encrypt else (f"{ends[0]} tls", f"{ends[1]} tls")

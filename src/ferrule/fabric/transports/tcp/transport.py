@@ -49,8 +49,7 @@ class TcpSession(Session):
 
 def _rail_info(number: int, channel: ControlChannel, to: PeerConnections) -> RailInfo:
     interface = next((rail.interface for rail in to.path.rails if rail.number == number), "")
-    here, there = channel.socket.getsockname(), channel.socket.getpeername()
-    info = RailInfo(number, interface, endpoint(here[:2]), endpoint(there[:2]))
+    info = RailInfo(number, interface, endpoint(channel.here), endpoint(channel.there))
     one = to.measured.get(number)
     if one is None:
         return info

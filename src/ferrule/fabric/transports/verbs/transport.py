@@ -42,7 +42,8 @@ class VerbsSession(Session):
     def connect(
         self, offers: Sequence[Raw | None], channels: Mapping[int, ControlChannel], joined: Collection[int]
     ) -> str:
-        others = sorted(channels.keys() - set(joined))
+        # An adapter would move bytes that no program has encrypted.
+        others = [other for other in sorted(channels.keys() - set(joined)) if not channels[other].session.encrypt]
         if not others:
             return ""
         settings, notes = verbs_settings(environment()), []
