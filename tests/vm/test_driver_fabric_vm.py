@@ -86,7 +86,7 @@ class Job:
 def two_hosts(series: str) -> Iterator[tuple[JoinedGuests, ThreadPoolExecutor]]:
     files: dict[str, str | Path] = {
         "/tests/fabric": HERE.parent / "fabric",
-        "/lab/fabric_in_guest.py": HERE / "fabric_in_guest.py",
+        "/lab/fabric_in_guest.py": HERE / "guest" / "fabric_in_guest.py",
     }
     with joined(series, python=["numpy", "ferrule", "psutil"], files=files, memory_mb=1536) as lab:
         wait_for_rails(lab, 2)

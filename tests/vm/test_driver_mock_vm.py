@@ -22,7 +22,7 @@ DEADLINE = 600
 def carries(lab: VmLab, programs: Path) -> None:
     mock = lab.build(DRIVER / "testing" / "mock_tb", "thunderbolt", stands_in=True)
     module = lab.build(DRIVER / "kernel", "ferrule_rdma")
-    script = (HERE / "driver_on_mock.sh").read_text()
+    script = (HERE / "guest" / "driver_on_mock.sh").read_text()
     modules = ["ib_uverbs", "rdma_ucm", mock, module]
     storm = compiled(programs, "verbs_storm")
     files = lab.run(Guest(script=script, modules=modules, files=storm, memory_mb=1024), DEADLINE).check().files

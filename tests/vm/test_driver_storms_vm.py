@@ -33,7 +33,7 @@ def test_storm(kernel: str, storm: str, tmp_path: Path) -> None:
     cycles = CYCLES[storm] // (4 if slow else 1)
     times = {"PATIENCE": "600", "DEAD_MS": "8000" if slow else "3000"}
     guest = Guest(
-        script=(HERE / "storm_on_mock.sh").read_text(),
+        script=(HERE / "guest" / "storm_on_mock.sh").read_text(),
         modules=[
             *("rdma_rxe", "ib_uverbs", "rdma_ucm"),
             lab.build(DRIVER / "testing" / "mock_tb", "thunderbolt", stands_in=True),

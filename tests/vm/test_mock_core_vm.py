@@ -22,7 +22,7 @@ def guest(lab: VmLab, script: str, **more: object) -> Guest:
 
 
 def carries_a_network(lab: VmLab) -> None:
-    files = lab.run(guest(lab, (HERE / "mock_core.sh").read_text()), DEADLINE).check().files
+    files = lab.run(guest(lab, (HERE / "guest" / "mock_core.sh").read_text()), DEADLINE).check().files
     assert (files["lanes"], files["half"]) == (b"2\n", b"1\n")
     assert int(files["fast"]) + 35_000 < int(files["slow"]) < int(files["fast"]) + 200_000
     assert int(files["dropped"]) > 0

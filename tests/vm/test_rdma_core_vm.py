@@ -75,7 +75,7 @@ def test_rdma_cores_own_tests(series: str, programs: str, tmp_path: Path, capsys
         modules=["ib_uverbs", "rdma_ucm", "rdma_rxe", "dummy", lab.build(DRIVER / "kernel", "ferrule_rdma")],
         files={
             "/lab/rdma-core": tmp_path / "tests",
-            "/lab/rdma_core_in_guest.py": Path(__file__).with_name("rdma_core_in_guest.py"),
+            "/lab/rdma_core_in_guest.py": Path(__file__).parent / "guest" / "rdma_core_in_guest.py",
         },
     )
     files = lab.run(guest, DEADLINE).check().files

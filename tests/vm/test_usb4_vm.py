@@ -20,7 +20,7 @@ pytestmark = pytest.mark.vm
 
 SECONDS = 240
 """For what takes ten on a quiet machine."""
-DOCTOR = Path(__file__).with_name("doctor_in_guest.py")
+DOCTOR = Path(__file__).parent / "guest" / "doctor_in_guest.py"
 LISTEN = "mkfifo /tmp/never; timeout 200 nc -l -p 9000 <> /tmp/never > /tmp/came 2> /dev/null &"
 SEND = """
 head -c 4000000 /dev/urandom > /tmp/sent

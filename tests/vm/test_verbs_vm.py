@@ -107,8 +107,8 @@ def cases_of_the_fabric(
         python=PYTHON,
         files={
             "/tests/fabric": HERE.parent / "fabric",
-            "/lab/verbs_in_guest.py": HERE / "verbs_in_guest.py",
-            "/lab/probe_in_guest.py": HERE / "probe_in_guest.py",
+            "/lab/verbs_in_guest.py": HERE / "guest" / "verbs_in_guest.py",
+            "/lab/probe_in_guest.py": HERE / "guest" / "probe_in_guest.py",
             **OUR_WIRE,
         },
     )
