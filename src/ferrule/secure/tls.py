@@ -1,7 +1,8 @@
 """TLS 1.3 over bytes that others carry, bound to the proof of the cluster's key (`ferrule.secure.handshake`).
 
 There is no authority and nothing to hand out: a server makes itself a certificate when it first needs one, and keeps
-its key in memory only. That it is the right one is what the binding proves, so nothing in it is looked at.
+its key in memory only, but for the moment in which Python reads it from a file. That the certificate is the right one
+is what the binding proves, so nothing in it is looked at.
 """
 
 from __future__ import annotations
