@@ -86,8 +86,8 @@ def locked(path: Path, timeout: float) -> Iterator[None]:
 
 
 def hold(path: Path, seconds: float) -> int | None:
-    """Take the lock ``path`` (made if missing); returns its descriptor, which whoever inherits it holds too, until the
-    last of them dies. None if another process has it for longer than ``seconds``. Raises `OSError`."""
+    """Take the lock ``path`` (made if missing); returns its descriptor, held as well by each process that inherits it,
+    until the last of them dies. None if another process has it for longer than ``seconds``. Raises `OSError`."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + seconds
     while not _try_lock(lock, fcntl.LOCK_EX):
@@ -126,7 +126,7 @@ def line_within(descriptor: int, seconds: float) -> bytes:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace what is in ``path`` in one go: nobody reads half of it. For one writer at a time. Raises `OSError`."""
+    """Replace what is in ``path`` in one go: no reader sees half of it. For one writer at a time. Raises `OSError`."""
     fresh = path.with_name(f".{path.name}.new")  # what a killed process left there is written over
     fresh.write_text(text)
     fresh.replace(path)

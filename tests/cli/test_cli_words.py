@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import re
 import socket
 import subprocess
@@ -85,6 +86,32 @@ def imported(heavy: str, *commands: tuple[str, ...]) -> None:
         "    assert not found, (words, found)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("lab up two-", "two-strix"),
+        ("lab vm run two-", "two-strix"),
+        ("serve de", "demo"),
+        ("generate de", "demo"),
+        ("plan llama-3", "llama-3.3-70b"),
+        ("ver", "version"),
+    ],
+)
+def test_the_shell_is_offered_names(words: str, offered: str) -> None:
+    env = {**os.environ, "_FERRULE_COMPLETE": "complete_bash", "COMP_WORDS": f"ferrule {words}"}
+    env["COMP_CWORD"] = str(len(words.split()))
+    told = subprocess.run(
+        [sys.executable, "-m", "ferrule"], env=env, check=True, capture_output=True, text=True, timeout=60
+    )
+    assert offered in told.stdout.split()
+
+
+def test_completion_is_an_option_of_the_command_line_alone() -> None:
+    assert "--install-completion" in run("--help")[1]
+    for words in (("serve", "--help"), ("links", "--help")):
+        assert "completion" not in run(*words)[1]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -96,6 +96,8 @@ def load(name: str) -> Any:
     if isinstance(found, TyperGroup) and name in found.commands:  # a module with several commands
         found = found.commands[name]
     found.name = name
+    # The command line itself has these two already.
+    found.params = [each for each in found.params if each.name not in ("install_completion", "show_completion")]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Send an answer, whole or as server-sent events, for as long as there is somebody to send it to."""
+"""Send an answer, whole or as server-sent events, for as long as the client stays."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ferrule.cli.complete import lab_profiles
 from ferrule.cli.lab import demo as lab_demo
 from ferrule.cli.lab import usb4 as lab_usb4
 from ferrule.cli.lab import vm as lab_vm
@@ -74,7 +75,12 @@ InLab = Annotated[str | None, typer.Option("--lab", metavar="NAME", help="Of thi
 
 @app.command(epilog=UP_EXAMPLES)
 def up(
-    lab: Annotated[str, typer.Argument(metavar="NAME|FILE", help="One of `ferrule lab profiles`, or a TOML file.")],
+    lab: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE", help="One of `ferrule lab profiles`, or a TOML file.", autocompletion=lab_profiles
+        ),
+    ],
     name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Call it so, not as its profile.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of what chance does to packets.")] = 0,
     as_json: AsJson = False,

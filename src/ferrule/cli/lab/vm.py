@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ferrule.cli.complete import lab_profiles
 from ferrule.errors import ConfigError
 from ferrule.lab.vm import control, once
 from ferrule.lab.vm.faults import WORDS
@@ -35,7 +36,12 @@ app = typer.Typer(
     no_args_is_help=True, help="The same labs as virtual machines: real kernels, and USB4 cables without hardware."
 )
 
-Profile = Annotated[str, typer.Argument(metavar="NAME|FILE", help="One of `ferrule lab profiles`, or a TOML file.")]
+Profile = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME|FILE", help="One of `ferrule lab profiles`, or a TOML file.", autocompletion=lab_profiles
+    ),
+]
 Kernel = Annotated[
     str,
     typer.Option("--kernel", metavar="NAME|SUITE", help=f"{', '.join([*KERNELS, *DEBUG_KERNELS])}, or a Debian suite."),

@@ -112,7 +112,7 @@ def launch(
                 output.finish()
             raise typer.Exit(_verdict(launcher, result))
     except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain about it once more at its exit.
+        # The reader of our output has gone; Python would complain about it once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(128 + signal.SIGPIPE) from None
 

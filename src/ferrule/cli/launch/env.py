@@ -23,7 +23,7 @@ EXAMPLES = (
     'eval "$(ferrule env torch --hostfile hosts.toml --rank 1)"\n\nferrule env mlx --hostfile hosts.toml --rank 0'
 )
 PORT = 29500
-"""torch's own. Nobody keeps the ports that are printed free."""
+"""torch's own. The ports that are printed are not kept free."""
 
 
 app = typer.Typer()

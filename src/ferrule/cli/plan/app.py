@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ferrule.cli.complete import lab_profiles, models
 from ferrule.cli.extras import needs
 from ferrule.errors import ConfigError
 
@@ -68,11 +69,18 @@ def plan(
         str | None,
         typer.Argument(
             metavar="MODEL",
+            autocompletion=models,
             help="A directory, a GGUF file, a hub id (owner/name), `demo`, or one that is known: llama-3.3-70b.",
         ),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option("--profile", metavar="LAB", help="Machines and cables of `ferrule lab profiles`.")
+        str | None,
+        typer.Option(
+            "--profile",
+            metavar="LAB",
+            help="Machines and cables of `ferrule lab profiles`.",
+            autocompletion=lab_profiles,
+        ),
     ] = None,
     cluster: Annotated[
         Path | None, typer.Option("--cluster", metavar="FILE", help="Machines and cables that a TOML file describes.")

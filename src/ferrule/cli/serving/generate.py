@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ferrule.cli.complete import served_models
 from ferrule.cli.extras import needs
 from ferrule.cli.serving.model import Dtype, DtypeFlag, MaxContext, Pp, SelfTest, Threads, Tp, engine_options
 from ferrule.errors import ConfigError
@@ -32,7 +33,12 @@ app = typer.Typer()
 @app.command(epilog=EXAMPLES)
 def generate(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A Hugging Face directory, a hub id (owner/name), or demo.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A Hugging Face directory, a hub id (owner/name), or demo.",
+            autocompletion=served_models,
+        ),
     ],
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="What to say to the model; - reads it from standard input.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ferrule.cli.cluster.models import cluster_hosts, running_cluster, serve_on_cluster
+from ferrule.cli.complete import served_models
 from ferrule.cli.extras import needs
 from ferrule.cli.serving.model import (
     DEMO,
@@ -52,7 +53,12 @@ app = typer.Typer()
 @app.command(epilog=EXAMPLES)
 def serve(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A Hugging Face directory, a hub id (owner/name), or demo.")
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A Hugging Face directory, a hub id (owner/name), or demo.",
+            autocompletion=served_models,
+        ),
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the embedded model on two ranks.")] = False,
     tp: Tp = None,
