@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import ferrule._native
 from ferrule import __version__
 from ferrule.cli.display import base_url, curl
 from ferrule.cli.main import COMMANDS, app, load
-from ferrule.cli.version import built_by
+from ferrule.cli.version import built_by, rdma
 from ferrule.installation import pip_install
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200", "FERRULE_API_KEY": "", "FERRULE_PORT": ""}
@@ -131,6 +132,17 @@ def test_version() -> None:
     assert found["ferrule"] == __version__
     assert found["cpus"] >= 1
     assert found["memory_bytes"] > 2**28
+
+
+def test_version_says_whether_rdma_is_there_or_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without() -> list[dict[str, str]]:
+        raise OSError("this Ferrule was built without RDMA; install libibverbs-dev")
+
+    assert rdma()
+    monkeypatch.setattr(ferrule._native, "verbs_ports", without)
+    assert rdma() == "none: this Ferrule was built without RDMA; install libibverbs-dev"
+    monkeypatch.setattr(ferrule._native, "verbs_ports", lambda: [{"device": "rxe0"}, {"device": "rxe0"}])
+    assert rdma() == "rxe0"
 
 
 def test_the_compiler_is_read_from_the_native_module() -> None:

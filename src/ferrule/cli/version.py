@@ -66,6 +66,7 @@ def report() -> dict[str, str | int | None]:
         "memory": format_bytes(memory),
         "memory_bytes": memory,
         "native_module": native_module(),
+        "rdma": rdma(),
         **{name: package_version(name) for name in PACKAGES},
     }
 
@@ -112,6 +113,19 @@ def native_module() -> str | None:
         return None
     compiler = built_by(Path(spec.origin).read_bytes())
     return f"{spec.origin} ({compiler})" if compiler else spec.origin
+
+
+def rdma() -> str:
+    """The RDMA devices that Ferrule could use, or why there are none."""
+    try:
+        from ferrule._native import verbs_ports
+    except ImportError as error:
+        return f"none: {error}"
+    try:
+        devices = sorted({str(port["device"]) for port in verbs_ports()})
+    except OSError as error:  # built without RDMA, or no library or kernel support for it
+        return f"none: {error}"
+    return ", ".join(devices) or "none: no device"
 
 
 def built_by(library: bytes) -> str | None:
