@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ferrule._native import VerbsEndpoint
-from ferrule.fabric.transports.verbs.paths import Port
-from ferrule.fabric.transports.verbs.ports import Found
 from ferrule.kmod.source import MODULE
 from ferrule.kmod.state import State
 from ferrule.links import UNLIMITED_BYTES
 from ferrule.links.doctor.rdma import MEMLOCK_BYTES
 from ferrule.units import format_bytes
 
-Opener = Callable[[Port], None]
+if TYPE_CHECKING:  # the fabric imports numpy, and commands of the lab and the driver start without it
+    from ferrule.fabric.transports.verbs.paths import Port
+    from ferrule.fabric.transports.verbs.ports import Found
+
+Opener = Callable[["Port"], None]
 """Makes a queue pair and registers memory on a port. Raises `OSError` with a reason."""
 
 
