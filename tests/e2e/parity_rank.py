@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from ferrule import fabric
+from ferrule.engine.devices import open_device
 from ferrule.engine.rank.model import build
 from ferrule.engine.source import describe, read_config
 from ferrule.plan import Plan, make_plan
@@ -29,23 +30,22 @@ def difference(directory: Path, plan: Plan, world: fabric.Group) -> float | None
     stage = world.split(color=shard.stage, key=shard.part)
     assert stage is not None
     with stage, torch.inference_mode():
-        model = build(directory, "float32", shard, stage, lambda done, total: None)
+        model = build(directory, "float32", shard, stage, open_device("cpu", 1), lambda done, total: None)
         worst = 0.0
         for first, last in PIECES:
             count = last - first
-            model.cache.begin([(1, first, count)])
             inputs = ids[:, first:last]
             if not shard.has_embedding:
                 inputs = torch.empty(1, count, model.hidden_size)
                 world.recv(inputs, src=world.rank - plan.tensor)
-            out = model.forward(inputs, torch.arange(first, last).unsqueeze(0), torch.arange(count))
-            model.cache.end()
-            if shard.has_head:
+            with model.cache.batch([(1, first, count)]):
+                out = model.forward(inputs, torch.arange(first, last).unsqueeze(0), torch.arange(count))
+            if world.rank == plan.driver:
                 worst = max(worst, float((out - expected[first:last]).abs().max()))
-            else:
+            elif not shard.has_head:
                 world.send(out.contiguous(), dst=world.rank + plan.tensor)
         world.barrier()
-    return worst if shard.has_head else None
+    return worst if world.rank == plan.driver else None
 
 
 def main() -> None:

@@ -5,9 +5,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ferrule.engine.weights.checkpoint import INDEX, Checkpoint
+from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError
+from ferrule.model.headers import INDEX
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from tiny_models import COMMON, CONFIGS, COUNTED, make
 from transformers import AutoConfig
 
 from ferrule.engine.architectures import cuts_of, pipeline_refusal
+from ferrule.engine.devices import open_device
 from ferrule.engine.rank.model import ShardedModel, build
 from ferrule.engine.source import describe, read_config
 from ferrule.errors import ModelError
@@ -44,6 +45,10 @@ class CountingGroup(ThreadGroup):
         self.calls.append(("all_gather", tensor.shape[-1] * self.size))
         return super().all_gather(tensor)
 
+    def gather(self, tensor: Any, root: int) -> Any:
+        self.calls.append(("gather", tensor.shape[-1] * self.size))
+        return super().gather(tensor, root)
+
 
 def check(directory: Path) -> None:
     spec = describe(directory, read_config(directory))
@@ -72,11 +77,12 @@ def check_rank(spec: ModelSpec, directory: Path, parts: int) -> None:
 
     def body(world: ThreadGroup) -> tuple[ShardedModel, CountingGroup, int]:
         group: Any = CountingGroup(world.rank, shared)
+        device = open_device("cpu", 1)
         with torch.inference_mode():
-            model = build(directory, "float32", plan.shards[world.rank], group, lambda done, total: None)
-            model.cache.begin([(0, 0, TOKENS)])
+            model = build(directory, "float32", plan.shards[world.rank], group, device, lambda done, total: None)
             ids = torch.arange(3, 3 + TOKENS).unsqueeze(0)
-            model.forward(ids, torch.arange(TOKENS).unsqueeze(0), torch.tensor([TOKENS - 1]))
+            with model.cache.batch([(0, 0, TOKENS)]):
+                model.forward(ids, torch.arange(TOKENS).unsqueeze(0), torch.tensor([TOKENS - 1]))
             return model, group, model.cache.sequences[0].bytes_per_token
 
     for model, group, cache in run_ranks(parts, body):
@@ -86,7 +92,7 @@ def check_rank(spec: ModelSpec, directory: Path, parts: int) -> None:
         calls = [*spec.first_collectives, *(call for layer in spec.decoder for call in layer.collectives)]
         padded = round(spec.vocabulary_share(parts) * spec.vocab_size) * parts
         if parts > 1:
-            assert group.calls == [*((call.kind, call.width) for call in calls), ("all_gather", padded)]
+            assert group.calls == [*((call.kind, call.width) for call in calls), ("gather", padded)]
 
 
 def test_what_the_planner_counts_is_what_a_rank_holds_and_sends(tmp_path: Path) -> None:

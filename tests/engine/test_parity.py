@@ -19,6 +19,7 @@ from thread_group import Shared, ThreadGroup, run_ranks
 from tiny_models import CONFIGS, REQUIRED, make
 from transformers import AutoModelForCausalLM
 
+from ferrule.engine.devices import open_device
 from ferrule.engine.rank.model import ShardedModel, build
 from ferrule.engine.source import describe, read_config
 from ferrule.errors import ModelError, PlanError
@@ -38,8 +39,9 @@ def run_split(directory: Path, plan: Plan, body: Callable[[ShardedModel, ThreadG
     def rank(world: ThreadGroup) -> Any:
         shard = plan.shards[world.rank]
         group: Any = ThreadGroup(shard.part, stages[shard.stage])
+        device = open_device("cpu", 1)
         with torch.inference_mode():
-            return body(build(directory, "float32", shard, group, lambda done, total: None), world)
+            return body(build(directory, "float32", shard, group, device, lambda done, total: None), world)
 
     return run_ranks(plan.world_size, rank)
 
@@ -47,12 +49,11 @@ def run_split(directory: Path, plan: Plan, body: Callable[[ShardedModel, ThreadG
 def forward(model: ShardedModel, world: ThreadGroup, plan: Plan, ids: torch.Tensor, first: int) -> torch.Tensor | None:
     """Logits of every token of ``ids`` (1, n), which follow ``first`` earlier ones; None on earlier stages."""
     count = ids.shape[1]
-    model.cache.begin([(7, first, count)])
     inputs = ids
     if not model.shard.has_embedding:
         inputs = world.recv(torch.empty(1, count, model.hidden_size), world.rank - plan.tensor)
-    out = model.forward(inputs, torch.arange(first, first + count).unsqueeze(0), torch.arange(count))
-    model.cache.end()
+    with model.cache.batch([(7, first, count)]):
+        out = model.forward(inputs, torch.arange(first, first + count).unsqueeze(0), torch.arange(count))
     if model.shard.has_head:
         return out
     world.send(out, world.rank + plan.tensor)
@@ -69,15 +70,19 @@ def check_logits(name: str, directory: Path, tensor: int, pipeline: int) -> None
     with torch.inference_mode():
         expected = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()(ids).logits[0]
 
-    def body(model: ShardedModel, world: ThreadGroup) -> torch.Tensor | None:
+    def body(model: ShardedModel, world: ThreadGroup) -> tuple[torch.Tensor, torch.Tensor] | None:
+        states: list[torch.Tensor] = []
+        if model.shard.has_head:  # what enters the output layer, on every rank of the stage
+            model.model.get_output_embeddings().register_forward_pre_hook(lambda _, given: states.append(given[0]))
         pieces = [forward(model, world, plan, ids[:, a:b], a) for a, b in PIECES]
-        return None if pieces[0] is None else torch.cat([p for p in pieces if p is not None])
+        return None if pieces[0] is None else (torch.cat([p for p in pieces if p is not None]), torch.cat(states, 1))
 
     results = [result for result in run_split(directory, plan, body) if result is not None]
     assert len(results) == tensor
-    for result in results:
-        assert torch.equal(result, results[0]), "the ranks of one stage disagree"
-        assert (result - expected).abs().max() < 1e-4, name
+    assert [logits.shape for logits, _ in results[1:]] == [(TOKENS, 0)] * (tensor - 1), "only the driver gets logits"
+    for _, states in results:
+        assert torch.equal(states, results[0][1]), "the ranks of one stage disagree"
+    assert (results[0][0] - expected).abs().max() < 1e-4, name
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -120,18 +125,18 @@ def greedy(directory: Path, tensor: int, pipeline: int, prompt: list[int], count
         tokens = list(prompt)
         logits = forward(model, world, plan, torch.tensor([tokens]), 0)
         for _ in range(count):
-            # Without a scheduler the last stage tells the first one its choice by the side channel of this test.
-            if logits is not None:
+            # Without a scheduler the driver tells the others its choice by the side channel of this test.
+            if logits is not None and world.rank == plan.driver:
                 choice = int(logits[-1].argmax())
-                if plan.pipeline > 1:
-                    world.send(torch.tensor([choice]), world.rank - plan.tensor)
+                for other in {*range(plan.world_size)} - {world.rank}:
+                    world.send(torch.tensor([choice]), other)
             else:
-                choice = int(world.recv(torch.empty(1, dtype=torch.long), world.rank + plan.tensor))
+                choice = int(world.recv(torch.empty(1, dtype=torch.long), plan.driver))
             tokens.append(choice)
             logits = forward(model, world, plan, torch.tensor([[choice]]), len(tokens) - 1)
         return tokens[len(prompt) :]
 
-    return run_split(directory, plan, body)[-1]
+    return run_split(directory, plan, body)[plan.driver]
 
 
 @pytest.mark.slow
@@ -191,6 +196,11 @@ def test_attention_that_the_cache_would_get_wrong_is_refused(name: str, why: str
     make(name, tmp_path)
     with pytest.raises(ModelError, match=why):
         check_logits(name, tmp_path, 1, 1)
+
+
+@pytest.mark.parametrize("split", [(2, 1), (4, 1), (1, 2)])
+def test_norms_with_weights_for_each_head_are_cut_with_the_heads(split: tuple[int, int], tmp_path: Path) -> None:
+    check_logits("cohere", make("cohere", tmp_path, num_key_value_heads=2), *split)
 
 
 @pytest.mark.parametrize("name", ["phimoe", "qwen2_moe"])

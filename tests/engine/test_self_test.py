@@ -14,14 +14,15 @@ from test_parity import plan_for
 from tiny_models import REQUIRED, make
 from transformers import AutoModelForCausalLM
 
+from ferrule.engine.devices import open_device
 from ferrule.engine.options import RankOptions
-from ferrule.engine.rank.model import build
-from ferrule.engine.rank.runner import Runner
+from ferrule.engine.rank.probe import output_of
+from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.selftest.check import Expected, check
 from ferrule.engine.selftest.compare import MOST, error, tolerance
 from ferrule.engine.selftest.fingerprint import Case, Fingerprint, compute, recall
 from ferrule.engine.selftest.prompts import long_parts, long_rows, long_tokens, prefixes, token_ids
-from ferrule.engine.selftest.reference import Reference, run_to
+from ferrule.engine.selftest.reference import Reference
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.errors import EngineError
 from ferrule.plan import Plan
@@ -40,21 +41,12 @@ class PartOfStage:
         return getattr(self.group, name)
 
 
-class MadeRunner(Runner):
-    """A runner over groups that are there, with a model that is built already."""
-
-    def __init__(self, options: RankOptions, world: Any, stage: Any) -> None:
-        self.options, self.world, self.stage = options, world, stage
-        self.plan, self.shard = options.plan, options.plan.shards[world.rank]
-        self.model = build(Path(options.directory), options.dtype, self.shard, stage, lambda done, total: None)
-
-
 def run(
     directory: Path,
     plan: Plan,
     dtype: str = "float32",
     parts: Callable[[int], int] = lambda part: part,
-    breaking: Callable[[MadeRunner], object] = lambda runner: None,
+    breaking: Callable[[TorchRunner], object] = lambda runner: None,
 ) -> None:
     """The self-test on the ranks of ``plan``; each holds the part that ``parts`` says instead of its own."""
     options = RankOptions(str(directory), dtype, plan, 1, CONTEXT, 8, 64, (), directory.name)
@@ -65,7 +57,7 @@ def run(
     runners = []
     for world, shard in zip(worlds, plan.shards, strict=True):
         stage = cast(Any, PartOfStage(stages[shard.stage][shard.part], parts(shard.part)))
-        runners.append(MadeRunner(options, world, stage))
+        runners.append(TorchRunner(options, world, stage, open_device("cpu", 1)))
         breaking(runners[-1])
 
     def body(world: Any) -> EngineError | None:
@@ -103,14 +95,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make("llama", tmp_path_factory.mktemp("models") / "llama", max_position_embeddings=CONTEXT)
 
 
-def without_all_reduce(runner: MadeRunner) -> None:
+def without_all_reduce(runner: TorchRunner) -> None:
     runner.stage.all_reduce = lambda x: x  # type: ignore[method-assign, assignment, misc]
 
 
-def forgetful_beyond(tokens: int) -> Callable[[MadeRunner], None]:
+def forgetful_beyond(tokens: int) -> Callable[[TorchRunner], None]:
     """Positions start again, as with a rotary table that is too short."""
 
-    def breaking(runner: MadeRunner) -> None:
+    def breaking(runner: TorchRunner) -> None:
         forward = runner.model.forward
         runner.model.forward = lambda x, positions, rows: forward(x, positions % tokens, rows)  # type: ignore[method-assign]
 
@@ -168,7 +160,7 @@ def loaded(layers: list[torch.nn.Module]) -> int:
 def test_a_layer_that_stops_gives_what_it_made() -> None:
     layer = torch.nn.Identity()
     hidden = torch.arange(12.0).reshape(1, 4, 3)
-    assert run_to(layer, lambda: layer(hidden), [1, 3]).tolist() == [[3, 4, 5], [9, 10, 11]]
+    assert output_of(layer, lambda: layer(hidden)).tolist() == hidden[0].tolist()
 
 
 def test_a_fingerprint_is_kept_and_a_damaged_one_made_again(llama: Path) -> None:

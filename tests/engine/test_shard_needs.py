@@ -12,6 +12,7 @@ from test_parity import plan_for
 from thread_group import Shared, ThreadGroup, run_ranks
 from tiny_models import REQUIRED, make
 
+from ferrule.engine.devices import open_device
 from ferrule.engine.rank.model import build
 from ferrule.engine.shards.needs import needs
 from ferrule.engine.shards.weight_files import Reader, read_layout
@@ -42,7 +43,7 @@ def parameters(directories: list[Path], plan: Plan) -> list[dict[str, torch.Tens
     def rank(world: ThreadGroup) -> dict[str, torch.Tensor]:
         shard = plan.shards[world.rank]
         group: Any = ThreadGroup(shard.part, stages[shard.stage])
-        model = build(directories[world.rank], "float32", shard, group, lambda done, total: None)
+        model = build(directories[world.rank], "float32", shard, group, open_device("cpu", 1), lambda done, total: None)
         return dict(model.model.state_dict())
 
     return run_ranks(plan.world_size, rank)

@@ -41,6 +41,10 @@ class ThreadGroup:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._exchange(x.clone()))
 
+    def gather(self, x: torch.Tensor, root: int) -> torch.Tensor | None:
+        joined = torch.cat(self._exchange(x.clone()))
+        return joined if self.rank == root else None
+
     def send(self, x: torch.Tensor, dst: int) -> None:
         with self.shared.arrived:
             self.shared.mail.setdefault((self.rank, dst), []).append(x.clone())

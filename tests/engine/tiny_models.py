@@ -129,6 +129,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "laurel_rank": 8,
         "altup_num_inputs": 2,
     },
+    "cohere": {"use_qk_norm": True, "tie_word_embeddings": True},
     "granite": {
         "embedding_multiplier": 3.0,
         "residual_multiplier": 0.5,

@@ -29,10 +29,19 @@ SUPPLEMENTS: dict[str, dict[str, str]] = {
         "layers.*.mlp.gate_up_proj": "packed_colwise",
         "layers.*.mlp.down_proj": "rowwise",
     },
+    # transformers leaves its norms whole, which have a weight for each head (where use_qk_norm is set).
+    "cohere": {
+        "layers.*.self_attn.q_norm.weight": "query_heads",
+        "layers.*.self_attn.k_norm.weight": "key_value_heads",
+    },
     "glm": {"layers.*.mlp.gate_up_proj": "packed_colwise", "layers.*.mlp.down_proj": "rowwise"},
     "glm4": {"layers.*.mlp.gate_up_proj": "packed_colwise", "layers.*.mlp.down_proj": "rowwise"},
 }
 """What Ferrule adds to, or does better than, transformers' plan; by model type."""
+
+
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers that are run."""
 
 
 def plan_of(config: Any) -> dict[str, str] | None:
@@ -67,6 +76,16 @@ def cuts_of(config: Any) -> Cuts | None:
         experts="whole" if "ep_dispatch_experts" in routed else "inside" if "moe_tp_experts" in routed else None,
         sinks=any(pattern.endswith(".sinks") for pattern in plan),
     )
+
+
+def layers_refusal(config: Any) -> str | None:
+    """Why the layers of ``config`` are not run however they are split, or None."""
+    kinds = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
+    if kinds:
+        return f"has layers of a kind that this engine does not run: {', '.join(sorted(kinds))}"
+    if getattr(config, "attn_temperature_tuning", None):  # Llama 4; it counts tokens by transformers' own cache
+        return "scales attention by a token's place in its sequence, which this engine does not do"
+    return None
 
 
 def tensor_refusal(config: Any, name: str) -> str | None:

@@ -63,7 +63,7 @@ class EngineOptions:
 class RankOptions:
     """What one rank needs to know; handed to its process as JSON. ``end_tokens``: ids that end an answer.
     ``identity``: which model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds.
-    ``meet_seconds``: in which all ranks must have found each other.
+    ``meet_seconds``: in which all ranks must have found each other. ``device``: a name of `engine.devices`.
     """
 
     directory: str
@@ -77,6 +77,7 @@ class RankOptions:
     identity: str = ""
     self_test: bool = True
     meet_seconds: float = MEET_TIMEOUT
+    device: str = "cpu"
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -9,8 +9,15 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from ferrule.engine.architectures import cuts_of, longest_context, pipeline_refusal, tensor_refusal
+from ferrule.engine.architectures import (
+    cuts_of,
+    layers_refusal,
+    longest_context,
+    pipeline_refusal,
+    tensor_refusal,
+)
 from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.formats import known_methods
 from ferrule.errors import ModelError
 from ferrule.model import ModelSpec, Stored, demo_path, spec_of_tensors
 from ferrule.model.family import SAME_CLASS
@@ -76,11 +83,14 @@ def read_config(directory: Path) -> Any:
         config = _load_config(directory, read_json(file))
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{file} cannot be read as a model configuration: {first_line(error)}") from None
-    if getattr(config, "quantization_config", None):
-        method = config.quantization_config.get("quant_method", "an unnamed method")
+    method = (getattr(config, "quantization_config", None) or {}).get("quant_method", "an unnamed method")
+    if getattr(config, "quantization_config", None) and method not in known_methods():
         raise ModelError(
             f"{directory} is quantized ({method}), which this engine does not run; use the bfloat16 or float16 weights"
         )
+    refusal = layers_refusal(config)
+    if refusal is not None:
+        raise ModelError(f"{directory} ({config.model_type}) {refusal}")
     if config.get_text_config() is not config:
         raise ModelError(f"{directory} is a multimodal {config.model_type} model; only text models are run")
     try:
@@ -111,10 +121,12 @@ def saved_dtype(config: Any) -> str:
 def describe(directory: Path, config: Any) -> ModelSpec:
     """Counts and sizes for the planner. Checks all files on the way; raises `ModelError` where one is damaged."""
     with Checkpoint(directory) as checkpoint:
-        tensors = [Stored(key, each.dtype, each.shape, each.bytes) for key, each in checkpoint.tensors.items()]
+        tensors = [Stored(key, each.format.name, each.shape, each.bytes) for key, each in checkpoint.tensors.items()]
     known = {field: getattr(config, field) for field in FIELDS}  # some architectures have other names for these
     file = str(directory / "config.json")
-    spec = spec_of_tensors(directory.name, config.to_dict() | known, file, tensors, cuts_of(config))
+    told = config.to_dict() | known
+    told.pop("quantization_config", None)  # what tensors take is known already
+    spec = spec_of_tensors(directory.name, told, file, tensors, cuts_of(config))
     name = (config.architectures or [type(config).__name__])[0]
     return replace(
         spec,

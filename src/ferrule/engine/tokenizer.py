@@ -7,19 +7,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from ferrule.engine.source import first_line
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import ModelError, RequestError
+from ferrule.model.headers import read_json
 
 
 class ModelTokenizer:
     """A Hugging Face tokenizer as `ferrule.engine.types.Tokenizer`. Raises `ModelError` where there is none."""
 
     def __init__(self, directory: Path) -> None:
+        # A tokenizer.json says all; a class of the model's own, which would be code to run, adds nothing to it.
+        plain = (directory / "tokenizer.json").exists() and _has_code(directory / "tokenizer_config.json")
+        reader = PreTrainedTokenizerFast if plain else AutoTokenizer
         try:
-            self._inner: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            self._inner: Any = reader.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{directory} has no tokenizer that can be read: {first_line(error)}") from None
         self._inner.model_max_length = sys.maxsize  # the engine itself refuses what is too long, in better words
@@ -43,6 +47,10 @@ class ModelTokenizer:
             return str(self._inner.apply_chat_template(given, add_generation_prompt=True, tokenize=False))
         except Exception as error:  # noqa: BLE001 - a template is a program of the model's makers
             raise RequestError(f"the model's chat template refuses these messages: {error}", param="messages") from None
+
+
+def _has_code(file: Path) -> bool:
+    return file.exists() and "auto_map" in read_json(file)
 
 
 def generation_defaults(directory: Path, config: Any) -> tuple[SamplingParams, frozenset[int]]:

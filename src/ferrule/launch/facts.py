@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import platform
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ferrule.process import usable_cores
+from ferrule.process import boot_id, usable_cores
 
 if TYPE_CHECKING:
     from ferrule.links import Inventory
@@ -161,9 +159,5 @@ def _unmapped(address: str) -> str:
 
 def _machine() -> str:
     """The boot of this machine and, where it has such, the network namespace: containers are hosts of their own."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    if boot.exists():
-        return f"{boot.read_text().strip()} {Path('/proc/self/ns/net').stat().st_ino}"
-    command = ["sysctl", "-n", "kern.bootsessionuuid"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=5).stdout.strip()
-    return told or platform.node()
+    namespace = Path("/proc/self/ns/net")
+    return f"{boot_id()} {namespace.stat().st_ino}" if namespace.exists() else boot_id()

@@ -4,7 +4,7 @@ from ferrule.process.children import Children, start
 from ferrule.process.orphans import adopt_orphans, kill_orphans, reap_orphans
 from ferrule.process.output import Output, Outputs
 from ferrule.process.sensor import Sensor
-from ferrule.process.system import end_groups, signal_group, usable_cores, when_ended
+from ferrule.process.system import boot_id, end_groups, signal_group, usable_cores, when_ended
 from ferrule.process.tied import tied
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Outputs",
     "Sensor",
     "adopt_orphans",
+    "boot_id",
     "end_groups",
     "kill_orphans",
     "reap_orphans",

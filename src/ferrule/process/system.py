@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
+from functools import cache
+from pathlib import Path
 
 _LOOK_SECONDS = 0.05
 _PAUSE_SECONDS = 0.01
@@ -82,3 +85,15 @@ async def end_groups(pids: Callable[[], Collection[int]], grace: float, patience
         deadline = time.monotonic() + seconds
         while pids() and time.monotonic() < deadline:
             await asyncio.sleep(_PAUSE_SECONDS)
+
+
+@cache
+def boot_id() -> str:
+    """Tells this boot of this machine's kernel from all others; containers and emulated hosts of a machine share it."""
+    told = Path("/proc/sys/kernel/random/boot_id")
+    if told.exists():
+        return told.read_text().strip()
+    # macOS
+    command = ["sysctl", "-n", "kern.bootsessionuuid"]
+    session = subprocess.run(command, capture_output=True, text=True, check=False, timeout=5).stdout.strip()
+    return session or socket.gethostname()

@@ -16,7 +16,6 @@ from ferrule.plan.device.backend import Backend, NumpyBackend
 from ferrule.plan.device.benchmark import Effort, Figures, launch_seconds, product_rate, read_rate
 from ferrule.plan.device.disk import disk_read
 from ferrule.plan.device.measure import RankNeeds, device_from, measure_device, measure_figures
-from ferrule.plan.device.memory import memory_free
 
 TINY = Effort(weights=1 << 20, rows=2, seconds=0.002, disk=0)
 FIGURES = Figures(
@@ -28,45 +27,6 @@ def _write(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-
-
-def test_memory_of_the_machine_without_control_groups(tmp_path: Path) -> None:
-    free, total = memory_free(tmp_path)
-    assert 0 < free < total
-
-
-@pytest.mark.parametrize(
-    ("groups", "top", "limit", "use"),
-    [
-        ("0::/box/app\n", "sys/fs/cgroup/box", "memory.max", "memory.current"),
-        (
-            "7:cpu:/\n4:hugetlb,memory:/box/app\n0::/\n",
-            "sys/fs/cgroup/memory/box",
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-        ),
-        # In a container: the path is the host's, and only the top is seen.
-        ("0::/docker/5a\n", "sys/fs/cgroup", "memory.max", "memory.current"),
-    ],
-)
-def test_the_tightest_control_group_counts(groups: str, top: str, limit: str, use: str, tmp_path: Path) -> None:
-    stat = "inactive_file 100\ntotal_inactive_file 100\nactive_file 7\n"
-    _write(
-        tmp_path,
-        {
-            "proc/self/cgroup": groups,
-            f"{top}/{limit}": "1000000\n",
-            f"{top}/{use}": "400100\n",
-            f"{top}/memory.stat": stat,
-        },
-    )
-    assert memory_free(tmp_path) == (600_000, 1_000_000)
-
-
-def test_a_control_group_without_limit_does_not_count(tmp_path: Path) -> None:
-    _write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"})
-    _write(tmp_path, {"sys/fs/cgroup/memory.current": "5\n"})
-    assert memory_free(tmp_path)[1] > 1 << 20
 
 
 def test_watts_of_rapl_without_what_is_counted_twice(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from ferrule.engine.rank.kv_cache import KVCache
+from ferrule.engine.rank.kv_cache import KVCache, Masks
 from ferrule.errors import ModelError
 
 NAME = "ferrule"
@@ -69,7 +69,7 @@ def batch_attention(
     for segment in cache.segments:
         span = slice(segment.start, segment.stop)
         keys, values = segment.cache.append(layer, key[0, :, span], value[0, :, span])
-        outputs.append(attend(query[0, :, span], keys, values, scaling, window, softcap, s_aux))
+        outputs.append(attend(query[0, :, span], keys, values, segment.masks, scaling, window, softcap, s_aux))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
     return joined.transpose(0, 1).contiguous().unsqueeze(0), None  # some models `view` it
 
@@ -78,6 +78,7 @@ def attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
+    masks: Masks,
     scaling: float | None,
     window: int | None = None,
     softcap: float | None = None,
@@ -86,7 +87,8 @@ def attend(
     """Causal attention of one sequence's newest tokens.
 
     ``query`` (query heads, new, width); ``keys``, ``values`` (key/value heads, all, width): the last ``new`` of them
-    are the queries' own. Returns (query heads, new, value width).
+    are the queries' own. ``masks``: those that earlier layers made for the same tokens. Returns (query heads, new,
+    value width).
     """
     heads, new, width = query.shape
     groups = heads // keys.shape[0]
@@ -95,9 +97,12 @@ def attend(
         keys, values = keys[:, first:], values[:, first:]
     # The query heads that share a key/value head are laid out as further queries of it: nothing is repeated.
     grouped = query.reshape(keys.shape[0], groups * new, width)
-    mask = _mask(new, keys.shape[1], window, query.device) if new > 1 else None
-    if mask is not None and groups > 1:
-        mask = mask.repeat(groups, 1)
+    mask = None
+    if new > 1:
+        kind = (keys.shape[1], groups, window)
+        mask = masks.get(kind)
+        if mask is None:
+            mask = masks[kind] = _mask(new, keys.shape[1], window, query.device).repeat(groups, 1)
     if softcap is None and sinks is None:
         out = functional.scaled_dot_product_attention(
             grouped.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask, scale=scaling

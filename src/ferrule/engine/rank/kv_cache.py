@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +15,9 @@ from ferrule.plan import BUILT_IN_ENGINE
 GROW = BUILT_IN_ENGINE.cache_ahead
 """At most this many tokens of room are added at once beyond what a sequence needs."""
 ROUND = 64
+
+Masks = dict[tuple[int, int, int | None], Tensor]
+"""By the number of keys, how many query heads share a key/value head, and the sliding window."""
 
 
 @dataclass
@@ -63,11 +68,13 @@ class SequenceCache:
 
 @dataclass
 class Segment:
-    """Where one sequence's tokens stand in a batch: ``start`` to ``stop`` of the flattened tokens."""
+    """Where one sequence's tokens stand in a batch: ``start`` to ``stop`` of the flattened tokens. ``masks``: what its
+    new tokens may see, made by the first layer of each kind for all of them."""
 
     start: int
     stop: int
     cache: SequenceCache
+    masks: Masks = field(default_factory=dict)
 
 
 class KVCache:
@@ -77,8 +84,9 @@ class KVCache:
         self.sequences: dict[int, SequenceCache] = {}
         self.segments: list[Segment] = []
 
-    def begin(self, sequences: list[tuple[int, int, int]]) -> None:
-        """Start a batch of (sequence id, tokens it has seen, tokens in this batch). Seen 0 starts a sequence afresh."""
+    @contextmanager
+    def batch(self, sequences: list[tuple[int, int, int]]) -> Iterator[None]:
+        """Run a batch of (sequence id, tokens it has seen, tokens in this batch). Seen 0 starts a sequence afresh."""
         self.segments = []
         start = 0
         for identity, seen, tokens in sequences:
@@ -87,9 +95,7 @@ class KVCache:
             cache = self.sequences[identity]
             self.segments.append(Segment(start, start + tokens, cache))
             start += tokens
-
-    def end(self) -> None:
-        """The batch has passed every layer."""
+        yield
         for segment in self.segments:
             segment.cache.advance(segment.stop - segment.start)
         self.segments = []

@@ -12,10 +12,13 @@ from torch.nn import functional
 from ferrule.fabric import Group
 
 
-def gather_last(group: Group, x: Tensor) -> Tensor:
-    """Join the ranks' parts of the last dimension: (..., n) on each rank gives (..., size * n) on all."""
+def gather_last(group: Group, x: Tensor, root: int | None) -> Tensor:
+    """Join the ranks' parts of the last dimension: (..., n) on each rank gives (..., size * n) on rank ``root``, and
+    (..., 0) on the others; on all with None."""
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    parts: Tensor = group.all_gather(rows)
+    parts: Tensor | None = group.all_gather(rows) if root is None else group.gather(rows, root)
+    if parts is None:
+        return x[..., :0]
     joined = parts.view(group.size, *rows.shape).transpose(0, 1)
     return joined.reshape(*x.shape[:-1], group.size * x.shape[-1])
 
@@ -45,20 +48,22 @@ class RowParallelLinear(nn.Module):
 
 
 class GatheredLinear(nn.Module):
-    """A linear layer whose output features are shared out and joined again, so that every rank sees all of them.
+    """A linear layer whose output features are shared out and joined again, on rank ``root`` or (None) on all.
 
     ``features`` cuts off the rows that pad the last ranks' parts.
     """
 
-    def __init__(self, linear: nn.Linear, group: Group, features: int) -> None:
+    def __init__(self, linear: nn.Linear, group: Group, features: int, root: int | None = None) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
         self.group = group
         self.features = features
+        self.root = root
 
     def forward(self, x: Tensor) -> Tensor:
-        return gather_last(self.group, functional.linear(x, self.weight, self.bias))[..., : self.features]
+        part = functional.linear(x, self.weight, self.bias)
+        return gather_last(self.group, part, self.root)[..., : self.features]
 
 
 class VocabularyParallelEmbedding(nn.Module):
@@ -85,6 +90,11 @@ class VocabularyParallelEmbedding(nn.Module):
         rows = rows.masked_fill(elsewhere.unsqueeze(-1), 0).contiguous()
         self.group.all_reduce(rows)
         return rows
+
+
+def multiplies(module: nn.Module) -> bool:
+    """Whether ``module`` only multiplies by its weight."""
+    return isinstance(module, nn.Linear | RowParallelLinear | GatheredLinear)
 
 
 def sum_output(module: nn.Module, group: Group) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferrule.plan.device.memory import private_bytes
+from ferrule.process.memory import private_bytes
 
 
 class PeakMemory:

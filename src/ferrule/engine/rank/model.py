@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from ferrule.engine.architectures import mask_windows, plan_of
+from ferrule.engine.devices import Device
 from ferrule.engine.rank import attention
 from ferrule.engine.rank.kv_cache import KVCache
-from ferrule.engine.rank.layers import PassThrough, StageInput
+from ferrule.engine.rank.layers import PassThrough, StageInput, multiplies
 from ferrule.engine.rank.tensor_parallel import TensorParallel
 from ferrule.engine.source import read_config, saved_dtype
-from ferrule.engine.weights.checkpoint import Checkpoint
-from ferrule.engine.weights.loading import BytesRead, Recipe, load, recipes
+from ferrule.engine.weights.checkpoint import Checkpoint, check_border
+from ferrule.engine.weights.loading import BytesRead, Recipe, load, recipes, whole_weight
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError, PlanError
 from ferrule.fabric import Group
@@ -44,8 +45,8 @@ class ShardedModel:
         """Run this stage over the batch that the cache has begun.
 
         ``inputs``: token ids (1, tokens) on the first stage, hidden states (1, tokens, hidden) on the others.
-        ``positions`` (1, tokens). Returns hidden states, or on the last stage the logits of tokens ``logit_rows``:
-        (rows, vocabulary) in float32.
+        ``positions`` (1, tokens). Returns hidden states, or on the last stage's first rank the logits of tokens
+        ``logit_rows``: (rows, vocabulary) in float32; on its other ranks (rows, 0).
         """
         given = {"input_ids": inputs}
         if self.stage_input is not None:
@@ -83,12 +84,12 @@ class Blueprint:
     aliases: dict[str, str]
     stage_input: StageInput | None
 
-    def fill(self, checkpoint: Checkpoint, on_bytes: BytesRead, device: str = "cpu") -> int:
+    def fill(self, checkpoint: Checkpoint, on_bytes: BytesRead, device: torch.device) -> int:
         """Read this part; see `loading.load`."""
-        return load(self.model, self.made_of, self.slicings, self.aliases, checkpoint, on_bytes, device)
+        return load(self.model, self.made_of, self.slicings, self.aliases, checkpoint, on_bytes, device, multiplies)
 
 
-def draw(directory: Path, dtype: str, shard: Shard, group: Group, checkpoint: Checkpoint) -> Blueprint:
+def blueprint(directory: Path, dtype: str, shard: Shard, group: Group, checkpoint: Checkpoint) -> Blueprint:
     """Plan one rank's part. ``group`` is the ranks of its stage.
 
     Raises `ModelError` and `PlanError` where the model cannot be run or cut as planned.
@@ -98,40 +99,45 @@ def draw(directory: Path, dtype: str, shard: Shard, group: Group, checkpoint: Ch
     attention.register()
     cache = KVCache()
     model = empty(config, torch_dtype, attention.NAME)
-    _check_supported(model)
-    model.eval()
     made_of = recipes(model, list(checkpoint.tensors))
     base = model.get_submodule(model.base_model_prefix)
     aliases = tied(model, made_of)
     slicings: dict[str, Slicing] = {}
     if group.size > 1:
         slicings = _cut(model, base, config, group, aliases)
+        for name, cut in slicings.items():
+            recipe = made_of.get(aliases.get(name, name))  # None: missing, which is said when it is loaded
+            weight = whole_weight(recipe, cut, checkpoint) if recipe is not None else None
+            if weight is not None:
+                check_border(weight, cut)
     stage_input = _keep_stage(model, base, config, shard)
     attention.attach(base, cache, mask_windows(config))
     return Blueprint(model, base, torch_dtype, config.hidden_size, cache, made_of, slicings, aliases, stage_input)
 
 
-def build(directory: Path, dtype: str, shard: Shard, group: Group, on_bytes: BytesRead) -> ShardedModel:
+def build(directory: Path, dtype: str, shard: Shard, group: Group, device: Device, on_bytes: BytesRead) -> ShardedModel:
     """Build and load one rank's part. ``group`` is the ranks of this stage.
 
     Raises `ModelError` and `PlanError` before any weight is read where the model cannot be run or cut as planned.
     """
     with Checkpoint(directory) as checkpoint:
-        plan = draw(directory, dtype, shard, group, checkpoint)
-        size = plan.fill(checkpoint, on_bytes)
-    restore_buffers(plan.model)
+        plan = blueprint(directory, dtype, shard, group, checkpoint)
+        size = plan.fill(checkpoint, on_bytes, device.torch_device)
+    restore_buffers(plan.model, device.torch_device)
     return ShardedModel(plan.model, plan.base, shard, plan.cache, plan.dtype, plan.hidden_size, size, plan.stage_input)
 
 
 def empty(config: Any, dtype: torch.dtype, attention_name: str) -> Any:
-    """The architecture as transformers builds it, without memory."""
+    """The architecture as transformers builds it, without memory. Raises `ModelError` for what is not run here."""
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(
+            model = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=attention_name, trust_remote_code=False
             )
     except (KeyError, ValueError) as error:  # not a causal language model, or one with attention of its own
         raise ModelError(f"{type(config).__name__} cannot be built to run here: {error}") from None
+    _check_supported(model)
+    return model.eval()
 
 
 def _check_supported(model: Any) -> None:
@@ -140,9 +146,6 @@ def _check_supported(model: Any) -> None:
         raise ModelError(f"{name} computes attention in its own way, which this engine does not run")
     if getattr(model, "_is_stateful", False):
         raise ModelError(f"{name} has layers that keep a state of their own (recurrent ones), which are not run here")
-    kinds = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        raise ModelError(f"{name} has layers of a kind that this engine does not run: {', '.join(sorted(kinds))}")
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:
@@ -207,13 +210,13 @@ def _keep_stage(model: nn.Module, base: nn.Module, config: Any, shard: Shard) ->
     return stage_input
 
 
-def restore_buffers(model: Any) -> None:
+def restore_buffers(model: Any, device: torch.device) -> None:
     """Compute the buffers that no checkpoint holds (rotary frequencies, embedding scales), as transformers does."""
     owners = []
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.full_like(buffer, _unset(buffer), device="cpu")
+                module._buffers[name] = torch.full_like(buffer, _unset(buffer), device=device)
                 owners.append((module, name))
     inner = model.get_submodule(model.base_model_prefix)
     of_inner = set(inner.modules())

@@ -16,14 +16,14 @@ from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
-import torch
 import transformers
 
 from ferrule import fabric
 from ferrule.engine.messages import Add, encode
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.control import Control
-from ferrule.engine.rank.runner import Runner
+from ferrule.engine.rank.runner import make_runner
+from ferrule.engine.rank.warm_up import Trial
 from ferrule.engine.rank.worker import Driver
 from ferrule.engine.types import SamplingParams
 from ferrule.model import demo_path, read_model
@@ -52,15 +52,14 @@ def step_seconds() -> Steps:
     processor, without turns of other programs. The quickest of some rounds' medians, since what else the machine does
     makes them slower, never quicker; of the difference that a pause makes the median."""
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
     plan = make_plan(read_model(str(demo_path())))
     options = RankOptions(
         str(demo_path()), "auto", plan, 1, CONTEXT, max_sequences=1, batch_tokens=CONTEXT, end_tokens=()
     )
     ours, theirs = socket.socketpair()
     with ours, _reader() as reading, fabric.init() as world:
-        runner = Runner(options, world, lambda progress: None)
-        driver = Driver(options, runner, Control(Lifeline(theirs.detach())), CONTEXT)
+        runner = make_runner(options, world, lambda progress: None)
+        driver = Driver(options, runner, Control(Lifeline(theirs.detach())), Trial(CONTEXT, 0.0))
         params = SamplingParams(max_tokens=2 * _ROUNDS * _TOKENS + 2, temperature=0.0, ignore_eos=True)
         ours.sendall(encode(Add(1, tuple(range(3, 3 + PROMPT)), (), params)))
         driver.step()  # the prompt

@@ -89,13 +89,13 @@ class TensorParallel:
         self.slicings[f"{name}.table.weight"] = self.slicings.pop(f"{name}.weight")
 
     def head(self, name: str) -> None:
-        """Share out the vocabulary's rows of the output layer and gather the logits."""
+        """Share out the vocabulary's rows of the output layer; the stage's first rank, the driver, gets the logits."""
         linear = cast(nn.Linear, self.model.get_submodule(name))
         features = linear.out_features
         cut = slicing.vocabulary(features, self.part, self.parts)
         for parameter in linear._parameters:
             self._cut(f"{name}.{parameter}", linear, parameter, cut)
-        self._replace(name, GatheredLinear(linear, self.group, features))
+        self._replace(name, GatheredLinear(linear, self.group, features, root=0))
 
     def _cut(self, full_name: str, module: nn.Module, parameter: str, cut: Slicing) -> None:
         whole = module._parameters[parameter]
@@ -179,6 +179,8 @@ class TensorParallel:
             cut = slicing.even(shape[0], 0, self.part, self.parts, f"{name}: the number of experts")
         elif style == "query_heads":
             cut = slicing.heads(shape[0], 0, self.config.num_attention_heads, self.heads.query, full_name)
+        elif style == "key_value_heads":
+            cut = slicing.heads(shape[0], 0, key_value_heads(self.config), self.heads.key_value, full_name)
         else:
             raise PlanError(
                 f"{type(self.model).__name__}: {full_name} is to be split {style!r}, which is not supported"

@@ -13,7 +13,6 @@ import socket
 from collections import deque
 from dataclasses import replace
 
-import torch
 import transformers
 
 from ferrule import fabric
@@ -22,9 +21,10 @@ from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce, receive
 from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.memory import PeakMemory
-from ferrule.engine.rank.runner import Runner
+from ferrule.engine.rank.runner import Runner, make_runner
 from ferrule.engine.rank.sampler import Choice, Sampler
 from ferrule.engine.rank.scheduler import Limits, Scheduler
+from ferrule.engine.rank.warm_up import Trial, warm_up
 from ferrule.engine.selftest.check import check, expected
 from ferrule.engine.shards.obtain import obtain
 from ferrule.engine.source import read_config
@@ -61,7 +61,6 @@ def main(arguments: list[str], line: Lifeline) -> int:
 def serve(options: RankOptions, control: Control) -> None:
     """Load, report, and run until the process is ended: by its parent's signal, or by the loss of a peer."""
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(options.threads)
     with fabric.init(strict=True, timeout=STEP_TIMEOUT, meet_timeout=options.meet_seconds) as world:
         try:
             serve_in(world, options, control)
@@ -93,27 +92,27 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
     obtained = obtain(world, options, on_progress)
     vocabulary = read_config(obtained.directory).vocab_size
     reference = expected(world, options, obtained, vocabulary, on_progress)
-    runner = Runner(replace(options, directory=str(obtained.directory)), world, on_progress)
+    runner = make_runner(replace(options, directory=str(obtained.directory)), world, on_progress)
     control.progress(Progress(world.rank, "warm up"))
     world.barrier(timeout=LOAD_TIMEOUT)
-    room = runner.warm_up()
+    trial = warm_up(runner)
     if reference is not None:
-        check(runner, reference, vocabulary, room, on_progress)
+        check(runner, reference, vocabulary, trial.cache_tokens, on_progress)
     memory.sample()
     info = RankInfo(
         rank=world.rank,
         pid=os.getpid(),
         host=socket.gethostname(),
-        device=f"cpu ({options.threads} thread{'s' if options.threads > 1 else ''})",
-        weight_bytes=runner.model.weight_bytes,
+        device=runner.device_title,
+        weight_bytes=runner.weight_bytes,
         base_bytes=memory.base,
         peak_bytes=memory.peak,
         transports=transports(world),
         received_bytes=obtained.received,
     )
-    control.send(Ready(info, room))
+    control.send(Ready(info, trial.cache_tokens))
     if world.rank == options.plan.driver:
-        Driver(options, runner, control, room).loop()
+        Driver(options, runner, control, trial).loop()
     else:
         follow(runner)
 
@@ -132,14 +131,14 @@ def follow(runner: Runner) -> None:
 class Driver:
     """Requests in, batches out to all ranks, tokens back. Keeps as many batches under way as there are stages."""
 
-    def __init__(self, options: RankOptions, runner: Runner, control: Control, cache_tokens: int) -> None:
-        self.runner, self.control = runner, control
+    def __init__(self, options: RankOptions, runner: Runner, control: Control, trial: Trial) -> None:
+        self.runner, self.control, self.step_seconds = runner, control, trial.step_seconds
         self.depth = options.plan.pipeline
         limits = Limits(
             batch_tokens=options.batch_tokens,
-            cache_tokens=cache_tokens,
+            cache_tokens=trial.cache_tokens,
             sequences=options.max_sequences,
-            context=min(options.context, cache_tokens),
+            context=min(options.context, trial.cache_tokens),
             batches=self.depth,
         )
         self.scheduler = Scheduler(limits, frozenset(options.end_tokens))
@@ -179,7 +178,7 @@ class Driver:
         for order in self.control.orders(wait):
             if isinstance(order, Add):
                 self.samplers[order.id] = Sampler(order.params, drawn=len(order.made))
-                stepwise = len(order.made) * self.runner.step_seconds <= EXACT_SECONDS
+                stepwise = len(order.made) * self.step_seconds <= EXACT_SECONDS
                 self.scheduler.add(order.id, order.prompt, order.params, order.made, stepwise=stepwise)
             elif isinstance(order, Cancel):
                 self.scheduler.cancel(order.id)
@@ -189,7 +188,7 @@ class Driver:
     def _finish(self, batch: Batch) -> None:
         logits = self.runner.run(batch)
         if logits is None:
-            raise EngineError("the driver is not on the last pipeline stage")
+            raise EngineError("the driver got no logits")
         choices: dict[int, Choice] = {}
         wanted = [span.sequence for span in batch.spans if span.sample]
         for row, identity in enumerate(wanted):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Span
@@ -23,7 +22,7 @@ from ferrule.engine.selftest.prompts import (
     short_rows,
     token_ids,
 )
-from ferrule.engine.selftest.reference import run_to, sampled
+from ferrule.engine.selftest.reference import sampled
 from ferrule.engine.shards.messages import tell_all
 from ferrule.engine.shards.obtain import Obtained
 from ferrule.engine.types import Progress
@@ -115,32 +114,26 @@ def _short(runner: Runner, lengths: list[int], vocabulary: int) -> Rows | None:
 
 def _long(runner: Runner, ids: list[int], places: list[int], depth: int) -> Rows:
     """Hidden states after ``depth`` layers of the first stage, computed in steps as a long prompt is."""
-    model, step, found = runner.model, runner.options.batch_tokens, []
-    layer = list(model.base.layers)[depth - 1]  # type: ignore[arg-type]
+    step, found = runner.options.batch_tokens, []
     for first in range(0, len(ids), step):
         piece = ids[first : first + step]
-        positions = torch.arange(first, first + len(piece)).unsqueeze(0)
+        batch = Batch((Span(SEQUENCE, first, len(piece), False),), tuple(piece))
         rows = [place - first for place in places if first <= place < first + len(piece)]
-        model.cache.begin([(SEQUENCE, first, len(piece))])
-        with torch.inference_mode():
-            inputs, row = torch.tensor([piece]), torch.tensor([0])
-            found.append(run_to(layer, lambda: model.forward(inputs, positions, row), rows))  # noqa: B023 - runs now
-        model.cache.end()
-    model.cache.release(SEQUENCE)
+        found.append(sampled(runner.capture(batch, depth, rows)))
+    runner.run(Batch(released=(SEQUENCE,)))
     return np.concatenate(found)
 
 
 def _verdict(runner: Runner, found: Rows, reference: Rows, parts: list[Part]) -> str | None:
     """What is wrong, or None."""
     plan = runner.plan
-    dtype = str(runner.model.dtype).removeprefix("torch.")
-    allowed = tolerance(dtype, plan.layers)
+    allowed = tolerance(runner.dtype, plan.layers)
     off, where = worst(found, reference, parts)
     if off <= allowed:
         return None
     return (
         f"self-test: with --tp {plan.tensor} --pp {plan.pipeline} the answers {where} are {off:.3g} off those of the "
-        f"model computed in one piece (in {dtype} up to {allowed:.2g} is rounding), so it would answer wrongly. Try "
-        "another split and, if that passes, report this one; if all fail, test the hosts' memory and cables (ferrule "
-        "doctor) and the model's files. --no-self-test serves it all the same"
+        f"model computed in one piece (in {runner.dtype} up to {allowed:.2g} is rounding), so it would answer wrongly. "
+        "Try another split and, if that passes, report this one; if all fail, test the hosts' memory and cables "
+        "(ferrule doctor) and the model's files. --no-self-test serves it all the same"
     )

@@ -18,6 +18,7 @@ from ferrule.engine.architectures import mask_windows
 from ferrule.engine.rank import attention
 from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.engine.rank.model import empty, restore_buffers, tied
+from ferrule.engine.rank.probe import output_of
 from ferrule.engine.selftest.compare import Rows
 from ferrule.engine.selftest.prompts import columns
 from ferrule.engine.source import read_config
@@ -67,10 +68,6 @@ def plain_attention(
     return torch.stack(outputs, dim=1).unsqueeze(0).contiguous(), None
 
 
-class _Stop(Exception):
-    """The layers that were wanted have run."""
-
-
 class Reference:
     """The model of ``directory``, computed in one piece. ``on_progress``: bytes of the layers that
     have run, and of those to be run."""
@@ -80,7 +77,6 @@ class Reference:
         self.checkpoint, self.on_progress = checkpoint, on_progress
         AttentionInterface.register(NAME, plain_attention)
         self.model = empty(self.config, torch.float32, NAME)
-        self.model.eval()
         self.base = self.model.get_submodule(self.model.base_model_prefix)
         attention.attach(self.base, KVCache(), mask_windows(self.config))
         self.made_of = recipes(self.model, list(checkpoint.tensors))
@@ -93,7 +89,7 @@ class Reference:
         for name, tensor in targets(self.model):
             if name not in parameters or not name.startswith(streamed):
                 self._load(name, tensor)  # small: buffers, and what belongs to no layer
-        restore_buffers(self.model)
+        restore_buffers(self.model, torch.device("cpu"))
         self.ran, self.total = 0, 0
         for name, unit in units.items():
             unit.register_forward_pre_hook(lambda module, _, name=name: self._enter(name, module))
@@ -110,7 +106,8 @@ class Reference:
         """What the first ``depth`` layers make of the tokens ``rows``: (rows, sampled columns)."""
         self.ran, self.total = 0, sum(map(_bytes, self.layers[:depth]))
         with torch.inference_mode():
-            return run_to(self.layers[depth - 1], lambda: self.base(**_inputs(ids), use_cache=False), rows)
+            hidden = output_of(self.layers[depth - 1], lambda: self.base(**_inputs(ids), use_cache=False))
+            return sampled(hidden[rows])
 
     def depth(self, tokens: int, most: int) -> int:
         """How many layers a prompt of ``tokens`` is run through: as many as cost little, but at least one of each kind
@@ -169,25 +166,6 @@ def _active(layer: nn.Module, chosen: int | None) -> int:
 
 def _inputs(ids: list[int]) -> dict[str, Tensor]:
     return {"input_ids": torch.tensor([ids]), "position_ids": torch.arange(len(ids)).unsqueeze(0)}
-
-
-def run_to(layer: nn.Module, run: Callable[[], object], rows: list[int]) -> Rows:
-    """``run`` until ``layer`` has run; its output of the tokens ``rows``: (rows, sampled columns)."""
-    kept: list[Rows] = []
-
-    def keep(module: nn.Module, given: object, out: Any) -> None:
-        hidden: Tensor = out[0] if isinstance(out, tuple) else out
-        kept.append(sampled(hidden.movedim(-2, 0)[rows].reshape(len(rows), -1)))
-        raise _Stop
-
-    hook = layer.register_forward_hook(keep)
-    try:
-        run()
-    except _Stop:
-        pass
-    finally:
-        hook.remove()
-    return kept[0]
 
 
 def sampled(rows: Tensor) -> Rows:

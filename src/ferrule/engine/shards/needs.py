@@ -9,10 +9,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ferrule.engine.rank.model import draw
+from ferrule.engine.rank.model import blueprint
 from ferrule.engine.shards.pieces import Piece, wanted
 from ferrule.engine.shards.weight_files import read_layout
 from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.formats.plain import TORCH_DTYPES
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.fabric import Group
 from ferrule.plan import Plan, Shard
@@ -33,13 +34,14 @@ class _Notes(Checkpoint):
         super().__init__(directory)
         self.asked: list[tuple[str, Slicing | None]] = []
 
-    def read(self, key: str, cut: Slicing | None = None) -> list[Tensor]:
+    def read_stored(self, key: str, cut: Slicing | None = None) -> list[Tensor]:
         self.asked.append((key, cut))
-        shape = self.tensors[key].shape
+        stored = self.stored[key]
+        shape = stored.shape
         shapes = [shape]
         if cut is not None:
             shapes = [(*shape[: cut.dim], stop - start, *shape[cut.dim + 1 :]) for start, stop in cut.ranges]
-        return [torch.empty(each, device="meta") for each in shapes]
+        return [torch.empty(each, dtype=getattr(torch, TORCH_DTYPES[stored.dtype]), device="meta") for each in shapes]
 
 
 def needs(directory: Path, dtype: str, shard: Shard, plan: Plan) -> list[Piece]:
@@ -50,5 +52,5 @@ def needs(directory: Path, dtype: str, shard: Shard, plan: Plan) -> list[Piece]:
     places = read_layout(directory).places()
     group = cast(Group, _PlaceInStage(shard.part, plan.tensor))
     with _Notes(directory) as notes:
-        draw(directory, dtype, shard, group, notes).fill(notes, lambda done, total: None, "meta")
+        blueprint(directory, dtype, shard, group, notes).fill(notes, lambda done, total: None, torch.device("meta"))
     return [piece for key, cut in notes.asked for piece in wanted(key, places[key].shape, places[key].item, cut)]

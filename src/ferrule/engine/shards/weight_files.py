@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ferrule.engine.shards.pieces import Piece, View, view_of
-from ferrule.engine.weights.checkpoint import DTYPE_BYTES, weight_file_names
+from ferrule.engine.weights.checkpoint import weight_file_names
 from ferrule.errors import ModelError
-from ferrule.model.headers import header_length, parse_header
+from ferrule.model.headers import DTYPE_BITS, header_length, parse_header
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 SMALL_LIMIT = 64 << 20
@@ -62,8 +62,8 @@ class Layout:
             parse_header(text, file.name, file.size - data)  # checks what is read here
             for key, entry in json.loads(text).items():
                 if key != "__metadata__":
-                    item = DTYPE_BYTES.get(entry["dtype"])
-                    if item is None:
+                    item, rest = divmod(DTYPE_BITS[entry["dtype"]], 8)
+                    if rest:
                         raise ModelError(f"{file.name}: {key} has the dtype {entry['dtype']!r}, which is not run here")
                     shape = tuple(entry["shape"])
                     found[key] = Place(file.name, data + entry["data_offsets"][0], shape, item)

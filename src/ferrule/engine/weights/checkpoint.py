@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from safetensors import SafetensorError, safe_open
 
-from ferrule.errors import ModelError
+from ferrule.engine.weights.formats import Weight, recognise
+from ferrule.errors import ModelError, PlanError
+from ferrule.model.headers import INDEX, SINGLE, Stored, parse_index, read_headers, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ferrule.engine.weights.slicing import Slicing
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-
-DTYPE_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
-}  # fmt: skip
-"""Bytes per element of the dtypes that safetensors names (the safetensors format specification)."""
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of a checkpoint: where it is, its shape and dtype (safetensors' name for it)."""
-
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def bytes(self) -> int:
-        size = DTYPE_BYTES.get(self.dtype, 4)
-        for length in self.shape:
-            size *= length
-        return size
-
 
 class Checkpoint:
-    """The tensors of a model directory, by key.
+    """The weights of a model directory, by key; a context manager that holds its files open.
 
     Raises `ModelError` where there are no safetensors, the index is not what it should be, a file is missing or
-    truncated, or a file lacks a tensor that the index promises.
+    truncated, a file lacks a tensor that the index promises, or a tensor has a dtype that is not run here.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.tensors: Mapping[str, StoredTensor] = _scan(directory)
+        files = _scan(directory)
+        self._files = {tensor.name: file for file, tensors in files.items() for tensor in tensors}
+        self.stored = {tensor.name: tensor for tensors in files.values() for tensor in tensors}
+        self.tensors: Mapping[str, Weight] = recognise(self.stored, _settings(directory))
         self._open: dict[Path, Any] = {}
 
     def __enter__(self) -> Self:
@@ -62,38 +40,52 @@ class Checkpoint:
         self._open.clear()
 
     def read(self, key: str, cut: Slicing | None = None) -> list[Tensor]:
-        """The parts of tensor ``key`` that ``cut`` names, in order (without its padding); the whole where it is None.
+        """The parts of weight ``key`` that ``cut`` names, as numbers, in order (without its padding); the whole where
+        it is None. Raises `PlanError` for a cut that its format does not allow."""
+        weight = self.tensors[key]
+        check_border(weight, cut)
+        return weight.format.read(weight, cut, self)
 
-        Only the pages of those parts are read from disk.
-        """
-        stored = self.tensors[key]
-        if stored.file not in self._open:
-            self._open[stored.file] = _opened(stored.file, "pt")
-        view = self._open[stored.file].get_slice(key)
+    def read_stored(self, key: str, cut: Slicing | None = None) -> list[Tensor]:
+        """The same of a tensor as it is stored. Only the pages of those parts are read from disk."""
+        file = self._files[key]
+        if file not in self._open:
+            self._open[file] = _opened(file)
+        view = self._open[file].get_slice(key)
         if cut is None:
-            return [view[...] if stored.shape else self._open[stored.file].get_tensor(key)]
+            return [view[...] if view.get_shape() else self._open[file].get_tensor(key)]
         before = (slice(None),) * cut.dim
         return [view[(*before, slice(start, stop))] for start, stop in cut.ranges]
 
 
-def _opened(file: Path, framework: str) -> Any:
+def check_border(weight: Weight, cut: Slicing | None) -> None:
+    """Raise `PlanError` where ``cut`` goes through a group of numbers that are stored together."""
+    if cut is None:
+        return
+    border = weight.format.border(weight, cut.dim)
+    for place in (place for ends in cut.ranges for place in ends):
+        if place % border and place != cut.of:
+            raise PlanError(
+                f"{weight.key} is stored in groups of {border} ({weight.format.name}), and this split cuts it at "
+                f"{place} of {cut.of}; use fewer tensor parallel ranks"
+            )
+
+
+def _opened(file: Path) -> Any:
     try:
-        return safe_open(file, framework=framework)
+        return safe_open(file, framework="pt")
     except FileNotFoundError:
-        raise ModelError(f"{file} is missing; download the model again") from None
+        raise _missing(file) from None
     except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"{file} ({file.stat().st_size:,} bytes) is truncated or damaged: {error}; download it again"
-        ) from None
+        raise _damaged(file, error) from None
 
 
-def _headers(file: Path) -> dict[str, StoredTensor]:
-    opened = _opened(file, "np")  # only names and shapes are read here; torch is slow to import
-    found = {}
-    for key in opened.keys():  # noqa: SIM118 - not a mapping
-        view = opened.get_slice(key)
-        found[key] = StoredTensor(file, tuple(view.get_shape()), view.get_dtype())
-    return found
+def _missing(file: Path) -> ModelError:
+    return ModelError(f"{file} is missing; download the model again")
+
+
+def _damaged(file: Path, error: Exception) -> ModelError:
+    return ModelError(f"{file} ({file.stat().st_size:,} bytes) is truncated or damaged: {error}; download it again")
 
 
 def weight_file_names(directory: Path) -> list[str]:
@@ -108,13 +100,20 @@ def weight_file_names(directory: Path) -> list[str]:
     raise ModelError(f"{directory} holds no safetensors weights ({SINGLE} or {INDEX})")
 
 
-def _scan(directory: Path) -> dict[str, StoredTensor]:
-    found: dict[str, StoredTensor] = {}
+def _scan(directory: Path) -> dict[Path, list[Stored]]:
+    found: dict[Path, list[Stored]] = {}
     for name in weight_file_names(directory):
-        found |= _headers(directory / name)
+        file = directory / name
+        if not file.exists():
+            raise _missing(file)
+        try:
+            found[file] = read_headers(file)
+        except ModelError as error:
+            raise _damaged(file, error) from None
     if (directory / INDEX).exists():
         promised = _weight_map(directory / INDEX)
-        missing = [key for key in promised if key not in found]
+        there = {tensor.name for tensors in found.values() for tensor in tensors}
+        missing = [key for key in promised if key not in there]
         if missing:
             raise ModelError(
                 f"{directory / promised[missing[0]]} lacks {some(missing)}, which {INDEX} says it holds; "
@@ -123,16 +122,18 @@ def _scan(directory: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def _weight_map(index: Path) -> Mapping[str, str]:
     try:
-        weight_map = json.loads(index.read_text())["weight_map"]
-        names = dict(weight_map)
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise ModelError(f"{index} is not a safetensors index: {error!r}; download it again") from None
-    escaping = [name for name in names.values() if not isinstance(name, str) or Path(name).name != name]
-    if escaping:
-        raise ModelError(f"{index} names {escaping[0]!r}, which is not a file of its own directory")
-    return names
+        return parse_index(read_json(index), str(index)).files
+    except ModelError as error:
+        raise ModelError(f"{index} is not a safetensors index: {error}; download it again") from None
+
+
+def _settings(directory: Path) -> Mapping[str, Any]:
+    """What config.json says of the weights' format."""
+    file = directory / "config.json"
+    settings = read_json(file).get("quantization_config") if file.exists() else None
+    return settings if isinstance(settings, dict) else {}
 
 
 def some(keys: Iterable[str], most: int = 3) -> str:

@@ -24,11 +24,12 @@ from transformers.core_model_loading import (
 )
 
 from ferrule.engine.weights.checkpoint import Checkpoint, some
+from ferrule.engine.weights.formats import Weight
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError
 
 BytesRead = Callable[[int, int], None]
-"""Called with (bytes filled so far, bytes in all)."""
+"""Called with (bytes read so far, bytes in all)."""
 
 
 @dataclass
@@ -68,26 +69,63 @@ def load(
     aliases: Mapping[str, str],
     checkpoint: Checkpoint,
     on_bytes: BytesRead,
-    device: str = "cpu",
+    device: torch.device,
+    multiplies: Callable[[nn.Module], bool],
 ) -> int:
     """Give every parameter and persistent buffer of ``model`` memory and its slice of the checkpoint.
 
-    ``aliases`` maps a parameter's name in ``model`` to its name in ``made_of`` where they differ. Returns the bytes
-    held. Raises `ModelError` where a tensor is missing or has another shape than the architecture says.
+    ``aliases`` maps a parameter's name in ``model`` to its name in ``made_of`` where they differ. ``multiplies``:
+    whether a module only multiplies by its weight, which then may be packed. Returns the bytes held. Raises
+    `ModelError` where a tensor is missing or has another shape than the architecture says.
     """
     wanted = dict(targets(model))
     check_complete([aliases.get(name, name) for name in wanted], made_of, checkpoint)
-    total = sum(tensor.numel() * tensor.element_size() for tensor in wanted.values())
-    done = 0
+    sizes = {name: _stored_bytes(made_of[aliases.get(name, name)], slicings.get(name), checkpoint) for name in wanted}
+    total, done, held_bytes = sum(sizes.values()), 0, 0
     on_bytes(0, total)
     for name, empty in wanted.items():
-        held = torch.empty(empty.shape, dtype=empty.dtype, device=device)
-        source = aliases.get(name, name)
-        fill(held, source, made_of[source], slicings.get(name), checkpoint, model)
-        assign(model, name, held)
-        done += held.numel() * held.element_size()
+        source, cut = aliases.get(name, name), slicings.get(name)
+        recipe = made_of[source]
+        parent, _, leaf = name.rpartition(".")
+        weight = whole_weight(recipe, cut, checkpoint) if leaf == "weight" else None
+        packed = None
+        if weight is not None and multiplies(module := model.get_submodule(parent)):
+            packed = weight.format.pack(weight, cut, checkpoint, empty.dtype, device)
+        if packed is not None:
+            _check_shape(packed.shape, empty, source, checkpoint)
+            del module._parameters[leaf]
+            module.weight = packed  # type: ignore[assignment]
+            held_bytes += packed.bytes
+        else:
+            held = torch.empty(empty.shape, dtype=empty.dtype, device=device)
+            fill(held, source, recipe, cut, checkpoint, model)
+            assign(model, name, held)
+            held_bytes += held.numel() * held.element_size()
+        done += sizes[name]
         on_bytes(done, total)
-    return total
+    return held_bytes
+
+
+def whole_weight(recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint) -> Weight | None:
+    """The stored weight that makes a parameter by itself, if one does and no rows of zeros are added to it."""
+    if recipe.converter is not None or (cut is not None and cut.pad):
+        return None
+    (keys,) = recipe.sources.values()
+    return checkpoint.tensors[keys[-1]]
+
+
+def _stored_bytes(recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint) -> int:
+    """Of what is read for a parameter."""
+    whole = sum(checkpoint.tensors[key].bytes for keys in recipe.sources.values() for key in keys)
+    return whole if cut is None else whole * (cut.size - cut.pad) // cut.of
+
+
+def _check_shape(found: tuple[int, ...], empty: Tensor, name: str, checkpoint: Checkpoint) -> None:
+    if tuple(found) != tuple(empty.shape):
+        raise ModelError(
+            f"{name} in {checkpoint.directory} does not fit the architecture in config.json: expected shape "
+            f"{tuple(empty.shape)}, the file has {tuple(found)}"
+        )
 
 
 def check_complete(names: Iterable[str], made_of: Mapping[str, Recipe], checkpoint: Checkpoint) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +14,7 @@ import msgspec
 
 from ferrule.config import host_id
 from ferrule.fabric.join.addresses import Interface
+from ferrule.process import boot_id
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def this_host(transport: str) -> RankHost:
     # An emulated host shares this machine's memory but must not show it.
     memory_id = f"{own}/{_memory_id()}" if own else _memory_id()
     name = own or socket.gethostname()
-    return RankHost(name, memory_id, os.getpid(), cpus, transport, identity=_identity(own), kernel=_boot_id())
+    return RankHost(name, memory_id, os.getpid(), cpus, transport, identity=_identity(own), kernel=boot_id())
 
 
 def oversubscribed(cpu_sets: Sequence[Sequence[int]]) -> bool:
@@ -93,16 +92,4 @@ def _identity(own: str) -> str:
 def _memory_id() -> str:
     processes = Path("/proc/self/ns/pid")
     namespace = f"{processes.stat().st_ino}/" if processes.exists() else ""
-    return f"{_boot_id()}/{namespace}{os.geteuid()}"
-
-
-@cache
-def _boot_id() -> str:
-    """Tells this boot of this kernel from all others."""
-    told = Path("/proc/sys/kernel/random/boot_id")
-    if told.exists():
-        return told.read_text().strip()
-    # macOS
-    command = ["sysctl", "-n", "kern.bootsessionuuid"]
-    session = subprocess.run(command, capture_output=True, text=True, check=False, timeout=5).stdout.strip()
-    return session or socket.gethostname()
+    return f"{boot_id()}/{namespace}{os.geteuid()}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from ferrule.errors import ConfigError
 from ferrule.installation import pip_install
-from ferrule.plan.device.memory import memory_free
+from ferrule.process.memory import memory_free
 
 _TORCH_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 

@@ -10,7 +10,7 @@ ENGINE_RANK, ENGINE_STEPPING = "ferrule.engine.rank.worker", "ferrule.engine.ran
 """What a rank of the built-in engine is, and what times one: imported by name in a process of its own, never here."""
 PROGRAM = """
 import importlib, sys
-from ferrule.plan.device.memory import private_bytes
+from ferrule.process.memory import private_bytes
 rank, stepping = sys.argv[1:]
 try:
     importlib.import_module(rank)

@@ -26,8 +26,8 @@ from ferrule.plan.cluster.spec import DeviceSpec
 from ferrule.plan.device.backend import processor
 from ferrule.plan.device.benchmark import Effort, Figures
 from ferrule.plan.device.engine import ENGINE_RANK, ENGINE_STEPPING, PROGRAM, eager_seconds
-from ferrule.plan.device.memory import memory_free, nvidia_free
 from ferrule.process import usable_cores
+from ferrule.process.memory import memory_free
 
 _log = logging.getLogger(__name__)
 
@@ -167,10 +167,23 @@ def _python(words: list[str], timeout: float, env: Mapping[str, str], what: str)
 def free_now(figures: Figures) -> int:
     """Bytes that a model could fill now. Of a GPU whose driver has no tool here, those when it was measured."""
     if figures.unit == "cuda":
-        free = nvidia_free()
+        free = _nvidia_free()
         return figures.memory_free if free is None else min(free, figures.memory_total)
     free, _ = memory_free()
     return min(free, figures.memory_total)
+
+
+_NVIDIA_SECONDS = 5.0
+
+
+def _nvidia_free() -> int | None:
+    """Bytes free on the first NVIDIA GPU by its driver's tool; None where there is none."""
+    words = ["nvidia-smi", "--id=0", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout
+        return int(told.split()[0]) << 20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
 
 
 def _cache_folder() -> Path:

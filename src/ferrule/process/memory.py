@@ -1,8 +1,7 @@
-"""How much memory this machine, or the part of it that a container was given, has and has left."""
+"""Memory that a process holds, and that its machine or its control group (container, service) has and has left."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ ROOT = Path("/")
 _STATUS = Path("/proc/self/status")
 _UNLIMITED = 1 << 60
 """Version 1 of control groups writes a number near 2**63 where there is no limit."""
-_NVIDIA_SECONDS = 5.0
 
 
 def private_bytes() -> int:
@@ -78,14 +76,4 @@ def _number(file: Path) -> int | None:
     try:
         return int(file.read_text())
     except (OSError, ValueError):  # also "max"
-        return None
-
-
-def nvidia_free() -> int | None:
-    """Bytes free on the first NVIDIA GPU by its driver's tool; None where there is none."""
-    words = ["nvidia-smi", "--id=0", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout
-        return int(told.split()[0]) << 20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None

@@ -1,0 +1,33 @@
+"""The processors of this machine as a device: tensors are in host memory, and a call returns when it is done."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ferrule.process.memory import memory_free
+
+
+class CpuDevice:
+    """`Device`. ``threads``: of torch, in this process."""
+
+    def __init__(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.title = f"cpu ({threads} thread{'s' if threads > 1 else ''})"
+        self.torch_device = torch.device("cpu")
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def upload(self, values: Tensor) -> Tensor:
+        return values
+
+    def download(self, values: Tensor) -> Tensor:
+        return values
+
+    def synchronize(self) -> None:
+        return
+
+    def memory_free(self) -> int:
+        free, _ = memory_free()
+        return free

@@ -1,0 +1,88 @@
+"""A runner that calls transformers' modules: its stage of the model, with activations from the stage before and to the
+one after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ferrule.engine.devices import Device
+from ferrule.engine.options import RankOptions
+from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.model import ShardedModel, build
+from ferrule.engine.rank.probe import output_of
+from ferrule.engine.types import Progress
+from ferrule.fabric import Group
+
+
+class TorchRunner:
+    """`Runner`. ``stage``: the ranks of this rank's stage."""
+
+    def __init__(
+        self,
+        options: RankOptions,
+        world: Group,
+        stage: Group,
+        device: Device,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        self.options, self.world, self.stage, self.plan = options, world, stage, options.plan
+        self.shard = self.plan.shards[world.rank]
+
+        def loaded(done: int, total: int) -> None:
+            on_progress(Progress(world.rank, "load", done, total))
+
+        self.device, self.device_title = device, device.title
+        self.model: ShardedModel = build(Path(options.directory), options.dtype, self.shard, stage, device, loaded)
+        self.weight_bytes = self.model.weight_bytes
+        self.dtype = str(self.model.dtype).removeprefix("torch.")
+
+    def run(self, batch: Batch) -> Tensor | None:
+        """See `Runner.run`."""
+        for identity in batch.released:
+            self.model.cache.release(identity)
+        if not batch.spans:
+            return None
+        inputs, positions, rows = self._uploaded(batch)
+        with torch.inference_mode():
+            with self._cached(batch):
+                output = self.model.forward(inputs, positions, rows)
+            if not self.shard.has_head:
+                self.world.send(output.contiguous(), dst=self.world.rank + self.plan.tensor)
+                return None
+            return self.device.download(output) if self.world.rank == self.plan.driver else None
+
+    def capture(self, batch: Batch, depth: int, rows: Sequence[int]) -> Tensor:
+        """See `Runner.capture`."""
+        layer = list(self.model.base.layers)[depth - 1]  # type: ignore[arg-type]
+        given = self._uploaded(batch)
+        with torch.inference_mode(), self._cached(batch):
+            hidden = output_of(layer, lambda: self.model.forward(*given))
+        return self.device.download(hidden[list(rows)])
+
+    def cache_bytes_per_token(self, sequence: int) -> int:
+        """See `Runner.cache_bytes_per_token`."""
+        self.model.check_trial(sequence)
+        return self.model.cache.sequences[sequence].bytes_per_token
+
+    def cache_memory(self) -> int:
+        """See `Runner.cache_memory`."""
+        self.device.synchronize()
+        return self.device.memory_free()
+
+    def _cached(self, batch: Batch) -> AbstractContextManager[None]:
+        return self.model.cache.batch([(span.sequence, span.seen, span.tokens) for span in batch.spans])
+
+    def _uploaded(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """What `ShardedModel.forward` takes."""
+        positions = self.device.upload(torch.tensor([batch.positions()]))
+        rows = self.device.upload(torch.tensor(batch.logit_rows(), dtype=torch.long))
+        if self.shard.has_embedding:
+            return self.device.upload(torch.tensor([batch.tokens])), positions, rows
+        hidden = self.device.empty((1, len(batch.tokens), self.model.hidden_size), self.model.dtype)
+        self.world.recv(hidden, src=self.world.rank - self.plan.tensor)
+        return hidden, positions, rows

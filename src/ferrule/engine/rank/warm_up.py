@@ -1,0 +1,58 @@
+"""The trial run of all ranks after loading: it times a token, and finds out how many the caches can hold."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from ferrule.engine.rank.batch import Batch, Span
+from ferrule.engine.rank.runner import Runner
+from ferrule.engine.shards.messages import tell_all
+from ferrule.errors import EngineError
+from ferrule.fabric import Group
+from ferrule.plan import BUILT_IN_ENGINE
+from ferrule.process import boot_id
+
+LEAST_ROOM = 64
+"""Tokens of cache below which serving makes no sense."""
+WARM_UP = 4
+"""Tokens of the trial run; enough to touch both the prompt and the one-token kernels."""
+TELL_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """``cache_tokens``: how many tokens the caches of every rank hold. ``step_seconds``: what one token of one sequence
+    took."""
+
+    cache_tokens: int
+    step_seconds: float
+
+
+def warm_up(runner: Runner) -> Trial:
+    """Run a trial sequence; all ranks call it. Raises `ModelError` where the model cannot be run in batches,
+    `EngineError` where no memory is left for caches."""
+    runner.run(Batch((Span(0, 0, WARM_UP, True),), (0,) * WARM_UP))
+    runner.run(Batch((Span(0, WARM_UP, 1, True),), (0,)))
+    begin = time.perf_counter()
+    runner.run(Batch((Span(0, WARM_UP + 1, 1, True),), (0,)))
+    seconds = time.perf_counter() - begin
+    per_token = max(1, runner.cache_bytes_per_token(0))
+    runner.run(Batch(released=(0,)))
+    world = runner.world
+    free = runner.cache_memory() / ranks_here(world, boot_id())
+    room = np.array([BUILT_IN_ENGINE.cache_tokens(free, per_token, runner.options.max_sequences)], dtype=np.int64)
+    world.all_reduce(room, op="min")
+    if room[0] < LEAST_ROOM:
+        raise EngineError(
+            f"after loading, memory is left for {room[0]} tokens of cache ({per_token:,} bytes each on this rank); "
+            "free some memory or use more ranks"
+        )
+    return Trial(int(room[0]), seconds)
+
+
+def ranks_here(world: Group, machine: str) -> int:
+    """How many ranks of ``world`` are on this ``machine``, this one included; all ranks call it."""
+    return tell_all(world, machine, TELL_TIMEOUT).count(machine)

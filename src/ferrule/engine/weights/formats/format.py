@@ -1,0 +1,71 @@
+"""The protocol of a weight format.
+
+A weight of the model is stored as one or several tensors of a file (codes, scales, zeros): its *parts*. A format finds
+the weights among the stored tensors, reads any slice of one as numbers, and may give a rank its slice as packed parts,
+by which it multiplies without ever holding the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ferrule.engine.weights.slicing import Slicing
+from ferrule.model.headers import Stored
+
+if TYPE_CHECKING:  # the server looks at formats, too, and needs no torch
+    import torch
+    from torch import Tensor
+
+    from ferrule.engine.weights.formats.packed import Packed
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of the model as it is stored: its ``shape`` as numbers, its ``parts`` by their roles in the format."""
+
+    key: str
+    shape: tuple[int, ...]
+    format: Format
+    parts: Mapping[str, Stored]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts.values())
+
+
+class StoredTensors(Protocol):
+    """Where a format reads the parts."""
+
+    def read_stored(self, key: str, cut: Slicing | None = None) -> list[Tensor]:
+        """The ranges of the stored tensor ``key`` that ``cut`` names, in order (without its padding); the whole where
+        it is None. In host memory."""
+        ...
+
+
+class Format(Protocol):
+    """``name``: for people. ``methods``: the values of ``quant_method`` in config.json that mean this format."""
+
+    name: str
+    methods: frozenset[str]
+
+    def recognise(self, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> list[Weight]:
+        """The weights among the ``stored`` tensors that have this format. ``settings``: config.json's
+        ``quantization_config``, empty where there is none. Raises `ModelError` for one that is damaged."""
+        ...
+
+    def border(self, weight: Weight, dim: int) -> int:
+        """Along ``dim`` the weight can be cut at multiples of this many numbers."""
+        ...
+
+    def read(self, weight: Weight, cut: Slicing | None, source: StoredTensors) -> list[Tensor]:
+        """The ranges of ``weight`` that ``cut`` names, as numbers, in order (without its padding)."""
+        ...
+
+    def pack(
+        self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, device: torch.device
+    ) -> Packed | None:
+        """A rank's slice of ``weight`` (of a linear layer, without padding) as it is to be held: packed, for products
+        of ``dtype``; None: as an ordinary tensor of numbers."""
+        ...

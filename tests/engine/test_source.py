@@ -1,0 +1,65 @@
+"""What a model directory says of itself: what is refused before anything is loaded, and what needs no remote code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_parity import TOKENS, forward, plan_for, run_split
+from thread_group import ThreadGroup
+from tiny_models import make
+
+from ferrule.engine.rank.model import ShardedModel
+from ferrule.engine.source import read_config
+from ferrule.engine.tokenizer import ModelTokenizer
+from ferrule.errors import ModelError
+from ferrule.model import demo_path
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"layer_types": ["chunked_attention", "full_attention"] * 2}, "of a kind .* not run: chunked_attention"),
+        ({"layer_types": ["full_attention"] * 4, "attn_temperature_tuning": True}, "by a token's place"),
+    ],
+)
+def test_llama_4_is_refused_before_anything_is_loaded(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama4_text", "num_hidden_layers": 4, **changes}))
+    with pytest.raises(ModelError, match=rf"\(llama4_text\) .*{why}"):
+        read_config(tmp_path)
+
+
+def test_a_model_type_whose_class_is_another_ones_needs_no_code_of_its_own(tmp_path: Path) -> None:
+    make("deepseek_v3", tmp_path / "original")
+    directory = Path(shutil.copytree(tmp_path / "original", tmp_path / "copy"))
+    config = json.loads((directory / "config.json").read_text())
+    code = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
+    (directory / "config.json").write_text(json.dumps(config | {"model_type": "kimi_k2", "auto_map": code}))
+    own, theirs = (read_config(each).to_dict() for each in (directory, tmp_path / "original"))
+    assert own | {"_name_or_path": ""} == theirs | {"_name_or_path": ""}
+    plan, ids = plan_for(directory, 2, 1), torch.randint(3, 131, (1, TOKENS))
+
+    def body(model: ShardedModel, world: ThreadGroup) -> torch.Tensor | None:
+        return forward(model, world, plan, ids, 0)
+
+    found, expected = run_split(directory, plan, body), run_split(tmp_path / "original", plan, body)
+    assert torch.equal(found[0], expected[0])
+
+
+def test_a_tokenizer_that_is_all_in_its_file_needs_no_code_of_its_own(tmp_path: Path) -> None:
+    for file in demo_path().glob("*token*"):
+        shutil.copy(file, tmp_path)
+    told = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    changed = told | {
+        "tokenizer_class": "TheirTokenizer",
+        "auto_map": {"AutoTokenizer": ["theirs.TheirTokenizer", None]},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(changed))
+    found, plain = ModelTokenizer(tmp_path), ModelTokenizer(demo_path())
+    text = "Once upon a time"
+    assert found.encode(text) == plain.encode(text)
+    assert found.decode(found.encode(text)) == plain.decode(plain.encode(text))

@@ -1,0 +1,65 @@
+"""How many tokens the caches hold: of the memory that the ranks of one machine share, as the device tells it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from fake_ranks import rank_options
+from in_threads import on_all, thread_groups
+
+from ferrule.engine.devices import open_device
+from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.runner import Runner
+from ferrule.engine.rank.warm_up import ranks_here, warm_up
+from ferrule.errors import ConfigError, EngineError
+
+
+class SmallRunner:
+    """A runner with nothing in it but memory for ``tokens`` of 10 bytes."""
+
+    def __init__(self, world: Any, tokens: int) -> None:
+        self.world, self.tokens, self.options = world, tokens, rank_options(2)
+
+    def run(self, batch: Batch) -> None:
+        return
+
+    def cache_bytes_per_token(self, sequence: int) -> int:
+        return 10
+
+    def cache_memory(self) -> int:
+        return 10 * self.tokens
+
+
+def on_ranks(count: int, body: Any) -> list[Any]:
+    worlds = thread_groups(count)
+    try:
+        return on_all(worlds, body)
+    finally:
+        for world in worlds:
+            world.close()
+
+
+def room(tokens: list[int]) -> list[int]:
+    return on_ranks(
+        len(tokens), lambda world: warm_up(cast(Runner, SmallRunner(world, tokens[world.rank]))).cache_tokens
+    )
+
+
+def test_ranks_of_other_machines_take_none_of_this_ones_memory() -> None:
+    assert on_ranks(3, lambda world: ranks_here(world, "aab"[world.rank])) == [2, 2, 1]
+
+
+def test_the_rank_with_least_memory_decides_for_all() -> None:
+    # Half of it for caches, shared by two ranks, and half of that again in case the caches grow.
+    assert room([80_000, 8_000]) == [1000, 1000]
+
+
+def test_too_little_memory_is_an_error_that_says_how_much() -> None:
+    with pytest.raises(EngineError, match="memory is left for 12 tokens of cache"):
+        room([100, 100])
+
+
+def test_an_unknown_device_is_named() -> None:
+    with pytest.raises(ConfigError, match="no device is called 'npu'; there is cpu"):
+        open_device("npu", 1)
