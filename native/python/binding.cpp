@@ -1,4 +1,4 @@
-// The module ferrule._native: the C ABI for Python, as thin as it goes. Arrays come as addresses and counts, because
+// The module ferrule._native: the C++ core for Python, as thin as it goes. Arrays come as addresses and counts, because
 // asking a tensor for its address is much cheaper than any protocol for exchanging arrays.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
@@ -7,28 +7,28 @@
 #include <utility>
 #include <vector>
 
-#include "python/transports/channels.h"
-#include "ferrule/ferrule.h"
-#include "python/group/group.h"
-#include "python/group/heartbeat.h"
+#include "operation.h"
 #include "python/bench/raw.h"
-#include "python/group/relay.h"
-#ifdef __linux__
-#include "emulation/python/shaper.h"
-#endif
+#include "python/group/group.h"
 #include "python/tensors.h"
-#ifdef __linux__
-#include "emulation/python/usb4.h"
-#endif
+#include "python/transports/channels.h"
 #include "python/transports/verbs.h"
 
 namespace nb = nanobind;
 
 namespace {
 
-nb::dict numbered(const std::vector<std::pair<const char*, int>>& names) {
+using ferrule::Algorithm;
+using ferrule::Dtype;
+using ferrule::Op;
+using ferrule::Reduction;
+using ferrule::Status;
+using ferrule::Stream;
+
+template <class Number>
+nb::dict numbered(std::initializer_list<std::pair<const char*, Number>> names) {
   nb::dict all;
-  for (const auto& [name, value] : names) all[name] = value;
+  for (const auto& [name, value] : names) all[name] = static_cast<int>(value);
   return all;
 }
 
@@ -42,8 +42,8 @@ void bind_raw(nb::module_& module) {
   module.def(
       "raw_tcp_exchange",
       [](int fd, std::uintptr_t data, std::uintptr_t other, std::size_t bytes, int rounds, double timeout) {
-        return ferrule::raw_tcp_exchange(fd, reinterpret_cast<void*>(data), reinterpret_cast<void*>(other), bytes, rounds,
-                                         timeout);
+        return ferrule::raw_tcp_exchange(fd, reinterpret_cast<void*>(data), reinterpret_cast<void*>(other), bytes,
+                                         rounds, timeout);
       },
       nb::call_guard<nb::gil_scoped_release>());
   module.def(
@@ -69,45 +69,49 @@ void bind_raw(nb::module_& module) {
 }
 
 void name_numbers(nb::module_& module) {
-  module.attr("STATUS") = numbered({{"OK", FERRULE_OK},
-                                    {"PEER_LOST", FERRULE_PEER_LOST},
-                                    {"TIMEOUT", FERRULE_TIMEOUT},
-                                    {"MISMATCH", FERRULE_MISMATCH},
-                                    {"INVALID", FERRULE_INVALID},
-                                    {"ABORTED", FERRULE_ABORTED},
-                                    {"INTERRUPTED", FERRULE_INTERRUPTED},
-                                    {"BUSY", FERRULE_BUSY},
-                                    {"SYSTEM", FERRULE_SYSTEM},
-                                    {"PENDING", FERRULE_PENDING},
-                                    {"NOT_HERE", ferrule::kNotHere}});
-  module.attr("OPS") = numbered({{"all_reduce", FERRULE_ALL_REDUCE},
-                                 {"all_gather", FERRULE_ALL_GATHER},
-                                 {"reduce_scatter", FERRULE_REDUCE_SCATTER},
-                                 {"broadcast", FERRULE_BROADCAST},
-                                 {"send", FERRULE_SEND},
-                                 {"barrier", FERRULE_BARRIER},
-                                 {"reduce", FERRULE_REDUCE},
-                                 {"gather", FERRULE_GATHER},
-                                 {"scatter", FERRULE_SCATTER},
-                                 {"all_to_all", FERRULE_ALL_TO_ALL},
-                                 {"recv", FERRULE_RECV}});
-  module.attr("ALGORITHMS") = numbered({{"once", FERRULE_ONCE},
-                                        {"pieces", FERRULE_PIECES},
-                                        {"doubling", FERRULE_DOUBLING},
-                                        {"tree", FERRULE_TREE},
-                                        {"ring", FERRULE_RING}});
-  module.attr("STREAMS") = numbered({{"collectives", FERRULE_COLLECTIVES}, {"messages", FERRULE_MESSAGES}});
-
-  nb::dict dtypes;
-  const char* const dtype_names[] = {"float64", "float32", "bfloat16", "float16", "int8",
-                                     "uint8",   "int32",   "int64",    "bool"};
-  for (int i = 0; i < 9; ++i) dtypes[dtype_names[i]] = i;
-  module.attr("DTYPES") = dtypes;
-
-  nb::dict reductions;
-  const char* const reduction_names[] = {"sum", "prod", "min", "max", "avg"};
-  for (int i = 0; i < 5; ++i) reductions[reduction_names[i]] = i;
-  module.attr("REDUCTIONS") = reductions;
+  nb::dict statuses = numbered<Status>({{"OK", Status::ok},
+                                        {"PEER_LOST", Status::peer_lost},
+                                        {"TIMEOUT", Status::timeout},
+                                        {"MISMATCH", Status::mismatch},
+                                        {"INVALID", Status::invalid},
+                                        {"ABORTED", Status::aborted},
+                                        {"INTERRUPTED", Status::interrupted},
+                                        {"BUSY", Status::busy},
+                                        {"SYSTEM", Status::system},
+                                        {"PENDING", Status::pending}});
+  statuses["NOT_HERE"] = ferrule::kNotHere;
+  module.attr("STATUS") = statuses;
+  module.attr("OPS") = numbered<Op>({{"all_reduce", Op::all_reduce},
+                                     {"all_gather", Op::all_gather},
+                                     {"reduce_scatter", Op::reduce_scatter},
+                                     {"broadcast", Op::broadcast},
+                                     {"send", Op::send},
+                                     {"barrier", Op::barrier},
+                                     {"reduce", Op::reduce},
+                                     {"gather", Op::gather},
+                                     {"scatter", Op::scatter},
+                                     {"all_to_all", Op::all_to_all},
+                                     {"recv", Op::recv}});
+  module.attr("ALGORITHMS") = numbered<Algorithm>({{"once", Algorithm::once},
+                                                   {"pieces", Algorithm::pieces},
+                                                   {"doubling", Algorithm::doubling},
+                                                   {"tree", Algorithm::tree},
+                                                   {"ring", Algorithm::ring}});
+  module.attr("STREAMS") = numbered<Stream>({{"collectives", Stream::collectives}, {"messages", Stream::messages}});
+  module.attr("DTYPES") = numbered<Dtype>({{"float64", Dtype::f64},
+                                           {"float32", Dtype::f32},
+                                           {"bfloat16", Dtype::bf16},
+                                           {"float16", Dtype::f16},
+                                           {"int8", Dtype::i8},
+                                           {"uint8", Dtype::u8},
+                                           {"int32", Dtype::i32},
+                                           {"int64", Dtype::i64},
+                                           {"bool", Dtype::boolean}});
+  module.attr("REDUCTIONS") = numbered<Reduction>({{"sum", Reduction::sum},
+                                                   {"prod", Reduction::prod},
+                                                   {"min", Reduction::min},
+                                                   {"max", Reduction::max},
+                                                   {"avg", Reduction::avg}});
 }
 
 }  // namespace
@@ -117,14 +121,10 @@ NB_MODULE(_native, module) {
   // torch's registries outlive this module and may hold groups until the process ends.
   nb::set_leak_warnings(false);
   bind_tensors(module);
-  bind_verbs(module);
+  ferrule::bind_verbs(module);
   ferrule::bind_channels(module);
   ferrule::bind_heartbeat(module);
   ferrule::bind_relay(module);
-#ifdef __linux__
-  ferrule::bind_shaper(module);
-  ferrule::bind_usb4(module);
-#endif
   ferrule::bind_group(module);
   bind_raw(module);
   name_numbers(module);

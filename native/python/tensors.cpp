@@ -4,12 +4,14 @@
 
 #include <cstdint>
 
-#include "ferrule/ferrule.h"
+#include "operation.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace {
+
+using ferrule::Dtype;
 
 // DLPack 1.3's table of C functions of an array library, as far as it is needed here.
 struct ExchangeApi {
@@ -38,18 +40,24 @@ bool know_tensors(const nb::handle& type, const nb::handle& api) {
 
 int dtype_of(const nb::dlpack::dtype& type) {
   using Code = nb::dlpack::dtype_code;
+  const auto of_bits = [&](std::initializer_list<std::pair<int, Dtype>> known) {
+    for (const auto& [bits, dtype] : known) {
+      if (type.bits == bits) return static_cast<int>(dtype);
+    }
+    return -1;
+  };
   if (type.lanes != 1) return -1;
   switch (static_cast<Code>(type.code)) {
     case Code::Float:
-      return type.bits == 32 ? FERRULE_F32 : type.bits == 64 ? FERRULE_F64 : type.bits == 16 ? FERRULE_F16 : -1;
+      return of_bits({{32, Dtype::f32}, {64, Dtype::f64}, {16, Dtype::f16}});
     case Code::Bfloat:
-      return type.bits == 16 ? FERRULE_BF16 : -1;
+      return of_bits({{16, Dtype::bf16}});
     case Code::Int:
-      return type.bits == 32 ? FERRULE_I32 : type.bits == 64 ? FERRULE_I64 : type.bits == 8 ? FERRULE_I8 : -1;
+      return of_bits({{32, Dtype::i32}, {64, Dtype::i64}, {8, Dtype::i8}});
     case Code::UInt:
-      return type.bits == 8 ? FERRULE_U8 : -1;
+      return of_bits({{8, Dtype::u8}});
     case Code::Bool:
-      return type.bits == 8 ? FERRULE_BOOL : -1;
+      return of_bits({{8, Dtype::boolean}});
     default:
       return -1;
   }

@@ -18,8 +18,8 @@ inline void fail(const char* file, int line, const std::string& what) {
 }
 
 // Ends the test.
-#define CHECK(condition) \
-  do {                   \
+#define CHECK(condition)                                             \
+  do {                                                               \
     if (!(condition)) testing::fail(__FILE__, __LINE__, #condition); \
   } while (false)
 

@@ -1,11 +1,13 @@
-#include "emulation/python/shaper.h"
+#include "emulation/python/bindings.h"
 
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <stdexcept>
 #include <utility>
 
-#include "python/text.h"
+#include "emulation/shaper/shaper.h"
+#include "python/owned.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -13,62 +15,67 @@ using namespace nb::literals;
 namespace ferrule {
 namespace {
 
-// The interpreter goes on meanwhile: the shaper's thread may be busy.
-template <class Call>
-void checked(Call&& call) {
-  ErrorText error{};
-  ferrule_status status;
-  {
+using shaper::Flow;
+using shaper::Shape;
+using shaper::Shaper;
+using PyShaper = Owned<Shaper>;
+
+constexpr double kNanoseconds = 1e9;
+constexpr double kLongestSeconds = 3600;
+constexpr std::size_t kMostEnds = 1024;
+
+bool is_chance(double value) { return value >= 0 && value <= 1; }
+bool is_short(double seconds) { return seconds >= 0 && seconds <= kLongestSeconds; }
+
+int join(const PyShaper& self, const std::vector<int>& fds, std::uint64_t seed) {
+  Shaper& shaper = self.get();
+  if (fds.size() < 2 || fds.size() > kMostEnds) throw nb::value_error("a cable has two ends, or more");
+  const nb::gil_scoped_release release;  // the shaper's thread may be busy
+  return shaper.join(fds, seed);
+}
+
+void part(const PyShaper& self, int cable) {
+  Shaper& shaper = self.get();
+  const nb::gil_scoped_release release;
+  shaper.part(cable);
+}
+
+// `rate` in bits per second, times in seconds, chances from 0 to 1.
+void set(const PyShaper& self, int cable, int end, double rate, double delay, double jitter, double loss,
+         double corrupt, double duplicate, double reorder, double collapse, std::uint64_t queue, std::uint32_t overhead,
+         int flow) {
+  const bool chances = is_chance(loss) && is_chance(corrupt) && is_chance(duplicate) && is_chance(reorder);
+  const bool usable = is_short(delay) && is_short(jitter) && chances && collapse >= 0 && collapse <= 2 && rate >= 0 &&
+                      flow >= static_cast<int>(Flow::moves) && flow <= static_cast<int>(Flow::dark);
+  if (!usable) throw nb::value_error("a cable cannot be like that");
+  const Shape shape{.rate = rate,
+                    .delay = static_cast<shaper::Time>(delay * kNanoseconds),
+                    .jitter = static_cast<shaper::Time>(jitter * kNanoseconds),
+                    .loss = loss,
+                    .corrupt = corrupt,
+                    .duplicate = duplicate,
+                    .reorder = reorder,
+                    .collapse = collapse,
+                    .queue = queue,
+                    .overhead = overhead,
+                    .flow = static_cast<Flow>(flow)};
+  Shaper& shaper = self.get();
+  const nb::gil_scoped_release release;
+  shaper.set(cable, end, shape);
+}
+
+void clear(const PyShaper& self, int cable) {
+  Shaper& shaper = self.get();
+  const nb::gil_scoped_release release;
+  shaper.clear(cable);
+}
+
+nb::dict read(const PyShaper& self, int cable, int end) {
+  Shaper& shaper = self.get();
+  const auto [now, missed, unsent] = [&] {
     const nb::gil_scoped_release release;
-    status = call(error.data(), error.size());
-  }
-  if (status == FERRULE_INVALID) throw nb::value_error(error.data());
-  if (status != FERRULE_OK) throw std::runtime_error(error.data());
-}
-
-}  // namespace
-
-PyShaper::PyShaper(int threads) {
-  checked([&](char* error, std::size_t size) { return ferrule_shaper_create(threads, &shaper_, error, size); });
-}
-
-ferrule_shaper* PyShaper::open() {
-  if (shaper_ == nullptr) throw std::runtime_error("the shaper is closed");
-  return shaper_;
-}
-
-int PyShaper::join(const std::vector<int>& fds, std::uint64_t seed) {
-  int cable = -1;
-  ferrule_shaper* const shaper = open();
-  checked([&](char* error, std::size_t size) {
-    return ferrule_shaper_join(shaper, fds.data(), static_cast<int>(fds.size()), seed, &cable, error, size);
-  });
-  return cable;
-}
-
-void PyShaper::part(int cable) {
-  ferrule_shaper* const shaper = open();
-  checked([&](char* error, std::size_t size) { return ferrule_shaper_part(shaper, cable, error, size); });
-}
-
-void PyShaper::set(int cable, int end, double rate, double delay, double jitter, double loss, double corrupt,
-                   double duplicate, double reorder, double collapse, std::uint64_t queue, std::uint32_t overhead,
-                   int flow) {
-  const ferrule_shape shape{rate,    delay,    jitter, loss,     corrupt, duplicate,
-                            reorder, collapse, queue,  overhead, static_cast<ferrule_flow>(flow)};
-  ferrule_shaper* const shaper = open();
-  checked([&](char* error, std::size_t size) { return ferrule_shaper_set(shaper, cable, end, &shape, error, size); });
-}
-
-void PyShaper::clear(int cable) {
-  ferrule_shaper* const shaper = open();
-  checked([&](char* error, std::size_t size) { return ferrule_shaper_clear(shaper, cable, error, size); });
-}
-
-nb::dict PyShaper::read(int cable, int end) {
-  ferrule_shape_counters now{};
-  ferrule_shaper* const shaper = open();
-  checked([&](char* error, std::size_t size) { return ferrule_shaper_read(shaper, cable, end, &now, error, size); });
+    return shaper.counters(cable, end);
+  }();
   nb::dict named;
   named["frames"] = now.frames;
   named["bytes"] = now.bytes;
@@ -81,27 +88,25 @@ nb::dict PyShaper::read(int cable, int end) {
   named["duplicated"] = now.duplicated;
   named["reordered"] = now.reordered;
   named["queued_bytes"] = now.queued_bytes;
-  named["missed"] = now.missed;
-  named["unsent"] = now.unsent;
-  named["latest"] = now.latest;
+  named["missed"] = missed;
+  named["unsent"] = unsent;
+  named["latest"] = static_cast<double>(now.latest) / kNanoseconds;
   return named;
 }
 
-void PyShaper::close() {
-  ferrule_shaper* const shaper = std::exchange(shaper_, nullptr);
-  const nb::gil_scoped_release release;
-  if (shaper != nullptr) ferrule_shaper_destroy(shaper);
-}
+}  // namespace
 
 void bind_shaper(nb::module_& module) {
   nb::class_<PyShaper>(module, "Shaper")
-      .def(nb::init<int>(), "threads"_a = 0)
-      .def("join", &PyShaper::join, "fds"_a, "seed"_a)
-      .def("part", &PyShaper::part, "cable"_a)
-      .def("set", &PyShaper::set, "cable"_a, "end"_a, nb::kw_only(), "rate"_a, "delay"_a, "jitter"_a, "loss"_a,
-           "corrupt"_a, "duplicate"_a, "reorder"_a, "collapse"_a, "queue"_a, "overhead"_a, "flow"_a)
-      .def("clear", &PyShaper::clear, "cable"_a)
-      .def("read", &PyShaper::read, "cable"_a, "end"_a)
+      .def(
+          "__init__", [](PyShaper* self, int threads) { new (self) PyShaper(std::make_unique<Shaper>(threads)); },
+          "threads"_a = 0)
+      .def("join", &join, "fds"_a, "seed"_a)
+      .def("part", &part, "cable"_a)
+      .def("set", &set, "cable"_a, "end"_a, nb::kw_only(), "rate"_a, "delay"_a, "jitter"_a, "loss"_a, "corrupt"_a,
+           "duplicate"_a, "reorder"_a, "collapse"_a, "queue"_a, "overhead"_a, "flow"_a)
+      .def("clear", &clear, "cable"_a)
+      .def("read", &read, "cable"_a, "end"_a)
       .def("close", &PyShaper::close);
 }
 

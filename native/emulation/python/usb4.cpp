@@ -1,12 +1,11 @@
-// Straight onto the C++ class: it is a part of the lab, and no other language needs it.
-#include "emulation/python/usb4.h"
+#include "emulation/python/bindings.h"
 
 #include <unistd.h>
 
+#include <fcntl.h>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <fcntl.h>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -83,52 +82,81 @@ void bind_usb4(nb::module_& module) {
       .def(nb::init<>())
       .def("add_controller", &Engine::add_controller, "hops"_a)
       .def("add_wire", &Engine::add_wire, "seed"_a, "interface"_a)
-      .def("registers", [](Engine& engine, unsigned each) {
-        return engine.with(each, [](Controller& controller) { return controller.bar().fd(); });
-      })
+      .def("registers",
+           [](Engine& engine, unsigned each) {
+             return engine.with(each, [](Controller& controller) { return controller.bar().fd(); });
+           })
       .def("read", &read, "controller"_a, "offset"_a, "size"_a)
-      .def("write", [](Engine& engine, unsigned each, std::uint32_t offset, const nb::bytes& data) {
-        engine.with(each, [&](Controller& controller) { controller.write(offset, view(data)); });
-      }, "controller"_a, "offset"_a, "data"_a)
-      .def("map_memory", [](Engine& engine, unsigned each, std::uint64_t address, std::uint64_t size, int fd,
-                            std::uint64_t offset, bool writable) {
-        engine.with(each, [&](Controller& controller) { controller.memory().map(address, size, fd, offset, writable); });
-      }, "controller"_a, "address"_a, "size"_a, "fd"_a, "offset"_a, "writable"_a)
-      .def("unmap_memory", [](Engine& engine, unsigned each, std::uint64_t address, std::uint64_t size) {
-        return engine.with(each, [&](Controller& controller) { return controller.memory().unmap(address, size); });
-      }, "controller"_a, "address"_a, "size"_a)
+      .def(
+          "write",
+          [](Engine& engine, unsigned each, std::uint32_t offset, const nb::bytes& data) {
+            engine.with(each, [&](Controller& controller) { controller.write(offset, view(data)); });
+          },
+          "controller"_a, "offset"_a, "data"_a)
+      .def(
+          "map_memory",
+          [](Engine& engine, unsigned each, std::uint64_t address, std::uint64_t size, int fd, std::uint64_t offset,
+             bool writable) {
+            engine.with(each,
+                        [&](Controller& controller) { controller.memory().map(address, size, fd, offset, writable); });
+          },
+          "controller"_a, "address"_a, "size"_a, "fd"_a, "offset"_a, "writable"_a)
+      .def(
+          "unmap_memory",
+          [](Engine& engine, unsigned each, std::uint64_t address, std::uint64_t size) {
+            return engine.with(each, [&](Controller& controller) { return controller.memory().unmap(address, size); });
+          },
+          "controller"_a, "address"_a, "size"_a)
       .def("forget_memory", &Engine::forget_memory, "controller"_a)
       .def("set_interrupt", &set_interrupt, "controller"_a, "vector"_a, "fd"_a)
       .def("reset", &Engine::reset, "controller"_a)
-      .def("stall", [](Engine& engine, unsigned each, bool transmit, unsigned ring, bool on) {
-        engine.with(each, [&](Controller& controller) { controller.stall(transmit, ring, on); });
-      }, "controller"_a, "transmit"_a, "ring"_a, "on"_a)
-      .def("lose_interrupts", [](Engine& engine, unsigned each, double chance) {
-        engine.with(each, [&](Controller& controller) { controller.lose_interrupts(chance); });
-      }, "controller"_a, "chance"_a)
-      .def("connect", [](Engine& engine, unsigned each, unsigned ring, unsigned wire, unsigned peer, unsigned peer_ring,
-                         unsigned hop) {
-        engine.connect(each, ring, wire, {peer, peer_ring, hop});
-      }, "controller"_a, "ring"_a, "wire"_a, "peer"_a, "peer_ring"_a, "hop"_a)
+      .def(
+          "stall",
+          [](Engine& engine, unsigned each, bool transmit, unsigned ring, bool on) {
+            engine.with(each, [&](Controller& controller) { controller.stall(transmit, ring, on); });
+          },
+          "controller"_a, "transmit"_a, "ring"_a, "on"_a)
+      .def(
+          "lose_interrupts",
+          [](Engine& engine, unsigned each, double chance) {
+            engine.with(each, [&](Controller& controller) { controller.lose_interrupts(chance); });
+          },
+          "controller"_a, "chance"_a)
+      .def(
+          "connect",
+          [](Engine& engine, unsigned each, unsigned ring, unsigned wire, unsigned peer, unsigned peer_ring,
+             unsigned hop) {
+            engine.connect(each, ring, wire, {peer, peer_ring, hop});
+          },
+          "controller"_a, "ring"_a, "wire"_a, "peer"_a, "peer_ring"_a, "hop"_a)
       .def("disconnect", &Engine::disconnect, "controller"_a, "ring"_a)
-      .def("shape", [](Engine& engine, unsigned wire, double rate, double delay, double drop, double corrupt,
-                       double duplicate, double reorder, bool mute) {
-        engine.shape(wire, {rate, static_cast<usb4::Time>(delay * 1e9), drop, corrupt, duplicate, reorder, mute});
-      }, "wire"_a, nb::kw_only(), "rate"_a, "delay"_a, "drop"_a, "corrupt"_a, "duplicate"_a, "reorder"_a, "mute"_a)
+      .def(
+          "shape",
+          [](Engine& engine, unsigned wire, double rate, double delay, double drop, double corrupt, double duplicate,
+             double reorder, bool mute) {
+            engine.shape(wire, {rate, static_cast<usb4::Time>(delay * 1e9), drop, corrupt, duplicate, reorder, mute});
+          },
+          "wire"_a, nb::kw_only(), "rate"_a, "delay"_a, "drop"_a, "corrupt"_a, "duplicate"_a, "reorder"_a, "mute"_a)
       .def("clear", &Engine::clear, "wire"_a)
       .def("wire_counters", &wire_counters, "wire"_a)
       .def("controller_counters", &controller_counters, "controller"_a)
       .def("control_event", &Engine::control_event)
       .def("take_control", &take_control)
-      .def("send_control", [](Engine& engine, unsigned each, unsigned kind, const nb::bytes& data) {
-        const auto bytes = view(data);
-        engine.send_control({each, kind, {bytes.begin(), bytes.end()}});
-      }, "controller"_a, "kind"_a, "data"_a)
+      .def(
+          "send_control",
+          [](Engine& engine, unsigned each, unsigned kind, const nb::bytes& data) {
+            const auto bytes = view(data);
+            engine.send_control({each, kind, {bytes.begin(), bytes.end()}});
+          },
+          "controller"_a, "kind"_a, "data"_a)
       .def("open_trace", &Engine::open_trace, "fd"_a, "most"_a)
       .def("close_trace", &Engine::close_trace)
-      .def("trace_control", [](Engine& engine, std::uint32_t interface, unsigned kind, const nb::bytes& data, bool dropped) {
-        engine.trace_control(interface, kind, view(data), dropped);
-      }, "interface"_a, "kind"_a, "data"_a, "dropped"_a)
+      .def(
+          "trace_control",
+          [](Engine& engine, std::uint32_t interface, unsigned kind, const nb::bytes& data, bool dropped) {
+            engine.trace_control(interface, kind, view(data), dropped);
+          },
+          "interface"_a, "kind"_a, "data"_a, "dropped"_a)
       .def("trace_lost", &Engine::trace_lost);
 }
 

@@ -30,8 +30,8 @@ struct Shape {
   double corrupt = 0;
   double duplicate = 0;
   double reorder = 0;
-  double collapse = 0;  // under load both ways, what both directions together get, in parts of `rate`; 0: all, each
-  std::uint64_t queue = 0;     // bytes that may wait for their turn; 0: no limit
+  double collapse = 0;      // under load both ways, what both directions together get, in parts of `rate`; 0: all, each
+  std::uint64_t queue = 0;  // bytes that may wait for their turn; 0: no limit
   std::uint32_t overhead = 0;  // bytes on the wire for each frame beside its own
   Flow flow = Flow::moves;
 };

@@ -1,4 +1,5 @@
-// What joins the ends of a cable: a direction each way between two, a switch between more. Pure: time comes from the caller.
+// What joins the ends of a cable: a direction each way between two, a switch between more. Pure: time comes from the
+// caller.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +52,8 @@ class Join {
   static void advance(Direction& one, Direction& other, Time now);
   void forward(int from, Packet packet, Time now);
 
-  std::vector<Direction> up_;    // from each end; of two, to the other one
-  std::vector<Direction> down_;  // from the switch to each end
+  std::vector<Direction> up_;                     // from each end; of two, to the other one
+  std::vector<Direction> down_;                   // from the switch to each end
   std::unordered_map<std::uint64_t, int> known_;  // address -> the end at which it is
 };
 

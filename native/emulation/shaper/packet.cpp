@@ -55,7 +55,9 @@ Extent extent_of(std::span<const std::byte> packet) {
 bool lacks_checksum(std::span<const std::byte> packet) { return (offload_of(packet).flags & kNeedsChecksum) != 0; }
 
 Packet::Packet(std::span<const std::byte> bytes)
-    : memory_(std::make_unique_for_overwrite<std::byte[]>(bytes.size())), size_(bytes.size()), extent_(extent_of(bytes)) {
+    : memory_(std::make_unique_for_overwrite<std::byte[]>(bytes.size())),
+      size_(bytes.size()),
+      extent_(extent_of(bytes)) {
   std::ranges::copy(bytes, memory_.get());
 }
 

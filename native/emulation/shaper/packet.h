@@ -1,6 +1,7 @@
 // What moves on an emulated cable, and how long it is on the wire. Pure.
 //
-// A packet is what a packet socket with PACKET_VNET_HDR gives and takes: a virtio_net_hdr and an Ethernet frame. With segmentation offload one such frame stands for many on the wire.
+// A packet is what a packet socket with PACKET_VNET_HDR gives and takes: a virtio_net_hdr and an Ethernet frame. With
+// segmentation offload one such frame stands for many on the wire.
 #pragma once
 
 #include <cstddef>

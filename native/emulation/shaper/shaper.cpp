@@ -52,7 +52,7 @@ Time age_of(msghdr& message) {
 }
 
 [[noreturn]] void refuse(const char* doing) {
-  throw Failure(FERRULE_SYSTEM, -1, std::string("cannot ") + doing + ": " + std::strerror(errno));
+  throw std::runtime_error(std::string("cannot ") + doing + ": " + std::strerror(errno));
 }
 
 // What sched_setattr(2) takes; glibc has it since 2.41 only.
@@ -153,7 +153,7 @@ bool Worker::obey() {
 Worker::Cable& Worker::find(int cable, int end) {
   const auto place = cables_.find(cable);
   if (place == cables_.end() || end < 0 || end >= place->second.join.ends()) {
-    throw Failure(FERRULE_INVALID, -1, "the shaper has no such cable or end");
+    throw std::runtime_error("the shaper has no such cable or end");
   }
   return place->second;
 }
@@ -263,9 +263,10 @@ void Worker::receive(std::uint64_t where) {
     }
     const auto used = static_cast<std::size_t>(size);
     moved_ = nanoseconds(CLOCK_MONOTONIC);
-    Packet packet = used <= kCopied
-                        ? Packet(std::span(spare_.get(), used))
-                        : Packet(std::exchange(spare_, std::make_unique_for_overwrite<std::byte[]>(kLargestPacket)), used);
+    Packet packet =
+        used <= kCopied
+            ? Packet(std::span(spare_.get(), used))
+            : Packet(std::exchange(spare_, std::make_unique_for_overwrite<std::byte[]>(kLargestPacket)), used);
     cable.join.arrive(end, std::move(packet), moved_ - age_of(message));
   }
 }

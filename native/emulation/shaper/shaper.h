@@ -1,4 +1,5 @@
-// Emulated cables at work: threads that carry packets between sockets, as slowly and badly as they are told. Linux only.
+// Emulated cables at work: threads that carry packets between sockets, as slowly and badly as they are told. Linux
+// only.
 #pragma once
 
 #include <atomic>

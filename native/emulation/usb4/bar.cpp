@@ -12,8 +12,9 @@ namespace ferrule::usb4 {
 Bar::Bar() {
   fd_ = ::memfd_create("ferrule-usb4-registers", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
-  void* const data = ::ftruncate(fd_, kBarSize) == 0 ? ::mmap(nullptr, kBarSize, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0)
-                                                     : MAP_FAILED;
+  void* const data = ::ftruncate(fd_, kBarSize) == 0
+                         ? ::mmap(nullptr, kBarSize, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0)
+                         : MAP_FAILED;
   if (data == MAP_FAILED) {
     const int error = errno;
     ::close(fd_);

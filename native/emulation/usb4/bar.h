@@ -21,11 +21,19 @@ class Bar {
   std::byte* data() const { return data_; }
 
   // `offset` is a multiple of the size and below kBarSize.
-  std::uint32_t get32(std::uint32_t offset) const { return atomic<std::uint32_t>(offset).load(std::memory_order_acquire); }
-  std::uint16_t get16(std::uint32_t offset) const { return atomic<std::uint16_t>(offset).load(std::memory_order_acquire); }
+  std::uint32_t get32(std::uint32_t offset) const {
+    return atomic<std::uint32_t>(offset).load(std::memory_order_acquire);
+  }
+  std::uint16_t get16(std::uint32_t offset) const {
+    return atomic<std::uint16_t>(offset).load(std::memory_order_acquire);
+  }
   std::uint64_t get64(std::uint32_t offset) const { return get32(offset) | std::uint64_t{get32(offset + 4)} << 32; }
-  void set32(std::uint32_t offset, std::uint32_t value) { atomic<std::uint32_t>(offset).store(value, std::memory_order_release); }
-  void set16(std::uint32_t offset, std::uint16_t value) { atomic<std::uint16_t>(offset).store(value, std::memory_order_release); }
+  void set32(std::uint32_t offset, std::uint32_t value) {
+    atomic<std::uint32_t>(offset).store(value, std::memory_order_release);
+  }
+  void set16(std::uint32_t offset, std::uint16_t value) {
+    atomic<std::uint16_t>(offset).store(value, std::memory_order_release);
+  }
   void or32(std::uint32_t offset, std::uint32_t bits) { atomic<std::uint32_t>(offset).fetch_or(bits); }
   void clear32(std::uint32_t offset, std::uint32_t bits) { atomic<std::uint32_t>(offset).fetch_and(~bits); }
   std::uint32_t take32(std::uint32_t offset) { return atomic<std::uint32_t>(offset).exchange(0); }

@@ -154,8 +154,10 @@ bool Controller::drain(unsigned hop, const Send& send) {
     if (data == nullptr) {
       ++counters_.bad_addresses;
     } else {
-      const Frame frame{{data, length}, static_cast<std::uint8_t>(descriptor.word >> 12 & 15),
-                        static_cast<std::uint8_t>(descriptor.word >> 16 & 15), false};
+      const Frame frame{{data, length},
+                        static_cast<std::uint8_t>(descriptor.word >> 12 & 15),
+                        static_cast<std::uint8_t>(descriptor.word >> 16 & 15),
+                        false};
       if (!send(hop, frame)) break;
       ++counters_.sent;
     }
@@ -166,7 +168,8 @@ bool Controller::drain(unsigned hop, const Send& send) {
   return moved;
 }
 
-void Controller::complete(Ring& ring, std::uint32_t registers, std::byte* descriptor, std::uint32_t word, bool transmit) {
+void Controller::complete(Ring& ring, std::uint32_t registers, std::byte* descriptor, std::uint32_t word,
+                          bool transmit) {
   store_word(descriptor, word);
   ring.index = static_cast<std::uint16_t>((ring.index + 1) % ring.size);
   bar_.set16(registers + kRingIndices + (transmit ? 0 : 2), ring.index);

@@ -15,11 +15,11 @@
 namespace ferrule::usb4 {
 
 struct ControllerCounters {
-  std::uint64_t sent = 0;      // frames of Tx rings
-  std::uint64_t received = 0;  // frames put into Rx rings
-  std::uint64_t unrouted = 0;  // sent on rings that no path begins at
-  std::uint64_t overflowed = 0;   // lost because an Rx ring had no descriptor
-  std::uint64_t unframed = 0;     // lost because an Rx ring was off, or its masks did not allow their PDF values
+  std::uint64_t sent = 0;           // frames of Tx rings
+  std::uint64_t received = 0;       // frames put into Rx rings
+  std::uint64_t unrouted = 0;       // sent on rings that no path begins at
+  std::uint64_t overflowed = 0;     // lost because an Rx ring had no descriptor
+  std::uint64_t unframed = 0;       // lost because an Rx ring was off, or its masks did not allow their PDF values
   std::uint64_t bad_addresses = 0;  // descriptors and buffers outside the guest's memory
   std::uint64_t interrupts = 0;
   std::uint64_t lost_interrupts = 0;  // by fault

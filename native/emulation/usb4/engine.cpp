@@ -25,8 +25,8 @@ constexpr Time kSleep = 1'000'000'000;  // no ring to look at; starting one wake
 constexpr Time kBusyFor = 5'000'000;
 constexpr unsigned long kTimerSlack = 1000;
 constexpr std::size_t kMostControl = 512;
-// Routers answer one request after the other. Linux tells two answers that came at the same time apart by nothing but their
-// order, and wrongly if the first one is not dealt with yet; an emulated guest takes long for that.
+// Routers answer one request after the other. Linux tells two answers that came at the same time apart by nothing but
+// their order, and wrongly if the first one is not dealt with yet; an emulated guest takes long for that.
 constexpr Time kBetweenControl = 1'000'000;
 constexpr Time kMostControlHeld = 50'000'000;
 
@@ -188,7 +188,8 @@ bool Engine::pass(Time now, Time& next) {
   bool moved = false;
   for (const Cable& cable : cables_) cable.wire->pump(now);
   for (unsigned each = 0; each < controllers_.size(); ++each) {
-    moved |= controllers_[each]->transmit([&](unsigned hop, const Frame& frame) { return send(each, hop, frame, now); });
+    moved |=
+        controllers_[each]->transmit([&](unsigned hop, const Frame& frame) { return send(each, hop, frame, now); });
     next = std::min(next, deliver_control(each, now));
   }
   for (const auto& controller : controllers_) next = std::min(next, controller->interrupt(now));
@@ -251,9 +252,10 @@ void Engine::watch(std::uint32_t interface, const Target& target, const Frame& f
   if (!trace_.is_open()) return;
   std::uint16_t flags = frame.corrupt ? kTraceCorrupt : std::uint16_t{0};
   if (fate == Fate::dropped) flags |= kTraceDropped;
-  trace_.add(interface,
-             {.kind = 1, .flags = flags, .hop = static_cast<std::uint16_t>(target.hop), .sof = frame.sof, .eof = frame.eof},
-             frame.data);
+  trace_.add(
+      interface,
+      {.kind = 1, .flags = flags, .hop = static_cast<std::uint16_t>(target.hop), .sof = frame.sof, .eof = frame.eof},
+      frame.data);
 }
 
 }  // namespace ferrule::usb4

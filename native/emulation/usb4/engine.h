@@ -26,7 +26,8 @@ struct ControlPacket {
   std::vector<std::byte> data;
 };
 
-// Each function may be called from any thread. Throws std::out_of_range for a controller, wire or ring that is not there.
+// Each function may be called from any thread. Throws std::out_of_range for a controller, wire or ring that is not
+// there.
 class Engine {
  public:
   Engine();
@@ -60,8 +61,8 @@ class Engine {
   // Readable when there are control packets.
   int control_event() const { return control_event_; }
   std::optional<ControlPacket> take_control();
-  // To a guest's ring 0, when it has room there and has dealt with the one before. Those beyond a few hundred are lost, as
-  // are those of a ring that is off.
+  // To a guest's ring 0, when it has room there and has dealt with the one before. Those beyond a few hundred are lost,
+  // as are those of a ring that is off.
   void send_control(ControlPacket packet);
 
   void open_trace(int fd, std::size_t most);

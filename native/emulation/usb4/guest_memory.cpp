@@ -40,9 +40,11 @@ void GuestMemory::map(std::uint64_t address, std::uint64_t size, int fd, std::ui
 
 bool GuestMemory::unmap(std::uint64_t address, std::uint64_t size) {
   const auto inside = [&](const Region& region) {
-    return region.address >= address && region.address - address < size && size - (region.address - address) >= region.size;
+    return region.address >= address && region.address - address < size &&
+           size - (region.address - address) >= region.size;
   };
-  const auto gone = std::stable_partition(regions_.begin(), regions_.end(), [&](const auto& each) { return !inside(each); });
+  const auto gone =
+      std::stable_partition(regions_.begin(), regions_.end(), [&](const auto& each) { return !inside(each); });
   const bool found = gone != regions_.end();
   std::for_each(gone, regions_.end(), [](const Region& region) { ::munmap(region.data, region.size); });
   regions_.erase(gone, regions_.end());

@@ -15,7 +15,8 @@ class GuestMemory {
   ~GuestMemory() { clear(); }
 
   // Map `size` bytes of the file from `offset` at the guest's `address`. Throws std::invalid_argument if that is no
-  // range of whole pages, is beyond the file's end, or overlaps what is there; std::system_error if it cannot be mapped.
+  // range of whole pages, is beyond the file's end, or overlaps what is there; std::system_error if it cannot be
+  // mapped.
   void map(std::uint64_t address, std::uint64_t size, int fd, std::uint64_t offset, bool writable);
   // Take away what lies wholly in this range; whether there was any.
   bool unmap(std::uint64_t address, std::uint64_t size);

@@ -40,7 +40,8 @@ void Trace::add(std::uint32_t interface, const TraceHeader& header, std::span<co
   if (fd_ < 0) return;
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
-  const std::uint64_t time = static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(now.tv_nsec);
+  const std::uint64_t time =
+      static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(now.tv_nsec);
   const std::size_t kept = std::min(data.size(), most_);
   const std::size_t captured = sizeof header + kept;
   const std::size_t padded = (captured + 3) / 4 * 4;

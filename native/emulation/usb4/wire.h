@@ -103,10 +103,10 @@ class Wire {
   Deliver deliver_;
   Watch watch_;
   WireShape shape_;
-  std::deque<Flying> flying_;    // in order of arrival
-  std::optional<Flying> held_;   // goes out behind the next one
+  std::deque<Flying> flying_;        // in order of arrival
+  std::optional<Flying> held_;       // goes out behind the next one
   std::vector<unsigned> under_way_;  // by `place`
-  Time free_ = 0;                // when the last frame's sending ends
+  Time free_ = 0;                    // when the last frame's sending ends
   WireCounters counters_;
 };
 

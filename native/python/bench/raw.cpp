@@ -80,8 +80,10 @@ void send_and_receive(int to, Buffer out, int from, Buffer in, Deadline& deadlin
   whole_message(in, deadline, [&](auto* at, auto n) {
     if (sent < out.size()) {
       const ssize_t more = ::send(to, out.data() + sent, out.size() - sent, MSG_DONTWAIT);
-      if (more > 0) sent += static_cast<std::size_t>(more);
-      else if (!later(more)) return more;
+      if (more > 0)
+        sent += static_cast<std::size_t>(more);
+      else if (!later(more))
+        return more;
     }
     return ::recv(from, at, n, MSG_DONTWAIT);
   });

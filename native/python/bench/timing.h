@@ -5,17 +5,17 @@
 #include <string>
 #include <vector>
 
-#include "ferrule/ferrule.h"
+#include "group/group.h"
 
 namespace ferrule {
 
-// What to time. `in` and `out` hold what the operation of the C ABI asks for, `count` in its meaning too.
+// What to time. `in` and `out` hold what the Operation asks for, `count` in its meaning too.
 struct TimedOperation {
   std::string name;
   void* in;
   void* out;
   std::size_t count;
-  ferrule_dtype dtype;
+  Dtype dtype;
   double timeout;
 };
 
@@ -23,7 +23,6 @@ struct TimedOperation {
 // for the others (broadcast, reduce, gather, scatter) a sample is one call with every rank as root, divided by their
 // number; of send_recv it is half a round trip between ranks 0 and 1. Throws std::invalid_argument for an unknown
 // name and std::runtime_error with the group's failure.
-std::vector<double> time_operation(ferrule_group* group, int rank, int size, const TimedOperation& operation,
-                                   int samples);
+std::vector<double> time_operation(Group& group, int rank, int size, const TimedOperation& operation, int samples);
 
 }  // namespace ferrule

@@ -12,12 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "python/transports/channels.h"
-#include "ferrule/ferrule.h"
-#include "python/group/heartbeat.h"
+#include "group/group.h"
+#include "python/bench/timing.h"
 #include "python/tensors.h"
 #include "python/text.h"
-#include "python/bench/timing.h"
+#include "python/transports/channels.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -32,26 +31,30 @@ int python_wants_to_stop(void*) {
 
 void* pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 
-// One operation for Group.run and Group.start, with the counts that the C ABI only points to.
+Clock::duration microseconds(double value) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double, std::micro>(value));
+}
+
+// One operation for Group.run and Group.start, with the counts that an Operation only points to.
 struct PyOperation {
-  ferrule_operation operation{};
+  Operation operation;
   std::vector<std::size_t> send_counts;
   std::vector<std::size_t> recv_counts;
 
   PyOperation(int op, int dtype, int reduction, int root, std::uintptr_t in, std::uintptr_t out, std::size_t count,
               std::vector<std::size_t> sends, std::vector<std::size_t> receives, bool quantized)
-      : send_counts(std::move(sends)), recv_counts(std::move(receives)) {
-    operation.op = static_cast<ferrule_op>(op);
-    operation.dtype = static_cast<ferrule_dtype>(dtype);
-    operation.reduction = static_cast<ferrule_reduction>(reduction);
-    operation.root = root;
-    operation.in = pointer(in);
-    operation.out = pointer(out);
-    operation.count = count;
-    operation.quantized = quantized ? 1 : 0;
-  }
-  ferrule_operation get() const {
-    ferrule_operation whole = operation;
+      : operation{.op = static_cast<Op>(op),
+                  .dtype = static_cast<Dtype>(dtype),
+                  .reduction = static_cast<Reduction>(reduction),
+                  .quantized = quantized,
+                  .root = root,
+                  .in = pointer(in),
+                  .out = pointer(out),
+                  .count = count},
+        send_counts(std::move(sends)),
+        recv_counts(std::move(receives)) {}
+  Operation get() const {
+    Operation whole = operation;
     whole.send_counts = send_counts.empty() ? nullptr : send_counts.data();
     whole.recv_counts = recv_counts.empty() ? nullptr : recv_counts.data();
     return whole;
@@ -60,47 +63,42 @@ struct PyOperation {
 
 class PyWork {
  public:
-  explicit PyWork(ferrule_work* work) : work_(work) {}
-  PyWork(PyWork&& other) noexcept : work_(std::exchange(other.work_, nullptr)) {}
-  PyWork& operator=(PyWork&&) = delete;
-  ~PyWork() {
-    if (work_ != nullptr) ferrule_work_destroy(work_);
-  }
+  explicit PyWork(std::shared_ptr<Work> work) : work_(std::move(work)) {}
 
   int wait(double timeout) const {
     constexpr double kLookUp = 0.1;  // signals are for the main thread, which may be this one
     for (;;) {
       const double slice = std::min(timeout, kLookUp);
-      ferrule_status status;
+      Status status;
       {
         const nb::gil_scoped_release release;
-        status = ferrule_work_wait(work_, slice);
+        status = work_->wait(slice);
       }
       timeout -= slice;
-      if (status != FERRULE_PENDING || timeout <= 0) return status;
+      if (status != Status::pending || timeout <= 0) return static_cast<int>(status);
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
   }
-  int source() const { return ferrule_work_source(work_); }
+  int source() const { return work_->source(); }
   void then(nb::callable done) const {
-    auto* const held = new nb::callable(std::move(done));
+    // Copied and freed by threads that do not hold the interpreter's lock, so counted by other means than its own.
+    auto held = std::shared_ptr<nb::callable>(new nb::callable(std::move(done)), [](nb::callable* call) {
+      const nb::gil_scoped_acquire gil;
+      delete call;
+    });
     const nb::gil_scoped_release release;
-    ferrule_work_then(
-        work_,
-        [](void* context) {
-          const nb::gil_scoped_acquire gil;
-          const std::unique_ptr<nb::callable> call(static_cast<nb::callable*>(context));
-          try {
-            (*call)();
-          } catch (nb::python_error& error) {
-            error.discard_as_unraisable("a callback of Work.then");
-          }
-        },
-        held);
+    work_->then([held = std::move(held)] {
+      const nb::gil_scoped_acquire gil;
+      try {
+        (*held)();
+      } catch (nb::python_error& error) {
+        error.discard_as_unraisable("a callback of Work.then");
+      }
+    });
   }
 
  private:
-  ferrule_work* work_;
+  std::shared_ptr<Work> work_;
 };
 
 using Decisions = std::vector<std::tuple<int, std::uint64_t, int>>;
@@ -112,64 +110,39 @@ class PyGroup {
           double spin_us, double yield_us, const Decisions& decisions, const std::vector<int>& tree,
           const std::vector<int>& ring, const PyHeartbeat* heartbeat, const std::vector<int>& heartbeat_ranks)
       : rank_(rank), size_(static_cast<int>(collectives.size())) {
-    const std::size_t size = collectives.size();
-    const auto fits = [&](const std::vector<int>& list) { return list.empty() || list.size() == size; };
-    if (messages.size() != size || !fits(local_index) || !fits(tree) || !fits(ring) ||
-        (heartbeat != nullptr && heartbeat_ranks.size() != size)) {
-      throw nb::value_error("every list has an entry per rank");
-    }
-    std::vector<ferrule_channel*> streams[2];
-    for (const auto* channels : {&collectives, &messages}) {
-      for (const PyChannel* channel : *channels) {
-        streams[channels == &messages].push_back(channel == nullptr ? nullptr : channel->get());
-      }
-    }
-    std::vector<ferrule_decision> rows;
-    for (const auto& [op, up_to, algorithm] : decisions) {
-      rows.push_back({op, up_to, static_cast<ferrule_algorithm>(algorithm)});
-    }
-    ferrule_group_options options{};
-    options.abi_version = FERRULE_ABI_VERSION;
+    GroupOptions options;
     options.rank = rank;
-    options.size = static_cast<int>(size);
     options.epoch = epoch;
-    options.collectives = streams[0].data();
-    options.messages = streams[1].data();
-    options.local_index = local_index.empty() ? nullptr : local_index.data();
-    options.segment = segment == nullptr ? nullptr : segment->get();
-    options.spin_us = spin_us;
-    options.yield_us = yield_us;
-    options.interrupted = python_wants_to_stop;
-    options.decisions = rows.data();
-    options.decision_count = rows.size();
-    options.tree = tree.empty() ? nullptr : tree.data();
-    options.ring = ring.empty() ? nullptr : ring.data();
-    options.heartbeat = heartbeat == nullptr ? nullptr : heartbeat->get();
-    options.heartbeat_ranks = heartbeat_ranks.data();
-    ErrorText error{};
-    if (ferrule_group_create(&options, &group_, error.data(), error.size()) != FERRULE_OK) {
-      throw std::runtime_error(error.data());
+    options.local_index = local_index;
+    options.wait = {microseconds(spin_us), microseconds(yield_us), python_wants_to_stop, nullptr};
+    for (const auto& [op, up_to, algorithm] : decisions) {
+      options.strategy.decisions.push_back({static_cast<Op>(op), up_to, static_cast<Algorithm>(algorithm)});
     }
-    if (segment != nullptr) segment->release();
-    for (const auto* channels : {&collectives, &messages}) {
-      for (PyChannel* channel : *channels) {
-        if (channel != nullptr) channel->release();
+    options.strategy.tree = tree;
+    options.strategy.ring = ring;
+    if (heartbeat != nullptr) options.heartbeat = heartbeat->shared();
+    options.heartbeat_ranks = heartbeat_ranks;
+    if (segment != nullptr) options.segment = segment->release();
+    for (const auto& [stream, channels] : {std::pair{0, &collectives}, std::pair{1, &messages}}) {
+      for (PyChannel* const channel : *channels) {
+        options.channels[stream].push_back(channel == nullptr ? nullptr : channel->release());
       }
     }
+    group_ = std::make_unique<Group>(std::move(options));
   }
   PyGroup(const PyGroup&) = delete;
   PyGroup& operator=(const PyGroup&) = delete;
   ~PyGroup() {
     const nb::gil_scoped_release release;
-    ferrule_group_destroy(group_);
+    group_.reset();
   }
 
   // The calls that must be quick; everything else goes through run and start.
   int all_reduce(std::uintptr_t data, std::size_t count, int dtype, int reduction, double timeout) {
-    ferrule_operation operation{};
-    operation.op = FERRULE_ALL_REDUCE;
-    operation.dtype = static_cast<ferrule_dtype>(dtype);
-    operation.reduction = static_cast<ferrule_reduction>(reduction);
+    Operation operation;
+    operation.op = Op::all_reduce;
+    operation.dtype = static_cast<Dtype>(dtype);
+    operation.reduction = static_cast<Reduction>(reduction);
     operation.out = pointer(data);
     operation.count = count;
     return run_one(operation, timeout);
@@ -192,102 +165,98 @@ class PyGroup {
     return reduction.is_valid() ? all_reduce_tensor(tensors[0], nb::cast<int>(reduction), timeout) : kNotHere;
   }
   int send(std::uintptr_t data, std::size_t count, int dtype, int peer, double timeout) {
-    return message(FERRULE_SEND, data, count, dtype, peer, timeout);
+    return message(Op::send, data, count, dtype, peer, timeout);
   }
   int recv(std::uintptr_t data, std::size_t count, int dtype, int peer, double timeout) {
-    return message(FERRULE_RECV, data, count, dtype, peer, timeout);
+    return message(Op::recv, data, count, dtype, peer, timeout);
   }
   int barrier(double timeout) {
-    ferrule_operation operation{};
-    operation.op = FERRULE_BARRIER;
+    Operation operation;
+    operation.op = Op::barrier;
     return run_one(operation, timeout);
   }
   int run(const std::vector<PyOperation*>& operations, double timeout) {
-    const std::vector<ferrule_operation> all = collect(operations);
-    return wait([&] { return ferrule_run(group_, all.data(), all.size(), timeout); });
+    const std::vector<Operation> all = collect(operations);
+    return wait([&] { return group_->run(all.data(), all.size(), timeout); });
   }
   nb::object start(const std::vector<PyOperation*>& operations, double timeout) {
-    const std::vector<ferrule_operation> all = collect(operations);
-    ferrule_work* work = nullptr;
-    ferrule_status status;
+    const std::vector<Operation> all = collect(operations);
+    std::shared_ptr<Work> work;
+    Status status;
     {
       const nb::gil_scoped_release release;
-      status = ferrule_start(group_, all.data(), all.size(), timeout, &work);
+      status = group_->start(all.data(), all.size(), timeout, work);
     }
-    if (status != FERRULE_OK) return nb::cast(static_cast<int>(status));
-    return nb::cast(PyWork(work));
+    if (status != Status::ok) return nb::cast(static_cast<int>(status));
+    return nb::cast(PyWork(std::move(work)));
   }
   int close() {
     const nb::gil_scoped_release release;
-    return ferrule_group_close(group_);
+    return static_cast<int>(group_->close());
   }
   void abort(const std::string& reason) {
     const nb::gil_scoped_release release;
-    ferrule_group_abort(group_, reason.c_str());
+    group_->abort(reason);
   }
   int add_rail(int stream, int peer, int rail, int fd) {
     const nb::gil_scoped_release release;
-    return ferrule_group_add_rail(group_, static_cast<ferrule_stream>(stream), peer, rail, fd);
+    return static_cast<int>(group_->add_rail(stream, peer, rail, fd));
   }
   std::vector<std::tuple<bool, std::uint64_t, std::uint64_t, std::uint32_t>> rails(int stream, int peer) const {
     const nb::gil_scoped_release release;
-    const auto wanted = static_cast<ferrule_stream>(stream);
-    std::vector<ferrule_rail> all(ferrule_group_rails(group_, wanted, peer, nullptr, 0));
-    all.resize(std::min(all.size(), ferrule_group_rails(group_, wanted, peer, all.data(), all.size())));
     std::vector<std::tuple<bool, std::uint64_t, std::uint64_t, std::uint32_t>> states;
-    for (const ferrule_rail& one : all) states.emplace_back(one.alive != 0, one.bytes_sent, one.bytes_received, one.deaths);
+    for (const RailState& one : group_->rails(stream, peer)) {
+      states.emplace_back(one.alive, one.bytes_sent, one.bytes_received, one.deaths);
+    }
     return states;
   }
   std::vector<double> time(const std::string& name, std::uintptr_t in, std::uintptr_t out, std::size_t count, int dtype,
                            int samples, double timeout) {
     const nb::gil_scoped_release release;
-    const TimedOperation operation{name, pointer(in), pointer(out), count, static_cast<ferrule_dtype>(dtype),
-                                            timeout};
-    return time_operation(group_, rank_, size_, operation, samples);
+    const TimedOperation operation{name, pointer(in), pointer(out), count, static_cast<Dtype>(dtype), timeout};
+    return time_operation(*group_, rank_, size_, operation, samples);
   }
   nb::tuple failure() const {
-    ferrule_failure failure{};
-    ferrule_group_failure(group_, &failure);
-    return nb::make_tuple(static_cast<int>(failure.status), failure.rank, failure.seconds,
-                          text_of(failure.message));
+    const GroupFailure failure = group_->failure();
+    return nb::make_tuple(static_cast<int>(failure.status), failure.rank, failure.seconds, text_of(failure.message));
   }
 
  private:
-  static std::vector<ferrule_operation> collect(const std::vector<PyOperation*>& operations) {
-    std::vector<ferrule_operation> all;
+  static std::vector<Operation> collect(const std::vector<PyOperation*>& operations) {
+    std::vector<Operation> all;
     for (const PyOperation* operation : operations) all.push_back(operation->get());
     return all;
   }
-  int message(ferrule_op op, std::uintptr_t data, std::size_t count, int dtype, int peer, double timeout) {
-    ferrule_operation operation{};
+  int message(Op op, std::uintptr_t data, std::size_t count, int dtype, int peer, double timeout) {
+    Operation operation;
     operation.op = op;
-    operation.dtype = static_cast<ferrule_dtype>(dtype);
-    operation.in = op == FERRULE_SEND ? pointer(data) : nullptr;
-    operation.out = op == FERRULE_RECV ? pointer(data) : nullptr;
+    operation.dtype = static_cast<Dtype>(dtype);
+    operation.in = op == Op::send ? pointer(data) : nullptr;
+    operation.out = op == Op::recv ? pointer(data) : nullptr;
     operation.count = count;
     operation.root = peer;
     return run_one(operation, timeout);
   }
-  int run_one(const ferrule_operation& operation, double timeout) {
-    return wait([&] { return ferrule_run(group_, &operation, 1, timeout); });
+  int run_one(const Operation& operation, double timeout) {
+    return wait([&] { return group_->run(&operation, 1, timeout); });
   }
 
   // Other Python threads run while this one waits for its peers.
   template <class Operation>
   static int wait(Operation&& operation) {
-    ferrule_status status;
+    Status status;
     {
       const nb::gil_scoped_release release;
       status = operation();
     }
     // Later calls on an interrupted group get the same status, but the signal was raised once and for all.
-    if (status == FERRULE_INTERRUPTED && PyErr_Occurred() != nullptr) throw nb::python_error();
-    return status;
+    if (status == Status::interrupted && PyErr_Occurred() != nullptr) throw nb::python_error();
+    return static_cast<int>(status);
   }
 
   int rank_;
   int size_;
-  ferrule_group* group_ = nullptr;
+  std::unique_ptr<Group> group_;
 };
 
 }  // namespace

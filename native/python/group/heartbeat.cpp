@@ -1,11 +1,12 @@
-#include "python/group/heartbeat.h"
+#include "liveness/heartbeat.h"
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <stdexcept>
+#include <limits>
 
+#include "python/group/group.h"
 #include "python/text.h"
 
 namespace nb = nanobind;
@@ -13,70 +14,60 @@ using namespace nb::literals;
 
 namespace ferrule {
 
-PyHeartbeat::PyHeartbeat(int rank, int size, std::uint64_t epoch, double interval, double limit) : size_(size) {
-  ErrorText error{};
-  const ferrule_status status =
-      ferrule_heartbeat_create(rank, size, epoch, interval, limit, &heartbeat_, error.data(), error.size());
-  if (status == FERRULE_INVALID) throw nb::value_error(error.data());
-  if (status != FERRULE_OK) throw std::runtime_error(error.data());
-}
+PyHeartbeat::PyHeartbeat(int rank, int size, std::uint64_t epoch, double interval, double limit)
+    : shared_(std::make_shared<Heartbeat>(Heartbeat::Settings{rank, size, epoch, seconds(interval), seconds(limit)})) {}
 
 PyHeartbeat::~PyHeartbeat() {
   const nb::gil_scoped_release release;
-  ferrule_heartbeat_destroy(heartbeat_);
+  shared_.reset();
 }
 
-void PyHeartbeat::add(int peer, int rail, int fd, const std::string& link, int via) {
-  const ferrule_status status = ferrule_heartbeat_add(heartbeat_, peer, rail, fd, link.c_str(), via);
-  if (status == FERRULE_INVALID) throw nb::value_error("there is no such peer or rail");
-  if (status != FERRULE_OK) throw std::bad_alloc();
-}
+namespace {
 
-std::vector<std::pair<std::string, double>> PyHeartbeat::peers() const {
+std::vector<std::pair<std::string, double>> peers(const PyHeartbeat& heartbeat) {
   static constexpr const char* kNames[] = {"self", "absent", "alive", "left", "lost"};
   std::vector<std::pair<std::string, double>> all;
-  for (int peer = 0; peer < size_; ++peer) {
-    const ferrule_peer_health health = ask(peer);
-    all.emplace_back(kNames[health.presence], health.silent);
+  for (int peer = 0; peer < heartbeat->size(); ++peer) {
+    const Heartbeat::Health health = heartbeat->health(peer);
+    const double silence = health.silence == Clock::duration::max()
+                               ? std::numeric_limits<double>::infinity()
+                               : std::chrono::duration<double>(health.silence).count();
+    all.emplace_back(kNames[static_cast<std::size_t>(health.presence)], silence);
   }
   return all;
 }
 
-std::vector<bool> PyHeartbeat::rails(int peer) const {
-  const ferrule_peer_health health = ask(peer);
-  std::vector<bool> alive;
-  for (int rail = 0; rail < health.rails; ++rail) alive.push_back((health.rails_alive >> rail & 1) != 0);
-  return alive;
-}
-
-nb::dict PyHeartbeat::lost() const {
+nb::dict lost(const PyHeartbeat& heartbeat) {
   nb::dict all;
-  for (int peer = 0; peer < size_; ++peer) {
-    const ferrule_peer_health health = ask(peer);
-    if (health.presence == FERRULE_LOST) all[nb::int_(peer)] = text_of(health.words);
+  for (int peer = 0; peer < heartbeat->size(); ++peer) {
+    const Heartbeat::Health health = heartbeat->health(peer);
+    if (health.presence == Presence::lost) all[nb::int_(peer)] = text_of(health.words);
   }
   return all;
 }
 
-void PyHeartbeat::close() {
-  const nb::gil_scoped_release release;
-  ferrule_heartbeat_close(heartbeat_);
+std::vector<bool> rails(const PyHeartbeat& heartbeat, int peer) {
+  if (peer < 0 || peer >= heartbeat->size()) throw nb::index_error("there is no such peer");
+  return heartbeat->health(peer).rails;
 }
 
-ferrule_peer_health PyHeartbeat::ask(int peer) const {
-  ferrule_peer_health health;
-  if (ferrule_heartbeat_peer(heartbeat_, peer, &health) != FERRULE_OK) throw nb::index_error("there is no such peer");
-  return health;
+void add(const PyHeartbeat& heartbeat, int peer, int rail, int fd, const std::string& link, int via) {
+  heartbeat->add(peer, static_cast<std::size_t>(rail), fd, link, via);
 }
+
+}  // namespace
 
 void bind_heartbeat(nb::module_& module) {
   nb::class_<PyHeartbeat>(module, "Heartbeat")
       .def(nb::init<int, int, std::uint64_t, double, double>(), "rank"_a, "size"_a, "epoch"_a, "interval"_a, "limit"_a)
-      .def("add", &PyHeartbeat::add, "peer"_a, "rail"_a, "fd"_a, "link"_a, "via"_a = -1)
-      .def("peers", &PyHeartbeat::peers)
-      .def("rails", &PyHeartbeat::rails, "peer"_a)
-      .def("lost", &PyHeartbeat::lost)
-      .def("close", &PyHeartbeat::close);
+      .def("add", &add, "peer"_a, "rail"_a, "fd"_a, "link"_a, "via"_a = -1)
+      .def("peers", &peers)
+      .def("rails", &rails, "peer"_a)
+      .def("lost", &lost)
+      .def("close", [](const PyHeartbeat& heartbeat) {
+        const nb::gil_scoped_release release;
+        heartbeat->close();
+      });
 }
 
 }  // namespace ferrule

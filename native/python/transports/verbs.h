@@ -3,30 +3,13 @@
 
 #include <nanobind/nanobind.h>
 
-#include <string>
-#include <utility>
+#include "python/owned.h"
+#include "transports/verbs/verbs_endpoint.h"
 
-#include "ferrule/ferrule.h"
+namespace ferrule {
 
-// One end of a queue pair while it is brought up; a channel takes it over.
-class PyVerbsEndpoint {
- public:
-  PyVerbsEndpoint(const std::string& device, int port, int gid_index, const std::string& type, int stream,
-                  const std::string& address, bool listens);
-  PyVerbsEndpoint(const PyVerbsEndpoint&) = delete;
-  PyVerbsEndpoint& operator=(const PyVerbsEndpoint&) = delete;
-  ~PyVerbsEndpoint() { close(); }
-
-  nanobind::bytes local() const;
-  void join(const nanobind::bytes& other, double timeout);
-  void prove(double timeout);
-  void close();
-  ferrule_verbs_endpoint* release() { return std::exchange(endpoint_, nullptr); }
-
- private:
-  ferrule_verbs_endpoint* get() const;
-
-  ferrule_verbs_endpoint* endpoint_ = nullptr;
-};
+using PyVerbsEndpoint = Owned<VerbsEndpoint>;  // until a channel takes it over
 
 void bind_verbs(nanobind::module_& module);
+
+}  // namespace ferrule

@@ -13,9 +13,9 @@ void check_header(Channel& channel, const MessageHeader& expected, const Message
   if (got.epoch == expected.epoch && (op == Op::goodbye || op == Op::abort)) throw channel.loss(got, behind);
   const std::string peer = "rank " + std::to_string(channel.peer());
   if (got.epoch != expected.epoch) {
-    throw Failure(FERRULE_MISMATCH, channel.peer(), peer + " sent bytes that belong to no call of this group");
+    throw Failure(Status::mismatch, channel.peer(), peer + " sent bytes that belong to no call of this group");
   }
-  throw Failure(FERRULE_MISMATCH, channel.peer(),
+  throw Failure(Status::mismatch, channel.peer(),
                 "rank " + std::to_string(channel.rank()) + " called " + describe(expected.call) + " but " + peer +
                     " called " + describe(got.call));
 }
@@ -142,9 +142,9 @@ Wanted Exchange::wanted(int rank) {
   // wait for each other until the deadline.
   if (theirs != nullptr && !(receive && in.pump()) && !(send && out.pump())) {
     const Call& ours = receive ? in.expected.call : out.header.call;
-    throw Failure(FERRULE_MISMATCH, rank,
-                  "rank " + std::to_string((receive ? in.channel : out.channel)->rank()) + " called " +
-                      describe(ours) + " but rank " + std::to_string(rank) + " called " + describe(*theirs));
+    throw Failure(Status::mismatch, rank,
+                  "rank " + std::to_string((receive ? in.channel : out.channel)->rank()) + " called " + describe(ours) +
+                      " but rank " + std::to_string(rank) + " called " + describe(*theirs));
   }
   return {receive, send};
 }

@@ -32,13 +32,15 @@ void LocalCollectives::meet(const Call& call) {
         while (arrived < size_ && has_arrived(arrived)) ++arrived;
         return arrived == size_ ? Progress::done : Progress::idle;
       },
-      [&](int rank) { return Wanted{!has_arrived(rank), false}; });
+      [&](int rank) {
+        return Wanted{!has_arrived(rank), false};
+      });
   for (int rank = 0; rank < size_; ++rank) {
     const Call& theirs = slot(rank).line.call;
     if (theirs == call) continue;
-    throw Failure(FERRULE_MISMATCH, rank,
-                  "rank " + std::to_string(rank_) + " called " + describe(call) + " but rank " + std::to_string(rank) + " called " +
-                      describe(theirs));
+    throw Failure(Status::mismatch, rank,
+                  "rank " + std::to_string(rank_) + " called " + describe(call) + " but rank " + std::to_string(rank) +
+                      " called " + describe(theirs));
   }
 }
 
@@ -62,7 +64,9 @@ void LocalCollectives::wait_for(Counter RankBlock::*counter, std::uint64_t value
         while (ready < size_ && is_ready(ready)) ++ready;
         return ready == size_ ? Progress::done : Progress::idle;
       },
-      [&](int rank) { return Wanted{!is_ready(rank), false}; });
+      [&](int rank) {
+        return Wanted{!is_ready(rank), false};
+      });
 }
 
 template <class Fill, class Combine, class Take>
@@ -98,7 +102,7 @@ std::size_t LocalCollectives::part(std::size_t bytes, std::size_t element, std::
 
 void LocalCollectives::all_reduce(const Call& call, std::byte* data, ReduceFunction reduce) {
   const auto bytes = static_cast<std::size_t>(call.bytes);
-  const std::size_t element = ferrule_dtype_size(static_cast<ferrule_dtype>(call.dtype));
+  const std::size_t element = size_of(static_cast<Dtype>(call.dtype));
   const auto me = static_cast<std::size_t>(rank_);
   const auto n = static_cast<std::size_t>(size_);
   if (bytes <= kSlotBytes) {
@@ -118,35 +122,35 @@ void LocalCollectives::all_reduce(const Call& call, std::byte* data, ReduceFunct
   const auto size_of = [&](std::uint64_t index) {
     return std::min(kChunkBytes, bytes - static_cast<std::size_t>(index) * kChunkBytes);
   };
-  pipeline(
-      (bytes + kChunkBytes - 1) / kChunkBytes,
-      [&](std::uint64_t index, std::byte* buffer) {
-        const std::size_t size = size_of(index);
-        const std::byte* const from = data + index * kChunkBytes;
-        const std::size_t begin = part(size, me);
-        const std::size_t end = part(size, me + 1);
-        std::memcpy(buffer, from, begin);
-        std::memcpy(buffer + end, from + end, size - end);
-      },
-      [&](std::uint64_t index, std::uint64_t buffer) {
-        const std::size_t size = size_of(index);
-        const std::size_t begin = part(size, me);
-        const std::size_t mine = part(size, me + 1) - begin;
-        std::byte* const own = data + index * kChunkBytes + begin;
-        for (int rank = 0; rank < size_; ++rank) sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + begin;
-        sources_[me] = own;
-        reduce(own, sources_.data(), size_, mine / element, size_);
-        std::memcpy(chunk(rank_, buffer) + begin, own, mine);
-      },
-      [&](std::uint64_t index, std::uint64_t buffer) {
-        const std::size_t size = size_of(index);
-        for (int rank = 0; rank < size_; ++rank) {
-          if (rank == rank_) continue;
-          const std::size_t begin = part(size, static_cast<std::size_t>(rank));
-          const std::size_t end = part(size, static_cast<std::size_t>(rank) + 1);
-          std::memcpy(data + index * kChunkBytes + begin, chunk(rank, buffer) + begin, end - begin);
-        }
-      });
+  pipeline((bytes + kChunkBytes - 1) / kChunkBytes,
+           [&](std::uint64_t index, std::byte* buffer) {
+             const std::size_t size = size_of(index);
+             const std::byte* const from = data + index * kChunkBytes;
+             const std::size_t begin = part(size, me);
+             const std::size_t end = part(size, me + 1);
+             std::memcpy(buffer, from, begin);
+             std::memcpy(buffer + end, from + end, size - end);
+           },
+           [&](std::uint64_t index, std::uint64_t buffer) {
+             const std::size_t size = size_of(index);
+             const std::size_t begin = part(size, me);
+             const std::size_t mine = part(size, me + 1) - begin;
+             std::byte* const own = data + index * kChunkBytes + begin;
+             for (int rank = 0; rank < size_; ++rank)
+               sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + begin;
+             sources_[me] = own;
+             reduce(own, sources_.data(), size_, mine / element, size_);
+             std::memcpy(chunk(rank_, buffer) + begin, own, mine);
+           },
+           [&](std::uint64_t index, std::uint64_t buffer) {
+             const std::size_t size = size_of(index);
+             for (int rank = 0; rank < size_; ++rank) {
+               if (rank == rank_) continue;
+               const std::size_t begin = part(size, static_cast<std::size_t>(rank));
+               const std::size_t end = part(size, static_cast<std::size_t>(rank) + 1);
+               std::memcpy(data + index * kChunkBytes + begin, chunk(rank, buffer) + begin, end - begin);
+             }
+           });
   ++round_;
 }
 
@@ -180,7 +184,7 @@ void LocalCollectives::all_gather(const Call& call, const std::byte* mine, std::
 }
 
 void LocalCollectives::reduce_scatter(const Call& call, const std::byte* in, std::byte* out, ReduceFunction reduce) {
-  const std::size_t element = ferrule_dtype_size(static_cast<ferrule_dtype>(call.dtype));
+  const std::size_t element = size_of(static_cast<Dtype>(call.dtype));
   const auto me = static_cast<std::size_t>(rank_);
   const auto n = static_cast<std::size_t>(size_);
   const std::size_t block_bytes = static_cast<std::size_t>(call.bytes) / n;
@@ -190,28 +194,27 @@ void LocalCollectives::reduce_scatter(const Call& call, const std::byte* in, std
   const auto size_of = [&](std::uint64_t index) {
     return std::min(piece, block_bytes - static_cast<std::size_t>(index) * piece);
   };
-  pipeline(
-      (block_bytes + piece - 1) / piece,
-      [&](std::uint64_t index, std::byte* buffer) {
-        for (std::size_t rank = 0; rank < n; ++rank) {
-          if (rank == me) continue;
-          std::memcpy(buffer + rank * piece, in + rank * block_bytes + index * piece, size_of(index));
-        }
-      },
-      [&](std::uint64_t index, std::uint64_t buffer) {
-        for (int rank = 0; rank < size_; ++rank) {
-          sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + me * piece;
-        }
-        sources_[me] = in + me * block_bytes + index * piece;
-        reduce(out + index * piece, sources_.data(), size_, size_of(index) / element, size_);
-      },
-      [](std::uint64_t, std::uint64_t) {});
+  pipeline((block_bytes + piece - 1) / piece,
+           [&](std::uint64_t index, std::byte* buffer) {
+             for (std::size_t rank = 0; rank < n; ++rank) {
+               if (rank == me) continue;
+               std::memcpy(buffer + rank * piece, in + rank * block_bytes + index * piece, size_of(index));
+             }
+           },
+           [&](std::uint64_t index, std::uint64_t buffer) {
+             for (int rank = 0; rank < size_; ++rank) {
+               sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + me * piece;
+             }
+             sources_[me] = in + me * block_bytes + index * piece;
+             reduce(out + index * piece, sources_.data(), size_, size_of(index) / element, size_);
+           },
+           [](std::uint64_t, std::uint64_t) {});
   ++round_;
 }
 
 void LocalCollectives::reduce(const Call& call, const std::byte* in, std::byte* out, ReduceFunction reduce) {
   const auto bytes = static_cast<std::size_t>(call.bytes);
-  const std::size_t element = ferrule_dtype_size(static_cast<ferrule_dtype>(call.dtype));
+  const std::size_t element = size_of(static_cast<Dtype>(call.dtype));
   const bool root = rank_ == call.root;
   if (bytes <= kSlotBytes) {
     if (bytes != 0 && !root) std::memcpy(slot(rank_).data, in, bytes);
@@ -238,12 +241,14 @@ void LocalCollectives::reduce(const Call& call, const std::byte* in, std::byte* 
         // Nobody else reads this part of our own buffer, so the result goes there.
         const std::size_t begin = begin_of(index, rank_);
         for (int rank = 0; rank < size_; ++rank) sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + begin;
-        reduce(chunk(rank_, buffer) + begin, sources_.data(), size_, (begin_of(index, rank_ + 1) - begin) / element, size_);
+        reduce(chunk(rank_, buffer) + begin, sources_.data(), size_, (begin_of(index, rank_ + 1) - begin) / element,
+               size_);
       },
       [&](std::uint64_t index, std::uint64_t buffer) {
         for (int rank = 0; rank < size_ && root; ++rank) {
           const std::size_t begin = begin_of(index, rank);
-          std::memcpy(out + index * kChunkBytes + begin, chunk(rank, buffer) + begin, begin_of(index, rank + 1) - begin);
+          std::memcpy(out + index * kChunkBytes + begin, chunk(rank, buffer) + begin,
+                      begin_of(index, rank + 1) - begin);
         }
       });
   ++round_;
@@ -256,15 +261,14 @@ void LocalCollectives::broadcast(const Call& call, std::byte* data) {
     return std::min(kChunkBytes, bytes - static_cast<std::size_t>(index) * kChunkBytes);
   };
   meet(call);
-  pipeline(
-      (bytes + kChunkBytes - 1) / kChunkBytes,
-      [&](std::uint64_t index, std::byte* buffer) {
-        if (root) std::memcpy(buffer, data + index * kChunkBytes, size_of(index));
-      },
-      [](std::uint64_t, std::uint64_t) {},
-      [&](std::uint64_t index, std::uint64_t buffer) {
-        if (!root) std::memcpy(data + index * kChunkBytes, chunk(call.root, buffer), size_of(index));
-      });
+  pipeline((bytes + kChunkBytes - 1) / kChunkBytes,
+           [&](std::uint64_t index, std::byte* buffer) {
+             if (root) std::memcpy(buffer, data + index * kChunkBytes, size_of(index));
+           },
+           [](std::uint64_t, std::uint64_t) {},
+           [&](std::uint64_t index, std::uint64_t buffer) {
+             if (!root) std::memcpy(data + index * kChunkBytes, chunk(call.root, buffer), size_of(index));
+           });
   ++round_;
 }
 

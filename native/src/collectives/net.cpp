@@ -29,22 +29,22 @@ std::vector<std::size_t> cut(std::size_t bytes, std::size_t element, int size) {
 
 }  // namespace
 
-ferrule_algorithm Strategy::choose(const Call& call, int size) const {
-  const ferrule_algorithm direct = call.bytes <= (size == 2 ? kAtOncePair : kAtOnce) ? FERRULE_ONCE : FERRULE_PIECES;
+Algorithm Strategy::choose(const Call& call, int size) const {
+  const Algorithm direct = call.bytes <= (size == 2 ? kAtOncePair : kAtOnce) ? Algorithm::once : Algorithm::pieces;
   // The sum of an average must not wrap around on its way.
-  const bool whole = call.dtype >= FERRULE_I8 && call.reduction == FERRULE_AVG;
+  const bool whole = call.dtype >= static_cast<std::uint8_t>(Dtype::i8) && call.averages();
   if (whole) return direct;
-  for (const ferrule_decision& decision : decisions) {
-    if (decision.op != static_cast<int>(call.op) || call.bytes > decision.up_to) continue;
-    if (decision.algorithm == FERRULE_TREE && tree.empty()) return direct;
-    if (decision.algorithm == FERRULE_RING && ring.size() < 3) return direct;
+  for (const Decision& decision : decisions) {
+    if (decision.op != call.op || call.bytes > decision.up_to_bytes) continue;
+    if (decision.algorithm == Algorithm::tree && tree.empty()) return direct;
+    if (decision.algorithm == Algorithm::ring && ring.size() < 3) return direct;
     return decision.algorithm;
   }
   return direct;
 }
 
-NetCollectives::NetCollectives(int rank, std::uint64_t epoch, const std::vector<Channel*>& channels,
-                               Exchange& exchange, Waiter& waiter, Strategy strategy)
+NetCollectives::NetCollectives(int rank, std::uint64_t epoch, const std::vector<Channel*>& channels, Exchange& exchange,
+                               Waiter& waiter, Strategy strategy)
     : rank_(rank),
       size_(static_cast<int>(channels.size())),
       epoch_(epoch),
@@ -72,17 +72,17 @@ Bytes NetCollectives::scratch(std::size_t bytes) {
 }
 
 void NetCollectives::all_reduce(const Call& call, std::byte* data, ReduceFunction reduce) {
-  const ferrule_algorithm algorithm = strategy_.choose(call, size_);
-  if (algorithm == FERRULE_ONCE) return once(call, data, reduce);
-  if (algorithm != FERRULE_PIECES) return hop_all_reduce(algorithm, call, data, reduce);
-  const std::size_t element = ferrule_dtype_size(static_cast<ferrule_dtype>(call.dtype));
+  const Algorithm algorithm = strategy_.choose(call, size_);
+  if (algorithm == Algorithm::once) return once(call, data, reduce);
+  if (algorithm != Algorithm::pieces) return hop_all_reduce(algorithm, call, data, reduce);
+  const std::size_t element = size_of(static_cast<Dtype>(call.dtype));
   const std::vector<std::size_t> bounds = cut(static_cast<std::size_t>(call.bytes), element, size_);
   pieces(call, data, data + bounds[static_cast<std::size_t>(rank_)], data, bounds, reduce);
 }
 
 void NetCollectives::reduce_scatter(const Call& call, const std::byte* in, std::byte* out, ReduceFunction reduce) {
-  const ferrule_algorithm algorithm = strategy_.choose(call, size_);
-  if (algorithm > FERRULE_DOUBLING) return hop_reduce_scatter(algorithm, call, in, out, reduce);
+  const Algorithm algorithm = strategy_.choose(call, size_);
+  if (algorithm > Algorithm::doubling) return hop_reduce_scatter(algorithm, call, in, out, reduce);
   const auto n = static_cast<std::size_t>(size_);
   std::vector<std::size_t> bounds(n + 1);
   for (std::size_t i = 0; i <= n; ++i) bounds[i] = static_cast<std::size_t>(call.bytes) / n * i;
@@ -115,7 +115,7 @@ void NetCollectives::once(const Call& call, std::byte* data, ReduceFunction redu
     sources_[static_cast<std::size_t>(rank_)] = data;
     exchange_.run();
   }
-  const std::size_t element = ferrule_dtype_size(static_cast<ferrule_dtype>(call.dtype));
+  const std::size_t element = size_of(static_cast<Dtype>(call.dtype));
   if (bytes != 0) reduce(data, sources_.data(), size_, bytes / element, size_);
 }
 
@@ -166,7 +166,7 @@ void NetCollectives::pieces(const Call& call, const std::byte* data, std::byte* 
       incoming.push_back(&from);
     }
   }
-  const std::size_t element = ferrule_dtype_size(static_cast<ferrule_dtype>(call.dtype));
+  const std::size_t element = size_of(static_cast<Dtype>(call.dtype));
   std::vector<const void*> sources(static_cast<std::size_t>(size_));
   std::size_t reduced = 0;
   exchange_.run([&] {
@@ -192,8 +192,8 @@ void NetCollectives::pieces(const Call& call, const std::byte* data, std::byte* 
 }
 
 void NetCollectives::all_gather(const Call& call, const std::byte* mine, std::byte* out) {
-  const ferrule_algorithm algorithm = strategy_.choose(call, size_);
-  if (algorithm >= FERRULE_DOUBLING) return hop_all_gather(algorithm, call, mine, out);
+  const Algorithm algorithm = strategy_.choose(call, size_);
+  if (algorithm >= Algorithm::doubling) return hop_all_gather(algorithm, call, mine, out);
   const auto bytes = static_cast<std::size_t>(call.bytes);
   exchange_.clear();
   for (Channel* channel : channels_) {
@@ -205,10 +205,11 @@ void NetCollectives::all_gather(const Call& call, const std::byte* mine, std::by
 }
 
 void NetCollectives::barrier(const Call& call) {
-  const ferrule_algorithm algorithm = strategy_.choose(call, size_);
-  if (algorithm == FERRULE_DOUBLING) return hop_all_gather(algorithm, call, nullptr, nullptr);
+  const Algorithm algorithm = strategy_.choose(call, size_);
+  if (algorithm == Algorithm::doubling) return hop_all_gather(algorithm, call, nullptr, nullptr);
   // Up and down again: only so does everybody hear of everybody.
-  if (algorithm == FERRULE_TREE) return hop_all_reduce(algorithm, call, nullptr, find_reduction(FERRULE_U8, FERRULE_SUM));
+  if (algorithm == Algorithm::tree)
+    return hop_all_reduce(algorithm, call, nullptr, find_reduction(Dtype::u8, Reduction::sum));
   exchange_.clear();
   for (Channel* channel : channels_) {
     if (channel == nullptr) continue;
@@ -219,7 +220,7 @@ void NetCollectives::barrier(const Call& call) {
 }
 
 void NetCollectives::broadcast(const Call& call, std::byte* data) {
-  if (strategy_.choose(call, size_) == FERRULE_TREE) {
+  if (strategy_.choose(call, size_) == Algorithm::tree) {
     return run(call, 0, [&](std::byte*) {
       tree_broadcast(program_, tree_, call.root, {data, static_cast<std::size_t>(call.bytes), 1});
     });
@@ -238,8 +239,8 @@ void NetCollectives::broadcast(const Call& call, std::byte* data) {
 
 void NetCollectives::reduce(const Call& call, const std::byte* in, std::byte* out, ReduceFunction reduce) {
   const auto bytes = static_cast<std::size_t>(call.bytes);
-  if (strategy_.choose(call, size_) == FERRULE_TREE) {
-    const std::size_t element = ferrule_dtype_size(static_cast<ferrule_dtype>(call.dtype));
+  if (strategy_.choose(call, size_) == Algorithm::tree) {
+    const std::size_t element = size_of(static_cast<Dtype>(call.dtype));
     return run(call, tree_scratch(tree_, bytes, element), [&](std::byte* scratch) {
       const std::vector<int> owners{call.root};
       tree_reduce(program_, tree_, rank_, owners, in, {out, bytes, element}, combine_of(call, reduce), scratch);
@@ -284,7 +285,7 @@ void NetCollectives::scatter(const Call& call, const std::byte* in, std::byte* o
 void NetCollectives::all_to_all(const Call& call, const std::byte* in, std::byte* out,
                                 const std::vector<std::size_t>& send_counts,
                                 const std::vector<std::size_t>& recv_counts) {
-  const std::size_t element = ferrule_dtype_size(static_cast<ferrule_dtype>(call.dtype));
+  const std::size_t element = size_of(static_cast<Dtype>(call.dtype));
   exchange_.clear();
   for (std::size_t rank = 0; rank < channels_.size(); ++rank) {
     const std::size_t send_bytes = send_counts[rank] * element;

@@ -12,11 +12,11 @@ namespace ferrule {
 
 // The same on all ranks, or they would wait for each other in vain.
 struct Strategy {
-  std::vector<ferrule_decision> decisions;
+  std::vector<Decision> decisions;
   std::vector<int> tree;  // parent by rank; empty: none
   std::vector<int> ring;  // ranks in order; empty: none
 
-  ferrule_algorithm choose(const Call& call, int size) const;
+  Algorithm choose(const Call& call, int size) const;
 };
 
 class NetCollectives {
@@ -53,9 +53,9 @@ class NetCollectives {
     write(scratch(scratch_bytes).data());
     program_.run(waiter_);
   }
-  void hop_all_reduce(ferrule_algorithm algorithm, const Call& call, std::byte* data, ReduceFunction reduce);
-  void hop_all_gather(ferrule_algorithm algorithm, const Call& call, const std::byte* mine, std::byte* out);
-  void hop_reduce_scatter(ferrule_algorithm algorithm, const Call& call, const std::byte* in, std::byte* out,
+  void hop_all_reduce(Algorithm algorithm, const Call& call, std::byte* data, ReduceFunction reduce);
+  void hop_all_gather(Algorithm algorithm, const Call& call, const std::byte* mine, std::byte* out);
+  void hop_reduce_scatter(Algorithm algorithm, const Call& call, const std::byte* in, std::byte* out,
                           ReduceFunction reduce);
 
   void once(const Call& call, std::byte* data, ReduceFunction reduce);

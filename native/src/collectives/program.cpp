@@ -89,7 +89,8 @@ bool Program::pump_out(Channel& channel, Flow& flow) {
   bool moved = false;
   while (!flow.done() && ready(flow.steps[flow.at])) {
     const Task& task = tasks_[flow.steps[flow.at]];
-    const ConstBytes head = ConstBytes(reinterpret_cast<const std::byte*>(&header_), sizeof header_).subspan(flow.header);
+    const ConstBytes head =
+        ConstBytes(reinterpret_cast<const std::byte*>(&header_), sizeof header_).subspan(flow.header);
     const ConstBytes rest = ConstBytes(task.source, task.bytes).subspan(flow.offset);
     const ConstBytes parts[] = {head, rest};
     const std::size_t wanted = head.size() + rest.size();
@@ -115,7 +116,8 @@ bool Program::pump_in(Channel& channel, Flow& flow, bool early) {
   while (!flow.done()) {
     if (!early && !ready(flow.steps[flow.at])) break;
     if (flow.header < sizeof header_) {
-      const std::size_t got = channel.try_recv(Bytes(reinterpret_cast<std::byte*>(&flow.received), sizeof header_).subspan(flow.header));
+      const std::size_t got =
+          channel.try_recv(Bytes(reinterpret_cast<std::byte*>(&flow.received), sizeof header_).subspan(flow.header));
       if (got == 0) break;
       moved = true;
       flow.header += got;

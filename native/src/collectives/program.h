@@ -49,7 +49,7 @@ class Program {
     std::size_t at = 0;       // steps whose bytes have all moved
     std::size_t settled = 0;  // steps that are done: those whose memory may also be written again
     std::size_t offset = 0;   // bytes moved of the next one
-    std::size_t header = 0;  // bytes of the header done
+    std::size_t header = 0;   // bytes of the header done
     MessageHeader received;
 
     bool open() const { return !steps.empty(); }

@@ -11,17 +11,19 @@
 namespace ferrule {
 
 void NetCollectives::all_reduce_quantized(const Call& call, std::byte* data) {
-  const auto dtype = static_cast<ferrule_dtype>(call.dtype);
-  const std::size_t element = ferrule_dtype_size(dtype);
+  const auto dtype = static_cast<Dtype>(call.dtype);
+  const std::size_t element = size_of(dtype);
   const std::size_t elements = static_cast<std::size_t>(call.bytes) / element;
   const auto n = static_cast<std::size_t>(size_);
   const auto me = static_cast<std::size_t>(rank_);
-  const float divisor = call.reduction == FERRULE_AVG ? static_cast<float>(size_) : 1.0F;
+  const float divisor = call.averages() ? static_cast<float>(size_) : 1.0F;
   // Equal pieces of whole blocks, the last ones shorter or empty.
   const bool pair = size_ == 2;
   const std::size_t piece = pair ? elements : (elements / n / kQuantBlock + 1) * kQuantBlock;
   const auto begin = [&](std::size_t rank) { return pair ? 0 : std::min(elements, rank * piece); };
-  const auto length = [&](std::size_t rank) { return pair ? elements : std::min(elements, (rank + 1) * piece) - begin(rank); };
+  const auto length = [&](std::size_t rank) {
+    return pair ? elements : std::min(elements, (rank + 1) * piece) - begin(rank);
+  };
 
   std::vector<float> wide(elements);
   widen(dtype, data, wide.data(), elements);
@@ -34,7 +36,8 @@ void NetCollectives::all_reduce_quantized(const Call& call, std::byte* data) {
     if (!pair || peer != me) quantize(wide.data() + begin(peer), sent.data() + peer * part, length(peer));
     if (channels_[peer] == nullptr) continue;
     exchange_.to(channels_[peer], header(phase)).first = {sent.data() + peer * part, quantized_bytes(length(peer))};
-    exchange_.from(channels_[peer], header(phase)).second = {received.data() + peer * part, quantized_bytes(length(me))};
+    exchange_.from(channels_[peer], header(phase)).second = {received.data() + peer * part,
+                                                             quantized_bytes(length(me))};
   }
   exchange_.run();
 
@@ -57,7 +60,7 @@ void NetCollectives::all_reduce_quantized(const Call& call, std::byte* data) {
   phase.op = Op::all_gather;
   phase.variant = 2;
   phase.bytes = part;
-  phase.dtype = FERRULE_U8;
+  phase.dtype = static_cast<std::uint8_t>(Dtype::u8);
   phase.reduction = 0;
   all_gather(phase, received.data() + me * part, received.data());
   for (std::size_t peer = 0; peer < n; ++peer) {

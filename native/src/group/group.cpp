@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
 
 #include "collectives/local.h"
 #include "transports/shm/shm_channel.h"
@@ -12,117 +13,128 @@ namespace {
 // How often idle channels with rails are looked after: well within the time after which a rail is given up.
 constexpr std::chrono::milliseconds kMaintenanceInterval{25};
 
-Clock::duration microseconds(double value) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double, std::micro>(value));
+bool can_quantize(const Operation& operation) {
+  const bool floats = operation.dtype == Dtype::f32 || operation.dtype == Dtype::bf16 || operation.dtype == Dtype::f16;
+  return floats && (operation.reduction == Reduction::sum || operation.reduction == Reduction::avg);
 }
 
-bool can_quantize(const ferrule_operation& operation) {
-  const bool floats = operation.dtype == FERRULE_F32 || operation.dtype == FERRULE_BF16 || operation.dtype == FERRULE_F16;
-  return floats && (operation.reduction == FERRULE_SUM || operation.reduction == FERRULE_AVG);
-}
-
-std::vector<Channel*> channels_of(ferrule_channel* const* channels, int size) {
-  std::vector<Channel*> all(static_cast<std::size_t>(size), nullptr);
-  for (std::size_t rank = 0; rank < all.size() && size > 1; ++rank) all[rank] = reinterpret_cast<Channel*>(channels[rank]);
+std::vector<Channel*> pointers(const std::vector<std::unique_ptr<Channel>>& channels) {
+  std::vector<Channel*> all;
+  for (const auto& channel : channels) all.push_back(channel.get());
   return all;
 }
 
-std::shared_ptr<Heartbeat> heartbeat_of(const ferrule_group_options& options) {
-  return options.heartbeat == nullptr ? nullptr : *reinterpret_cast<std::shared_ptr<Heartbeat>*>(options.heartbeat);
+int checked_size(const GroupOptions& options) {
+  const std::size_t size = options.channels[0].size();
+  const auto fits = [size](const std::vector<int>& list) { return list.empty() || list.size() == size; };
+  const bool whole = options.channels[1].size() == size && fits(options.local_index) && fits(options.strategy.tree) &&
+                     fits(options.strategy.ring) &&
+                     (options.heartbeat == nullptr || options.heartbeat_ranks.size() == size);
+  if (!whole) throw std::invalid_argument("every list has an entry per rank");
+  if (options.rank < 0 || static_cast<std::size_t>(options.rank) >= size) {
+    throw std::invalid_argument("a group needs a rank of its own");
+  }
+  return static_cast<int>(size);
 }
 
 }  // namespace
 
-Group::Track::Track(std::vector<Channel*> all, const Waiter::Settings& settings, std::atomic<std::uint32_t>* sleeping,
-                    LocalCollectives* const& local, std::function<void()> serve)
-    : channels(std::move(all)),
+class Group::Entered {
+ public:
+  explicit Entered(Queue& queue) : queue_(queue) {}
+  ~Entered() { queue_.leave(); }
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+
+ private:
+  Queue& queue_;
+};
+
+Group::Track::Track(std::vector<std::unique_ptr<Channel>> all, const Waiter::Settings& settings,
+                    std::atomic<std::uint32_t>* sleeping, LocalCollectives* const& local, std::function<void()> serve)
+    : channels(pointers(all)),
       waiter(settings, channels, sleeping),
       exchange(waiter, channels.size(), local),
-      queue(std::move(serve)) {}
+      queue(std::move(serve)) {
+  std::erase(all, nullptr);
+  owned = std::move(all);
+}
 
-Group::Group(const ferrule_group_options& options)
+Group::Group(GroupOptions options)
     : rank_(options.rank),
-      size_(options.size),
+      size_(checked_size(options)),
       epoch_(options.epoch),
-      segment_(reinterpret_cast<Segment*>(options.segment)),
-      heartbeat_(heartbeat_of(options)) {
-  const auto local = [&](int rank) { return segment_ && options.local_index ? options.local_index[rank] : -1; };
-  const int mine = local(rank_);
-  const Waiter::Settings settings{microseconds(options.spin_us), microseconds(options.yield_us), options.interrupted,
-                                  options.interrupted_context};
-  const auto make = [&](Stream stream, ferrule_channel* const* channels, std::function<void()> serve) {
-    std::atomic<std::uint32_t>* const sleeping = mine >= 0 ? &segment_->sleeping(mine, stream) : nullptr;
-    tracks_[static_cast<std::size_t>(stream)] = std::make_unique<Track>(
-        channels_of(channels, size_), settings, sleeping, local_view_, std::move(serve));
+      segment_(std::move(options.segment)),
+      heartbeat_(std::move(options.heartbeat)) {
+  const auto local = [&](int rank) {
+    return segment_ && !options.local_index.empty() ? options.local_index[static_cast<std::size_t>(rank)] : -1;
   };
-  make(Stream::collectives, options.collectives, [this] { serve_collectives(); });
-  make(Stream::messages, options.messages, [this] { serve_messages(); });
+  const int mine = local(rank_);
+  const auto make = [&](Stream stream, std::function<void()> serve) {
+    std::atomic<std::uint32_t>* const sleeping = mine >= 0 ? &segment_->sleeping(mine, stream) : nullptr;
+    const auto index = static_cast<std::size_t>(stream);
+    tracks_[index] = std::make_unique<Track>(std::move(options.channels[index]), options.wait, sleeping, local_view_,
+                                             std::move(serve));
+  };
+  make(Stream::collectives, [this] { serve_collectives(); });
+  make(Stream::messages, [this] { serve_messages(); });
   Track& collectives = track(Stream::collectives);
   const auto is_local = [&](int rank) { return local(rank) >= 0; };
   std::vector<int> ranks(static_cast<std::size_t>(size_));
   for (int rank = 0; rank < size_; ++rank) ranks[static_cast<std::size_t>(rank)] = rank;
   if (size_ > 1 && std::ranges::all_of(ranks, is_local)) {
-    const std::vector<int> indices(options.local_index, options.local_index + size_);
-    local_ = std::make_unique<LocalCollectives>(*segment_, rank_, indices, collectives.channels, collectives.waiter);
+    local_ = std::make_unique<LocalCollectives>(*segment_, rank_, options.local_index, collectives.channels,
+                                                collectives.waiter);
     local_view_ = local_.get();
   }
-  Strategy strategy;
-  strategy.decisions.assign(options.decisions, options.decisions + options.decision_count);
-  if (options.tree != nullptr) strategy.tree.assign(options.tree, options.tree + size_);
-  if (options.ring != nullptr) strategy.ring.assign(options.ring, options.ring + size_);
-  net_ = std::make_unique<NetCollectives>(rank_, epoch_, collectives.channels, collectives.exchange,
-                                          collectives.waiter, std::move(strategy));
+  net_ = std::make_unique<NetCollectives>(rank_, epoch_, collectives.channels, collectives.exchange, collectives.waiter,
+                                          std::move(options.strategy));
   Track& messages = track(Stream::messages);
   queues_ = std::make_unique<MessageQueues>(epoch_, messages.channels, messages.waiter, messages.queue);
-  // Nothing can fail any more: the channels are ours from here on.
-  for (const auto& one : tracks_) {
-    for (Channel* channel : one->channels) {
-      if (channel != nullptr) one->owned.emplace_back(channel);
-    }
-  }
-  // A message may be sent before anybody asks for it, a part of a collective is always awaited.
+  // A message may be sent before its receive is called, a part of a collective is always awaited.
   for (const auto& channel : collectives.owned) channel->may_hold_memory();
   const auto has_rails = [](const auto& channel) { return !channel->rails().empty(); };
   const auto has_any_rails = [&](const auto& one) { return std::ranges::any_of(one->owned, has_rails); };
-  if (std::ranges::any_of(tracks_, has_any_rails)) maintenance_ = std::make_unique<MaintenanceThread>([this] { return maintain(); }, kMaintenanceInterval);
+  if (std::ranges::any_of(tracks_, has_any_rails)) {
+    maintenance_ = std::make_unique<MaintenanceThread>([this] { return maintain(); }, kMaintenanceInterval);
+  }
   if (heartbeat_ == nullptr) return;
-  seat_ = std::make_shared<Heartbeat::Seat>(
-      epoch_, std::vector<int>(options.heartbeat_ranks, options.heartbeat_ranks + size_),
-      [this](const Failure& cause) { fail(cause); });
+  seat_ = std::make_shared<Heartbeat::Seat>(epoch_, std::move(options.heartbeat_ranks),
+                                            [this](const Failure& cause) { fail(cause); });
   heartbeat_->join(seat_);
 }
 
-Stream Group::stream_of(const ferrule_operation& operation) {
-  return operation.op == FERRULE_SEND || operation.op == FERRULE_RECV ? Stream::messages : Stream::collectives;
+Stream Group::stream_of(const Operation& operation) {
+  return operation.op == Op::send || operation.op == Op::recv ? Stream::messages : Stream::collectives;
 }
 
-bool Group::valid(const ferrule_operation* operations, std::size_t count) const {
-  for (const ferrule_operation* operation = operations; operation != operations + count; ++operation) {
-    if (stream_of(*operation) != stream_of(*operations) || ferrule_dtype_size(operation->dtype) == 0) return false;
+bool Group::valid(const Operation* operations, std::size_t count) const {
+  for (const Operation* operation = operations; operation != operations + count; ++operation) {
+    if (stream_of(*operation) != stream_of(*operations) || size_of(operation->dtype) == 0) return false;
     switch (operation->op) {
-      case FERRULE_SEND:
-      case FERRULE_RECV:
-        if (operation->op == FERRULE_RECV && operation->root == FERRULE_ANY_RANK && size_ > 1) break;
+      case Op::send:
+      case Op::recv:
+        if (operation->op == Op::recv && operation->root == kAnyRank && size_ > 1) break;
         if (operation->root == rank_) return false;
         [[fallthrough]];
-      case FERRULE_BROADCAST:
-      case FERRULE_GATHER:
-      case FERRULE_SCATTER:
+      case Op::broadcast:
+      case Op::gather:
+      case Op::scatter:
         if (operation->root < 0 || operation->root >= size_) return false;
         break;
-      case FERRULE_REDUCE:
+      case Op::reduce:
         if (operation->root < 0 || operation->root >= size_) return false;
         [[fallthrough]];
-      case FERRULE_ALL_REDUCE:
-      case FERRULE_REDUCE_SCATTER:
+      case Op::all_reduce:
+      case Op::reduce_scatter:
         if (find_reduction(operation->dtype, operation->reduction) == nullptr) return false;
         if (operation->quantized && !can_quantize(*operation)) return false;
         break;
-      case FERRULE_ALL_TO_ALL:
+      case Op::all_to_all:
         if ((operation->send_counts == nullptr) != (operation->recv_counts == nullptr)) return false;
         break;
-      case FERRULE_ALL_GATHER:
-      case FERRULE_BARRIER:
+      case Op::all_gather:
+      case Op::barrier:
         break;
       default:
         return false;
@@ -131,54 +143,52 @@ bool Group::valid(const ferrule_operation* operations, std::size_t count) const 
   return count != 0;
 }
 
-ferrule_status Group::run(const ferrule_operation* operations, std::size_t count, double timeout) {
-  if (!valid(operations, count)) return FERRULE_INVALID;
+Status Group::run(const Operation* operations, std::size_t count, double timeout) {
+  if (!valid(operations, count)) return Status::invalid;
   const Batch batch(operations, count, timeout);
   const Stream stream = stream_of(*operations);
   Queue& queue = track(stream).queue;
   // Once more after a look at what is pending: the stream's own thread may just have been given something.
   for (int attempt = 0; attempt < 2 && !queue.pending(); ++attempt) {
     if (!queue.try_enter()) continue;
-    const ferrule_status status = stream == Stream::collectives ? execute(batch) : execute_messages(batch);
-    queue.leave();
-    return status;
+    const Entered entered(queue);
+    return stream == Stream::collectives ? execute(batch) : execute_messages(batch);
   }
-  if (!queue.pending()) return ended_.load(std::memory_order_acquire) ? failure().status : FERRULE_BUSY;
+  if (!queue.pending()) return ended_.load(std::memory_order_acquire) ? ended_status() : Status::busy;
   std::shared_ptr<Work> work;
-  const ferrule_status status = start(operations, count, timeout, work);
-  return status == FERRULE_OK ? work->wait(std::numeric_limits<double>::max()) : status;
+  const Status status = start(operations, count, timeout, work);
+  return status == Status::ok ? work->wait(std::numeric_limits<double>::max()) : status;
 }
 
-ferrule_status Group::start(const ferrule_operation* operations, std::size_t count, double timeout,
-                            std::shared_ptr<Work>& work) {
-  if (!valid(operations, count)) return FERRULE_INVALID;
-  if (ended_.load(std::memory_order_acquire)) return failure().status;
+Status Group::start(const Operation* operations, std::size_t count, double timeout, std::shared_ptr<Work>& work) {
+  if (!valid(operations, count)) return Status::invalid;
+  if (ended_.load(std::memory_order_acquire)) return ended_status();
   Job job(Batch(operations, count, timeout), static_cast<std::size_t>(size_));
   work = job.work = std::make_shared<Work>();
   Track& one = track(stream_of(*operations));
   one.queue.push(std::move(job));
   if (stream_of(*operations) == Stream::messages) one.waiter.wake();  // whoever drives the queues takes it in
-  return FERRULE_OK;
+  return Status::ok;
 }
 
 template <class Body>
-ferrule_status Group::guard(Stream stream, Body&& body) {
-  if (ended_.load(std::memory_order_acquire)) return failure().status;
+Status Group::guard(Stream stream, Body&& body) {
+  if (ended_.load(std::memory_order_acquire)) return ended_status();
   try {
     body();
-    return FERRULE_OK;
+    return Status::ok;
   } catch (const Failure& cause) {
     if (cause.unexplained) await_words();
     end(cause, track(stream).waiter.seconds(), static_cast<int>(stream));
   } catch (const std::exception& error) {  // no memory for scratch space
-    end(Failure(FERRULE_SYSTEM, -1, error.what()), track(stream).waiter.seconds(), static_cast<int>(stream));
+    end(Failure(Status::system, -1, error.what()), track(stream).waiter.seconds(), static_cast<int>(stream));
   }
-  return failure().status;
+  return ended_status();
 }
 
-ferrule_status Group::execute(const Batch& batch) {
+Status Group::execute(const Batch& batch) {
   return guard(Stream::collectives, [&] {
-    const ferrule_operation* operation = batch.operations;
+    const Operation* operation = batch.operations;
     std::size_t left = batch.count;
     while (left != 0) {
       const std::size_t n = packable(operation, left);
@@ -193,13 +203,13 @@ ferrule_status Group::execute(const Batch& batch) {
   });
 }
 
-ferrule_status Group::execute_messages(const Batch& batch) {
-  const ferrule_status status = guard(Stream::messages, [&] {
+Status Group::execute_messages(const Batch& batch) {
+  const Status status = guard(Stream::messages, [&] {
     queues_->add(Job(batch, 0));
     const std::uint64_t ticket = queues_->tickets();
     queues_->run([&] { return queues_->done(ticket); });
   });
-  if (status != FERRULE_OK) queues_->fail(status);
+  if (status != Status::ok) queues_->fail(status);
   return status;
 }
 
@@ -207,7 +217,7 @@ void Group::serve_collectives() {
   Queue& queue = track(Stream::collectives).queue;
   Job job;
   while (queue.pop(job)) {
-    const ferrule_status status = execute(job.batch());
+    const Status status = execute(job.batch());
     job.work->finish(status);
     queue.ended();
   }
@@ -215,9 +225,9 @@ void Group::serve_collectives() {
 
 void Group::serve_messages() {
   Queue& queue = track(Stream::messages).queue;
-  const ferrule_status status =
+  const Status status =
       guard(Stream::messages, [&] { queues_->run([&] { return queues_->empty() && !queue.has_next(); }); });
-  if (status != FERRULE_OK) queues_->fail(status);
+  if (status != Status::ok) queues_->fail(status);
 }
 
 }  // namespace ferrule

@@ -6,12 +6,13 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "collectives/net.h"
-#include "liveness/heartbeat.h"
 #include "group/message_queues.h"
 #include "group/queue.h"
+#include "liveness/heartbeat.h"
 #include "transports/shm/shm_segment.h"
 #include "wait/maintenance_thread.h"
 
@@ -19,32 +20,61 @@ namespace ferrule {
 
 class LocalCollectives;
 
+struct GroupOptions {
+  int rank = 0;
+  std::uint64_t epoch = 0;  // the same on all ranks, different for every group ever made
+  // Per stream a channel per rank, nullptr for this one.
+  std::array<std::vector<std::unique_ptr<Channel>>, kStreams> channels;
+  std::unique_ptr<Segment> segment;  // or nullptr
+  std::vector<int> local_index;      // into the segment, by rank, -1 for those that have not mapped it; or empty
+  Waiter::Settings wait;
+  Strategy strategy;
+  std::shared_ptr<Heartbeat> heartbeat;  // or nullptr
+  std::vector<int> heartbeat_ranks;      // the heartbeat's ranks of the group's
+};
+
+// Why a group is closed: the first cause, kept for good.
+struct GroupFailure {
+  Status status;
+  int rank;        // the rank at fault, or -1
+  double seconds;  // how long the operation had taken when it failed
+  std::string message;
+};
+
+// Every stream is driven by one thread at a time (a second one gets Status::busy). Works that were started go on by
+// themselves, those of collectives in the order of their start. What is not an operation may be called from any thread.
 class Group {
  public:
-  explicit Group(const ferrule_group_options& options);
+  // Throws std::invalid_argument where the options contradict each other.
+  explicit Group(GroupOptions options);
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // All operations of one call are of one stream.
-  ferrule_status run(const ferrule_operation* operations, std::size_t count, double timeout);
-  ferrule_status start(const ferrule_operation* operations, std::size_t count, double timeout,
-                       std::shared_ptr<Work>& work);
+  // Run operations of one stream that all ranks run together (sends and receives at once, reductions of one kind as one
+  // message), within `timeout` seconds.
+  Status run(const Operation* operations, std::size_t count, double timeout);
+  // The same without waiting: the arrays must stay until the work is done.
+  Status start(const Operation* operations, std::size_t count, double timeout, std::shared_ptr<Work>& work);
 
-  ferrule_status close();
-  void abort(const char* reason);
-  // Somebody else (the heartbeat) knows that this group cannot go on. From any thread.
+  // Finishes what was started, says goodbye to the peers and closes the sockets. Status::busy while another thread runs
+  // an operation.
+  Status close();
+  // Ends whatever the group does, here and on every peer.
+  void abort(std::string reason);
+  // The heartbeat knows that this group cannot go on.
   void fail(const Failure& cause);
-  ferrule_failure failure() const;
+  GroupFailure failure() const;
 
-  // From any thread; see ferrule_group_add_rail and ferrule_group_rails.
-  ferrule_status add_rail(int stream, int peer, int rail, int fd);
+  // Give a channel a fresh socket for one of its rails, in the place of the old one; the peer must get the other end.
+  // Status::invalid: the group is closed or has no such rail, and the socket stays the caller's.
+  Status add_rail(int stream, int peer, int rail, int fd);
   std::vector<RailState> rails(int stream, int peer) const;
 
  private:
   struct Track {
-    Track(std::vector<Channel*> channels, const Waiter::Settings& settings, std::atomic<std::uint32_t>* sleeping,
-          LocalCollectives* const& local, std::function<void()> serve);
+    Track(std::vector<std::unique_ptr<Channel>> channels, const Waiter::Settings& settings,
+          std::atomic<std::uint32_t>* sleeping, LocalCollectives* const& local, std::function<void()> serve);
     std::vector<std::unique_ptr<Channel>> owned;
     std::vector<Channel*> channels;  // by rank; nullptr for this one
     Waiter waiter;
@@ -53,27 +83,30 @@ class Group {
   };
 
   Track& track(Stream stream) { return *tracks_[static_cast<std::size_t>(stream)]; }
-  static Stream stream_of(const ferrule_operation& operation);
-  bool valid(const ferrule_operation* operations, std::size_t count) const;
+  static Stream stream_of(const Operation& operation);
+  bool valid(const Operation* operations, std::size_t count) const;
 
   // What the thread that holds a stream does: run one caller's operations, or all that is queued.
-  ferrule_status execute(const Batch& batch);
-  ferrule_status execute_messages(const Batch& batch);
+  Status execute(const Batch& batch);
+  Status execute_messages(const Batch& batch);
   void serve_collectives();
   void serve_messages();
+  // Held while an operation runs.
+  class Entered;
   template <class Body>
-  ferrule_status guard(Stream stream, Body&& body);
+  Status guard(Stream stream, Body&& body);
 
-  void collective(const ferrule_operation& operation, const Batch& batch);
-  void packed(const ferrule_operation* operations, std::size_t count, const Batch& batch);
-  std::size_t packable(const ferrule_operation* operations, std::size_t count) const;
-  void dispatch(const Call& call, const ferrule_operation& operation);
+  void collective(const Operation& operation, const Batch& batch);
+  void packed(const Operation* operations, std::size_t count, const Batch& batch);
+  std::size_t packable(const Operation* operations, std::size_t count) const;
+  void dispatch(const Call& call, const Operation& operation);
 
   void end(const Failure& cause, double seconds, int stream);
   // Let the channels of idle streams do their housekeeping; false when there will be none any more.
   bool maintain();
   Channel* channel(int stream, int peer) const;  // with end_mutex_ held; nullptr if there is none
-  // A connection ended without a word. The heartbeat soon says why, if anybody knows.
+  Status ended_status() const;
+  // A connection ended without a close notice. The heartbeat soon says why, if it knows.
   void await_words();
 
   const int rank_;
@@ -91,7 +124,7 @@ class Group {
   std::atomic<bool> ended_{false};
   mutable std::mutex end_mutex_;  // guards the three below, and the sockets against close() during abort()
   std::condition_variable told_;
-  Failure cause_{FERRULE_OK, -1, {}};
+  Failure cause_{Status::ok, -1, {}};
   double cause_seconds_ = 0;
   bool closed_ = false;
   std::unique_ptr<MaintenanceThread> maintenance_;  // where a channel has rails

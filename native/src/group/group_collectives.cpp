@@ -13,33 +13,31 @@ constexpr std::size_t kPackBytes = 256 << 10;
 // What always fits into the rings of shared memory, header and all, when they are empty.
 constexpr std::size_t kRingBytes = 120 << 10;
 
-std::size_t bytes_of(const ferrule_operation& operation) {
-  return operation.count * ferrule_dtype_size(operation.dtype);
-}
+std::size_t bytes_of(const Operation& operation) { return operation.count * size_of(operation.dtype); }
 
-const std::byte* input(const ferrule_operation& operation) { return static_cast<const std::byte*>(operation.in); }
-std::byte* output(const ferrule_operation& operation) { return static_cast<std::byte*>(operation.out); }
+const std::byte* input(const Operation& operation) { return static_cast<const std::byte*>(operation.in); }
+std::byte* output(const Operation& operation) { return static_cast<std::byte*>(operation.out); }
 
 }  // namespace
 
-void Group::collective(const ferrule_operation& operation, const Batch& batch) {
+void Group::collective(const Operation& operation, const Batch& batch) {
   const auto n = static_cast<std::size_t>(size_);
   Call call;
   call.op = static_cast<Op>(operation.op);
   call.dtype = static_cast<std::uint8_t>(operation.dtype);
   call.reduction = static_cast<std::uint8_t>(operation.reduction);
   call.variant = operation.quantized ? 1 : 0;
-  if (operation.op != FERRULE_BARRIER) call.bytes = bytes_of(operation);
-  if (operation.op == FERRULE_REDUCE_SCATTER) call.bytes *= n;
-  const bool rooted = operation.op == FERRULE_BROADCAST || operation.op == FERRULE_REDUCE ||
-                      operation.op == FERRULE_GATHER || operation.op == FERRULE_SCATTER;
+  if (operation.op != Op::barrier) call.bytes = bytes_of(operation);
+  if (operation.op == Op::reduce_scatter) call.bytes *= n;
+  const bool rooted = operation.op == Op::broadcast || operation.op == Op::reduce || operation.op == Op::gather ||
+                      operation.op == Op::scatter;
   if (rooted) call.root = operation.root;
   call.sequence = ++sequence_;
   track(Stream::collectives).waiter.begin(call, batch.start, batch.deadline);
   dispatch(call, operation);
 }
 
-void Group::dispatch(const Call& call, const ferrule_operation& operation) {
+void Group::dispatch(const Call& call, const Operation& operation) {
   const ReduceFunction reduce = find_reduction(operation.dtype, operation.reduction);
   const std::size_t bytes = bytes_of(operation);
   const std::byte* const in = input(operation);
@@ -48,31 +46,31 @@ void Group::dispatch(const Call& call, const ferrule_operation& operation) {
     if (to != in && in != nullptr && size != 0) std::memmove(to, in, size);
   };
   switch (operation.op) {
-    case FERRULE_ALL_REDUCE:
+    case Op::all_reduce:
       copy(out, bytes);
       if (size_ == 1) return;
       if (local_) return local_->all_reduce(call, out, reduce);  // memory is not slow: nothing to gain by rounding
       return operation.quantized ? net_->all_reduce_quantized(call, out) : net_->all_reduce(call, out, reduce);
-    case FERRULE_ALL_GATHER: {
+    case Op::all_gather: {
       std::byte* const mine = out + static_cast<std::size_t>(rank_) * bytes;
       copy(mine, bytes);
       if (size_ == 1) return;
       return local_ ? local_->all_gather(call, mine, out) : net_->all_gather(call, mine, out);
     }
-    case FERRULE_REDUCE_SCATTER:
+    case Op::reduce_scatter:
       if (size_ == 1) return copy(out, bytes);
       return local_ ? local_->reduce_scatter(call, in, out, reduce) : net_->reduce_scatter(call, in, out, reduce);
-    case FERRULE_BROADCAST:
+    case Op::broadcast:
       // Up to that size it fits into the rings: then the root need not wait for anybody.
       return local_ && bytes > kRingBytes ? local_->broadcast(call, out) : net_->broadcast(call, out);
-    case FERRULE_REDUCE:
+    case Op::reduce:
       if (size_ == 1) return copy(out, bytes);
       return local_ ? local_->reduce(call, in, out, reduce) : net_->reduce(call, in, out, reduce);
-    case FERRULE_GATHER:
+    case Op::gather:
       return net_->gather(call, in, out);
-    case FERRULE_SCATTER:
+    case Op::scatter:
       return net_->scatter(call, in, out);
-    case FERRULE_ALL_TO_ALL: {
+    case Op::all_to_all: {
       const auto n = static_cast<std::size_t>(size_);
       std::vector<std::size_t> sends(n, operation.count);
       std::vector<std::size_t> receives(n, operation.count);
@@ -82,18 +80,17 @@ void Group::dispatch(const Call& call, const ferrule_operation& operation) {
       }
       return net_->all_to_all(call, in, out, sends, receives);
     }
-    case FERRULE_BARRIER:
+    case Op::barrier:
       if (size_ == 1) return;
       return local_ ? local_->barrier(call) : net_->barrier(call);
-    case FERRULE_SEND:
-    case FERRULE_RECV:
-      return;  // never on this stream
+    default:
+      return;  // valid() lets none of the others on this stream
   }
 }
 
-std::size_t Group::packable(const ferrule_operation* operations, std::size_t count) const {
-  const auto alike = [&](const ferrule_operation& one) {
-    return one.op == FERRULE_ALL_REDUCE && one.dtype == operations->dtype && one.reduction == operations->reduction &&
+std::size_t Group::packable(const Operation* operations, std::size_t count) const {
+  const auto alike = [&](const Operation& one) {
+    return one.op == Op::all_reduce && one.dtype == operations->dtype && one.reduction == operations->reduction &&
            one.quantized == operations->quantized && bytes_of(one) <= kPackBytes;
   };
   if (count == 1) return 1;
@@ -102,7 +99,7 @@ std::size_t Group::packable(const ferrule_operation* operations, std::size_t cou
   return std::max<std::size_t>(n, 1);
 }
 
-void Group::packed(const ferrule_operation* operations, std::size_t count, const Batch& batch) {
+void Group::packed(const Operation* operations, std::size_t count, const Batch& batch) {
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < count; ++i) bytes += bytes_of(operations[i]);
   pack_.resize(bytes);
@@ -111,10 +108,10 @@ void Group::packed(const ferrule_operation* operations, std::size_t count, const
     const std::byte* const from = operations[i].in != nullptr ? input(operations[i]) : output(operations[i]);
     at = std::copy_n(from, bytes_of(operations[i]), at);
   }
-  ferrule_operation whole = operations[0];
+  Operation whole = operations[0];
   whole.in = nullptr;
   whole.out = pack_.data();
-  whole.count = bytes / ferrule_dtype_size(whole.dtype);
+  whole.count = bytes / size_of(whole.dtype);
   collective(whole, batch);
   const std::byte* from = pack_.data();
   for (std::size_t i = 0; i < count; ++i) {

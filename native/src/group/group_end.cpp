@@ -26,7 +26,7 @@ CloseNotice close_notice(std::uint64_t epoch, Op op, const Failure& cause) {
 
 Group::~Group() {
   maintenance_.reset();
-  if (close() == FERRULE_BUSY) {
+  if (close() == Status::busy) {
     abort("the group was destroyed");
     if (heartbeat_ != nullptr) heartbeat_->leave(seat_);
   }
@@ -36,7 +36,7 @@ Group::~Group() {
 void Group::end(const Failure& cause, double seconds, int stream) {
   const std::scoped_lock lock(end_mutex_);
   if (closed_) return;
-  if (cause_.status != FERRULE_OK) {
+  if (cause_.status != Status::ok) {
     // Ended from elsewhere, which this operation now has noticed.
     if (cause_seconds_ == 0) cause_seconds_ = seconds;
     return;
@@ -64,27 +64,27 @@ void Group::end(const Failure& cause, double seconds, int stream) {
 void Group::await_words() {
   if (heartbeat_ == nullptr || heartbeat_->closed()) return;
   std::unique_lock lock(end_mutex_);
-  told_.wait_for(lock, kWords, [this] { return cause_.status != FERRULE_OK; });
+  told_.wait_for(lock, kWords, [this] { return cause_.status != Status::ok; });
 }
 
-void Group::abort(const char* reason) { fail(Failure(FERRULE_ABORTED, -1, reason)); }
+void Group::abort(std::string reason) { fail(Failure(Status::aborted, -1, std::move(reason))); }
 
 void Group::fail(const Failure& cause) { end(cause, 0, -1); }
 
-ferrule_status Group::close() {
+Status Group::close() {
   for (const auto& one : tracks_) one->queue.drain();
   for (std::size_t i = 0; i < tracks_.size(); ++i) {
     if (tracks_[i]->queue.try_enter()) continue;
     for (std::size_t entered = 0; entered < i; ++entered) tracks_[entered]->queue.leave();
-    return FERRULE_BUSY;
+    return Status::busy;
   }
   std::vector<std::unique_ptr<Channel>> channels;  // closing them may take a while, during which nobody must wait
   {
     const std::scoped_lock lock(end_mutex_);
     if (!closed_) {
       closed_ = true;
-      if (cause_.status == FERRULE_OK) {
-        cause_ = Failure(FERRULE_ABORTED, -1, "the group is closed");
+      if (cause_.status == Status::ok) {
+        cause_ = Failure(Status::aborted, -1, "the group is closed");
         const CloseNotice words = close_notice(epoch_, Op::goodbye, cause_);
         for (const auto& one : tracks_) {
           for (const auto& channel : one->owned) channel->send_close_notice(words);
@@ -101,12 +101,17 @@ ferrule_status Group::close() {
   channels.clear();
   for (const auto& one : tracks_) one->queue.leave();
   if (heartbeat_ != nullptr) heartbeat_->leave(seat_);
-  return FERRULE_OK;
+  return Status::ok;
 }
 
-ferrule_failure Group::failure() const {
+GroupFailure Group::failure() const {
   const std::scoped_lock lock(end_mutex_);
-  return {cause_.status, cause_.rank, cause_seconds_, cause_.message.c_str()};
+  return {cause_.status, cause_.rank, cause_seconds_, cause_.message};
+}
+
+Status Group::ended_status() const {
+  const std::scoped_lock lock(end_mutex_);
+  return cause_.status;
 }
 
 }  // namespace ferrule

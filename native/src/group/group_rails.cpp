@@ -6,7 +6,7 @@ namespace ferrule {
 bool Group::maintain() {
   for (std::size_t stream = 0; stream < tracks_.size(); ++stream) {
     Track& one = *tracks_[stream];
-    if (!one.queue.try_tend()) continue;  // an operation looks after its channels itself
+    if (!one.queue.try_maintain()) continue;  // an operation looks after its channels itself
     std::string problem;
     try {
       // Not after the end: what was offered for receiving is the user's again.
@@ -17,7 +17,7 @@ bool Group::maintain() {
       problem = error.what();
     }
     one.queue.leave();
-    if (!problem.empty()) fail(Failure(FERRULE_SYSTEM, -1, problem));
+    if (!problem.empty()) fail(Failure(Status::system, -1, problem));
   }
   return !ended_.load(std::memory_order_acquire);
 }
@@ -27,12 +27,12 @@ Channel* Group::channel(int stream, int peer) const {
   return tracks_[static_cast<std::size_t>(stream)]->channels[static_cast<std::size_t>(peer)];
 }
 
-ferrule_status Group::add_rail(int stream, int peer, int rail, int fd) {
+Status Group::add_rail(int stream, int peer, int rail, int fd) {
   const std::scoped_lock lock(end_mutex_);
   Channel* const one = channel(stream, peer);
-  if (one == nullptr || !one->add_rail(rail, fd)) return FERRULE_INVALID;
+  if (one == nullptr || !one->add_rail(rail, fd)) return Status::invalid;
   tracks_[static_cast<std::size_t>(stream)]->waiter.wake();
-  return FERRULE_OK;
+  return Status::ok;
 }
 
 std::vector<RailState> Group::rails(int stream, int peer) const {

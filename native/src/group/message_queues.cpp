@@ -12,18 +12,18 @@ MessageQueues::MessageQueues(std::uint64_t epoch, std::vector<Channel*> channels
 void MessageQueues::add(Job job) {
   auto ticket = std::make_shared<Ticket>(Ticket{++tickets_, job.operations.size(), std::move(job)});
   open_.push_back(ticket);
-  for (const ferrule_operation& operation : ticket->job.operations) {
+  for (const Operation& operation : ticket->job.operations) {
     MessageHeader header{epoch_, {}};
     header.call.op = Op::send;
     header.call.dtype = static_cast<std::uint8_t>(operation.dtype);
-    header.call.bytes = operation.count * ferrule_dtype_size(operation.dtype);
+    header.call.bytes = operation.count * size_of(operation.dtype);
     const auto bytes = static_cast<std::size_t>(header.call.bytes);
-    if (operation.root == FERRULE_ANY_RANK) {
+    if (operation.root == kAnyRank) {
       any_.push_back({header, {static_cast<std::byte*>(operation.out), bytes}, ticket});
       continue;
     }
     Peer& peer = peers_[static_cast<std::size_t>(operation.root)];
-    if (operation.op == FERRULE_SEND) {
+    if (operation.op == Op::send) {
       header.call.sequence = ++peer.sent;
       Outgoing message;
       message.channel = peer.channel;
@@ -139,7 +139,7 @@ void MessageQueues::end_one(const std::shared_ptr<Ticket>& ticket) {
   if (--ticket->left != 0) return;
   std::erase(open_, ticket);
   if (ticket->job.work == nullptr) return;
-  ticket->job.work->finish(FERRULE_OK);
+  ticket->job.work->finish(Status::ok);
   queue_.ended();
 }
 
@@ -168,7 +168,7 @@ void MessageQueues::watch_deadline() {
   waiter_.begin(call, first->job.start, first->job.deadline);
 }
 
-void MessageQueues::fail(ferrule_status status) {
+void MessageQueues::fail(Status status) {
   for (Peer& peer : peers_) {
     peer.sends.clear();
     peer.receives.clear();

@@ -33,7 +33,7 @@ class MessageQueues {
   }
   bool empty() const { return open_.empty(); }
   // The group ended: nothing goes on.
-  void fail(ferrule_status status);
+  void fail(Status status);
 
  private:
   struct Ticket {

@@ -19,13 +19,13 @@ Clock::duration duration_of(double seconds) {
 
 }  // namespace
 
-Batch::Batch(const ferrule_operation* operations_, std::size_t count_, double timeout)
+Batch::Batch(const Operation* operations_, std::size_t count_, double timeout)
     : operations(operations_), count(count_), start(Clock::now()), deadline(start + duration_of(timeout)) {}
 
 Job::Job(const Batch& batch, std::size_t ranks)
     : operations(batch.operations, batch.operations + batch.count), start(batch.start), deadline(batch.deadline) {
   counts.reserve(2 * ranks * batch.count);  // never grows afterwards: the operations point into it
-  for (ferrule_operation& operation : operations) {
+  for (Operation& operation : operations) {
     for (const std::size_t** given : {&operation.send_counts, &operation.recv_counts}) {
       if (*given == nullptr) continue;
       counts.insert(counts.end(), *given, *given + ranks);
@@ -41,16 +41,16 @@ Batch Job::batch() const {
   return batch;
 }
 
-ferrule_status Work::wait(double timeout) {
+Status Work::wait(double timeout) {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, duration_of(timeout), [this] { return status_ != FERRULE_PENDING; });
+  changed_.wait_for(lock, duration_of(timeout), [this] { return status_ != Status::pending; });
   return status_;
 }
 
 void Work::then(std::function<void()> done) {
   {
     const std::scoped_lock lock(mutex_);
-    if (status_ == FERRULE_PENDING) {
+    if (status_ == Status::pending) {
       then_.push_back(std::move(done));
       return;
     }
@@ -58,7 +58,7 @@ void Work::then(std::function<void()> done) {
   done();
 }
 
-void Work::finish(ferrule_status status) {
+void Work::finish(Status status) {
   std::vector<std::function<void()>> then;
   {
     const std::scoped_lock lock(mutex_);
@@ -80,7 +80,7 @@ bool Queue::try_enter_as(Holder wanted) {
   }
 }
 
-bool Queue::try_tend() {
+bool Queue::try_maintain() {
   Holder holder = Holder::nobody;
   return holder_.compare_exchange_strong(holder, Holder::maintenance, std::memory_order_acq_rel);
 }
@@ -94,10 +94,11 @@ void Queue::leave() {
 
 void Queue::push(Job job) {
   const std::scoped_lock lock(mutex_);
+  // What can fail comes first: nothing is counted that no thread will run.
+  if (!thread_.joinable()) thread_ = start_thread("ferrule-stream", [this] { run(); });
   jobs_.push_back(std::move(job));
   queued_.fetch_add(1, std::memory_order_acq_rel);
   pending_.fetch_add(1, std::memory_order_seq_cst);
-  if (!thread_.joinable()) thread_ = start_thread("ferrule-stream", [this] { run(); });
   changed_.notify_all();
 }
 

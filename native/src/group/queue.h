@@ -17,11 +17,11 @@ namespace ferrule {
 // An operation that was started and goes on by itself.
 class Work {
  public:
-  // OK, the failure, or FERRULE_PENDING when it is not done within `timeout` seconds.
-  ferrule_status wait(double timeout);
+  // OK, the failure, or Status::pending when it is not done within `timeout` seconds.
+  Status wait(double timeout);
   // Call `done` when it is done, in the thread that ends it; at once if it is already.
   void then(std::function<void()> done);
-  void finish(ferrule_status status);
+  void finish(Status status);
   // The rank from which a receive from any rank got its message; -1 until then, and for all else.
   int source() const { return source_.load(std::memory_order_acquire); }
   void came_from(int rank) { source_.store(rank, std::memory_order_release); }
@@ -30,23 +30,23 @@ class Work {
   std::atomic<int> source_{-1};
   std::mutex mutex_;
   std::condition_variable changed_;
-  ferrule_status status_ = FERRULE_PENDING;
+  Status status_ = Status::pending;
   std::vector<std::function<void()>> then_;
 };
 
 // Operations that one caller asked for together, and when they must be done.
 struct Batch {
-  const ferrule_operation* operations;
+  const Operation* operations;
   std::size_t count;
   Clock::time_point start;
   Clock::time_point deadline;
 
-  Batch(const ferrule_operation* operations_, std::size_t count_, double timeout);
+  Batch(const Operation* operations_, std::size_t count_, double timeout);
 };
 
 // A batch that nobody waits for: it owns what it was given.
 struct Job {
-  std::vector<ferrule_operation> operations;
+  std::vector<Operation> operations;
   std::vector<std::size_t> counts;  // what the operations' send_counts and recv_counts point to
   Clock::time_point start;
   Clock::time_point deadline;
@@ -69,8 +69,8 @@ class Queue {
   // The stream belongs to one thread at a time. False: another caller is inside, or its thread has work to do.
   bool try_enter();
   void leave();
-  // For a moment of housekeeping between operations: whoever wants to enter waits that long.
-  bool try_tend();
+  // For a moment of housekeeping between operations: another thread that enters waits that long.
+  bool try_maintain();
 
   // Whether jobs are queued or being served.
   bool pending() const { return pending_.load(std::memory_order_acquire) != 0; }

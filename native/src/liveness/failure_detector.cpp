@@ -8,8 +8,8 @@
 namespace ferrule {
 namespace {
 
-// A peer behind another rank gets as long again, but this many beats at least: should the one between be at fault, it is
-// found out first, and another way can be tried. Had the peer itself died, its neighbours would say so.
+// A peer behind another rank gets as long again, but this many beats at least: should the one between be at fault, it
+// is found out first, and another way can be tried. Had the peer itself died, its neighbours would say so.
 constexpr int kBeatsForRelays = 2;
 // An arbiter may take this part of the limit.
 constexpr int kAnswer = 8;
@@ -93,7 +93,8 @@ FailureDetector::Time FailureDetector::due(const Peer& peer) const {
   }
   if (peer.asked != Time{}) return peer.asked + limit_ / kAnswer;
   if (limit_ == Clock::duration::zero()) return Time::max();
-  const bool relayed = std::ranges::none_of(peer.rails, [](const Rail& rail) { return rail.connected && rail.via < 0; });
+  const bool relayed =
+      std::ranges::none_of(peer.rails, [](const Rail& rail) { return rail.connected && rail.via < 0; });
   return heard->heard + limit_ + (relayed ? allowance() : Clock::duration::zero());
 }
 

@@ -12,7 +12,6 @@
 
 namespace ferrule {
 
-// The values are the C ABI's.
 enum class Presence : std::uint8_t {
   self,
   absent,  // never connected yet

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <stdexcept>
+#include <utility>
 
 #include "transports/socket.h"
 #include "wait/thread.h"
@@ -27,6 +29,23 @@ void prepare(int fd) {
 #endif
 }
 
+struct OwnedDescriptor {
+  ~OwnedDescriptor() {
+    if (fd >= 0) ::close(fd);
+  }
+  int fd;
+};
+
+const Heartbeat::Settings& checked(const Heartbeat::Settings& settings) {
+  constexpr std::chrono::hours kDay{24};
+  const auto [rank, size, epoch, interval, limit] = settings;
+  if (rank < 0 || rank >= size) throw std::invalid_argument("a heartbeat needs a rank of the job");
+  const bool timely = interval > Clock::duration::zero() && interval < kDay && limit < kDay &&
+                      (limit == Clock::duration::zero() || limit >= 2 * interval);
+  if (!timely) throw std::invalid_argument("the limit of silence must be 0 or at least twice the interval");
+  return settings;
+}
+
 }  // namespace
 
 int Heartbeat::Seat::group_rank(int rank) const {
@@ -45,7 +64,7 @@ void Heartbeat::Seat::clear() {
 }
 
 Heartbeat::Heartbeat(const Settings& settings)
-    : rank_(settings.rank),
+    : rank_(checked(settings).rank),
       epoch_(settings.epoch),
       interval_(settings.interval),
       detector_(settings.rank, settings.size, settings.interval, settings.limit),
@@ -53,19 +72,20 @@ Heartbeat::Heartbeat(const Settings& settings)
       thread_(start_thread("heartbeat", [this] { run(); })) {}
 
 void Heartbeat::add(int peer, std::size_t rail, int fd, std::string link, int via) {
+  OwnedDescriptor own{fd};
+  if (peer < 0 || peer >= size() || peer == rank_ || rail >= kMaxRails || via < -1 || via >= size()) {
+    throw std::invalid_argument("there is no such peer or rail");
+  }
   prepare(fd);
   const std::scoped_lock lock(mutex_);
-  if (closing_) {
-    ::close(fd);
-    return;
-  }
+  if (closing_) return;
   auto& wires = wires_[static_cast<std::size_t>(peer)];
   if (wires.size() <= rail) wires.resize(rail + 1);
+  detector_.connect(peer, rail, std::move(link), via, Clock::now());
   Wire& one = wires[rail];
   if (one.fd >= 0) ::close(one.fd);
   one = Wire{};
-  one.fd = fd;
-  detector_.connect(peer, rail, std::move(link), via, Clock::now());
+  one.fd = std::exchange(own.fd, -1);
   wake_.ring();
 }
 
@@ -107,8 +127,7 @@ void Heartbeat::tell(const Seat& seat, const Failure& cause) {
 Heartbeat::Health Heartbeat::health(int peer) const {
   const std::scoped_lock lock(mutex_);
   const Clock::time_point now = Clock::now();
-  return {detector_.presence(peer), detector_.silence(peer, now), detector_.rails(peer, now),
-          detector_.words(peer)};
+  return {detector_.presence(peer), detector_.silence(peer, now), detector_.rails(peer, now), detector_.words(peer)};
 }
 
 bool Heartbeat::closed() const {

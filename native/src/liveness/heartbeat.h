@@ -22,6 +22,8 @@
 
 namespace ferrule {
 
+constexpr std::size_t kMaxRails = 64;
+
 class Heartbeat {
  public:
   struct Settings {
@@ -59,13 +61,14 @@ class Heartbeat {
     std::string words;  // why it is lost
   };
 
+  // Throws std::invalid_argument for a rank or times that are out of range.
   explicit Heartbeat(const Settings& settings);
   ~Heartbeat() { close(); }
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
-  // One more connection to a peer, or a new one for a rail of it. `via`: the rank that relays it, or -1. The
-  // descriptor is the heartbeat's from here on.
+  // One more connection to a peer, or a new one for a rail of it (below kMaxRails). `via`: the rank that relays it, or
+  // -1. The descriptor is the heartbeat's from here on, also on failure; throws std::invalid_argument.
   void add(int peer, std::size_t rail, int fd, std::string link, int via);
 
   void join(const SeatPointer& seat);

@@ -48,9 +48,10 @@ bool HeartbeatReader::check_header() {
   const Header header = header_of(frame_.data());
   want_ = kHeader + header.text_bytes;
   const bool known = header.kind >= HeartbeatKind::beat && header.kind <= HeartbeatKind::verdict;
-  const bool cause = header.status > FERRULE_OK && header.status <= FERRULE_SYSTEM;
-  return header.magic == kMagic && known && cause == (header.kind == HeartbeatKind::verdict) &&
-         (cause || header.status == FERRULE_OK) && header.unused == 0 && header.text_bytes <= kHeartbeatTextBytes;
+  const bool fine = header.status == static_cast<std::uint8_t>(Status::ok);
+  const bool cause = !fine && header.status <= static_cast<std::uint8_t>(Status::system);
+  return header.magic == kMagic && known && cause == (header.kind == HeartbeatKind::verdict) && (cause || fine) &&
+         header.unused == 0 && header.text_bytes <= kHeartbeatTextBytes;
 }
 
 bool HeartbeatReader::read(std::span<const std::byte>& bytes, HeartbeatMessage& into) {
@@ -66,7 +67,7 @@ bool HeartbeatReader::read(std::span<const std::byte>& bytes, HeartbeatMessage& 
     if (got_ != want_) continue;
     const Header header = header_of(frame_.data());
     into.kind = header.kind;
-    into.status = static_cast<ferrule_status>(header.status);
+    into.status = static_cast<Status>(header.status);
     into.rank = header.rank;
     into.epoch = header.epoch;
     into.sequence = header.sequence;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ferrule/ferrule.h"
+#include "operation.h"
 
 namespace ferrule {
 
@@ -24,7 +24,7 @@ constexpr std::size_t kHeartbeatTextBytes = 255;
 
 struct HeartbeatMessage {
   HeartbeatKind kind = HeartbeatKind::beat;
-  ferrule_status status = FERRULE_OK;  // of a verdict
+  Status status = Status::ok;  // of a verdict
   std::int32_t rank = -1;
   std::uint64_t epoch = 0;     // the heartbeat's own; a group's in a verdict
   std::uint64_t sequence = 0;  // counts all that its sender ever said

@@ -130,7 +130,7 @@ void Heartbeat::judge(Clock::time_point now) {
     }
     // Should only the connection between us two be cut, the other one accuses us: somebody else tells all the same.
     detector_.ask(suspect->peer, now);
-    say(suspect->arbiter, {HeartbeatKind::accuse, FERRULE_OK, suspect->peer, epoch_, 0, suspect->words});
+    say(suspect->arbiter, {HeartbeatKind::accuse, Status::ok, suspect->peer, epoch_, 0, suspect->words});
   }
 }
 
@@ -143,7 +143,7 @@ void Heartbeat::beat(Clock::time_point now) {
 void Heartbeat::give_up(int peer, const std::string& words) {
   if (detector_.presence(peer) != Presence::alive) return;
   detector_.lose(peer, words);
-  say_to_all({HeartbeatKind::lost, FERRULE_OK, peer, epoch_, 0, words});
+  say_to_all({HeartbeatKind::lost, Status::ok, peer, epoch_, 0, words});
   for (const SeatPointer& seat : seats_) mourn(seat, peer);
 }
 
@@ -151,7 +151,7 @@ void Heartbeat::mourn(const SeatPointer& seat, int lost) {
   const int rank = seat->group_rank(lost);
   if (rank < 0) return;
   const std::string words = "rank " + std::to_string(rank) + " " + detector_.words(lost);
-  deliveries_.push_back({seat, Failure(FERRULE_PEER_LOST, rank, words)});
+  deliveries_.push_back({seat, Failure(Status::peer_lost, rank, words)});
 }
 
 void Heartbeat::given_up(const std::string& words) {
@@ -167,7 +167,7 @@ void Heartbeat::given_up(const std::string& words) {
   detector_.lose(rank_, ours);
   for (const SeatPointer& seat : seats_) {
     const int rank = seat->group_rank(rank_);
-    const Failure told(FERRULE_PEER_LOST, rank, "rank " + std::to_string(rank) + " " + ours);
+    const Failure told(Status::peer_lost, rank, "rank " + std::to_string(rank) + " " + ours);
     deliveries_.push_back({seat, heard_by(rank, told)});
   }
 }

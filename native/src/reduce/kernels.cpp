@@ -8,8 +8,8 @@
 #include <immintrin.h>
 #endif
 
-#include "reduce/reduce.h"
 #include "reduce/formats.h"
+#include "reduce/reduce.h"
 
 // Destination and source may be the same buffer, element by element. That is safe to vectorise, but the compiler
 // cannot know and would take the scalar loop exactly then.
@@ -166,12 +166,13 @@ namespace FERRULE_ISA {
 
 #define FERRULE_FLOAT(F) \
   { reduce_plain<F, Sum>, reduce_plain<F, Prod>, reduce_plain<F, Min>, reduce_plain<F, Max>, reduce_plain<F, Avg> }
-#define FERRULE_NARROW(F) {reduce<F, Sum>, reduce<F, Prod>, reduce<F, Min>, reduce<F, Max>, reduce<F, Avg>}
+#define FERRULE_NARROW(F) \
+  { reduce<F, Sum>, reduce<F, Prod>, reduce<F, Min>, reduce<F, Max>, reduce<F, Avg> }
 // The sum of an average must not wrap around where a wider type is there.
-#define FERRULE_INT(T, W)                                                                        \
-  {                                                                                              \
-    reduce_plain<P<T>, Sum>, reduce_plain<P<T>, Prod>, reduce_plain<P<T>, Min>,                  \
-        reduce_plain<P<T>, Max>, reduce<Plain<T, W>, Avg>                                        \
+#define FERRULE_INT(T, W)                                                                                \
+  {                                                                                                      \
+    reduce_plain<P<T>, Sum>, reduce_plain<P<T>, Prod>, reduce_plain<P<T>, Min>, reduce_plain<P<T>, Max>, \
+        reduce<Plain<T, W>, Avg>                                                                         \
   }
 
 extern const ReduceTable table;

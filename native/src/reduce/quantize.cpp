@@ -41,20 +41,20 @@ float largest(const float* from, std::size_t n) {
 
 }  // namespace
 
-void widen(ferrule_dtype dtype, const std::byte* from, float* to, std::size_t elements) {
-  if (dtype == FERRULE_F32) {
+void widen(Dtype dtype, const std::byte* from, float* to, std::size_t elements) {
+  if (dtype == Dtype::f32) {
     std::memcpy(to, from, elements * sizeof(float));
-  } else if (dtype == FERRULE_BF16) {
+  } else if (dtype == Dtype::bf16) {
     widen_as<Bf16>(from, to, elements);
   } else {
     widen_as<F16>(from, to, elements);
   }
 }
 
-void narrow(ferrule_dtype dtype, const float* from, std::byte* to, std::size_t elements) {
-  if (dtype == FERRULE_F32) {
+void narrow(Dtype dtype, const float* from, std::byte* to, std::size_t elements) {
+  if (dtype == Dtype::f32) {
     std::memcpy(to, from, elements * sizeof(float));
-  } else if (dtype == FERRULE_BF16) {
+  } else if (dtype == Dtype::bf16) {
     narrow_as<Bf16>(from, to, elements);
   } else {
     narrow_as<F16>(from, to, elements);

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "ferrule/ferrule.h"
+#include "operation.h"
 
 namespace ferrule {
 
@@ -18,8 +18,8 @@ constexpr std::size_t quantized_bytes(std::size_t elements) {
 }
 
 // To and from f32, for the types that can be quantized.
-void widen(ferrule_dtype dtype, const std::byte* from, float* to, std::size_t elements);
-void narrow(ferrule_dtype dtype, const float* from, std::byte* to, std::size_t elements);
+void widen(Dtype dtype, const std::byte* from, float* to, std::size_t elements);
+void narrow(Dtype dtype, const float* from, std::byte* to, std::size_t elements);
 
 void quantize(const float* from, std::byte* to, std::size_t elements);
 // to[i] = the number, or to[i] += it.

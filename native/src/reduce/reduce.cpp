@@ -30,29 +30,11 @@ const ReduceTable& choose_table() {
 
 }  // namespace
 
-ReduceFunction find_reduction(ferrule_dtype dtype, ferrule_reduction reduction) {
+ReduceFunction find_reduction(Dtype dtype, Reduction reduction) {
   static const ReduceTable& table = choose_table();
-  if (dtype < 0 || dtype >= kDtypes || reduction < 0 || reduction >= kReductions) return nullptr;
-  return table[dtype][reduction];
+  const auto row = static_cast<std::size_t>(dtype);
+  const auto column = static_cast<std::size_t>(reduction);
+  return row < kDtypes && column < kReductions ? table[row][column] : nullptr;
 }
 
 }  // namespace ferrule
-
-extern "C" size_t ferrule_dtype_size(ferrule_dtype dtype) {
-  switch (dtype) {
-    case FERRULE_F64:
-    case FERRULE_I64:
-      return 8;
-    case FERRULE_F32:
-    case FERRULE_I32:
-      return 4;
-    case FERRULE_BF16:
-    case FERRULE_F16:
-      return 2;
-    case FERRULE_I8:
-    case FERRULE_U8:
-    case FERRULE_BOOL:
-      return 1;
-  }
-  return 0;
-}

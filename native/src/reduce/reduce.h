@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "ferrule/ferrule.h"
+#include "operation.h"
 
 namespace ferrule {
 
@@ -13,10 +13,8 @@ using ReduceFunction = void (*)(void* destination, const void* const* sources, i
                                 int ranks);
 
 // nullptr when the pair has no meaning (AVG of BOOL) or a value is out of range.
-ReduceFunction find_reduction(ferrule_dtype dtype, ferrule_reduction reduction);
+ReduceFunction find_reduction(Dtype dtype, Reduction reduction);
 
-constexpr int kDtypes = 9;
-constexpr int kReductions = 5;
 using ReduceTable = ReduceFunction[kDtypes][kReductions];
 
 }  // namespace ferrule

@@ -34,9 +34,10 @@ class Relay {
  private:
   // From side `source` to the other one.
   struct Stream {
-    std::unique_ptr<RelayBuffer> held;  // from the first bytes on: most streams between ranks that share no link stay idle
-    bool ready = true;              // there may be something to move
-    bool done = false;              // no more will come, or no more can be given
+    std::unique_ptr<RelayBuffer>
+        held;           // from the first bytes on: most streams between ranks that share no link stay idle
+    bool ready = true;  // there may be something to move
+    bool done = false;  // no more will come, or no more can be given
 
     bool empty() const { return held == nullptr || held->empty(); }
   };

@@ -40,7 +40,7 @@ RelayBuffer::Flow CopyRelayBuffer::drain(int to) {
 #ifdef __linux__
 SpliceRelayBuffer::SpliceRelayBuffer() {
   if (::pipe2(pipe_, O_NONBLOCK | O_CLOEXEC) != 0) {
-    throw Failure(FERRULE_SYSTEM, -1, std::string("cannot make a pipe: ") + std::strerror(errno));
+    throw Failure(Status::system, -1, std::string("cannot make a pipe: ") + std::strerror(errno));
   }
   (void)::fcntl(pipe_[1], F_SETPIPE_SZ, static_cast<int>(kRoom));  // it works, slower, with less
 }

@@ -76,11 +76,11 @@ Failure Channel::loss() {
   const std::string who = "rank " + std::to_string(peer_);
   const Call& call = close_notice_.header.call;
   if (call.op == Op::abort) {
-    return heard_by(rank_, {static_cast<ferrule_status>(call.reduction), call.root, close_notice_.text.data()});
+    return heard_by(rank_, {static_cast<Status>(call.reduction), call.root, close_notice_.text.data()});
   }
-  if (call.op == Op::goodbye) return {FERRULE_PEER_LOST, peer_, who + " closed the group while it was still needed"};
+  if (call.op == Op::goodbye) return {Status::peer_lost, peer_, who + " closed the group while it was still needed"};
   std::string how = error_ == 0 ? "its connection ended" : std::strerror(error_);
-  Failure failure(FERRULE_PEER_LOST, peer_, who + " died or was cut off (" + how + ")");
+  Failure failure(Status::peer_lost, peer_, who + " died or was cut off (" + how + ")");
   failure.unexplained = true;
   return failure;
 }
@@ -90,7 +90,8 @@ Failure Channel::loss(const MessageHeader& notice, ConstBytes behind) {
   std::size_t got = std::min(behind.size(), close_notice_.text.size() - 1);
   std::ranges::copy(behind.first(got), reinterpret_cast<std::byte*>(close_notice_.text.data()));
   while (got < close_notice_.text.size() - 1) {
-    const Bytes rest(reinterpret_cast<std::byte*>(close_notice_.text.data()) + got, close_notice_.text.size() - 1 - got);
+    const Bytes rest(reinterpret_cast<std::byte*>(close_notice_.text.data()) + got,
+                     close_notice_.text.size() - 1 - got);
     const std::size_t n = try_recv(rest);
     if (n == 0) break;  // it was sent whole or not at all; without the text the header says enough
     got += n;

@@ -16,6 +16,7 @@ const char* op_name(Op op) {
     case Op::broadcast:
       return "broadcast";
     case Op::send:
+    case Op::recv:
       return "send/recv";
     case Op::barrier:
       return "barrier";
@@ -46,27 +47,28 @@ std::string describe(const Call& call) {
   if (call.op == Op::barrier) return text + "() #" + std::to_string(call.sequence);
   text += '(';
   const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::reduce;
-  const bool rooted = call.op == Op::broadcast || call.op == Op::reduce || call.op == Op::gather || call.op == Op::scatter;
-  if (reduces && call.reduction < 5) {
+  const bool rooted =
+      call.op == Op::broadcast || call.op == Op::reduce || call.op == Op::gather || call.op == Op::scatter;
+  if (reduces && call.reduction < kReductions) {
     text += kReductionNames[call.reduction];
     text += ", ";
   }
-  if (call.dtype < 9) text += kDtypeNames[call.dtype];
+  if (call.dtype < kDtypes) text += kDtypeNames[call.dtype];
   text += ", " + std::to_string(call.bytes) + " bytes";
   if (rooted) text += ", root " + std::to_string(call.root);
   return text + ") #" + std::to_string(call.sequence);
 }
 
 Failure told_by(int rank, const Failure& cause) {
-  const bool second_hand = cause.status == FERRULE_ABORTED && cause.rank >= 0;
-  if (cause.status == FERRULE_PEER_LOST || second_hand) return {cause.status, cause.rank, cause.message};
+  const bool second_hand = cause.status == Status::aborted && cause.rank >= 0;
+  if (cause.status == Status::peer_lost || second_hand) return {cause.status, cause.rank, cause.message};
   return {cause.status, rank, "rank " + std::to_string(rank) + " gave up: " + cause.message};
 }
 
 Failure heard_by(int rank, const Failure& told) {
-  if (told.status != FERRULE_PEER_LOST) return {FERRULE_ABORTED, told.rank, told.message};
+  if (told.status != Status::peer_lost) return {Status::aborted, told.rank, told.message};
   if (told.rank != rank) return told;
-  return {FERRULE_ABORTED, rank, "the other ranks gave this one up: " + told.message};
+  return {Status::aborted, rank, "the other ranks gave this one up: " + told.message};
 }
 
 }  // namespace ferrule

@@ -8,31 +8,11 @@
 #include <exception>
 #include <string>
 
-#include "ferrule/ferrule.h"
+#include "operation.h"
 
 namespace ferrule {
 
 using Clock = std::chrono::steady_clock;
-
-// A group has two streams, each with connections of its own: what happens on one never waits for the other.
-enum class Stream : std::uint8_t { collectives, messages };
-constexpr int kStreams = 2;
-
-enum class Op : std::uint8_t {
-  none,
-  all_reduce,
-  all_gather,
-  reduce_scatter,
-  broadcast,
-  send,
-  barrier,
-  reduce,
-  gather,
-  scatter,
-  all_to_all,
-  goodbye = 0x80,  // not an operation: the peer closed its group in an orderly way
-  abort = 0x81,    // the peer gave up; root names the rank at fault
-};
 
 // One operation as a rank called it. Ranks compare calls before a byte of payload moves.
 struct Call {
@@ -44,6 +24,7 @@ struct Call {
   std::uint64_t sequence = 0;
   std::uint64_t bytes = 0;
 
+  bool averages() const { return reduction == static_cast<std::uint8_t>(Reduction::avg); }
   friend bool operator==(const Call&, const Call&) = default;
 };
 static_assert(sizeof(Call) == 24);
@@ -67,16 +48,16 @@ struct CloseNotice {
 };
 static_assert(sizeof(CloseNotice) == 256);
 
-// Ends an operation and closes the group; becomes a ferrule_failure at the C ABI.
+// Ends an operation and closes the group.
 struct Failure : std::exception {
-  Failure(ferrule_status status_, int rank_, std::string message_)
+  Failure(Status status_, int rank_, std::string message_)
       : status(status_), rank(rank_), message(std::move(message_)) {}
   const char* what() const noexcept override { return message.c_str(); }
 
-  ferrule_status status;
+  Status status;
   int rank;
   std::string message;
-  // A connection ended and nothing said why: somebody else may know better.
+  // A connection ended and nothing said why: the heartbeat may know.
   bool unexplained = false;
 };
 

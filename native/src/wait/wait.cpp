@@ -83,14 +83,21 @@ bool Waiter::Idle::relax() {
   // Who sleeps gets the core back from a process that computes as soon as there is something to do; who yields, when
   // that one's turn is over.
   if (haste == Haste::latency && !wanted && now - since < waiter.settings_.yield) return false;
-  phase = Phase::sleep;
-  if (waiter.sleeping_ != nullptr) {
-    waiter.sleeping_->store(1, std::memory_order_relaxed);
-    // The other half of the handshake in ShmChannel::notify: the step that follows sees what came before a bell
-    // that nobody rang.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-  }
+  doze();
   return false;
+}
+
+void Waiter::Idle::doze() {
+  phase = Phase::sleep;
+  waiter.raise_flag();
+}
+
+void Waiter::raise_flag() {
+  if (sleeping_ == nullptr) return;
+  sleeping_->store(1, std::memory_order_relaxed);
+  // The other half of the handshake in ShmChannel::notify: the step that follows sees what came before a bell that was
+  // not rung.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 void Waiter::lower_flag() {
@@ -98,7 +105,7 @@ void Waiter::lower_flag() {
 }
 
 void Waiter::check(Clock::time_point now) {
-  if (aborted()) throw Failure(FERRULE_ABORTED, -1, "the group was aborted on this rank");
+  if (aborted()) throw Failure(Status::aborted, -1, "the group was aborted on this rank");
   if (now >= deadline_) time_out();
 }
 
@@ -114,10 +121,10 @@ void Waiter::time_out() {
   std::snprintf(seconds, sizeof seconds, "%.3g", this->seconds());
   std::string text = describe(call_) + " was not done after " + seconds + " s";
   if (!peers.empty()) text += "; waiting for rank " + peers;
-  throw Failure(FERRULE_TIMEOUT, first, std::move(text));
+  throw Failure(Status::timeout, first, std::move(text));
 }
 
-void Waiter::sleep() {
+bool Waiter::sleep() {
   polled_.clear();
   polled_channels_.clear();
   Clock::duration patience = kLookUp;
@@ -140,8 +147,8 @@ void Waiter::sleep() {
   const int ready = ::poll(polled_.data(), static_cast<nfds_t>(polled_.size()), static_cast<int>(nap.count()));
   const int error = errno;
   lower_flag();
-  if (ready < 0 && error != EINTR) throw Failure(FERRULE_SYSTEM, -1, std::string("poll: ") + std::strerror(error));
-  if (aborted()) throw Failure(FERRULE_ABORTED, -1, "the group was aborted on this rank");
+  if (ready < 0 && error != EINTR) throw Failure(Status::system, -1, std::string("poll: ") + std::strerror(error));
+  if (aborted()) throw Failure(Status::aborted, -1, "the group was aborted on this rank");
   if (ready > 0) {
     for (std::size_t i = 0; i < polled_.size(); ++i) {
       if (polled_[i].revents == 0) continue;
@@ -158,8 +165,9 @@ void Waiter::sleep() {
     if (channel->gone() && !channel->departed()) throw channel->loss();
   }
   if (ready == 0 && settings_.interrupted != nullptr && settings_.interrupted(settings_.interrupted_context) != 0) {
-    throw Failure(FERRULE_INTERRUPTED, -1, "interrupted by a signal");
+    throw Failure(Status::interrupted, -1, "interrupted by a signal");
   }
+  return ready != 0;
 }
 
 }  // namespace ferrule

@@ -6,10 +6,10 @@
 // tens of microseconds to end.
 #pragma once
 
-#include <atomic>
-#include <cstdint>
 #include <poll.h>
 #include <sched.h>
+#include <atomic>
+#include <cstdint>
 #include <vector>
 
 #include "transports/channel.h"
@@ -66,8 +66,11 @@ class Waiter {
         for (std::size_t rank = 0; rank < channels_.size(); ++rank) {
           wanted_[rank] = channels_[rank] == nullptr ? Wanted{} : wants(static_cast<int>(rank));
         }
-        sleep();
-        idle.reset();
+        if (sleep()) {
+          idle.reset();
+        } else {
+          idle.doze();
+        }
       }
     }
   }
@@ -88,18 +91,21 @@ class Waiter {
     ~Idle();
     bool relax();  // true: the sleeping flag is up and one more step found nothing, so sleep now
     void reset();
+    // Nothing came while it slept: look once more and sleep on, without spinning and yielding anew.
+    void doze();
     void finish();
   };
 
+  void raise_flag();
   void lower_flag();
-  void sleep();
+  bool sleep();  // whether something happened
   void check(Clock::time_point now);
   [[noreturn]] void time_out();
 
   const Settings settings_;
   const std::vector<Channel*> channels_;
   std::atomic<std::uint32_t>* const sleeping_;
-  Clock::duration spin_;  // the adapted part of settings_.spin
+  Clock::duration spin_;      // the adapted part of settings_.spin
   bool shares_core_ = false;  // with a peer, by the last wait
   std::atomic<bool> aborted_{false};
   Call call_;

@@ -17,7 +17,7 @@ class WakePipe {
  public:
   WakePipe() {
     if (::pipe(ends_) != 0) {
-      throw Failure(FERRULE_SYSTEM, -1, std::string("cannot make a pipe: ") + std::strerror(errno));
+      throw Failure(Status::system, -1, std::string("cannot make a pipe: ") + std::strerror(errno));
     }
     for (const int end : ends_) {
       ::fcntl(end, F_SETFL, O_NONBLOCK);

@@ -10,8 +10,8 @@
 #include <cstring>
 #include <thread>
 
-#include "testing.h"
 #include "emulation/usb4/engine.h"
+#include "testing.h"
 
 namespace {
 

@@ -25,7 +25,8 @@ std::vector<std::byte> stream_from(Input& input) {
     }
     HeartbeatMessage message;
     message.kind = static_cast<HeartbeatKind>(1 + shape / 4 % 5);
-    if (message.kind == HeartbeatKind::verdict) message.status = static_cast<ferrule_status>(1 + input.byte() % FERRULE_SYSTEM);
+    if (message.kind == HeartbeatKind::verdict)
+      message.status = static_cast<Status>(1 + input.byte() % static_cast<int>(Status::system));
     message.rank = input.take<std::int32_t>();
     message.epoch = input.take<std::uint64_t>();
     message.sequence = input.take<std::uint64_t>();
@@ -48,7 +49,7 @@ bool read_all(std::span<const std::byte> stream, NextSize&& next_size, std::vect
     HeartbeatMessage message;
     while (reader.read(piece, message)) {
       require(message.kind >= HeartbeatKind::beat && message.kind <= HeartbeatKind::verdict);
-      require((message.status != FERRULE_OK) == (message.kind == HeartbeatKind::verdict));
+      require((message.status != Status::ok) == (message.kind == HeartbeatKind::verdict));
       require(message.text.size() <= kHeartbeatTextBytes);
       frames.push_back(message);
     }
@@ -69,8 +70,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::vector<std::byte> stream = stream_from(input);
   std::vector<HeartbeatMessage> whole;
   std::vector<HeartbeatMessage> pieces;
-  const bool broken = read_all(stream, [&] { return stream.size(); }, whole);
-  require(read_all(stream, [&] { return std::size_t{1} + input.byte() % 50; }, pieces) == broken);
+  const bool broken = read_all(
+      stream, [&] { return stream.size(); }, whole);
+  require(read_all(
+              stream, [&] { return std::size_t{1} + input.byte() % 50; }, pieces) == broken);
   require(whole == pieces);
   return 0;
 }

@@ -28,7 +28,9 @@ void put_frame(int fd, Input& input, std::uint64_t near) {
   const std::uint8_t shape = input.byte();
   header.kind = static_cast<FrameKind>(1 + shape % 4);
   header.flags = (shape >> 2) & 1;
-  header.length = header.kind == FrameKind::data ? input.take<std::uint16_t>() : header.kind == FrameKind::close_notice ? sizeof(CloseNotice) : 0;
+  header.length = header.kind == FrameKind::data           ? input.take<std::uint16_t>()
+                  : header.kind == FrameKind::close_notice ? sizeof(CloseNotice)
+                                                           : 0;
   header.offset = near + input.take<std::int16_t>();
   header.received = input.byte();
   if ((shape & 0x80) != 0) header.held = input.take<std::uint32_t>();
@@ -36,7 +38,8 @@ void put_frame(int fd, Input& input, std::uint64_t near) {
   if ((shape & 0x20) != 0) header.length = input.take<std::uint32_t>();
   if ((shape & 0x10) != 0) header.received = input.take<std::uint64_t>();
   put(fd, &header, sizeof header);
-  std::vector<std::uint8_t> payload(std::min<std::size_t>(header.length, (shape & 0x08) != 0 ? input.byte() : 70000), shape);
+  std::vector<std::uint8_t> payload(std::min<std::size_t>(header.length, (shape & 0x08) != 0 ? input.byte() : 70000),
+                                    shape);
   const auto given = input.some(std::min<std::size_t>(payload.size(), 64));
   std::copy(given.begin(), given.end(), payload.begin());
   put(fd, payload.data(), payload.size());

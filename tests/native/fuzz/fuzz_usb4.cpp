@@ -11,8 +11,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "fuzz/fuzz_input.h"
 #include "emulation/usb4/controller.h"
+#include "fuzz/fuzz_input.h"
 
 namespace {
 
@@ -53,12 +53,18 @@ std::uint32_t some_register(Input& input) {
   const unsigned ring = input.byte() % (kHops + 1);
   constexpr std::array<std::uint32_t, 6> kOthers{kStatus, kStatusClear, kMask, kMaskClear, kThrottling, kVectorChoice};
   switch (input.byte() % 6) {
-    case 0: return kTxRings + ring * kRingStride + input.byte() % 4 * 4;
-    case 1: return kRxRings + ring * kRingStride + input.byte() % 4 * 4;
-    case 2: return kTxOptions + ring * kOptionsStride + input.byte() % 2 * 4;
-    case 3: return kRxOptions + ring * kOptionsStride + input.byte() % 2 * 4;
-    case 4: return kOthers[input.byte() % kOthers.size()] + input.byte() % 3 * 4;
-    default: return input.take<std::uint32_t>() % (kBarSize + 64);
+    case 0:
+      return kTxRings + ring * kRingStride + input.byte() % 4 * 4;
+    case 1:
+      return kRxRings + ring * kRingStride + input.byte() % 4 * 4;
+    case 2:
+      return kTxOptions + ring * kOptionsStride + input.byte() % 2 * 4;
+    case 3:
+      return kRxOptions + ring * kOptionsStride + input.byte() % 2 * 4;
+    case 4:
+      return kOthers[input.byte() % kOthers.size()] + input.byte() % 3 * 4;
+    default:
+      return input.take<std::uint32_t>() % (kBarSize + 64);
   }
 }
 
@@ -103,8 +109,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     Guest& guest = guests[which];
     Controller& controller = guest.controller;
     switch (input.byte() % 8) {
-      case 0: write_word(controller, some_register(input), input.take<std::uint32_t>()); break;
-      case 1: start_ring(controller, input); break;
+      case 0:
+        write_word(controller, some_register(input), input.take<std::uint32_t>());
+        break;
+      case 1:
+        start_ring(controller, input);
+        break;
       case 2: {
         const Descriptor descriptor{some_address(input), input.take<std::uint32_t>(), 0};
         std::memcpy(guest.memory + kPage + input.byte() * sizeof descriptor, &descriptor, sizeof descriptor);

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "transports/fake_queue_pair.h"
 #include "fuzz/fuzz_input.h"
+#include "transports/fake_queue_pair.h"
 
 namespace {
 
@@ -17,11 +17,11 @@ constexpr std::uint32_t kToken = 7;
 
 // A frame of the right connection, mostly, and of any size that the hardware would deliver.
 void post_frame(Input& input, FakeWire& wire) {
-  FrameHeader header;
+  VerbsFrameHeader header;
   header.token = input.byte() % 16 == 0 ? input.byte() : kToken;
   header.sequence = input.byte() - 4u;
   header.consumed = input.byte() - 4u;
-  header.kind = static_cast<FrameKind>(input.byte() % 8);
+  header.kind = static_cast<VerbsFrameKind>(input.byte() % 8);
   std::vector<std::byte> frame(input.byte() % 8 == 0 ? input.byte() % (kShape.slot_bytes + 1)
                                                      : sizeof header + input.byte() % (kShape.slot_bytes - 15));
   header.bytes = static_cast<std::uint16_t>(frame.size() - sizeof header);
@@ -37,7 +37,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   FakeWire out;
   FakeWire in;
   const bool reliable = input.byte() % 2 == 0;
-  auto made = std::make_unique<FakeQueuePair>(out, in, kShape.memory_bytes(kDepth), kShape.slot_bytes, kDepth, reliable);
+  auto made =
+      std::make_unique<FakeQueuePair>(out, in, kShape.memory_bytes(kDepth), kShape.slot_bytes, kDepth, reliable);
   VerbsPipe pipe(std::move(made), {kShape, kToken});
   pipe.meet({kShape, kToken + 1});
   std::byte bytes[100] = {};

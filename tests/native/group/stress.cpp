@@ -2,7 +2,7 @@
 //
 //   cmake -S native -B build/tsan -DFERRULE_PYTHON=OFF -DFERRULE_TESTS=ON -DFERRULE_SANITIZE=thread
 //
-// "groups" runs whole groups through the C ABI, each with its own mapping of the segment. "shared" runs the
+// "groups" runs whole groups, each with its own mapping of the segment. "shared" runs the
 // collectives over one mapping: only then can the thread sanitizer see that two ranks touch the same memory.
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,13 +19,24 @@
 #include <vector>
 
 #include "collectives/local.h"
-#include "ferrule/ferrule.h"
+#include "group/group.h"
+#include "transports/shm/shm_channel.h"
+#include "transports/tcp/tcp_channel.h"
 
 namespace {
 
+using ferrule::Algorithm;
+using ferrule::Dtype;
+using ferrule::Group;
+using ferrule::GroupOptions;
+using ferrule::Op;
+using ferrule::Operation;
+using ferrule::Reduction;
+using ferrule::Status;
+
 constexpr double kTimeout = 60;
-constexpr double kSpinMicroseconds = 20;
-constexpr double kYieldMicroseconds = 50;
+constexpr std::chrono::microseconds kSpin{20};
+constexpr std::chrono::microseconds kYield{50};
 constexpr std::size_t kSizes[] = {0, 1, 3, 16, 1000, 16384, 16385, 70000, 150001, 400003, 2700001};
 
 constexpr std::size_t kMostOfMany = 150001;  // with many ranks the longest arrays only take long
@@ -37,7 +48,8 @@ void require(bool condition, const char* what, int rank) {
 }
 
 std::vector<std::vector<int>> connect_all(int size) {
-  std::vector<std::vector<int>> fds(static_cast<std::size_t>(size), std::vector<int>(static_cast<std::size_t>(size), -1));
+  std::vector<std::vector<int>> fds(static_cast<std::size_t>(size),
+                                    std::vector<int>(static_cast<std::size_t>(size), -1));
   for (std::size_t a = 0; a < fds.size(); ++a) {
     for (std::size_t b = a + 1; b < fds.size(); ++b) {
       int pair[2];
@@ -50,7 +62,9 @@ std::vector<std::vector<int>> connect_all(int size) {
 }
 
 // Element i of rank r's input is value(i) + r, so that sums over ranks are easy to tell.
-std::int32_t value(std::size_t i, int operation) { return static_cast<std::int32_t>(i * 7 + static_cast<std::size_t>(operation)); }
+std::int32_t value(std::size_t i, int operation) {
+  return static_cast<std::int32_t>(i * 7 + static_cast<std::size_t>(operation));
+}
 
 std::vector<std::int32_t> input(std::size_t count, int operation, int rank) {
   std::vector<std::int32_t> x(count);
@@ -60,49 +74,49 @@ std::vector<std::int32_t> input(std::size_t count, int operation, int rank) {
 
 std::int32_t sum(std::size_t i, int operation, int size) { return value(i, operation) * size + size * (size - 1) / 2; }
 
-ferrule_status run(ferrule_group* group, ferrule_op op, const void* in, void* out, std::size_t count, int root = -1) {
-  ferrule_operation operation{};
+Status run(Group& group, Op op, const void* in, void* out, std::size_t count, int root = -1) {
+  Operation operation{};
   operation.op = op;
-  operation.dtype = FERRULE_I32;
-  operation.reduction = FERRULE_SUM;
+  operation.dtype = Dtype::i32;
+  operation.reduction = Reduction::sum;
   operation.root = root;
   operation.in = in;
   operation.out = out;
   operation.count = count;
-  return ferrule_run(group, &operation, 1, kTimeout);
+  return group.run(&operation, 1, kTimeout);
 }
 
-void operate(ferrule_group* group, int rank, int size, int operation, int kind, std::size_t count) {
+void operate(Group& group, int rank, int size, int operation, int kind, std::size_t count) {
   const auto n = static_cast<std::size_t>(size);
   std::vector<std::int32_t> x = input(count, operation, rank);
-  ferrule_status status = FERRULE_OK;
+  Status status = Status::ok;
   if (kind == 0) {
-    status = run(group, FERRULE_ALL_REDUCE, nullptr, x.data(), count);
+    status = run(group, Op::all_reduce, nullptr, x.data(), count);
     for (std::size_t i = 0; i < count; ++i) require(x[i] == sum(i, operation, size), "all_reduce", rank);
   } else if (kind == 1) {
     std::vector<std::int32_t> out(count * n);
-    status = run(group, FERRULE_ALL_GATHER, x.data(), out.data(), count);
+    status = run(group, Op::all_gather, x.data(), out.data(), count);
     for (std::size_t i = 0; i < out.size(); ++i) {
       require(out[i] == value(i % count, operation) + static_cast<int>(i / count), "all_gather", rank);
     }
   } else if (kind == 2) {
     const std::vector<std::int32_t> in = input(count * n, operation, rank);
-    status = run(group, FERRULE_REDUCE_SCATTER, in.data(), x.data(), count);
+    status = run(group, Op::reduce_scatter, in.data(), x.data(), count);
     const std::size_t begin = static_cast<std::size_t>(rank) * count;
     for (std::size_t i = 0; i < count; ++i) require(x[i] == sum(begin + i, operation, size), "reduce_scatter", rank);
   } else if (kind == 3) {
     const int root = operation % size;
-    status = run(group, FERRULE_BROADCAST, nullptr, x.data(), count, root);
+    status = run(group, Op::broadcast, nullptr, x.data(), count, root);
     for (std::size_t i = 0; i < count; ++i) require(x[i] == value(i, operation) + root, "broadcast", rank);
   } else if (kind == 6) {
     const int root = operation % size;
     std::vector<std::int32_t> out(count);
-    status = run(group, FERRULE_REDUCE, x.data(), out.data(), count, root);
+    status = run(group, Op::reduce, x.data(), out.data(), count, root);
     for (std::size_t i = 0; i < count && rank == root; ++i) require(out[i] == sum(i, operation, size), "reduce", rank);
   } else if (kind == 7) {
     const std::vector<std::int32_t> in = input(count * n, operation, rank);
     std::vector<std::int32_t> out(count * n);
-    status = run(group, FERRULE_ALL_TO_ALL, in.data(), out.data(), count);
+    status = run(group, Op::all_to_all, in.data(), out.data(), count);
     const std::size_t begin = static_cast<std::size_t>(rank) * count;
     for (std::size_t i = 0; i < out.size(); ++i) {
       require(out[i] == value(begin + i % count, operation) + static_cast<int>(i / count), "all_to_all", rank);
@@ -110,21 +124,21 @@ void operate(ferrule_group* group, int rank, int size, int operation, int kind, 
   } else if (kind == 4 && size > 1) {
     const int before = (rank + size - 1) % size;
     if (rank == 0) {
-      status = run(group, FERRULE_SEND, x.data(), nullptr, count, (rank + 1) % size);
-      if (status == FERRULE_OK) status = run(group, FERRULE_RECV, nullptr, x.data(), count, before);
+      status = run(group, Op::send, x.data(), nullptr, count, (rank + 1) % size);
+      if (status == Status::ok) status = run(group, Op::recv, nullptr, x.data(), count, before);
     } else {
       std::vector<std::int32_t> y(count);
-      status = run(group, FERRULE_RECV, nullptr, y.data(), count, before);
-      if (status == FERRULE_OK) {
-        status = run(group, FERRULE_SEND, x.data(), nullptr, count, (rank + 1) % size);
+      status = run(group, Op::recv, nullptr, y.data(), count, before);
+      if (status == Status::ok) {
+        status = run(group, Op::send, x.data(), nullptr, count, (rank + 1) % size);
       }
       x = y;
     }
     for (std::size_t i = 0; i < count; ++i) require(x[i] == value(i, operation) + before, "recv", rank);
   } else {
-    status = run(group, FERRULE_BARRIER, nullptr, nullptr, 0);
+    status = run(group, Op::barrier, nullptr, nullptr, 0);
   }
-  require(status == FERRULE_OK, "an operation failed", rank);
+  require(status == Status::ok, "an operation failed", rank);
 }
 
 void run_all(int size, const std::function<void(int)>& body) {
@@ -133,16 +147,12 @@ void run_all(int size, const std::function<void(int)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// How a group goes about its collectives: an algorithm for all of them, or -1 for what it takes by itself.
-struct Ways {
-  std::vector<ferrule_decision> decisions;
-  std::vector<int> tree;
-  std::vector<int> ring;
-
-  Ways(int algorithm, int size, unsigned seed) {
+// A group's collectives by one algorithm, or -1 for what it takes by itself.
+struct OneAlgorithm : ferrule::Strategy {
+  OneAlgorithm(int algorithm, int size, unsigned seed) {
     if (algorithm < 0) return;
-    for (int op = FERRULE_ALL_REDUCE; op <= FERRULE_REDUCE; ++op) {
-      decisions.push_back({op, ~std::uint64_t{0}, static_cast<ferrule_algorithm>(algorithm)});
+    for (int op = static_cast<int>(Op::all_reduce); op <= static_cast<int>(Op::reduce); ++op) {
+      decisions.push_back({static_cast<Op>(op), ~std::uint64_t{0}, static_cast<Algorithm>(algorithm)});
     }
     std::mt19937 random(seed);
     for (int rank = 0; rank < size; ++rank) ring.push_back(rank);
@@ -153,85 +163,73 @@ struct Ways {
   }
 };
 
-ferrule_group* make_group(int rank, const std::vector<int> (&fds)[2], ferrule_segment* segment, const Ways& ways) {
+std::unique_ptr<Group> make_group(int rank, const std::vector<int> (&fds)[2], std::unique_ptr<ferrule::Segment> segment,
+                                  const ferrule::Strategy& strategy) {
   const int size = static_cast<int>(fds[0].size());
-  std::vector<int> local(fds[0].size());
-  std::vector<ferrule_channel*> streams[2];
-  for (int stream = 0; stream < 2; ++stream) {
+  GroupOptions options;
+  for (std::size_t stream = 0; stream < options.channels.size(); ++stream) {
     for (int peer = 0; peer < size; ++peer) {
-      const ferrule_ends ends{rank, peer, fds[stream][static_cast<std::size_t>(peer)], 4711};
-      streams[stream].push_back(peer == rank            ? nullptr
-                            : segment == nullptr ? ferrule_channel_tcp(&ends)
-                                                 : ferrule_channel_shm(&ends, segment, static_cast<ferrule_stream>(stream), rank, peer));
+      auto& made = options.channels[stream].emplace_back();
+      const ferrule::Ends ends{rank, peer, fds[stream][static_cast<std::size_t>(peer)], 4711};
+      if (peer == rank) continue;
+      if (segment == nullptr) {
+        made = std::make_unique<ferrule::TcpChannel>(ends);
+      } else {
+        made = std::make_unique<ferrule::ShmChannel>(ends, *segment, static_cast<ferrule::Stream>(stream), rank, peer);
+      }
+    }
+    if (segment != nullptr && stream == 0) {
+      for (int local = 0; local < size; ++local) options.local_index.push_back(local);
     }
   }
-  for (std::size_t i = 0; i < local.size(); ++i) local[i] = static_cast<int>(i);
-  ferrule_group_options options{};
-  options.abi_version = FERRULE_ABI_VERSION;
   options.rank = rank;
-  options.size = size;
-  options.collectives = streams[0].data();
-  options.messages = streams[1].data();
   options.epoch = 4711;
-  options.local_index = segment == nullptr ? nullptr : local.data();
-  options.segment = segment;
-  options.spin_us = kSpinMicroseconds;
-  options.yield_us = kYieldMicroseconds;
-  options.decisions = ways.decisions.data();
-  options.decision_count = ways.decisions.size();
-  options.tree = ways.tree.empty() ? nullptr : ways.tree.data();
-  options.ring = ways.ring.empty() ? nullptr : ways.ring.data();
-  ferrule_group* group = nullptr;
-  char error[256] = "";
-  require(ferrule_group_create(&options, &group, error, sizeof error) == FERRULE_OK, error, rank);
-  return group;
+  options.segment = std::move(segment);
+  options.wait = {kSpin, kYield, nullptr, nullptr};
+  options.strategy = strategy;
+  return std::make_unique<Group>(std::move(options));
 }
 
 void groups(int size, bool shared_memory, int operations, int algorithm = -1) {
-  const Ways ways(algorithm, size, static_cast<unsigned>(size));
+  const OneAlgorithm strategy(algorithm, size, static_cast<unsigned>(size));
   const std::vector<std::vector<int>> streams[2] = {connect_all(size), connect_all(size)};
-  const std::uint8_t token[FERRULE_TOKEN_BYTES] = {1, 2, 3};
-  std::vector<ferrule_segment*> segments(static_cast<std::size_t>(size), nullptr);
+  const std::uint8_t token[ferrule::kTokenBytes] = {1, 2, 3};
+  std::vector<std::unique_ptr<ferrule::Segment>> segments(static_cast<std::size_t>(size));
   if (shared_memory) {
-    char error[256] = "";
-    for (std::size_t i = 0; i < segments.size(); ++i) {
-      const ferrule_status status =
-          i == 0 ? ferrule_segment_create(token, size, &segments[i], error, sizeof error)
-                 : ferrule_segment_open(ferrule_segment_place(segments[0]), token, size, &segments[i], error, sizeof error);
-      require(status == FERRULE_OK, error, 0);
+    segments[0] = ferrule::Segment::create(token, size);
+    for (std::size_t i = 1; i < segments.size(); ++i) {
+      segments[i] = ferrule::Segment::open(segments[0]->place(), token, size);
     }
-    ferrule_segment_hide(segments[0]);
+    segments[0]->hide();
   }
-  std::vector<ferrule_group*> made(static_cast<std::size_t>(size));
+  std::vector<std::unique_ptr<Group>> made(static_cast<std::size_t>(size));
   run_all(size, [&](int rank) {
     const auto i = static_cast<std::size_t>(rank);
-    made[i] = make_group(rank, {streams[0][i], streams[1][i]}, segments[i], ways);
+    made[i] = make_group(rank, {streams[0][i], streams[1][i]}, std::move(segments[i]), strategy);
     std::mt19937 random(99);  // the same on all ranks
     for (int operation = 0; operation < operations; ++operation) {
       const int kind = static_cast<int>(random() % 8);
       const std::size_t count = kSizes[random() % std::size(kSizes)];
-      operate(made[i], rank, size, operation, kind, size > 4 ? std::min(count, kMostOfMany) : count);
+      operate(*made[i], rank, size, operation, kind, size > 4 ? std::min(count, kMostOfMany) : count);
     }
   });
-  // Now all ranks wait for a message that never comes, and somebody else ends it.
+  // Now all ranks wait for a message that never comes, and another thread ends it.
   run_all(size + 1, [&](int rank) {
-    if (rank == size) return ferrule_group_abort(made[0], "enough");
+    if (rank == size) return made[0]->abort("enough");
     if (size == 1) return;
     std::int32_t word = 0;
-    ferrule_group* const group = made[static_cast<std::size_t>(rank)];
-    const ferrule_status status = run(group, FERRULE_RECV, nullptr, &word, 1, (rank + 1) % size);
-    require(status == FERRULE_ABORTED || status == FERRULE_PEER_LOST, "abort did not end a wait", rank);
+    const Status status = run(*made[static_cast<std::size_t>(rank)], Op::recv, nullptr, &word, 1, (rank + 1) % size);
+    require(status == Status::aborted || status == Status::peer_lost, "abort did not end a wait", rank);
   });
-  for (ferrule_group* group : made) ferrule_group_destroy(group);
 }
 
 void shared(int size, int operations) {
   const std::vector<std::vector<int>> fds = connect_all(size);
-  const std::uint8_t token[FERRULE_TOKEN_BYTES] = {4, 5, 6};
+  const std::uint8_t token[ferrule::kTokenBytes] = {4, 5, 6};
   const auto segment = ferrule::Segment::create(token, size);
   std::vector<int> indices(static_cast<std::size_t>(size));
   for (std::size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<int>(i);
-  const ferrule::ReduceFunction add = ferrule::find_reduction(FERRULE_I32, FERRULE_SUM);
+  const ferrule::ReduceFunction add = ferrule::find_reduction(Dtype::i32, Reduction::sum);
   // The sockets live until all threads have ended: to a rank that still waits, one that closes early looks lost.
   std::vector<std::vector<std::unique_ptr<ferrule::ShmChannel>>> all_owned(indices.size());
   run_all(size, [&](int rank) {
@@ -240,12 +238,13 @@ void shared(int size, int operations) {
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
       const int fd = fds[static_cast<std::size_t>(rank)][static_cast<std::size_t>(peer)];
-      owned.push_back(std::make_unique<ferrule::ShmChannel>(ferrule::Ends{rank, peer, fd, 1}, *segment, ferrule::Stream::collectives, rank, peer));
+      owned.push_back(std::make_unique<ferrule::ShmChannel>(ferrule::Ends{rank, peer, fd, 1}, *segment,
+                                                            ferrule::Stream::collectives, rank, peer));
       channels[static_cast<std::size_t>(peer)] = owned.back().get();
     }
     ferrule::Waiter::Settings settings;
-    settings.spin = std::chrono::microseconds(static_cast<int>(kSpinMicroseconds));
-    settings.yield = std::chrono::microseconds(static_cast<int>(kYieldMicroseconds));
+    settings.spin = kSpin;
+    settings.yield = kYield;
     ferrule::Waiter waiter(settings, channels, &segment->sleeping(rank, ferrule::Stream::collectives));
     ferrule::LocalCollectives local(*segment, rank, indices, channels, waiter);
     std::mt19937 random(7);
@@ -253,7 +252,7 @@ void shared(int size, int operations) {
       const std::size_t count = kSizes[random() % std::size(kSizes)];
       ferrule::Call call;
       call.op = ferrule::Op::all_reduce;
-      call.dtype = FERRULE_I32;
+      call.dtype = static_cast<std::uint8_t>(Dtype::i32);
       call.sequence = static_cast<std::uint64_t>(operation);
       call.bytes = count * sizeof(std::int32_t);
       waiter.begin(call, ferrule::Clock::now(), ferrule::Clock::now() + std::chrono::seconds(60));
@@ -269,7 +268,9 @@ void shared(int size, int operations) {
 int main(int argc, char** argv) {
   const int operations = argc > 1 ? std::atoi(argv[1]) : 150;
   for (int size = 2; size <= 9; size += size < 5 ? 1 : 2) {
-    for (const int algorithm : {FERRULE_DOUBLING, FERRULE_TREE, FERRULE_RING}) groups(size, false, operations / 3, algorithm);
+    for (const Algorithm algorithm : {Algorithm::doubling, Algorithm::tree, Algorithm::ring}) {
+      groups(size, false, operations / 3, static_cast<int>(algorithm));
+    }
   }
   for (int size = 1; size <= 4; ++size) {
     groups(size, false, operations);

@@ -51,9 +51,9 @@ void any_rail_will_do() {
 }
 
 void an_end_counts_at_once() {
-  for (const auto& [error, words] : {std::pair{0, "died: its connection ended on wire1"},
-                                     std::pair{ECONNRESET, "died: connection reset on wire1"},
-                                     std::pair{EHOSTUNREACH, "was cut off: No route to host on wire1"}}) {
+  for (const auto& [error, words] :
+       {std::pair{0, "died: its connection ended on wire1"}, std::pair{ECONNRESET, "died: connection reset on wire1"},
+        std::pair{EHOSTUNREACH, "was cut off: No route to host on wire1"}}) {
     FailureDetector all = all_connected(0, 3);
     all.end(1, 0, error, kStart + 10ms);
     const auto suspect = all.suspect(kStart + 10ms);

@@ -12,10 +12,11 @@ namespace {
 
 using ferrule::Failure;
 using ferrule::Heartbeat;
-using ferrule::Presence;
-using ferrule::HeartbeatMessage;
 using ferrule::HeartbeatKind;
+using ferrule::HeartbeatMessage;
 using ferrule::HeartbeatReader;
+using ferrule::Presence;
+using ferrule::Status;
 using namespace std::chrono_literals;
 
 constexpr std::uint64_t kEpoch = 4711;
@@ -30,7 +31,8 @@ class Listener {
  public:
   Listener(Heartbeat& heartbeat, std::vector<int> ranks, std::uint64_t epoch = kGroup)
       : heartbeat_(heartbeat),
-        seat_(std::make_shared<Heartbeat::Seat>(epoch, std::move(ranks), [this](const Failure& cause) { keep(cause); })) {
+        seat_(
+            std::make_shared<Heartbeat::Seat>(epoch, std::move(ranks), [this](const Failure& cause) { keep(cause); })) {
     heartbeat_.join(seat_);
   }
   ~Listener() { heartbeat_.leave(seat_); }
@@ -109,9 +111,10 @@ HeartbeatMessage expect(int fd, HeartbeatReader& reader, HeartbeatKind kind) {
 
 void frames_survive_any_cut() {
   std::vector<std::byte> stream;
-  const std::vector<HeartbeatMessage> sent = {{HeartbeatKind::beat, FERRULE_OK, -1, kEpoch, 1, ""},
-                                   {HeartbeatKind::verdict, FERRULE_TIMEOUT, 3, kGroup, 2, std::string(300, 'x')},
-                                   {HeartbeatKind::lost, FERRULE_OK, 2, kEpoch, 3, "died"}};
+  const std::vector<HeartbeatMessage> sent = {
+      {HeartbeatKind::beat, Status::ok, -1, kEpoch, 1, ""},
+      {HeartbeatKind::verdict, Status::timeout, 3, kGroup, 2, std::string(300, 'x')},
+      {HeartbeatKind::lost, Status::ok, 2, kEpoch, 3, "died"}};
   for (const HeartbeatMessage& message : sent) append(stream, message);
   for (std::size_t piece = 1; piece <= stream.size(); ++piece) {
     HeartbeatReader reader;
@@ -122,7 +125,7 @@ void frames_survive_any_cut() {
       while (reader.read(bytes, message)) got.push_back(message);
     }
     CHECK(got.size() == 3 && got[0] == sent[0] && got[2] == sent[2]);
-    CHECK(got[1].text == std::string(ferrule::kHeartbeatTextBytes, 'x') && got[1].status == FERRULE_TIMEOUT);
+    CHECK(got[1].text == std::string(ferrule::kHeartbeatTextBytes, 'x') && got[1].status == Status::timeout);
   }
   stream[33] ^= std::byte{0xff};
   HeartbeatReader reader;
@@ -143,9 +146,7 @@ void everybody_is_there_and_says_goodbye() {
   CHECK(testing::soon([&] { return ferrule::Clock::now() > later && job[0].health(1).silence < 4 * kInterval; }));
   job[2].close();
   CHECK(job.soon(0, 2, Presence::left) && job.soon(1, 2, Presence::left));
-  {
-    Listener one(job[1], {1, 0}, 99);
-  }
+  { Listener one(job[1], {1, 0}, 99); }
   CHECK(job.soon(0, 1, Presence::left));  // its last group was closed
   CHECK(!zero.ended());
 }
@@ -159,19 +160,20 @@ void a_silent_rank_is_lost_to_all() {
   Listener two(job[2], {2, 0, 1});
   Listener without(job[2], {0, 2}, 99);
   for (std::uint64_t beat = 1; beat < 5; ++beat) {
-    for (const int fd : {to_zero, to_two}) send(fd, {HeartbeatKind::beat, FERRULE_OK, -1, kEpoch, beat, ""});
+    for (const int fd : {to_zero, to_two}) send(fd, {HeartbeatKind::beat, Status::ok, -1, kEpoch, beat, ""});
   }
   for (Listener* group : {&zero, &two}) {
     const Failure cause = group->cause();
-    CHECK(cause.status == FERRULE_PEER_LOST && cause.rank == 2);
-    CHECK(contains(cause.message, "rank 2 does not answer: no heartbeat for 0.") && contains(cause.message, "s on wire"));
+    CHECK(cause.status == Status::peer_lost && cause.rank == 2);
+    CHECK(contains(cause.message, "rank 2 does not answer: no heartbeat for 0.") &&
+          contains(cause.message, "s on wire"));
   }
   CHECK(!without.ended() && job[2].health(1).presence == Presence::lost);
   // Whoever comes back is told, whatever it may say now.
   HeartbeatReader reader;
   const HeartbeatMessage told = expect(to_zero, reader, HeartbeatKind::lost);
   CHECK(told.rank == 1 && contains(told.text, "no heartbeat"));
-  send(to_zero, {HeartbeatKind::lost, FERRULE_OK, 2, kEpoch, 9, "did not answer me"});
+  send(to_zero, {HeartbeatKind::lost, Status::ok, 2, kEpoch, 9, "did not answer me"});
   Listener late(job[0], {0, 1}, 100);  // a group that begins with somebody lost
   CHECK(late.cause().rank == 1);
   CHECK(job[0].health(2).presence == Presence::alive);
@@ -188,7 +190,7 @@ void a_dead_rank_is_noticed_at_once() {
   rails[0] = job.play(0, 1, 0);
   CHECK((job[0].health(1).rails == std::vector<bool>{true, true}) && !group.ended());
   for (const int fd : rails) ::close(fd);
-  CHECK(group.cause().status == FERRULE_PEER_LOST && contains(group.cause().message, "rank 1 died: "));
+  CHECK(group.cause().status == Status::peer_lost && contains(group.cause().message, "rank 1 died: "));
 }
 
 void the_first_cause_reaches_all() {
@@ -197,10 +199,10 @@ void the_first_cause_reaches_all() {
   job.connect(1, 2);  // 0 and 2 share no connection
   Listener zero(job[0], {0, 1, 2});
   Listener one(job[1], {0, 1, 2});
-  zero.end(Failure(FERRULE_TIMEOUT, 1, "barrier() #3 was not done after 1 s"));
-  CHECK(one.cause().status == FERRULE_ABORTED && one.cause().rank == 0);
+  zero.end(Failure(Status::timeout, 1, "barrier() #3 was not done after 1 s"));
+  CHECK(one.cause().status == Status::aborted && one.cause().rank == 0);
   CHECK(one.cause().message == "rank 0 gave up: barrier() #3 was not done after 1 s");
-  one.end(one.cause());  // as a group does
+  one.end(one.cause());             // as a group does
   Listener two(job[2], {0, 1, 2});  // the verdict was there before the group
   CHECK(two.cause().message == one.cause().message && two.cause().rank == 0);
 }
@@ -210,8 +212,8 @@ void whoever_is_given_up_ends_its_groups() {
   job.connect(0, 1);
   const int two = job.play(0, 2);
   Listener group(job[0], {1, 2, 0});
-  send(two, {HeartbeatKind::lost, FERRULE_OK, 0, kEpoch, 1, "does not answer: no heartbeat for 0.80 s on wire"});
-  CHECK(group.cause().status == FERRULE_ABORTED && group.cause().rank == 2);
+  send(two, {HeartbeatKind::lost, Status::ok, 0, kEpoch, 1, "does not answer: no heartbeat for 0.80 s on wire"});
+  CHECK(group.cause().status == Status::aborted && group.cause().rank == 2);
   CHECK(contains(group.cause().message, "the other ranks gave this one up: rank 2 does not answer"));
   ::close(two);
 }
@@ -237,7 +239,7 @@ void all_name_the_same_when_two_do_not_hear_each_other() {
   CHECK(lost == 0 || lost == 1);
   for (int rank = 0; rank < 3; ++rank) {
     const Failure cause = groups[static_cast<std::size_t>(rank)]->cause();
-    CHECK(cause.rank == lost && cause.status == (rank == lost ? FERRULE_ABORTED : FERRULE_PEER_LOST));
+    CHECK(cause.rank == lost && cause.status == (rank == lost ? Status::aborted : Status::peer_lost));
   }
   groups.clear();
   for (const int fd : held) ::close(fd);
@@ -248,13 +250,13 @@ void an_arbiter_decides_for_others() {
   const int zero = job.play(1, 0);
   const int two = job.play(1, 2);
   Listener group(job[1], {0, 1, 2});
-  send(zero, {HeartbeatKind::accuse, FERRULE_OK, 2, kEpoch, 1, "does not answer"});
+  send(zero, {HeartbeatKind::accuse, Status::ok, 2, kEpoch, 1, "does not answer"});
   HeartbeatReader from_one;
   CHECK(expect(zero, from_one, HeartbeatKind::lost).rank == 2);
   CHECK(group.cause().rank == 2);
   // It was the other way round for rank 2, but that is decided now.
-  send(two, {HeartbeatKind::accuse, FERRULE_OK, 0, kEpoch, 1, "does not answer"});
-  send(zero, {HeartbeatKind::goodbye, FERRULE_OK, -1, kEpoch, 2, ""});
+  send(two, {HeartbeatKind::accuse, Status::ok, 0, kEpoch, 1, "does not answer"});
+  send(zero, {HeartbeatKind::goodbye, Status::ok, -1, kEpoch, 2, ""});
   CHECK(job.soon(1, 0, Presence::left));
   ::close(zero);
   ::close(two);

@@ -15,8 +15,8 @@
 namespace {
 
 using ferrule::CopyRelayBuffer;
-using ferrule::RelayBuffer;
 using ferrule::Relay;
+using ferrule::RelayBuffer;
 
 std::pair<int, int> tcp_pair() {
   const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
@@ -56,7 +56,9 @@ struct Path {
   int right;
 };
 
-unsigned char byte_at(std::size_t i, int salt) { return static_cast<unsigned char>(i * 31 + i / 251 + static_cast<std::size_t>(salt)); }
+unsigned char byte_at(std::size_t i, int salt) {
+  return static_cast<unsigned char>(i * 31 + i / 251 + static_cast<std::size_t>(salt));
+}
 
 void send_pattern(int fd, std::size_t total, int salt) {
   std::vector<unsigned char> piece;
@@ -74,7 +76,8 @@ void receive_pattern(int fd, std::size_t total, int salt) {
   for (std::size_t at = 0; at < total;) {
     const ssize_t got = ::recv(fd, piece.data(), std::min(piece.size(), total - at), 0);
     CHECK(got > 0);
-    for (ssize_t i = 0; i < got; ++i) CHECK(piece[static_cast<std::size_t>(i)] == byte_at(at + static_cast<std::size_t>(i), salt));
+    for (ssize_t i = 0; i < got; ++i)
+      CHECK(piece[static_cast<std::size_t>(i)] == byte_at(at + static_cast<std::size_t>(i), salt));
     at += static_cast<std::size_t>(got);
   }
 }
@@ -104,7 +107,8 @@ void both_ways_at_once() {
   Path two(relay, testing::socket_pair);
   std::vector<std::thread> threads;
   int salt = 0;
-  for (const auto& [from, to] : {std::pair{one.left, one.right}, {one.right, one.left}, {two.left, two.right}, {two.right, two.left}}) {
+  for (const auto& [from, to] :
+       {std::pair{one.left, one.right}, {one.right, one.left}, {two.left, two.right}, {two.right, two.left}}) {
     threads.emplace_back(send_pattern, from, kBytes, ++salt);
     threads.emplace_back(receive_pattern, to, kBytes, salt);
   }
@@ -134,7 +138,8 @@ void a_slow_side_makes_the_other_wait() {
   CHECK(::poll(&writable, 1, 300) == 0);
   ::getrusage(RUSAGE_SELF, &after);
   const auto microseconds = [](const rusage& usage) {
-    return (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1'000'000L + usage.ru_utime.tv_usec + usage.ru_stime.tv_usec;
+    return (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1'000'000L + usage.ru_utime.tv_usec +
+           usage.ru_stime.tv_usec;
   };
   CHECK(microseconds(after) - microseconds(before) < 100'000);  // it sleeps
   std::size_t got = 0;
@@ -190,7 +195,8 @@ void move_all(RelayBuffer& buffer) {
   for (const std::size_t bytes : {1U, 1000U, 60'000U}) {
     send_pattern(in, bytes, 5);
     std::thread reader(receive_pattern, out, bytes, 5);
-    for (std::size_t moves = 0; moves == 0 || !buffer.empty() || buffer.fill(from) == RelayBuffer::Flow::moved; ++moves) {
+    for (std::size_t moves = 0; moves == 0 || !buffer.empty() || buffer.fill(from) == RelayBuffer::Flow::moved;
+         ++moves) {
       if (!buffer.empty()) CHECK(buffer.drain(to) != RelayBuffer::Flow::ended);
     }
     reader.join();

@@ -6,10 +6,10 @@
 #include <random>
 
 #include "transports/message.h"
+#include "transports/rail_wires.h"
 #include "transports/tcp/rail_frame.h"
 #include "transports/tcp/rail_inbound.h"
 #include "transports/tcp/rail_outbound.h"
-#include "transports/rail_wires.h"
 
 namespace {
 
@@ -39,7 +39,8 @@ void inbound(unsigned seed) {
       offer.assign(std::min<std::uint64_t>(1 + random() % 10000, kTotal - taken), std::byte{0xEE});
       filled = 0;
     }
-    const std::uint64_t begin = std::min(kTotal, received + random() % 20000 - std::min<std::uint64_t>(received, random() % 4000));
+    const std::uint64_t begin =
+        std::min(kTotal, received + random() % 20000 - std::min<std::uint64_t>(received, random() % 4000));
     const std::size_t size = std::min<std::uint64_t>(random() % 7000, kTotal - begin);
     const std::vector<std::byte> piece = stream(begin, size);
     if (filled != offer.size()) in.offer(std::span(offer).subspan(filled));
@@ -57,7 +58,8 @@ void inbound(unsigned seed) {
     if (filled == offer.size()) continue;
     const std::size_t n = in.take();
     require(n == std::min<std::uint64_t>(received - taken, offer.size() - filled), "take gives all that is there");
-    for (std::size_t i = 0; i < n; ++i) require(offer[filled + i] == stream_byte(taken + i), "bytes are at their place");
+    for (std::size_t i = 0; i < n; ++i)
+      require(offer[filled + i] == stream_byte(taken + i), "bytes are at their place");
     filled += n;
     taken += n;
   }
@@ -75,13 +77,16 @@ void outbound(unsigned seed) {
     const std::uint64_t begin = out.end();
     if (random() % 8 == 0) {
       const std::size_t at = random() % callers.size();
-      sent[begin] = &out.refer(std::span(callers).subspan(at, std::min<std::size_t>(1 + random() % 9000, callers.size() - at)));
+      sent[begin] =
+          &out.refer(std::span(callers).subspan(at, std::min<std::size_t>(1 + random() % 9000, callers.size() - at)));
     } else {
-      const std::size_t size = std::min<std::size_t>(1 + random() % (random() % 16 == 0 ? kMaxPayload : 3000), out.copy_room());
+      const std::size_t size =
+          std::min<std::size_t>(1 + random() % (random() % 16 == 0 ? kMaxPayload : 3000), out.copy_room());
       if (size != 0) {
         std::vector<std::byte> bytes = stream(begin, size);
         const std::size_t half = random() % (size + 1);
-        const std::array<std::span<const std::byte>, 2> parts{std::span(bytes).first(half), std::span(bytes).subspan(half)};
+        const std::array<std::span<const std::byte>, 2> parts{std::span(bytes).first(half),
+                                                              std::span(bytes).subspan(half)};
         sent[begin] = &out.copy(parts, size);
       }
     }

@@ -131,7 +131,8 @@ class SlowWire {
       const ssize_t n = ::recv(from, bytes.data(), bytes.size(), 0);
       if (n <= 0) break;
       due = std::max(due, TestClock::now() - std::chrono::milliseconds(2));
-      due += std::chrono::duration_cast<TestClock::duration>(std::chrono::duration<double>(static_cast<double>(n) / rate_));
+      due += std::chrono::duration_cast<TestClock::duration>(
+          std::chrono::duration<double>(static_cast<double>(n) / rate_));
       const auto early = due - TestClock::now();
       if (early > std::chrono::milliseconds(1)) std::this_thread::sleep_for(early);
       for (ssize_t sent = 0; sent < n;) {

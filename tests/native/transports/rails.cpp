@@ -10,18 +10,28 @@
 #include <random>
 #include <string>
 
-#include "ferrule/ferrule.h"
-#include "transports/tcp/rail_channel.h"
+#include "group/group.h"
 #include "transports/rail_wires.h"
+#include "transports/tcp/rail_channel.h"
 
 namespace {
 
 using namespace rails_test;
+using namespace std::chrono_literals;
+using ferrule::Dtype;
+using ferrule::Group;
+using ferrule::GroupOptions;
+using ferrule::kStreams;
+using ferrule::Op;
+using ferrule::Operation;
+using ferrule::RailState;
+using ferrule::Reduction;
+using ferrule::Status;
 
 constexpr double kTimeout = 20;
-constexpr double kStall = 0.15;
+using Seconds = std::chrono::duration<double>;
+constexpr Seconds kStall{0.15};
 constexpr std::uint64_t kEpoch = 4711;
-constexpr int kStreams = 2;
 
 std::uint32_t value(std::size_t i, int operation, int rank) {
   return static_cast<std::uint32_t>(i * 2654435761u + static_cast<std::uint32_t>(operation * 97 + rank));
@@ -36,7 +46,7 @@ std::vector<std::uint32_t> input(std::size_t count, int operation, int rank) {
 // Two ranks in one process, and the wires between them: [stream][rail].
 class Pair {
  public:
-  explicit Pair(int rails, double stall = kStall) {
+  explicit Pair(int rails, Seconds stall = kStall) {
     std::vector<std::array<int, 2>> fds[kStreams];
     for (int stream = 0; stream < kStreams; ++stream) {
       for (int rail = 0; rail < rails; ++rail) {
@@ -59,95 +69,84 @@ class Pair {
   }
   ~Pair() { destroy(); }
   void destroy() {
-    for (ferrule_group*& group : groups) {
-      if (group != nullptr) ferrule_group_destroy(group);
-      group = nullptr;
-    }
+    for (auto& group : groups) group.reset();
   }
 
-  std::vector<ferrule_rail> rails(int rank, int stream) const {
-    std::vector<ferrule_rail> all(ferrule_group_rails(groups[rank], static_cast<ferrule_stream>(stream), 1 - rank, nullptr, 0));
-    ferrule_group_rails(groups[rank], static_cast<ferrule_stream>(stream), 1 - rank, all.data(), all.size());
-    return all;
-  }
+  std::vector<RailState> rails(int rank, int stream) const { return groups[rank]->rails(stream, 1 - rank); }
   std::uint64_t sent(int rank, int stream) const {
     std::uint64_t total = 0;
-    for (const ferrule_rail& rail : rails(rank, stream)) total += rail.bytes_sent;
+    for (const RailState& rail : rails(rank, stream)) total += rail.bytes_sent;
     return total;
   }
   std::uint32_t deaths(int rank, int stream) const {
     std::uint32_t total = 0;
-    for (const ferrule_rail& rail : rails(rank, stream)) total += rail.deaths;
+    for (const RailState& rail : rails(rank, stream)) total += rail.deaths;
     return total;
   }
   void replace(int stream, int rail) {
     auto& wire = wires[stream][static_cast<std::size_t>(rail)];
     wire = std::make_unique<Wire>();
     for (int rank = 0; rank < 2; ++rank) {
-      const auto status = ferrule_group_add_rail(groups[rank], static_cast<ferrule_stream>(stream), 1 - rank, rail, wire->ends[rank]);
-      if (status != FERRULE_OK) ::close(wire->ends[rank]);  // the group ended meanwhile
+      const auto status = groups[rank]->add_rail(stream, 1 - rank, rail, wire->ends[rank]);
+      if (status != Status::ok) ::close(wire->ends[rank]);  // the group ended meanwhile
     }
   }
 
-  ferrule_group* groups[2] = {nullptr, nullptr};
+  std::unique_ptr<Group> groups[2];
   std::vector<std::unique_ptr<Wire>> wires[kStreams];
 
  private:
-  void make(const std::vector<std::array<int, 2>> (&fds)[kStreams], double stall) {
+  void make(const std::vector<std::array<int, 2>> (&fds)[kStreams], Seconds stall) {
     for (int rank = 0; rank < 2; ++rank) {
-      ferrule_channel* streams[kStreams][2] = {};
+      GroupOptions options;
       for (int stream = 0; stream < kStreams; ++stream) {
-        const ferrule_ends ends{rank, 1 - rank, -1, kEpoch};
         std::vector<int> mine;
         for (const auto& pair : fds[stream]) mine.push_back(pair[static_cast<std::size_t>(rank)]);
-        streams[stream][1 - rank] = ferrule_channel_rails(&ends, mine.data(), mine.size(), 0, stall);
+        auto& channels = options.channels[static_cast<std::size_t>(stream)];
+        channels.resize(2);
+        channels[static_cast<std::size_t>(1 - rank)] =
+            std::make_unique<ferrule::RailChannel>(ferrule::Ends{rank, 1 - rank, -1, kEpoch}, mine, 0,
+                                                   std::chrono::duration_cast<ferrule::Clock::duration>(stall));
       }
-      ferrule_group_options options{};
-      options.abi_version = FERRULE_ABI_VERSION;
       options.rank = rank;
-      options.size = 2;
       options.epoch = kEpoch;
-      options.collectives = streams[0];
-      options.messages = streams[1];
-      options.spin_us = 20;
-      options.yield_us = 50;
-      char error[256];
-      require(ferrule_group_create(&options, &groups[rank], error, sizeof error) == FERRULE_OK, error);
+      options.wait = {20us, 50us, nullptr, nullptr};
+      groups[rank] = std::make_unique<Group>(std::move(options));
     }
   }
 
   std::vector<std::unique_ptr<SlowWire>> slow_;
 };
 
-ferrule_operation operation_of(ferrule_op op, std::vector<std::uint32_t>& data, int peer) {
-  ferrule_operation operation{};
+Operation operation_of(Op op, std::vector<std::uint32_t>& data, int peer) {
+  Operation operation{};
   operation.op = op;
-  operation.dtype = FERRULE_I32;
-  operation.reduction = FERRULE_SUM;
+  operation.dtype = Dtype::i32;
+  operation.reduction = Reduction::sum;
   operation.root = peer;
-  operation.in = op == FERRULE_SEND ? data.data() : nullptr;
+  operation.in = op == Op::send ? data.data() : nullptr;
   operation.out = data.data();
   operation.count = data.size();
   return operation;
 }
 
-ferrule_status run(const Pair& pair, int rank, ferrule_op op, std::vector<std::uint32_t>& data, double timeout = kTimeout) {
-  const ferrule_operation operation = operation_of(op, data, 1 - rank);
-  return ferrule_run(pair.groups[rank], &operation, 1, timeout);
+Status run(const Pair& pair, int rank, Op op, std::vector<std::uint32_t>& data, double timeout = kTimeout) {
+  const Operation operation = operation_of(op, data, 1 - rank);
+  return pair.groups[rank]->run(&operation, 1, timeout);
 }
 
-void expect_ok(const Pair& pair, int rank, ferrule_status status) {
-  if (status == FERRULE_OK) return;
-  ferrule_failure failure{};
-  ferrule_group_failure(pair.groups[rank], &failure);
-  std::fprintf(stderr, "rank %d: status %d: %s\n", rank, status, failure.message);
+void expect_ok(const Pair& pair, int rank, Status status) {
+  if (status == Status::ok) return;
+  const std::string message = pair.groups[rank]->failure().message;
+  std::fprintf(stderr, "rank %d: status %d: %s\n", rank, static_cast<int>(status), message.c_str());
   for (int who = 0; who < 2; ++who) {
-   for (int stream = 0; stream < kStreams; ++stream) {
-    for (const ferrule_rail& rail : pair.rails(who, stream)) {
-      std::fprintf(stderr, "rank %d stream %d: alive %d, sent %llu, received %llu, deaths %u\n", who, stream, rail.alive,
-                   static_cast<unsigned long long>(rail.bytes_sent), static_cast<unsigned long long>(rail.bytes_received), rail.deaths);
+    for (int stream = 0; stream < kStreams; ++stream) {
+      for (const RailState& rail : pair.rails(who, stream)) {
+        std::fprintf(stderr, "rank %d stream %d: alive %d, sent %llu, received %llu, deaths %u\n", who, stream,
+                     rail.alive, static_cast<unsigned long long>(rail.bytes_sent),
+                     static_cast<unsigned long long>(rail.bytes_received), rail.deaths);
+      }
     }
-   }
   }
   std::abort();
 }
@@ -163,14 +162,14 @@ void operate(const Pair& pair, int rank, int stream, int number, std::size_t cou
   std::vector<std::uint32_t> mine = input(count, number, rank);
   std::vector<std::uint32_t> theirs = input(count, number, 1 - rank);
   if (stream == 0) {
-    expect_ok(pair, rank, run(pair, rank, FERRULE_ALL_REDUCE, mine));
+    expect_ok(pair, rank, run(pair, rank, Op::all_reduce, mine));
     for (std::size_t i = 0; i < count; ++i) {
       require(mine[i] == value(i, number, 0) + value(i, number, 1), "a sum is wrong");
     }
   } else {
     std::vector<std::uint32_t> got(count);
-    const ferrule_operation operations[] = {operation_of(FERRULE_SEND, mine, 1 - rank), operation_of(FERRULE_RECV, got, 1 - rank)};
-    expect_ok(pair, rank, ferrule_run(pair.groups[rank], operations, 2, kTimeout));
+    const Operation operations[] = {operation_of(Op::send, mine, 1 - rank), operation_of(Op::recv, got, 1 - rank)};
+    expect_ok(pair, rank, pair.groups[rank]->run(operations, 2, kTimeout));
     require(got == theirs, "a message is wrong");
   }
 }
@@ -225,7 +224,7 @@ void faults(int operations, int harms, unsigned seed) {
       const int stream = static_cast<int>(random() % kStreams);
       operate(pair, rank, stream, number, some_count(random));
       std::vector<std::uint32_t> more(1, harmed < harms ? 1 : 0);  // both must agree when to stop
-      expect_ok(pair, rank, run(pair, rank, FERRULE_ALL_REDUCE, more));
+      expect_ok(pair, rank, run(pair, rank, Op::all_reduce, more));
       if (number >= operations && more[0] == 0) break;
     }
   });
@@ -239,7 +238,7 @@ void cut_after_send() {
   both([&](int rank) {
     std::vector<std::uint32_t> data = input(100, 1, 0);
     if (rank == 1) data.assign(100, 0);
-    expect_ok(pair, rank, run(pair, rank, rank == 0 ? FERRULE_SEND : FERRULE_RECV, data));
+    expect_ok(pair, rank, run(pair, rank, rank == 0 ? Op::send : Op::recv, data));
     require(data == input(100, 1, 0), "a message is wrong");
   });
   wait_for([&] { return pair.deaths(0, 1) == 1; }, "the cut rail is given up while the stream is idle");
@@ -327,37 +326,35 @@ void close_after_send(bool cut) {
   Pair pair(2);
   std::vector<std::uint32_t> data[] = {input(100, 1, 0), input(60000, 2, 0), input(1, 3, 0)};
   if (cut) pair.wires[1][1]->cut();
-  for (auto& message : data) expect_ok(pair, 0, run(pair, 0, FERRULE_SEND, message));
-  ferrule_group_close(pair.groups[0]);
+  for (auto& message : data) expect_ok(pair, 0, run(pair, 0, Op::send, message));
+  pair.groups[0]->close();
   for (const auto& message : data) {
     std::vector<std::uint32_t> got(message.size());
-    expect_ok(pair, 1, run(pair, 1, FERRULE_RECV, got));
+    expect_ok(pair, 1, run(pair, 1, Op::recv, got));
     require(got == message, "a message is wrong");
   }
-  require(run(pair, 1, FERRULE_RECV, data[0]) == FERRULE_PEER_LOST, "a closed group sends no more");
-  ferrule_failure failure{};
-  ferrule_group_failure(pair.groups[1], &failure);
-  require(std::strstr(failure.message, "closed the group") != nullptr, failure.message);
+  require(run(pair, 1, Op::recv, data[0]) == Status::peer_lost, "a closed group sends no more");
+  const std::string message = pair.groups[1]->failure().message;
+  require(message.find("closed the group") != std::string::npos, message.c_str());
 }
 
-void expect_end(const Pair& pair, ferrule_status status, const char* words) {
+void expect_end(const Pair& pair, Status status, const char* words) {
   std::vector<std::uint32_t> data(10);
-  require(run(pair, 1, FERRULE_RECV, data) == status, "a wait ends with its cause");
-  ferrule_failure failure{};
-  ferrule_group_failure(pair.groups[1], &failure);
-  require(std::strstr(failure.message, words) != nullptr, failure.message);
+  require(run(pair, 1, Op::recv, data) == status, "a wait ends with its cause");
+  const std::string message = pair.groups[1]->failure().message;
+  require(message.find(words) != std::string::npos, message.c_str());
 }
 
 void abort_tells_why() {
   Pair pair(2);
-  std::thread waiting([&] { expect_end(pair, FERRULE_ABORTED, "enough of it"); });
-  ferrule_group_abort(pair.groups[0], "enough of it");
+  std::thread waiting([&] { expect_end(pair, Status::aborted, "enough of it"); });
+  pair.groups[0]->abort("enough of it");
   waiting.join();
 }
 
 void all_rails_end() {
   Pair pair(2);
-  std::thread waiting([&] { expect_end(pair, FERRULE_PEER_LOST, "died or was cut off"); });
+  std::thread waiting([&] { expect_end(pair, Status::peer_lost, "died or was cut off"); });
   for (const auto& wire : pair.wires[1]) wire->finish();
   waiting.join();
 }
@@ -373,16 +370,16 @@ void garbage() {
   pair.replace(0, 1);
   both([&](int rank) { operate(pair, rank, 0, 2, 1000000); });
   for (int rank = 0; rank < 2; ++rank) {
-    for (const ferrule_rail& rail : pair.rails(rank, 0)) require(rail.alive != 0, "the rail is back");
+    for (const RailState& rail : pair.rails(rank, 0)) require(rail.alive, "the rail is back");
   }
 }
 
 void no_such_rail() {
   Pair pair(1);
   const Wire spare;
-  const auto stream = FERRULE_COLLECTIVES;
-  require(ferrule_group_add_rail(pair.groups[0], stream, 1, 1, spare.ends[0]) == FERRULE_INVALID, "no such rail");
-  require(ferrule_group_add_rail(pair.groups[0], stream, 0, 0, spare.ends[0]) == FERRULE_INVALID, "no such peer");
+  constexpr int stream = 0;
+  require(pair.groups[0]->add_rail(stream, 1, 1, spare.ends[0]) == Status::invalid, "no such rail");
+  require(pair.groups[0]->add_rail(stream, 0, 0, spare.ends[0]) == Status::invalid, "no such peer");
   for (const int end : spare.ends) ::close(end);
 }
 
@@ -394,7 +391,7 @@ void unequal() {
     for (int number = 0; number < 4; ++number) operate(pair, rank, 1, number, 1000000);
   });
   for (int stream = 0; stream < kStreams; ++stream) {
-    const std::vector<ferrule_rail> rails = pair.rails(0, stream);
+    const std::vector<RailState> rails = pair.rails(0, stream);
     require(rails[0].bytes_sent > rails[1].bytes_sent && rails[1].bytes_sent > 1000000, "the split follows the speeds");
   }
 }

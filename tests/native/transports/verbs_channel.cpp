@@ -28,7 +28,7 @@ struct Fixture {
     if (sockets[1] >= 0) ::close(sockets[1]);
   }
 
-  void say(Op op, ferrule_status status, int culprit, const char* text) {
+  void say(Op op, Status status, int culprit, const char* text) {
     CloseNotice words;
     words.header.epoch = kEpoch;
     words.header.call.op = op;
@@ -55,7 +55,7 @@ struct Fixture {
       return failure;
     }
     require(false, "no failure");
-    return {FERRULE_OK, -1, ""};
+    return {Status::ok, -1, ""};
   }
 
   FakeWire out;
@@ -65,7 +65,7 @@ struct Fixture {
   std::unique_ptr<VerbsChannel> channel;
 };
 
-void expect(const Failure& failure, ferrule_status status, int rank, const char* words) {
+void expect(const Failure& failure, Status status, int rank, const char* words) {
   require(failure.status == status, "another status");
   require(failure.rank == rank, "another rank");
   require(failure.message.find(words) != std::string::npos, failure.message.c_str());
@@ -74,15 +74,15 @@ void expect(const Failure& failure, ferrule_status status, int rank, const char*
 void cut_cable_is_named() {
   Fixture fixture;
   fixture.queue->break_with("transport retry counter exceeded");
-  expect(fixture.failure(), FERRULE_PEER_LOST, 1, "rank 1 cannot be reached over rxe0 (transport retry counter");
+  expect(fixture.failure(), Status::peer_lost, 1, "rank 1 cannot be reached over rxe0 (transport retry counter");
 }
 
 void the_peers_own_words_come_first() {
   Fixture fixture;
-  fixture.say(Op::abort, FERRULE_PEER_LOST, 2, "rank 2 died");
+  fixture.say(Op::abort, Status::peer_lost, 2, "rank 2 died");
   fixture.hang_up();
   fixture.queue->break_with("flushed");
-  expect(fixture.failure(), FERRULE_PEER_LOST, 2, "rank 2 died");
+  expect(fixture.failure(), Status::peer_lost, 2, "rank 2 died");
 }
 
 void dead_peer_is_seen_by_a_sleeper() {
@@ -96,13 +96,13 @@ void dead_peer_is_seen_by_a_sleeper() {
     fixture.channel->on_poll(polls[0]);
     require(false, "a death is no failure");
   } catch (const Failure& failure) {
-    expect(failure, FERRULE_PEER_LOST, 1, "rank 1 died or was cut off");
+    expect(failure, Status::peer_lost, 1, "rank 1 died or was cut off");
   }
 }
 
 void departed_peer_is_no_failure_until_needed() {
   Fixture fixture;
-  fixture.say(Op::goodbye, FERRULE_ABORTED, 1, "");
+  fixture.say(Op::goodbye, Status::aborted, 1, "");
   fixture.hang_up();
   std::vector<pollfd> polls;
   fixture.channel->add_polls({false, false}, polls);
@@ -113,10 +113,10 @@ void departed_peer_is_no_failure_until_needed() {
 
 void wrong_bytes_name_the_peer() {
   Fixture fixture;
-  std::vector<std::byte> frame(sizeof(FrameHeader));
+  std::vector<std::byte> frame(sizeof(VerbsFrameHeader));
   fixture.in.under_way.push_back({frame, false});
   FakeQueuePair::deliver(fixture.in, false, true);
-  expect(fixture.failure(), FERRULE_MISMATCH, 1, "rank 1 sent a frame of another connection on rxe0");
+  expect(fixture.failure(), Status::mismatch, 1, "rank 1 sent a frame of another connection on rxe0");
 }
 
 // A close waits for what was sent, but never for a peer that is gone, that wants no more, or that cannot be reached.
@@ -131,7 +131,8 @@ void close_waits_for_nobody_who_is_gone() {
   };
   constexpr double kAtOnce = 1;
   require(seconds([](Fixture& fixture) { fixture.hang_up(); }) < kAtOnce, "waited for a dead peer");
-  require(seconds([](Fixture& fixture) { fixture.say(Op::goodbye, FERRULE_OK, 1, ""); }) < kAtOnce, "for a departed one");
+  require(seconds([](Fixture& fixture) { fixture.say(Op::goodbye, Status::ok, 1, ""); }) < kAtOnce,
+          "for a departed one");
   require(seconds([](Fixture& fixture) { fixture.queue->break_with("gone"); }) < kAtOnce, "for a broken queue pair");
   require(seconds([](Fixture& fixture) { fixture.channel->shut_down(); }) < kAtOnce, "after an abort");
   require(seconds([](Fixture&) {}) >= kAtOnce, "not for what is under way");

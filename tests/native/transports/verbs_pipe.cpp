@@ -142,7 +142,7 @@ template <class Change>
 void refused(const char* words, bool reliable, Change&& change) {
   const PipeShape shape{8, 256};
   Pair pair(reliable, shape, shape);
-  FrameHeader header{101, 0, 0, 4, FrameKind::data, 0};
+  VerbsFrameHeader header{101, 0, 0, 4, VerbsFrameKind::data, 0};
   std::size_t size = sizeof header + 4;
   change(header, size);
   std::vector<std::byte> bytes(std::max(size, sizeof header));
@@ -160,17 +160,18 @@ void refused(const char* words, bool reliable, Change&& change) {
 }
 
 void wrong_frames() {
-  refused("another connection", true, [](FrameHeader& header, std::size_t&) { header.token = 100; });
-  refused("too short", true, [](FrameHeader&, std::size_t& size) { size = 8; });
-  refused("cut short", true, [](FrameHeader&, std::size_t& size) { size = 17; });
-  refused("never sent", true, [](FrameHeader& header, std::size_t&) { header.consumed = 1; });
-  refused("out of order", true, [](FrameHeader& header, std::size_t&) { header.sequence = 1; });
-  refused("no known kind", true, [](FrameHeader& header, std::size_t&) { header.kind = static_cast<FrameKind>(77); });
+  refused("another connection", true, [](VerbsFrameHeader& header, std::size_t&) { header.token = 100; });
+  refused("too short", true, [](VerbsFrameHeader&, std::size_t& size) { size = 8; });
+  refused("cut short", true, [](VerbsFrameHeader&, std::size_t& size) { size = 17; });
+  refused("never sent", true, [](VerbsFrameHeader& header, std::size_t&) { header.consumed = 1; });
+  refused("out of order", true, [](VerbsFrameHeader& header, std::size_t&) { header.sequence = 1; });
+  refused("no known kind", true,
+          [](VerbsFrameHeader& header, std::size_t&) { header.kind = static_cast<VerbsFrameKind>(77); });
   // Where frames may be lost, a gap is no fault, and an old frame is one that came twice.
-  refused("", false, [](FrameHeader& header, std::size_t&) { header.sequence = 1; });
-  refused("", false, [](FrameHeader& header, std::size_t&) { header.sequence = 0xffffffff; });
+  refused("", false, [](VerbsFrameHeader& header, std::size_t&) { header.sequence = 1; });
+  refused("", false, [](VerbsFrameHeader& header, std::size_t&) { header.sequence = 0xffffffff; });
   // Nor is one of which a part was lost.
-  refused("", false, [](FrameHeader&, std::size_t& size) { size = 17; });
+  refused("", false, [](VerbsFrameHeader&, std::size_t& size) { size = 17; });
 }
 
 void counts_wrap_around() {

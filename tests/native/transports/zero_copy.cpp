@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "transports/tcp/tcp_channel.h"
 #include "testing.h"
+#include "transports/tcp/tcp_channel.h"
 
 using namespace ferrule;
 

@@ -1,8 +1,8 @@
 // Collective algorithms of several hops (recursive doubling, tree, ring), written as programs.
 #pragma once
 
-#include "collectives/program.h"
 #include "collectives/algorithms/spanning_tree.h"
+#include "collectives/program.h"
 
 namespace ferrule {
 

@@ -12,7 +12,8 @@ void doubling_gather(Program& program, int rank, int size, std::byte* slots, std
     const auto more = static_cast<std::size_t>(std::min(have, size - have)) * bytes;
     program.send((rank + have) % size, {slots, more}, {known});
     // One dependency is enough: everybody's rounds come in their order.
-    known = program.receive((rank + size - have) % size, {slots + static_cast<std::size_t>(have) * bytes, more}, {known});
+    known =
+        program.receive((rank + size - have) % size, {slots + static_cast<std::size_t>(have) * bytes, more}, {known});
   }
 }
 

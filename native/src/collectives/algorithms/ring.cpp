@@ -22,7 +22,8 @@ struct Blocks {
 
 template <class Each>
 void for_chunks(Bytes block, Each&& each) {
-  for (std::size_t at = 0; at < block.size(); at += kChunk) each(at / kChunk, block.subspan(at, std::min(kChunk, block.size() - at)));
+  for (std::size_t at = 0; at < block.size(); at += kChunk)
+    each(at / kChunk, block.subspan(at, std::min(kChunk, block.size() - at)));
 }
 
 class Direction {
@@ -60,9 +61,8 @@ class Direction {
         const Program::Step arrived = program_.receive(before_, {slot.data, own.size()}, {slot.free});
         const bool last = step == ring_.size() - 2;
         std::byte* const to = last ? target + index * kChunk : slot.data;
-        const Program::Step sum =
-            program_.combine(last ? combine.last : combine.partial, to, {slot.data, own.data()},
-                             own.size() / blocks.element, combine.ranks, {arrived});
+        const Program::Step sum = program_.combine(last ? combine.last : combine.partial, to, {slot.data, own.data()},
+                                                   own.size() / blocks.element, combine.ranks, {arrived});
         readers_[{coming, index}] = sum;
         if (last) {
           slots_.release(slot, sum);

@@ -18,7 +18,7 @@ constexpr std::uint64_t kMagic = 0x32656c7572726566;  // "ferrule2": another lay
 struct SegmentHeader {
   std::uint64_t magic;
   std::uint64_t ranks;
-  std::uint8_t token[FERRULE_TOKEN_BYTES];
+  std::uint8_t token[kTokenBytes];
 };
 
 constexpr std::size_t kHeaderBytes = 4096;
@@ -36,7 +36,8 @@ std::size_t stream_bytes(int ranks, Stream stream) {
 
 std::size_t segment_bytes(int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
-  return kHeaderBytes + n * sizeof(RankBlock) + stream_bytes(ranks, Stream::collectives) + stream_bytes(ranks, Stream::messages);
+  return kHeaderBytes + n * sizeof(RankBlock) + stream_bytes(ranks, Stream::collectives) +
+         stream_bytes(ranks, Stream::messages);
 }
 
 [[noreturn]] void refuse(const std::string& what, int error) {
@@ -147,9 +148,7 @@ std::unique_ptr<Segment> Segment::open(const std::string& place, const std::uint
 
 Segment::~Segment() { ::munmap(base_, bytes_); }
 
-RankBlock& Segment::rank(int index) const {
-  return reinterpret_cast<RankBlock*>(base_ + kHeaderBytes)[index];
-}
+RankBlock& Segment::rank(int index) const { return reinterpret_cast<RankBlock*>(base_ + kHeaderBytes)[index]; }
 
 std::atomic<std::uint32_t>& Segment::sleeping(int index, Stream stream) const {
   return rank(index).sleeping[static_cast<std::size_t>(stream)].value;

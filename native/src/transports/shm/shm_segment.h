@@ -54,6 +54,8 @@ struct RingHeader {
   alignas(kLine) std::atomic<std::uint64_t> tail;  // bytes read; the reader's
 };
 
+constexpr std::size_t kTokenBytes = 16;
+
 class Segment {
   // Memory that other processes find at `place`.
   struct Shelter {

@@ -61,10 +61,10 @@ class Rail {
   // For at least `limit` the peer's kernel answered nothing of what was sent, and none arrived.
   bool stalled(Clock::duration limit) const { return unanswered_ && looked_at_ - still_since_ >= limit; }
   Clock::time_point moved_at() const { return moved_at_; }  // the last bytes, either way
-  bool suspect = false;  // it stalled; what it carried goes over other rails as well
+  bool suspect = false;                                     // it stalled; what it carried goes over other rails as well
   Clock::time_point suspect_since{};
   Clock::time_point blamed_since{};  // since then another rail moved; or never
-  bool given_up = false;  // it was closed because it did not work, not because the peer closed it
+  bool given_up = false;             // it was closed because it did not work, not because the peer closed it
   // Whether the peer's kernel has everything, as far as can be told.
   bool delivered() const;
 

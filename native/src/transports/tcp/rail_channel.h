@@ -89,7 +89,7 @@ class RailChannel final : public Channel {
   std::uint64_t ask_at_ = 0;
   bool must_tell_ = false;
 
-  CloseNotice words_;      // our last
+  CloseNotice words_;       // our last
   CloseNotice last_words_;  // the peer's
   std::uint64_t last_offset_ = 0;
   bool heard_last_ = false;

@@ -197,7 +197,8 @@ void RailChannel::read(Rail& rail, bool all) {
     const bool data = left != 0 && rail.reader.header().kind == FrameKind::data;
     const Bytes direct = data ? inbound_.place(position, left) : Bytes();
     // Together with the end of a long payload comes the next header, and nothing that would have to be copied.
-    std::size_t ahead = inbound_.offered() >= kDirectRead && (left == 0 || !direct.empty()) ? sizeof(FrameHeader) : Rail::kInbox;
+    std::size_t ahead =
+        inbound_.offered() >= kDirectRead && (left == 0 || !direct.empty()) ? sizeof(FrameHeader) : Rail::kInbox;
     if (direct.size() < left && !direct.empty()) ahead = 0;
     std::size_t got = 0;
     const Rail::Io io = rail.read(direct, ahead, got);

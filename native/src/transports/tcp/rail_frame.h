@@ -13,7 +13,7 @@ namespace ferrule {
 
 enum class FrameKind : std::uint8_t {
   data = 1,
-  ack = 2,       // only a header
+  ack = 2,           // only a header
   close_notice = 3,  // not part of the stream: the last words of the sender, whose stream ends at `offset`
 };
 
@@ -39,8 +39,8 @@ static_assert(sizeof(FrameHeader) == 32);
 
 // What the receiver of a frame knows.
 struct FrameBounds {
-  std::uint64_t window_end = 0;       // no byte of the stream may be beyond
-  std::uint64_t sent = 0;             // what was never sent cannot have been received
+  std::uint64_t window_end = 0;          // no byte of the stream may be beyond
+  std::uint64_t sent = 0;                // what was never sent cannot have been received
   std::uint32_t close_notice_bytes = 0;  // of the payload of a close notice
 };
 

@@ -1,8 +1,8 @@
 // Sends that leave the bytes where they are: the network adapter reads them from the caller's memory.
 //
-// Linux only (MSG_ZEROCOPY). The kernel says afterwards, in the socket's error queue, when it no longer needs the memory,
-// and whether it copied all the same: over loopback, veth, and adapters that cannot gather it always does. Then this is
-// only dearer, and no more of it is asked for on that socket.
+// Linux only (MSG_ZEROCOPY). The kernel says afterwards, in the socket's error queue, when it no longer needs the
+// memory, and whether it copied all the same: over loopback, veth, and adapters that cannot gather it always does. Then
+// this is only dearer, and no more of it is asked for on that socket.
 #pragma once
 
 #include <cstddef>

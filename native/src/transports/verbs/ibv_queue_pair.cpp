@@ -20,7 +20,7 @@ constexpr std::uint32_t kInlineBytes = 220;
 constexpr std::uint32_t kFewestSlots = 8;
 constexpr std::uint32_t kMostSlotBytes = 32 << 10;
 constexpr std::uint32_t kSoftRoce = 0xffffff;  // its vendor
-constexpr std::uint32_t kOnePacket = 1024;  // goes into one on any Ethernet
+constexpr std::uint32_t kOnePacket = 1024;     // goes into one on any Ethernet
 constexpr std::size_t kPostAtOnce = 16;
 constexpr int kMostCompletions = 16;
 

@@ -44,14 +44,14 @@ auto VerbsChannel::guarded(Step&& step) const {
   try {
     return step();
   } catch (const FrameError& error) {
-    throw Failure(FERRULE_MISMATCH, peer_, "rank " + std::to_string(peer_) + " " + error.what() + " on " + path_);
+    throw Failure(Status::mismatch, peer_, "rank " + std::to_string(peer_) + " " + error.what() + " on " + path_);
   }
 }
 
 void VerbsChannel::broken() {
   drain();
   if (gone_ || departed()) throw loss();
-  throw Failure(FERRULE_PEER_LOST, peer_,
+  throw Failure(Status::peer_lost, peer_,
                 "rank " + std::to_string(peer_) + " cannot be reached over " + path_ + " (" + pipe_->fault() + ")");
 }
 

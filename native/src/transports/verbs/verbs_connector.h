@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "transports/message.h"
 #include "transports/verbs/verbs_library.h"
@@ -25,6 +26,18 @@ struct VerbsDescription {
 };
 static_assert(sizeof(VerbsDescription) == 48);
 
+enum class VerbsType { rc, uc };
+
+struct VerbsOptions {
+  std::string device;
+  int port = 0;
+  int gid_index = 0;  // unused with an address
+  VerbsType type = VerbsType::rc;
+  Stream stream = Stream::collectives;
+  std::string address;   // iWARP: the IP address of this end; else empty
+  bool listens = false;  // iWARP: of the two ends, exactly one does
+};
+
 class VerbsConnector {
  public:
   virtual ~VerbsConnector() = default;
@@ -42,7 +55,7 @@ class VerbsConnector {
 };
 
 // Throws std::runtime_error.
-std::shared_ptr<VerbsConnector> make_direct_connector(const ferrule_verbs_options& options);
-std::shared_ptr<VerbsConnector> make_managed_connector(const ferrule_verbs_options& options);
+std::shared_ptr<VerbsConnector> make_direct_connector(const VerbsOptions& options);
+std::shared_ptr<VerbsConnector> make_managed_connector(const VerbsOptions& options);
 
 }  // namespace ferrule

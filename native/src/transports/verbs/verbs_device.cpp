@@ -42,21 +42,15 @@ bool is_zero(const ibv_gid& gid) {
   return std::all_of(std::begin(gid.raw), std::end(gid.raw), [](std::uint8_t byte) { return byte == 0; });
 }
 
-void visit_port(const VerbsDevice& device, const ibv_device_attr& limits, std::uint8_t number,
-                const std::function<void(const ferrule_verbs_port&)>& visit) {
+VerbsPort describe_port(const VerbsDevice& device, const ibv_device_attr& limits, std::uint8_t number,
+                        const ibv_port_attr& attributes) {
   const VerbsLibrary& library = VerbsLibrary::get();
-  ibv_port_attr attributes{};
-  if (library.query_port(device.context(), number, &attributes) != 0) return;
-  std::vector<ferrule_verbs_gid> gids;
+  VerbsPort port{.device = device.name()};
   for (int index = 0; index < attributes.gid_tbl_len; ++index) {
     ibv_gid gid{};
-    if (library.query_gid(device.context(), number, index, &gid) != 0 || is_zero(gid)) continue;
-    ferrule_verbs_gid& found = gids.emplace_back();
-    found.index = index;
-    std::memcpy(found.raw, gid.raw, sizeof found.raw);
+    if (library.query_gid(device.context(), number, index, &gid) == 0 && !is_zero(gid))
+      port.gids.push_back({index, gid});
   }
-  ferrule_verbs_port port{};
-  port.device = device.name().c_str();
   port.port = number;
   port.active = attributes.state == IBV_PORT_ACTIVE;
   port.iwarp = device.context()->device->transport_type == IBV_TRANSPORT_IWARP;
@@ -67,32 +61,33 @@ void visit_port(const VerbsDevice& device, const ibv_device_attr& limits, std::u
   port.max_qp = limits.max_qp;
   port.max_mr = limits.max_mr;
   port.max_qp_wr = limits.max_qp_wr;
-  port.gids = gids.data();
-  port.gid_count = gids.size();
-  visit(port);
+  return port;
 }
 
 }  // namespace
 
 void throw_errno(const std::string& what, int error) { throw std::runtime_error(what + ": " + std::strerror(error)); }
 
-void visit_ports(const std::function<void(const ferrule_verbs_port&)>& visit) {
+std::vector<VerbsPort> verbs_ports() {
   const VerbsLibrary& library = VerbsLibrary::get();
   std::vector<std::string> names;
   for (ibv_device* device : DeviceList()) names.emplace_back(library.get_device_name(device));
+  std::vector<VerbsPort> ports;
   for (const std::string& name : names) {
     try {
       const std::shared_ptr<VerbsDevice> device = VerbsDevice::open(name);
       ibv_device_attr limits{};
       if (library.query_device(device->context(), &limits) != 0) throw std::runtime_error("it tells no limits");
-      for (std::uint8_t port = 1; port <= limits.phys_port_cnt; ++port) visit_port(*device, limits, port, visit);
+      for (std::uint8_t number = 1; number <= limits.phys_port_cnt; ++number) {
+        ibv_port_attr attributes{};
+        if (library.query_port(device->context(), number, &attributes) != 0) continue;
+        ports.push_back(describe_port(*device, limits, number, attributes));
+      }
     } catch (const std::runtime_error& error) {  // of this one; the others may be fine
-      ferrule_verbs_port port{};
-      port.device = name.c_str();
-      port.problem = error.what();
-      visit(port);
+      ports.push_back({.device = name, .problem = error.what()});
     }
   }
+  return ports;
 }
 
 std::shared_ptr<VerbsDevice> VerbsDevice::open(const std::string& name) {

@@ -1,19 +1,38 @@
 // RDMA devices: what there is, and those that this process has opened.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "ferrule/ferrule.h"
 #include "transports/verbs/verbs_library.h"
 
 namespace ferrule {
 
-// Call `visit` for every port of every device. Throws std::runtime_error where the library or the kernel's part of it
-// is missing.
-void visit_ports(const std::function<void(const ferrule_verbs_port&)>& visit);
+struct VerbsGid {
+  int index;
+  ibv_gid value;
+};
+
+// A port of an RDMA device. If there is a problem, only that and the device's name are set.
+struct VerbsPort {
+  std::string device;
+  std::string problem{};
+  int port = 0;
+  bool active = false;
+  bool infiniband = false;  // the link layer; otherwise Ethernet
+  bool iwarp = false;
+  int mtu = 0;
+  int lid = 0;
+  std::uint32_t vendor = 0;
+  int max_qp = 0;
+  int max_mr = 0;
+  int max_qp_wr = 0;
+  std::vector<VerbsGid> gids{};  // those that are set
+};
+
+// Every port of every device. Throws std::runtime_error where the library or the kernel's part of it is missing.
+std::vector<VerbsPort> verbs_ports();
 
 // An opened device. All queue pairs of the process share one, whatever group they are for, and its limits.
 class VerbsDevice {

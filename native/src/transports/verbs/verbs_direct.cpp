@@ -16,14 +16,15 @@ constexpr std::uint8_t kHopLimit = 64;
 
 class DirectConnector final : public VerbsConnector {
  public:
-  explicit DirectConnector(const ferrule_verbs_options& options)
+  explicit DirectConnector(const VerbsOptions& options)
       : library_(VerbsLibrary::get()),
         device_(VerbsDevice::open(options.device)),
         port_(static_cast<std::uint8_t>(options.port)),
         gid_index_(static_cast<std::uint8_t>(options.gid_index)) {
     const int error = library_.query_port(context(), port_, &attributes_);
     if (error != 0) throw_errno(device_->name() + " has no port " + std::to_string(port_), error);
-    if (attributes_.state != IBV_PORT_ACTIVE) throw std::runtime_error(device_->name() + " has no link: check its cable");
+    if (attributes_.state != IBV_PORT_ACTIVE)
+      throw std::runtime_error(device_->name() + " has no link: check its cable");
     if (library_.query_gid(context(), port_, options.gid_index, &gid_) != 0) {
       throw std::runtime_error(device_->name() + " has no GID " + std::to_string(options.gid_index) + " any more");
     }
@@ -102,7 +103,7 @@ class DirectConnector final : public VerbsConnector {
 
 }  // namespace
 
-std::shared_ptr<VerbsConnector> make_direct_connector(const ferrule_verbs_options& options) {
+std::shared_ptr<VerbsConnector> make_direct_connector(const VerbsOptions& options) {
   return std::make_shared<DirectConnector>(options);
 }
 

@@ -19,12 +19,12 @@ constexpr std::chrono::milliseconds kGreetAgain{50};
 
 }  // namespace
 
-VerbsEndpoint::VerbsEndpoint(const ferrule_verbs_options& options)
+VerbsEndpoint::VerbsEndpoint(const VerbsOptions& options)
     : path_(options.device),
-      connector_(options.address == nullptr ? make_direct_connector(options) : make_managed_connector(options)) {
-  const ibv_qp_type type = options.type == FERRULE_VERBS_UC ? IBV_QPT_UC : IBV_QPT_RC;
+      connector_(options.address.empty() ? make_direct_connector(options) : make_managed_connector(options)) {
+  const ibv_qp_type type = options.type == VerbsType::uc ? IBV_QPT_UC : IBV_QPT_RC;
   auto made = std::make_unique<IbvQueuePair>(connector_, options.device, type,
-                                             options.stream == FERRULE_MESSAGES ? kMessages : kCollectives);
+                                             options.stream == Stream::messages ? kMessages : kCollectives);
   std::random_device random;
   local_.type = static_cast<std::uint8_t>(type);
   local_.psn = random() & kPsnMask;
@@ -40,7 +40,7 @@ VerbsEndpoint::VerbsEndpoint(const ferrule_verbs_options& options)
 
 void VerbsEndpoint::join(const VerbsDescription& theirs, Clock::time_point deadline) {
   const bool fits = theirs.version == local_.version && theirs.type == local_.type && theirs.slots != 0 &&
-                    theirs.slot_bytes > sizeof(FrameHeader);
+                    theirs.slot_bytes > sizeof(VerbsFrameHeader);
   if (!fits) throw std::runtime_error("the other end's queue pair is of another kind");
   connector_->join(*queue_pair_, local_, theirs, deadline);
   pipe_->meet({{theirs.slots, theirs.slot_bytes}, theirs.token});
@@ -51,7 +51,8 @@ void VerbsEndpoint::prove(Clock::time_point deadline) {
   for (Clock::time_point now = Clock::now(); !pipe_->greeted(); now = Clock::now()) {
     if (pipe_->broken()) throw std::runtime_error(path_ + " does not reach the other end: " + pipe_->fault());
     if (now >= deadline) {
-      throw std::runtime_error("nothing arrives on " + path_ + "; do its addresses, cable and firewall let it through?");
+      throw std::runtime_error("nothing arrives on " + path_ +
+                               "; do its addresses, cable and firewall let it through?");
     }
     if (next == Clock::time_point{} || (!pipe_->reliable() && now >= next)) {
       pipe_->greet();

@@ -11,7 +11,7 @@ namespace ferrule {
 class VerbsEndpoint {
  public:
   // All throw std::runtime_error.
-  explicit VerbsEndpoint(const ferrule_verbs_options& options);
+  explicit VerbsEndpoint(const VerbsOptions& options);
   const VerbsDescription& local() const { return local_; }
   void join(const VerbsDescription& theirs, Clock::time_point deadline);
   // Both ends are joined: a frame in each direction, waited for in the kernel.

@@ -5,7 +5,7 @@
 
 namespace ferrule {
 
-enum class FrameKind : std::uint8_t {
+enum class VerbsFrameKind : std::uint8_t {
   data,
   hello,  // the path works
   state,  // what was received and consumed so far; the others say that, too
@@ -14,14 +14,14 @@ enum class FrameKind : std::uint8_t {
   answer,
 };
 
-struct FrameHeader {
+struct VerbsFrameHeader {
   std::uint32_t token = 0;     // the receiver's, told over an authenticated connection: no leftover, no stranger has it
   std::uint32_t sequence = 0;  // of data frames; in all others the one that is expected next
   std::uint32_t consumed = 0;  // data frames so far whose slots the peer may fill again
   std::uint16_t bytes = 0;     // that follow
-  FrameKind kind = FrameKind::data;
+  VerbsFrameKind kind = VerbsFrameKind::data;
   std::uint8_t unused = 0;
 };
-static_assert(sizeof(FrameHeader) == 16);
+static_assert(sizeof(VerbsFrameHeader) == 16);
 
 }  // namespace ferrule

@@ -15,6 +15,9 @@ constexpr const char* kName = "libibverbs.so.1";
 #endif
 
 VerbsLibrary load() {
+#if defined(__APPLE__) && !defined(FERRULE_SYSTEM_VERBS)
+  throw std::runtime_error("this Ferrule was built without RDMA: that takes the SDK of macOS 26.2 or newer");
+#endif
   void* const handle = open_library(kName);
   VerbsLibrary all;
   const auto find = [handle](auto& function, const char* symbol) {

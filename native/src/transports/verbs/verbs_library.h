@@ -1,37 +1,38 @@
-// libibverbs (Linux) or librdma (macOS), opened at run time: a machine without it lacks this transport and nothing else.
+// libibverbs (Linux) or librdma (macOS), opened at run time: a machine without it lacks this transport and nothing
+// else.
 #pragma once
-
-#include <infiniband/verbs.h>
 
 #include <cstddef>
 #include <cstdint>
 
+#include "transports/verbs/verbs_abi.h"
+
 namespace ferrule {
 
-// The functions that libibverbs exports; what its header has inline (post, poll, arm) needs no library.
+// The functions that libibverbs exports; posting, polling and arming need no library.
 struct VerbsLibrary {
-  decltype(&::ibv_get_device_list) get_device_list = nullptr;
-  decltype(&::ibv_free_device_list) free_device_list = nullptr;
-  decltype(&::ibv_get_device_name) get_device_name = nullptr;
-  decltype(&::ibv_open_device) open_device = nullptr;
-  decltype(&::ibv_close_device) close_device = nullptr;
-  decltype(&::ibv_query_device) query_device = nullptr;
+  ibv_device** (*get_device_list)(int*) = nullptr;
+  void (*free_device_list)(ibv_device**) = nullptr;
+  const char* (*get_device_name)(ibv_device*) = nullptr;
+  ibv_context* (*open_device)(ibv_device*) = nullptr;
+  int (*close_device)(ibv_context*) = nullptr;
+  int (*query_device)(ibv_context*, ibv_device_attr*) = nullptr;
   int (*query_port)(ibv_context*, std::uint8_t, ibv_port_attr*) = nullptr;
-  decltype(&::ibv_query_gid) query_gid = nullptr;
-  decltype(&::ibv_alloc_pd) alloc_pd = nullptr;
-  decltype(&::ibv_dealloc_pd) dealloc_pd = nullptr;
+  int (*query_gid)(ibv_context*, std::uint8_t, int, ibv_gid*) = nullptr;
+  ibv_pd* (*alloc_pd)(ibv_context*) = nullptr;
+  int (*dealloc_pd)(ibv_pd*) = nullptr;
   ibv_mr* (*reg_mr)(ibv_pd*, void*, std::size_t, int) = nullptr;
-  decltype(&::ibv_dereg_mr) dereg_mr = nullptr;
-  decltype(&::ibv_create_comp_channel) create_comp_channel = nullptr;
-  decltype(&::ibv_destroy_comp_channel) destroy_comp_channel = nullptr;
-  decltype(&::ibv_create_cq) create_cq = nullptr;
-  decltype(&::ibv_destroy_cq) destroy_cq = nullptr;
-  decltype(&::ibv_get_cq_event) get_cq_event = nullptr;
-  decltype(&::ibv_ack_cq_events) ack_cq_events = nullptr;
-  decltype(&::ibv_create_qp) create_qp = nullptr;
-  decltype(&::ibv_modify_qp) modify_qp = nullptr;
-  decltype(&::ibv_destroy_qp) destroy_qp = nullptr;
-  decltype(&::ibv_wc_status_str) wc_status_str = nullptr;
+  int (*dereg_mr)(ibv_mr*) = nullptr;
+  ibv_comp_channel* (*create_comp_channel)(ibv_context*) = nullptr;
+  int (*destroy_comp_channel)(ibv_comp_channel*) = nullptr;
+  ibv_cq* (*create_cq)(ibv_context*, int, void*, ibv_comp_channel*, int) = nullptr;
+  int (*destroy_cq)(ibv_cq*) = nullptr;
+  int (*get_cq_event)(ibv_comp_channel*, ibv_cq**, void**) = nullptr;
+  void (*ack_cq_events)(ibv_cq*, unsigned) = nullptr;
+  ibv_qp* (*create_qp)(ibv_pd*, ibv_qp_init_attr*) = nullptr;
+  int (*modify_qp)(ibv_qp*, ibv_qp_attr*, int) = nullptr;
+  int (*destroy_qp)(ibv_qp*) = nullptr;
+  const char* (*wc_status_str)(ibv_wc_status) = nullptr;
 
   // Throws std::runtime_error where there is none.
   static const VerbsLibrary& get();

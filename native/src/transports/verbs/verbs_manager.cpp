@@ -2,7 +2,6 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <rdma/rdma_cma.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -16,22 +15,22 @@ namespace ferrule {
 namespace {
 
 struct ManagerLibrary {
-  decltype(&::rdma_create_event_channel) create_event_channel = nullptr;
-  decltype(&::rdma_destroy_event_channel) destroy_event_channel = nullptr;
-  decltype(&::rdma_create_id) create_id = nullptr;
-  decltype(&::rdma_destroy_id) destroy_id = nullptr;
-  decltype(&::rdma_bind_addr) bind_addr = nullptr;
-  decltype(&::rdma_listen) listen = nullptr;
-  decltype(&::rdma_get_src_port) get_src_port = nullptr;
-  decltype(&::rdma_resolve_addr) resolve_addr = nullptr;
-  decltype(&::rdma_resolve_route) resolve_route = nullptr;
-  decltype(&::rdma_connect) connect = nullptr;
-  decltype(&::rdma_accept) accept = nullptr;
-  decltype(&::rdma_reject) reject = nullptr;
-  decltype(&::rdma_disconnect) disconnect = nullptr;
-  decltype(&::rdma_get_cm_event) get_cm_event = nullptr;
-  decltype(&::rdma_ack_cm_event) ack_cm_event = nullptr;
-  decltype(&::rdma_event_str) event_str = nullptr;
+  rdma_event_channel* (*create_event_channel)() = nullptr;
+  void (*destroy_event_channel)(rdma_event_channel*) = nullptr;
+  int (*create_id)(rdma_event_channel*, rdma_cm_id**, void*, rdma_port_space) = nullptr;
+  int (*destroy_id)(rdma_cm_id*) = nullptr;
+  int (*bind_addr)(rdma_cm_id*, sockaddr*) = nullptr;
+  int (*listen)(rdma_cm_id*, int) = nullptr;
+  std::uint16_t (*get_src_port)(rdma_cm_id*) = nullptr;
+  int (*resolve_addr)(rdma_cm_id*, sockaddr*, sockaddr*, int) = nullptr;
+  int (*resolve_route)(rdma_cm_id*, int) = nullptr;
+  int (*connect)(rdma_cm_id*, rdma_conn_param*) = nullptr;
+  int (*accept)(rdma_cm_id*, rdma_conn_param*) = nullptr;
+  int (*reject)(rdma_cm_id*, const void*, std::uint8_t) = nullptr;
+  int (*disconnect)(rdma_cm_id*) = nullptr;
+  int (*get_cm_event)(rdma_event_channel*, rdma_cm_event**) = nullptr;
+  int (*ack_cm_event)(rdma_cm_event*) = nullptr;
+  const char* (*event_str)(rdma_cm_event_type) = nullptr;
 
   static const ManagerLibrary& get() {
     static const ManagerLibrary library = load();
@@ -71,14 +70,14 @@ union Address {
   sockaddr_in6 six;
 };
 
-Address parse(const char* text) {
+Address parse(const std::string& text) {
   Address address{};
-  if (::inet_pton(AF_INET, text, &address.four.sin_addr) == 1) {
+  if (::inet_pton(AF_INET, text.c_str(), &address.four.sin_addr) == 1) {
     address.any.sa_family = AF_INET;
-  } else if (::inet_pton(AF_INET6, text, &address.six.sin6_addr) == 1) {
+  } else if (::inet_pton(AF_INET6, text.c_str(), &address.six.sin6_addr) == 1) {
     address.any.sa_family = AF_INET6;
   } else {
-    throw std::runtime_error(std::string(text) + " is no IP address");
+    throw std::runtime_error(text + " is no IP address");
   }
   return address;
 }
@@ -110,10 +109,10 @@ Address load(const std::uint8_t (&gid)[16], std::uint16_t port) {
 
 class ManagedConnector final : public VerbsConnector {
  public:
-  explicit ManagedConnector(const ferrule_verbs_options& options)
+  explicit ManagedConnector(const VerbsOptions& options)
       : verbs_(VerbsLibrary::get()),
         library_(ManagerLibrary::get()),
-        listens_(options.listens != 0),
+        listens_(options.listens),
         port_(static_cast<std::uint8_t>(options.port)),
         address_(parse(options.address)) {
     try {
@@ -183,15 +182,15 @@ class ManagedConnector final : public VerbsConnector {
   }
 
  private:
-  void open(const ferrule_verbs_options& options) {
+  void open(const VerbsOptions& options) {
     events_ = library_.create_event_channel();
     if (events_ == nullptr) throw_errno("no RDMA connection manager (is the module rdma_ucm loaded?)", errno);
     ::fcntl(events_->fd, F_SETFL, ::fcntl(events_->fd, F_GETFL) | O_NONBLOCK);
     check(library_.create_id(events_, &bound_, nullptr, RDMA_PS_TCP), "no identifier");
     check(library_.bind_addr(bound_, &address_.any), "cannot bind");
     const char* const found = bound_->verbs == nullptr ? nullptr : verbs_.get_device_name(bound_->verbs->device);
-    if (found == nullptr || std::strcmp(found, options.device) != 0) {
-      throw std::runtime_error(std::string("the address ") + options.address + " does not lead to " + options.device);
+    if (found == nullptr || found != options.device) {
+      throw std::runtime_error("the address " + options.address + " does not lead to " + options.device);
     }
     domain_ = verbs_.alloc_pd(bound_->verbs);
     if (domain_ == nullptr) throw_errno("no protection domain", errno);
@@ -219,7 +218,8 @@ class ManagedConnector final : public VerbsConnector {
       rdma_cm_event* event = nullptr;
       if (library_.get_cm_event(events_, &event) == 0) return event;
       if (errno != EAGAIN && errno != EINTR) throw_errno("the RDMA connection manager", errno);
-      if (Clock::now() >= deadline) throw std::runtime_error("the RDMA connection manager: the other end does not answer");
+      if (Clock::now() >= deadline)
+        throw std::runtime_error("the RDMA connection manager: the other end does not answer");
       pollfd ready{events_->fd, POLLIN, 0};
       (void)::poll(&ready, 1, milliseconds(deadline));
     }
@@ -249,8 +249,8 @@ class ManagedConnector final : public VerbsConnector {
       rdma_cm_id* const visitor = event->id;
       const bool asks = event->event == RDMA_CM_EVENT_CONNECT_REQUEST;
       const rdma_conn_param& how = event->param.conn;
-      const bool knows = asks && how.private_data_len >= sizeof token &&
-                         std::memcmp(how.private_data, &token, sizeof token) == 0;
+      const bool knows =
+          asks && how.private_data_len >= sizeof token && std::memcmp(how.private_data, &token, sizeof token) == 0;
       library_.ack_cm_event(event);
       if (knows) return visitor;
       if (asks) turn_away(visitor);
@@ -275,7 +275,7 @@ class ManagedConnector final : public VerbsConnector {
 
 }  // namespace
 
-std::shared_ptr<VerbsConnector> make_managed_connector(const ferrule_verbs_options& options) {
+std::shared_ptr<VerbsConnector> make_managed_connector(const VerbsOptions& options) {
   return std::make_shared<ManagedConnector>(options);
 }
 

@@ -15,8 +15,8 @@ constexpr std::size_t kRepost = 8;
 constexpr Clock::duration kFirstAsk = std::chrono::milliseconds(20);
 constexpr int kMostAsks = 5;
 
-FrameHeader header_of(const std::byte* slot) {
-  FrameHeader header;
+VerbsFrameHeader header_of(const std::byte* slot) {
+  VerbsFrameHeader header;
   std::memcpy(&header, slot, sizeof header);
   return header;
 }
@@ -24,10 +24,7 @@ FrameHeader header_of(const std::byte* slot) {
 }  // namespace
 
 VerbsPipe::VerbsPipe(std::unique_ptr<QueuePair> queue, const PipeEnd& mine)
-    : queue_(std::move(queue)),
-      memory_(queue_->memory()),
-      mine_(mine),
-      ready_(mine.shape.receives()) {
+    : queue_(std::move(queue)), memory_(queue_->memory()), mine_(mine), ready_(mine.shape.receives()) {
   for (std::uint32_t slot = 0; slot < mine_.shape.receives(); ++slot) idle_.push_back(slot);
   queue_->receive(idle_);
   idle_.clear();
@@ -35,7 +32,7 @@ VerbsPipe::VerbsPipe(std::unique_ptr<QueuePair> queue, const PipeEnd& mine)
 
 void VerbsPipe::meet(const PipeEnd& theirs) {
   peer_token_ = theirs.token;
-  frame_bytes_ = std::min(mine_.shape.slot_bytes, theirs.shape.slot_bytes) - sizeof(FrameHeader);
+  frame_bytes_ = std::min(mine_.shape.slot_bytes, theirs.shape.slot_bytes) - sizeof(VerbsFrameHeader);
   window_ = std::min(mine_.shape.slots, theirs.shape.slots);
   out_ = SendWindow(window_);
   in_ = ReceiveWindow(window_);
@@ -54,13 +51,14 @@ std::size_t VerbsPipe::write(std::span<const ConstBytes> parts) {
     std::size_t size = 0;
     while (part != parts.size() && size != frame_bytes_) {
       const std::size_t n = std::min(frame_bytes_ - size, parts[part].size() - at);
-      std::memcpy(slot + sizeof(FrameHeader) + size, parts[part].data() + at, n);
+      std::memcpy(slot + sizeof(VerbsFrameHeader) + size, parts[part].data() + at, n);
       size += n;
       at += n;
       for (; part != parts.size() && at == parts[part].size(); at = 0) ++part;
     }
-    const FrameHeader header{peer_token_, static_cast<std::uint32_t>(frame), in_.announce(),
-                             static_cast<std::uint16_t>(size), FrameKind::data, 0};
+    const VerbsFrameHeader header{peer_token_,          static_cast<std::uint32_t>(frame),
+                                  in_.announce(),       static_cast<std::uint16_t>(size),
+                                  VerbsFrameKind::data, 0};
     std::memcpy(slot, &header, sizeof header);
     post(out_.post());
     total += size;
@@ -70,7 +68,7 @@ std::size_t VerbsPipe::write(std::span<const ConstBytes> parts) {
 
 void VerbsPipe::post(std::uint64_t frame) {
   const std::byte* const slot = send_slot(out_.slot(frame));
-  queue_->send(ConstBytes(slot, sizeof(FrameHeader) + header_of(slot).bytes));
+  queue_->send(ConstBytes(slot, sizeof(VerbsFrameHeader) + header_of(slot).bytes));
 }
 
 std::size_t VerbsPipe::read(Bytes into) {
@@ -79,7 +77,7 @@ std::size_t VerbsPipe::read(Bytes into) {
   while (total != into.size() && ready_count_ != 0) {
     const Ready front = ready_[ready_begin_];
     const std::size_t n = std::min(front.bytes - offset_, into.size() - total);
-    std::memcpy(into.data() + total, receive_slot(front.slot) + sizeof(FrameHeader) + offset_, n);
+    std::memcpy(into.data() + total, receive_slot(front.slot) + sizeof(VerbsFrameHeader) + offset_, n);
     total += n;
     offset_ += n;
     if (offset_ != front.bytes) break;
@@ -103,30 +101,30 @@ void VerbsPipe::repost() {
   in_.consume(idle_data_);
   idle_.clear();
   idle_data_ = 0;
-  if (in_.due()) tell(FrameKind::state);
+  if (in_.due()) tell(VerbsFrameKind::state);
 }
 
 bool VerbsPipe::service() {
   std::array<Arrival, kBatch> arrivals;
   const std::size_t n = queue_->poll(arrivals);
   for (std::size_t i = 0; i < n; ++i) take(arrivals[i]);
-  if (state_wanted_) tell(FrameKind::state);
+  if (state_wanted_) tell(VerbsFrameKind::state);
   while (out_.behind() && !broken() && queue_->has_room()) post(out_.post());
   return n != 0;
 }
 
 void VerbsPipe::take(const Arrival& arrival) {
-  if (arrival.bytes < sizeof(FrameHeader)) throw FrameError("sent a frame that is too short");
-  const FrameHeader frame = header_of(receive_slot(arrival.slot));
+  if (arrival.bytes < sizeof(VerbsFrameHeader)) throw FrameError("sent a frame that is too short");
+  const VerbsFrameHeader frame = header_of(receive_slot(arrival.slot));
   if (frame.token != mine_.token) throw FrameError("sent a frame of another connection");
-  if (frame.bytes != arrival.bytes - sizeof(FrameHeader)) {
+  if (frame.bytes != arrival.bytes - sizeof(VerbsFrameHeader)) {
     if (reliable()) throw FrameError("sent a frame that was cut short");
     recycle(arrival.slot, false);  // one of its packets was lost: then it was lost
     return tell_gap();
   }
   if (!out_.acknowledge(frame.consumed)) throw FrameError("claims to have read what was never sent");
   heard_ = true;
-  if (frame.kind != FrameKind::data) {
+  if (frame.kind != VerbsFrameKind::data) {
     recycle(arrival.slot, false);
     return heed(frame);
   }
@@ -143,27 +141,27 @@ void VerbsPipe::take(const Arrival& arrival) {
 void VerbsPipe::tell_gap() {
   if (gap_told_ == in_.expected() + 1) return;
   gap_told_ = in_.expected() + 1;
-  tell(FrameKind::gap);
+  tell(VerbsFrameKind::gap);
 }
 
-void VerbsPipe::heed(const FrameHeader& frame) {
+void VerbsPipe::heed(const VerbsFrameHeader& frame) {
   switch (frame.kind) {
-    case FrameKind::hello:
+    case VerbsFrameKind::hello:
       greeted_ = true;
       break;
-    case FrameKind::gap:
+    case VerbsFrameKind::gap:
       out_.rewind(frame.sequence);
       break;
-    case FrameKind::state:
+    case VerbsFrameKind::state:
       break;
     // On an unreliable queue pair, frames that had been posted by the time of a question have arrived before it, or
     // never will. Who is asked twice knows that of all that was posted before the first time.
-    case FrameKind::ask:
+    case VerbsFrameKind::ask:
       if (!reliable() && ahead(frame.sequence, was_asked_at_) < 0) out_.rewind(frame.sequence);
       was_asked_at_ = out_.posted();
-      tell(FrameKind::answer);
+      tell(VerbsFrameKind::answer);
       break;
-    case FrameKind::answer:
+    case VerbsFrameKind::answer:
       if (!reliable() && ahead(frame.sequence, asked_at_) < 0) out_.rewind(frame.sequence);
       break;
     default:
@@ -171,14 +169,14 @@ void VerbsPipe::heed(const FrameHeader& frame) {
   }
 }
 
-void VerbsPipe::tell(FrameKind kind) {
+void VerbsPipe::tell(VerbsFrameKind kind) {
   if (broken()) return;
   if (!queue_->has_room()) {
     state_wanted_ = true;  // whatever it was, the other end learns enough from that, or asks
     return;
   }
-  if (kind == FrameKind::state) state_wanted_ = false;
-  const FrameHeader header{peer_token_, in_.expected(), in_.announce(), 0, kind, 0};
+  if (kind == VerbsFrameKind::state) state_wanted_ = false;
+  const VerbsFrameHeader header{peer_token_, in_.expected(), in_.announce(), 0, kind, 0};
   const std::size_t depth = queue_->depth();
   std::byte* const slot =
       send_slot(mine_.shape.slots) + (next_control_++ % depth) * sizeof header;  // depth slots: none is still in use
@@ -204,7 +202,7 @@ Clock::duration VerbsPipe::prepare_sleep(bool waiting) {
   } else if (asked_ < kMostAsks && now >= ask_next_) {
     ask_next_ = now + kFirstAsk * (2 << asked_++);
     asked_at_ = out_.posted();
-    tell(FrameKind::ask);
+    tell(VerbsFrameKind::ask);
   }
   return asked_ < kMostAsks ? ask_next_ - now : Clock::duration::max();
 }
@@ -217,7 +215,7 @@ void VerbsPipe::take_events() {
 void VerbsPipe::flush() {
   if (queue_->drained()) return;
   queue_->report();
-  tell(FrameKind::state);
+  tell(VerbsFrameKind::state);
 }
 
 }  // namespace ferrule

@@ -23,7 +23,7 @@ struct PipeShape {
 
   // What QueuePair::memory() must have: all receive slots, the slots to send from, and small ones for other frames.
   std::size_t memory_bytes(std::size_t depth) const {
-    return (2 * std::size_t{slots} + kControlSlots) * slot_bytes + depth * sizeof(FrameHeader);
+    return (2 * std::size_t{slots} + kControlSlots) * slot_bytes + depth * sizeof(VerbsFrameHeader);
   }
   std::uint32_t receives() const { return slots + kControlSlots; }
 };
@@ -54,7 +54,7 @@ class VerbsPipe {
 
   // Handle what has arrived; false if nothing had.
   bool service();
-  void greet() { tell(FrameKind::hello); }
+  void greet() { tell(VerbsFrameKind::hello); }
   bool greeted() const { return greeted_; }
   // Have drained() tell, after some more service(), whether all that was sent so far has reached the peer's machine
   // (or, where nobody can know, has left this one).
@@ -74,29 +74,31 @@ class VerbsPipe {
     std::uint32_t bytes;
   };
 
-  std::byte* receive_slot(std::uint32_t slot) const { return memory_.data() + std::size_t{slot} * mine_.shape.slot_bytes; }
+  std::byte* receive_slot(std::uint32_t slot) const {
+    return memory_.data() + std::size_t{slot} * mine_.shape.slot_bytes;
+  }
   std::byte* send_slot(std::uint32_t slot) const { return receive_slot(mine_.shape.receives() + slot); }
   void take(const Arrival& arrival);
-  void heed(const FrameHeader& frame);
+  void heed(const VerbsFrameHeader& frame);
   void tell_gap();
   void recycle(std::uint32_t slot, bool data);
   void repost();
   void post(std::uint64_t frame);
-  void tell(FrameKind kind);
+  void tell(VerbsFrameKind kind);
 
   const std::unique_ptr<QueuePair> queue_;
   const Bytes memory_;
   const PipeEnd mine_;
   std::uint32_t peer_token_ = 0;
   std::size_t frame_bytes_ = 0;  // of payload
-  std::uint32_t window_ = 0;      // frames
+  std::uint32_t window_ = 0;     // frames
   SendWindow out_{0};
   ReceiveWindow in_{0};
 
   std::vector<Ready> ready_;  // a ring: what arrived and was not read to its end
   std::size_t ready_begin_ = 0;
   std::size_t ready_count_ = 0;
-  std::size_t offset_ = 0;  // into the first of them
+  std::size_t offset_ = 0;           // into the first of them
   std::vector<std::uint32_t> idle_;  // receive slots to post again
   std::uint32_t idle_data_ = 0;      // so many of them held data
   std::size_t next_control_ = 0;

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from ferrule import _native
+from ferrule import _emulation
 from ferrule.errors import LabError
 from ferrule.hardware import Shaping
 from ferrule.lab.netns.namespace import Namespace
@@ -25,13 +25,13 @@ class Panel:
         self.namespace = Namespace()
         self.ports = Ports(self.namespace)
         self._seed = seed
-        self._shaper: _native.Shaper | None = None
+        self._shaper: _emulation.Shaper | None = None
 
     @property
-    def shaper(self) -> _native.Shaper:
+    def shaper(self) -> _emulation.Shaper:
         if self._shaper is None:
             try:
-                self._shaper = _native.Shaper()
+                self._shaper = _emulation.Shaper()
             except RuntimeError as error:
                 raise LabError(f"the lab's shaper did not start: {error}") from error
         return self._shaper

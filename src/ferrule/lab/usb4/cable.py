@@ -18,7 +18,7 @@ class Link(StrEnum):
 
 @dataclass(frozen=True)
 class Shape:
-    """What one direction does to frames; see `ferrule._native.Usb4Engine.shape`."""
+    """What one direction does to frames; see `ferrule._emulation.Usb4Engine.shape`."""
 
     rate: float
     delay: float

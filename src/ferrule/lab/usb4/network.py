@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ferrule import _native
+from ferrule import _emulation
 from ferrule.errors import ConfigError
 from ferrule.lab.usb4 import packets
 from ferrule.lab.usb4.cable import Cable, Link
@@ -50,7 +50,7 @@ class Network:
     def __init__(
         self,
         plan: Plan,
-        engine: _native.Usb4Engine,
+        engine: _emulation.Usb4Engine,
         training: float = TRAINING_SECONDS,
         seed: int = 0,
         wake: Callable[[int], bool] = lambda controller: False,

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ferrule import _native
+from ferrule import _emulation
 from ferrule.errors import ConfigError, FerruleError, LabError
 from ferrule.lab.usb4 import trace
 from ferrule.lab.usb4.network import Network
@@ -36,7 +36,7 @@ _MOST_TAKEN = 64
 class Server:
     def __init__(self, folder: Path, plan: Plan, *, training: float, seed: int) -> None:
         self._folder = folder
-        self._engine = _native.Usb4Engine()
+        self._engine = _emulation.Usb4Engine()
         self._network = Network(plan, self._engine, training, seed, self._wake)
         self._selector = selectors.DefaultSelector()
         self._sessions: dict[int, Session] = {}

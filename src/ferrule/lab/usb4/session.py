@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from ferrule import _native
+from ferrule import _emulation
 from ferrule.lab.usb4 import pci
 from ferrule.lab.usb4.vfio_user import (
     HEADER_BYTES,
@@ -58,7 +58,7 @@ class Session:
     def __init__(
         self,
         connection: socket.socket,
-        engine: _native.Usb4Engine,
+        engine: _emulation.Usb4Engine,
         controller: int,
         ids: tuple[int, int],
         reset: Callable[[], None],
