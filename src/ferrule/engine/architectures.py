@@ -75,6 +75,7 @@ def cuts_of(config: Any) -> Cuts | None:
         shared="rowwise" in shared,
         experts="whole" if "ep_dispatch_experts" in routed else "inside" if "moe_tp_experts" in routed else None,
         sinks=any(pattern.endswith(".sinks") for pattern in plan),
+        norms=any(pattern.endswith("q_norm.weight") for pattern in plan),
     )
 
 

@@ -47,7 +47,7 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
                 places[place] += _weights(tensor, cut)
             continue
         index, leaf = within
-        role = role_of(leaf)
+        role = role_of(leaf, cuts)
         if index >= len(layers):
             places["elsewhere"] += _weights(tensor, False)
         elif role is not None:

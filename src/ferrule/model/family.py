@@ -18,6 +18,7 @@ class Cuts:
 
     ``attention``: by ``heads``; or the projections' columns, ``gathered`` again before attention (which every rank
     then computes for all heads); None: not at all. ``experts``: see `ExpertsSpec.cut`. ``sinks``: the attention sinks.
+    ``norms``: those of queries and keys, which have a weight per head then.
     """
 
     attention: Literal["heads", "gathered"] | None = "heads"
@@ -25,6 +26,7 @@ class Cuts:
     shared: bool = True
     experts: Literal["inside", "whole"] | None = "inside"
     sinks: bool = True
+    norms: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,10 @@ class Family:
 
     A bias is there always (True), never (False) or by a field of the configuration (its name; ``+name``: true where
     the field is missing). ``norms``: of the hidden size, per layer. ``query_norm``: over a ``head`` or over all heads
-    (``whole``); ``latent`` attention brings norms of its own. ``window``: which layers have the sliding window: none,
-    ``all``, from ``max_window_layers`` on (``late``), or all but every n-th (the number). ``tensor`` and ``stages``:
-    transformers has a plan to cut it that way (without one ``cuts`` says what other engines do). ``defaults``: values
-    that published configurations of the family leave out.
+    (``whole``), where ``query_norm_if`` says so; ``latent`` attention brings norms of its own. ``window``: which layers
+    have the sliding window: none, ``all``, from ``max_window_layers`` on (``late``), or all but every n-th (the
+    number). ``tensor`` and ``stages``: transformers has a plan to cut it that way (without one ``cuts`` says what other
+    engines do). ``defaults``: values that published configurations of the family leave out.
     """
 
     attention: Literal["separate", "fused", "latent"] = "separate"
@@ -46,7 +48,8 @@ class Family:
     mlp_bias: bool | str = False
     norm_bias: bool = False
     norms: int = 2
-    query_norm: Literal["head", "whole"] | str | None = None
+    query_norm: Literal["head", "whole"] | None = None
+    query_norm_if: bool | str = True
     window: Literal["all", "late"] | int | None = None
     router_bias: bool = False
     expert_bias: bool = False
@@ -81,6 +84,15 @@ FAMILIES: dict[str, Family] = {
     "granite": LLAMA,
     "seed_oss": replace(LLAMA, query_bias="+attention_bias", output_bias="attention_out_bias"),
     "smollm3": replace(LLAMA, tied=True),
+    "cohere": Family(
+        query_bias=BIAS,
+        output_bias=BIAS,
+        norms=1,
+        query_norm="whole",
+        query_norm_if="use_qk_norm",
+        tied=True,
+        cuts=Cuts(norms=True),
+    ),
     "mistral": Family(window="all"),
     "mixtral": Family(window="all"),
     "qwen2": Family(query_bias=True, window="late"),
@@ -131,7 +143,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "glm": replace(GLM4, norms=2),
     "glm4": GLM4,
-    "glm4_moe": Family(query_bias=BIAS, query_norm="use_qk_norm", router_bias=True),
+    "glm4_moe": Family(query_bias=BIAS, query_norm="head", query_norm_if="use_qk_norm", router_bias=True),
     "olmo2": replace(LLAMA, mlp_bias=False, query_norm="whole", cuts=Cuts(attention="gathered")),
     "olmo3": replace(LLAMA, mlp_bias=False, query_norm="whole", window=4, cuts=Cuts(attention="gathered")),
     "minimax_m2": Family(norms=2, query_norm="whole", router_bias=True, cuts=Cuts(attention="gathered")),

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from ferrule.model.family import Cuts
 from ferrule.model.layer import Kind
 
 Place = Literal["embedding", "head", "final", "elsewhere"]
@@ -18,6 +19,7 @@ _HEAD = re.compile(
     r"(?:^|\.)(?:lm_head|embed_out|output)\.(?:weight|bias|scales|biases|base_layer|qweight|qzeros|g_idx)"
 )
 
+_HEAD_NORM = re.compile(r"\b([qk])_norm\.")
 _NORM = re.compile(r"norm|(?:^|\.)ln_\w+\.")
 _EXPERTS = re.compile(r"(?:^|\.)(?:experts|switch_mlp|switch_glu)\.|ffn_\w+_exps\.")
 _SHARED = re.compile(r"shared_experts?\.|shared_mlp\.|ffn_\w+_shexp\.")
@@ -63,7 +65,7 @@ def place_of(name: str) -> Place | None:
     return "embedding" if _EMBEDDING.search(name) else "final"
 
 
-def role_of(name: str) -> Role | None:
+def role_of(name: str, cuts: Cuts) -> Role | None:
     """What a layer's tensor is, by its ``name`` within the layer; None: it is no weight."""
     if _NO_WEIGHT.search(f".{name}"):
         return None
@@ -75,7 +77,8 @@ def role_of(name: str) -> Role | None:
         return Role("routed", cut=True)
     leaf = name.rpartition("attn.")[2] if "norm_attn_norm" in name else name  # DBRX's block of norm, attention, norm
     if _NORM.search(leaf):
-        return Role("norm")
+        by_head = _HEAD_NORM.search(name) if cuts.norms else None
+        return Role("norm") if by_head is None else Role("attention" if by_head[1] == "q" else "key_value", cut=True)
     if _ATTENTION.search(name):
         if _SINKS.search(name):
             return Role("attention", cut=True, sinks=True)

@@ -66,9 +66,7 @@ def _attention(shape: Shape, layer: LayerShape, name: str) -> Iterator[Tensor]:
     output = attention.query_heads * attention.value_width
     yield from _linear(f"{name}.o_proj", hidden, output, shape.has(family.output_bias))
     norm = family.query_norm
-    if norm == "use_qk_norm":
-        norm = "head" if shape.fields.flag("use_qk_norm", default=False) else None
-    if norm is not None:
+    if norm is not None and shape.has(family.query_norm_if):
         yield from _norm(f"{name}.q_norm", query if norm == "whole" else attention.key_width)
         if not attention.shared_cache:
             yield from _norm(f"{name}.k_norm", key if norm == "whole" else attention.key_width)
