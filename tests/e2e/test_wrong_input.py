@@ -81,7 +81,7 @@ def quantized(model: Path) -> None:
     ("damage", "arguments", "code", "words"),
     [
         (truncate, (), 3, "model.safetensors (100,000 bytes) is truncated or damaged"),
-        (bad_config, (), 3, "config.json cannot be read as a model configuration"),
+        (bad_config, (), 3, "config.json is no JSON"),
         (no_config, (), 3, "holds no config.json"),
         (unknown_architecture, (), 3, "nonesuch"),
         (index_promises_more, (), 3, "lacks model.nonesuch"),
