@@ -19,6 +19,9 @@ PACKAGES = "/opt/python"
 PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 """What a guest's Python needs to run tests."""
 
+_BROUGHT_ALONG = {"ferrule": ("msgspec", "platformdirs")}
+"""Packages without which the rooms that guests use cannot be imported."""
+
 _NOT_IN_GUEST = {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "ensurepip", "lib2to3"}
 
 
@@ -54,7 +57,8 @@ def package(name: str) -> Iterator[tuple[str, Path]]:
 
 
 def packages(names: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    for name in names:
+    brought = [each for name in names for each in (name, *_BROUGHT_ALONG.get(name, ()))]
+    for name in dict.fromkeys(brought):
         yield from package(name)
 
 
