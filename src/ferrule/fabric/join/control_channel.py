@@ -174,9 +174,3 @@ def read_exactly(sock: socket.socket, count: int, deadline: Deadline, where: str
             raise RendezvousError(f"{where} left during the rendezvous")
         data += piece
     return bytes(data)
-
-
-def endpoint(address: tuple[str, int]) -> str:
-    """``host:port`` for people, with brackets where the host is an IPv6 address."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ferrule.errors import AuthError, FerruleError, RendezvousError
-from ferrule.fabric.join.control_channel import ControlChannel, Deadline, endpoint
+from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.handshake import Elsewhere, Identity, Refused, Role, Steps, connect_steps, relayed_steps
 from ferrule.fabric.join.listen import resolve
 from ferrule.fabric.join.loop import READ, WRITE, Loop
+from ferrule.secure.token import write_address
 
 CONNECT_SECONDS = 1.5
 """How long a host may take to answer at all: what has not by then is behind a cable that is out, or a firewall."""
@@ -47,7 +48,7 @@ class Call:
     def __str__(self) -> str:
         over = f" over {self.interface}" if self.interface else ""
         via = " via " + ", ".join(f"rank {rank}" for rank in self.via) if self.via else ""
-        return f"rank {self.identity.target}{via} at {endpoint(self.address)}{over}"
+        return f"rank {self.identity.target}{via} at {write_address(self.address)}{over}"
 
     def steps(self, key: bytes) -> Steps:
         """How to shake hands."""
@@ -144,7 +145,7 @@ def _try_again(attempts: Sequence[Attempt]) -> None:
             identity, between = attempt.call.identity, attempt.result.rank
             if between == identity.rank:
                 attempt.result = RendezvousError(
-                    f"what answers at {endpoint(attempt.call.address)} is rank {between} itself; "
+                    f"what answers at {write_address(attempt.call.address)} is rank {between} itself; "
                     "give FERRULE_ADDRESS of rank 0 or of a neighbour, and every process its own FERRULE_RANK"
                 )
                 continue

@@ -11,7 +11,7 @@ from typing import Any
 from ferrule.config import FabricSettings
 from ferrule.errors import ConfigError, RendezvousError
 from ferrule.fabric.join.addresses import Interface
-from ferrule.fabric.join.control_channel import endpoint
+from ferrule.secure.token import write_address
 
 _BACKLOG = 128
 _ANY = ("0.0.0.0", "::")
@@ -44,7 +44,7 @@ def _listen(variable: str, addresses: Sequence[tuple[str, int]], rank: int) -> l
                     made.append(listen_on("::", made[-1].getsockname()[1]))
         except OSError as error:
             if not made:
-                where = endpoint((host, port))
+                where = write_address((host, port))
                 raise RendezvousError(
                     f"rank {rank} cannot listen on {where} ({variable}): {error.strerror or error}"
                 ) from error

@@ -12,7 +12,7 @@ from ferrule import _native
 from ferrule.config import Calibration
 from ferrule.errors import RendezvousError
 from ferrule.fabric.join.acceptor import Acceptor
-from ferrule.fabric.join.control_channel import ControlChannel, endpoint
+from ferrule.fabric.join.control_channel import ControlChannel
 from ferrule.fabric.join.dial import Call
 from ferrule.fabric.join.handshake import Identity, Role
 from ferrule.fabric.join.hosts import RankHost
@@ -20,6 +20,7 @@ from ferrule.fabric.join.pending import PendingPeers
 from ferrule.fabric.routing.costs import LinkCosts
 from ferrule.fabric.routing.paths import Path, Rail
 from ferrule.fabric.routing.routes import Pair, find_routes
+from ferrule.secure.token import write_address
 
 STREAMS = (Role.COLLECTIVES, Role.MESSAGES)
 """The streams of a group in the order of the native core's numbers."""
@@ -195,7 +196,7 @@ class Mesh:
             channel.socket.close()
             return
         name = next((rail.interface for rail in path.rails if rail.number == channel.identity.rail), "")
-        name = name or endpoint(channel.there)
+        name = name or write_address(channel.there)
         self.heartbeat.add(channel.peer, place, channel.socket.detach(), name, path.via[0] if path.via else -1)
 
     def lost(self, members: Sequence[int]) -> tuple[int, str] | None:

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from ferrule import _native
 from ferrule.fabric.describe import RailInfo
-from ferrule.fabric.join.control_channel import ControlChannel, Deadline, endpoint
+from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.hosts import RankHost
 from ferrule.fabric.join.mesh import Mesh
 from ferrule.fabric.routing.calibration import Measured
 from ferrule.fabric.transports.protocol import PeerConnections, Session
 from ferrule.fabric.transports.tcp.rail_repair import RailRepair
+from ferrule.secure.token import write_address
 
 _NAME = "tcp"
 _STALL_SECONDS = 0.4
@@ -49,7 +50,7 @@ class TcpSession(Session):
 
 def _rail_info(number: int, channel: ControlChannel, to: PeerConnections) -> RailInfo:
     interface = next((rail.interface for rail in to.path.rails if rail.number == number), "")
-    info = RailInfo(number, interface, endpoint(channel.here), endpoint(channel.there))
+    info = RailInfo(number, interface, write_address(channel.here), write_address(channel.there))
     one = to.measured.get(number)
     if one is None:
         return info
