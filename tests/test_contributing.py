@@ -1,0 +1,103 @@
+"""The file lists of CONTRIBUTING.md: every file is there, and what is registered today is imported by no other file."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ferrule.engine.devices.registry import DEVICES
+from ferrule.engine.weights.formats.registry import FORMATS
+from ferrule.fabric.transports.table import TRANSPORTS
+from ferrule.links.doctor import diagnosis
+
+ROOT = Path(__file__).parents[1]
+SECTION = re.compile(r"^### Add an? ([^\n]+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+LISTED = re.compile(r"^- ((?:`[^`]+`(?:, )?)+): \S", re.MULTILINE)
+LISTS = {
+    title: [path for line in LISTED.findall(text) for path in re.findall(r"`([^`]+)`", line)]
+    for title, text in SECTION.findall((ROOT / "CONTRIBUTING.md").read_text())
+}
+
+
+def files() -> list[str]:
+    """What git knows, without what is about to be deleted."""
+    known = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return [name for name in known.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def imported(source: str) -> set[str]:
+    """The modules, and names of modules, that ``source`` imports, however that is written."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+            found |= {f"{node.module}.{one.name}" for one in node.names}
+    return found
+
+
+@cache
+def product() -> dict[str, tuple[str, set[str]]]:
+    """By file: its text and what it imports."""
+    texts = {name: (ROOT / name).read_text() for name in files() if re.match(r"src/.*\.py$", name)}
+    return {name: (text, imported(text)) for name, text in texts.items()}
+
+
+def users(module: str, name: str) -> set[str]:
+    """The product's files that use ``name`` of ``module``, without that module itself."""
+    used = re.compile(rf"\b{module.rpartition('.')[2]}\.{name}\b")
+    return {
+        file
+        for file, (text, modules) in product().items()
+        if f"{module}.{name}" in modules or (module in modules and used.search(text))
+    }
+
+
+def test_the_page_tells_how_to_add_each_thing() -> None:
+    titles = {"transport", "doctor check", "weight format", "device", "family of models", "page of documentation"}
+    assert set(LISTS) == titles
+    assert all(len(paths) >= 3 for paths in LISTS.values())
+
+
+@pytest.mark.parametrize(("title", "path"), [(title, path) for title, paths in LISTS.items() for path in paths])
+def test_every_file_is_there(title: str, path: str) -> None:
+    """With ``NAME``, where a new one comes to lie: its folder."""
+    place = path.partition("NAME")[0]
+    folder = ROOT / (place if "NAME" not in path else place.rpartition("/")[0])
+    assert folder.exists(), f"CONTRIBUTING.md, Add a {title}: there is no {path}"
+
+
+def additions() -> list[tuple[str, str, str]]:
+    """Title of the list, module and name of whatever is registered today."""
+    return [
+        *(("transport", type(one).__module__, type(one).__name__) for one in TRANSPORTS),
+        *(("doctor check", check.__module__, check.__name__) for check in diagnosis._CHECKS),
+        *(("weight format", type(one).__module__, type(one).__name__) for one in FORMATS),
+        *(("device", one.__module__, one.__name__) for one in DEVICES.values() if isinstance(one, type)),
+    ]
+
+
+@pytest.mark.parametrize(("title", "module", "name"), additions())
+def test_only_files_of_the_list_use_one(title: str, module: str, name: str) -> None:
+    """So the next one need not touch any other."""
+    found = users(module, name)
+    assert found, f"{module}.{name} is used by nothing"
+    others = {file for file in found if not any(file.startswith(path) for path in LISTS[title])}
+    assert not others, f"CONTRIBUTING.md, Add a {title}: {', '.join(sorted(others))} use {module}.{name} too"
+
+
+def test_imports_are_seen_however_they_are_written() -> None:
+    assert imported("import a.b.c") == {"a.b.c"}
+    assert imported("from a.b import c, d as e") == {"a.b.c", "a.b.d"}
+    assert imported("def f():\n    from a import b") == {"a.b"}
