@@ -11,7 +11,7 @@ import torch
 from tiny_models import REQUIRED, make
 from transformers import AutoModelForCausalLM
 
-from ferrule.launch import launch_local
+from ferrule.launch import LocalLauncher
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,9 @@ def differences(models: Path, out: Path, ranks: int, transport: str) -> list[dic
     out.mkdir()
     script = Path(__file__).with_name("parity_rank.py")
     env = {"OMP_NUM_THREADS": "1", "FERRULE_TRANSPORT": transport}
-    job = launch_local([sys.executable, str(script), str(models), str(out)], ranks, env=env, output=out / "logs")
+    job = LocalLauncher(
+        [sys.executable, str(script), str(models), str(out)], ranks, env=env, output=out / "logs"
+    ).start()
     with job:
         result = job.wait(timeout=300)
     logs = "\n".join(log.read_text() for log in sorted((out / "logs").iterdir()))

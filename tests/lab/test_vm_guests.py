@@ -128,10 +128,11 @@ group.barrier()
     launch = """\
 #!/usr/local/bin/python3
 import sys
-from ferrule.launch import launch_local
+from ferrule.launch import LocalLauncher
 
-job = launch_local([sys.executable, "/lab/rank.py"], 2, env={"FERRULE_TRANSPORT": "tcp", "FERRULE_TIMEOUT": "60s"})
-sys.exit(job.wait(120).exit_code)
+env = {"FERRULE_TRANSPORT": "tcp", "FERRULE_TIMEOUT": "60s"}
+with LocalLauncher([sys.executable, "/lab/rank.py"], 2, env=env) as job:
+    sys.exit(job.wait(120).exit_code)
 """
     guest = Guest(script=launch, python=["numpy", "ferrule"], files={"/lab/rank.py": rank})
     vm_lab.run(guest, DEADLINE).check()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ferrule.errors import ConfigError
@@ -172,5 +172,5 @@ def test_versions_that_differ_are_named() -> None:
     one = HostFacts("a", "1", 1, versions=(("ferrule", "0.1.0"), ("torch", "2.9"), ("python", "3.12")))
     two = replace(one, versions=(("ferrule", "0.2.0"), ("python", "3.12")))
     assert version_skew(["a", "b"], [one, two]) == ["ferrule differs: 0.1.0 on a, 0.2.0 on b"]
-    told = json.loads(json.dumps(recorded("mac-studio-1").to_json()))
-    assert HostFacts.from_json(told) == recorded("mac-studio-1")
+    facts = recorded("mac-studio-1")
+    assert msgspec.json.decode(msgspec.json.encode(facts), type=HostFacts) == facts

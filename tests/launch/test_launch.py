@@ -19,9 +19,8 @@ from ferrule.cluster.home import ClusterHome, HostSettings, new_host_id
 from ferrule.cluster.records import HostRecord, Member
 from ferrule.cluster.store import Store
 from ferrule.errors import LaunchError
-from ferrule.launch import HostEntry, JobResult, Launcher, LocalPlace, RankOutput, Task
+from ferrule.launch import HostEntry, JobResult, Launcher, LocalPlace, RankOutput, Task, protocol
 from ferrule.launch.places import SshPlace, place_for
-from ferrule.launch.protocol import GREETING, Decoder, encode
 from ferrule.secure import KEY_BYTES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux")
@@ -127,14 +126,14 @@ def start(process: subprocess.Popen[bytes], silence: float | None) -> list[int]:
     """Two ranks that sleep: their process ids, as far as they are told before the supervisor ends."""
     assert process.stdin is not None
     assert process.stdout is not None
-    hello = {"op": "hello", "protocol": 1, "listen": "", "ports": 1, "env": {}, "links": False, "silence": silence}
-    ranks = [{"rank": rank, "argv": ["sh", "-c", "echo $$; exec sleep 60"], "env": {}} for rank in range(2)]
-    begin = {"op": "start", "cwd": "/", "defaults": {}, "files": {}, "own_path": False, "ranks": ranks}
-    process.stdin.write(b"".join(encode(message) for message in (hello, begin)))
-    decoder = Decoder(greeting=True)
+    hello = protocol.Hello(protocol.PROTOCOL, "", 1, {}, links=False, silence=silence)
+    ranks = tuple(protocol.RankCommand(rank, ("sh", "-c", "echo $$; exec sleep 60"), {}) for rank in range(2))
+    begin = protocol.Start("/", defaults={}, files={}, own_path=False, ranks=ranks)
+    process.stdin.write(b"".join(map(protocol.encode, (hello, begin))))
+    decoder = protocol.reports()
     pids = []
     while len(pids) < 2 and (told := os.read(process.stdout.fileno(), 1 << 16)):
-        pids += [int(data) for message, data in decoder.feed(told) if message["op"] == "output"]
+        pids += [int(report.data) for report in decoder.feed(told) if isinstance(report, protocol.Printed)]
     return pids
 
 
@@ -234,19 +233,20 @@ def test_lines_are_prefixed_coloured_and_kept(tmp_path: Path) -> None:
 
 
 def test_messages_come_through_in_pieces_and_behind_greetings() -> None:
-    stream = b"Welcome!\n" + GREETING + encode({"op": "a"}) + encode({"op": "b"}, b"\n{}\n") + encode({"op": "c"})
-    decoder = Decoder(greeting=True)
-    found = [message for byte in stream for message in decoder.feed(bytes([byte]))]
-    assert [(message["op"], data) for message, data in found] == [("a", b""), ("b", b"\n{}\n"), ("c", b"")]
-    with pytest.raises(ValueError, match="Expecting"):
-        list(Decoder().feed(b"what?\n"))
+    said = [protocol.Exited(0, -9), protocol.Printed(1, 2, b"\n{}\n\xff"), protocol.Refused("full")]
+    stream = b"Welcome!\n" + protocol.GREETING + b"".join(map(protocol.encode, said))
+    decoder = protocol.reports()
+    assert [report for byte in stream for report in decoder.feed(bytes([byte]))] == said
+    for wrong in (b"what?\n", b'{"op": "start"}\n', b'{"op": "signal", "number": 0}\n'):
+        with pytest.raises(ValueError, match=r"malformed|missing required field|>= 1"):
+            list(protocol.orders().feed(wrong))
 
 
 def test_another_protocol_is_named(tmp_path: Path) -> None:
-    """A supervisor of a later version, played by a shell script."""
+    """A supervisor of an earlier version, played by a shell script."""
     python = tmp_path / "python"
     python.write_text(
-        f"#!/bin/sh\nprintf '%s' '{GREETING.decode()}'\necho '{{\"op\": \"hello\", \"protocol\": 2}}'\ncat"
+        f"#!/bin/sh\nprintf '%s' '{protocol.GREETING.decode()}'\necho '{{\"op\": \"hello\", \"protocol\": 1}}'\ncat"
     )
     python.chmod(0o755)
     place = LocalPlace(HostEntry("strix-b", python=str(python)))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ferrule.errors import ConfigError
-from ferrule.launch import LocalLauncher, launch_local
+from ferrule.launch import LocalLauncher
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 GONE_SECONDS = 5.0
@@ -42,7 +42,7 @@ def test_ranks_get_their_environment_and_output_goes_to_files(tmp_path: Path) ->
         "    print('%s:%d' % listener.getsockname(), listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))\n"
     )
     mine = [{"MINE": "zero"}, {"MINE": "one"}]
-    with launch_local([*PYTHON, program], 2, env={"OURS": "all"}, rank_env=mine, output=tmp_path) as launcher:
+    with LocalLauncher([*PYTHON, program], 2, env={"OURS": "all"}, rank_env=mine, output=tmp_path) as launcher:
         result = launcher.wait(20)
     assert (result.codes, result.first_failed, result.exit_code) == ((0, 0), None, 0)
     first, listening = (tmp_path / "rank-0.log").read_text().splitlines()
@@ -58,14 +58,14 @@ def test_outer_job_does_not_leak_in(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("FERRULE_LISTEN_FD", "99")
     monkeypatch.setenv("FERRULE_LISTEN", "99")
     program = "import os; print(os.environ.get('FERRULE_LISTEN_FD', os.environ.get('FERRULE_LISTEN', 'none')))"
-    with launch_local([*PYTHON, program], 2, output=tmp_path) as launcher:
+    with LocalLauncher([*PYTHON, program], 2, output=tmp_path) as launcher:
         launcher.wait(20)
     assert (tmp_path / "rank-1.log").read_text() == "none\n"
     assert (tmp_path / "rank-0.log").read_text() != "99\n"
 
 
 def test_one_rank_that_fails_ends_the_others() -> None:
-    with launch_local(
+    with LocalLauncher(
         lambda rank: [*PYTHON, "raise SystemExit(7)" if rank == 1 else "input_ = __import__('signal').pause()"], 3
     ) as launcher:
         pids = launcher.pids
@@ -77,7 +77,7 @@ def test_one_rank_that_fails_ends_the_others() -> None:
 
 
 def test_killed_rank_gives_the_status_of_a_shell() -> None:
-    with launch_local(["sleep", "60"], 2) as launcher:
+    with LocalLauncher(["sleep", "60"], 2) as launcher:
         os.kill(launcher.pids[0], signal.SIGKILL)
         result = launcher.wait(20)
     assert result.exit_code == 128 + signal.SIGKILL
@@ -91,7 +91,7 @@ def test_stop_is_quick_even_when_ranks_ignore_it_and_have_children(tmp_path: Pat
         "print(child.pid, flush=True)\n"
         "signal.pause()\n"
     )
-    launcher = launch_local([*PYTHON, program], 2, output=tmp_path)
+    launcher = LocalLauncher([*PYTHON, program], 2, output=tmp_path).start()
     logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
     deadline = time.monotonic() + 10
     while not all(log.read_text().endswith("\n") for log in logs):
@@ -110,8 +110,8 @@ def test_stop_is_quick_even_when_ranks_ignore_it_and_have_children(tmp_path: Pat
 def test_ranks_die_with_their_launcher_even_when_it_is_killed() -> None:
     program = (
         "import sys\n"
-        "from ferrule.launch import launch_local\n"
-        "launcher = launch_local(['sleep', '60'], 3)\n"
+        "from ferrule.launch import LocalLauncher\n"
+        "launcher = LocalLauncher(['sleep', '60'], 3).start()\n"
         "print(*launcher.pids, flush=True)\n"
         "launcher.wait()\n"
     )
@@ -128,7 +128,7 @@ def test_output_with_prefix(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     program = (
         "import os, sys\nrank = os.environ['FERRULE_RANK']\nprint('hello from', rank)\nsys.stderr.write('no end')\n"
     )
-    with launch_local([*PYTHON, program], 2, output="prefix") as launcher:
+    with LocalLauncher([*PYTHON, program], 2, output="prefix") as launcher:
         launcher.wait(20)
     captured = capfdbinary.readouterr()
     assert sorted(captured.out.splitlines()) == [b"[0] hello from 0", b"[1] hello from 1"]
@@ -141,7 +141,7 @@ def test_pinning_and_inherited_descriptors(tmp_path: Path) -> None:
     cpu = min(os.sched_getaffinity(0))
     reader, writer = os.pipe()
     program = "import os; os.write(int(os.environ['OUT']), str(sorted(os.sched_getaffinity(0))).encode())"
-    with launch_local(
+    with LocalLauncher(
         [*PYTHON, program], 1, cpus=[[cpu]], pass_fds=[[writer]], env={"OUT": str(writer)}, output=tmp_path
     ) as launcher:
         os.close(writer)
@@ -151,14 +151,14 @@ def test_pinning_and_inherited_descriptors(tmp_path: Path) -> None:
 
 
 def test_timeout_leaves_the_ranks_running() -> None:
-    with launch_local(["sleep", "60"], 2) as launcher:
+    with LocalLauncher(["sleep", "60"], 2) as launcher:
         with pytest.raises(TimeoutError, match=r"still runs after 0\.05 s"):
             launcher.wait(0.05)
         assert launcher.poll() == (None, None)
 
 
 def test_command_that_does_not_exist(tmp_path: Path) -> None:
-    with launch_local(["/does/not/exist"], 2, output=tmp_path) as launcher:
+    with LocalLauncher(["/does/not/exist"], 2, output=tmp_path) as launcher:
         result = launcher.wait(20)
     assert result.exit_code == 127
     assert "/does/not/exist" in (tmp_path / f"rank-{result.first_failed}.log").read_text()

@@ -59,11 +59,11 @@ with fabric.init(strict=True) as group:
 
 LAUNCH = """
 import sys
-from ferrule.launch import launch_local
+from ferrule.launch import LocalLauncher
 
 for name in ("verbs", "tcp"):
     env = {"FERRULE_TRANSPORT": name, "FERRULE_VERBS_DEVICES": "rxe0", "FERRULE_TIMEOUT": "60s"}
-    with launch_local([sys.executable, "/lab/latency.py"], 2, env=env) as job:
+    with LocalLauncher([sys.executable, "/lab/latency.py"], 2, env=env) as job:
         assert job.wait(150).exit_code == 0
 """
 

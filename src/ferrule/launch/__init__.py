@@ -2,7 +2,7 @@
 
 from ferrule.launch.hostfile import HostEntry, parse_hosts, read_hostfile
 from ferrule.launch.launcher import ENDING, PASSED_ON, Launcher, Task
-from ferrule.launch.local import JobResult, LocalLauncher, launch_local
+from ferrule.launch.local import JobResult, LocalLauncher
 from ferrule.launch.output import RankOutput
 from ferrule.launch.places import LocalPlace, Place, SshPlace, place_for
 
@@ -18,7 +18,6 @@ __all__ = [
     "RankOutput",
     "SshPlace",
     "Task",
-    "launch_local",
     "parse_hosts",
     "place_for",
     "read_hostfile",

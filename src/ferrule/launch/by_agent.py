@@ -1,35 +1,65 @@
-"""A supervisor on a host of the cluster: that host's agent starts it, and carries what it and the launcher say."""
+"""Hosts of the cluster as places for ranks: a host's agent starts the supervisor, and carries its streams."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import secrets
+import shlex
 import socket
 import subprocess
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import IO
 
-from ferrule.cluster.client import connect_member
+from ferrule.cluster.client import ask, connect_member
 from ferrule.cluster.connection import Connection
 from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.messages import CONTROL, BeginJob, Go, RankExited, StartProcess
+from ferrule.cluster.messages import CONTROL, BeginJob, GetStatus, Go, RankExited, StartProcess
 from ferrule.cluster.records import Member
 from ferrule.errors import AuthError, ClusterError
+from ferrule.launch.places import SUPERVISOR, Carrier, LocalPlace, Place
+from ferrule.launch.request import chosen_of
 
 START_SECONDS = 10.0
 END_SECONDS = 3.0
 """How long the supervisor has to end its ranks when the launcher is gone."""
-SUPERVISOR = ("-P", "-m", "ferrule.launch.supervisor", "--control", CONTROL)
+
+
+@dataclass(frozen=True)
+class ClusterPlace(Place):
+    """A host of the cluster."""
+
+    home: ClusterHome
+    member: Member
+
+    def command(self) -> list[str]:
+        """What its agent runs there."""
+        return ["python", *SUPERVISOR]
+
+    def open(self) -> Carrier:
+        return AgentCarrier(self.home, self.member)
+
+    def describe(self) -> str:
+        return f"by its agent: {shlex.join(self.command())}"
+
+
+def member_places(home: ClusterHome, ranks: int | None, hosts: str | None, env: Mapping[str, str]) -> list[Place]:
+    """This host first; those that do not answer are left out. Raises `ClusterError` and `ConfigError`."""
+    up = [member for member in ask(home, GetStatus()).hosts if member.is_up]
+    members = {member.name: member for member in sorted(up, key=lambda member: member.state != "here")}
+    found: list[Place] = []
+    for entry in chosen_of(list(members), ranks, hosts, f"the cluster {home.name!r}"):
+        entry, member = replace(entry, env={**env, **entry.env}), members[entry.name]
+        here = member.host == home.settings.host
+        found.append(LocalPlace(entry) if here else ClusterPlace(entry, home, member))
+    return found
 
 
 class AgentCarrier:
     """`Carrier` to a host of the cluster. The supervisor's job, and with it its ranks, ends with this process."""
-
-    stdin: IO[bytes]
-    stdout: IO[bytes]
-    stderr: IO[bytes]
 
     def __init__(self, home: ClusterHome, member: Member) -> None:
         self._home, self._member = home, member
@@ -37,9 +67,9 @@ class AgentCarrier:
         orders, self._orders = socket.socketpair()
         told, self._told = socket.socketpair()
         errors, self._errors = os.pipe()
-        self.stdin = os.fdopen(orders.detach(), "wb", buffering=0)
-        self.stdout = os.fdopen(told.detach(), "rb", buffering=0)
-        self.stderr = os.fdopen(errors, "rb", buffering=0)
+        self.stdin: IO[bytes] | None = os.fdopen(orders.detach(), "wb", buffering=0)
+        self.stdout: IO[bytes] | None = os.fdopen(told.detach(), "rb", buffering=0)
+        self.stderr: IO[bytes] | None = os.fdopen(errors, "rb", buffering=0)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"ranks on {member.name}", daemon=True)
         self._thread.start()
@@ -97,7 +127,7 @@ class AgentCarrier:
     async def _start(self, job: str) -> Connection:
         line, _ = await connect_member(self._home, self._member, Purpose.START)
         try:
-            arguments = (*SUPERVISOR, line.local_address, line.peer_address)
+            arguments = (*SUPERVISOR, "--control", CONTROL, line.local_address, line.peer_address)
             await line.ask(StartProcess(job, 0, 1, arguments, {}), START_SECONDS)
             await line.send(Go())
         except BaseException:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ferrule.launch.facts import HostFacts
 from ferrule.launch.places import Place
-from ferrule.launch.protocol import PROTOCOL, Decoder, Message, encode
+from ferrule.launch.protocol import PROTOCOL, Order, Ready, Report, encode, reports
 
 _CHUNK = 1 << 16
 _MAX_TOLD = 1 << 14
@@ -28,7 +28,7 @@ class Channel:
         self.error: str | None = None
         self.told = ""
         self.ended = False
-        self._decoder = Decoder(greeting=True)
+        self._decoder = reports()
         self._lock = threading.Lock()
         self._carrier = place.open()
         streams = (self._carrier.stdin, self._carrier.stdout, self._carrier.stderr)
@@ -42,21 +42,21 @@ class Channel:
     def fds(self) -> tuple[int, ...]:
         return tuple(self._open)
 
-    def send(self, message: Message) -> None:
-        """Nothing happens where nobody listens any more: `read` finds out. May be called from any thread."""
+    def send(self, order: Order) -> None:
+        """Ignored where the supervisor has ended: `read` finds out. May be called from any thread."""
         with self._lock:
             try:
                 if not self._stdin.closed:
-                    self._stdin.write(encode(message))
+                    self._stdin.write(encode(order))
             except OSError:
                 return
 
-    def read(self) -> Iterator[tuple[Message, bytes]]:
+    def read(self) -> Iterator[Report]:
         """What has come since; sets ``error`` where the supervisor ends early or does not make sense."""
         while self._out in self._open and (data := self._take(self._out)):
             try:
                 yield from self._decoder.feed(data)
-            except (ValueError, KeyError, TypeError) as error:
+            except ValueError as error:
                 self.error = f"{self.place.entry.name} does not talk as a supervisor does: {error}"
                 self.close(0)
 
@@ -68,14 +68,15 @@ class Channel:
         self.told = (self.told + found.decode(errors="replace"))[-_MAX_TOLD:]
         return found
 
-    def greet(self, message: Message) -> None:
+    def greet(self, report: Report) -> None:
         """Take its hello, or why there is none."""
         name = self.place.entry.name
-        if message.get("protocol") != PROTOCOL:
+        if not isinstance(report, Ready):
+            self.error = f"{name} does not talk as a supervisor does: it began with {type(report).__name__}"
+        elif report.protocol != PROTOCOL or report.facts is None:
             self.error = f"{name} has another version of Ferrule, with another protocol; install the same on all hosts"
-            return
-        self.facts = HostFacts.from_json(message["facts"])
-        self.ports = tuple(message["ports"])
+        else:
+            self.facts, self.ports = report.facts, report.ports
 
     @property
     def ending(self) -> bool:

@@ -6,16 +6,8 @@ import json
 from collections.abc import Sequence
 
 from ferrule.launch.facts import HostFacts, RdmaFace
-from ferrule.launch.job import (
-    Job,
-    Site,
-    common_faces,
-    faces_toward,
-    joined_by,
-    quickest,
-    ways_to_first,
-    with_port,
-)
+from ferrule.launch.job import Job, Site, common_faces, faces_toward, joined_by, quickest, ways_to_first
+from ferrule.secure import write_address
 
 RING_PORT = "MLX_HOSTFILE"
 DEVICES = "MLX_IBV_DEVICES"
@@ -27,7 +19,7 @@ def ferrule_env(job: Job, rank: int) -> dict[str, str]:
     return {
         "FERRULE_RANK": str(rank),
         "FERRULE_WORLD_SIZE": str(job.size),
-        "FERRULE_ADDRESS": ",".join(with_port(address, job.sites[0].ports[0]) for address in ways),
+        "FERRULE_ADDRESS": ",".join(write_address((address, job.sites[0].ports[0])) for address in ways),
         "FERRULE_KEY": job.key,
     }
 
@@ -94,7 +86,7 @@ def mlx_env(job: Job, rank: int) -> dict[str, str]:
         "NCCL_PORT": str(first.ports[3]),
     }
     if DEVICES in mlx_files(job):
-        env["MLX_JACCL_COORDINATOR"] = with_port(address, first.ports[2])
+        env["MLX_JACCL_COORDINATOR"] = write_address((address, first.ports[2]))
     return env
 
 
@@ -120,7 +112,7 @@ def ring(job: Job) -> list[list[str]]:
         port = site.ports[len(site.ports) - len(site.ranks) + site.ranks.index(rank)]
         direct = [face.address for face in quickest([face for face in cables if ":" not in face.address])]
         addresses = given or direct or [site.address]
-        rows.append([with_port(address, port) for address in dict.fromkeys(addresses)])
+        rows.append([write_address((address, port)) for address in dict.fromkeys(addresses)])
     width = min(len(row) for row in rows)
     return [row[:width] for row in rows]
 

@@ -7,9 +7,9 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from ferrule.process import boot_id, usable_cores
 
@@ -70,23 +70,6 @@ class HostFacts:
     rdma: tuple[RdmaFace, ...] = ()
     thunderbolt: tuple[str, ...] = ()
     cables: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        """Raises `KeyError` or `TypeError` for what `to_json` would not have made."""
-        return cls(
-            **{
-                **fields,
-                "versions": tuple((name, version) for name, version in fields["versions"]),
-                "faces": tuple(Face(**face) for face in fields["faces"]),
-                "rdma": tuple(RdmaFace(**{**one, "netdevs": tuple(one["netdevs"])}) for one in fields["rdma"]),
-                "thunderbolt": tuple(fields["thunderbolt"]),
-                "cables": tuple((peer, tuple(names)) for peer, names in fields["cables"]),
-            }
-        )
 
 
 def own_facts(environ: Mapping[str, str], *, links: bool, ends: tuple[str, str] | None = None) -> HostFacts:

@@ -19,20 +19,56 @@ import ipaddress
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from ferrule.errors import ConfigError
 
 MAX_SLOTS = 1024
-_FIELDS = {"name", "slots", "address", "python", "cwd", "env", "rdma"}
-_COMMON = {"host", "python", "cwd", "env"}
 _LINE_WORDS = ("slots", "max_slots", "max-slots")
 _JSON = re.compile(r'\s*(\{|\[\s*["{\]]|\[\s*\[\s*["\]])')
 _TOML = re.compile(r"\s*(\[{1,2}\s*\w+\s*\]|\w+\s*=)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_BRACKETS = "write [[host]] with two brackets, once per host"
+_MLX = 'MLX writes [{"ssh": "mac-a", "ips": ["10.0.0.1"]}, ...]'
+
+S = TypeVar("S", bound=msgspec.Struct)
+Text = Annotated[str, Meta(min_length=1)]
+Texts = Text | tuple[Text, ...]
+Rdma = tuple[str | tuple[Text, ...] | None, ...] | None
+
+
+class _Common(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    python: str | None = None
+    cwd: str | None = None
+    env: dict[str, str | int | float | bool] = {}
+
+
+class _TomlFile(_Common, frozen=True, forbid_unknown_fields=True):
+    host: tuple[object, ...] = ()
+
+
+class _TomlHost(_Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    slots: int = 1
+    address: Texts = ()
+    rdma: Rdma = None
+
+
+class _MlxFile(msgspec.Struct, frozen=True):
+    hosts: tuple[object, ...]
+    envs: Texts = ()
+
+
+class _MlxHost(msgspec.Struct, frozen=True):
+    ssh: str
+    ips: Texts = ()
+    rdma: Rdma = None
 
 
 @dataclass(frozen=True)
@@ -160,45 +196,25 @@ def _from_toml(text: str, origin: str) -> list[HostEntry]:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{origin} is no TOML: {error}") from error
-    _known(table, _COMMON, origin)
-    hosts = table.get("host", [])
-    if not isinstance(hosts, list):
-        raise ConfigError(f"{origin}: write [[host]] with two brackets, once per host")
-    common = _settings(table, origin)
-    return [_from_table(entry, number, origin, common) for number, entry in enumerate(hosts, 1)]
-
-
-def _from_table(table: Any, number: int, origin: str, common: HostEntry) -> HostEntry:
-    where = f", host {number}"
-    if not isinstance(table, dict) or not isinstance(table.get("name"), str):
-        raise ConfigError(f'{origin}{where} has no name; write name = "strix-a"')
-    _known(table, _FIELDS, f"{origin}{where}")
-    own = _settings(table, f"{origin}{where}")
-    slots = table.get("slots", 1)
-    if not isinstance(slots, int) or isinstance(slots, bool):
-        raise ConfigError(f"{origin}{where}: slots = {slots!r} is no whole number")
-    return HostEntry(
-        name=table["name"],
-        slots=slots,
-        addresses=_texts(table.get("address", []), "address", f"{origin}{where}"),
-        python=own.python or common.python,
-        cwd=own.cwd or common.cwd,
-        env={**common.env, **own.env},
-        rdma=_rdma(table.get("rdma"), f"{origin}{where}"),
-        where=where,
-    )
-
-
-def _settings(table: Mapping[str, Any], where: str) -> HostEntry:
-    """What stands for one host or for all: ``python``, ``cwd`` and ``env``."""
-    for name in ("python", "cwd"):
-        if not isinstance(table.get(name, ""), str):
-            raise ConfigError(f"{where}: {name} = {table[name]!r} is no text")
-    env = table.get("env", {})
-    if not isinstance(env, dict) or not all(isinstance(value, str | int | float) for value in env.values()):
-        raise ConfigError(f'{where}: env is no table of texts; write env = {{ NAME = "value" }}')
-    found = {check_variable(name, where): str(value) for name, value in env.items()}
-    return HostEntry("", python=table.get("python"), cwd=table.get("cwd"), env=found)
+    common = _read(table, _TomlFile, origin, _BRACKETS)
+    env = _variables(common, origin)
+    entries = []
+    for number, each in enumerate(common.host, 1):
+        where = f", host {number}"
+        host = _read(each, _TomlHost, f"{origin}{where}", 'such as name = "strix-a"')
+        entries.append(
+            HostEntry(
+                host.name,
+                host.slots,
+                addresses=_tuple(host.address),
+                python=host.python or common.python,
+                cwd=host.cwd or common.cwd,
+                env=env | _variables(host, f"{origin}{where}"),
+                rdma=_rdma(host.rdma),
+                where=where,
+            )
+        )
+    return entries
 
 
 def _from_json(text: str, origin: str) -> list[HostEntry]:
@@ -207,43 +223,35 @@ def _from_json(text: str, origin: str) -> list[HostEntry]:
         read = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{origin} is no JSON: {error}") from error
-    common: dict[str, str] = {}
-    if isinstance(read, dict):
-        for word in _texts(read.get("envs", []), "envs", origin):
-            name, _, value = word.partition("=")
-            common[check_variable(name, origin)] = value
-        read = read.get("hosts")
-    if not isinstance(read, list):
-        raise ConfigError(f'{origin} has no list of hosts; MLX writes [{{"ssh": "mac-a", "ips": ["10.0.0.1"]}}, ...]')
+    file = _read({"hosts": read} if isinstance(read, list) else read, _MlxFile, origin, _MLX)
+    variables = (word.partition("=") for word in _tuple(file.envs))
+    env = {check_variable(name, origin): value for name, _, value in variables}
     entries = []
-    for number, host in enumerate(read, 1):
+    for number, each in enumerate(file.hosts, 1):
         where = f", host {number}"
-        if not isinstance(host, dict) or not isinstance(host.get("ssh"), str):
-            raise ConfigError(f'{origin}{where}: {json.dumps(host)} has no "ssh"; give the name that ssh knows')
-        addresses = _texts(host.get("ips", []), "ips", f"{origin}{where}")
-        rdma = _rdma(host.get("rdma") or None, f"{origin}{where}")
-        entries.append(HostEntry(host["ssh"], addresses=addresses, env=common, rdma=rdma, where=where))
+        host = _read(each, _MlxHost, f"{origin}{where}", _MLX)
+        entries.append(
+            HostEntry(host.ssh, addresses=_tuple(host.ips), env=env, rdma=_rdma(host.rdma or None), where=where)
+        )
     return entries
 
 
-def _rdma(value: Any, where: str) -> tuple[tuple[str, ...], ...] | None:
+def _read(value: object, kind: type[S], where: str, example: str) -> S:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        fields = ", ".join(sorted(kind.__struct_fields__))
+        raise ConfigError(f"{where}: {error}; there are {fields}: {example}") from None
+
+
+def _variables(table: _Common, where: str) -> dict[str, str]:
+    return {check_variable(name, where): str(value) for name, value in table.env.items()}
+
+
+def _rdma(devices: Rdma) -> tuple[tuple[str, ...], ...] | None:
     """For each host one device, several, or none."""
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise ConfigError(f'{where}: rdma is no list; write rdma = ["", "rdma_en5"]')
-    return tuple(_texts(one or [], "rdma", where) for one in value)
+    return None if devices is None else tuple(_tuple(each or ()) for each in devices)
 
 
-def _texts(value: Any, name: str, where: str) -> tuple[str, ...]:
-    """A text, or a list of them."""
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
-        raise ConfigError(f"{where}: {name} = {json.dumps(value)} is no text and no list of texts")
-    return tuple(texts)
-
-
-def _known(table: Iterable[str], fields: set[str], where: str) -> None:
-    unknown = sorted(set(table) - fields)
-    if unknown:
-        raise ConfigError(f"{where}: {', '.join(unknown)} is not understood; there are {', '.join(sorted(fields))}")
+def _tuple(texts: Texts) -> tuple[str, ...]:
+    return (texts,) if isinstance(texts, str) else texts

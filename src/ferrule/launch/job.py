@@ -167,10 +167,6 @@ def _slowness(face: Face) -> tuple[bool, int, int]:
     return (face.kind in _SLOWEST, -face.speed, ipaddress.ip_address(face.address).version)
 
 
-def with_port(address: str, port: int | str) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
 def version_skew(names: Sequence[str], facts: Sequence[HostFacts]) -> list[str]:
     """In words, which versions differ between hosts: of Ferrule, Python, torch and the like."""
     tables: list[Mapping[str, str]] = [dict(fact.versions) for fact in facts]

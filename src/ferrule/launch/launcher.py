@@ -12,16 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from ferrule.errors import ConfigError, LaunchError
-from ferrule.launch import environment
+from ferrule.launch import environment, protocol
 from ferrule.launch.channel import Channel
 from ferrule.launch.job import LOOPBACK, MEETING_PORTS, Job, Site, find_addresses, share_out, version_skew
 from ferrule.launch.local import JobResult
 from ferrule.launch.places import Place
-from ferrule.launch.protocol import PROTOCOL, Message
 from ferrule.process import Output
 
 FAILURE_GRACE = 1.0
@@ -106,17 +104,10 @@ class Launcher:
             self._channels.append(self._open(place))
         for host, channel in enumerate(self._channels):
             ports = len(self._ranks[host]) + (MEETING_PORTS - 1 if host == 0 else 0)
-            channel.send(
-                {
-                    "op": "hello",
-                    "protocol": PROTOCOL,
-                    "listen": listen if host == 0 else "",
-                    "ports": ports,
-                    "env": dict(channel.place.entry.env),
-                    "links": several if links is None else links,
-                    "silence": _SILENCE_SECONDS if channel.place.distant else None,
-                }
-            )
+            silence = _SILENCE_SECONDS if channel.place.distant else None
+            env = dict(channel.place.entry.env)
+            looks = several if links is None else links
+            channel.send(protocol.Hello(protocol.PROTOCOL, listen if host == 0 else "", ports, env, looks, silence))
         threading.Thread(target=self._ping, name="ferrule launch", daemon=True).start()
         self._await_hellos()
         self.job = self._make_job()
@@ -133,7 +124,7 @@ class Launcher:
         while not self._over.wait(_PING_SECONDS):
             for channel in self._channels:
                 if channel.place.distant:
-                    channel.send({"op": "ping"})
+                    channel.send(protocol.Ping())
 
     def _await_hellos(self) -> None:
         deadline = time.monotonic() + self._connect_seconds + _ANSWER_SECONDS
@@ -145,10 +136,9 @@ class Launcher:
                 break
             self._sleep(deadline)
             for channel in missing:
-                told = list(channel.read())
+                for report in list(channel.read())[:1]:
+                    channel.greet(report)
                 channel.read_errors()
-                for message, _ in told[:1]:
-                    channel.greet(message)
                 channel.find_out()
             self._obey_signals()
             if self._signalled is not None:
@@ -201,11 +191,11 @@ class Launcher:
         with contextlib.suppress(BlockingIOError):
             for number in os.read(self._awake, 64):
                 if number not in ENDING:
-                    self._tell_all({"op": "signal", "number": number})
+                    self._tell_all(protocol.Signal(number))
                 elif self._signalled is None:
                     self._signalled = number
                     self._stopping = True
-                    self._tell_all({"op": "signal", "number": number})
+                    self._tell_all(protocol.Signal(number))
                     self._stop_at = time.monotonic() + self._grace
                 else:
                     self._stop(0)
@@ -214,21 +204,23 @@ class Launcher:
         self._stopping = True
         self._stop_at = None
         self._cut_at = time.monotonic() + grace + _CLOSE_SECONDS
-        self._tell_all({"op": "stop", "grace": grace})
+        self._tell_all(protocol.Stop(grace))
 
-    def _tell_all(self, message: Message) -> None:
+    def _tell_all(self, order: protocol.Order) -> None:
         for channel in self._channels:
-            channel.send(message)
+            channel.send(order)
 
     def _hear(self, channel: Channel) -> None:
-        for message, data in channel.read():
-            match message["op"]:
-                case "output":
-                    self._output(message["rank"], message["stream"], data)
-                case "exit":
-                    self._ended(message["rank"], message["code"])
-                case "error":
-                    raise LaunchError(f"{channel.place.entry.name}: {message['message']}")
+        for report in channel.read():
+            match report:
+                case protocol.Printed(rank, stream, data):
+                    self._output(rank, stream, data)
+                case protocol.Exited(rank, code):
+                    self._ended(rank, code)
+                case protocol.Refused(reason):
+                    raise LaunchError(f"{channel.place.entry.name}: {reason}")
+                case protocol.Ready():
+                    pass  # heard already
         if told := channel.read_errors():
             name = channel.place.entry.name
             for line in told.decode(errors="replace").splitlines():
@@ -278,38 +270,26 @@ class Launcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
         for fd in (self._awake, self._waker):
             os.close(fd)
 
 
-def start_message(job: Job, site: Site, task: Task, *, own_path: bool) -> Message:
+def start_message(job: Job, site: Site, task: Task, *, own_path: bool) -> protocol.Start:
     """What starts the ranks of one host; pure."""
-    ranks = []
-    for rank in site.ranks:
-        env = {
-            **environment.mlx_env(job, rank),
-            **task.env,
-            **environment.torch_env(job, rank),
-            **environment.ferrule_env(job, rank),
-        }
-        ranks.append({"rank": rank, "argv": list(task.argv), "env": env})
-    defaults = {
-        **task.defaults,
-        **environment.torch_defaults(job, site),
-        **environment.nccl_defaults(job, site),
-    }
-    return {
-        "op": "start",
-        "cwd": site.entry.cwd or task.cwd,
-        "defaults": defaults,
-        "files": environment.mlx_files(job),
-        "own_path": own_path,
-        "ranks": ranks,
-    }
+
+    def env(rank: int) -> dict[str, str]:
+        theirs = environment.torch_env(job, rank) | environment.ferrule_env(job, rank)
+        return {**environment.mlx_env(job, rank), **task.env, **theirs}
+
+    return protocol.Start(
+        cwd=site.entry.cwd or task.cwd,
+        defaults={**task.defaults, **environment.torch_defaults(job, site), **environment.nccl_defaults(job, site)},
+        files=environment.mlx_files(job),
+        own_path=own_path,
+        ranks=tuple(protocol.RankCommand(rank, task.argv, env(rank)) for rank in site.ranks),
+    )
 
 
 def _resolved(address: str) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Literal, Self
 
 from ferrule.config import OUTER_JOB
@@ -41,19 +40,17 @@ class JobResult:
 
 
 class LocalLauncher:
-    """N ranks of one job as subprocesses of this machine.
+    """N ranks of one job as subprocesses of this machine; a context manager that starts and ends them. Not thread-safe.
 
-    ``command``: what every rank runs, or a function from the rank to its command. ``env`` is added to this
-    process's environment for all ranks, ``rank_env[rank]`` for one. ``cpus[rank]``: the CPUs a rank may use
-    (None: all). ``output``: "inherit"; "prefix" (every line to our stdout or stderr behind ``[rank] ``; it moves
-    only during `poll` and `wait`, and a rank that fills its pipe meanwhile stands still); or a directory that gets
-    ``rank-N.log`` with both streams. ``pass_fds[rank]``: more file descriptors that a rank inherits under the
-    same numbers. ``key``: the cluster key; a fresh random one unless given.
+    ``command``: what every rank runs, or a function from the rank to its command. ``env``: for all ranks, beside this
+    process's; ``rank_env[rank]``: for one. ``cpus[rank]``: the CPUs a rank may use (None: all). ``output``: "inherit";
+    "prefix" (every line to our stdout or stderr behind ``[rank] ``; it moves only during `poll` and `wait`, and a rank
+    that fills its pipe meanwhile stands still); or a directory that gets ``rank-N.log`` with both streams.
+    ``pass_fds[rank]``: more file descriptors that a rank inherits under the same numbers. ``key``: the cluster key; a
+    fresh random one unless given.
 
-    Rank 0 inherits a socket that already listens, so no port can be lost to another process in between.
-    Every rank leads its own process group. On Linux the kernel kills every rank when the launcher dies, however
-    it dies; more exactly, when the *thread* that called `start` ends, so start from a thread that lives on.
-    Not thread-safe; use it as a context manager.
+    Rank 0 inherits a socket that already listens, so no port can be lost to another process in between. Every rank
+    leads its own process group. On Linux the kernel kills every rank when the *thread* that called `start` ends.
     """
 
     def __init__(
@@ -185,25 +182,5 @@ class LocalLauncher:
             self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def launch_local(
-    command: Sequence[str] | Callable[[int], Sequence[str]],
-    ranks: int,
-    *,
-    env: Mapping[str, str] | None = None,
-    rank_env: Sequence[Mapping[str, str]] | None = None,
-    cpus: Sequence[Sequence[int] | None] | None = None,
-    output: Literal["inherit", "prefix"] | Path = "inherit",
-    pass_fds: Sequence[Sequence[int]] | None = None,
-    key: str | None = None,
-    cwd: Path | None = None,
-) -> LocalLauncher:
-    """A started `LocalLauncher`; see there for the arguments."""
-    return LocalLauncher(
-        command, ranks, env=env, rank_env=rank_env, cpus=cpus, output=output, pass_fds=pass_fds, key=key, cwd=cwd
-    ).start()

@@ -1,7 +1,4 @@
-"""Where ranks can run: each place says how its supervisor is started, and why that went wrong.
-
-Whatever can start a program and carry its standard input and output can be a place.
-"""
+"""Where ranks can run: each place says how its supervisor is started, and why that went wrong."""
 
 from __future__ import annotations
 
@@ -11,58 +8,27 @@ import signal
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import IO, ClassVar, Protocol
 
 from ferrule.errors import ClusterError
 from ferrule.launch.hostfile import HostEntry
 from ferrule.process import signal_group
 
-if TYPE_CHECKING:
-    from ferrule.cluster.home import ClusterHome
-    from ferrule.cluster.records import Member
-
 SUPERVISOR = ("-P", "-m", "ferrule.launch.supervisor")
-RAY_BRIDGE = ("-P", "-m", "ferrule.launch.ray_bridge")
 _NOT_FOUND = 127
 _SSH_FAILED = 255
 
 
-class Place(Protocol):
-    """``distant``: the way there can be lost without anybody being told."""
-
-    @property
-    def entry(self) -> HostEntry: ...
-
-    @property
-    def distant(self) -> bool: ...
-
-    def open(self) -> Carrier:
-        """Start a supervisor there. Raises `FerruleError` and `OSError`."""
-        ...
-
-    def describe(self) -> str:
-        """How that is done."""
-        ...
-
-    def why(self, code: int, told: str) -> str:
-        """In words, with the cure, why the carrier ended with ``code`` after it had told ``told``."""
-        ...
-
-
 class Carrier(Protocol):
-    """What a launcher and a supervisor say to each other: three streams, and how it ended, as `Popen` has them."""
+    """The three streams between a launcher and a supervisor, and how it ended, as `Popen` has them."""
 
-    @property
-    def stdin(self) -> IO[bytes] | None: ...
-
-    @property
-    def stdout(self) -> IO[bytes] | None: ...
-
-    @property
-    def stderr(self) -> IO[bytes] | None: ...
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
 
     def poll(self) -> int | None: ...
 
@@ -86,26 +52,35 @@ class _Program(subprocess.Popen[bytes]):
         signal_group(self.pid, signal.SIGKILL)
 
 
-class _CommandPlace:
-    """One whose carrier is a command on this machine."""
+@dataclass(frozen=True)
+class Place(ABC):
+    """A host of a job. ``distant``: the connection to it can break without a sign."""
 
+    entry: HostEntry
+    distant: ClassVar[bool] = True
+
+    @abstractmethod
     def command(self) -> list[str]:
-        """What to run on this machine to talk to a supervisor there. Raises `FerruleError`."""
-        raise NotImplementedError
+        """The program of this machine that carries the streams of a supervisor there. Raises `FerruleError`."""
 
     def open(self) -> Carrier:
+        """Start a supervisor there. Raises `FerruleError` and `OSError`."""
         return _Program(self.command())
 
     def describe(self) -> str:
+        """How a supervisor is started there."""
         return shlex.join(self.command())
+
+    def why(self, code: int, told: str) -> str:
+        """Why the carrier ended with ``code`` after it had printed ``told``, and the cure."""
+        return f"no supervisor on {self.entry.name}: {last_line(told) or f'it ended with code {code}'}"
 
 
 @dataclass(frozen=True)
-class LocalPlace(_CommandPlace):
+class LocalPlace(Place):
     """This machine."""
 
-    entry: HostEntry
-    distant: bool = field(default=False, init=False)
+    distant = False
 
     def command(self) -> list[str]:
         return [self.entry.python or sys.executable, *SUPERVISOR]
@@ -115,13 +90,11 @@ class LocalPlace(_CommandPlace):
 
 
 @dataclass(frozen=True)
-class SshPlace(_CommandPlace):
+class SshPlace(Place):
     """Another machine. ``program``: how to call ssh; ``seconds``: how long to try to connect."""
 
-    entry: HostEntry
     program: Sequence[str] = ("ssh",)
     seconds: int = 10
-    distant: bool = field(default=True, init=False)
 
     def command(self) -> list[str]:
         from ferrule.links.remote import ssh_command  # a job on one machine need not wait for it
@@ -135,7 +108,7 @@ class SshPlace(_CommandPlace):
         name = self.entry.name
         if code != _SSH_FAILED:
             return _why(self.entry, code, told)
-        last = _last_line(told) or "it says nothing"
+        last = last_line(told) or "it says nothing"
         cluster = _cluster_of(name.rpartition("@")[2])
         if cluster is not None:
             return (
@@ -149,56 +122,13 @@ class SshPlace(_CommandPlace):
         return f"cannot log in to {name} ({last}); `ssh {name} true` must work without a password (ssh-copy-id {name})"
 
 
-@dataclass(frozen=True)
-class ClusterPlace:
-    """A host of the cluster, by its agent."""
-
-    entry: HostEntry
-    home: ClusterHome
-    member: Member
-    distant: bool = field(default=True, init=False)
-
-    def open(self) -> Carrier:
-        from ferrule.launch.by_agent import AgentCarrier  # a job on one machine need not wait for it
-
-        return AgentCarrier(self.home, self.member)
-
-    def describe(self) -> str:
-        return f"by its agent: {shlex.join(['python', *SUPERVISOR])}"
-
-    def why(self, code: int, told: str) -> str:
-        return f"no supervisor on {self.entry.name}: {_last_line(told) or f'it ended with code {code}'}"
-
-
-@dataclass(frozen=True)
-class RayPlace(_CommandPlace):
-    """A node of Ray at ``place``. ``address``: the node's; ``cpus``, ``gpus``: what the ranks take of it."""
-
-    entry: HostEntry
-    place: str
-    node: str
-    address: str
-    cpus: int
-    gpus: int
-    distant: bool = field(default=True, init=False)
-
-    def command(self) -> list[str]:
-        words = ["to", self.place, self.node, self.address, str(self.cpus), str(self.gpus)]
-        return [sys.executable, *RAY_BRIDGE, *words]
-
-    def why(self, code: int, told: str) -> str:
-        if "No module named" in told and "ferrule" in told:
-            return f"the Python of Ray on {self.entry.name} has no Ferrule; install it there, the same version as here"
-        return f"no supervisor on {self.entry.name}: {_last_line(told) or f'it ended with code {code}'}"
-
-
 def place_for(entry: HostEntry, *, program: Sequence[str] = ("ssh",), seconds: int = 10) -> Place:
     """This machine if it is meant, else over ssh; see `SshPlace`."""
     return LocalPlace(entry) if _is_here(entry.name) else SshPlace(entry, program, seconds)
 
 
 def _is_here(name: str) -> bool:
-    """``localhost``, this machine's own name, or one of its addresses; whoever writes a user too wants ssh."""
+    """``localhost``, this machine's own name, or one of its addresses; with a user before it, ssh is meant."""
     own = socket.gethostname()
     if name.lower() in ("localhost", own.lower(), own.partition(".")[0].lower()):
         return True
@@ -237,7 +167,7 @@ def _why(entry: HostEntry, code: int, told: str) -> str:
         )
     if "Unknown option: -P" in told:
         return f"{python} on {entry.name} is too old; Ferrule needs Python 3.11"
-    return f"the supervisor on {entry.name} ended with code {code}: {_last_line(told) or 'it says nothing'}"
+    return f"the supervisor on {entry.name} ended with code {code}: {last_line(told) or 'it says nothing'}"
 
 
 def _quoted(path: str) -> str:
@@ -245,6 +175,6 @@ def _quoted(path: str) -> str:
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
-def _last_line(told: str) -> str:
+def last_line(told: str) -> str:
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     return lines[-1] if lines else ""

@@ -3,7 +3,6 @@ the way to a supervisor on one of them. When it ends, however it ends, so do the
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -11,32 +10,34 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ferrule.launch.ray_end import RayEnd
+from ferrule.launch.ray_nodes import RayHost
 
 START_SECONDS = 25.0
 _END_SECONDS = 5.0
 _CHUNK = 1 << 16
 
 
-def nodes(place: str) -> list[dict[str, Any]]:
+def nodes(place: str) -> list[RayHost]:
     """Those that live, the one of this host first."""
     _connect(place)
     here = ray.get_runtime_context().get_node_id()
     found = [
-        {
-            "node": each["NodeID"],
-            "name": each.get("Labels", {}).get("ferrule_host") or each["NodeManagerHostname"],
-            "address": each["NodeManagerAddress"],
-            "cpus": int(each["Resources"].get("CPU", 0)),
-            "gpus": int(each["Resources"].get("GPU", 0)),
-        }
+        RayHost(
+            node=each["NodeID"],
+            name=each.get("Labels", {}).get("ferrule_host") or each["NodeManagerHostname"],
+            address=each["NodeManagerAddress"],
+            cpus=int(each["Resources"].get("CPU", 0)),
+            gpus=int(each["Resources"].get("GPU", 0)),
+        )
         for each in ray.nodes()
         if each["Alive"]
     ]
-    return sorted(found, key=lambda each: (each["node"] != here, each["name"], each["address"]))
+    return sorted(found, key=lambda each: (each.node != here, each.name, each.address))
 
 
 def carry(place: str, node: str, address: str, cpus: int, gpus: int) -> int:
@@ -93,7 +94,7 @@ def _tell(words: str) -> None:
 def main(what: str, place: str, *more: str) -> int:
     try:
         if what == "nodes":
-            os.write(1, json.dumps(nodes(place)).encode() + b"\n")
+            os.write(1, msgspec.json.encode(nodes(place)) + b"\n")
             return 0
         node, address, cpus, gpus = more
         return carry(place, node, address, int(cpus), int(gpus))

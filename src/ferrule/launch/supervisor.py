@@ -17,11 +17,10 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ferrule.config import OUTER_JOB
+from ferrule.launch import protocol
 from ferrule.launch.facts import own_facts
-from ferrule.launch.protocol import GREETING, PROTOCOL, Decoder, Message, encode
 from ferrule.process import Children, Outputs, adopt_orphans, kill_orphans, start
 
 LOST_GRACE = 1.0
@@ -39,14 +38,12 @@ class Supervisor:
     def __init__(self, below: int, above: int, *, ends: tuple[str, str] | None = None) -> None:
         self._ends = ends
         self._below, self._above = below, above
-        self._decoder = Decoder()
-        self._waiting = bytearray(GREETING)
+        self._decoder = protocol.orders()
+        self._waiting = bytearray(protocol.GREETING)
         self._ranks: list[int] = []
         self._children = Children()
         self._told: set[int] = set()
-        self._outputs = Outputs(
-            lambda rank, stream, data: self._tell({"op": "output", "rank": rank, "stream": stream}, data)
-        )
+        self._outputs = Outputs(lambda rank, stream, data: self._tell(protocol.Printed(rank, stream, data)))
         self._sockets: list[socket.socket] = []
         self._listener: socket.socket | None = None
         self._environment: dict[str, str] = {}
@@ -115,8 +112,8 @@ class Supervisor:
         if not data:
             self._lost()
             return
-        for message, _ in self._decoder.feed(data):
-            self._obey(message)
+        for order in self._decoder.feed(data):
+            self._obey(order)
 
     def _speak(self) -> None:
         try:
@@ -134,75 +131,77 @@ class Supervisor:
         self._waiting.clear()
         self._stop(LOST_GRACE)
 
-    def _tell(self, message: Message, data: bytes = b"") -> None:
+    def _tell(self, report: protocol.Report) -> None:
         if not self._gone:
-            self._waiting += encode(message, data)
+            self._waiting += protocol.encode(report)
 
     def _refuse(self, why: str) -> None:
         self._children.kill()
         self._refused = True
-        self._tell({"op": "error", "message": why})
+        self._tell(protocol.Refused(why))
 
-    def _obey(self, message: Message) -> None:
-        match message.get("op"):
-            case "hello":
-                self._hello(message)
-            case "start":
+    def _obey(self, order: protocol.Order) -> None:
+        match order:
+            case protocol.Hello():
+                self._hello(order)
+            case protocol.Start():
                 try:
-                    self._start(message)
+                    self._start(order)
                 except OSError as error:
                     what = error.filename or "the ranks"
                     self._refuse(f"cannot start {what}: {error.strerror or error}")
-            case "signal":
-                self._children.signal(message["number"])
-            case "stop":
-                self._stop(message["grace"])
+            case protocol.Signal(number):
+                self._children.signal(number)
+            case protocol.Stop(grace):
+                self._stop(grace)
+            case protocol.Ping():
+                pass  # that something came is what counts
 
-    def _hello(self, message: Message) -> None:
+    def _hello(self, hello: protocol.Hello) -> None:
         """Tell who we are, and keep ports free for the ranks."""
-        self._environment = {name: value for name, value in os.environ.items() if name not in OUTER_JOB}
-        self._environment |= message["env"]
-        self._silence = message["silence"]
-        if message["protocol"] != PROTOCOL:
-            self._tell({"op": "hello", "protocol": PROTOCOL})
+        self._environment = {name: value for name, value in os.environ.items() if name not in OUTER_JOB} | hello.env
+        self._silence = hello.silence
+        if hello.protocol != protocol.PROTOCOL:
+            self._tell(protocol.Ready(protocol.PROTOCOL))
             return
         ports = []
-        if message["listen"]:
-            family = socket.AF_INET6 if ":" in message["listen"] else socket.AF_INET
-            self._listener = socket.create_server((message["listen"], 0), family=family, backlog=128)
+        if hello.listen:
+            family = socket.AF_INET6 if ":" in hello.listen else socket.AF_INET
+            self._listener = socket.create_server((hello.listen, 0), family=family, backlog=128)
             ports.append(self._listener.getsockname()[1])
-        self._sockets = [_keep_port() for _ in range(message["ports"])]
+        self._sockets = [_keep_port() for _ in range(hello.ports)]
         ports += [kept.getsockname()[1] for kept in self._sockets]
-        facts = own_facts(self._environment, links=message["links"], ends=self._ends)
-        self._tell({"op": "hello", "protocol": PROTOCOL, "ports": ports, "facts": facts.to_json()})
+        facts = own_facts(self._environment, links=hello.links, ends=self._ends)
+        self._tell(protocol.Ready(protocol.PROTOCOL, tuple(ports), facts))
 
-    def _start(self, message: Message) -> None:
+    def _start(self, order: protocol.Start) -> None:
         if self._kill_at is not None or self._ranks:
             return
-        cwd = Path(message["cwd"])
+        cwd = Path(order.cwd)
         if not cwd.is_dir():
             self._refuse(f"there is no directory {cwd}; choose one that is there: --cwd, or cwd in the hostfile")
             return
-        common = message["defaults"] | self._environment | self._shared_files(message["files"])
-        if message["own_path"]:
+        common = order.defaults | self._environment | self._shared_files(order.files)
+        if order.own_path:
             common["PATH"] = _with_own_programs(common.get("PATH", os.defpath))
         if sys.platform != "linux":
-            self._free_ports()  # there a port that somebody holds is nobody else's
-        for rank in message["ranks"]:
+            for kept in self._sockets:  # there a port that is bound can be bound by no other process
+                kept.close()
+        for rank in order.ranks:
             self._start_rank(rank, common, cwd)
         if self._listener is not None:
             self._listener.close()
 
-    def _start_rank(self, rank: Mapping[str, Any], common: Mapping[str, str], cwd: Path) -> None:
-        env = {**common, **rank["env"]}
+    def _start_rank(self, rank: protocol.RankCommand, common: Mapping[str, str], cwd: Path) -> None:
+        env = {**common, **rank.env}
         fds = []
-        if rank["rank"] == 0 and self._listener is not None:
+        if rank.rank == 0 and self._listener is not None:
             fds.append(self._listener.fileno())
             env["FERRULE_LISTEN_FD"] = str(fds[0])
-        command = [sys.executable if word is None else word for word in rank["argv"]]
-        with self._outputs.of(rank["rank"]) as (out, err):
+        command = [sys.executable if word is None else word for word in rank.argv]
+        with self._outputs.of(rank.rank) as (out, err):
             self._children.add(start(command, env=env, cwd=cwd, stdout=out, stderr=err, pass_fds=fds))
-        self._ranks.append(rank["rank"])
+        self._ranks.append(rank.rank)
 
     def _shared_files(self, texts: Mapping[str, str]) -> dict[str, str]:
         """Files that ranks may read while this process lives, by the variables that name them."""
@@ -219,17 +218,13 @@ class Supervisor:
                 paths[name] = str(path)
         return paths
 
-    def _free_ports(self) -> None:
-        for kept in self._sockets:
-            kept.close()
-
     def _look_at_ranks(self) -> None:
         for index, code in enumerate(self._children.poll()):
             if code is None or index in self._told:
                 continue
             self._told.add(index)
             self._outputs.drain(self._ranks[index])
-            self._tell({"op": "exit", "rank": self._ranks[index], "code": code})
+            self._tell(protocol.Exited(self._ranks[index], code))
 
     def _look_at_clocks(self) -> None:
         now = time.monotonic()

@@ -132,7 +132,7 @@ def places(
 def _cluster_places(ranks: int | None, hosts: str | None, hostfile: Path | None, python: str | None) -> list[Place]:
     """Raises `ConfigError` and `ClusterError`."""
     from ferrule.cluster.home import choose_cluster
-    from ferrule.launch.members import member_places
+    from ferrule.launch.by_agent import member_places
     from ferrule.launch.request import forwarded
 
     _refuse_ssh(hostfile, python)
