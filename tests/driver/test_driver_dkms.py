@@ -18,9 +18,9 @@ from ferrule.kmod import PACKAGE, build_deb, read_source
 from ferrule.lab.vm import Guest, VmLab
 from ferrule.lab.vm.image.cache import default_cache, made_once
 from ferrule.lab.vm.image.packages import Archive
-from ferrule.lab.vm.image.root import run_in_root
 from ferrule.lab.vm.image.sources import base_suite, host_release, host_sources, newest_suite, suite_sources
 from ferrule.lab.vm.image.tree import fetch_tree
+from root_directory import run_in_root
 
 DEADLINE = 1500
 """Seconds for what takes 40 of a processor."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from usb4_driver import MEMORY, SECONDS, Driver
+from usb4_driver import MEMORY, SECONDS, Driver, encode
 
 from ferrule.errors import ConfigError
 from ferrule.lab.usb4 import FAULTS, Fault, FaultKind, Usb4Cable, Usb4Host, parse_fault
@@ -22,7 +22,7 @@ from ferrule.lab.usb4.packets import Address, Event, HotPlug, Notification, Read
 from ferrule.lab.usb4.profile import Plan, from_json, socket_name, to_json
 from ferrule.lab.usb4.server import Server
 from ferrule.lab.usb4.trace import read
-from ferrule.lab.usb4.vfio_user import Access, Command, DmaMap, request
+from ferrule.lab.usb4.vfio_user import Access, Command, DmaMap, message
 
 LANE, LANE_2, HOST = 1, 3, 5  # adapters: first lanes of two ports, and the host interface
 PORT_RESET = 0x33
@@ -366,7 +366,7 @@ def test_messages_that_break_the_protocol_end_only_their_connection(lab: Lab) ->
             for _ in range(wild.randrange(1, 4)):
                 payload = wild.randbytes(wild.randrange(80))
                 command = wild.choice(list(Command))
-                connection.sendall(request(1, command, payload) if wild.random() < 0.8 else payload)
+                connection.sendall(message(1, command, payload) if wild.random() < 0.8 else payload)
     assert good.read(0x39640) == 12
     assert lab.driver("a").read(0x39640) == 12
 
@@ -382,12 +382,12 @@ def test_memory_that_is_not_there_is_not_mapped(lab: Lab) -> None:
         (1, 1 << 40, 4096),
     ):
         with pytest.raises(OSError, match="Invalid argument"):
-            driver.ask(Command.DMA_MAP, DmaMap(3, offset, address, size).encode(), (fd,))
+            driver.ask(Command.DMA_MAP, encode(DmaMap(3, offset, address, size)), (fd,))
     os.ftruncate(fd, 1 << 60)
     with pytest.raises(OSError, match="Invalid argument"):  # more than there can be
-        driver.ask(Command.DMA_MAP, DmaMap(3, 0, 1 << 60, 1 << 60).encode(), (fd,))
+        driver.ask(Command.DMA_MAP, encode(DmaMap(3, 0, 1 << 60, 1 << 60)), (fd,))
     with pytest.raises(OSError, match="Invalid argument"):  # twice
-        driver.ask(Command.DMA_MAP, DmaMap(3, 0, 0x100000 + MEMORY - 4096, 4096).encode(), (fd,))
+        driver.ask(Command.DMA_MAP, encode(DmaMap(3, 0, 0x100000 + MEMORY - 4096, 4096)), (fd,))
     with pytest.raises(OSError, match="Invalid argument"):
         driver.ask(Command.REGION_READ, Access(0x3FFFE, 0, 4).encode())
     os.close(fd)

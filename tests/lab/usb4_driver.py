@@ -8,12 +8,12 @@ import select
 import socket
 import struct
 import time
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from ferrule.lab.usb4 import packets, vfio_user
 from ferrule.lab.usb4.packets import Address, HotPlug, Notification, Packet, Read, Space, Write
-from ferrule.lab.usb4.vfio_user import Access, Command, DmaMap, SetIrqs
+from ferrule.lab.usb4.vfio_user import Access, Command, DmaMap, DmaUnmap, SetIrqs
 
 SECONDS = 20.0
 MEMORY = 1 << 20
@@ -23,6 +23,12 @@ _TX, _RX, _TX_OPTIONS, _RX_OPTIONS = 0, 0x8000, 0x19800, 0x29800
 _COMPLETED, _INTERRUPT = 2, 8
 _BUFFER = 4096
 _CONFIG, _POWER_CONTROL = 7, 0x44  # the region of the PCI configuration space, and the word for power in it
+
+
+def encode(asked: DmaMap | DmaUnmap | SetIrqs) -> bytes:
+    """A request's payload, which begins with its size."""
+    form = {DmaMap: "<IIQQQ", DmaUnmap: "<IIQQ", SetIrqs: "<IIIII"}[type(asked)]
+    return struct.pack(form, struct.calcsize(form), *astuple(asked))
 
 
 @dataclass
@@ -84,7 +90,7 @@ class Driver:
     def ask(self, command: Command, payload: bytes = b"", fds: tuple[int, ...] = ()) -> tuple[bytes, list[int]]:
         """The answer's payload and descriptors. Raises `OSError` with the error that it names."""
         self._number = (self._number + 1) & 0xFFFF
-        socket.send_fds(self._connection, [vfio_user.request(self._number, command, payload)], list(fds))
+        socket.send_fds(self._connection, [vfio_user.message(self._number, command, payload)], list(fds))
         data, received = b"", []
         while len(data) < 16 or len(data) < vfio_user.decode_header(data[:16]).size:
             more, descriptors, _, _ = socket.recv_fds(self._connection, 1 << 16, 4)
@@ -101,10 +107,9 @@ class Driver:
 
     def start(self) -> None:
         """What QEMU does at its start, and the control channel as thunderbolt.ko sets it up."""
-        said = vfio_user.Version(0, 0, {"max_msg_fds": 8})
-        self.ask(Command.VERSION, said.encode())
-        self.ask(Command.DMA_MAP, DmaMap(3, 0, _ADDRESS, MEMORY).encode(), (self._fd,))
-        self.ask(Command.SET_IRQS, SetIrqs(SetIrqs.EVENTFD, True, 2, 0, 1).encode(), (self.event,))
+        self.ask(Command.VERSION, vfio_user.version({"max_msg_fds": 8}))
+        self.ask(Command.DMA_MAP, encode(DmaMap(3, 0, _ADDRESS, MEMORY)), (self._fd,))
+        self.ask(Command.SET_IRQS, encode(SetIrqs(vfio_user.IRQ_EVENTFD, 2, 0, 1)), (self.event,))
         self._start_control()
 
     def _start_control(self) -> None:

@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+from debian_system import make_system
 
 from ferrule.kmod import build_deb, read_source
 from ferrule.lab.vm import Guest, Result, VmLab, complaints
 from ferrule.lab.vm.image.cache import default_cache
 from ferrule.lab.vm.image.packages import Archive
 from ferrule.lab.vm.image.sources import base_suite, host_release, host_sources, newest_suite, suite_sources
-from ferrule.lab.vm.image.system import make_system
 
 pytestmark = [pytest.mark.soak, pytest.mark.vm]
 

@@ -101,33 +101,28 @@ def _address(word: int) -> Address:
 
 
 @dataclass(frozen=True)
-class Read:
-    """A request, or with ``data`` its answer. ``route``: 56 bits, a byte for each adapter on the way."""
+class _Access:
+    """``route``: 56 bits, a byte for each adapter on the way."""
 
     route: int
     address: Address
     data: tuple[int, ...] = ()
     from_router: bool = False
+
+    def words(self) -> tuple[int, ...]:
+        return self.address.word(), *self.data
+
+
+class Read(_Access):
+    """A request, or with ``data`` its answer."""
 
     kind = Kind.READ
 
-    def words(self) -> list[int]:
-        return [*_head(self.route, self.from_router), self.address.word(), *self.data]
 
-
-@dataclass(frozen=True)
-class Write:
+class Write(_Access):
     """A request, or without ``data`` its answer."""
 
-    route: int
-    address: Address
-    data: tuple[int, ...] = ()
-    from_router: bool = False
-
     kind = Kind.WRITE
-
-    def words(self) -> list[int]:
-        return [*_head(self.route, self.from_router), self.address.word(), *self.data]
 
 
 @dataclass(frozen=True)
@@ -142,8 +137,8 @@ class Notification:
 
     kind = Kind.NOTIFICATION
 
-    def words(self) -> list[int]:
-        return [*_head(self.route, self.from_router), self.event | self.adapter << 8 | self.plug << 30]
+    def words(self) -> tuple[int, ...]:
+        return (self.event | self.adapter << 8 | self.plug << 30,)
 
 
 @dataclass(frozen=True)
@@ -155,8 +150,8 @@ class HotPlug:
 
     kind = Kind.HOT_PLUG
 
-    def words(self) -> list[int]:
-        return [*_head(self.route, self.from_router), self.adapter | self.unplug << 31]
+    def words(self) -> tuple[int, ...]:
+        return (self.adapter | self.unplug << 31,)
 
 
 @dataclass(frozen=True)
@@ -172,15 +167,16 @@ class XDomain:
     def kind(self) -> Kind:
         return Kind.XDOMAIN_RESPONSE if self.response else Kind.XDOMAIN_REQUEST
 
-    def words(self) -> list[int]:
-        return [*_head(self.route, self.from_router), *self.body]
+    def words(self) -> tuple[int, ...]:
+        return self.body
 
 
 Packet: TypeAlias = Read | Write | Notification | HotPlug | XDomain
 
 
 def encode(packet: Packet) -> bytes:
-    return seal(packet.words())
+    high = packet.route >> 32 | FROM_ROUTER * packet.from_router
+    return seal([high, packet.route & 0xFFFFFFFF, *packet.words()])
 
 
 def decode(kind: int, data: bytes) -> Packet:
@@ -188,7 +184,7 @@ def decode(kind: int, data: bytes) -> Packet:
     words = unseal(data)
     if len(words) < 3:
         raise PacketError(f"a control packet of {len(words)} words")
-    route, from_router = _route(words[0], words[1]), bool(words[0] & FROM_ROUTER)
+    route, from_router = (words[0] & 0x3FFFFF) << 32 | words[1], bool(words[0] & FROM_ROUTER)
     match kind:
         case Kind.READ:
             return Read(route, _address(words[2]), words[3:], from_router)
@@ -202,11 +198,3 @@ def decode(kind: int, data: bytes) -> Packet:
         case Kind.XDOMAIN_REQUEST | Kind.XDOMAIN_RESPONSE:
             return XDomain(route, words[2:], kind == Kind.XDOMAIN_RESPONSE, from_router)
     raise PacketError(f"a control packet of the unknown kind {kind}")
-
-
-def _head(route: int, from_router: bool) -> list[int]:
-    return [route >> 32 | (FROM_ROUTER if from_router else 0), route & 0xFFFFFFFF]
-
-
-def _route(high: int, low: int) -> int:
-    return (high & 0x3FFFFF) << 32 | low

@@ -51,12 +51,6 @@ def encode_interface(interface: Interface) -> bytes:
     return _block(_INTERFACE, fixed + options)
 
 
-def encode_packet(packet: Captured) -> bytes:
-    high, low = packet.time >> 32, packet.time & 0xFFFFFFFF
-    fixed = struct.pack("<IIIII", packet.interface, high, low, len(packet.data), packet.length)
-    return _block(_PACKET, fixed + _padded(packet.data))
-
-
 def decode(data: bytes | mmap) -> Iterator[Interface | Captured]:
     """All interfaces and packets of a file, in its order. A last block that is cut off is left out.
 

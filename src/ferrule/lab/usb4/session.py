@@ -6,9 +6,10 @@ import errno
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 from ferrule import _emulation
-from ferrule.lab.usb4 import pci
+from ferrule.lab.usb4 import pci, vfio_user
 from ferrule.lab.usb4.vfio_user import (
     HEADER_BYTES,
     Access,
@@ -17,21 +18,7 @@ from ferrule.lab.usb4.vfio_user import (
     DmaUnmap,
     Header,
     ProtocolError,
-    RegionInfo,
     SetIrqs,
-    Version,
-    decode_dma_map,
-    decode_dma_unmap,
-    decode_header,
-    decode_index,
-    decode_read,
-    decode_room,
-    decode_set_irqs,
-    decode_version,
-    decode_write,
-    decode_write_multi,
-    device_info,
-    irq_info,
     reply,
 )
 
@@ -101,7 +88,7 @@ class Session:
         self._buffer += data
         while len(self._buffer) >= HEADER_BYTES:
             try:
-                header = decode_header(bytes(self._buffer[:HEADER_BYTES]))
+                header = vfio_user.decode_header(bytes(self._buffer[:HEADER_BYTES]))
             except ProtocolError as error:
                 raise Gone(str(error)) from None
             if len(self._buffer) < header.size:
@@ -138,35 +125,35 @@ class Session:
         """The answer, and descriptors that go with it. Raises `ProtocolError` or what the engine raises."""
         match command:
             case Command.VERSION:
-                asked = decode_version(payload)
-                if asked.major != 0:
-                    raise ProtocolError(f"version {asked.major}", errno.EPROTO)
-                return Version(0, 0, {"max_msg_fds": _MOST_FDS, "max_data_xfer_size": 1 << 16}).encode(), []
+                major, _ = vfio_user.decode_version(payload)
+                if major != 0:
+                    raise ProtocolError(f"version {major}", errno.EPROTO)
+                return vfio_user.version({"max_msg_fds": _MOST_FDS, "max_data_xfer_size": 1 << 16}), []
             case Command.DMA_MAP:
-                self._map(decode_dma_map(payload))
+                self._map(vfio_user.decode_dma_map(payload))
                 return b"", []
             case Command.DMA_UNMAP:
-                self._unmap(decode_dma_unmap(payload))
+                self._unmap(vfio_user.decode_dma_unmap(payload))
                 return payload[:24], []
             case Command.DEVICE_INFO:
-                return device_info(_REGIONS, _IRQS), []
+                return vfio_user.device_info(_REGIONS, _IRQS), []
             case Command.REGION_INFO:
-                return self._region(decode_index(payload), decode_room(payload))
+                return self._region(vfio_user.decode_index(payload), vfio_user.decode_room(payload))
             case Command.IRQ_INFO:
-                index = decode_index(payload)
-                return irq_info(index, pci.VECTORS if index == _MSIX_IRQ else 0), []
+                index = vfio_user.decode_index(payload)
+                return vfio_user.irq_info(index, pci.VECTORS if index == _MSIX_IRQ else 0), []
             case Command.SET_IRQS:
-                self._interrupts(decode_set_irqs(payload))
+                self._interrupts(vfio_user.decode_set_irqs(payload))
                 return b"", []
             case Command.REGION_READ:
-                access = decode_read(payload)
-                return Access(access.offset, access.region, access.count, self._read(access)).encode(), []
+                access = vfio_user.decode_read(payload)
+                return replace(access, data=self._read(access)).encode(), []
             case Command.REGION_WRITE:
-                access = decode_write(payload)
+                access = vfio_user.decode_write(payload)
                 self._write(access)
-                return Access(access.offset, access.region, access.count).encode(), []
+                return replace(access, data=b"").encode(), []
             case Command.REGION_WRITE_MULTI:
-                for access in decode_write_multi(payload):
+                for access in vfio_user.decode_write_multi(payload):
                     self._write(access)
                 return payload[:8], []
             case Command.DEVICE_RESET:
@@ -181,13 +168,13 @@ class Session:
             return
         fd = self._fds.pop(0)
         try:
-            writable = bool(asked.flags & DmaMap.WRITE)
+            writable = bool(asked.flags & vfio_user.DMA_WRITE)
             self._engine.map_memory(self._controller, asked.address, asked.size, fd, asked.offset, writable)
         finally:
             os.close(fd)
 
     def _unmap(self, asked: DmaUnmap) -> None:
-        if asked.flags & DmaUnmap.ALL:
+        if asked.flags & vfio_user.DMA_UNMAP_ALL:
             self._engine.unmap_memory(self._controller, 0, (1 << 64) - 1)
         else:
             self._engine.unmap_memory(self._controller, asked.address, asked.size)
@@ -195,17 +182,17 @@ class Session:
     def _region(self, index: int, room: int) -> tuple[bytes, list[int]]:
         areas = self._areas.get(index, ())
         fds = [self._engine.registers(self._controller)] if areas else []
-        return RegionInfo(index, self._sizes.get(index, 0), areas).encode(room), fds
+        return vfio_user.region_info(index, self._sizes.get(index, 0), areas, room), fds
 
     def _interrupts(self, asked: SetIrqs) -> None:
         if asked.index != _MSIX_IRQ:
             return
         if asked.start + asked.count > pci.VECTORS:
             raise ProtocolError(f"vectors up to {asked.start + asked.count}")
-        if asked.kind == SetIrqs.NONE and not asked.count:
+        if asked.kind == vfio_user.IRQ_NONE and not asked.count:
             for vector in range(pci.VECTORS):
                 self._engine.set_interrupt(self._controller, vector, -1)
-        if asked.kind != SetIrqs.EVENTFD:
+        if asked.kind != vfio_user.IRQ_EVENTFD:
             return
         for vector in range(asked.start, asked.start + asked.count):
             fd = self._fds.pop(0) if self._fds else -1

@@ -48,14 +48,6 @@ def head(interfaces: Sequence[str]) -> bytes:
     return pcapng.header("ferrule") + b"".join(described)
 
 
-def encode(traced: Traced, interface: int) -> bytes:
-    """A block of the file, as the engine writes it."""
-    flags = _CORRUPT * traced.corrupt | _DROPPED * traced.dropped
-    header = _HEADER.pack(_VERSION, not traced.control, flags, traced.hop, traced.sof, traced.eof)
-    length = _HEADER.size + traced.length
-    return pcapng.encode_packet(pcapng.Captured(interface, traced.time, length, header + traced.data))
-
-
 def decode(data: bytes | mmap.mmap) -> Iterator[Traced]:
     """Raises `pcapng.PcapngError`."""
     names: list[str] = []

@@ -55,9 +55,9 @@ class Guest:
     ``controllers``: sockets of PCI devices that another process serves, such as those of `ferrule.lab.usb4`.
     ``exact_time``: its clock counts its instructions, so that what it measures is the same whatever else the host does;
     with one processor, about half as fast, and not for guests that wait for others.
-    ``disk``: an image with an ext4 file system of a whole system (`ferrule.lab.vm.image.system`), which starts as on
-    any machine, with its own modules and programs, and keeps what changes in it. The script runs when it is up; what is
-    in /lab is in /run/lab then, and what it leaves in /run/results comes back.
+    ``disk``: an image with an ext4 file system of a whole system, which starts as on any machine, with its own modules
+    and programs, and keeps what changes in it. The script runs when it is up; what is in /lab is in /run/lab then, and
+    what it leaves in /run/results comes back.
     """
 
     script: str

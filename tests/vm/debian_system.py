@@ -16,8 +16,8 @@ from ferrule.errors import LabError
 from ferrule.lab.vm.image.cache import made_once
 from ferrule.lab.vm.image.commands import run
 from ferrule.lab.vm.image.packages import Archive
-from ferrule.lab.vm.image.root import run_in_root
 from ferrule.lab.vm.image.tree import fetch_tree
+from root_directory import run_in_root
 
 _ESSENTIAL = (
     *("base-files", "base-passwd", "bash", "bsdutils", "coreutils", "dash", "debianutils", "diffutils", "dpkg"),
