@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import in_threads
 import numpy as np
 import pytest
 from in_threads import on_all, thread_groups
@@ -246,7 +247,10 @@ def test_a_failure_ends_everything_that_was_started() -> None:
         group.close()
 
 
-def test_a_deadline_of_its_own() -> None:
+@pytest.mark.parametrize("yield_us", [0, 60_000_000])
+def test_a_deadline_of_its_own(monkeypatch: pytest.MonkeyPatch, yield_us: int) -> None:
+    """It names the rank that is missing also where it passes before this one has gone to sleep."""
+    monkeypatch.setattr(in_threads, "_YIELD_US", yield_us)
     groups = thread_groups(2)
     work = groups[0].recv(np.ones(4), 1, blocking=False, timeout=0.05)
     with pytest.raises(FabricTimeout, match="waiting for rank 1"):

@@ -44,10 +44,13 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    """Whether a thread of it still runs: until the last one ends, a killed process has its files and locks."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if (thread / "stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX":
+                    return True
+    return False
 
 
 def start(lab: str, host: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:

@@ -79,7 +79,12 @@ bool Waiter::Idle::relax() {
     gave_way = true;
     if (!wanted) briefly = true;
   }
-  waiter.check(now);
+  // sleep() looks at the deadline once it is known which ranks are missing.
+  if (now >= waiter.deadline_) {
+    doze();
+    return true;
+  }
+  waiter.check_aborted();
   // Who sleeps gets the core back from a process that computes as soon as there is something to do; who yields, when
   // that one's turn is over.
   if (haste == Haste::latency && !wanted && now - since < waiter.settings_.yield) return false;
@@ -104,9 +109,8 @@ void Waiter::lower_flag() {
   if (sleeping_ != nullptr) sleeping_->store(0, std::memory_order_relaxed);
 }
 
-void Waiter::check(Clock::time_point now) {
+void Waiter::check_aborted() const {
   if (aborted()) throw Failure(Status::aborted, -1, "the group was aborted on this rank");
-  if (now >= deadline_) time_out();
 }
 
 void Waiter::time_out() {
@@ -142,7 +146,8 @@ bool Waiter::sleep() {
   polled_channels_.push_back(nullptr);
   polled_.push_back(wake_.poll_for());
   const Clock::time_point before = Clock::now();
-  check(before);
+  check_aborted();
+  if (before >= deadline_) time_out();
   const auto nap = std::chrono::ceil<std::chrono::milliseconds>(std::min(deadline_ - before, patience));
   const int ready = ::poll(polled_.data(), static_cast<nfds_t>(polled_.size()), static_cast<int>(nap.count()));
   const int error = errno;

@@ -99,7 +99,7 @@ class Waiter {
   void raise_flag();
   void lower_flag();
   bool sleep();  // whether something happened
-  void check(Clock::time_point now);
+  void check_aborted() const;
   [[noreturn]] void time_out();
 
   const Settings settings_;
