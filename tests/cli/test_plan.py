@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from ferrule.agent.device import RANK
 from ferrule.cli.main import app
 from ferrule.plan import read_cluster
 from ferrule.plan.cost import Calibration
@@ -121,10 +122,10 @@ def test_this_machine_and_others_are_asked(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr("ferrule.plan.cluster.live_cluster", live)
     told = run("demo", "--hosts", "local, strix-b", "--remote-command", "/opt/ferrule", "--measure")
     assert told.exit_code == 0, told.output
-    assert asked == [(["strix-b"], {"command": "/opt/ferrule", "fresh": True})]
+    assert asked == [(["strix-b"], {"command": "/opt/ferrule", "rank": RANK, "fresh": True})]
     assert "2 machines" in told.output
     assert run("demo").exit_code == 0
-    assert asked[1] == ([], {"command": "ferrule", "fresh": False})
+    assert asked[1] == ([], {"command": "ferrule", "rank": RANK, "fresh": False})
 
 
 def test_what_serving_measured_counts_for_machines_that_were_measured(
@@ -152,7 +153,7 @@ def test_calibrating_needs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_far_side_describes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ferrule.plan.cluster.report_text", lambda **options: f"described {options}")
-    assert run("--device-json").output == "described {'fresh': False}\n"
+    assert run("--device-json").output == f"described {{'rank': '{RANK}', 'fresh': False}}\n"
 
 
 @pytest.mark.slow

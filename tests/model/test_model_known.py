@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrule.model import BUILT_IN, COMPACT, ExpertsSpec, Share, known_models, read_model
@@ -100,21 +100,11 @@ def test_experts_touched_grow_with_the_batch_up_to_all(count: int, per_token: in
 SPECS = {name: read_model(name) for name in ("gpt-oss-120b", "qwen3-30b-a3b", "deepseek-v3", "gemma-3-27b")}
 
 
-@given(st.sampled_from(sorted(SPECS)), st.integers(1, 3000), st.integers(0, 3000), st.booleans())
-def test_a_prompt_costs_what_its_tokens_cost_one_by_one(name: str, tokens: int, past: int, absorbed: bool) -> None:
+@given(st.sampled_from(sorted(SPECS)), st.integers(1, 3000), st.integers(0, 3000))
+def test_a_prompt_costs_what_its_tokens_cost_one_by_one(name: str, tokens: int, past: int) -> None:
     for layer in SPECS[name].decoder[:6:5]:
-        two = layer.flops(tokens, past, absorbed=absorbed) + layer.flops(1, past + tokens, absorbed=absorbed)
-        assert layer.flops(tokens + 1, past, absorbed=absorbed) == two
+        assert layer.flops(tokens + 1, past) == layer.flops(tokens, past) + layer.flops(1, past + tokens)
         assert layer.flops(1, past + tokens) >= layer.flops(1, past)
-
-
-@settings(max_examples=40)
-@given(st.sampled_from(sorted(SPECS)), st.integers(1, 64), st.integers(1, 3000))
-def test_ranks_compute_together_at_least_the_whole(name: str, parts: int, tokens: int) -> None:
-    layer = SPECS[name].decoder[-1]
-    each, whole = layer.flops(tokens, share=Share.even(parts)), layer.flops(tokens)
-    assert whole / parts * (1 - 1e-6) <= each <= whole * (1 + 1e-6)
-    assert layer.flops(tokens, share=Share()) == pytest.approx(whole, rel=1e-9)
 
 
 @given(st.sampled_from(sorted(SPECS)), st.integers(1, 64), st.integers(1, 4096))
@@ -124,8 +114,6 @@ def test_what_ranks_hold_is_together_at_least_the_whole(name: str, parts: int, t
     each = spec.rank_bytes(share, spec.vocabulary_share(parts))
     assert spec.bytes / parts - 64 * spec.layers <= each <= spec.bytes
     layer = spec.decoder[-1]
-    assert layer.read_bytes(tokens, share) <= layer.held_bytes(share) + 1
-    assert layer.read_bytes(tokens) <= layer.read_bytes(tokens + 1)
     assert parts * layer.cache_bytes(tokens, COMPACT, share) >= layer.cache_bytes(tokens) - 1e-6
 
 

@@ -32,7 +32,7 @@ def plot_plans(question: Question, path: Path, over: Literal["hosts", "latency",
     curves = _CURVES[over](question)
     if not curves:
         raise PlanError("nothing to draw: no plan fits")
-    figure = Figure(figsize=(7.6, 4.6), plan="constrained")
+    figure = Figure(figsize=(7.6, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for curve in curves:

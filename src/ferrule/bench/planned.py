@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
+from ferrule.agent.device import RANK
 from ferrule.bench.bystanders import Bystanders
 from ferrule.bench.decode import PROMPT, Ferrule
 from ferrule.bench.random_model import RandomModel, save_random_llama
@@ -24,7 +25,7 @@ from ferrule.engine import EngineOptions
 from ferrule.lab import Lab, Shaping, mesh, pair
 from ferrule.model import ModelSpec, read_model
 from ferrule.plan import ClusterSpec, DeviceSpec, LinkSpec, Plan, Prediction, Question, Workload, predict
-from ferrule.plan.cluster.live import emulated_rail
+from ferrule.plan.cluster.profile import emulated_rail
 from ferrule.plan.cost import calibrate, calibrated, record_of
 from ferrule.plan.device.contention import ALL_KEPT, CoresTogether, Kept
 from ferrule.plan.device.measure import measure_device
@@ -176,7 +177,7 @@ def bench_planned(
             say(f"making a random {shape.name} model")
             directories.append(save_random_llama(Path(scratch) / shape.name, shape))
         say("measuring this machine")
-        here = Here(measure_device("host", unit="cpu", threads=1, fresh=True), usable_cores())
+        here = Here(measure_device("host", rank=RANK, unit="cpu", threads=1, fresh=True), usable_cores())
         for directory in directories:
             found = asyncio.run(race(directory, directories, rounds, tokens, 1 if quick else TRIES, say))
             rows += rows_of(directory, found, here)

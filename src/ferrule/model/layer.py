@@ -118,20 +118,17 @@ class AttentionSpec:
         """Bytes of the cache that one new token reads when its sequence has ``tokens`` tokens."""
         return self.elements(policy, share) * policy.element_bytes * self.seen(tokens)
 
-    def flops(self, tokens: int, past: int = 0, *, absorbed: bool = False) -> int:
+    def flops(self, tokens: int, past: int = 0) -> int:
         """Floating point operations of scores and weighted sums for ``tokens`` new tokens after ``past`` ones.
 
         Each pair of a query and a key that it sees costs 2 operations per number of the key and of the value, in
-        every query head (causal: half the square). ``absorbed``: latent attention that works on the latents
-        themselves, as decoding from a cache of latents does (DeepSeek-V2, 2024, section 2.1).
+        every query head (causal: half the square).
         """
         if self.window is None or past + tokens <= self.window:
             pairs = tokens * past + tokens * (tokens + 1) // 2
         else:
             growing = max(0, min(tokens, self.window - past))
             pairs = growing * past + growing * (growing + 1) // 2 + (tokens - growing) * self.window
-        if absorbed and self.kind == "latent":
-            return 2 * self.query_heads * (self.latent_width + self.latent_rank) * pairs
         return 2 * self.query_heads * (self.key_width + self.value_width) * pairs
 
 
@@ -159,7 +156,7 @@ class Collective:
     """One collective that tensor parallelism needs. ``width``: numbers per token of its whole result, each as wide
     as the model's activations."""
 
-    kind: Literal["all_reduce", "all_gather"]
+    kind: Literal["all_reduce", "all_gather", "gather"]
     width: int
 
 
@@ -238,33 +235,10 @@ class LayerSpec:
             + self.weights.other.held(share.width)
         )
 
-    def read_bytes(self, tokens: float = 1, share: Share = WHOLE) -> float:
-        """Bytes of weights that a pass of ``tokens`` tokens reads on a rank with ``share`` of this layer: all that it
-        holds, but of the routed experts only those that some token is expected to be sent to."""
-        held = self.held_bytes(share)
-        if self.experts is None:
-            return float(held)
-        routed = self.weights.routed.held(share.experts)
-        return held - routed + routed * self.experts.touched(tokens) / self.experts.count
-
-    def flops(self, tokens: int, past: int = 0, *, absorbed: bool = False, share: Share = WHOLE) -> float:
-        """Floating point operations of ``tokens`` new tokens of one sequence after ``past`` ones on a rank with
-        ``share`` of this layer: 2 per active parameter and token (one multiplication, one addition), and attention."""
-        pairs = self.attention.flops(tokens, past, absorbed=absorbed) * (share.query if self.heads_cut else 1.0)
-        if share is WHOLE:
-            return 2 * self.active_parameters * tokens + pairs
-        held, weights = 0.0, self.weights
-        for part, fraction in (
-            (weights.attention, share.query),
-            (weights.key_value, self._key_value(share) if self.heads_cut else share.query),
-            (weights.dense, share.width),
-            (weights.shared, share.width),
-            (weights.routed, share.experts),
-            (weights.norm + weights.other, 1.0),
-        ):
-            used = self.experts.per_token / self.experts.count if self.experts and part is weights.routed else 1.0
-            held += part.parameters * used * part.held(fraction) / max(1, part.bytes)
-        return 2 * held * tokens + pairs
+    def flops(self, tokens: int, past: int = 0) -> int:
+        """Floating point operations of ``tokens`` new tokens of one sequence after ``past`` ones: 2 per active
+        parameter and token (one multiplication, one addition), and attention."""
+        return 2 * self.active_parameters * tokens + self.attention.flops(tokens, past)
 
     def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: Share = WHOLE) -> float:
         """Bytes of cache that one sequence of ``tokens`` tokens takes on a rank with ``share`` of this layer."""

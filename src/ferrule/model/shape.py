@@ -28,7 +28,6 @@ _OLD_NAMES = {
 
 _BY_LAYER = ("intermediate_size", "moe_intermediate_size", "num_experts_per_tok", "moe_topk", "num_key_value_heads")
 """Fields that some models have as a list, with a number for each layer."""
-_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,9 @@ class ModelSpec:
 
     @property
     def last_collectives(self) -> tuple[Collective, ...]:
-        """What a vocabulary that is cut over ranks exchanges for each token whose logits are asked for."""
-        return (Collective("all_gather", self.vocab_size),)
+        """What a vocabulary that is cut over ranks exchanges for each token whose logits are asked for: the driver, the
+        stage's first rank, collects them."""
+        return (Collective("gather", self.vocab_size),)
 
     def vocabulary_share(self, parts: int) -> float:
         """The largest part of the vocabulary that one of ``parts`` ranks holds; the last ones are padded to it."""
@@ -136,22 +137,6 @@ class ModelSpec:
             size += self.final.held(1.0)
             size += 0 if self.tied and has_embedding else self.head.held(vocabulary)
         return size
-
-    def read_bytes(self, tokens: float = 1) -> float:
-        """Bytes of weights that decoding one step of a batch of ``tokens`` sequences reads."""
-        layers = sum(layer.read_bytes(tokens) for layer in self.decoder)
-        return layers + tokens * self.embedding_row_bytes + self.head.bytes + self.final.bytes
-
-    def decode_flops(self, context: int, *, absorbed: bool = False) -> float:
-        """Floating point operations of one more token after ``context - 1`` others, output matrix included."""
-        layers = sum(layer.flops(1, max(0, context - 1), absorbed=absorbed) for layer in self.decoder)
-        return layers + 2 * (self.head.parameters + self.final.parameters)
-
-    def prefill_flops(self, tokens: int, past: int = 0) -> float:
-        """Floating point operations of a prompt of ``tokens`` tokens after ``past`` cached ones; logits of its last
-        token only."""
-        layers = sum(layer.flops(tokens, past) for layer in self.decoder)
-        return layers + 2 * (self.head.parameters + self.final.parameters)
 
     def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT) -> float:
         """Bytes of cache that one sequence of ``tokens`` tokens takes, over all layers and ranks."""

@@ -11,7 +11,8 @@ from ferrule.plan.plan import Plan
 @dataclass(frozen=True)
 class MemoryUse:
     """Bytes on one device: ``weights``, ``cache`` for the context asked for of all sequences at once, ``activations``,
-    and ``runtime`` of the process. ``room``: what the device has. ``margin`` is what then is left."""
+    and ``runtime`` of the process; ``reserve``: what the engine keeps free beside the caches. ``room``: what the device
+    has. ``margin`` is what then is left."""
 
     device: str
     weights: int
@@ -19,14 +20,20 @@ class MemoryUse:
     activations: int
     runtime: int
     room: int
+    reserve: int = 0
 
     @property
     def total(self) -> int:
+        """What is filled."""
         return self.weights + self.cache + self.activations + self.runtime
 
     @property
+    def needed(self) -> int:
+        return self.total + self.reserve
+
+    @property
     def margin(self) -> int:
-        return self.room - self.total
+        return self.room - self.needed
 
 
 TermKind = Literal["weights", "cache", "compute", "launch", "collective", "hop", "disk"]

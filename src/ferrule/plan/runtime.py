@@ -55,6 +55,11 @@ class Runtime:
         # Caches grow ahead of their sequences: by so many tokens each, or by as much again as they hold.
         return max(tokens - sequences * self.cache_ahead, tokens // 2)
 
+    def cache_factor(self, tokens: float) -> float:
+        """The inverse of `cache_tokens`: how many times the bytes of ``tokens`` tokens must be free after loading so
+        that the caches hold them."""
+        return min(1 + self.max_sequences * self.cache_ahead / tokens, 2.0) / self.cache_share
+
     def launch_seconds(self, device: DeviceSpec) -> float:
         """What an operation costs there beside its bytes and arithmetic."""
         if self.eager and device.eager_seconds is not None:

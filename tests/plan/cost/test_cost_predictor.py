@@ -26,6 +26,7 @@ from ferrule.plan import (
     predict,
 )
 from ferrule.plan.cost import largest_context, memory_of
+from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.experts import busiest_share
 
 MODEL = read_model("llama-3.2-3b", weights="bfloat16")
@@ -61,7 +62,7 @@ def pipeline(n: int, layers: int = MODEL.layers) -> Plan:
 
 def test_one_machine_reads_its_weights_once_per_token() -> None:
     prediction = predict(ask(cluster(1), Workload(prompt=1, depth=0)), pipeline(1))
-    assert prediction.token_seconds == pytest.approx(MODEL.read_bytes() / 200e9, rel=0.01)
+    assert prediction.token_seconds == pytest.approx(MODEL.bytes / 200e9, rel=0.01)
     assert {term.kind for term in prediction.terms} == {"weights", "cache"}
     assert prediction.token_seconds == pytest.approx(sum(term.seconds for term in prediction.terms))
 
@@ -113,7 +114,8 @@ def test_the_terms_of_a_prompt_add_up_and_arithmetic_rules_them() -> None:
     prediction = predict(ask(cluster(2), Workload(prompt=2000)), tensor(2))
     assert prediction.ttft_seconds == pytest.approx(sum(term.seconds for term in prediction.prompt_terms))
     assert max(prediction.prompt_terms, key=lambda term: term.seconds).kind in ("compute", "collective")
-    assert prediction.ttft_seconds > MODEL.prefill_flops(2000) / 2 / 50e12
+    flops = sum(layer.flops(2000) for layer in MODEL.decoder)
+    assert prediction.ttft_seconds > flops / 2 / 50e12
 
 
 def test_memory_is_weights_and_the_cache_asked_for() -> None:
@@ -289,3 +291,29 @@ def test_caches_leave_room_to_grow_and_half_of_what_is_free() -> None:
     assert BUILT_IN_ENGINE.cache_tokens(2e6, 1000.0, 64) == 500
     assert BUILT_IN_ENGINE.cache_tokens(-1.0, 1000.0, 64) == 0
     assert PLAIN.cache_tokens(2e6, 1000.0, 64) == 2000
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 20), st.sampled_from([BUILT_IN_ENGINE, PLAIN]))
+def test_what_must_be_free_for_a_cache_is_what_the_engine_fills_it_from(
+    tokens: int, per_token: int, runtime: Runtime
+) -> None:
+    needed = tokens * per_token * runtime.cache_factor(tokens)
+    assert runtime.cache_tokens(needed * 1.001 + 2 * per_token, per_token, runtime.max_sequences) >= tokens
+    assert runtime.cache_tokens(needed * 0.999 - per_token, per_token, runtime.max_sequences) < tokens
+
+
+@pytest.mark.parametrize("memory", [8, 9, 12, 64])
+def test_a_plan_fits_if_the_engine_will_serve_its_context(memory: int) -> None:
+    for tokens in (512, 4096, 65536):
+        question = ask(cluster(1, memory=memory << 30), Workload(context=tokens), runtime=BUILT_IN_ENGINE)
+        found = predict(question, pipeline(1))
+        assert found.fits == (found.largest_context >= tokens)
+
+
+def test_logits_are_gathered_to_one_rank_only() -> None:
+    exchange = Exchange(cluster(4, bandwidth=1e8), [f"m{i}" for i in range(4)])
+    devices = [f"m{i}" for i in range(4)]
+    assert [each.kind for each in MODEL.last_collectives] == ["gather"]
+    part = 1e-4 + 1e6 / 4 / 1e8  # each part over a cable of its own, at once
+    assert exchange.collective(devices, "gather", 1e6) == pytest.approx(part, rel=0.01)
+    assert exchange.collective(devices, "gather", 1e6) <= exchange.collective(devices, "all_gather", 1e6)

@@ -7,8 +7,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from ferrule.agent.device import RANK
 from ferrule.errors import ConfigError, PlanError
 from ferrule.links.power import PowerMeter
 from ferrule.plan.device import measure as device_measure
@@ -83,7 +85,7 @@ def test_figures_make_a_device() -> None:
     assert (device.runtime_bytes, device.watts_idle, device.watts_busy) == (3 << 20, None, 30.0)
     with pytest.raises(PlanError, match="memory must be more than 0"):
         device_from(FIGURES, "box", 0)
-    assert Figures.from_json(json.loads(json.dumps(FIGURES.to_json()))) == FIGURES
+    assert msgspec.json.decode(msgspec.json.encode(FIGURES), type=Figures) == FIGURES
 
 
 def test_what_was_measured_is_known_until_something_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,12 +97,12 @@ def test_what_was_measured_is_known_until_something_changes(tmp_path: Path, monk
 
     monkeypatch.setattr(device_measure, "_benchmark", benchmark)
     monkeypatch.setattr(
-        device_measure, "rank_needs", lambda timeout, timed: RankNeeds(7, 5e-3, 1e-3) if timed else RankNeeds(7)
+        device_measure, "rank_needs", lambda rank, timeout, timed: RankNeeds(7, 5e-3, 1e-3) if timed else RankNeeds(7)
     )
     cache = tmp_path / "devices.json"
 
     def measure(**options: object) -> int:
-        assert measure_figures(cache=cache, model=tmp_path, **options).runtime_bytes == 7  # type: ignore[arg-type]
+        assert measure_figures(rank=RANK, cache=cache, model=tmp_path, **options).runtime_bytes == 7  # type: ignore[arg-type]
         return len(runs)
 
     assert measure() == 1
@@ -118,7 +120,7 @@ def test_what_was_measured_is_known_until_something_changes(tmp_path: Path, monk
         entry["at"] = time.time() - 31 * 86400
     cache.write_text(json.dumps(old))
     assert measure() == 6
-    device = measure_device("box", cache=cache, model=tmp_path)
+    device = measure_device("box", rank=RANK, cache=cache, model=tmp_path)
     assert (device.name, len(runs)) == ("box", 6)
     assert device.eager_seconds == pytest.approx(5e-3 / (6 * (40 + 14) + 30))  # of 6 layers, and the two ends
     assert device.resume_seconds == 1e-3
@@ -128,7 +130,7 @@ def test_what_was_measured_is_known_until_something_changes(tmp_path: Path, monk
 @pytest.mark.slow
 def test_this_machine(tmp_path: Path) -> None:
     figures = measure_figures(
-        cache=tmp_path / "devices.json", model=tmp_path, unit="cpu", effort=replace(TINY, disk=8 << 20)
+        rank=RANK, cache=tmp_path / "devices.json", model=tmp_path, unit="cpu", effort=replace(TINY, disk=8 << 20)
     )
     assert set(figures.flops) == {"fp32", "bf16", "fp16"}
     assert min(figures.memory_bandwidth, *figures.flops.values()) > 0
@@ -142,6 +144,6 @@ def test_this_machine(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_goes_wrong_in_the_other_process_is_told(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="no device 'tpu' here, only"):
-        measure_figures(cache=tmp_path / "devices.json", unit="tpu", effort=TINY)
+        measure_figures(rank=RANK, cache=tmp_path / "devices.json", unit="tpu", effort=TINY)
     with pytest.raises(PlanError, match=r"took longer than 0\.01 s"):
-        measure_figures(cache=tmp_path / "devices.json", effort=TINY, timeout=0.01)
+        measure_figures(rank=RANK, cache=tmp_path / "devices.json", effort=TINY, timeout=0.01)

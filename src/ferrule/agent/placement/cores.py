@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from ferrule.plan.cluster.live import HostReport
 from ferrule.plan.cluster.spec import DeviceSpec
 
@@ -46,7 +48,7 @@ def _by_share(report: HostReport, part: float) -> HostReport:
     if part == 1:
         return report
     note = f"{report.device.name} shares its machine with other hosts: it counts with {part:.0%} of that"
-    return replace(report, device=_part_of(report.device, part), notes=(*report.notes, note))
+    return msgspec.structs.replace(report, device=_part_of(report.device, part), notes=(*report.notes, note))
 
 
 def _part_of(device: DeviceSpec, part: float) -> DeviceSpec:

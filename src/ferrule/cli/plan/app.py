@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ferrule.agent.device import RANK
 from ferrule.cli.complete import lab_profiles, models
 from ferrule.cli.extras import needs
 from ferrule.errors import ConfigError
@@ -136,7 +137,7 @@ def plan(
     if device_json:
         from ferrule.plan.cluster import report_text
 
-        typer.echo(report_text(fresh=measure))
+        typer.echo(report_text(rank=RANK, fresh=measure))
         return
     if calibrate:
         from ferrule.cli.plan.calibrate import fit_and_show
@@ -184,7 +185,7 @@ def _machines(
         return cluster_from_profile(profile)
     others = [each for each in (hosts or "").split(",") if each.strip() and each.strip() != LOCAL]
     with Console(stderr=True).status("Measuring this machine" + (f" and asking {', '.join(others)}" if others else "")):
-        return live_cluster([each.strip() for each in others], command=remote_command, fresh=measure)
+        return live_cluster([each.strip() for each in others], command=remote_command, rank=RANK, fresh=measure)
 
 
 def _question(
@@ -250,7 +251,7 @@ def _show(question: Question, answers: SearchResult, top: int, *, explain: bool,
     _print("", text.memory_table(best))
     if explain:
         _print("", *text.terms_tables(best))
-    _print("", *text.shorter_context(question, best), *text.warnings(question), *text.notes(question, answers))
+    _print("", *text.warnings(question), *text.notes(question, answers))
 
 
 def _best(question: Question, answers: SearchResult) -> tuple[Candidate, list[Candidate]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from ferrule.agent.device import RANK
 from ferrule.errors import ConfigError
 from ferrule.plan import BUILT_IN_ENGINE
 from ferrule.plan.cost import calibrate, read_records, save_calibrations
@@ -19,7 +20,7 @@ def fit_and_show(console: Console) -> None:
         raise ConfigError(
             "nothing was measured yet; each `ferrule serve` measures its model's speed, so serve one first"
         )
-    device = recall_device(unit="cpu") or measure_device(unit="cpu")
+    device = recall_device(unit="cpu") or measure_device(rank=RANK, unit="cpu")
     mine = [record for record in records if record.kind == device.kind]
     if not mine:
         kinds = ", ".join(sorted({record.kind for record in records}))

@@ -72,7 +72,7 @@ def shortage_json(question: Question, found: Shortage) -> dict[str, Any]:
         "plans": [],
         "shortage": {
             "device": found.use.device,
-            "needed": found.use.total,
+            "needed": found.use.needed,
             "available": found.use.room,
             "missing": found.missing,
             "closest": candidate_json(found.closest),

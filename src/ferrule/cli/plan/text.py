@@ -161,11 +161,14 @@ def _number(value: float | None, how: str) -> str:
 
 def memory_table(candidate: Candidate) -> Table:
     """Of one plan, in GiB by device; only the fullest where there are many."""
-    table = _table("memory (GiB)", ">weights", ">keys and values", ">activations", ">process", ">margin", ">of")
     uses = sorted(candidate.prediction.memory, key=lambda use: use.margin)
+    reserved = [">kept free"] if any(use.reserve for use in uses) else []
+    parts = (">weights", ">keys and values", ">activations", ">process", *reserved, ">margin", ">of")
+    table = _table("memory (GiB)", *parts)
     shown = uses[:MANY]
     for use in sorted(shown, key=candidate.prediction.memory.index):
-        numbers = (use.weights, use.cache, use.activations, use.runtime, use.margin, use.room)
+        kept = [use.reserve] if reserved else []
+        numbers = (use.weights, use.cache, use.activations, use.runtime, *kept, use.margin, use.room)
         table.add_row(use.device, *(_gib(number) if number >= 0 else f"–{_gib(-number)}" for number in numbers))
     if len(uses) > MANY:
         table.add_row(f"and {len(uses) - MANY} emptier")
@@ -212,18 +215,6 @@ def warnings(question: Question) -> Iterator[Text]:
 def notes(question: Question, answers: SearchResult) -> Iterator[Text]:
     for note in (*answers.notes, *question.model.notes, *question.cluster.notes):
         yield Text(f"note: {note}", style="dim")
-
-
-def shorter_context(question: Question, best: Candidate) -> Iterator[Text]:
-    """That the engine will serve less context than was asked for, though there is memory for it."""
-    served, wanted = best.prediction.largest_context, question.work.context
-    if best.prediction.fits and served < wanted:
-        part = f"{question.runtime.cache_share:.0%}".replace("%", " %")
-        yield Text(
-            f"the engine fills no more than {part} of the memory that is left with keys and values: it serves "
-            f"{served:,} of these {wanted:,} tokens",
-            style="yellow",
-        )
 
 
 def terms_tables(candidate: Candidate) -> Iterator[RenderableType]:

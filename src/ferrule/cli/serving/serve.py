@@ -229,6 +229,7 @@ def _is_loopback(host: str) -> bool:
 def this_machine(console: Console, threads: int | None, *, measure: bool) -> DeviceSpec | None:
     """What the planner knows of this machine, for a prediction; None where it knows nothing. ``measure``: find out, the
     first time, which takes seconds."""
+    from ferrule.agent.device import RANK
     from ferrule.plan.device.measure import measure_device, recall_device
 
     try:
@@ -236,7 +237,7 @@ def this_machine(console: Console, threads: int | None, *, measure: bool) -> Dev
         if device is not None or not measure:
             return device
         console.print("Measuring this machine, once in 30 days …", style="dim", highlight=False)
-        return measure_device(threads=threads, unit="cpu")
+        return measure_device(rank=RANK, threads=threads, unit="cpu")
     except (FerruleError, OSError, RuntimeError) as error:  # serving goes on without a prediction
         console.print(f"No prediction: {error}", style="dim", highlight=False)
         return None

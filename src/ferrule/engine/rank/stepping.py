@@ -1,7 +1,7 @@
 """How long a rank takes for a token of a model that hardly has weights: what is left is starting operations. And how
 much longer if it has waited while another one computed, as a stage of a pipeline does.
 
-The planner calls it by name, in a process that has imported a rank (plan/device/engine.py).
+The planner imports it by the name that it is given, in a process of its own (plan/device/measure.py).
 """
 
 from __future__ import annotations

@@ -13,10 +13,9 @@ from ferrule.engine.shards.messages import tell_all
 from ferrule.errors import EngineError
 from ferrule.fabric import Group
 from ferrule.plan import BUILT_IN_ENGINE
+from ferrule.plan.one_machine import LEAST_CONTEXT
 from ferrule.process import boot_id
 
-LEAST_ROOM = 64
-"""Tokens of cache below which serving makes no sense."""
 WARM_UP = 4
 """Tokens of the trial run; enough to touch both the prompt and the one-token kernels."""
 TELL_TIMEOUT = 300.0
@@ -45,7 +44,7 @@ def warm_up(runner: Runner) -> Trial:
     free = runner.cache_memory() / ranks_here(world, boot_id())
     room = np.array([BUILT_IN_ENGINE.cache_tokens(free, per_token, runner.options.max_sequences)], dtype=np.int64)
     world.all_reduce(room, op="min")
-    if room[0] < LEAST_ROOM:
+    if room[0] < LEAST_CONTEXT:
         raise EngineError(
             f"after loading, memory is left for {room[0]} tokens of cache ({per_token:,} bytes each on this rank); "
             "free some memory or use more ranks"

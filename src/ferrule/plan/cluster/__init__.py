@@ -3,9 +3,7 @@
 from ferrule.plan.cluster.file import parse_cluster, read_cluster, write_cluster
 from ferrule.plan.cluster.live import (
     HostReport,
-    cluster_of_lab,
     cluster_of_reports,
-    cluster_of_standing_lab,
     live_cluster,
     parse_report,
     report_text,
@@ -24,9 +22,7 @@ __all__ = [
     "RailSpec",
     "Sources",
     "cluster_from_profile",
-    "cluster_of_lab",
     "cluster_of_reports",
-    "cluster_of_standing_lab",
     "live_cluster",
     "machine_of_ranks",
     "parse_cluster",

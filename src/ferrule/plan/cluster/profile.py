@@ -21,6 +21,11 @@ HOST_SECONDS = {"tcp": 12e-6, "verbs": 1e-6}
 cable's are 25. Verbs: published latencies are from program to program already; the queues must be polled."""
 APPLE_TCP_SECONDS = 200e-6
 """TCP on macOS: two thirds of the 300 us that oljasz measured with exo."""
+UNSHAPED_RATE = 20e9
+"""Bits per second of an emulated cable without a rate, which is as fast as this machine copies: typical."""
+
+EMULATED_SECONDS = 13e-6
+"""What the bridge and the shaper between two emulated hosts add to a message, one way: measured."""
 Ends = tuple[Sequence[str], RailSpec]
 """The two devices that a rail joins, and the rail."""
 _MTU = 1500
@@ -109,6 +114,13 @@ def shaped_rail(
         alpha += ((_TCP_HEADERS + around) / 2 + _MESSAGE_HEADER) / whole
     host = APPLE_TCP_SECONDS if apple and transport == "tcp" else HOST_SECONDS.get(transport, 0.0)
     return RailSpec(name, alpha + host, rate, transport)
+
+
+def emulated_rail(name: str, shaping: Shaping, *, mtu: int | None = None) -> RailSpec:
+    """A lab's cable of this shape."""
+    shaping = shaping if shaping.rate is not None else replace(shaping, rate=UNSHAPED_RATE)
+    rail = shaped_rail(name, shaping, "tcp", mtu=mtu)
+    return replace(rail, alpha=rail.alpha + EMULATED_SECONDS)
 
 
 def join_rails(rails: Iterable[Ends]) -> tuple[LinkSpec, ...]:

@@ -95,7 +95,7 @@ class Exchange:
         return route.alpha + size * route.beta
 
     def collective(self, devices: Sequence[str], kind: str, size: float) -> float:
-        """Seconds of an ``all_reduce`` of ``size`` bytes, or an ``all_gather`` of that many in all."""
+        """Seconds of an ``all_reduce`` of ``size`` bytes, or an ``all_gather`` or ``gather`` of that many in all."""
         return self._team(devices).seconds(kind, size)
 
     def where(self, devices: Sequence[str]) -> str:
@@ -138,14 +138,16 @@ class _Team:
 
     def seconds(self, kind: str, size: float) -> float:
         if self._size == 2:
-            if kind == "all_gather":
+            if kind != "all_reduce":
                 return self._pair_work + self._alpha + size / 2 * self._beta
             return (1 if size <= PAIR_AT_ONCE else 2) * (self._pair_work + self._alpha) + size * self._beta
         return self._of(kind, max(1, round(size)))
 
     @lru_cache(maxsize=256)  # noqa: B019 - as long as its exchange
     def _of(self, kind: str, size: int) -> float:
-        asked = -(-size // self._size) if kind == "all_gather" else size
+        asked = size if kind == "all_reduce" else -(-size // self._size)
+        if kind == "gather":  # each part goes directly to the root, as in a direct reduce of arrays of that size
+            return self._told.seconds("reduce", "pieces", asked)
         return self._told.seconds(kind, self._algorithm(kind, asked), asked)
 
     def _algorithm(self, kind: str, size: int) -> str:

@@ -37,13 +37,12 @@ def weight_bytes(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
 
 def _use(question: Question, device: DeviceSpec, stage: Stage, share: Share, weights: int) -> MemoryUse:
     work = question.work
+    tokens = work.context * work.concurrency
+    cache = cache_bytes(question, stage, share, work.context) * work.concurrency
+    activations = activation_bytes(question, stage, share)
+    reserve = cache * question.runtime.cache_factor(tokens) - cache
     return MemoryUse(
-        device.name,
-        weights,
-        round(cache_bytes(question, stage, share, work.context) * work.concurrency),
-        activation_bytes(question, stage, share),
-        device.runtime_bytes,
-        device.memory,
+        device.name, weights, round(cache), activations, device.runtime_bytes, device.memory, round(reserve)
     )
 
 
@@ -88,16 +87,12 @@ def activation_bytes(question: Question, stage: Stage, share: Share) -> int:
 def largest_context(question: Question, plan: Plan) -> int:
     """Tokens of each of the concurrent sequences that all devices have room for, and that the engine then serves; 0
     where not even weights fit."""
-    uses, runtime = memory_of(question, plan), question.runtime
+    uses, concurrency = memory_of(question, plan), question.work.concurrency
 
     def fits(tokens: int) -> bool:
+        factor = question.runtime.cache_factor(tokens * concurrency) * concurrency
         return all(
-            tokens * question.work.concurrency
-            <= runtime.cache_tokens(
-                use.room - (use.total - use.cache),
-                cache_bytes(question, stage, share, tokens) / tokens,
-                runtime.max_sequences,
-            )
+            use.total - use.cache + round(cache_bytes(question, stage, share, tokens) * factor) <= use.room
             for use, (stage, _, share) in zip(uses, _ranks(plan), strict=True)
         )
 

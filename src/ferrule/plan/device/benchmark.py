@@ -6,19 +6,21 @@ many rows with one weight (operations per second), and the smallest operation (w
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated
+
+import msgspec
 
 from ferrule.errors import FerruleError
 from ferrule.links.power import PowerMeter
 from ferrule.plan.device.backend import Backend, choose_backend
 from ferrule.plan.device.disk import DISK_BYTES, disk_read
 
+_Rate = Annotated[float, msgspec.Meta(gt=0)]
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _WIDTH = 2048
 _LEAST_MEMORY_PART = 8
@@ -51,8 +53,8 @@ class Figures:
     by: str
     memory_free: int
     memory_total: int
-    memory_bandwidth: float
-    flops: Mapping[str, float]
+    memory_bandwidth: _Rate
+    flops: Annotated[Mapping[str, _Rate], msgspec.Meta(min_length=1)]
     launch_seconds: float
     disk_read: float | None = None
     watts_idle: float | None = None
@@ -62,25 +64,6 @@ class Figures:
     at: float = 0.0
     eager_seconds: float | None = None
     resume_seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Raises `TypeError`, `ValueError` or `KeyError` for anything that `to_json` would not have made."""
-        found = dict(fields)
-        for name in ("memory_bandwidth", "launch_seconds", "resume_seconds", "at"):
-            found[name] = float(found[name])
-        for name in ("memory_free", "memory_total", "runtime_bytes"):
-            found[name] = int(found[name])
-        if found["eager_seconds"] is not None:
-            found["eager_seconds"] = float(found["eager_seconds"])
-        found["flops"] = {str(dtype): float(value) for dtype, value in found["flops"].items()}
-        found["notes"] = tuple(map(str, found["notes"]))
-        if not found["memory_bandwidth"] > 0 or not found["flops"] or not min(found["flops"].values()) > 0:
-            raise ValueError("a rate is not more than 0")
-        return cls(**found)
 
 
 def run(effort: Effort) -> Figures:
@@ -156,12 +139,13 @@ def best_seconds(work: Callable[[], object], wait: Callable[[], None], seconds: 
 
 
 def main(words: list[str]) -> int:
-    """The last line on stdout is JSON: figures, or an error."""
+    """The last line on stdout is JSON: the figures."""
     try:
-        told: dict[str, Any] = {"figures": run(Effort(**json.loads(words[0]))).to_json()}
+        figures = run(msgspec.json.decode(words[0], type=Effort))
     except FerruleError as error:
-        told = {"error": str(error)}
-    sys.stdout.write(json.dumps(told) + "\n")
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -11,32 +10,60 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, TypeVar
 
+import msgspec
 import psutil
 
 from ferrule import __version__
 from ferrule.errors import PlanError
 from ferrule.files import cache_directory, locked, write_whole
 from ferrule.links.identity import identity
+from ferrule.model.embedded import demo_path
+from ferrule.model.read import read_model
 from ferrule.plan.cluster.spec import DeviceSpec
 from ferrule.plan.device.backend import processor
 from ferrule.plan.device.benchmark import Effort, Figures
-from ferrule.plan.device.engine import ENGINE_RANK, ENGINE_STEPPING, PROGRAM, eager_seconds
+from ferrule.plan.runtime import BUILT_IN_ENGINE
 from ferrule.process import usable_cores
 from ferrule.process.memory import memory_free
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 MAX_AGE_SECONDS = 30 * 86400.0
 TIMEOUT = 120.0
-_VERSION = 2
+_VERSION: Final = 2
 _MAX_ENTRIES = 50
 _LOCK_SECONDS = 2.0
 _PACKAGES = ("torch", "transformers", "numpy")
+_RANK_PROGRAM = """
+import importlib, json, sys
+from ferrule.process.memory import private_bytes
+name, timed = sys.argv[1:]
+found = {}
+try:
+    rank = importlib.import_module(name)
+    import torch
+    torch.ones(256, 256) @ torch.ones(256, 256)
+except ImportError:
+    import ferrule.fabric
+    timed = ""
+found["private"] = private_bytes()
+if timed:
+    found["token"], found["resume"] = rank.step_seconds()
+print(json.dumps(found))
+"""
+
+
+class _Store(msgspec.Struct):
+    """The file in which figures are remembered, by `_key`."""
+
+    version: Literal[2]
+    devices: dict[str, Figures]
 
 
 def measure_device(name: str = "", **options: Any) -> DeviceSpec:
@@ -56,6 +83,7 @@ def recall_device(name: str = "", *, unit: str = "auto", threads: int | None = N
 
 def measure_figures(
     *,
+    rank: str,
     model: Path | None = None,
     unit: str = "auto",
     threads: int | None = None,
@@ -67,6 +95,7 @@ def measure_figures(
 ) -> Figures:
     """Measure this machine, or recall what was measured in the last 30 days with the same hardware and versions.
 
+    ``rank``: the module whose ``step_seconds`` times a rank of the engine; it is imported in a process of its own.
     ``model``: the folder whose disk is read, by default the cache's. ``unit``: "cpu", "cuda", "mps", or "auto" for the
     best one. ``threads`` that compute on processors: by default all cores. ``dtype`` in which reading is measured.
     ``fresh``: measure in any case. ``effort``: how long (its other fields are set here). ``cache``: the file to
@@ -83,10 +112,10 @@ def measure_figures(
     if figures is None:
         figures = _benchmark(wanted, timeout)
         # Only processors run the built-in engine.
-        needs = rank_needs(timeout, timed=figures.unit == "cpu")
+        needs = rank_needs(rank, timeout, timed=figures.unit == "cpu")
         figures = replace(figures, runtime_bytes=needs.private, resume_seconds=needs.resume, at=time.time())
         if needs.token is not None:
-            figures = replace(figures, eager_seconds=eager_seconds(needs.token))
+            figures = replace(figures, eager_seconds=_eager_seconds(needs.token))
         _remember(store, key, figures)
     return figures
 
@@ -110,7 +139,15 @@ def device_from(figures: Figures, name: str, memory: int) -> DeviceSpec:
     )
 
 
-class RankNeeds(NamedTuple):
+def _eager_seconds(token_seconds: float) -> float:
+    """Per operation of an engine that takes so long for a token of the embedded model. Its few weights are in caches:
+    all of that is starting operations."""
+    model = read_model(str(demo_path()))
+    return token_seconds / (sum(map(BUILT_IN_ENGINE.operations, model.decoder)) + BUILT_IN_ENGINE.end_operations)
+
+
+@dataclass(frozen=True)
+class RankNeeds:
     """``private``: bytes of memory of a process that has imported a rank and multiplied once, of one with the fabric
     alone where the engine is not installed. ``token``: seconds that a rank takes for a token of the embedded model,
     None there, or if it is not timed; ``resume``: how much longer after it has waited."""
@@ -120,29 +157,27 @@ class RankNeeds(NamedTuple):
     resume: float = 0.0
 
 
-def rank_needs(timeout: float = TIMEOUT, *, timed: bool = True) -> RankNeeds:
+def rank_needs(rank: str, timeout: float = TIMEOUT, *, timed: bool = True) -> RankNeeds:
     """What a rank of the built-in engine needs here; seconds only if they are to be ``timed``."""
-    words = ["-c", PROGRAM, ENGINE_RANK, ENGINE_STEPPING if timed else ""]
-    told = _python(words, timeout, {"OMP_NUM_THREADS": "1"}, "what a rank needs beside its weights")
-    found = dict(line.split() for line in told.splitlines() if line.startswith(("private ", "token ", "resume ")))
-    if "private" not in found:
-        raise PlanError("what a rank needs beside its weights could not be measured: its process said nothing")
-    token = float(found["token"]) if "token" in found else None
-    return RankNeeds(int(found["private"]), token, float(found.get("resume", 0.0)))
+    what = "what a rank needs beside its weights"
+    words = ["-c", _RANK_PROGRAM, rank, "timed" if timed else ""]
+    return _answer(_python(words, timeout, {"OMP_NUM_THREADS": "1"}, what), RankNeeds, what)
 
 
 def _benchmark(effort: Effort, timeout: float) -> Figures:
     # numpy's linear algebra takes its threads from the environment.
     env = {name: str(effort.threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-    words = ["-m", "ferrule.plan.device.benchmark", json.dumps(asdict(effort))]
-    told = _python(words, timeout, env, "the benchmark of this machine")
+    what = "the benchmark of this machine"
+    words = ["-m", "ferrule.plan.device.benchmark", msgspec.json.encode(effort).decode()]
+    return _answer(_python(words, timeout, env, what), Figures, what)
+
+
+def _answer(told: str, kind: type[_T], what: str) -> _T:
+    """The last line that was printed. ``what``: for errors."""
     try:
-        answer = json.loads(told.splitlines()[-1])
-        if "error" in answer:
-            raise PlanError(f"the benchmark of this machine: {answer['error']}")
-        return Figures.from_json(answer["figures"])
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise PlanError(f"the benchmark of this machine printed what cannot be read: {error}") from error
+        return msgspec.json.decode(told.splitlines()[-1], type=kind)
+    except (msgspec.DecodeError, IndexError) as error:
+        raise PlanError(f"{what} printed what cannot be read: {error}") from error
 
 
 def _python(words: list[str], timeout: float, env: Mapping[str, str], what: str) -> str:
@@ -206,7 +241,7 @@ def _key(effort: Effort) -> str:
     hardware = [_machine(), processor(), str(os.cpu_count()), total, platform.release(), *gpus]
     folder = next((path for path in (Path(effort.folder), *Path(effort.folder).parents) if path.is_dir()), Path("/"))
     disk = str(folder.stat().st_dev)
-    asked = json.dumps(asdict(replace(effort, folder="")), sort_keys=True)
+    asked = msgspec.json.encode(replace(effort, folder=""), order="sorted").decode()
     return " | ".join([f"ferrule {__version__}", *versions, *hardware, f"disk {disk}", asked])
 
 
@@ -218,11 +253,7 @@ def _machine() -> str:
 
 
 def _recall(store: Path, key: str) -> Figures | None:
-    entry = _read(store).get(key)
-    try:
-        figures = None if entry is None else Figures.from_json(entry)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+    figures = _read(store).get(key)
     return figures if figures is not None and 0 <= time.time() - figures.at < MAX_AGE_SECONDS else None
 
 
@@ -231,19 +262,18 @@ def _remember(store: Path, key: str, figures: Figures) -> None:
         with locked(store.with_name(f".{store.name}.lock"), _LOCK_SECONDS):
             entries = _read(store)
             entries.pop(key, None)
-            kept = dict([*entries.items(), (key, figures.to_json())][-_MAX_ENTRIES:])
-            write_whole(store, json.dumps({"version": _VERSION, "devices": kept}, indent=1))
+            kept = dict([*entries.items(), (key, figures)][-_MAX_ENTRIES:])
+            write_whole(store, msgspec.json.format(msgspec.json.encode(_Store(_VERSION, kept)), indent=1).decode())
     except OSError as error:
         _log.info("what was measured of this machine cannot be kept in %s: %s", store, error)
 
 
-def _read(store: Path) -> dict[str, Any]:
+def _read(store: Path) -> dict[str, Figures]:
     """Whatever is wrong with the file, the machine is only measured anew."""
     try:
-        found = json.loads(store.read_text())
-        return dict(found["devices"]) if found["version"] == _VERSION else {}
+        return msgspec.json.decode(store.read_bytes(), type=_Store).devices
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, msgspec.DecodeError) as error:
         _log.warning("%s cannot be read (%r): the machine is measured anew", store, error)
         return {}

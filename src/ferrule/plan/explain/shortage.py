@@ -52,9 +52,9 @@ class Shortage:
     def error(self, name: str) -> PlanError:
         use = self.use
         return PlanError(
-            f"{name} does not fit: {use.device} needs {use.total / 2**30:.1f} GiB and has {use.room / 2**30:.1f}, "
+            f"{name} does not fit: {use.device} needs {use.needed / 2**30:.1f} GiB and has {use.room / 2**30:.1f}, "
             f"{self.missing / 2**30:.1f} GiB ({self.missing:,} bytes) too little, in the plan that lacks least",
-            needed=use.total,
+            needed=use.needed,
             available=use.room,
         )
 

@@ -50,11 +50,9 @@ def few_hosts(question: Question) -> Plans:
     """
     parts, exact = _parts(question.cluster)
     costs = [StageCosts(question.on(part.cluster), everywhere=part.relays) for part in parts]
-    # What the engine keeps free makes no plan's context longer than another's.
-    unreserved = replace(question, runtime=replace(question.runtime, cache_share=1.0, cache_ahead=0))
 
     def room(plan: Plan) -> int:
-        return _room(unreserved, plan)
+        return _room(question, plan)
 
     def searched(context: int, *, enough: bool = False) -> list[Plan]:
         """``enough``: one plan with that much room is, and hosts that relay change nothing in that."""
@@ -75,7 +73,7 @@ def few_hosts(question: Question) -> Plans:
     found = searched(question.work.context)
     if question.objective == "context":
         rooms = [room(plan) for plan in found]
-        most = min(question.model.max_context, max(_pooled(unreserved), *rooms))
+        most = min(question.model.max_context, max(_pooled(question), *rooms))
         longest = _longest(most, max(rooms, default=0), has_room)
         found += searched(longest, enough=not exact) if longest > max(rooms, default=0) else []
     return Plans(found, exact, () if exact else (NOT_ALL,))

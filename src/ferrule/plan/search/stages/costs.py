@@ -159,7 +159,8 @@ class StageCosts:
             return self._shares[share, vocabulary]
         weights, none = self._without_context(share, vocabulary)
         work, policy = self.question.work, self.runtime.cache
-        cache = [layer.cache_bytes(work.context, policy, share) * work.concurrency for layer in self._kinds]
+        factor = self.runtime.cache_factor(work.context * work.concurrency) * work.concurrency
+        cache = [layer.cache_bytes(work.context, policy, share) * factor for layer in self._kinds]
         found = self._shares[share, vocabulary] = replace(none, by_layer=(weights + cache)[self._kind_of])
         return found
 
