@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import stat
 import tempfile
 import time
@@ -108,21 +107,6 @@ def held(path: Path) -> bool:
         return not _try_lock(lock, fcntl.LOCK_SH)
     finally:
         os.close(lock)
-
-
-def line_within(descriptor: int, seconds: float) -> bytes:
-    """The first line that comes through a pipe, or nothing at its end or after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    found = b""
-    while not found.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-            return b""
-        more = os.read(descriptor, 1 << 16)
-        if not more:
-            return b""
-        found += more
-    return found
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from ferrule.cli.main import app
 from ferrule.hardware import shipped
 from ferrule.lab.netns import control
+from ferrule.lab.netns.status import HostStatus, LabStatus
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
 
@@ -34,8 +35,14 @@ def test_names_to_copy_are_whole_at_80_columns() -> None:
     ("program", "said"), [("/usr/bin/ping", "-- ping -c 3 strix-2"), (None, "-- ferrule links show")]
 )
 def test_up_suggests_what_there_is(monkeypatch: pytest.MonkeyPatch, program: str | None, said: str) -> None:
-    hosts = [{"name": f"strix-{number}", "machine": "strix-halo", "addresses": {}} for number in (1, 2)]
-    status = {"name": "two-strix", "title": "two", "hosts": hosts, "cables": []}
+    hosts = tuple(
+        HostStatus(
+            name=f"strix-{number}", path="", inode=0, cookie=0, machine="strix-halo", title="", memory=0,
+            memory_bandwidth=0, flops={}, addresses={}, processes=0,
+        )
+        for number in (1, 2)
+    )  # fmt: skip
+    status = LabStatus("two-strix", "two-strix", "two", 1, "", 0, "", hosts, ())
     monkeypatch.setattr(control, "up", lambda lab, **_: status)
     monkeypatch.setattr(shutil, "which", lambda _: program)
     assert f"ferrule lab shell strix-1 {said}" in run("up", "two-strix").output

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,12 @@ import pytest
 
 from ferrule.errors import ConfigError, LabError
 from ferrule.lab.daemon import registry
+from ferrule.lab.daemon.client import ask
+from ferrule.lab.daemon.messages import Console
 from ferrule.lab.netns import control
 from ferrule.lab.netns.iproute import batch
 from ferrule.lab.netns.namespace import Namespace
+from ferrule.lab.netns.status import LabStatus
 
 SECONDS = 20.0
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_hosts")]
@@ -83,12 +86,12 @@ def ours() -> tuple[list[str], list[int], list[str]]:
 class Witness:
     """Sees whether the hosts of a lab still exist: an interface ends when its other end, in a host, does."""
 
-    def __init__(self, status: Mapping[str, Any]) -> None:
+    def __init__(self, status: LabStatus) -> None:
         self._namespace = Namespace()
         lines = []
-        for number, host in enumerate(status["hosts"]):
+        for number, host in enumerate(status.hosts):
             name = f"thread{number}"
-            lines.append(f"link add name {name} type veth peer name {name} netns {host['path']}")
+            lines.append(f"link add name {name} type veth peer name {name} netns {host.path}")
         batch(self._namespace, "ip", lines)
         assert not self.hosts_are_gone()
 
@@ -134,21 +137,20 @@ def test_a_lab_stays_is_used_fails_and_ends() -> None:
     before = ours()
     status = control.up("two-strix")
     witness = Witness(status)
-    assert [host["name"] for host in status["hosts"]] == ["strix-1", "strix-2"]
-    assert [cable["kind"] for cable in status["cables"]] == ["usb4-40g", "usb4-40g"]
+    assert [host.name for host in status.hosts] == ["strix-1", "strix-2"]
+    assert [cable.kind for cable in status.cables] == ["usb4-40g", "usb4-40g"]
     words = run("two-strix", "strix-2", "sh", "-c", "hostname; echo $FERRULE_LAB $FERRULE_HOST_ID; ls /sys/class/net")
     assert words.split() == ["strix-2", "two-strix", "strix-2", "cable0", "cable1", "lo", "thread1"]
     names = run("two-strix", "strix-1", "getent", "hosts", "strix-2")
-    assert names.split()[0] == status["hosts"][1]["addresses"]["cable0"]
+    assert names.split()[0] == status.hosts[1].addresses["cable0"]
 
     echo = start("two-strix", "strix-2", [sys.executable, "-c", ECHO], stdout=subprocess.PIPE)
     assert echo.stdout is not None
     assert echo.stdout.readline() == "ready\n"
-    addresses = list(status["hosts"][1]["addresses"].values())
+    addresses = list(status.hosts[1].addresses.values())
 
     def strike(*words: str, sender: str | None = None) -> list[str]:
-        found = control.ask("two-strix", "fault", cable="cable0", words=list(words), sender=sender)
-        return list(found["faults"])
+        return list(control.fault("two-strix", "cable0", words, sender).faults)
 
     first, second = addresses
 
@@ -179,7 +181,7 @@ def test_a_lab_stays_is_used_fails_and_ends() -> None:
         heal()
     assert strike("cut", sender="strix-2") == ["nothing arrives from strix-2"]
     assert probe("two-strix", first, 2)[0] == 0
-    counters = control.ask("two-strix", "status")["cables"][0]["ends"]["strix-2"]["counters"]
+    counters = control.status("two-strix").cables[0].ends["strix-2"].counters
     assert counters["cut"] >= 1
     strike("clear")
     strike("unplug")
@@ -189,14 +191,14 @@ def test_a_lab_stays_is_used_fails_and_ends() -> None:
     assert strike("collapse") == ["collapse=0.6", "trained to 0.5 of its speed"]
 
     with pytest.raises(ConfigError, match="no cable 'cable7', only cable0, cable1"):
-        control.ask("two-strix", "fault", cable="cable7", words=["stall"])
+        control.fault("two-strix", "cable7", ["stall"])
     with pytest.raises(ConfigError, match="no host 'mac', only strix-1"):
-        control.ask("two-strix", "fault", cable="cable0", words=["cut"], sender="mac")
-    with pytest.raises(LabError, match="does not know 'dance'"):
-        control.ask("two-strix", "dance")
+        control.fault("two-strix", "cable0", ["cut"], "mac")
+    with pytest.raises(LabError, match="no kernels of their own"):
+        ask(registry.folder() / "two-strix", Console("strix-1"), str)
     with pytest.raises(ConfigError, match="has no host 'mac'"):
         control.enter("two-strix", "mac")
-    assert control.labs()[0][0]["hosts"][1]["processes"] == 1
+    assert control.labs()[0][0].hosts[1].processes == 1
     assert control.down() == ["two-strix"]
     assert echo.wait(SECONDS) == -signal.SIGKILL
     echo.stdout.close()
@@ -208,7 +210,7 @@ def test_a_lab_stays_is_used_fails_and_ends() -> None:
 def test_two_labs_at_once_do_not_meet() -> None:
     one = control.up("two-strix", name="one")
     other = control.up("half-trained", name="other")
-    assert one["hosts"][0]["addresses"] == other["hosts"][0]["addresses"]
+    assert one.hosts[0].addresses == other.hosts[0].addresses
     with pytest.raises(ConfigError, match="a lab 'one' already"):
         control.up("two-pc-10g", name="one")
     with pytest.raises(ConfigError, match=r"several labs are up \(one, other\)"):
@@ -219,13 +221,13 @@ def test_two_labs_at_once_do_not_meet() -> None:
     echo = start("other", "strix-2", [sys.executable, "-c", ECHO], stdout=subprocess.PIPE)
     assert echo.stdout is not None
     assert echo.stdout.readline() == "ready\n"
-    address = one["hosts"][1]["addresses"]["cable0"]
+    address = one.hosts[1].addresses["cable0"]
     assert probe("one", address, 2)[0] == 0
     assert probe("other", address, 2)[0] == 2
     assert control.down(["other"]) == ["other"]
     echo.wait(SECONDS)
     echo.stdout.close()
-    assert [lab["name"] for lab in control.labs()[0]] == ["one"]
+    assert [lab.name for lab in control.labs()[0]] == ["one"]
 
 
 def test_kill_9_of_the_holder_leaves_nothing_after_the_next_look() -> None:
@@ -235,12 +237,12 @@ def test_kill_9_of_the_holder_leaves_nothing_after_the_next_look() -> None:
     sleeper = start("two-strix", "strix-1", ["sh", "-c", "sleep 1000 & exec sleep 1000"])
     # One that hides the mark of its lab.
     hidden = start("two-strix", "strix-2", ["env", "-i", "/bin/sleep", "1000"])
-    until(lambda: sum(host["processes"] for host in control.ask("two-strix", "status")["hosts"]) == 3, "all sleep")
+    until(lambda: sum(host.processes for host in control.status("two-strix").hosts) == 3, "all sleep")
     bystander = subprocess.Popen(["sleep", "1000"], env=os.environ | {"FERRULE_LAB": "two-strix"})
-    os.kill(status["pid"], signal.SIGKILL)
-    until(lambda: not alive(status["pid"]), "the holder is dead")
+    os.kill(status.pid, signal.SIGKILL)
+    until(lambda: not alive(status.pid), "the holder is dead")
     with pytest.raises(LabError, match="does not answer"):
-        control.ask("two-strix", "status")
+        control.status("two-strix")
     assert control.labs() == ([], ["two-strix"])
     for process in (sleeper, hidden):
         assert process.wait(SECONDS) == -signal.SIGKILL
@@ -271,14 +273,21 @@ def test_what_is_not_a_request_is_answered_and_a_silent_caller_left() -> None:
     path = str(registry.folder() / "two-strix" / registry.CONTROL)
     assert Path(path).stat().st_mode & 0o777 == 0o700
     assert Path(path).parent.stat().st_mode & 0o777 == 0o700
-    for words in (b"hello\n", b"[]\n", b"{}\n", b'{"do": "fault"}\n', b'{"do": "status", "more": 1}\n'):
+    for words in (
+        b"hello\n",
+        b"[]\n",
+        b"{}\n",
+        b'{"do": "dance"}\n',
+        b'{"do": "fault"}\n',
+        b'{"do": "status", "more": 1}\n',
+    ):
         with socket.socket(socket.AF_UNIX) as caller:
             caller.connect(path)
             caller.sendall(words)
             assert "error" in json.loads(caller.makefile().readline())
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(path)
-    assert control.ask("two-strix", "status")["name"] == "two-strix"
+    assert control.status("two-strix").name == "two-strix"
 
 
 def test_a_folder_of_others_is_refused(folder: Path) -> None:
@@ -305,7 +314,7 @@ def test_a_user_without_rights_gets_a_lab_in_a_user_namespace(end: str) -> None:
         "shell = [*entry.prefix, 'sh', '-c', 'echo; exec sleep 1000']\n"
         "sleeper = subprocess.Popen(shell, stdout=subprocess.PIPE)\n"
         "sleeper.stdout.readline()\n"
-        "if sys.argv[1] == 'kill': os.kill(status['pid'], 9)\n"
+        "if sys.argv[1] == 'kill': os.kill(status.pid, 9)\n"
         "print(control.down(), sleeper.wait(20))\n"
     )
     command = [*become, sys.executable, "-c", program, end]

@@ -12,6 +12,7 @@ from usb4_driver import Driver
 from ferrule.cli.main import app
 from ferrule.errors import ConfigError, LabError
 from ferrule.lab.usb4 import Fault, FaultKind, Usb4Cable, Usb4Host, Usb4Lab
+from ferrule.lab.usb4.messages import ControllerState
 from ferrule.lab.usb4.packets import Space
 
 HOSTS = (Usb4Host("a", hops=3), Usb4Host("b", controllers=2))
@@ -31,17 +32,14 @@ def test_a_lab_from_start_to_end(tmp_path: Path) -> None:
         lab.fault("cable0", Fault(FaultKind.HALF_LANE))
         lab.reshape("cable0", rate=1e9, delay_us=10)
         said = lab.state()
-        assert said["cables"]["cable0"]["faults"] == ["half-lane"]
-        assert said["hosts"]["b"] == [
-            {"connected": False, "enabled": False},
-            {"connected": True, "enabled": True},
-        ]
+        assert said.cables["cable0"].faults == ("half-lane",)
+        assert said.hosts["b"] == [ControllerState(False, False), ControllerState(True, True)]
         lab.heal("cable0")
         lab.unplug("cable0")
         lab.wait_link("cable0", "down", 20)
         with pytest.raises(LabError, match="did not get up within 0 s"):
             lab.wait_link("cable0", "up", 0)
-        assert lab.counters()["cables"]["cable0"]["a"]["frames"] == 0
+        assert lab.counters().cables["cable0"]["a"]["frames"] == 0
         with pytest.raises(ConfigError, match="no cable 'x'"):
             lab.plug("x")
         with pytest.raises(ConfigError, match="no cable 'x', only cable0"):
@@ -66,7 +64,7 @@ def test_what_a_killed_lab_left_goes_with_the_next_one(monkeypatch: pytest.Monke
         with Usb4Lab(HOSTS) as lab:
             assert not left.exists()
             with Usb4Lab(HOSTS):
-                assert lab.state()["cables"] == {}
+                assert lab.state().cables == {}
         assert list(place.iterdir()) == [another]
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrule.errors import ConfigError, LabError
+from ferrule.lab.daemon.messages import Lend
 from ferrule.lab.vm import Guest
 from ferrule.lab.vm.daemon import HeldGuests
 from ferrule.lab.vm.machine.qemu import EXACT, TCG, Hardware, Qemu, controller_slot, qemu_version
@@ -88,7 +89,7 @@ def test_session_for_a_caller_that_has_gone_is_free_again(tmp_path: Path) -> Non
     theirs.close()
     with ours, lab.ends[0], lab.ends[1]:
         with pytest.raises(OSError, match="pipe"):
-            HeldGuests(tmp_path, "x", lab).lend(ours, "box", False)  # type: ignore[arg-type]
+            HeldGuests(tmp_path, "x", lab).lend(ours, Lend("box", False))  # type: ignore[arg-type]
         assert lab.free == [1]
 
 

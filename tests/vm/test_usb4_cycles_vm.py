@@ -108,7 +108,7 @@ class Cycles:
         for cable in lame:
             self.lab.usb4.heal(cable)
             deadline = time.monotonic() + BONDING_SECONDS
-            while self.lab.usb4.state()["cables"][cable]["lanes"] != 2 and time.monotonic() < deadline:
+            while self.lab.usb4.state().cables[cable].lanes != 2 and time.monotonic() < deadline:
                 time.sleep(0.3)  # the link comes back sooner than a busy guest notices that it was gone
         self.train(*pulled, *lame)
         self.done += len(pulled) + len(lame)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import msgspec
@@ -11,11 +10,10 @@ import msgspec
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import Failure
 from ferrule.errors import ClusterError
-from ferrule.files import line_within
+from ferrule.process import NotReady, start_until_ready
 
 START_SECONDS = 15.0
 _STOP_SECONDS = 10.0
-_LOG_TAIL = 2000
 
 
 def agent_command(home: ClusterHome, lock: str = "-") -> list[str]:
@@ -35,25 +33,13 @@ def start_agent(home: ClusterHome) -> AgentUp:
     """Start this host's agent in the background. Raises `ClusterError`."""
     lock = home.take()
     try:
-        with home.log.open("ab") as log:
-            process = subprocess.Popen(
-                agent_command(home, str(lock)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=[lock],
-            )
+        process, line = start_until_ready(
+            agent_command(home, str(lock)), home.log, START_SECONDS, outlive=True, pass_fds=[lock]
+        )
+    except NotReady as said:
+        raise ClusterError(f"the agent did not start within {START_SECONDS:g} s, or ended: {said}") from None
     finally:
         os.close(lock)
-    assert process.stdout is not None
-    with process.stdout as words:
-        line = line_within(words.fileno(), START_SECONDS)
-    if not line:
-        process.kill()
-        process.wait(_STOP_SECONDS)
-        said = home.log.read_text(errors="replace")[-_LOG_TAIL:].strip()
-        raise ClusterError(f"the agent did not start within {START_SECONDS:g} s, or ended: {said or 'it said nothing'}")
     told = msgspec.json.decode(line, type=AgentUp | Failure)
     if isinstance(told, Failure):
         process.wait(_STOP_SECONDS)

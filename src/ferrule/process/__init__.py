@@ -3,12 +3,14 @@
 from ferrule.process.children import Children, start
 from ferrule.process.orphans import adopt_orphans, kill_orphans, reap_orphans
 from ferrule.process.output import Output, Outputs
+from ferrule.process.ready import NotReady, start_until_ready
 from ferrule.process.sensor import Sensor
 from ferrule.process.system import boot_id, end_groups, signal_group, usable_cores, when_ended
 from ferrule.process.tied import tied
 
 __all__ = [
     "Children",
+    "NotReady",
     "Output",
     "Outputs",
     "Sensor",
@@ -19,6 +21,7 @@ __all__ = [
     "reap_orphans",
     "signal_group",
     "start",
+    "start_until_ready",
     "tied",
     "usable_cores",
     "when_ended",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -21,6 +21,7 @@ from ferrule.hardware import shipped
 from ferrule.lab.netns import control
 from ferrule.lab.netns.check import check as check_shaper
 from ferrule.lab.netns.faults import KINDS
+from ferrule.lab.netns.status import LabStatus
 from ferrule.units import format_seconds
 
 UP_EXAMPLES = "Examples:\n\nferrule lab up two-strix\n\nferrule lab up desk.toml\n\nferrule lab up two-strix --as other"
@@ -64,8 +65,8 @@ def profiles(as_json: AsJson = False) -> None:
         console.print()
 
 
-def _show(console: Console, status: Mapping[str, Any]) -> None:
-    console.print(f"[bold]{status['name']}[/bold]: {status['title']}", highlight=False)
+def _show(console: Console, status: LabStatus) -> None:
+    console.print(f"[bold]{status.name}[/bold]: {status.title}", highlight=False)
     for table in lab_tables(status):
         console.print(table, highlight=False)
 
@@ -91,11 +92,11 @@ def up(
     """
     status = control.up(lab, name=name, seed=seed)
     if as_json:
-        typer.echo(json.dumps(status, indent=2))
+        typer.echo(json.dumps(msgspec.to_builtins(status), indent=2))
         return
     console = Console()
     _show(console, status)
-    first, last = status["hosts"][0]["name"], status["hosts"][-1]["name"]
+    first, last = status.hosts[0].name, status.hosts[-1].name
     words = f"ping -c 3 {last}" if shutil.which("ping") else "ferrule links show"
     console.print(f"\nferrule lab shell {first} -- {words}", highlight=False)
 
@@ -117,7 +118,7 @@ def status(as_json: AsJson = False) -> None:
     """Show the labs that are up, their cables and what is wrong with them."""
     found, gone = control.labs()
     if as_json:
-        typer.echo(json.dumps({"labs": found, "cleared": gone}, indent=2))
+        typer.echo(json.dumps({"labs": msgspec.to_builtins(found), "cleared": gone}, indent=2))
         return
     console = Console()
     for each in found:
@@ -151,8 +152,8 @@ def fault(
     lab: InLab = None,
 ) -> None:
     """Let something happen to a cable while it is in use."""
-    now = control.ask(control.choose(lab, sender), "fault", cable=cable, words=words, sender=sender)
-    typer.echo(f"{cable}: {'; '.join(now['faults']) or 'well'}")
+    now = control.fault(control.choose(lab, sender), cable, words, sender)
+    typer.echo(f"{cable}: {'; '.join(now.faults) or 'well'}")
 
 
 @app.command(epilog=CHECK_EXAMPLES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ferrule.hardware import LabProfile, Profiles
 from ferrule.lab.netns.check import Check
+from ferrule.lab.netns.status import LabStatus
 from ferrule.units import format_bytes, format_rate, format_seconds
 
 
@@ -46,19 +47,16 @@ def profile_tables(profiles: Profiles) -> Iterator[Table]:
     yield cables
 
 
-def lab_tables(status: Mapping[str, Any]) -> Iterator[Table]:
+def lab_tables(status: LabStatus) -> Iterator[Table]:
     """A lab that is up: its hosts and its cables."""
     hosts = _table("host", "machine", "addresses", "programs")
-    for host in status["hosts"]:
-        addresses = " ".join(host["addresses"].values())
-        hosts.add_row(host["name"], host["machine"], addresses, str(host.get("processes", 0)))
+    for host in status.hosts:
+        hosts.add_row(host.name, host.machine, " ".join(host.addresses.values()), str(host.processes))
     yield hosts
     cables = _table("cable", "kind", "joins", "each way", "wrong with it")
-    for cable in status["cables"]:
-        words = list(dict.fromkeys(end["words"] or "no limits" for end in cable["ends"].values()))
-        cables.add_row(
-            cable["name"], cable["kind"], " ".join(cable["hosts"]), " / ".join(words), "; ".join(cable["faults"])
-        )
+    for cable in status.cables:
+        words = list(dict.fromkeys(end.words or "no limits" for end in cable.ends.values()))
+        cables.add_row(cable.name, cable.kind, " ".join(cable.hosts), " / ".join(words), "; ".join(cable.faults))
     yield cables
 
 

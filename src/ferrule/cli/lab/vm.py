@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from ferrule.cli.complete import lab_profiles
 from ferrule.errors import ConfigError
+from ferrule.lab.usb4.messages import CableState
 from ferrule.lab.vm import control, once
 from ferrule.lab.vm.faults import WORDS
 from ferrule.lab.vm.kernel.debug import DEBUG_KERNELS
 from ferrule.lab.vm.options import KERNELS, VmOptions
+from ferrule.lab.vm.status import VmStatus
 
 UP_EXAMPLES = (
     "Examples:\n\nferrule lab vm up two-strix\n\nferrule lab vm up two-strix --kernel 6.12 --rdma\n\n"
@@ -91,11 +94,11 @@ def up(
     _fetch(options)
     status = control.up(lab, options, name=name)
     if as_json:
-        typer.echo(json.dumps(status, indent=2))
+        typer.echo(json.dumps(msgspec.to_builtins(status), indent=2))
         return
     console = Console()
     _show(console, status)
-    console.print(f"\nferrule lab vm run {status['name']} -- ping", highlight=False)
+    console.print(f"\nferrule lab vm run {status.name} -- ping", highlight=False)
 
 
 @app.command(epilog=RUN_EXAMPLES)
@@ -160,7 +163,7 @@ def fault(
     ] = None,
 ) -> None:
     """Let something happen to a cable while it is in use."""
-    now = control.ask(_up(lab), "fault", cable=cable, words=words, sender=sender)
+    now = control.fault(_up(lab), cable, words, sender)
     typer.echo(f"{cable}: {_health(now)}")
 
 
@@ -173,7 +176,7 @@ def reboot(lab: Profile, host: Annotated[str, typer.Argument(help="Which host.")
 @app.command()
 def console(lab: Profile, host: Annotated[str, typer.Argument(help="Which host.")]) -> None:
     """Print what a host said on its console, its kernel's messages among it."""
-    typer.echo(control.ask(_up(lab), "console", host=host), nl=False)
+    typer.echo(control.console(_up(lab), host), nl=False)
 
 
 @app.command()
@@ -181,7 +184,7 @@ def status(as_json: AsJson = False) -> None:
     """Show the labs of virtual machines that are up."""
     found = control.labs()
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(msgspec.to_builtins(found), indent=2))
         return
     for each in found:
         _show(Console(), each)
@@ -244,16 +247,16 @@ def _fetch(options: VmOptions) -> None:
         options.prepare()
 
 
-def _show(console: Console, status: dict[str, Any]) -> None:
-    console.print(f"[bold]{status['name']}[/bold]: {status['title']}", highlight=False)
+def _show(console: Console, status: VmStatus) -> None:
+    console.print(f"[bold]{status.name}[/bold]: {status.title}", highlight=False)
     table = Table("cable", "made for", "hosts", "addresses", "now", box=None, header_style="bold", pad_edge=False)
-    for cable in status["cables"]:
-        ends = cable["ends"]
-        table.add_row(cable["name"], cable["made_for"], " ".join(ends), " ".join(ends.values()), _health(cable))
+    for cable in status.cables:
+        hosts, addresses = " ".join(cable.ends), " ".join(cable.ends.values())
+        table.add_row(cable.name, cable.made_for, hosts, addresses, _health(cable))
     console.print(table, highlight=False)
 
 
-def _health(cable: dict[str, Any]) -> str:
+def _health(cable: CableState) -> str:
     """Whether a cable's link is up, and what is wrong with it."""
-    width = f" at {cable['lanes']} x {cable['gbps']} Gb/s" if cable["lanes"] else ""
-    return ", ".join([f"link {cable['link']}{width}", *cable["faults"]])
+    width = f" at {cable.lanes} x {cable.gbps} Gb/s" if cable.lanes else ""
+    return ", ".join([f"link {cable.link}{width}", *cable.faults])

@@ -120,10 +120,10 @@ def _wanted(hosts: Sequence[str], lab: str | None, mesh: bool, remote_command: s
         raise ConfigError("name a host as for ssh: ferrule links probe strix-b; or a lab that is up: --lab two-strix")
     if lab is not None:
         name = control.choose(lab)
-        status = control.ask(name, "status")
-        names = list(hosts) or [host["name"] for host in status["hosts"]]
+        status = control.status(name)
+        names = list(hosts) or [host.name for host in status.hosts]
         ends = [in_standing_lab(name, host) for host in names]
-        joined = [set(cable["hosts"]) for cable in status["cables"]]
+        joined = [set(cable.hosts) for cable in status.cables]
         pairs = [
             (one, other)
             for one, other in combinations(range(len(names)), 2)
@@ -146,10 +146,10 @@ def _lab_speeds(lab: str) -> dict[str, float]:
     """What the cables of a lab should carry, by interface, as far as their kind is one that ships with Ferrule."""
     kinds = shipped().cables
     found = {}
-    for cable in control.ask(lab, "status")["cables"]:
-        kind = kinds.get(cable["kind"])
+    for cable in control.status(lab).cables:
+        kind = kinds.get(cable.kind)
         if kind is not None and kind.shaping.rate is not None:
-            found[cable["name"]] = kind.shaping.rate
+            found[cable.name] = kind.shaping.rate
     return found
 
 

@@ -2,65 +2,51 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
 import signal
-import socket
-import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from ferrule.errors import ConfigError, LabError
-from ferrule.files import line_within
-from ferrule.lab.daemon import registry
+from ferrule.hardware import LabProfile, shipped
+from ferrule.lab.daemon import messages, registry
+from ferrule.lab.daemon.messages import Down, Request
+from ferrule.process import NotReady, start_until_ready
 
 ASK_SECONDS = 20.0
 _DOWN_SECONDS = 20.0
-_LOG_TAIL = 2000
+_T = TypeVar("_T")
 
 
-def ask(lab: Path, request: str, *, seconds: float = ASK_SECONDS, **arguments: Any) -> Any:
-    """Ask the process that holds a lab, and wait at most ``seconds``. Raises `ConfigError` or `LabError` with what it
-    answers."""
-    try:
-        with connect(lab) as connection:
-            connection.settimeout(seconds)
-            connection.sendall(json.dumps({"do": request, **arguments}).encode() + b"\n")
-            reply = json.loads(connection.makefile("rb").readline())
-    except (OSError, ValueError) as error:
-        raise LabError(f"the lab {lab.name!r} does not answer ({error}); end it (`down {lab.name}`)") from error
-    return unwrap(reply)
+def ask(lab: Path, request: Request, kind: type[_T], *, seconds: float = ASK_SECONDS) -> _T:
+    """Ask the process that holds a lab; see `messages.ask`."""
+    cure = f"; end it (`down {lab.name}`)"
+    return messages.ask(lab / registry.CONTROL, request, kind, seconds=seconds, who=f"the lab {lab.name!r}", cure=cure)
 
 
-def connect(lab: Path) -> socket.socket:
-    """A connection to the process that holds a lab. Raises `OSError`."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(ASK_SECONDS)
-        connection.connect(str(lab / registry.CONTROL))
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+def up(
+    kind: str,
+    profile: LabProfile,
+    name_or_file: str,
+    name: str | None,
+    program: Sequence[str],
+    options: str,
+    *,
+    seconds: float,
+    down: str,
+) -> str:
+    """Make a lab's directory and start the process that holds it; returns the lab's name.
 
-
-def unwrap(reply: Any) -> Any:
-    """What is in an answer. Raises `ConfigError` or `LabError` if that is an error."""
-    if "error" in reply:
-        kind = ConfigError if reply.get("code") == ConfigError.code else LabError
-        raise kind(reply["error"])
-    return reply.get("answer")
-
-
-def up(kind: str, title: str, command: Callable[[Path], Sequence[str]], seconds: float, down: str) -> None:
-    """Make a lab's directory and start the process that holds it. ``command``: of a directory; ``down``: the words of
-    the command that ends labs of this kind. Raises `ConfigError` for a name that is taken, and what the process says.
+    ``program``: the command of that process, but for its arguments; ``down``: the words of the command that ends labs
+    of this kind. Raises `ConfigError` for a name that is taken, and what the process says.
     """
+    title = registry.check_name(name or profile.name)
+    wanted = name_or_file if name_or_file in shipped().labs else str(Path(name_or_file).resolve())
     with registry.alone(kind) as labs:
         registry.reap(labs)
         folder = labs / title
@@ -68,50 +54,45 @@ def up(kind: str, title: str, command: Callable[[Path], Sequence[str]], seconds:
             raise ConfigError(f"there is a lab {title!r} already; end it ({down} {title}) or use --as NAME")
         folder.mkdir(mode=0o700)
         try:
-            _start(command(folder), folder, seconds)
+            _start([*program, str(folder), wanted, options], folder, seconds)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+    return title
+
+
+def present(kind: str) -> tuple[list[Path], list[str]]:
+    """The directories of the labs that are up, and the names of those of which something was left and is gone now."""
+    with registry.alone(kind) as labs:
+        gone = registry.reap(labs)
+        return sorted(lab for lab in labs.iterdir() if lab.is_dir()), gone
 
 
 def down(kind: str, names: Sequence[str], seconds: float) -> list[str]:
     """End these labs, or all, and clear away what is left of others; returns the names of those that ended."""
     with registry.alone(kind) as labs:
-        present = [lab.name for lab in labs.iterdir() if lab.is_dir()]
+        found = [lab.name for lab in labs.iterdir() if lab.is_dir()]
         for name in names:
-            if name not in present:
-                raise ConfigError(f"there is no lab {name!r} to end; there are {', '.join(present) or 'none'}")
-        for name in names or present:
+            if name not in found:
+                raise ConfigError(f"there is no lab {name!r} to end; there are {', '.join(found) or 'none'}")
+        for name in names or found:
             _end(labs / name, seconds)
-        return sorted({*registry.reap(labs)} & {*(names or present)})
+        return sorted({*registry.reap(labs)} & {*(names or found)})
 
 
 def _start(command: Sequence[str], folder: Path, seconds: float) -> None:
-    """Run the holder in a session of its own, and wait until it is ready. Raises what it says."""
+    """Run the holder, which lives on, and wait until it is ready. Raises what it says."""
     lock = registry.hold(folder)
     try:
-        with (folder / registry.LOG).open("wb") as log:
-            process = subprocess.Popen(
-                [*command, str(lock)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=[lock],
-                text=True,
-            )
+        process, line = start_until_ready(
+            [*command, str(lock)], folder / registry.LOG, seconds, outlive=True, pass_fds=[lock]
+        )
+    except NotReady as said:
+        raise LabError(f"the lab did not come up within {seconds:g} s, or ended: {said}") from None
     finally:
         os.close(lock)
-    assert process.stdout is not None
-    with process.stdout as words:
-        line = line_within(words.fileno(), seconds)
-    if not line:
-        process.kill()
-        process.wait(_DOWN_SECONDS)
-        said = (folder / registry.LOG).read_text(errors="replace")[-_LOG_TAIL:].strip()
-        raise LabError(f"the lab did not come up within {seconds:g} s, or ended: {said or 'it said nothing'}")
     try:
-        unwrap(json.loads(line))
+        messages.take(line, type(None))
     except BaseException:
         process.wait(_DOWN_SECONDS)
         raise
@@ -121,10 +102,9 @@ def _end(lab: Path, seconds: float) -> None:
     """Ask it to end; end it when it does not answer. ``seconds``: what it may take to come up."""
     deadline = time.monotonic() + seconds
     while registry.held(lab):
-        pid = registry.read_state(lab).get("pid")
-        if pid is not None:
+        if (state := registry.read_state(lab)) is not None:
             with suppress(ProcessLookupError):
-                process = os.pidfd_open(pid)
+                process = os.pidfd_open(state.pid)
                 try:
                     _finish(lab, process)
                 finally:
@@ -138,7 +118,7 @@ def _end(lab: Path, seconds: float) -> None:
 
 def _finish(lab: Path, process: int) -> None:
     try:
-        ask(lab, "down")
+        ask(lab, Down(), type(None))
     except LabError:
         signal.pidfd_send_signal(process, signal.SIGTERM)
     for last in (signal.SIGKILL, None):

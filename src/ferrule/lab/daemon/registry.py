@@ -1,14 +1,12 @@
-"""Where labs that are up are written down: one directory each, which only their user can read.
+"""The directories of the labs that are up, which only their user can read.
 
-``XDG_RUNTIME_DIR/ferrule/labs/NAME`` or ``/tmp/ferrule-UID/labs/NAME``. The process that holds a lab has a lock on the
-file ``lock`` in it from its birth, given by its starter, until its death: so no one has to guess from process
-numbers which is alive, and nothing that has begun can be missed. What is left of a
-lab whose holder was killed, the directory and programs in its hosts, is cleared away by the next command.
+``XDG_RUNTIME_DIR/ferrule/labs/NAME`` or ``/tmp/ferrule-UID/labs/NAME``. The process that holds a lab inherits a lock on
+the file ``lock`` in it, and has that until it dies: the lock tells which labs are alive, process ids do not. What a
+killed holder leaves, the directory and programs in its hosts, is cleared away by the next command.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -17,15 +15,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ferrule import files
 from ferrule.errors import ConfigError, LabError
 from ferrule.files import locked, runtime_directory, write_whole
 from ferrule.lab.netns.namespace import ENTER, enter_path, process_ids
+from ferrule.process import boot_id
 
 STATE, CONTROL, LOCK, LOG = "state.json", "control", "lock", "log"
 LABS = "labs"
@@ -34,6 +34,24 @@ _LOCK_SECONDS = 60.0
 _HOLD_SECONDS = 2.0
 _REAP_SECONDS = 5.0
 _SO_NETNS_COOKIE = 71
+
+
+class HostState(msgspec.Struct, frozen=True, kw_only=True):
+    """``path``: of its network namespace; ``cookie``: that one's number, which the kernel never uses again."""
+
+    name: str
+    path: str
+    inode: int
+    cookie: int
+
+
+class State(msgspec.Struct, frozen=True):
+    """What the state file of every kind of lab holds. ``user``: the path of the holder's user namespace."""
+
+    pid: int
+    boot: str = ""
+    user: str = ""
+    hosts: tuple[HostState, ...] = ()
 
 
 def folder(kind: str = LABS) -> Path:
@@ -77,18 +95,17 @@ def held(lab: Path) -> bool:
     return files.held(lab / LOCK)
 
 
-def write_state(lab: Path, state: Mapping[str, Any]) -> None:
-    """In one piece: a reader never sees half of it."""
-    write_whole(lab / STATE, json.dumps(state))
+def write_state(lab: Path, state: msgspec.Struct) -> None:
+    """``state``: has the fields of `State`. In one piece: a reader never sees half of it."""
+    write_whole(lab / STATE, msgspec.json.encode(state).decode())
 
 
-def read_state(lab: Path) -> dict[str, Any]:
-    """What its holder wrote; empty where it did not come so far."""
+def read_state(lab: Path) -> State | None:
+    """What its holder wrote; None where it did not come so far."""
     try:
-        state: dict[str, Any] = json.loads((lab / STATE).read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return state
+        return msgspec.json.decode((lab / STATE).read_bytes(), type=State)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
 
 
 def reap(labs: Path) -> list[str]:
@@ -100,11 +117,6 @@ def reap(labs: Path) -> list[str]:
             shutil.rmtree(lab, ignore_errors=True)
             gone.append(lab.name)
     return gone
-
-
-def boot() -> str:
-    """A word for this run of the kernel: its numbers mean nothing after the next start."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def cookie(namespace: str, user: str | None = None) -> int:
@@ -133,12 +145,11 @@ def cookie(namespace: str, user: str | None = None) -> int:
     return int.from_bytes(bytes.fromhex(done.stdout), sys.byteorder)
 
 
-def _end_programs(state: Mapping[str, Any]) -> None:
+def _end_programs(state: State | None) -> None:
     """Kill what was started in hosts whose holder is dead."""
-    cookies = {host["cookie"] for host in state.get("hosts", ())}
-    inodes = {host["inode"] for host in state.get("hosts", ())}
-    if state.get("boot") != boot():
-        return
+    if state is None or state.boot != boot_id():
+        return  # numbers of another boot mean nothing
+    cookies, inodes = {host.cookie for host in state.hosts}, {host.inode for host in state.hosts}
     deadline = time.monotonic() + _REAP_SECONDS
     while time.monotonic() < deadline:
         left = [pid for pid in process_ids() if _is_inside(pid, inodes, cookies)]

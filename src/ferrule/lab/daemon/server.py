@@ -1,13 +1,11 @@
-"""The server in a lab's background process: answers on a socket in the lab's directory, a line of JSON each way.
+"""The server in a lab's background process: answers requests on a socket in the lab's directory.
 
 A process of this kind is a program with four arguments: the lab's directory, the profile's name or file, the lab's
-options, and the descriptor of the lock that it inherits. It says in a line of JSON what became of it.
+options, and the descriptor of the lock that it inherits. It prints an answer: it is ready, or why not.
 """
 
 from __future__ import annotations
 
-import inspect
-import json
 import os
 import queue
 import signal
@@ -15,31 +13,31 @@ import socket
 import struct
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from ferrule.errors import ConfigError, FerruleError, LabError
-from ferrule.lab.daemon import registry
+import msgspec
+
+from ferrule.errors import FerruleError, LabError
+from ferrule.lab.daemon import messages, registry
+from ferrule.lab.daemon.messages import Down, LabRequest, Lend
 
 _REQUEST_SECONDS = 5.0
-_MOST_BYTES = 1 << 20
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Held:
-    """A lab that is up. ``state``: what its state file holds. ``answers``: what may be asked of it, by name, with the
-    request's other fields as arguments. ``conversations``: the same for requests that get the connection itself, and
-    answer on it."""
+    """A lab that is up. ``state``: for its state file; ``answer``: to any request but `Lend`, which ``lend`` answers on
+    the connection itself."""
 
-    state: Mapping[str, Any]
-    answers: Mapping[str, Callable[..., Any]]
-    conversations: Mapping[str, Callable[..., None]] = field(default_factory=dict)
+    state: msgspec.Struct
+    answer: Callable[[LabRequest], object]
+    lend: Callable[[socket.socket, Lend], None] | None = None
 
 
 class Server:
@@ -98,54 +96,23 @@ class Server:
             _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if user != os.getuid():
                 return
-            line = connection.makefile("rb").readline(_MOST_BYTES)
-            if not line.endswith(b"\n"):
+            line = messages.read_line(connection)
+            if not line:
                 return
-            ends = False
-            reply: dict[str, Any]
+            request: LabRequest | None = None
             try:
-                name, arguments = _request(line)
-                if name in lab.conversations:
-                    _bound(lab.conversations[name], connection, **arguments)()
+                request = messages.decode(line, LabRequest)
+                if isinstance(request, Lend) and lab.lend is not None:
+                    lab.lend(connection, request)
                     return
-                ends = name == "down"
-                if not ends and name not in lab.answers:
-                    raise LabError(f"the lab {self.folder.name} does not know {name!r}; another version runs it")
-                reply = {"answer": {} if ends else _bound(lab.answers[name], **arguments)()}
+                said = messages.answer(None if isinstance(request, Down) else lab.answer(request))
             except OSError:
                 raise
             except Exception as error:  # noqa: BLE001 - it is answered, and written down where it is a fault of ours
-                if not isinstance(error, FerruleError):
-                    traceback.print_exc()
-                reply = failure(error, self.folder)
-            connection.sendall(json.dumps(reply).encode() + b"\n")
-            if ends:
+                said = messages.refusal(error, self.folder / registry.LOG)
+            connection.sendall(said)
+            if isinstance(request, Down):
                 self.stop()
-
-
-def _request(line: bytes) -> tuple[str, dict[str, Any]]:
-    try:
-        request = json.loads(line)
-        return request.pop("do"), request
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"that was no request: {error}") from None
-
-
-def _bound(answer: Callable[..., _T], *arguments: Any, **named: Any) -> Callable[[], _T]:
-    """A call with these arguments. Raises `ConfigError` where it takes others."""
-    try:
-        inspect.signature(answer).bind(*arguments, **named)
-    except TypeError as error:
-        raise ConfigError(f"that was no request: {error}") from None
-    return lambda: answer(*arguments, **named)
-
-
-def failure(error: Exception, folder: Path) -> dict[str, Any]:
-    """An error as an answer."""
-    if isinstance(error, FerruleError):
-        return {"error": str(error), "code": error.code}
-    said = f"{type(error).__name__}: {error}; what led to it is in {folder / registry.LOG}"
-    return {"error": said, "code": LabError.code}
 
 
 def main(arguments: list[str], hold: Callable[[Server, str, str], AbstractContextManager[Held]]) -> int:
@@ -156,13 +123,14 @@ def main(arguments: list[str], hold: Callable[[Server, str, str], AbstractContex
     server = Server(folder)
     try:
         with hold(server, wanted, options) as lab:
-            server.run(lab, lambda: _say({"answer": {}}))
+            server.run(lab, lambda: _say(messages.answer(None)))
     except (FerruleError, OSError) as error:
         with suppress(BrokenPipeError):
-            _say({"error": str(error), "code": getattr(error, "code", LabError.code)})
+            said = error if isinstance(error, FerruleError) else LabError(str(error))
+            _say(messages.refusal(said, folder / registry.LOG))
         return 1
     return 0
 
 
-def _say(answer: dict[str, Any]) -> None:
-    os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
+def _say(line: bytes) -> None:
+    os.write(sys.stdout.fileno(), line)

@@ -9,35 +9,31 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ferrule.errors import ConfigError, LabError
-from ferrule.hardware import find_lab, shipped
+from ferrule.hardware import find_lab
 from ferrule.lab.daemon import client, registry
+from ferrule.lab.daemon.messages import Fault, Status
 from ferrule.lab.netns.lab import obstacle
 from ferrule.lab.netns.namespace import ENTER
+from ferrule.lab.netns.status import CableStatus, LabStatus
 
 UP_SECONDS = 60.0
 _ASK_SECONDS = 20.0
 
 
-def up(name_or_file: str, *, name: str | None = None, seed: int = 0) -> dict[str, Any]:
-    """Start a lab that stays until `down`; returns its status. ``name``: what to call it, if not as its profile.
+def up(name_or_file: str, *, name: str | None = None, seed: int = 0) -> LabStatus:
+    """Start a lab that stays until `down`. ``name``: what to call it, if not as its profile.
 
     Without root it goes into a user namespace where the machine allows that. Raises `ConfigError` for a wrong profile
     or a name that is taken, `LabError` where there can be no lab.
     """
     profile = find_lab(name_or_file)
-    title = registry.check_name(name or profile.name)
-    wanted = name_or_file if name_or_file in shipped().labs else str(Path(name_or_file).resolve())
-    prefix = _rights()
-
-    def command(folder: Path) -> list[str]:
-        return [*prefix, sys.executable, "-m", "ferrule.lab.netns.daemon", str(folder), wanted, str(seed)]
-
-    client.up(registry.LABS, title, command, UP_SECONDS, "ferrule lab down")
-    status: dict[str, Any] = ask(title, "status")
-    return status
+    program = [*_rights(), sys.executable, "-m", "ferrule.lab.netns.daemon"]
+    words = "ferrule lab down"
+    return status(
+        client.up(registry.LABS, profile, name_or_file, name, program, str(seed), seconds=UP_SECONDS, down=words)
+    )
 
 
 def down(names: Sequence[str] = ()) -> list[str]:
@@ -45,12 +41,20 @@ def down(names: Sequence[str] = ()) -> list[str]:
     return client.down(registry.LABS, names, UP_SECONDS)
 
 
-def labs() -> tuple[list[dict[str, Any]], list[str]]:
-    """The status of every lab that is up, and the names of those of which something was left and is gone now."""
-    with registry.alone() as folder:
-        gone = registry.reap(folder)
-        names = sorted(lab.name for lab in folder.iterdir() if lab.is_dir())
-    return [ask(name, "status") for name in names], gone
+def labs() -> tuple[list[LabStatus], list[str]]:
+    """Every lab that is up, and the names of those of which something was left and is gone now."""
+    present, gone = client.present(registry.LABS)
+    return [status(lab.name) for lab in present], gone
+
+
+def status(name: str) -> LabStatus:
+    """Of a lab that is up. Raises `LabError` where it does not answer, as `fault` does."""
+    return client.ask(registry.folder() / name, Status(), LabStatus)
+
+
+def fault(name: str, cable: str, words: Sequence[str], sender: str | None = None) -> CableStatus:
+    """Let something happen to a cable, see `ferrule.lab.netns.faults`; how it is then. Raises `ConfigError`, too."""
+    return client.ask(registry.folder() / name, Fault(cable, tuple(words), sender), CableStatus)
 
 
 def choose(name: str | None, host: str | None = None) -> str:
@@ -71,11 +75,6 @@ def choose(name: str | None, host: str | None = None) -> str:
     return fits[0]
 
 
-def ask(name: str, request: str, **arguments: Any) -> Any:
-    """Ask the process that holds a lab. Raises `ConfigError` or `LabError` with what it answers."""
-    return client.ask(registry.folder() / name, request, **arguments)
-
-
 @dataclass(frozen=True)
 class Entry:
     """How to run something in a host: a command to put before it, and what to add to the environment."""
@@ -87,13 +86,13 @@ class Entry:
 def enter(lab: str, host: str) -> Entry:
     """The way into a host, in which every other command works unchanged."""
     folder = registry.folder() / lab
-    state = registry.read_state(folder)
-    found = next((each for each in state.get("hosts", ()) if each["name"] == host), None)
+    state = registry.read_state(folder) or registry.State(0)
+    found = next((each for each in state.hosts if each.name == host), None)
     if found is None:
-        known = ", ".join(each["name"] for each in state.get("hosts", ()))
+        known = ", ".join(each.name for each in state.hosts)
         raise ConfigError(f"the lab {lab!r} has no host {host!r}, only {known}")
     files = ["--hosts", str(folder / f"hosts-{host}"), "--name", host]
-    prefix = (sys.executable, "-I", "-S", ENTER, "--user", state["user"], *files, found["path"])
+    prefix = (sys.executable, "-I", "-S", ENTER, "--user", state.user, *files, found.path)
     return Entry(prefix, {"FERRULE_LAB": lab, "FERRULE_HOST_ID": host})
 
 
@@ -127,4 +126,5 @@ def _rights() -> list[str]:
 
 
 def _has(lab: Path, host: str) -> bool:
-    return any(each["name"] == host for each in registry.read_state(lab).get("hosts", ()))
+    state = registry.read_state(lab)
+    return state is not None and any(each.name == host for each in state.hosts)

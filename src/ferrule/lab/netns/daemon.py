@@ -10,18 +10,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from ferrule.errors import ConfigError
+from ferrule.errors import ConfigError, LabError
 from ferrule.hardware import LabProfile, find_lab
 from ferrule.lab.daemon import registry
 from ferrule.lab.daemon.client import ASK_SECONDS
+from ferrule.lab.daemon.messages import Fault, LabRequest, Status
 from ferrule.lab.daemon.server import Held, Server, main
-from ferrule.lab.netns.cable import Cable
 from ferrule.lab.netns.faults import parse_fault
 from ferrule.lab.netns.lab import Lab
+from ferrule.lab.netns.status import CableStatus, EndStatus, HostStatus, LabStatus
+from ferrule.process import boot_id
 
 
 class HeldLab:
@@ -33,38 +33,6 @@ class HeldLab:
         self._lab = lab
         self._since = time.time()
 
-    def state(self) -> dict[str, Any]:
-        """What others need to enter the hosts, and to clear away what is left should this process be killed."""
-        hosts = []
-        for number, (name, machine) in enumerate(zip(self._profile.hosts, self._profile.machines, strict=True)):
-            path = self._lab.path(number)
-            found = os.stat(path)  # noqa: PTH116 - it is a link to nowhere
-            addresses = {cable.interface: cable.address(number) for cable in self._lab.cables if number in cable.hosts}
-            hosts.append(
-                {
-                    "name": name,
-                    "machine": machine.name,
-                    "title": machine.title,
-                    "memory": machine.memory.value,
-                    "memory_bandwidth": machine.memory_bandwidth.value,
-                    "flops": {dtype: figure.value for dtype, figure in machine.flops.items()},
-                    "path": path,
-                    "inode": found.st_ino,
-                    "cookie": registry.cookie(path),
-                    "addresses": addresses,
-                }
-            )
-        return {
-            "name": self.folder.name,
-            "profile": self._profile.name,
-            "title": self._profile.title,
-            "pid": os.getpid(),
-            "user": f"/proc/{os.getpid()}/ns/user",
-            "since": self._since,
-            "boot": registry.boot(),
-            "hosts": hosts,
-        }
-
     def write_hosts_files(self) -> None:
         """For each host an /etc/hosts by which it reaches its neighbours by name, over the first cable to each."""
         for number, name in enumerate(self._profile.hosts):
@@ -75,44 +43,60 @@ class HeldLab:
                 lines.append(f"{self._lab.address(other, number)} {self._profile.hosts[other]}")
             (self.folder / f"hosts-{name}").write_text("\n".join(lines) + "\n")
 
-    def status(self) -> dict[str, Any]:
-        """All there is to say about it now."""
-        state = self.state()
-        for number, host in enumerate(state["hosts"]):
-            host["processes"] = len(self._lab.processes(number))
-        kinds = [cable.name for cable, _ in self._profile.cables]
-        cables = [self._cable(cable, kind) for cable, kind in zip(self._lab.cables, kinds, strict=True)]
-        return state | {"cables": cables}
+    def status(self) -> LabStatus:
+        """All there is to say about it now; also what clears away what is left should this process be killed."""
+        return LabStatus(
+            name=self.folder.name,
+            profile=self._profile.name,
+            title=self._profile.title,
+            pid=os.getpid(),
+            user=f"/proc/{os.getpid()}/ns/user",
+            since=self._since,
+            boot=boot_id(),
+            hosts=tuple(self._host(number) for number in range(self._lab.size)),
+            cables=tuple(self._cable(number) for number in range(len(self._lab.cables))),
+        )
 
-    def _cable(self, cable: Cable, kind: str) -> dict[str, Any]:
-        names = self._profile.hosts
-        return {
-            "name": cable.interface,
-            "kind": kind,
-            "hosts": [names[host] for host in cable.hosts],
-            "mtu": cable.mtu,
-            "faults": list(cable.faults()),
-            "ends": {
-                names[host]: {
-                    "state": cable.state(host),
-                    "address": cable.address(host),
-                    "shaping": asdict(cable.shaping(host)),
-                    "words": cable.shaping(host).describe(),
-                    "counters": cable.counters(host),
-                }
-                for host in cable.hosts
-            },
+    def _host(self, number: int) -> HostStatus:
+        machine, path = self._profile.machines[number], self._lab.path(number)
+        return HostStatus(
+            name=self._profile.hosts[number],
+            machine=machine.name,
+            title=machine.title,
+            memory=machine.memory.value,
+            memory_bandwidth=machine.memory_bandwidth.value,
+            flops={dtype: figure.value for dtype, figure in machine.flops.items()},
+            path=path,
+            inode=os.stat(path).st_ino,  # noqa: PTH116 - it is a link to nowhere
+            cookie=registry.cookie(path),
+            addresses={cable.interface: cable.address(number) for cable in self._lab.cables if number in cable.hosts},
+            processes=len(self._lab.processes(number)),
+        )
+
+    def _cable(self, number: int) -> CableStatus:
+        names, cable = self._profile.hosts, self._lab.cables[number]
+        ends = {
+            names[host]: EndStatus(
+                state=cable.state(host),
+                address=cable.address(host),
+                shaping=cable.shaping(host),
+                words=cable.shaping(host).describe(),
+                counters=cable.counters(host),
+            )
+            for host in cable.hosts
         }
+        kind = self._profile.cables[number][0].name
+        return CableStatus(cable.interface, kind, tuple(ends), cable.mtu, cable.faults(), ends)
 
-    def fault(self, cable: str, words: list[str], sender: str | None = None) -> dict[str, Any]:
+    def fault(self, wanted: Fault) -> CableStatus:
         """Let something happen to a cable. The answer comes when it has."""
-        for found, (profile, _) in zip(self._lab.cables, self._profile.cables, strict=True):
-            if found.interface == cable:
-                number = None if sender is None else self._lab.named(sender)
-                parse_fault(words, number).strike(found)
-                return self._cable(found, profile.name)
+        for number, found in enumerate(self._lab.cables):
+            if found.interface == wanted.cable:
+                sender = None if wanted.sender is None else self._lab.named(wanted.sender)
+                parse_fault(wanted.words, sender).strike(found)
+                return self._cable(number)
         known = ", ".join(each.interface for each in self._lab.cables)
-        raise ConfigError(f"the lab has no cable {cable!r}, only {known}")
+        raise ConfigError(f"the lab has no cable {wanted.cable!r}, only {known}")
 
 
 @contextmanager
@@ -123,10 +107,15 @@ def hold(server: Server, wanted: str, seed: str) -> Iterator[Held]:
         held = HeldLab(server.folder, profile, lab)
         held.write_hosts_files()
 
-        def fault(cable: str, words: list[str], sender: str | None = None) -> dict[str, Any]:
-            return server.in_main_thread(lambda: held.fault(cable, words, sender), ASK_SECONDS)
+        def answer(request: LabRequest) -> object:
+            match request:
+                case Status():
+                    return server.in_main_thread(held.status, ASK_SECONDS)
+                case Fault():
+                    return server.in_main_thread(lambda: held.fault(request), ASK_SECONDS)
+            raise LabError("emulated hosts have no kernels of their own; that is for `ferrule lab vm`")
 
-        yield Held(held.state(), {"status": lambda: server.in_main_thread(held.status, ASK_SECONDS), "fault": fault})
+        yield Held(held.status(), answer)
 
 
 if __name__ == "__main__":

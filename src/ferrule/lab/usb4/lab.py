@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,15 +12,27 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
+
+import msgspec
 
 from ferrule import files
 from ferrule.errors import ConfigError, LabError
-from ferrule.files import line_within
+from ferrule.lab.daemon.messages import Request, ask
+from ferrule.lab.usb4.messages import (
+    GetCounters,
+    GetState,
+    Heal,
+    Order,
+    Plug,
+    Reshape,
+    SetFault,
+    Usb4Counters,
+    Usb4State,
+)
 from ferrule.lab.usb4.network import TRAINING_SECONDS
-from ferrule.lab.usb4.profile import CONTROL, PLAN, Fault, Plan, Usb4Cable, Usb4Host, socket_name, to_json
-from ferrule.process import tied
+from ferrule.lab.usb4.profile import CONTROL, LOG, ORDER, Fault, Plan, Usb4Cable, Usb4Host, socket_name
+from ferrule.process import NotReady, start_until_ready
 
 _START_SECONDS = 20.0
 _ASK_SECONDS = 10.0
@@ -30,6 +41,8 @@ _POLL_SECONDS = 0.05
 _LOCK_SECONDS = 1.0
 _PREFIX, _LOCK = "ferrule-usb4-", "lock"
 _LONGEST_PATH = 100  # bytes of a socket's path; the kernel takes 107
+_NOTHING = type(None)
+_T = TypeVar("_T")
 
 
 class Usb4Lab:
@@ -68,11 +81,10 @@ class Usb4Lab:
             if self._own:
                 self._lock = _hold(self.directory)
             self._check_paths()
-            plan = self.directory / PLAN
-            path = None if trace is None else str(trace.absolute())
-            said = {"plan": to_json(self.plan), "trace": path, "trace_bytes": trace_bytes}
-            plan.write_text(json.dumps(said | {"training": training, "seed": seed}))
-            self._start([sys.executable, "-m", "ferrule.lab.usb4.server", str(plan)])
+            path = "" if trace is None else str(trace.absolute())
+            order = self.directory / ORDER
+            order.write_bytes(msgspec.json.encode(Order(self.plan, path, trace_bytes, training, seed)))
+            self._start([sys.executable, "-m", "ferrule.lab.usb4.server", str(order)])
         except BaseException:
             self.close()
             raise
@@ -99,41 +111,35 @@ class Usb4Lab:
         return arguments
 
     def plug(self, cable: str) -> None:
-        self._ask("plug", cable=cable, on=True)
+        self._ask(Plug(cable, True), _NOTHING)
 
     def unplug(self, cable: str) -> None:
-        self._ask("plug", cable=cable, on=False)
+        self._ask(Plug(cable, False), _NOTHING)
 
     def fault(self, cable: str, fault: Fault) -> None:
         """One more thing that is wrong; one of the same kind and sender is replaced."""
-        self._ask("fault", cable=cable, kind=fault.kind.value, chance=fault.chance, sender=fault.sender)
+        self._ask(SetFault(cable, fault.kind, fault.chance, fault.sender), _NOTHING)
 
     def heal(self, cable: str) -> None:
         """Take all faults away; a cable that was unplugged stays so."""
-        self._ask("heal", cable=cable)
+        self._ask(Heal(cable), _NOTHING)
 
     def reshape(self, cable: str, *, rate: float | None = None, delay_us: float = 0.0) -> None:
         """Another rate (bits per second) and delay of a cable in use."""
         Usb4Cable(cable, ("a", 0), ("b", 0), rate=rate, delay_us=delay_us)  # raises for what no cable has
-        self._ask("reshape", name=cable, rate=rate, delay_us=delay_us)
+        self._ask(Reshape(cable, rate, delay_us), _NOTHING)
 
-    def state(self) -> dict[str, Any]:
-        """``cables``: of each its ``link`` (``down``, ``training``, ``up``), ``lanes`` and ``faults``; ``hosts``: of
-        each controller whether a guest has it (``connected``) and its driver runs (``enabled``)."""
-        state: dict[str, Any] = self._ask("state")
-        return state
+    def state(self) -> Usb4State:
+        return self._ask(GetState(), Usb4State)
 
-    def counters(self) -> dict[str, Any]:
-        """Frames, bytes and what became of them, for each host's controllers and each cable and sender; and how many
-        packets the trace had no room for (``untraced``)."""
-        counters: dict[str, Any] = self._ask("counters")
-        return counters
+    def counters(self) -> Usb4Counters:
+        return self._ask(GetCounters(), Usb4Counters)
 
     def wait_link(self, cable: str, link: str, timeout: float) -> None:
         """Until a cable's link is ``up`` or ``down``. Raises `LabError` after ``timeout`` seconds."""
         self.plan.cable(cable)  # there is one of that name
         deadline = time.monotonic() + timeout
-        while (now := self.state()["cables"][cable]["link"]) != link:
+        while (now := self.state().cables[cable].link) != link:
             if time.monotonic() > deadline:
                 raise LabError(f"{cable} is {now} and did not get {link} within {timeout:g} s; see Usb4Lab.state()")
             time.sleep(_POLL_SECONDS)
@@ -156,9 +162,7 @@ class Usb4Lab:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_paths(self) -> None:
@@ -168,35 +172,14 @@ class Usb4Lab:
                     raise ConfigError(f"{path} is too long for a socket; give the lab a shorter directory")
 
     def _start(self, command: list[str]) -> None:
-        errors = self.directory / "server.log"
-        with errors.open("wb") as log:
-            self._process = subprocess.Popen(
-                tied(command),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                process_group=0,  # Ctrl-C is for the process that has the lab, as with guests
-            )
-        assert self._process.stdout is not None
-        with self._process.stdout as words:
-            line = line_within(words.fileno(), _START_SECONDS)
-        if line.strip() != b"ready":
-            said = errors.read_text(errors="replace").strip()[-2000:]
-            raise LabError(f"the USB4 lab did not start within {_START_SECONDS:g} s: {said or 'it said nothing'}")
-
-    def _ask(self, request: str, **arguments: Any) -> Any:
-        path = self.directory / CONTROL
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                connection.settimeout(_ASK_SECONDS)
-                connection.connect(str(path))
-                connection.sendall(json.dumps({"do": request, **arguments}).encode() + b"\n")
-                reply = json.loads(connection.makefile("rb").readline())
-        except (OSError, ValueError) as error:
-            raise LabError(f"the USB4 lab in {self.directory} does not answer ({error})") from error
-        if "error" in reply:
-            raise (ConfigError if reply.get("code") == ConfigError.code else LabError)(reply["error"])
-        return reply["answer"]
+            self._process, _ = start_until_ready(command, self.directory / LOG, _START_SECONDS, outlive=False)
+        except NotReady as said:
+            raise LabError(f"the USB4 lab did not start within {_START_SECONDS:g} s: {said}") from None
+
+    def _ask(self, request: Request, kind: type[_T]) -> _T:
+        who = f"the USB4 lab in {self.directory}"
+        return ask(self.directory / CONTROL, request, kind, seconds=_ASK_SECONDS, who=who)
 
 
 def _hold(directory: Path) -> int:

@@ -8,12 +8,12 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from ferrule import _emulation
 from ferrule.errors import ConfigError
 from ferrule.lab.usb4 import packets
 from ferrule.lab.usb4.cable import Cable, Link
+from ferrule.lab.usb4.messages import CableState, ControllerState, Usb4Counters, Usb4State
 from ferrule.lab.usb4.packets import Event, HotPlug, Notification, Packet, Read, Write, XDomain
 from ferrule.lab.usb4.profile import Fault, FaultKind, Plan
 from ferrule.lab.usb4.router import BadAccess, Router
@@ -350,26 +350,23 @@ class Network:
 
     # --- what there is to say
 
-    def state(self) -> dict[str, Any]:
-        hosts: dict[str, list[dict[str, Any]]] = {}
+    def state(self) -> Usb4State:
+        hosts: dict[str, list[ControllerState]] = {}
         for number, (host, _) in enumerate(self.plan.controllers()):
-            said = {"connected": self._powered[number], "enabled": self.routers[number].enabled}
-            hosts.setdefault(host.name, []).append(said)
-        return {
-            "hosts": hosts,
-            "cables": {
-                cable.spec.name: {
-                    "link": cable.link.value,
-                    "plugged": cable.plugged,
-                    "gbps": cable.spec.gbps,
-                    "lanes": cable.width if cable.link == Link.UP else 0,
-                    "faults": [_fault_words(fault) for fault in cable.faults],
-                }
-                for cable in self.cables
-            },
+            hosts.setdefault(host.name, []).append(ControllerState(self._powered[number], self.routers[number].enabled))
+        cables = {
+            cable.spec.name: CableState(
+                link=cable.link.value,
+                plugged=cable.plugged,
+                gbps=cable.spec.gbps,
+                lanes=cable.width if cable.link == Link.UP else 0,
+                faults=tuple(map(_fault_words, cable.faults)),
+            )
+            for cable in self.cables
         }
+        return Usb4State(hosts, cables)
 
-    def counters(self) -> dict[str, Any]:
+    def counters(self) -> Usb4Counters:
         hosts: dict[str, list[dict[str, int]]] = {}
         for number, (host, _) in enumerate(self.plan.controllers()):
             hosts.setdefault(host.name, []).append(self._engine.controller_counters(number))
@@ -381,7 +378,7 @@ class Network:
             }
             for number, cable in enumerate(self.cables)
         }
-        return {"hosts": hosts, "cables": cables, "untraced": self._engine.trace_lost()}
+        return Usb4Counters(hosts, cables, self._engine.trace_lost())
 
 
 def _fault_words(fault: Fault) -> str:

@@ -6,12 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from ferrule.errors import ConfigError
 
-CONTROL, PLAN = "control", "lab.json"
-"""Files in a lab's directory: the server's own socket, and what it was started with."""
+CONTROL, ORDER, LOG = "control", "lab.json", "server.log"
+"""Files in a lab's directory: the emulating process's own socket, what it was started with, and its errors."""
 
 MOST_HOSTS, MOST_CONTROLLERS, MOST_PORTS = 4, 2, 4
 _MOST_HOPS_MASKED = 32  # 64 bits of a mask, then the register that clears them; drivers of Intel's do not use that
@@ -196,20 +195,6 @@ class Plan:
         host = self.host(end[0])
         number, port = divmod(end[1], host.ports)
         return self.controllers().index((host, number)), port
-
-
-def to_json(plan: Plan) -> dict[str, Any]:
-    return {"hosts": [vars(host) for host in plan.hosts], "cables": [vars(cable) for cable in plan.cables]}
-
-
-def from_json(said: dict[str, Any]) -> Plan:
-    """Raises `ConfigError`."""
-    try:
-        hosts = [Usb4Host(**host) for host in said["hosts"]]
-        cables = [Usb4Cable(**{**cable, "a": tuple(cable["a"]), "b": tuple(cable["b"])}) for cable in said["cables"]]
-    except (TypeError, KeyError) as error:
-        raise ConfigError(f"no USB4 lab: {error}") from None
-    return Plan(tuple(hosts), tuple(cables))
 
 
 def _different(names: Sequence[str], what: str) -> None:

@@ -1,12 +1,11 @@
 """The process that emulates the controllers and cables of a lab; run as a program by `ferrule.lab.usb4.lab.Usb4Lab`.
 
-Argument: a file with the lab as JSON. It answers on the socket ``control`` beside that file, one line of JSON each
-way, and has a socket for QEMU for each controller. It says one line when it is ready.
+Argument: a file with an `Order` as JSON. It answers on the socket ``control`` beside that file, and has a socket for
+QEMU for each controller. It says one line when it is ready.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import selectors
@@ -17,17 +16,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ferrule import _emulation
-from ferrule.errors import ConfigError, FerruleError, LabError
+from ferrule.lab.daemon import messages
+from ferrule.lab.daemon.messages import Down
 from ferrule.lab.usb4 import trace
+from ferrule.lab.usb4.messages import GetCounters, GetState, Heal, Order, Plug, Reshape, SetFault, Usb4Request
 from ferrule.lab.usb4.network import Network
-from ferrule.lab.usb4.profile import CONTROL, Fault, FaultKind, Plan, from_json, socket_name
+from ferrule.lab.usb4.profile import CONTROL, LOG, Fault, Plan, socket_name
 from ferrule.lab.usb4.session import Gone, Session
 
 _CONTROL_SECONDS = 5.0
-_MOST_BYTES = 1 << 16
 _LONGEST_WAIT = 1.0
 _MOST_LEFT = 64
 _MOST_TAKEN = 64
@@ -41,15 +42,6 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._sessions: dict[int, Session] = {}
         self._down = False
-        self._requests: dict[str, Callable[..., Any]] = {
-            "state": self._network.state,
-            "counters": self._network.counters,
-            "plug": lambda cable, on: self._network.plug(cable, on, time.monotonic()),
-            "fault": self._fault,
-            "heal": lambda cable: self._network.heal(cable, time.monotonic()),
-            "reshape": self._network.reshape,
-            "down": self._stop,
-        }
         for number, (host, own) in enumerate(plan.controllers()):
             self._listen(socket_name(host.name, own), self._accepting(number, host.ids))
         self._listen(CONTROL, self._accept_control)
@@ -146,35 +138,40 @@ class Server:
         """One request; its answer; done."""
         with connection, suppress(OSError):
             connection.settimeout(_CONTROL_SECONDS)
-            line = connection.makefile("rb").readline(_MOST_BYTES)
-            connection.sendall(json.dumps(self._answer(line)).encode() + b"\n")
+            line = messages.read_line(connection)
+            try:
+                said = messages.answer(self._answer(messages.decode(line, Usb4Request)))
+            except Exception as error:  # noqa: BLE001 - it is answered, and written down where it is a fault of ours
+                said = messages.refusal(error, self._folder / LOG)
+            connection.sendall(said)
 
-    def _answer(self, line: bytes) -> dict[str, Any]:
-        try:
-            request = json.loads(line)
-            name = request.pop("do")
-            if name not in self._requests:
-                raise LabError(f"the USB4 lab does not know {name!r}")
-            return {"answer": self._requests[name](**request)}
-        except FerruleError as error:
-            return {"error": str(error), "code": error.code}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            return {"error": f"no request to a USB4 lab: {error}", "code": ConfigError.code}
-
-    def _fault(self, cable: str, kind: str, chance: float, sender: str | None) -> None:
-        self._network.strike(cable, Fault(FaultKind(kind), chance, sender), time.monotonic())
-
-    def _stop(self) -> None:
-        self._down = True
+    def _answer(self, request: Usb4Request) -> object:
+        now = time.monotonic()
+        match request:
+            case GetState():
+                return self._network.state()
+            case GetCounters():
+                return self._network.counters()
+            case Plug():
+                self._network.plug(request.cable, request.on, now)
+            case SetFault():
+                self._network.strike(request.cable, Fault(request.kind, request.chance, request.sender), now)
+            case Heal():
+                self._network.heal(request.cable, now)
+            case Reshape():
+                self._network.reshape(request.cable, request.rate, request.delay_us)
+            case Down():
+                self._down = True
+        return None
 
 
 def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # through `close`, which writes the rest of the trace
-    plan_file = Path(arguments[0])
-    said = json.loads(plan_file.read_text())
-    server = Server(plan_file.parent, from_json(said["plan"]), training=said["training"], seed=said["seed"])
-    if said["trace"] is not None:
-        server.trace(Path(said["trace"]), said["trace_bytes"])
+    file = Path(arguments[0])
+    order = msgspec.json.decode(file.read_bytes(), type=Order)
+    server = Server(file.parent, order.plan, training=order.training, seed=order.seed)
+    if order.trace:
+        server.trace(Path(order.trace), order.trace_bytes)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     os.close(sys.stdout.fileno())

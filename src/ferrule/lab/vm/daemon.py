@@ -5,23 +5,26 @@ It lends sessions and terminals of its guests: a caller gets the sockets themsel
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ferrule.errors import LabError
 from ferrule.hardware import find_lab
+from ferrule.lab.daemon import messages
+from ferrule.lab.daemon.messages import Console, Fault, LabRequest, Lend, Lent, Reboot, Status
 from ferrule.lab.daemon.server import Held, Server, main
 from ferrule.lab.vm.faults import strike
 from ferrule.lab.vm.joined import JoinedGuests
 from ferrule.lab.vm.options import VmOptions
+from ferrule.lab.vm.status import GuestStatus, VmStatus, WiredState
 
 LEND_SECONDS = 30.0
 REBOOT_SECONDS = 60.0
@@ -41,30 +44,30 @@ class HeldGuests:
         self._terminals = {name: [0, 1] for name in lab.hosts}
         self._lock = threading.Lock()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> VmStatus:
         """What there is to say about it now."""
-        state = self._lab.usb4.state()["cables"]
-        return {
-            "name": self._folder.name,
-            "profile": self._wanted,
-            "title": self._lab.profile.title,
-            "pid": os.getpid(),
-            "since": self._since,
-            "guests": [{"name": name, "pid": self._lab[name].pid} for name in self._lab.hosts],
-            "cables": [
-                state[cable.name]
-                | {
-                    "name": cable.name,
-                    "made_for": f"{cable.lanes.lanes} x {cable.lanes.gbps} Gb/s",
-                    "ends": {end.host: end.address for end in cable.ends},
-                }
+        state = self._lab.usb4.state().cables
+        return VmStatus(
+            name=self._folder.name,
+            profile=self._wanted,
+            title=self._lab.profile.title,
+            pid=os.getpid(),
+            since=self._since,
+            guests=tuple(GuestStatus(name, self._lab[name].pid) for name in self._lab.hosts),
+            cables=tuple(
+                WiredState(
+                    **msgspec.structs.asdict(state[cable.name]),
+                    name=cable.name,
+                    made_for=f"{cable.lanes.lanes} x {cable.lanes.gbps} Gb/s",
+                    ends={end.host: end.address for end in cable.ends},
+                )
                 for cable in self._lab.wiring.cables
-            ],
-        }
+            ),
+        )
 
-    def lend(self, connection: socket.socket, host: str, terminal: bool) -> None:
+    def lend(self, connection: socket.socket, wanted: Lend) -> None:
         """Give the sockets of a session, and of a terminal if one is wanted, until the caller hangs up."""
-        guest = self._lab[host]
+        host, terminal, guest = wanted.host, wanted.terminal, self._lab[wanted.host]
         with self._lock:
             if terminal and not self._terminals[host]:
                 raise LabError(f"all terminals of {host} are in use; leave one of its shells")
@@ -74,9 +77,8 @@ class HeldGuests:
             ends = [end.fileno() for end in guest.sockets(session)]
             if number is not None:
                 ends.append(guest.terminal(number).fileno())
-            said = json.dumps({"answer": {"terminal": number}}).encode() + b"\n"
             try:
-                socket.send_fds(connection, [said], ends)
+                socket.send_fds(connection, [messages.answer(Lent(number))], ends)
             except OSError:  # the caller has gone, and nothing ran
                 guest.free_session(session)
                 raise
@@ -101,27 +103,26 @@ def hold(server: Server, wanted: str, options: str) -> Iterator[Held]:
     with VmOptions.from_json(options).joined(find_lab(wanted)) as lab:
         held = HeldGuests(server.folder, wanted, lab)
 
-        def fault(cable: str, words: list[str], sender: str | None = None) -> dict[str, Any]:
-            return strike(lab, cable, words, sender)
-
-        def console(host: str) -> str:
-            return lab[host].console()
-
-        def reboot(host: str) -> dict[str, Any]:
+        def reboot(host: str) -> None:
             lab[host]  # says which hosts there are
             try:
                 server.in_main_thread(lambda: lab.boot(host), REBOOT_SECONDS)
             except TimeoutError:
                 raise LabError(f"{host} does not boot within {REBOOT_SECONDS:g} s") from None
-            return {}
 
-        answers: dict[str, Callable[..., Any]] = {
-            "status": held.status,
-            "fault": fault,
-            "console": console,
-            "reboot": reboot,
-        }
-        yield Held(held.status(), answers, {"lend": held.lend})
+        def answer(request: LabRequest) -> object:
+            match request:
+                case Status():
+                    return held.status()
+                case Fault():
+                    return strike(lab, request.cable, request.words, request.sender)
+                case Console():
+                    return lab[request.host].console()
+                case Reboot():
+                    reboot(request.host)
+            return None
+
+        yield Held(held.status(), answer, held.lend)
 
 
 if __name__ == "__main__":

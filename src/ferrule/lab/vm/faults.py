@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ferrule.errors import ConfigError
 from ferrule.lab.usb4 import FAULTS, parse_fault
+from ferrule.lab.usb4.messages import CableState
 from ferrule.lab.vm.joined import JoinedGuests
 
 WORDS = {
@@ -18,7 +18,7 @@ WORDS = {
 """What can happen, and what that is."""
 
 
-def strike(lab: JoinedGuests, cable: str, words: Sequence[str], sender: str | None = None) -> dict[str, Any]:
+def strike(lab: JoinedGuests, cable: str, words: Sequence[str], sender: str | None = None) -> CableState:
     """Let something happen to ``cable``; ``sender``: only to what this host sends, or only to its controller.
 
     Returns what is wrong with it then. Raises `ConfigError` for a cable or words that are not known.
@@ -34,4 +34,4 @@ def strike(lab: JoinedGuests, cable: str, words: Sequence[str], sender: str | No
             whole[word](cable)
         else:
             lab.usb4.fault(cable, faults[word])
-    return {"name": cable, **lab.usb4.state()["cables"][cable]}
+    return lab.usb4.state().cables[cable]

@@ -61,11 +61,11 @@ def place(name_or_file: str, options: VmOptions) -> Iterator[Place]:
     """The lab that is up, or one that ends with the block."""
     name = find(name_or_file)
     if name is not None:
-        wiring = wire(find_lab(control.ask(name, "status")["profile"]))
+        wiring = wire(find_lab(control.status(name).profile))
         yield Place(
             wiring,
             lambda host, terminal: control.borrow(name, host, terminal=terminal),
-            lambda host: control.ask(name, "console", host=host),
+            lambda host: control.console(name, host),
         )
         return
     with options.joined(find_lab(name_or_file)) as guests:

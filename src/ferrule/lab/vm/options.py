@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
+
+import msgspec
 
 from ferrule.errors import ConfigError
 from ferrule.hardware import LabProfile
@@ -107,14 +108,11 @@ class VmOptions:
         )
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        values: dict[str, Any] = json.loads(text)
-        for name in ("modules", "packages"):
-            values[name] = tuple(values[name])
-        return cls(**values)
+        return msgspec.json.decode(text, type=cls)
 
 
 _FERRULE = '#!/bin/sh\nexec python3 -m ferrule "$@"\n'
