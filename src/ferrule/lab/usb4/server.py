@@ -72,7 +72,7 @@ class Server:
     def _listen(self, name: str, accept: Callable[[socket.socket], None]) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(self._folder / name))
-        listener.listen(4)
+        listener.listen()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener, accept))
 
