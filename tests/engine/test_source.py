@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from pathlib import Path
@@ -63,3 +64,45 @@ def test_a_tokenizer_that_is_all_in_its_file_needs_no_code_of_its_own(tmp_path: 
     text = "Once upon a time"
     assert found.encode(text) == plain.encode(text)
     assert found.decode(found.encode(text)) == plain.decode(plain.encode(text))
+
+
+def ranks_of(*words: bytes) -> bytes:
+    """A tiktoken.model: all bytes, and the ``words``, each of two that come before it."""
+    tokens = [bytes([one]) for one in range(256)] + list(words)
+    return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
+
+
+def test_a_tokenizer_of_tiktoken_needs_no_code_of_its_own(tmp_path: Path) -> None:
+    words = (b"he", b"ll", b"hell", b"hello", b" w", b"12", b"123", "中".encode()[:2], "中".encode())
+    (tmp_path / "tiktoken.model").write_bytes(ranks_of(*words))
+    first = 256 + len(words)
+    settings = {
+        "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]},
+        "tokenizer_class": "TikTokenTokenizer",
+        "added_tokens_decoder": {
+            str(first): {"content": "[BOS]", "special": True},
+            str(first + 3): {"content": "<|im|>"},
+        },
+        "bos_token": "[BOS]",
+        "eos_token": {"content": "<|im|>"},
+        "chat_template": "{% for m in messages %}<|im|>{{ m.content }}{% endfor %}",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = ModelTokenizer(tmp_path)
+    assert found.encode("hello") == [259]
+    assert found.encode("hello wo") == [259, 260, ord("o")]
+    assert found.encode("1234") == [262, ord("4")]  # numbers are split after three digits
+    assert found.encode("a中") == [ord("a"), 264]  # Han is no part of a word before it
+    assert found.encode("[BOS]hello<|im|>") == [first, 259, first + 3]
+    assert found.eos_token_id == first + 3
+    assert found.encode(f"<|reserved_token_{first + 1}|>") == [first + 1]
+    for text in ("hello wörld's 中文\n\n 12345  x", "HeLLo'S é"):
+        assert found.decode(found.encode(text)) == text
+    assert found.render_chat([{"role": "user", "content": "hello"}]) == "<|im|>hello"
+    (tmp_path / "tiktoken.model").write_bytes(b"no ranks")
+    with pytest.raises(ModelError, match=r"tiktoken\.model cannot be read as a tokenizer.*download it again"):
+        ModelTokenizer(tmp_path)
+    settings["auto_map"] = {"AutoTokenizer": ["tokenization_new.Tokenizer", None]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match=r"tokenization_new\.Tokenizer.*not run; put a tokenizer\.json beside it"):
+        ModelTokenizer(tmp_path)

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from ferrule.engine.source import first_line
+from ferrule.engine.tiktoken import RANKS, read_tiktoken
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import ModelError, RequestError
 from ferrule.model.headers import read_json
@@ -19,11 +20,16 @@ class ModelTokenizer:
     """A Hugging Face tokenizer as `ferrule.engine.types.Tokenizer`. Raises `ModelError` where there is none."""
 
     def __init__(self, directory: Path) -> None:
-        # A tokenizer.json says all; a class of the model's own, which would be code to run, adds nothing to it.
-        plain = (directory / "tokenizer.json").exists() and _has_code(directory / "tokenizer_config.json")
+        whole = (directory / "tokenizer.json").exists()
+        # It says all; a class of the model's own, which would be code to run, adds nothing to it.
+        plain = whole and _has_code(directory / "tokenizer_config.json")
         reader = PreTrainedTokenizerFast if plain else AutoTokenizer
         try:
-            self._inner: Any = reader.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            self._inner: Any = (
+                read_tiktoken(directory)
+                if not whole and (directory / RANKS).exists()
+                else reader.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{directory} has no tokenizer that can be read: {first_line(error)}") from None
         self._inner.model_max_length = sys.maxsize  # the engine itself refuses what is too long, in better words
