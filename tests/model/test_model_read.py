@@ -198,7 +198,7 @@ def test_a_configuration_that_cannot_be_is_refused_by_its_field_and_file(
         (header({"x": ("BF16", (1 << 30, 1 << 20))}), "needs 2,251,799,813,685,248 bytes"),
         (header({"x": ("BF16", (3,))}).replace(b"BF16", b"BF17"), "x has the dtype 'BF17'"),
         (header({"x": ("BF16", (3,))}).replace(b"[3]", b"[4]") + bytes(6), "x of shape [4] needs 8 bytes at [0, 6]"),
-        (header({"x": ("BF16", (13,))}).replace(b"[13]", b"[-1]") + bytes(26), "are no lists of numbers"),
+        (header({"x": ("BF16", (13,))}).replace(b"[13]", b"[-1]") + bytes(26), "the header's entry 'x' is damaged"),
     ],
 )
 def test_a_header_that_lies_is_refused_by_its_file(content: bytes, words: str, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Annotated, Any
+
+import msgspec
 
 from ferrule.errors import ModelError
 from ferrule.model.count import Counts
@@ -33,12 +35,22 @@ DTYPE_BITS = {
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor of a file. ``bytes`` of its data."""
+    """One tensor of a file. ``bytes`` of its data, ``start``: its first one, behind the header."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     bytes: int
+    start: int = 0
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=16)]
+    data_offsets: tuple[_Count, _Count]
 
 
 def header_length(start: bytes, file: str, file_bytes: int | None = None) -> int:
@@ -56,30 +68,28 @@ def parse_header(text: bytes, file: str, data_bytes: int | None = None) -> list[
 
     ``data_bytes``: how many bytes follow the header, where that is known. Raises `ModelError`.
     """
-    header = _json(text, file)
     found = []
-    for name, entry in header.items():
+    for name, value in parse_json(text, file).items():
         if name == "__metadata__":
             continue
-        if not isinstance(entry, dict):
-            raise ModelError(f"{file}: the header's entry {name!r} is no JSON object")
-        dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-        if dtype not in DTYPE_BITS:
-            raise ModelError(f"{file}: {name} has the dtype {dtype!r}, which is not known")
-        if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
-            raise ModelError(f"{file}: the shape or data_offsets of {name} are no lists of numbers")
-        size = -(-math.prod(shape) * DTYPE_BITS[dtype] // 8)
-        if offsets[1] - offsets[0] != size or (data_bytes is not None and offsets[1] > data_bytes):
-            raise ModelError(f"{file}: {name} of shape {shape} needs {size:,} bytes at {offsets}, which do not fit")
-        found.append(Stored(name, dtype, tuple(shape), size))
+        try:
+            entry = msgspec.convert(value, _Entry)
+        except msgspec.ValidationError as error:
+            raise ModelError(f"{file}: the header's entry {name!r} is damaged ({error}); download it again") from None
+        if entry.dtype not in DTYPE_BITS:
+            raise ModelError(f"{file}: {name} has the dtype {entry.dtype!r}, which is not known")
+        size = -(-math.prod(entry.shape) * DTYPE_BITS[entry.dtype] // 8)
+        shape, (start, end) = list(entry.shape), entry.data_offsets
+        if end - start != size or (data_bytes is not None and end > data_bytes):
+            raise ModelError(
+                f"{file}: {name} of shape {shape} needs {size:,} bytes at {[start, end]}, which do not fit"
+            )
+        found.append(Stored(name, entry.dtype, entry.shape, size, start))
     return found
 
 
-def _counts(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and len(value) <= 16 and all(type(n) is int and 0 <= n < 1 << 62 for n in value)
-
-
-def _json(text: bytes | str, file: str) -> dict[str, Any]:
+def parse_json(text: bytes | str, file: str) -> dict[str, Any]:
+    """A JSON object from ``text``; ``file`` names it in errors. Raises `ModelError` where it is none."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -94,14 +104,9 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > MAX_JSON:
             raise ModelError(f"{file} has {file.stat().st_size:,} bytes, far more than such a file needs")
-        return _json(file.read_bytes(), str(file))
+        return parse_json(file.read_bytes(), str(file))
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}") from None
-
-
-def parse_json(text: bytes, file: str) -> dict[str, Any]:
-    """A JSON object from ``text``; ``file`` names it in errors."""
-    return _json(text, file)
 
 
 def read_headers(file: Path) -> list[Stored]:

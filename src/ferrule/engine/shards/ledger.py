@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from ferrule.engine.shards.pieces import Piece
 from ferrule.files import write_whole
 
 DIGEST_BYTES = 16
-VERSION = 1
 
 Stamp = tuple[int, int]
 """A file's size and time of change in nanoseconds."""
@@ -22,6 +22,24 @@ Stamp = tuple[int, int]
 def digest(data: bytes | bytearray | memoryview) -> bytes:
     """What tells whether a piece arrived, and is still, as it was sent."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+class _Start(msgspec.Struct, tag_field="ferrule shards", tag=2):
+    """The first line; the tag is the format's version."""
+
+    layout: str
+
+
+class _Noted(msgspec.Struct, tag="piece"):
+    piece: Piece
+    digest: bytes
+
+
+class _Seen(msgspec.Struct, tag="seen"):
+    seen: dict[str, Stamp]
+
+
+_entries = msgspec.json.Decoder(_Noted | _Seen)
 
 
 @dataclass
@@ -42,46 +60,42 @@ class Ledger:
         except FileNotFoundError:
             return None
         try:
-            begun = json.loads(first)
-            if begun["ferrule shards"] != VERSION:
-                return None
-            ledger = cls(file, begun["layout"])
-        except (ValueError, TypeError, KeyError):
+            ledger = cls(file, msgspec.json.decode(first, type=_Start).layout)
+        except msgspec.DecodeError:
             return None
         for line in lines[:-1]:
             try:
-                entry = json.loads(line)
-                if isinstance(entry, dict):
-                    ledger.seen = {str(name): (int(size), int(time)) for name, (size, time) in entry["seen"].items()}
-                else:
-                    *place, hexadecimal = entry
-                    ledger.pieces[Piece(*place)] = bytes.fromhex(hexadecimal)
-            except (ValueError, TypeError, KeyError):  # a line that the end of a process tore in two
+                entry = _entries.decode(line)
+            except msgspec.DecodeError:  # a line that the end of a process tore in two
                 continue
+            if isinstance(entry, _Seen):
+                ledger.seen = entry.seen
+            else:
+                ledger.pieces[entry.piece] = entry.digest
         return ledger
 
     @classmethod
     def begin(cls, file: Path, layout: str) -> Ledger:
-        write_whole(file, _first_line(layout))
+        write_whole(file, _line(_Start(layout)))
         return cls(file, layout)
 
     def note(self, found: Iterable[tuple[Piece, bytes]]) -> None:
         """Add pieces, which must be on the disk by now."""
         found = list(found)
         self.pieces.update(found)
-        self._append("".join(_line(piece, hashed) for piece, hashed in found))
+        self._append("".join(_line(_Noted(piece, hashed)) for piece, hashed in found))
 
     def note_seen(self, stamps: Mapping[str, Stamp]) -> None:
         """All pieces are right, with the files as they are now."""
         self.seen = dict(stamps)
-        self._append(_seen_line(self.seen))
+        self._append(_line(_Seen(self.seen)))
 
     def drop(self, damaged: Iterable[Piece]) -> None:
         for piece in damaged:
             del self.pieces[piece]
         self.seen = {}
-        lines = [_line(piece, hashed) for piece, hashed in self.pieces.items()]
-        write_whole(self.file, _first_line(self.layout) + "".join(lines))
+        lines = [_line(_Noted(piece, hashed)) for piece, hashed in self.pieces.items()]
+        write_whole(self.file, _line(_Start(self.layout)) + "".join(lines))
 
     def _append(self, text: str) -> None:
         with self.file.open("ab") as opened:
@@ -97,14 +111,5 @@ def _torn(file: Path) -> bool:
         return opened.read(1) != b"\n"
 
 
-def _first_line(layout: str) -> str:
-    return json.dumps({"ferrule shards": VERSION, "layout": layout}) + "\n"
-
-
-def _line(piece: Piece, hashed: bytes) -> str:
-    place = [piece.key, piece.dim, piece.first, piece.last, piece.start, piece.stop]
-    return json.dumps([*place, hashed.hex()], separators=(",", ":")) + "\n"
-
-
-def _seen_line(stamps: Mapping[str, Stamp]) -> str:
-    return json.dumps({"seen": dict(stamps)}, separators=(",", ":")) + "\n"
+def _line(entry: _Start | _Noted | _Seen) -> str:
+    return msgspec.json.encode(entry).decode() + "\n"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ferrule.engine.shards.pieces import Piece, View, view_of
 from ferrule.engine.weights.checkpoint import weight_file_names
@@ -58,45 +59,30 @@ class Layout:
         """By key. Raises `ModelError` where a header is damaged."""
         found = {}
         for file in self.files:
-            text, data = file.head[8:], len(file.head)
-            parse_header(text, file.name, file.size - data)  # checks what is read here
-            for key, entry in json.loads(text).items():
-                if key != "__metadata__":
-                    item, rest = divmod(DTYPE_BITS[entry["dtype"]], 8)
-                    if rest:
-                        raise ModelError(f"{file.name}: {key} has the dtype {entry['dtype']!r}, which is not run here")
-                    shape = tuple(entry["shape"])
-                    found[key] = Place(file.name, data + entry["data_offsets"][0], shape, item)
+            data = len(file.head)
+            for tensor in parse_header(file.head[8:], file.name, file.size - data):
+                item, rest = divmod(DTYPE_BITS[tensor.dtype], 8)
+                if rest:
+                    raise ModelError(
+                        f"{file.name}: {tensor.name} has the dtype {tensor.dtype!r}, which is not run here"
+                    )
+                found[tensor.name] = Place(file.name, data + tensor.start, tensor.shape, item)
         return found
 
     def pack(self) -> bytes:
-        table = {
-            "small": [[name, len(text)] for name, text in self.small.items()],
-            "files": [[file.name, file.size, len(file.head)] for file in self.files],
-        }
-        start = json.dumps(table).encode()
-        blobs = [*self.small.values(), *(file.head for file in self.files)]
-        return b"".join([len(start).to_bytes(8, "little"), start, *blobs])
+        return msgspec.msgpack.encode(self)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Layout:
-        length = int.from_bytes(packed[:8], "little")
-        table = json.loads(packed[8 : 8 + length])
-        at = 8 + length
-        small, files = {}, []
-        for name, size in table["small"]:
-            small[_own(name)] = packed[at : at + size]
-            at += size
-        for name, size, head in table["files"]:
-            files.append(WeightFile(_own(name), size, packed[at : at + head]))
-            at += head
-        return cls(small, tuple(files))
-
-
-def _own(name: str) -> str:
-    if Path(name).name != name or name.startswith("."):
-        raise ModelError(f"a rank sent the file name {name!r}, which leads out of a model's directory")
-    return name
+        """Raises `ModelError` for what `pack` did not make, or a file that leads out of a model's directory."""
+        try:
+            layout = msgspec.msgpack.decode(packed, type=cls)
+        except msgspec.DecodeError as error:
+            raise ModelError(f"what a rank sent of the model's configuration cannot be read: {error}") from None
+        for name in (*layout.small, *(file.name for file in layout.files)):
+            if Path(name).name != name or name.startswith("."):
+                raise ModelError(f"a rank sent the file name {name!r}, which leads out of a model's directory")
+        return layout
 
 
 def read_layout(directory: Path) -> Layout:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from ferrule.files import cache_directory, locked, write_whole
@@ -20,6 +19,8 @@ from ferrule.plan.question import Question
 from ferrule.plan.runtime import BUILT_IN_ENGINE
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 MAX_RECORDS = 200
 _LOCK_SECONDS = 2.0
@@ -36,25 +37,15 @@ class Record:
     ``rest`` what cables take. ``predicted``: without any calibration.
     """
 
-    at: float
+    at: _Seconds
     model: str
     plan: str
     kind: str
-    measured: float
-    predicted: float
-    moving: float
-    operations: float
-    rest: float
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        record = cls(**fields)
-        numbers = (record.at, record.measured, record.predicted, record.moving, record.operations, record.rest)
-        if not all(isinstance(number, int | float) and math.isfinite(number) and number >= 0 for number in numbers):
-            raise ValueError("a number of a record is none")
-        if record.measured <= 0:
-            raise ValueError("a record of no time")
-        return record
+    measured: Annotated[float, msgspec.Meta(gt=0)]
+    predicted: _Seconds
+    moving: _Seconds
+    operations: Annotated[float, msgspec.Meta(ge=0)]
+    rest: _Seconds
 
 
 @dataclass(frozen=True)
@@ -63,8 +54,8 @@ class Calibration:
     ``launch_seconds``: per operation. ``before`` and ``after``: mean absolute errors over the ``records``."""
 
     kind: str
-    speed: float
-    launch_seconds: float
+    speed: Annotated[float, msgspec.Meta(ge=LEAST, le=MOST)]
+    launch_seconds: Annotated[float, msgspec.Meta(ge=0, lt=1)]
     records: int
     before: float
     after: float
@@ -157,47 +148,47 @@ def save_record(record: Record, folder: Path | None = None) -> None:
     try:
         with locked(file.with_suffix(".lock"), _LOCK_SECONDS):
             records = [*read_records(folder), record][-MAX_RECORDS:]
-            write_whole(file, json.dumps([asdict(each) for each in records], indent=1) + "\n")
+            write_whole(file, _json(records))
     except (OSError, RuntimeError) as error:
         _log.warning("a measurement is not kept: %s", error)
 
 
 def read_records(folder: Path | None = None) -> list[Record]:
     """The oldest first. What cannot be read is left out."""
-    found = []
-    for fields in _read((folder or cache_directory()) / "planner-records.json", list):
-        try:
-            found.append(Record.from_json(fields))
-        except (TypeError, ValueError) as error:
-            _log.warning("a record of the planner is left out: %s", error)
-    return found
+    entries = _read((folder or cache_directory()) / "planner-records.json", list[Any])
+    return [record for entry in entries or () if (record := _converted(entry, Record)) is not None]
 
 
 def save_calibrations(calibrations: Iterable[Calibration], folder: Path | None = None) -> None:
     """Later predictions use them. Raises `OSError` where the file cannot be written."""
     file = (folder or cache_directory()) / "planner-calibrations.json"
-    write_whole(file, json.dumps({each.kind: asdict(each) for each in calibrations}, indent=1) + "\n")
+    write_whole(file, _json({each.kind: each for each in calibrations}))
 
 
 def read_calibrations(folder: Path | None = None) -> dict[str, Calibration]:
     """By kind of device. What cannot be read is left out."""
-    found = {}
-    for kind, fields in _read((folder or cache_directory()) / "planner-calibrations.json", dict).items():
-        try:
-            calibration = Calibration(**fields)
-            if LEAST <= calibration.speed <= MOST and 0 <= calibration.launch_seconds < 1:
-                found[kind] = calibration
-        except TypeError as error:
-            _log.warning("the calibration of %s is left out: %s", kind, error)
-    return found
+    entries = _read((folder or cache_directory()) / "planner-calibrations.json", dict[str, Any]) or {}
+    found = {kind: _converted(entry, Calibration) for kind, entry in entries.items()}
+    return {kind: calibration for kind, calibration in found.items() if calibration is not None}
 
 
-def _read(file: Path, kind: type[Any]) -> Any:
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n"
+
+
+def _read(file: Path, kind: type[_T]) -> _T | None:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        return msgspec.json.decode(file.read_bytes(), type=kind)
     except FileNotFoundError:
-        return kind()
-    except (OSError, ValueError) as error:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
         _log.warning("%s cannot be read: %s", file, error)
-        return kind()
-    return value if isinstance(value, kind) else kind()
+        return None
+
+
+def _converted(entry: object, kind: type[_T]) -> _T | None:
+    try:
+        return msgspec.convert(entry, kind)
+    except msgspec.ValidationError as error:
+        _log.warning("a %s of the planner is left out: %s", kind.__name__.lower(), error)
+        return None
