@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from agents import desired
+from ferrule.agent.control_loop import TAKE_OVER_SECONDS, pause_after
 from ferrule.agent.models.desired import (
     GIVE_BACK_SECONDS,
-    PAUSES,
-    TAKE_OVER_SECONDS,
     Accept,
     Failed,
     Move,
@@ -60,7 +59,7 @@ def test_a_changed_record_waits_for_the_old_process_to_end():
 
 def test_a_server_that_ends_is_started_again_later_and_later_until_it_was_ready():
     server, now = RUNNING, NOW
-    for pause in (*PAUSES, PAUSES[-1]):
+    for pause in map(pause_after, range(7)):
         server = after(server, Failed("it crashed"), now)
         assert (server.told.state, server.told.detail, server.running) == ("failed", "it crashed", False)
         assert plan({"m": server}, (), {"m": MODEL}, HERE, now + pause - 0.01) == []
@@ -68,7 +67,7 @@ def test_a_server_that_ends_is_started_again_later_and_later_until_it_was_ready(
         assert plan({"m": server}, (), {"m": MODEL}, HERE, now) == [Start("m")]
         server = told(after(server, Started(), now), "loading", now)
     server = after(told(server, "ready", now), Failed("it crashed"), now)
-    assert server.again == now + PAUSES[0]
+    assert server.again == now + pause_after(0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import time
 from dataclasses import replace
 
 from agents import desired, make_home, until
-from ferrule.agent.models.desired import GIVE_BACK_SECONDS, TAKE_OVER_SECONDS, Move
+from ferrule.agent.control_loop import TAKE_OVER_SECONDS
+from ferrule.agent.models.desired import GIVE_BACK_SECONDS, Move
 from ferrule.agent.models.servers import ModelServers
 from ferrule.cluster.records import Knowledge, Member, ModelRecord
 from ferrule.cluster.reports import ServerState

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from ferrule.agent.control_loop import TAKE_OVER_SECONDS, pause_after
 from ferrule.agent.ray.desired import (
-    PAUSES,
-    TAKE_OVER_SECONDS,
     Begin,
     Begun,
     Decide,
@@ -53,14 +52,14 @@ def test_a_node_ends_with_the_record_and_begins_anew_with_another():
 
 def test_a_node_that_ends_is_started_again_later_and_later_until_it_was_up():
     node, now = up(AS_HEAD), NOW
-    for pause in (*PAUSES, PAUSES[-1]):
+    for pause in map(pause_after, range(7)):
         node = after(node, Failed("it ended"), now)
         assert (node.state, node.why, node.running) == ("failed", "it ended", False)
         assert plan(node, HEAD_HERE, VIEW, now + pause - 0.01) == []
         now += pause
         assert plan(node, HEAD_HERE, VIEW, now) == [Begin(AS_HEAD)]
         node = after(node, Begun(AS_HEAD), now)
-    assert after(after(node, Up(), now), Failed("it ended"), now).again == now + PAUSES[0]
+    assert after(after(node, Up(), now), Failed("it ended"), now).again == now + pause_after(0)
 
 
 @pytest.mark.parametrize(

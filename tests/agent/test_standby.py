@@ -4,8 +4,9 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
+
 from agents import SECONDS, make_home, running, until
-from ferrule.agent import standby
 from ferrule.agent.standby import LIFELINE
 from ferrule.cluster.connection import connect
 from ferrule.cluster.handshake import Caller, Purpose
@@ -48,32 +49,30 @@ async def run_rank(home, job, code, env=ENV):
     return told["pid"]
 
 
-def test_a_spare_becomes_the_rank_that_is_ordered_and_only_one_that_lives_and_fits(tmp_path, monkeypatch):
+def test_a_standby_process_becomes_the_rank_that_is_ordered_only_where_it_runs_and_fits(tmp_path):
     async def scene():
         home = make_home(tmp_path, "first")
         async with running(home) as agent:
             caller = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
             assert await keep(caller, 1) == 1
-            (spare,) = agent.standby.pids
+            (waiting,) = agent.standby.pids
             other = {**ENV, "OMP_NUM_THREADS": "3"}
-            assert await run_rank(home, "job-1", 3, other) != spare
-            monkeypatch.setattr(standby, "ANSWER_SECONDS", SECONDS)
+            assert await run_rank(home, "job-1", 3, other) != waiting
             await ready(caller, 1)
-            assert await run_rank(home, "job-2", 4) == spare
+            assert await run_rank(home, "job-2", 4) == waiting
             assert agent.standby.pids == []
             # One that imports still is ahead of a new process, too.
-            monkeypatch.setattr(standby, "IMPORTING_PATIENCE", SECONDS)
             assert await keep(caller, 1) == 1
-            (spare,) = agent.standby.pids
-            assert await run_rank(home, "job-3", 6) == spare
+            (waiting,) = agent.standby.pids
+            assert await run_rank(home, "job-3", 6) == waiting
             # One that was stopped is found out, and the rank starts all the same.
             assert await keep(caller, 1) == 1
-            (spare,) = agent.standby.pids
+            (waiting,) = agent.standby.pids
             await ready(caller, 1)
-            os.kill(spare, signal.SIGSTOP)
-            monkeypatch.setattr(standby, "ANSWER_SECONDS", 0.1)
-            assert await run_rank(home, "job-4", 5) != spare
-            await until(lambda: not exists(spare))
+            os.kill(waiting, signal.SIGSTOP)
+            await until(lambda: psutil.Process(waiting).status() == psutil.STATUS_STOPPED)
+            assert await run_rank(home, "job-4", 5) != waiting
+            await until(lambda: not exists(waiting))
             # They end with the caller's connection, and one that died is replaced when it asks again.
             assert await keep(caller, 2) == 2
             os.kill(agent.standby.pids[0], signal.SIGKILL)

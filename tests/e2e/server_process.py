@@ -44,7 +44,7 @@ class Server:
 
     def spares(self) -> list[psutil.Process]:
         """Those that wait, with their imports done."""
-        return self._named("ferrule spare")
+        return self._named("ferrule standby")
 
     def _named(self, name: str) -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children(recursive=True)

@@ -339,7 +339,7 @@ class Agent:
         connection.pause()
         fits = Kind.of_command(order.arguments, order.env)
         with await connection.detach() as control:
-            standby = None if fits is None else await self.standby.take(fits[0])
+            standby = None if fits is None else self.standby.take(fits)
             try:
                 job.start(order, control, standby)  # raises, too, where the job has ended meanwhile
             except OSError as error:

@@ -10,18 +10,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 
-from ferrule.agent.standby import Kind, StandbyProcess
+from ferrule.agent.standby import LIFELINE, StandbyProcess
 from ferrule.cluster.messages import CONTROL, StartProcess
+from ferrule.cluster.peers import interface_names, ways_to
 from ferrule.config import OUTER_JOB
 from ferrule.errors import ClusterError
-from ferrule.fabric.join.addresses import own_interfaces
 from ferrule.process import end_groups, signal_group, start, when_ended
-from ferrule.process.lifeline import LISTEN_FD, send_order
-from ferrule.secure import Address, derived_key, write_address
+from ferrule.process.lifeline import LISTEN_FD
+from ferrule.process.standby import Order, send_order
+from ferrule.secure import derived_key, write_address
 
 log = logging.getLogger(__name__)
 
@@ -83,24 +84,24 @@ class Job:
             "FERRULE_RANK": str(order.rank),
             "FERRULE_WORLD_SIZE": str(order.world_size),
             "FERRULE_KEY": self._key,
-            "FERRULE_ADDRESS": ",".join(map(write_address, ways_to(order.meet))),
+            "FERRULE_ADDRESS": ",".join(map(write_address, ways_to(order.meet, interface_names()))),
         }
-        listener = self._listeners.pop(order.rank, None)
-        if listener is not None and order.rank != 0:
-            place["FERRULE_LISTEN"] = f":{listener.getsockname()[1]}"
-            listener.close()
-            listener = None
-        try:
-            with (self._logs / f"rank-{order.rank}.log").open("wb") as output:
-                if standby is not None and _took_over(standby, order, place, output.fileno(), control, listener):
-                    process = standby.process
-                    standby.on_end = partial(self._ended, order.rank, standby)
+        fds = [control.fileno()]
+        with ExitStack() as stack:
+            if (listener := self._listeners.pop(order.rank, None)) is not None:
+                stack.enter_context(listener)
+                if order.rank == 0:
+                    fds.append(listener.fileno())
                 else:
-                    process = _started(order, place, output.fileno(), control, listener)
-                    when_ended(process, partial(self._ended, order.rank))
-        finally:
-            if listener is not None:
-                listener.close()
+                    place["FERRULE_LISTEN"] = f":{listener.getsockname()[1]}"
+                    listener.close()
+            output = stack.enter_context((self._logs / f"rank-{order.rank}.log").open("wb")).fileno()
+            if standby is not None and _took_over(standby, order, place, [output, *fds]):
+                process = standby.process
+                standby.on_end = partial(self._ended, order.rank, standby)
+            else:
+                process = _started(order, place, output, fds)
+                when_ended(process, partial(self._ended, order.rank))
         self._running[order.rank] = process
         return process.pid
 
@@ -131,53 +132,24 @@ def base_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in OUTER_JOB}
 
 
-def _started(
-    order: StartProcess, place: Mapping[str, str], output: int, control: socket.socket, listener: socket.socket | None
-) -> subprocess.Popen[bytes]:
-    env = base_environment() | dict(order.env) | dict(place)
-    fds = [control.fileno()]
-    if listener is not None:
-        env[LISTEN_FD] = str(listener.fileno())
-        fds.append(listener.fileno())
-    arguments = [each.replace(CONTROL, str(control.fileno())) for each in order.arguments]
+def _started(order: StartProcess, place: Mapping[str, str], output: int, fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    """``fds``: of the control socket, and of a listening one if the rank has one."""
+    control, *listener = map(str, fds)
+    env = {**base_environment(), **order.env, **place}
+    if listener:
+        env[LISTEN_FD] = listener[0]
+    arguments = [each.replace(CONTROL, control) for each in order.arguments]
     return start([sys.executable, *arguments], env=env, stdout=output, stderr=subprocess.STDOUT, pass_fds=fds)
 
 
-def _took_over(
-    standby: StandbyProcess,
-    order: StartProcess,
-    place: Mapping[str, str],
-    output: int,
-    control: socket.socket,
-    listener: socket.socket | None,
-) -> bool:
-    """Whether a standby process has the order."""
-    _, arguments = Kind.of_command(order.arguments, order.env) or (None, [])
-    if arguments[-1:] != [CONTROL]:
-        return False
+def _took_over(standby: StandbyProcess, order: StartProcess, place: Mapping[str, str], fds: Sequence[int]) -> bool:
+    """Whether a standby process has the order. ``fds``: of the log, and as in `_started`."""
     try:
-        send_order(
-            standby.line,
-            arguments[:-1],
-            place,
-            output,
-            control.fileno(),
-            None if listener is None else listener.fileno(),
-        )
+        send_order(standby.line, Order(order.arguments[len(LIFELINE) + 1 : -1], dict(place)), fds)
     except OSError as error:  # it has just ended, or the order is too long for the socket
         log.warning("a standby process could not take over rank %d of %s: %s", order.rank, order.job, error)
         return False
     return True
-
-
-def ways_to(places: Sequence[Address]) -> list[Address]:
-    """``places`` as this host may dial them: link-local ones by way of each of its interfaces."""
-    faces = dict.fromkeys(face.name for face in own_interfaces())
-    ways: list[Address] = []
-    for host, port in places:
-        link_local = ":" in host and ip_address(host).is_link_local
-        ways += [(f"{host}%{face}", port) for face in faces] if link_local else [(host, port)]
-    return ways
 
 
 def listener_for_ranks() -> socket.socket:

@@ -1,11 +1,10 @@
-"""Processes that an agent keeps ready for ranks that start later: they have done their imports, most of a start.
+"""Standby processes that an agent keeps for ranks that start later: they have done their imports, most of a start.
 
 They belong to the connection on which they were asked for, and end with it; any order that fits may have them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import signal
@@ -16,20 +15,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import psutil
+
+from ferrule.cluster.messages import CONTROL
 from ferrule.errors import ClusterError
 from ferrule.process import signal_group, start, when_ended
-from ferrule.process.lifeline import IMPORTING_SECONDS, QUESTION, READY, SPARE_FLAG
+from ferrule.process.standby import READY
 
 log = logging.getLogger(__name__)
 
 LIFELINE = ("-m", "ferrule.process.lifeline")
-ANSWER_SECONDS = 1.0
-"""For a standby process to show that it lives before it is trusted with a rank: it may have been stopped."""
-IMPORTING_PATIENCE = 4 * IMPORTING_SECONDS
-"""The same for one that has not done its imports yet: even then it is ahead of a new process."""
-_CHUNK = 1 << 12
+STANDBY = ("-m", "ferrule.process.standby")
 MOST = 16
-"""StandbyProcesses of one model on one host."""
+"""Standby processes of one model on one host."""
+_CHUNK = 1 << 12
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE)
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Kind:
         return cls(module, tuple(sorted(env.items())))
 
     @classmethod
-    def of_command(cls, arguments: Sequence[str], env: Mapping[str, str]) -> tuple[Kind, list[str]] | None:
-        """Of a command that a standby process can take over, and what is left of that to tell it."""
-        if tuple(arguments[: len(LIFELINE)]) != LIFELINE or len(arguments) <= len(LIFELINE):
+    def of_command(cls, arguments: Sequence[str], env: Mapping[str, str]) -> Kind | None:
+        """Of a command that a standby process can take over."""
+        module = len(LIFELINE)
+        if tuple(arguments[:module]) != LIFELINE or len(arguments) < module + 2 or arguments[-1] != CONTROL:
             return None
-        _, _, module, *rest = arguments
-        return cls.of(module, env), rest
+        return cls.of(arguments[module], env)
 
 
 class StandbyProcess:
@@ -62,7 +62,7 @@ class StandbyProcess:
         with theirs:
             try:
                 self.process = start(
-                    [sys.executable, *LIFELINE, SPARE_FLAG, kind.module, str(theirs.fileno())],
+                    [sys.executable, *STANDBY, kind.module, str(theirs.fileno())],
                     env=dict(environment) | dict(kind.env),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -81,15 +81,11 @@ class StandbyProcess:
             self._ready |= READY in self.line.recv(_CHUNK)
         return self._ready
 
-    async def lives(self) -> bool:
-        """Whether it gives a sign of life."""
-        loop = asyncio.get_running_loop()
-        with suppress(OSError):  # also where it is late
-            ready = self.ready
-            async with asyncio.timeout(ANSWER_SECONDS if ready else IMPORTING_PATIENCE):
-                if ready:
-                    await loop.sock_sendall(self.line, QUESTION)
-                return await loop.sock_recv(self.line, _CHUNK) != b""
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended and is not stopped. One that still imports counts: it is ahead of a new process."""
+        with suppress(psutil.Error):
+            return psutil.Process(self.process.pid).status() not in _STOPPED
         return False
 
     def kill(self) -> None:
@@ -99,7 +95,7 @@ class StandbyProcess:
 
 
 class StandbyProcesses:
-    """Of all who asked for any. ``environment``: what they inherit. Used from one event loop in the main thread."""
+    """Of all connections. ``environment``: what they inherit. Used from one event loop in the main thread."""
 
     def __init__(self, environment: Callable[[], Mapping[str, str]] = lambda: os.environ) -> None:
         self._environment = environment
@@ -131,19 +127,15 @@ class StandbyProcesses:
         for standby in self._kept.pop(holder, []):
             standby.kill()
 
-    async def take(self, kind: Kind) -> StandbyProcess | None:
-        """One that fits and lives: the caller's from now on. Others that do not answer are ended."""
-        while True:
-            found = next(
-                ((holder, each) for holder, kept in self._kept.items() for each in kept if each.kind == kind), None
-            )
-            if found is None:
-                return None
-            holder, standby = found
-            self._kept[holder].remove(standby)
-            if await standby.lives():
+    def take(self, kind: Kind) -> StandbyProcess | None:
+        """One that fits and runs: the caller's from now on. Others that fit are ended."""
+        fitting = [(kept, each) for kept in self._kept.values() for each in kept if each.kind == kind]
+        for kept, standby in fitting:
+            kept.remove(standby)
+            if standby.runs:
                 return standby
             standby.kill()
+        return None
 
     @property
     def pids(self) -> list[int]:

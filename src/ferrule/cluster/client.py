@@ -13,7 +13,7 @@ from ferrule.cluster.discovery import Discovery, Heard, installed
 from ferrule.cluster.handshake import Caller, Purpose
 from ferrule.cluster.home import ClusterHome, HostSettings
 from ferrule.cluster.messages import GetReport, GetStatus, Leave, Question, StopAgent
-from ferrule.cluster.peers import first_of, reachable_ways
+from ferrule.cluster.peers import first_of, interface_names, ways_to
 from ferrule.cluster.records import Knowledge, Member
 from ferrule.cluster.reports import ClusterStatus, HostReport
 from ferrule.cluster.store import Store
@@ -67,9 +67,8 @@ async def connect_member(home: ClusterHome, member: Member, purpose: Purpose) ->
             return await connect(home.socket, home.key, caller), home.socket
         except (OSError, TimeoutError) as error:
             raise ClusterError(f"this host's agent does not answer ({error or 'in time'}); see {home.log}") from error
-    faces = tuple(dict.fromkeys(face.name for face in own_interfaces()))
     try:
-        return await first_of(reachable_ways(member, faces), lambda place: connect(place, home.key, caller))
+        return await first_of(ways_to(member.places, interface_names()), lambda place: connect(place, home.key, caller))
     except (ClusterError, AuthError) as error:
         raise ClusterError(f"{member.name} cannot be reached: {error}") from None
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Protocol
@@ -24,6 +24,7 @@ from ferrule.cluster.messages import (
 )
 from ferrule.cluster.records import Knowledge, Member, Record
 from ferrule.errors import AuthError, ClusterError
+from ferrule.fabric.join.addresses import own_interfaces
 from ferrule.secure import Address, write_address
 
 log = logging.getLogger(__name__)
@@ -92,18 +93,14 @@ class Peer:
         asked = time.monotonic()
         self._answered.clear()
         self._news.set()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._answered.wait()
+        await set_within(self._answered, seconds)
         return self.heard >= asked  # another caller may have cleared the event again
 
     async def say_stopping(self, seconds: float) -> None:
         """Tell it that this host's agent stops on purpose, so that it does not look lost."""
         self._stops = True
         self._news.set()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._said_stopping.wait()
+        await set_within(self._said_stopping, seconds)
 
     async def run(self) -> None:
         failures = 0
@@ -125,9 +122,7 @@ class Peer:
             pause = _RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)]
             failures += 1
             self._news.clear()
-            with suppress(TimeoutError):  # it is asked for: try at once
-                async with asyncio.timeout(pause):
-                    await self._news.wait()
+            await set_within(self._news, pause)  # where it is asked for: at once
 
     async def _dial(self) -> Connection:
         addresses = list(self._addresses())
@@ -163,9 +158,7 @@ class Peer:
                 if not isinstance(answer, Known):
                     raise _out_of_turn(answer)
                 self._knower.learn(answer.records)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_SECONDS):
-                    await self._news.wait()
+            await set_within(self._news, BEAT_SECONDS)
             self._news.clear()
 
     async def _exchange(self, connection: Connection, message: Message) -> AnyMessage:
@@ -187,6 +180,14 @@ class Peer:
         if self.up != up:
             self.up, self.up_since = up, time.monotonic()
             self._on_change()
+
+
+async def set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait until an event is set, for ``seconds`` at most; whether it is."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 async def first_of(
@@ -246,14 +247,17 @@ def _dull(reason: str) -> bool:
     return "did not answer" in reason or "unreachable" in reason or "no route" in reason
 
 
-def reachable_ways(member: Member, interfaces: Sequence[str]) -> list[Address]:
-    """Where to dial a host: its addresses, a link-local one by way of each of our ``interfaces``."""
+def interface_names() -> tuple[str, ...]:
+    """Those of this host that have an address."""
+    return tuple(dict.fromkeys(face.name for face in own_interfaces()))
+
+
+def ways_to(places: Iterable[Address], interfaces: Sequence[str]) -> list[Address]:
+    """``places`` as this host may dial them: a link-local one by way of each of its ``interfaces``."""
     ways: list[Address] = []
-    for address in member.addresses:
-        if ip_address(address).version == 6 and ip_address(address).is_link_local:
-            ways += [(f"{address}%{interface}", member.port) for interface in interfaces]
-        else:
-            ways.append((address, member.port))
+    for host, port in places:
+        link_local = ":" in host and ip_address(host).is_link_local
+        ways += [(f"{host}%{interface}", port) for interface in interfaces] if link_local else [(host, port)]
     return ways
 
 

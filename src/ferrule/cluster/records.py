@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from ferrule.cluster.desired import DesiredModel, DesiredRay, HostId, Name, Port, Text
 from ferrule.errors import ClusterError
+from ferrule.secure import Address
 
 Version = Annotated[int, Meta(ge=0, lt=1 << 62)]
 """What a database and every JSON reader can hold."""
@@ -39,6 +40,11 @@ class Member:
     def __post_init__(self) -> None:
         for address in self.addresses:
             ip_address(address)
+
+    @property
+    def places(self) -> tuple[Address, ...]:
+        """Where its agent listens."""
+        return tuple((address, self.port) for address in self.addresses)
 
 
 class BaseRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):

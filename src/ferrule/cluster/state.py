@@ -15,7 +15,7 @@ from ferrule import __version__
 from ferrule.cluster.desired import DesiredModel, DesiredRay
 from ferrule.cluster.discovery import Discovery, Heard, installed
 from ferrule.cluster.home import ClusterHome, HostSettings
-from ferrule.cluster.peers import Peer, reachable_ways
+from ferrule.cluster.peers import Peer, interface_names, ways_to
 from ferrule.cluster.records import RAY, HostRecord, Knowledge, Member, ModelRecord, RayRecord, Record
 from ferrule.cluster.reports import ClusterStatus, HostStatus, SeedStatus
 from ferrule.cluster.store import Store
@@ -262,13 +262,13 @@ class ClusterState:
 
     def _ways(self, host: str) -> list[Address]:
         member = self.knowledge.members.get(host)
-        ways = reachable_ways(member, self._faces) if member is not None else []
+        ways = ways_to(member.places, self._faces) if member is not None else []
         heard = self._heard.get(host)
         return list(dict.fromkeys([*ways, *(heard.addresses if heard is not None else ())]))
 
     def _try_seed(self, place: Address) -> None:
         """A place where a member may be, of which nothing else is known."""
-        if place in self._seeds or len(self._seeds) >= _MAX_SEEDS or place in reachable_ways(self.member, ()):
+        if place in self._seeds or len(self._seeds) >= _MAX_SEEDS or place in self.member.places:
             return
         peer = Peer(self.key, lambda: self.member, self, lambda: [place], self._changed)
         self._seeds[place] = peer
@@ -296,7 +296,7 @@ class ClusterState:
         """Tell of cables that come and go, and listen on those that came."""
         told: tuple[str, ...] | None = None
         while True:
-            self._faces = tuple(dict.fromkeys(face.name for face in own_interfaces()))
+            self._faces = interface_names()
             addresses = self.member.addresses
             if addresses != told and not self.knowledge.gone(self.host):
                 told = addresses

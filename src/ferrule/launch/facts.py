@@ -93,6 +93,14 @@ def own_facts(environ: Mapping[str, str], *, links: bool, ends: tuple[str, str] 
     return with_links(found, Probe.live().inventory())
 
 
+def address_toward(address: str) -> str:
+    """This machine's address on the way there. Raises `OSError` where there is no way."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing
+        return str(probe.getsockname()[0])
+
+
 def with_links(found: HostFacts, inventory: Inventory) -> HostFacts:
     """``found``, and what the inventory tells of cables; pure."""
     hosts = [domain.host for domain in inventory.thunderbolt if domain.host is not None]

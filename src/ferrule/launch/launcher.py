@@ -17,6 +17,7 @@ from typing import Self
 from ferrule.errors import ConfigError, LaunchError
 from ferrule.launch import environment, protocol
 from ferrule.launch.channel import Channel
+from ferrule.launch.facts import address_toward
 from ferrule.launch.job import LOOPBACK, MEETING_PORTS, Job, Site, find_addresses, share_out, version_skew
 from ferrule.launch.local import JobResult
 from ferrule.launch.places import Place
@@ -151,7 +152,10 @@ class Launcher:
         entries = [place.entry for place in self._places]
         facts = [channel.facts for channel in self._channels if channel.facts is not None]
         remote = next((fact.server for fact in facts if fact.server), "")
-        own = ["" if place.distant or not remote else _address_toward(remote) for place in self._places]
+        here = ""
+        with contextlib.suppress(OSError):
+            here = address_toward(remote) if remote else ""
+        own = ["" if place.distant else here for place in self._places]
         addresses = [_resolved(address) for address in find_addresses(entries, facts, own)]
         for line in version_skew([entry.name for entry in entries], facts):
             self._say(line)
@@ -299,14 +303,3 @@ def _resolved(address: str) -> str:
     except OSError as error:
         raise ConfigError(f"the address {address!r} of the hostfile is unknown: {error.strerror or error}") from error
     return str(next((one for one in found if one[0] == socket.AF_INET), found[0])[4][0])
-
-
-def _address_toward(address: str) -> str:
-    """This machine's address on the way there; empty where there is no way."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))  # sends nothing
-        except OSError:
-            return ""
-        return str(probe.getsockname()[0])

@@ -1,4 +1,4 @@
-"""Start, hold, watch and end processes. `ferrule.process.lifeline` is the program that a rank's process is."""
+"""Start, hold, watch and end processes. `ferrule.process.lifeline` and `ferrule.process.standby` are programs."""
 
 from ferrule.process.children import Children, start
 from ferrule.process.orphans import adopt_orphans, kill_orphans, reap_orphans

@@ -23,20 +23,23 @@ def start(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    stdin: int = subprocess.DEVNULL,
     stdout: IO[bytes] | int | None = None,
     stderr: IO[bytes] | int | None = None,
     cpus: Sequence[int] | None = None,
     pass_fds: Sequence[int] = (),
+    tie: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """A process that leads a group of its own, reads nothing, and is killed when this one dies (on Linux).
+    """A process that leads a group of its own and is killed when this one dies (on Linux). Raises `OSError`.
 
-    More exactly: when the *thread* that starts it ends. ``cpus``: those it may run on; None: all. Raises `OSError`.
+    More exactly: when the *thread* that starts it ends. ``tie=False``: not so, where it ends by itself and has to clean
+    up. ``cpus``: those that a tied one may run on; None: all.
     """
     return subprocess.Popen(
-        tied(command, cpus),
+        tied(command, cpus) if tie else command,
         env=env,
         cwd=cwd,
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=stdout,
         stderr=stderr,
         pass_fds=pass_fds,

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from ferrule.agent.control_loop import TAKE_OVER_SECONDS, pause_after
 from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.reports import ServerState
 
-TAKE_OVER_SECONDS = 5.0
 GIVE_BACK_SECONDS = 3.0
 """How long a host that took a model over and cannot serve it waits before it gives it back."""
-PAUSES = (0.5, 2.0, 5.0, 15.0, 30.0)
-"""Before a process that ended is started again; the first again after it was ready."""
 READY = "ready"
 _SERVING = (READY, "recovering")
 """Clients are connected, or will soon have their next token."""
@@ -91,7 +89,7 @@ def after(server: Server, event: Event, now: float) -> Server:
                 since=now,
                 running=False,
                 failures=server.failures + 1,
-                again=now + PAUSES[min(server.failures, len(PAUSES) - 1)],
+                again=now + pause_after(server.failures),
             )
 
 

@@ -12,9 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from typing import Protocol, assert_never
 
+from ferrule.agent.control_loop import ControlLoop
 from ferrule.agent.jobs import tail
 from ferrule.agent.models.desired import (
     Accept,
@@ -40,7 +40,6 @@ from ferrule.process import end_groups, signal_group, start, when_ended
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0
 _END_SECONDS = 5.0
 _KILLED_SECONDS = 1.0
 
@@ -65,7 +64,7 @@ def server_command(home: ClusterHome, name: str) -> list[str]:
     return [sys.executable, "-m", "ferrule.agent.models.server", str(home.directory), name]
 
 
-class ModelServers:
+class ModelServers(ControlLoop):
     """Used from one event loop in the main thread: what it starts dies with that. ``command``: what to start."""
 
     def __init__(
@@ -74,28 +73,18 @@ class ModelServers:
         cluster: Cluster,
         command: Callable[[ClusterHome, str], list[str]] = server_command,
     ) -> None:
+        super().__init__()
         self._home, self._cluster, self._command = home, cluster, command
         self._servers: dict[str, Server] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ending: dict[subprocess.Popen[bytes], str] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._news = asyncio.Event()
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._keep(), name="model servers")
 
     async def close(self) -> None:
         """End every model server of this host."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self.stop()
         for name in list(self._servers):
             self._end(name)
         await end_groups(lambda: [process.pid for process in self._ending], _END_SECONDS, _KILLED_SECONDS)
-
-    def look(self) -> None:
-        """Something has changed: a record, or who is there."""
-        self._news.set()
 
     def told(self, name: str, state: ServerState) -> None:
         """What the server of ``name`` tells of itself."""
@@ -116,13 +105,8 @@ class ModelServers:
         ending = [(name, process.pid) for process, name in self._ending.items() if name not in self._servers]
         return (*served, *(ModelStatus(name=name, wanted=None, pid=pid, state="ending") for name, pid in ending))
 
-    async def _keep(self) -> None:
-        while True:
-            self.advance()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await self._news.wait()
-            self._news.clear()
+    async def reconcile(self) -> None:
+        self.advance()
 
     def advance(self) -> None:
         """Do what is to be done now."""

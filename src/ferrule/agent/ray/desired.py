@@ -13,15 +13,13 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Literal
 
+from ferrule.agent.control_loop import TAKE_OVER_SECONDS, pause_after
 from ferrule.cluster.desired import DesiredRay
 from ferrule.cluster.records import Member
 from ferrule.installation import pip_install
 
 NAMESPACE = "ferrule"
 """Of the actors that tell of their hosts; each has its host's name."""
-TAKE_OVER_SECONDS = 5.0
-PAUSES = (0.5, 2.0, 5.0, 15.0, 30.0)
-"""Before a node that ended is started again; the first again after it was up."""
 State = Literal["off", "starting", "head", "node", "failed"]
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 """What Ray takes as the value of a label."""
@@ -171,8 +169,13 @@ def after(node: Node, event: Event, now: float) -> Node:
             head = node.plan is not None and node.plan.is_head
             return replace(node, state="head" if head else "node", why="", failures=0)
         case Failed(why, lasting):
-            pause = PAUSES[min(node.failures, len(PAUSES) - 1)]
-            return Node(None if lasting else node.plan, "failed", why, failures=node.failures + 1, again=now + pause)
+            return Node(
+                None if lasting else node.plan,
+                "failed",
+                why,
+                failures=node.failures + 1,
+                again=now + pause_after(node.failures),
+            )
         case Ended():
             return Node()
 

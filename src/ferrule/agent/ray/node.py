@@ -10,7 +10,6 @@ import asyncio
 import importlib.util
 import logging
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import assert_never
 
 import msgspec
 
+from ferrule.agent.control_loop import ControlLoop
 from ferrule.agent.ray.desired import (
     Action,
     Begin,
@@ -48,38 +48,29 @@ from ferrule.cluster.reports import RayStatus
 from ferrule.cluster.state import ClusterState
 from ferrule.errors import ClusterError
 from ferrule.fabric.join.addresses import own_interfaces
+from ferrule.launch.facts import address_toward
+from ferrule.process import start
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0
 _END_SECONDS = 6.0
 
 
-class RayNode:
+class RayNode(ControlLoop):
     """Used from one event loop."""
 
     def __init__(self, home: ClusterHome, cluster: ClusterState) -> None:
+        super().__init__()
         self._home, self._cluster = home, cluster
         self._node = Node()
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._news = asyncio.Event()
         self._warned = ""
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._keep(), name="ray")
 
     async def close(self) -> None:
         """End the node, and all that runs on it."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self.stop()
         await self._end()
-
-    def look(self) -> None:
-        """Something has changed: a record, or who is there."""
-        self._news.set()
 
     def want(self, port: int | None, store: int | None) -> None:
         """Have Ray run on all hosts, with its head here unless there is one. Raises `ClusterError`."""
@@ -112,17 +103,12 @@ class RayNode:
             store=desired.store,
         )
 
-    async def _keep(self) -> None:
-        while True:
-            try:
-                for action in self.planned():
-                    await self._do(action)
-            except (ClusterError, OSError) as error:
-                await self._do(GiveUp(str(error)))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await self._news.wait()
-            self._news.clear()
+    async def reconcile(self) -> None:
+        try:
+            for action in self.planned():
+                await self._do(action)
+        except (ClusterError, OSError) as error:
+            await self._do(GiveUp(str(error)))
 
     def planned(self) -> list[Action]:
         """What is to be done now."""
@@ -140,8 +126,8 @@ class RayNode:
         view = replace(view, head_silent=silent, addresses=tuple(_own_addresses()), address=self._own_address())
         try:
             return replace(view, toward=address_toward(desired.address))
-        except ClusterError as error:
-            return replace(view, no_way=str(error))
+        except OSError as error:
+            return replace(view, no_way=f"there is no way to {desired.address}: {error.strerror or error}")
 
     async def _do(self, action: Action) -> None:
         match action:
@@ -176,14 +162,9 @@ class RayNode:
             introduce=(planned.desired.place, planned.name, planned.address, str(self._home.directory)),
         )
         with (folder / "process.log").open("wb") as told:
-            # Not tied to this process, which it outlives to clean up: it notices that its input ends.
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ferrule.agent.ray.process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=told,
-                process_group=0,
-            )
+            # It outlives this process to clean up: it notices that its input ends.
+            command = [sys.executable, "-P", "-m", "ferrule.agent.ray.process"]
+            process = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=told, tie=False)
         self._process = process
         self._happened(Begun(planned))
         assert process.stdin is not None
@@ -246,7 +227,11 @@ class RayNode:
     def _own_address(self) -> str:
         """The address at which most of the others reach this host, as far as is known: Ray's nodes have one each."""
         ways = [peer.way[0].partition("%")[0] for peer in self._cluster.peers.values() if peer.up and peer.way]
-        toward = Counter(address_toward(way) for way in ways if ip_address(way).version == 4)
+        toward: Counter[str] = Counter()
+        for way in ways:
+            if ip_address(way).version == 4:
+                with suppress(OSError):  # its cable is out by now
+                    toward[address_toward(way)] += 1
         if toward:
             return toward.most_common(1)[0][0]
         own = self._cluster.settings.listen
@@ -258,14 +243,3 @@ def _own_addresses() -> list[str]:
     """IPv4 ones, which Ray needs; loopback last."""
     faces = [face.address for face in own_interfaces() if face.ip.version == 4 and not face.ip.is_link_local]
     return [*faces, "127.0.0.1"]
-
-
-def address_toward(address: str) -> str:
-    """This machine's address on the way there. Raises `ClusterError` where there is no way."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))  # sends nothing
-        except OSError as error:
-            raise ClusterError(f"there is no way to {address}: {error.strerror or error}") from None
-        return str(probe.getsockname()[0])

@@ -30,7 +30,7 @@ from ferrule.engine.shards.obtain import obtain
 from ferrule.engine.source import read_config
 from ferrule.engine.types import FinishReason, Progress, RankInfo
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
-from ferrule.process.lifeline import SPARE_NAME, Lifeline, name_process
+from ferrule.process.lifeline import STANDBY_NAME, Lifeline, name_process
 
 EXACT_SECONDS = 5.0
 """What may be spent on computing an interrupted answer's tokens one at a time, as they were made: then its cache is
@@ -44,7 +44,7 @@ IDLE_PERIOD = 1.0
 def main(arguments: list[str], line: Lifeline) -> int:
     control = Control(line)
     try:
-        name_process(SPARE_NAME)
+        name_process(STANDBY_NAME)
         options = RankOptions.from_json(arguments[0]) if arguments else control.options()
         name_process(RANK_NAME)
         control.meet()

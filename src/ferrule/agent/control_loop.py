@@ -1,0 +1,48 @@
+"""The control loop of an agent: again and again it compares what runs with what the cluster wants, and acts on that."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+
+from ferrule.cluster.peers import set_within
+
+TAKE_OVER_SECONDS = 5.0
+"""Silence of a host after which another one does what the cluster wants of it."""
+LOOK_SECONDS = 1.0
+_PAUSES = (0.5, 2.0, 5.0, 15.0, 30.0)
+
+
+def pause_after(failures: int) -> float:
+    """Seconds before a process is started again that ended badly ``failures`` times before, and never worked since."""
+    return _PAUSES[min(failures, len(_PAUSES) - 1)]
+
+
+class ControlLoop(ABC):
+    """`reconcile` is called every `LOOK_SECONDS`, and soon after `look`."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+
+    @abstractmethod
+    async def reconcile(self) -> None:
+        """Do what is to be done now."""
+
+    def start(self) -> None:
+        self._loop = asyncio.create_task(self._run(), name=type(self).__name__)
+
+    async def stop(self) -> None:
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+
+    def look(self) -> None:
+        """Something has changed: a record, or which hosts answer."""
+        self._news.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self.reconcile()
+            await set_within(self._news, LOOK_SECONDS)
+            self._news.clear()
