@@ -83,7 +83,7 @@ def form(planner, spec, loss=None):
     plan = make_plan(spec)
     options = RankOptions("/models/x", "auto", plan, 1, 2048, 8, 512, ())
     planner._spec = spec
-    return asyncio.run(planner.form(options, loss))
+    return asyncio.run(planner.place(options, loss))
 
 
 @pytest.fixture
@@ -106,15 +106,15 @@ def test_an_agent_that_does_not_answer_is_waited_for(monkeypatch, spec):
 def test_ranks_are_spread_over_the_hosts_as_the_user_said(monkeypatch, spec):
     cluster = FakeCluster(monkeypatch)
     planner = ClusterPlanner(None, EngineOptions("x", tensor=2), split=True)
-    formation = form(planner, spec)
+    deployment = form(planner, spec)
     assert planner.placed.hosts == ("hosta", "hostb")
-    assert formation.options.plan.tensor == 2
-    assert formation.starter.threads == (4, 4)
-    assert form(planner, spec).starter == formation.starter
+    assert deployment.options.plan.tensor == 2
+    assert deployment.starter.threads == (4, 4)
+    assert form(planner, spec).starter == deployment.starter
     cluster.answering = [MEMBERS[0].host]
-    formation = form(planner, spec, Loss(EngineError("gone"), (1,), ("hostb",), crashed=False))
+    deployment = form(planner, spec, Loss(EngineError("gone"), (1,), ("hostb",), crashed=False))
     assert planner.placed.hosts == ("hosta", "hosta")
-    assert formation.starter.threads == (2, 2)
+    assert deployment.starter.threads == (2, 2)
     assert cluster.described == []  # nothing had to be measured
 
 
@@ -127,19 +127,19 @@ def test_hosts_of_one_machine_divide_its_processors_and_its_memory(monkeypatch, 
     form(planner, spec)  # 16 GB of weights: of 24 GB that two hosts share each has 12
     assert planner.placed.hosts == ("hostc",)
     cluster.answering.remove(MEMBERS[2].host)
-    formation = form(planner, spec, Loss(EngineError("gone"), (0,), ("hostc",), crashed=False))
+    deployment = form(planner, spec, Loss(EngineError("gone"), (0,), ("hostc",), crashed=False))
     assert set(planner.placed.hosts) == {"hosta", "hostb"}
-    assert formation.starter.threads == (2, 2)
+    assert deployment.starter.threads == (2, 2)
     assert any("hosta shares its machine" in note for note in planner.placed.notes)
 
 
 def test_the_planner_chooses_hosts_and_again_when_one_is_lost(monkeypatch, spec):
     cluster = FakeCluster(monkeypatch, (12 * GB, 12 * GB, 12 * GB))
     planner = ClusterPlanner(None, EngineOptions("x"), split=False)
-    formation = form(planner, spec)  # 16 GB of weights: no host holds them alone
+    deployment = form(planner, spec)  # 16 GB of weights: no host holds them alone
     used = set(planner.placed.hosts)
     assert len(used) >= 2
-    assert formation.options.plan.world_size == len(planner.placed.hosts)
+    assert deployment.options.plan.world_size == len(planner.placed.hosts)
     assert planner.placed.prediction.tokens_per_s > 0
     described = list(cluster.described)
     cluster.answering = [MEMBERS[0].host, MEMBERS[2].host]
@@ -231,10 +231,10 @@ def test_a_saved_plan_says_on_which_hosts_which_layers_are(monkeypatch, spec):
     stages = (Stage(("hostc",), 0, 20), Stage(("hosta",), 20, spec.layers))
     saved = SavedPlan(1, ModelFacts.of(spec), "ferrule", (Plan(stages),), verdict="Because.")
     planner = ClusterPlanner(None, EngineOptions("x"), split=False, saved=saved)
-    formation = form(planner, spec)
+    deployment = form(planner, spec)
     assert planner.placed.hosts == ("hostc", "hosta")
-    assert [shard.last_layer for shard in formation.options.plan.shards] == [20, spec.layers]
-    assert formation.options.plan.reason == "2 pipeline stages chosen by the planner. Because."
+    assert [shard.last_layer for shard in deployment.options.plan.shards] == [20, spec.layers]
+    assert deployment.options.plan.reason == "2 pipeline stages chosen by the planner. Because."
     cluster.answering = [MEMBERS[0].host]
     with pytest.raises(ModelUnavailable, match="the plan needs hostc, which cannot be reached now"):
         form(ClusterPlanner(None, EngineOptions("x"), split=False, saved=saved), spec)

@@ -97,7 +97,7 @@ def test_each_host_keeps_as_many_standby_processes_as_ranks_also_when_an_agent_s
     from ferrule.agent.placement import standby as placement_standby
     from ferrule.agent.placement.ranks import ClusterStarter
     from ferrule.agent.placement.standby import ClusterStandby
-    from ferrule.engine.host.placement import Formation
+    from ferrule.engine.host.placement import Deployment
 
     monkeypatch.setattr(placement_standby, "RANK_MODULE", "json")
 
@@ -107,7 +107,7 @@ def test_each_host_keeps_as_many_standby_processes_as_ranks_also_when_an_agent_s
         async with running(first) as a:
             async with running(second) as b:
                 one, two = a.cluster.member, b.cluster.member
-                both = Formation(None, ClusterStarter(first, (one, one, two), (2, 2, 4)), holder)
+                both = Deployment(None, ClusterStarter(first, (one, one, two), (2, 2, 4)), holder)
                 await holder.prepare(both)
                 assert (len(a.standby.pids), len(b.standby.pids), holder.kept) == (2, 1, 3)
                 ended = b.standby.pids
@@ -117,7 +117,7 @@ def test_each_host_keeps_as_many_standby_processes_as_ranks_also_when_an_agent_s
             async with running(second) as b:
                 await holder.prepare(both)
                 assert (len(b.standby.pids), holder.kept) == (1, 3)
-                alone = Formation(None, ClusterStarter(first, (one,), (2,)), holder)
+                alone = Deployment(None, ClusterStarter(first, (one,), (2,)), holder)
                 await holder.prepare(alone)
                 assert (len(a.standby.pids), holder.kept) == (1, 1)
                 await until(lambda: b.standby.pids == [])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ferrule.engine.host.placement import Formation, Loss
+from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.options import RankOptions
 from ferrule.errors import FerruleError
 from ferrule.model import AttentionSpec, LayerSpec, LayerWeights, ModelSpec, Weights
@@ -150,7 +150,7 @@ class FakeStarter:
             ranks.die(0, self.code)
         return ranks
 
-    async def prepare(self, formation: Formation) -> bool:
+    async def prepare(self, deployment: Deployment) -> bool:
         self.prepared += 1
         return True
 
@@ -164,17 +164,17 @@ class FakePlanner:
     def __init__(self, starter: FakeStarter, *errors: FerruleError) -> None:
         self.starter, self.errors = starter, list(errors)
         self.losses: list[Loss | None] = []
-        self.place: Formation | None = None
+        self.next: Deployment | None = None
         """A better one, for a model that runs elsewhere."""
 
-    async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
+    async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
         self.losses.append(loss)
         if loss is not None and self.errors:
             raise self.errors.pop(0)
-        return Formation(options, self.starter, self.starter)
+        return Deployment(options, self.starter, self.starter)
 
-    async def better(self, options: RankOptions, now: Formation) -> Formation | None:
-        return None if self.place == now else self.place
+    async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
+        return None if self.next == now else self.next
 
-    def chosen(self, formation: Formation) -> None:
+    def chosen(self, deployment: Deployment) -> None:
         pass

@@ -13,7 +13,7 @@ from fake_ranks import POISON, SPEC, FakePlanner, FakeRanks, FakeStarter, next_t
 from ferrule.engine.host import local, migration, supervisor
 from ferrule.engine.host import restart_policy as crashes
 from ferrule.engine.host.local import LocalEngine
-from ferrule.engine.host.placement import Formation, Loss
+from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.host.requests import CALM_TOKENS, Requests
 from ferrule.engine.host.restart_policy import MOST_CRASHES, RestartPolicy
@@ -118,14 +118,14 @@ def test_a_request_that_comes_meanwhile_waits_may_leave_and_waits_no_longer_than
     starter = FakeStarter(loads=2)
     planner = FakePlanner(starter)
     held = asyncio.Event()
-    form = planner.form
+    place = planner.place
 
     async def hold(options: Any, loss: Loss | None) -> Any:
         if loss is not None:
             await held.wait()
-        return await form(options, loss)
+        return await place(options, loss)
 
-    monkeypatch.setattr(planner, "form", hold)
+    monkeypatch.setattr(planner, "place", hold)
 
     async def body(engine: LocalEngine) -> None:
         starter.started[0].die(0, -9)
@@ -213,7 +213,7 @@ def test_a_model_moves_to_a_better_place_and_answers_go_on(soon: None, monkeypat
 
     async def body(engine: LocalEngine) -> None:
         def back() -> None:
-            planner.place = Formation(before.asked, after, after)
+            planner.next = Deployment(before.asked, after, after)
 
         asking = asyncio.create_task(ask(engine, [1, 2], SamplingParams(max_tokens=400, seed=5), {40: back}))
         monkeypatch.setattr(local, "NEW_SECONDS", 0.0)  # those that come during a move may wait as long as others
@@ -240,7 +240,7 @@ def test_a_model_waits_for_a_good_moment_and_goes_back_where_it_cannot_move(
     async def body(engine: LocalEngine) -> None:
         answer = engine.generate([7], SamplingParams(max_tokens=500, seed=5))
         await anext(answer)
-        planner.place = Formation(before.asked, after, after)
+        planner.next = Deployment(before.asked, after, after)
         while not after.prepared:
             await asyncio.sleep(0.001)
         for _ in range(100):

@@ -1,7 +1,7 @@
 """Run a planned model: its shards, their weights, the KV cache, the scheduler and the ranks."""
 
 from ferrule.engine.host.local import LocalEngine, start
-from ferrule.engine.host.placement import Formation, Loss, Planner, RankStarter, StartedRanks
+from ferrule.engine.host.placement import Deployment, Loss, Planner, RankStarter, StartedRanks
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.types import (
     Engine,
@@ -18,10 +18,10 @@ from ferrule.engine.types import (
 )
 
 __all__ = [
+    "Deployment",
     "Engine",
     "EngineOptions",
     "FinishReason",
-    "Formation",
     "Health",
     "LocalEngine",
     "Loss",

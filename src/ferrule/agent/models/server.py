@@ -120,7 +120,7 @@ class ModelServer:
             running=health.running,
             waiting=health.waiting,
             recoveries=health.recoveries,
-            spares=0 if self._planner.spares is None else self._planner.spares.kept,
+            spares=0 if self._planner.standby is None else self._planner.standby.kept,
             measured=1 / self._measured if self._measured is not None and self._measured_at == placed else None,
             ranks=tuple(RankPlace(each.rank, each.host, each.transports) for each in engine.ranks),
         )

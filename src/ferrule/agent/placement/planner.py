@@ -16,7 +16,7 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import DescribeDevice, GetReachable, GetStatus
 from ferrule.cluster.records import Member
 from ferrule.config import environment, move_back_seconds
-from ferrule.engine.host.placement import Formation, Loss, RankStarter
+from ferrule.engine.host.placement import Deployment, Loss, RankStarter
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.errors import ClusterError, ConfigError, FerruleError, LinkError, ModelUnavailable
@@ -73,29 +73,29 @@ class ClusterPlanner:
         wanted = saved.plan.devices if saved is not None else wanted
         self._saved = saved
         self.placed: Placed | None = None
-        self.spares = ClusterStandby(home, spread=split) if options.spares else None
+        self.standby = ClusterStandby(home, spread=split) if options.spares else None
         self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
         self._steady = move_back_seconds(environment())
         self._placements: dict[tuple[RankStarter, Plan], Placed] = {}
-        self._weighed: tuple[tuple[tuple[str, ...], RankStarter], Formation | None] | None = None
+        self._weighed: tuple[tuple[tuple[str, ...], RankStarter], Deployment | None] | None = None
         self._spec: ModelSpec | None = None
         self._reports: dict[str, HostReport] = {}
 
     def about(self, model: PreparedModel) -> ClusterPlanner:
-        """Itself, once it knows which model it is for: it has to, before the first `form`."""
+        """Itself, once it knows which model it is for: it has to, before the first `place`."""
         self._spec = model.spec
         return self
 
-    async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
+    async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
         try:
             members = await self._members()
         except ClusterError as error:  # an agent that is busy, or starts again, is no reason to give the model up
             raise ModelUnavailable(str(error)) from error
-        formation = await self._formation(options, members, fresh=loss is None)
-        self.chosen(formation)
-        return formation
+        deployment = await self._deployment(options, members, fresh=loss is None)
+        self.chosen(deployment)
+        return deployment
 
-    async def better(self, options: RankOptions, now: Formation) -> Formation | None:
+    async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
         """With hosts that have been up for `FERRULE_MOVE_BACK`: on more of them where the user said how to split, else
         where the planner expects tokens to come `MOVE_WORTH` times as fast."""
         if self._steady is None:
@@ -104,20 +104,20 @@ class ClusterPlanner:
             members = await self._steady_members(self._steady)
             question = (tuple(member.host for member in members), now.starter)
             if self._weighed is None or self._weighed[0] != question:
-                found = await self._formation(options, members, fresh=False) if members else None
+                found = await self._deployment(options, members, fresh=False) if members else None
                 self._weighed = question, found if found is not None and self._is_better(found, now) else None
         except FerruleError as error:
             _log.info("whether there is a better place for the model cannot be told: %s", error)
             return None
         return self._weighed[1]
 
-    def chosen(self, formation: Formation) -> None:
-        self.placed = self._placement(formation)
+    def chosen(self, deployment: Deployment) -> None:
+        self.placed = self._placement(deployment)
 
-    def _placement(self, formation: Formation) -> Placed:
-        return self._placements[formation.starter, formation.options.plan]
+    def _placement(self, deployment: Deployment) -> Placed:
+        return self._placements[deployment.starter, deployment.options.plan]
 
-    def _is_better(self, one: Formation, now: Formation) -> bool:
+    def _is_better(self, one: Deployment, now: Deployment) -> bool:
         new, old = self._placement(one), self._placement(now)
         if one.starter == now.starter:
             return False
@@ -125,7 +125,7 @@ class ClusterPlanner:
             return len(set(new.hosts)) > len(set(old.hosts))
         return old.prediction.token_seconds >= MOVE_WORTH * new.prediction.token_seconds
 
-    async def _formation(self, options: RankOptions, members: Sequence[Member], *, fresh: bool) -> Formation:
+    async def _deployment(self, options: RankOptions, members: Sequence[Member], *, fresh: bool) -> Deployment:
         assert self._spec is not None
         if self._saved is not None or self._split:
             spread = partial(self._as_saved, self._saved) if self._saved is not None else self._spread
@@ -144,7 +144,7 @@ class ClusterPlanner:
             threads = [self._options.threads] * len(ranks)
         starter = ClusterStarter(self._home, tuple(ranks), tuple(threads))
         self._placements[starter, placed.plan] = placed
-        return Formation(replace(options, plan=placed.plan), starter, self.spares)
+        return Deployment(replace(options, plan=placed.plan), starter, self.standby)
 
     async def _steady_members(self, seconds: float) -> list[Member]:
         """Those that have been up for so long, as `_members` has them."""

@@ -17,14 +17,14 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import KeepStandby
 from ferrule.cluster.records import Member
 from ferrule.engine.host.local_ranks import rank_environment
-from ferrule.engine.host.placement import Formation
+from ferrule.engine.host.placement import Deployment
 from ferrule.errors import AuthError, ClusterError
 
 _log = logging.getLogger(__name__)
 
 
 class ClusterStandby:
-    """`SpareKeeper`: as many on each host as it has ranks. They end with this program's connection to the agent.
+    """`StandbyKeeper`: as many on each host as it has ranks. They end with this program's connection to the agent.
 
     ``spread``: the number of ranks stays the same when a host is lost, so each host has as many as its share then.
     """
@@ -41,12 +41,12 @@ class ClusterStandby:
         """How many there were when they were last looked at, on all hosts."""
         return sum(self._kept.values())
 
-    async def prepare(self, formation: Formation) -> bool:
-        starter = formation.starter
+    async def prepare(self, deployment: Deployment) -> bool:
+        starter = deployment.starter
         assert isinstance(starter, ClusterStarter)
         if self._working is not None:  # of a caller that could not wait
             await asyncio.wait([self._working])
-        self._working = asyncio.create_task(self._prepare(starter), name="spares")
+        self._working = asyncio.create_task(self._prepare(starter), name="standby processes")
         return await asyncio.shield(self._working)  # half a question would spoil the connection
 
     async def _prepare(self, starter: ClusterStarter) -> bool:

@@ -238,8 +238,8 @@ async def start(
     `EngineError` where a rank fails.
     """
     model = await in_background(lambda: prepare(options, choose_plan))
-    spares = options.spares
-    place = planner or (lambda _: LocalPlanner(spares=spares) if lab is None else LabPlanner(lab, spares=spares))
+    standby = options.spares
+    place = planner or (lambda _: LocalPlanner(standby=standby) if lab is None else LabPlanner(lab, standby=standby))
     engine = LocalEngine(options, model, place(model))
     try:
         await engine.load(on_progress)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ferrule.engine.host.placement import Formation, Loss
+from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.messages import Start, encode
 from ferrule.engine.options import RankOptions
 from ferrule.errors import ModelUnavailable
@@ -70,16 +70,16 @@ class LocalRanks:
 class LocalStarter:
     """`RankStarter` of this machine. ``lab``: rank r runs on its host r modulo hosts.
 
-    Most of a start is a rank's imports. With ``spares``, a process for each rank has them done ahead of the next start.
+    ``standby``: keep a process for each rank that has done its imports, which are most of a start.
     """
 
-    def __init__(self, lab: Lab | None = None, *, spares: bool = False) -> None:
-        self._lab, self._with_spares = lab, spares
-        self._spares: tuple[tuple[int, int], LocalRanks] | None = None
+    def __init__(self, lab: Lab | None = None, *, standby: bool = False) -> None:
+        self._lab, self._with_standby = lab, standby
+        self._standby: tuple[tuple[int, int], LocalRanks] | None = None
 
     async def start(self, options: RankOptions) -> LocalRanks:
         """Start it from the thread of the event loop, which lives as long as the ranks may."""
-        ready, self._spares = self._spares, None
+        ready, self._standby = self._standby, None
         if ready is not None:
             kind, ranks = ready
             if kind == _kind(options) and all(code is None for code in ranks.poll()):
@@ -94,15 +94,15 @@ class LocalStarter:
                 ours.sendall(encode(Start(options)))
         return ranks
 
-    async def prepare(self, formation: Formation) -> bool:
-        if self._spares is not None and any(code is not None for code in self._spares[1].poll()):
+    async def prepare(self, deployment: Deployment) -> bool:
+        if self._standby is not None and any(code is not None for code in self._standby[1].poll()):
             await self.close()
-        if self._with_spares and self._spares is None:
-            self._spares = _kind(formation.options), self._start(formation.options)
+        if self._with_standby and self._standby is None:
+            self._standby = _kind(deployment.options), self._start(deployment.options)
         return True
 
     async def close(self) -> None:
-        ready, self._spares = self._spares, None
+        ready, self._standby = self._standby, None
         if ready is not None:
             await ready[1].discard()
 
@@ -154,31 +154,31 @@ def _kind(options: RankOptions) -> tuple[int, int]:
 class SamePlan:
     """The part of a `Planner` that has one plan only."""
 
-    async def better(self, options: RankOptions, now: Formation) -> Formation | None:
+    async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
         return None
 
-    def chosen(self, formation: Formation) -> None:
+    def chosen(self, deployment: Deployment) -> None:
         pass
 
 
 class LocalPlanner(SamePlan):
     """Always the same plan, on this machine: a process that died can be started again."""
 
-    def __init__(self, *, spares: bool = False) -> None:
-        self._starter = LocalStarter(spares=spares)
+    def __init__(self, *, standby: bool = False) -> None:
+        self._starter = LocalStarter(standby=standby)
 
-    async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
-        return Formation(options, self._starter, self._starter)
+    async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
+        return Deployment(options, self._starter, self._starter)
 
 
 class LabPlanner(SamePlan):
     """Always the same plan, on the hosts of a lab, as soon as cables lead to all of them."""
 
-    def __init__(self, lab: Lab, *, spares: bool = False) -> None:
+    def __init__(self, lab: Lab, *, standby: bool = False) -> None:
         self._lab = lab
-        self._starter = LocalStarter(lab, spares=spares)
+        self._starter = LocalStarter(lab, standby=standby)
 
-    async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
+    async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
         if loss is not None:
             needed = range(min(self._lab.size, options.plan.world_size))
             reached = await self._reached()
@@ -188,7 +188,7 @@ class LabPlanner(SamePlan):
                     f"{' and '.join(missing)} cannot be reached from {self._lab.name(0)}, and the model needs "
                     f"{len(needed)} hosts; it returns by itself when the cables are back"
                 )
-        return Formation(options, self._starter, self._starter)
+        return Deployment(options, self._starter, self._starter)
 
     async def _reached(self) -> set[int]:
         """The hosts to which cables lead that carry something now, from the first one on."""

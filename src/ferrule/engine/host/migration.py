@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from ferrule.engine.host.placement import Formation, Planner, RankStarter
+from ferrule.engine.host.placement import Deployment, Planner, RankStarter
 from ferrule.engine.options import RankOptions
 from ferrule.errors import FerruleError
 
@@ -41,8 +41,8 @@ class MigrationMonitor:
         self._planner, self._options, self._idle, self._clock = planner, options, idle, clock
         self._failed: list[tuple[RankStarter, float]] = []
 
-    async def until_better(self, now: Formation, load_seconds: float) -> Formation:
-        """Watch a formation that took ``load_seconds`` to load; returns one to move to, when the moment is good."""
+    async def until_better(self, now: Deployment, load_seconds: float) -> Deployment:
+        """Watch a deployment that took ``load_seconds`` to load; returns one to move to, when the moment is good."""
         await asyncio.sleep(PREPARE_SECONDS)
         while True:
             better = await self._better(now) if load_seconds <= LONGEST_LOAD else None
@@ -54,11 +54,11 @@ class MigrationMonitor:
                     return better
             await asyncio.sleep(LOOK_SECONDS)
 
-    def failed(self, formation: Formation) -> None:
+    def failed(self, deployment: Deployment) -> None:
         """It could not be moved there."""
-        self._failed.append((formation.starter, self._clock()))
+        self._failed.append((deployment.starter, self._clock()))
 
-    async def _better(self, now: Formation) -> Formation | None:
+    async def _better(self, now: Deployment) -> Deployment | None:
         try:
             better = await self._planner.better(self._options, now)
         except Exception:  # noqa: BLE001 - what only makes things better must not end them
@@ -68,7 +68,7 @@ class MigrationMonitor:
         failed = better is not None and any(starter == better.starter for starter, _ in self._failed)
         return None if failed else better
 
-    async def _good_moment(self, better: Formation) -> None:
+    async def _good_moment(self, better: Deployment) -> None:
         deadline = self._clock() + READY_SECONDS
         while not await _prepared(better) and self._clock() < deadline:
             await asyncio.sleep(STEP_SECONDS)
@@ -77,11 +77,11 @@ class MigrationMonitor:
             await asyncio.sleep(STEP_SECONDS)
 
 
-async def _prepared(formation: Formation) -> bool:
-    if formation.spares is None:
+async def _prepared(deployment: Deployment) -> bool:
+    if deployment.standby is None:
         return True
     try:
-        return await formation.spares.prepare(formation)
+        return await deployment.standby.prepare(deployment)
     except FerruleError as error:  # without, a start takes longer, and is no worse
-        _log.warning("no spare processes: %s", error)
+        _log.warning("no standby processes: %s", error)
         return True

@@ -1,6 +1,6 @@
 """Protocols of placement: what decides where a model's ranks run, and what starts them there.
 
-The engine asks a `Planner` for a `Formation`, starts it, and asks again when a rank is lost.
+The engine asks a `Planner` for a `Deployment`, starts it, and asks again when a rank is lost.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class RankStarter(Protocol):
         ...
 
 
-class SpareKeeper(Protocol):
-    """Makes the next start quick by processes that are started ahead of it."""
+class StandbyKeeper(Protocol):
+    """Keeps standby processes, which make the next start quick."""
 
-    async def prepare(self, formation: Formation) -> bool:
-        """A formation like this one may have to be started. Called again and again, to replace what has ended.
+    async def prepare(self, deployment: Deployment) -> bool:
+        """A deployment like this one may have to be started. Called again and again, to replace what has ended.
 
         Returns whether all is ready.
         """
@@ -78,7 +78,7 @@ class SpareKeeper(Protocol):
 
 @dataclass(frozen=True)
 class Loss:
-    """Why a formation ended.
+    """Why a deployment ended.
 
     ``ranks``: those that are gone, or with which others lost touch; ``hosts``: theirs, by name. ``crashed``: a rank
     ended or gave an error of its own; otherwise ranks lost touch with each other: a cable or a host is at fault.
@@ -91,32 +91,32 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Formation:
+class Deployment:
     """What to start and how. ``options`` may have another plan, or another number of ranks, than the one before."""
 
     options: RankOptions
     starter: RankStarter
-    spares: SpareKeeper | None = None
+    standby: StandbyKeeper | None = None
 
 
 class Planner(Protocol):
     """Where the ranks of a model go."""
 
-    async def form(self, options: RankOptions, loss: Loss | None) -> Formation:
-        """The next formation of the model; ``options`` are those that were asked for at first.
+    async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
+        """The next deployment of the model; ``options`` are those that were asked for at first.
 
         ``loss``: why the last one ended, None at the very first. Raises `ModelUnavailable` with what is missing where
         the model cannot be held now: then the engine waits, and asks again. Any other `FerruleError` is final.
         """
         ...
 
-    async def better(self, options: RankOptions, now: Formation) -> Formation | None:
-        """A formation to which a model that runs as ``now`` should move, such as on hosts that are back; None: stay.
+    async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
+        """A deployment to which a model that runs as ``now`` should move, such as on hosts that are back; None: stay.
 
         Asked every few seconds. It never raises a `FerruleError`: where it cannot be told, the model stays.
         """
         ...
 
-    def chosen(self, formation: Formation) -> None:
-        """This formation, of `form` or of `better`, is started now."""
+    def chosen(self, deployment: Deployment) -> None:
+        """This deployment, of `place` or of `better`, is started now."""
         ...

@@ -87,7 +87,7 @@ def _place(rank: int, started: StartedRanks) -> str:
 
 
 class Ranks:
-    """The ranks of one formation: relays their messages, and tells when one is lost. Made by `start`."""
+    """The ranks of one deployment: relays their messages, and tells when one is lost. Made by `start`."""
 
     def __init__(self, started: StartedRanks, options: RankOptions, on_event: Callable[[int, Event], None]) -> None:
         self._started = started

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ferrule.engine.host.migration import MigrationMonitor
-from ferrule.engine.host.placement import Formation, Loss, Planner, RankStarter
+from ferrule.engine.host.placement import Deployment, Loss, Planner, RankStarter
 from ferrule.engine.host.ranks import Ranks
 from ferrule.engine.host.restart_policy import RestartPolicy, pause
 from ferrule.engine.messages import Event, Loading, Order, Ready
@@ -37,7 +37,7 @@ class RanksLostError(Exception):
 
 @dataclass
 class Running:
-    """A formation that is ready. ``cache_tokens``: how many tokens the caches of every rank hold."""
+    """A deployment that is ready. ``cache_tokens``: how many tokens the caches of every rank hold."""
 
     plan: Plan
     infos: dict[int, RankInfo] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Supervisor:
         self._restarts = RestartPolicy()
         self._ranks: Ranks | None = None
         self._task: asyncio.Task[None] | None = None
-        self._formation: Formation | None = None
+        self._deployment: Deployment | None = None
         self._proven: list[tuple[RankStarter, Plan]] = []
         self._migration = MigrationMonitor(planner, options, served.idle, clock)
         self._load_seconds = 0.0
@@ -115,26 +115,26 @@ class Supervisor:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._formation is not None and self._formation.spares is not None:
-            await self._formation.spares.close()
+        if self._deployment is not None and self._deployment.standby is not None:
+            await self._deployment.standby.close()
         if self._ranks is not None:
             ranks, self._ranks = self._ranks, None
             await ranks.stop(0.3)
 
     async def _bring_up(self, loss: Loss | None, patience: float) -> Ranks:
-        return await self._launch(await self._planner.form(self._options, loss), patience)
+        return await self._launch(await self._planner.place(self._options, loss), patience)
 
-    async def _launch(self, formation: Formation, patience: float) -> Ranks:
+    async def _launch(self, deployment: Deployment, patience: float) -> Ranks:
         begun = self._clock()
-        self._planner.chosen(formation)
+        self._planner.chosen(deployment)
         if self.state == "waiting":
             self._enter("recovering", self.error)
-        old = None if self._formation is None else self._formation.spares
-        if old is not None and old is not formation.spares:
+        old = None if self._deployment is None else self._deployment.standby
+        if old is not None and old is not deployment.standby:
             await old.close()
-        self._formation = formation
-        options = replace(formation.options, meet_seconds=patience)
-        if (formation.starter, options.plan) in self._proven:  # on the same hosts, so that it has nothing new to find
+        self._deployment = deployment
+        options = replace(deployment.options, meet_seconds=patience)
+        if (deployment.starter, options.plan) in self._proven:  # on the same hosts, so that it has nothing new to find
             options = replace(options, self_test=False)
         running = Running(options.plan)
         size = running.plan.world_size
@@ -154,7 +154,7 @@ class Supervisor:
             if len(running.infos) == size and not ready.done():
                 ready.set_result(None)
 
-        ranks = await Ranks.start(formation.starter, options, heard)
+        ranks = await Ranks.start(deployment.starter, options, heard)
         lost = asyncio.create_task(ranks.lost())
         try:
             done, _ = await asyncio.wait([ready, lost], timeout=LOAD_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
@@ -169,7 +169,7 @@ class Supervisor:
         finally:
             lost.cancel()
         self._ranks, self._load_seconds = ranks, self._clock() - begun
-        self._proven = [*self._proven[1 - MOST_PROVEN :], (formation.starter, options.plan)]
+        self._proven = [*self._proven[1 - MOST_PROVEN :], (deployment.starter, options.plan)]
         self._enter("ready", None)
         going_on = self._served.went_up(running)
         if self.last is not None and self.last.requests is None:
@@ -190,12 +190,12 @@ class Supervisor:
             _log.exception("the supervisor of the model's ranks failed")
             self._fail(EngineError(f"{type(error).__name__}: {error}; please report this with the server's log"))
 
-    async def _run(self, ranks: Ranks) -> Loss | Formation:
-        """Until a rank is lost, or the model should move to another formation."""
-        assert self._formation is not None
+    async def _run(self, ranks: Ranks) -> Loss | Deployment:
+        """Until a rank is lost, or the model should move to another deployment."""
+        assert self._deployment is not None
         lost = asyncio.create_task(ranks.lost())
         migrating = asyncio.create_task(
-            self._migration.until_better(self._formation, self._load_seconds), name="migrating"
+            self._migration.until_better(self._deployment, self._load_seconds), name="migrating"
         )
         try:
             await asyncio.wait([lost, migrating], return_when=asyncio.FIRST_COMPLETED)
@@ -210,9 +210,9 @@ class Supervisor:
         await self._take_down(ranks, loss)
         return await self._bring_back(loss)
 
-    async def _move(self, ranks: Ranks, better: Formation) -> Ranks:
-        """Back to the formation that ran, where the better one does not start."""
-        before, begun = self._formation, self._clock()
+    async def _move(self, ranks: Ranks, better: Deployment) -> Ranks:
+        """Back to the deployment that ran, where the better one does not start."""
+        before, begun = self._deployment, self._clock()
         assert before is not None
         self.moving = True
         try:
