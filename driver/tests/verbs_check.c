@@ -12,7 +12,7 @@ static const uint32_t sizes[] = { 0, 1, 7, 64, 1000, 4031, 4032, 4033, 8064, 400
 /* Each operation with each size, and what lies around the target stays as it is. */
 static void operations(enum ibv_qp_type type)
 {
-	struct side a = make(pd, type, NULL), b = make(pd, type, NULL);
+	struct side a = make(pd, type), b = make(pd, type);
 	static const enum ibv_wr_opcode ops[] = { IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
 						  IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
 						  IBV_WR_RDMA_READ };
@@ -62,14 +62,14 @@ static void operations(enum ibv_qp_type type)
 }
 
 /* Many requests under way, both ways at a time, of random kinds and sizes. */
-static void traffic(int rounds)
+static void traffic(void)
 {
-	struct side s[2] = { make(pd, IBV_QPT_RC, NULL), make(pd, IBV_QPT_RC, NULL) };
+	struct side s[2] = { make(pd, IBV_QPT_RC), make(pd, IBV_QPT_RC) };
 	const uint32_t slot = AREA / 2 / DEPTH;
 	int round, i, side;
 
 	join(&s[0], &s[1]);
-	for (round = 0; round < rounds; round++) {
+	for (round = 0; round < 8; round++) {
 		enum ibv_wr_opcode op[2][DEPTH];
 		uint32_t length[2][DEPTH];
 		int left[2] = { 0, 0 };
@@ -135,7 +135,7 @@ static void traffic(int rounds)
 static void attack(const char *what, int access, uint32_t rkey, uint64_t addr, uint32_t length,
 		   struct ibv_pd *target_pd, enum ibv_wr_opcode op)
 {
-	struct side a = make(pd, IBV_QPT_RC, NULL), b = make(target_pd, IBV_QPT_RC, NULL);
+	struct side a = make(pd, IBV_QPT_RC), b = make(target_pd, IBV_QPT_RC);
 	struct ibv_send_wr *bad, wr = { .wr_id = 7, .num_sge = 1, .opcode = op,
 					.send_flags = IBV_SEND_SIGNALED };
 	struct ibv_sge sge = { (uintptr_t)a.area, length, a.mr->lkey };
@@ -168,7 +168,7 @@ static void attack(const char *what, int access, uint32_t rkey, uint64_t addr, u
 static void attacks(void)
 {
 	struct ibv_pd *other = ibv_alloc_pd(context);
-	struct side victim = make(other, IBV_QPT_RC, NULL);
+	struct side victim = make(other, IBV_QPT_RC);
 	struct ibv_mr *read_only;
 	int kind;
 
@@ -195,7 +195,7 @@ static void attacks(void)
 /* Every request comes back, whatever happens. */
 static void endings(void)
 {
-	struct side a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+	struct side a = make(pd, IBV_QPT_RC), b = make(pd, IBV_QPT_RC);
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
 	int i;
 
@@ -209,7 +209,7 @@ static void endings(void)
 	drop(&b);
 
 	test = "a receive comes late";
-	a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+	a = make(pd, IBV_QPT_RC), b = make(pd, IBV_QPT_RC);
 	join(&a, &b);
 	scribble(a.area, 50000);
 	NEED(!post(&a, IBV_WR_SEND, 0, 50000, NULL, 0, 1, 0));
@@ -234,7 +234,7 @@ static void endings(void)
 	test = "the peer is gone";
 	NEED(!post(&a, IBV_WR_SEND, 0, 100, NULL, 0, 5, 0));
 	drop(&a); /* with a request under way */
-	a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+	a = make(pd, IBV_QPT_RC), b = make(pd, IBV_QPT_RC);
 	join_how(&a, &b, (struct joining){ ACCESS, 12, 2, 7 });
 	drop(&b);
 	NEED(!post(&a, IBV_WR_SEND, 0, 100, NULL, 0, 6, 0));
@@ -242,7 +242,7 @@ static void endings(void)
 	drop(&a);
 
 	test = "a message that is too long";
-	a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+	a = make(pd, IBV_QPT_RC), b = make(pd, IBV_QPT_RC);
 	join(&a, &b);
 	post_recv(&b, 0, 99, 1);
 	NEED(!post(&a, IBV_WR_SEND, 0, 100, NULL, 0, 1, 0));
@@ -254,7 +254,7 @@ static void endings(void)
 
 static void atomics(void)
 {
-	struct side a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+	struct side a = make(pd, IBV_QPT_RC), b = make(pd, IBV_QPT_RC);
 	volatile uint64_t *word = (uint64_t *)b.area, *old = (uint64_t *)a.area;
 	struct ibv_sge sge = { (uintptr_t)a.area, 8, a.mr->lkey };
 	struct ibv_send_wr *bad, wr = { .sg_list = &sge, .num_sge = 1,
@@ -333,7 +333,7 @@ static void greed(void)
 		close(said[0]);
 		NEED(qps > 2 && (!i || qps == before));
 		before = qps;
-		a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+		a = make(pd, IBV_QPT_RC), b = make(pd, IBV_QPT_RC);
 		join(&a, &b);
 		NEED(!post(&a, IBV_WR_RDMA_WRITE, 0, 100, &b, 0, 1, 0));
 		wait_for(&a, 1, IBV_WC_SUCCESS);
@@ -343,9 +343,28 @@ static void greed(void)
 	}
 }
 
+static void rc(void)
+{
+	operations(IBV_QPT_RC);
+}
+
+static void uc(void)
+{
+	operations(IBV_QPT_UC);
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} tests[] = {
+	{ "rc", rc }, { "uc", uc }, { "traffic", traffic }, { "attacks", attacks },
+	{ "endings", endings }, { "events", events }, { "drained", drained },
+	{ "atomics", atomics }, { "greed", greed }, { NULL, NULL },
+};
+
 int main(int argc, char **argv)
 {
-	int i;
+	int i, k;
 
 	NEED(argc > 4);
 	open_device(argv[1], argv[2], argv[3]);
@@ -353,26 +372,11 @@ int main(int argc, char **argv)
 		double begin = now();
 
 		test = argv[i];
-		if (!strcmp(test, "rc"))
-			operations(IBV_QPT_RC);
-		else if (!strcmp(test, "uc"))
-			operations(IBV_QPT_UC);
-		else if (!strcmp(test, "traffic"))
-			traffic(8);
-		else if (!strcmp(test, "attacks"))
-			attacks();
-		else if (!strcmp(test, "endings"))
-			endings();
-		else if (!strcmp(test, "events"))
-			events();
-		else if (!strcmp(test, "drained"))
-			drained();
-		else if (!strcmp(test, "atomics"))
-			atomics();
-		else if (!strcmp(test, "greed"))
-			greed();
-		else
+		for (k = 0; tests[k].name && strcmp(test, tests[k].name); k++)
+			;
+		if (!tests[k].name)
 			fail("no such test");
+		tests[k].run();
 		printf("ok %s %.2f s\n", argv[i], now() - begin);
 		fflush(stdout);
 	}

@@ -25,7 +25,7 @@ static void join_process(struct ibv_pd *mine, struct ibv_context *theirs, int fr
 	for (k = 0; k < PAIRS; k++) {
 		struct side *s = &ends[k].s, *peer = &peers[k];
 
-		NEED(try_make(mine, s));
+		NEED(try_make(mine, IBV_QPT_RC, UNDER_WAY, s));
 		card = (struct card){ s->qp->qp_num, s->mr->rkey, (uintptr_t)s->area };
 		NEED(write(to, &card, sizeof(card)) == sizeof(card));
 		NEED(read(from, &card, sizeof(card)) == sizeof(card));
@@ -35,7 +35,7 @@ static void join_process(struct ibv_pd *mine, struct ibv_context *theirs, int fr
 		peer->qp->context = theirs;
 		peer->mr->rkey = card.rkey;
 		peer->area = (uint8_t *)(uintptr_t)card.area;
-		NEED(try_join(s, peer));
+		NEED(try_join(s, peer, 0, 0, usual));
 	}
 	/* receives are there before the other one sends */
 	for (k = 0; k < PAIRS; k++)
@@ -79,7 +79,7 @@ static void one_round(char **argv)
 	NEED(WIFSIGNALED(status));
 	for (k = 0; k < PAIRS; k++) {
 		wait_back(&ends[k]);
-		unmake(&ends[k].s);
+		drop(&ends[k].s);
 		free(peers[k].qp);
 		free(peers[k].mr);
 	}

@@ -20,7 +20,7 @@ static void expect_event(struct side *s, int is)
 
 static void events(void)
 {
-	struct side a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+	struct side a = make(pd, IBV_QPT_RC), b = make(pd, IBV_QPT_RC);
 
 	join(&a, &b);
 	NEED(!ibv_req_notify_cq(b.cq, 1)); /* only for what is solicited */
@@ -75,7 +75,7 @@ static void expect_drained(struct side *s, int is, int ms)
 /* What is under way ends, what is posted meanwhile waits, and the owner is told once if it asked. */
 static void drained(void)
 {
-	struct side a = make(pd, IBV_QPT_RC, NULL), b = make(pd, IBV_QPT_RC, NULL);
+	struct side a = make(pd, IBV_QPT_RC), b = make(pd, IBV_QPT_RC);
 	struct ibv_wc wc;
 	int draining;
 

@@ -45,7 +45,7 @@ static void open_ranks(void)
 		NEED(ranks[i].mine = malloc(MOST));
 		NEED(ranks[i].sum = malloc(MOST));
 		for (k = 0; k < QPS; k++)
-			ranks[i].wire[k] = make_deep(ranks[i].pd, IBV_QPT_UC, NULL, QUEUE);
+			ranks[i].wire[k] = make_deep(ranks[i].pd, IBV_QPT_UC, QUEUE);
 	}
 	for (k = 0; k < QPS; k++)
 		join(&ranks[0].wire[k], &ranks[1].wire[k]);
@@ -225,7 +225,7 @@ static uint32_t came(struct side *s, uint32_t *next, uint32_t behind)
 static void lossy(void)
 {
 	uint32_t next[QPS] = { 0 }, posted[QPS] = { 0 }, got[QPS] = { 0 }, all = 0, round, i, k;
-	struct side a = make(pd, IBV_QPT_RC, NULL), b = make(far, IBV_QPT_RC, NULL);
+	struct side a = make(pd, IBV_QPT_RC), b = make(far, IBV_QPT_RC);
 
 	join_how(&a, &b, (struct joining){ ACCESS, 18, 7, 7 });
 	for (round = 0; round < ROUNDS; round++) {

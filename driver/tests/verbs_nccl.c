@@ -223,8 +223,8 @@ int main(int argc, char **argv)
 	rounds = atoi(argv[4]);
 	for (i = 0; i < 2; i++)
 		for (k = 0; k < QPS; k++) {
-			ways[i].tx[k] = make_deep(i ? far : pd, IBV_QPT_RC, NULL, QUEUE);
-			ways[i].rx[k] = make_deep(i ? pd : far, IBV_QPT_RC, NULL, QUEUE);
+			ways[i].tx[k] = make_deep(i ? far : pd, IBV_QPT_RC, QUEUE);
+			ways[i].rx[k] = make_deep(i ? pd : far, IBV_QPT_RC, QUEUE);
 			join_how(&ways[i].tx[k], &ways[i].rx[k], (struct joining){ ACCESS, 18, 7, 7 });
 		}
 	for (round = 0; round < rounds; round++) {

@@ -71,36 +71,51 @@ static inline void scribble(uint8_t *p, size_t n)
 
 /* ---- making and joining ---- */
 
-static inline struct side make_deep(struct ibv_pd *in, enum ibv_qp_type type, struct ibv_srq *srq,
-				    uint32_t depth)
+static char refused[80];	/* what was last not to be had */
+
+/* 0: something is not to be had, as of a device that is going. drop() takes what there is. */
+static inline int try_make(struct ibv_pd *in, enum ibv_qp_type type, uint32_t depth, struct side *s)
 {
-	struct side s = { 0 };
 	struct ibv_qp_init_attr init = {
-		.qp_type = type, .srq = srq,
+		.qp_type = type,
 		.cap = { .max_send_wr = depth, .max_recv_wr = depth, .max_send_sge = 3,
 			 .max_recv_sge = 3, .max_inline_data = 64 },
 	};
 
-	NEED(s.channel = ibv_create_comp_channel(in->context));
-	NEED(s.cq = ibv_create_cq(in->context, 4 * depth, NULL, s.channel, 0));
-	init.send_cq = init.recv_cq = s.cq;
-	NEED(s.qp = ibv_create_qp(in, &init));
-	NEED(s.area = calloc(1, AREA));
-	NEED(s.mr = ibv_reg_mr(in, s.area, AREA, ACCESS));
+	*s = (struct side){ .area = calloc(1, AREA), .channel = ibv_create_comp_channel(in->context) };
+	NEED(s->area);
+	s->cq = s->channel ? ibv_create_cq(in->context, 4 * depth, NULL, s->channel, 0) : NULL;
+	s->mr = ibv_reg_mr(in, s->area, AREA, ACCESS);
+	init.send_cq = init.recv_cq = s->cq;
+	s->qp = s->cq ? ibv_create_qp(in, &init) : NULL;
+	if (!s->mr || !s->qp)
+		snprintf(refused, sizeof(refused), "an object: %s", strerror(errno));
+	return s->mr && s->qp;
+}
+
+static inline struct side make_deep(struct ibv_pd *in, enum ibv_qp_type type, uint32_t depth)
+{
+	struct side s;
+
+	NEED(try_make(in, type, depth, &s));
 	return s;
 }
 
-static inline struct side make(struct ibv_pd *in, enum ibv_qp_type type, struct ibv_srq *srq)
+static inline struct side make(struct ibv_pd *in, enum ibv_qp_type type)
 {
-	return make_deep(in, type, srq, 64);
+	return make_deep(in, type, 64);
 }
 
 static inline void drop(struct side *s)
 {
-	NEED(!ibv_destroy_qp(s->qp));
-	NEED(!ibv_destroy_cq(s->cq));
-	NEED(!ibv_destroy_comp_channel(s->channel));
-	NEED(!ibv_dereg_mr(s->mr));
+	if (s->qp)
+		NEED(!ibv_destroy_qp(s->qp));
+	if (s->cq)
+		NEED(!ibv_destroy_cq(s->cq));
+	if (s->channel)
+		NEED(!ibv_destroy_comp_channel(s->channel));
+	if (s->mr)
+		NEED(!ibv_dereg_mr(s->mr));
 	free(s->area);
 }
 
@@ -108,37 +123,44 @@ struct joining {
 	int access, timeout, retry, rnr_retry;
 };
 
-static inline void to_init(struct side *s, int access)
+static inline int try_modify(struct side *s, struct ibv_qp_attr *attr, int mask, const char *what)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
-				    .qp_access_flags = access };
+	int err = ibv_modify_qp(s->qp, attr, mask | IBV_QP_STATE);
 
-	NEED(!ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
-			    IBV_QP_ACCESS_FLAGS));
+	if (err)
+		snprintf(refused, sizeof(refused), "%s: %s", what, strerror(err));
+	return !err;
 }
 
-static inline void to_ready(struct side *s, struct side *peer, uint32_t psn, uint32_t peer_psn,
-		     struct joining how)
+/* This end, from the beginning until it may send. */
+static inline int try_join(struct side *s, struct side *peer, uint32_t psn, uint32_t peer_psn,
+			   struct joining how)
 {
-	struct ibv_qp_attr attr = {
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+				    .qp_access_flags = how.access };
+	int rc = s->qp->qp_type == IBV_QPT_RC;
+
+	if (!try_modify(s, &attr, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT"))
+		return 0;
+	attr = (struct ibv_qp_attr){
 		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp->qp_num,
 		.rq_psn = peer_psn, .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
 		.ah_attr = { .is_global = 1, .port_num = 1,
 			     .grh = { .sgid_index = gid_index, .hop_limit = 1 } },
 	};
-	int rc = s->qp->qp_type == IBV_QPT_RC;
-
-	NEED(!ibv_query_gid(peer->qp->context, 1, gid_index, &attr.ah_attr.grh.dgid));
-	NEED(!ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
-			    IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-			    (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0)));
+	if (ibv_query_gid(peer->qp->context, 1, gid_index, &attr.ah_attr.grh.dgid)) {
+		snprintf(refused, sizeof(refused), "the peer's GID: %s", strerror(errno));
+		return 0;
+	}
+	if (!try_modify(s, &attr, IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+			(rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0), "RTR"))
+		return 0;
 	attr = (struct ibv_qp_attr){
 		.qp_state = IBV_QPS_RTS, .sq_psn = psn, .timeout = how.timeout,
 		.retry_cnt = how.retry, .rnr_retry = how.rnr_retry, .max_rd_atomic = 4,
 	};
-	NEED(!ibv_modify_qp(s->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN |
-			    (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-				  IBV_QP_MAX_QP_RD_ATOMIC : 0)));
+	return try_modify(s, &attr, IBV_QP_SQ_PSN | (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+			  IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0), "RTS");
 }
 
 static inline void join_how(struct side *a, struct side *b, struct joining how)
@@ -146,15 +168,15 @@ static inline void join_how(struct side *a, struct side *b, struct joining how)
 	/* close to the end of the numbers, so that they wrap */
 	uint32_t psn_a = 0xfffff0 + next_random() % 16, psn_b = next_random() & 0xffffff;
 
-	to_init(a, how.access);
-	to_init(b, how.access);
-	to_ready(a, b, psn_a, psn_b, how);
-	to_ready(b, a, psn_b, psn_a, how);
+	if (!try_join(a, b, psn_a, psn_b, how) || !try_join(b, a, psn_b, psn_a, how))
+		fail("%s", refused);
 }
+
+static const struct joining usual = { ACCESS, 16, 7, 7 };
 
 static inline void join(struct side *a, struct side *b)
 {
-	join_how(a, b, (struct joining){ ACCESS, 16, 7, 7 });
+	join_how(a, b, usual);
 }
 
 /* ---- posting and waiting ---- */
@@ -234,18 +256,17 @@ static inline void same(const uint8_t *a, const uint8_t *b, size_t n, const char
 			fail("%s: byte %zu of %zu is %02x, not %02x", what, i, n, b[i], a[i]);
 }
 
-static inline struct ibv_context *open_named(const char *name)
+static inline struct ibv_context *try_open(const char *name)
 {
 	struct ibv_device **devices = ibv_get_device_list(NULL);
-	struct ibv_context *opened;
+	struct ibv_context *opened = NULL;
 	int i;
 
-	NEED(devices);
-	for (i = 0; devices[i] && strcmp(ibv_get_device_name(devices[i]), name); i++)
-		;
-	NEED(devices[i]);
-	NEED(opened = ibv_open_device(devices[i]));
-	ibv_free_device_list(devices);
+	for (i = 0; devices && devices[i] && !opened; i++)
+		if (!strcmp(ibv_get_device_name(devices[i]), name))
+			opened = ibv_open_device(devices[i]);
+	if (devices)
+		ibv_free_device_list(devices);
 	return opened;
 }
 
@@ -260,11 +281,14 @@ static inline void open_device(const char *names, const char *gid, const char *f
 		*other++ = 0;
 	gid_index = atoi(gid);
 	seed = strtoul(from, NULL, 0);
-	context = open_named(name);
+	NEED(context = try_open(name));
 	NEED(pd = ibv_alloc_pd(context));
 	far = pd;
-	if (other)
-		NEED(far = ibv_alloc_pd(open_named(other)));
+	if (other) {
+		struct ibv_context *there = try_open(other);
+
+		NEED(there && (far = ibv_alloc_pd(there)));
+	}
 	free(name);
 }
 

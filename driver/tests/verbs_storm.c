@@ -20,20 +20,11 @@ static const char *names[2];
 static unsigned long times, told;
 static char said[sizeof(refused)];
 
-static struct ibv_pd *try_open(const char *name)
+static struct ibv_pd *try_pd(const char *name)
 {
-	struct ibv_device **devices = ibv_get_device_list(NULL);
-	struct ibv_context *opened = NULL;
-	struct ibv_pd *in = NULL;
-	int i;
+	struct ibv_context *opened = try_open(name);
+	struct ibv_pd *in = opened ? ibv_alloc_pd(opened) : NULL;
 
-	for (i = 0; devices && devices[i]; i++)
-		if (!strcmp(ibv_get_device_name(devices[i]), name))
-			opened = ibv_open_device(devices[i]);
-	if (devices)
-		ibv_free_device_list(devices);
-	if (opened)
-		in = ibv_alloc_pd(opened);
 	if (opened && !in)
 		ibv_close_device(opened);
 	if (in)
@@ -61,8 +52,9 @@ static void go(const char *stop)
 
 		memset(&pairs[k], 0, sizeof(pairs[k]));
 		for (i = 0; i < 2; i++)
-			good &= try_make(both[i], &e[i].s);
-		pairs[k].joined = good && try_join(&e[0].s, &e[1].s) && try_join(&e[1].s, &e[0].s);
+			good &= try_make(both[i], IBV_QPT_RC, UNDER_WAY, &e[i].s);
+		pairs[k].joined = good && try_join(&e[0].s, &e[1].s, 0, 0, usual) &&
+				  try_join(&e[1].s, &e[0].s, 0, 0, usual);
 		good = pairs[k].joined;
 	}
 	if (!good && strcmp(refused, said)) { /* as is to be while devices come and go; not for long */
@@ -80,7 +72,7 @@ static void go(const char *stop)
 	times += done != before;
 	for (k = 0; k < PAIRS; k++)
 		for (i = 0; i < 2; i++)
-			unmake(&pairs[k].end[i].s);
+			drop(&pairs[k].end[i].s);
 }
 
 int main(int argc, char **argv)
@@ -98,7 +90,7 @@ int main(int argc, char **argv)
 	test = "storm";
 	while (access(argv[4], F_OK)) {
 		for (i = 0; i < 2; i++)
-			both[i] = try_open(names[i]);
+			both[i] = try_pd(names[i]);
 		if (both[0] && both[1])
 			go(argv[4]);
 		else

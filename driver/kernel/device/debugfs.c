@@ -28,16 +28,9 @@ static int qps_show(struct seq_file *file, void *unused)
 {
 	struct fer_dev *dev = file->private;
 	struct fer_qp *qp;
-	unsigned long i = 0;
+	unsigned long i;
 
-	for (;; i++) {
-		xa_lock(&dev->qps);
-		qp = xa_find(&dev->qps, &i, FER_QPN_MASK, XA_PRESENT);
-		if (qp)
-			kref_get(&qp->ref);
-		xa_unlock(&dev->qps);
-		if (!qp)
-			return 0;
+	for (i = 0; (qp = fer_qp_next(dev, &i)); i++) {
 		mutex_lock(&qp->lock);
 		seq_printf(file, "%u type %d state %d peer %u: sent %u answered %u top %u",
 			   qp->ib.qp_num, qp->ib.qp_type, qp->state, qp->peer_qpn, qp->req.psn,
@@ -47,6 +40,7 @@ static int qps_show(struct seq_file *file, void *unused)
 		mutex_unlock(&qp->lock);
 		fer_qp_put(qp);
 	}
+	return 0;
 }
 DEFINE_SHOW_ATTRIBUTE(qps);
 

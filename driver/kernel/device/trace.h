@@ -66,11 +66,12 @@ DECLARE_EVENT_CLASS(fer_frame,
 		  __entry->flags)
 );
 
+#define FER_FRAME_EVENT(name) \
+DEFINE_EVENT(fer_frame, name, \
+	TP_PROTO(const struct fer_rail *rail, const struct fer_hdr *hdr), TP_ARGS(rail, hdr))
+
 /* each that is put on a wire, also those that go again */
-DEFINE_EVENT(fer_frame, fer_frame_sent,
-	TP_PROTO(const struct fer_rail *rail, const struct fer_hdr *hdr),
-	TP_ARGS(rail, hdr)
-);
+FER_FRAME_EVENT(fer_frame_sent);
 
 /* it goes again, or a skip in its place; why: late, missing or rerouted (enum fer_again) */
 TRACE_EVENT(fer_frame_again,
@@ -95,10 +96,7 @@ TRACE_EVENT(fer_frame_again,
 );
 
 /* each of this session whose checksum and bounds are right, also what is here already */
-DEFINE_EVENT(fer_frame, fer_frame_received,
-	TP_PROTO(const struct fer_rail *rail, const struct fer_hdr *hdr),
-	TP_ARGS(rail, hdr)
-);
+FER_FRAME_EVENT(fer_frame_received);
 
 DECLARE_EVENT_CLASS(fer_link_state,
 	TP_PROTO(const struct fer_link *link, int rail, u32 epoch, const char *why),
@@ -119,26 +117,16 @@ DECLARE_EVENT_CLASS(fer_link_state,
 		  __entry->why)
 );
 
+#define FER_LINK_EVENT(name) \
+DEFINE_EVENT(fer_link_state, name, \
+	TP_PROTO(const struct fer_link *link, int rail, u32 epoch, const char *why), \
+	TP_ARGS(link, rail, epoch, why))
+
 /* rail: -1, as it is about all of them */
-DEFINE_EVENT(fer_link_state, fer_session_up,
-	TP_PROTO(const struct fer_link *link, int rail, u32 epoch, const char *why),
-	TP_ARGS(link, rail, epoch, why)
-);
-
-DEFINE_EVENT(fer_link_state, fer_session_down,
-	TP_PROTO(const struct fer_link *link, int rail, u32 epoch, const char *why),
-	TP_ARGS(link, rail, epoch, why)
-);
-
-DEFINE_EVENT(fer_link_state, fer_rail_up,
-	TP_PROTO(const struct fer_link *link, int rail, u32 epoch, const char *why),
-	TP_ARGS(link, rail, epoch, why)
-);
-
-DEFINE_EVENT(fer_link_state, fer_rail_down,
-	TP_PROTO(const struct fer_link *link, int rail, u32 epoch, const char *why),
-	TP_ARGS(link, rail, epoch, why)
-);
+FER_LINK_EVENT(fer_session_up);
+FER_LINK_EVENT(fer_session_down);
+FER_LINK_EVENT(fer_rail_up);
+FER_LINK_EVENT(fer_rail_down);
 
 TRACE_EVENT(fer_qp_error,
 	TP_PROTO(const struct fer_qp *qp, const char *why),
@@ -185,16 +173,13 @@ DECLARE_EVENT_CLASS(fer_done,
 		  rdma_show_wc_status(__entry->status))
 );
 
-/* also those whose owner did not ask to be told */
-DEFINE_EVENT(fer_done, fer_send_done,
-	TP_PROTO(const struct fer_qp *qp, const struct ib_uverbs_wc *wc),
-	TP_ARGS(qp, wc)
-);
+#define FER_DONE_EVENT(name) \
+DEFINE_EVENT(fer_done, name, \
+	TP_PROTO(const struct fer_qp *qp, const struct ib_uverbs_wc *wc), TP_ARGS(qp, wc))
 
-DEFINE_EVENT(fer_done, fer_recv_done,
-	TP_PROTO(const struct fer_qp *qp, const struct ib_uverbs_wc *wc),
-	TP_ARGS(qp, wc)
-);
+/* also those whose owner did not ask to be told */
+FER_DONE_EVENT(fer_send_done);
+FER_DONE_EVENT(fer_recv_done);
 
 #endif
 

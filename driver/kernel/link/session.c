@@ -52,26 +52,13 @@ static void drop_frames(struct fer_link *link)
 	}
 }
 
-/* The queue pair with that number or the next one, with a reference. */
-static struct fer_qp *next_qp(struct fer_link *link, unsigned long *number)
-{
-	struct fer_qp *qp;
-
-	xa_lock(&link->dev->qps);
-	qp = xa_find(&link->dev->qps, number, FER_QPN_MASK, XA_PRESENT);
-	if (qp)
-		kref_get(&qp->ref);
-	xa_unlock(&link->dev->qps);
-	return qp;
-}
-
 /* There may be requests that waited for a link. */
 static void wake_qps(struct fer_link *link)
 {
 	struct fer_qp *qp;
 	unsigned long i;
 
-	for (i = 0; (qp = next_qp(link, &i)); i++) {
+	for (i = 0; (qp = fer_qp_next(link->dev, &i)); i++) {
 		fer_qp_activate(qp);
 		fer_qp_put(qp);
 	}
@@ -82,7 +69,7 @@ static void fail_qps(struct fer_link *link, const char *why)
 	struct fer_qp *qp;
 	unsigned long i;
 
-	for (i = 0; (qp = next_qp(link, &i)); i++) {
+	for (i = 0; (qp = fer_qp_next(link->dev, &i)); i++) {
 		mutex_lock(&qp->lock);
 		/* datagrams promise nothing: they go on when the link does */
 		if (!fer_is_ud(qp) && qp->state >= IB_QPS_RTR && qp->state != IB_QPS_ERR)

@@ -28,17 +28,12 @@ int fer_dgram_fill(struct fer_qp *qp, struct fer_swqe *w, struct fer_hdr *hdr, u
 	if (!ah)
 		return -EINVAL;
 	hdr->op = FER_OP_DGRAM;
-	hdr->flags |= FER_FIRST | FER_LAST;
+	hdr->flags |= FER_FIRST;
 	hdr->dqpn = w->dqpn & FER_QPN_MASK;
 	hdr->rkey = w->rkey & 0x80000000 ? qp->attr.qkey : w->rkey;
 	hdr->len = 32 + w->length;
 	hdr->total = hdr->len;
-	if (w->opcode == IB_WR_SEND_WITH_IMM) {
-		hdr->flags |= FER_IMM;
-		hdr->imm = w->imm;
-	}
-	if (w->flags & IB_SEND_SOLICITED)
-		hdr->flags |= FER_SOLICITED;
+	fer_req_last(w, hdr);
 	return fer_req_data(qp, w, 0, payload + 32, w->length);
 }
 

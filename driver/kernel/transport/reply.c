@@ -129,15 +129,9 @@ void fer_reply_flush(struct fer_qp *qp)
 
 void fer_reply_reset(struct fer_qp *qp)
 {
-	struct fer_queue *q = qp->resp.own.queue;
-
 	lockdep_assert_held(&qp->lock);
-	if (!qp->ib.srq) {
-		/* both pair with the poster's: nothing of it is read any more */
-		q->idx = smp_load_acquire(&q->buf->producer_index) & q->mask;
-		/* as above */
-		smp_store_release(&q->buf->consumer_index, q->idx);
-	}
+	if (!qp->ib.srq)
+		fer_queue_forget(qp->resp.own.queue);
 	qp->resp.in_message = false;
 	qp->resp.have_wqe = false;
 	qp->resp.ack = false;

@@ -25,6 +25,18 @@ int fer_req_data(struct fer_qp *qp, struct fer_swqe *w, u32 offset, u8 *to, u32 
 	return fer_sge_copy(to_fer_pd(qp->ib.pd), w->sge, w->num_sge, offset, to, len, false);
 }
 
+/* What the last frame of a message says. */
+void fer_req_last(const struct fer_swqe *w, struct fer_hdr *hdr)
+{
+	hdr->flags |= FER_LAST;
+	if (w->opcode == IB_WR_SEND_WITH_IMM || w->opcode == IB_WR_RDMA_WRITE_WITH_IMM) {
+		hdr->flags |= FER_IMM;
+		hdr->imm = w->imm;
+	}
+	if (w->flags & IB_SEND_SOLICITED)
+		hdr->flags |= FER_SOLICITED;
+}
+
 static int fill_message(struct fer_qp *qp, struct fer_swqe *w, struct fer_hdr *hdr, u8 *payload)
 {
 	bool write = w->opcode == IB_WR_RDMA_WRITE || w->opcode == IB_WR_RDMA_WRITE_WITH_IMM ||
@@ -40,15 +52,8 @@ static int fill_message(struct fer_qp *qp, struct fer_swqe *w, struct fer_hdr *h
 	}
 	if (!hdr->offset)
 		hdr->flags |= FER_FIRST;
-	if (hdr->offset + hdr->len == w->length) {
-		hdr->flags |= FER_LAST;
-		if (w->opcode == IB_WR_SEND_WITH_IMM || w->opcode == IB_WR_RDMA_WRITE_WITH_IMM) {
-			hdr->flags |= FER_IMM;
-			hdr->imm = w->imm;
-		}
-		if (w->flags & IB_SEND_SOLICITED)
-			hdr->flags |= FER_SOLICITED;
-	}
+	if (hdr->offset + hdr->len == w->length)
+		fer_req_last(w, hdr);
 	return fer_req_data(qp, w, hdr->offset, payload, hdr->len);
 }
 

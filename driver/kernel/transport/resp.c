@@ -7,14 +7,15 @@
 
 /* ---- refusing ---- */
 
-/* A request that must not be: RC tells the peer and stops, UC drops the message. */
-static void refuse(struct fer_qp *qp, enum fer_nak code, const struct fer_hdr *hdr)
+/* A request that must not be: RC tells the peer and stops, UC drops the message. Always false. */
+static bool refuse(struct fer_qp *qp, enum fer_nak code, const struct fer_hdr *hdr)
 {
 	qp->resp.in_message = false;
 	if (fer_is_rc(qp))
 		fer_reply_nak(qp, code, hdr->psn);
 	else
 		fer_count(qp->dev->link, FER_STAT_UC_DROPPED);
+	return false;
 }
 
 /* ---- receives ---- */
@@ -59,14 +60,31 @@ int fer_resp_take(struct fer_qp *qp)
 	return err;
 }
 
-/* A receive that cannot take the message: its owner is told, and the queue pair stops. */
-static void bad_recv(struct fer_qp *qp, enum ib_wc_status status, enum fer_nak code,
+/* A receive that cannot take the message: its owner is told, and the queue pair stops. False. */
+static bool bad_recv(struct fer_qp *qp, enum ib_wc_status status, enum fer_nak code,
 		     const struct fer_hdr *hdr)
 {
 	fer_resp_complete(qp, status, NULL, 0, 0);
 	refuse(qp, code, hdr);
 	if (!fer_is_rc(qp))
 		fer_qp_fail(qp, ib_wc_status_msg(status));
+	return false;
+}
+
+/* The receive for a message: qp->resp.wqe. */
+static bool take_recv(struct fer_qp *qp, const struct fer_hdr *hdr)
+{
+	int err = fer_resp_take(qp);
+
+	if (err == -EAGAIN && fer_is_rc(qp)) {
+		fer_reply_nak(qp, FER_NAK_RNR, hdr->psn); /* the message goes on from here */
+		return false;
+	}
+	if (err == -EAGAIN)
+		return refuse(qp, FER_NAK_RNR, hdr);
+	if (err)
+		return bad_recv(qp, IB_WC_LOC_QP_OP_ERR, FER_NAK_OPERATION, hdr);
+	return true;
 }
 
 /* ---- requests with data; true: carried out ---- */
@@ -75,27 +93,14 @@ static bool do_send(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 {
 	int err;
 
-	if (hdr->flags & FER_FIRST) {
-		err = fer_resp_take(qp);
-		if (err == -EAGAIN) {
-			refuse(qp, FER_NAK_RNR, hdr);
-			return false;
-		}
-		if (err) {
-			bad_recv(qp, IB_WC_LOC_QP_OP_ERR, FER_NAK_OPERATION, hdr);
-			return false;
-		}
-	}
-	if (hdr->total > qp->resp.wqe.length) {
-		bad_recv(qp, IB_WC_LOC_LEN_ERR, FER_NAK_INVALID, hdr);
+	if (hdr->flags & FER_FIRST && !take_recv(qp, hdr))
 		return false;
-	}
+	if (hdr->total > qp->resp.wqe.length)
+		return bad_recv(qp, IB_WC_LOC_LEN_ERR, FER_NAK_INVALID, hdr);
 	err = fer_sge_copy(to_fer_pd(qp->ib.pd), qp->resp.wqe.sge, qp->resp.wqe.num_sge,
 			   hdr->offset, payload, hdr->len, true);
-	if (err) {
-		bad_recv(qp, IB_WC_LOC_PROT_ERR, FER_NAK_OPERATION, hdr);
-		return false;
-	}
+	if (err)
+		return bad_recv(qp, IB_WC_LOC_PROT_ERR, FER_NAK_OPERATION, hdr);
 	if (hdr->flags & FER_LAST)
 		fer_resp_complete(qp, IB_WC_SUCCESS, hdr, hdr->total, 0);
 	return true;
@@ -103,41 +108,23 @@ static bool do_send(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 
 static bool do_write(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 {
+	bool tells = hdr->flags & FER_LAST && hdr->flags & FER_IMM;
 	struct fer_mr *mr;
-	int err;
 
-	if (!(qp->attr.qp_access_flags & IB_ACCESS_REMOTE_WRITE)) {
-		refuse(qp, FER_NAK_ACCESS, hdr);
+	if (!(qp->attr.qp_access_flags & IB_ACCESS_REMOTE_WRITE))
+		return refuse(qp, FER_NAK_ACCESS, hdr);
+	if (tells && !take_recv(qp, hdr))
 		return false;
-	}
-	if (hdr->flags & FER_LAST && hdr->flags & FER_IMM) {
-		err = fer_resp_take(qp);
-		if (err == -EAGAIN && fer_is_rc(qp)) {
-			/* the message goes on from here */
-			fer_reply_nak(qp, FER_NAK_RNR, hdr->psn);
-			return false;
-		}
-		if (err == -EAGAIN) {
-			refuse(qp, FER_NAK_RNR, hdr);
-			return false;
-		}
-		if (err) {
-			bad_recv(qp, IB_WC_LOC_QP_OP_ERR, FER_NAK_OPERATION, hdr);
-			return false;
-		}
-	}
 	if (hdr->total) {
 		/* each time for the whole message: keys may go away between its frames */
 		mr = fer_mr_get(to_fer_pd(qp->ib.pd), hdr->rkey, hdr->addr, hdr->total,
 				IB_ACCESS_REMOTE_WRITE);
-		if (!mr) {
-			refuse(qp, FER_NAK_ACCESS, hdr);
-			return false;
-		}
+		if (!mr)
+			return refuse(qp, FER_NAK_ACCESS, hdr);
 		fer_mr_copy(mr, hdr->addr + hdr->offset, payload, hdr->len, true);
 		fer_mr_put(mr);
 	}
-	if (hdr->flags & FER_LAST && hdr->flags & FER_IMM)
+	if (tells)
 		fer_resp_complete(qp, IB_WC_SUCCESS, hdr, hdr->total, 0);
 	return true;
 }
@@ -154,10 +141,8 @@ static bool do_piece(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 {
 	bool done;
 
-	if (!continues(qp, hdr)) {
-		refuse(qp, FER_NAK_INVALID, hdr);
-		return false;
-	}
+	if (!continues(qp, hdr))
+		return refuse(qp, FER_NAK_INVALID, hdr);
 	done = hdr->op == FER_OP_SEND ? do_send(qp, hdr, payload) : do_write(qp, hdr, payload);
 	if (done) {
 		qp->resp.in_message = !(hdr->flags & FER_LAST);
@@ -188,17 +173,13 @@ static bool do_read(struct fer_qp *qp, const struct fer_hdr *hdr, bool again)
 {
 	struct fer_mr *mr = NULL;
 
-	if (!again && owes_all(qp)) {
-		refuse(qp, FER_NAK_INVALID, hdr);
-		return false;
-	}
+	if (!again && owes_all(qp))
+		return refuse(qp, FER_NAK_INVALID, hdr);
 	if (qp->attr.qp_access_flags & IB_ACCESS_REMOTE_READ && hdr->total)
 		mr = fer_mr_get(to_fer_pd(qp->ib.pd), hdr->rkey, hdr->addr, hdr->total,
 				IB_ACCESS_REMOTE_READ);
-	if (!mr && (hdr->total || !(qp->attr.qp_access_flags & IB_ACCESS_REMOTE_READ))) {
-		refuse(qp, FER_NAK_ACCESS, hdr);
-		return false;
-	}
+	if (!mr && (hdr->total || !(qp->attr.qp_access_flags & IB_ACCESS_REMOTE_READ)))
+		return refuse(qp, FER_NAK_ACCESS, hdr);
 	if (mr)
 		fer_mr_put(mr);
 	*put_res(qp) = (struct fer_res){
@@ -215,25 +196,19 @@ static bool do_atomic(struct fer_qp *qp, const struct fer_hdr *hdr, const u8 *pa
 	struct fer_mr *mr = NULL;
 	int err;
 
-	if (hdr->addr & 7 || owes_all(qp)) {
-		refuse(qp, FER_NAK_INVALID, hdr);
-		return false;
-	}
+	if (hdr->addr & 7 || owes_all(qp))
+		return refuse(qp, FER_NAK_INVALID, hdr);
 	if (qp->attr.qp_access_flags & IB_ACCESS_REMOTE_ATOMIC)
 		mr = fer_mr_get(to_fer_pd(qp->ib.pd), hdr->rkey, hdr->addr, 8,
 				IB_ACCESS_REMOTE_ATOMIC);
-	if (!mr) {
-		refuse(qp, FER_NAK_ACCESS, hdr);
-		return false;
-	}
+	if (!mr)
+		return refuse(qp, FER_NAK_ACCESS, hdr);
 	memcpy(&compare_add, payload, 8);
 	memcpy(&swap, payload + 8, 8);
 	err = fer_mr_atomic(mr, hdr->addr, hdr->op, compare_add, swap, &old);
 	fer_mr_put(mr);
-	if (err) {
-		refuse(qp, FER_NAK_INVALID, hdr);
-		return false;
-	}
+	if (err)
+		return refuse(qp, FER_NAK_INVALID, hdr);
 	*put_res(qp) = (struct fer_res){
 		.op = hdr->op, .psn = hdr->psn, .frames = 1, .original = old,
 	};

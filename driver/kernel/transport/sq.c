@@ -217,10 +217,7 @@ void fer_sq_reset(struct fer_qp *qp)
 	struct fer_queue *sq = qp->req.queue;
 
 	lockdep_assert_held(&qp->lock);
-	/* both pair with the poster's: nothing of it is read any more */
-	sq->idx = smp_load_acquire(&sq->buf->producer_index) & sq->mask;
-	/* as above */
-	smp_store_release(&sq->buf->consumer_index, sq->idx);
+	fer_queue_forget(sq);
 	qp->req.cons = sq->idx;
 	qp->req.cur = sq->idx;
 	qp->req.reads = 0;

@@ -10,6 +10,8 @@
 
 #define FER_TB_VERSION	1
 #define FER_TB_RING	512	/* descriptors; a window of frames and what is outside of it */
+#define FER_TB_PDF_START	5	/* of the protocol: they must differ, or the controller joins frames */
+#define FER_TB_PDF_END		6
 #define FER_MAC		32
 
 enum fer_tb_op {
@@ -103,7 +105,7 @@ struct fer_tb {
 	u32 epoch;
 	struct fer_hello ours, theirs;
 
-	/* rings, tb_wire.c */
+	/* rings.c and tb_wire.c */
 	struct tb_ring *tx, *rx;
 	bool running, paths;
 	bool wakes;			/* an interrupt is to come with the next frame */
@@ -155,8 +157,14 @@ bool fer_mac_right(const struct fer_packet *packet, const struct fer_hello *firs
 
 /* tb_wire.c */
 extern const struct fer_wire_ops fer_tb_ops;
+void fer_tb_give(struct fer_tb *tb, struct fer_tb_frame *to);
+void fer_tb_frames_came(void *data);
+void fer_tb_frames_left(void *data);
+
+/* rings.c */
 int fer_tb_rings(struct fer_tb *tb);
 int fer_tb_paths(struct fer_tb *tb);
+void fer_tb_stop(struct fer_rail *rail);
 void fer_tb_take_down(struct fer_tb *tb);
 u32 fer_tb_caps(void);
 

@@ -1,33 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The wire over a USB4 cable: two rings of the host controller, and a path each way. Frames
- * are sent out of the link's own buffers and received into pages of the rail; nothing is copied.
+ * The wire over a USB4 cable: frames are sent out of the link's own buffers and received into pages
+ * of the rail; nothing is copied. All but the interrupts is under link->engine.
  */
 #include <linux/dma-mapping.h>
-#include <linux/module.h>
-#include <linux/slab.h>
 
 #include "usb4/tb.h"
-
-/* of the protocol: they must differ, or the controller joins frames */
-#define PDF_START	5
-#define PDF_END		6
-
-static bool e2e;
-module_param(e2e, bool, 0444);
-MODULE_PARM_DESC(e2e, "flow control by the controllers, if both ends ask for it; it stops some of them for good");
-
-static unsigned int leave_rings;
-module_param(leave_rings, uint, 0644);
-MODULE_PARM_DESC(leave_rings, "rings of a controller that stay free for others, such as thunderbolt_net");
-
-#ifdef FER_TB_THROTTLING
-static unsigned int throttle_ns = 8000;
-module_param(throttle_ns, uint, 0644);
-MODULE_PARM_DESC(throttle_ns, "nanoseconds between two interrupts of a ring");
-#endif
-
-/* ---- sending and receiving, under link->engine ---- */
 
 static void tb_tx(struct fer_rail *rail, struct fer_frame *frame)
 {
@@ -37,8 +15,8 @@ static void tb_tx(struct fer_rail *rail, struct fer_frame *frame)
 	if (to->queued)
 		return; /* it has not even left yet */
 	to->ring.size = frame->size == FER_FRAME ? 0 : frame->size;
-	to->ring.sof = PDF_START;
-	to->ring.eof = PDF_END;
+	to->ring.sof = FER_TB_PDF_START;
+	to->ring.eof = FER_TB_PDF_END;
 	dma_sync_single_for_device(tb_ring_dma_device(tb->tx), to->ring.buffer_phy, frame->size,
 				   DMA_TO_DEVICE);
 	if (tb_ring_tx(tb->tx, &to->ring))
@@ -61,7 +39,7 @@ static void reap(struct fer_tb *tb)
 	}
 }
 
-static void give(struct fer_tb *tb, struct fer_tb_frame *to)
+void fer_tb_give(struct fer_tb *tb, struct fer_tb_frame *to)
 {
 	dma_sync_single_for_device(tb_ring_dma_device(tb->rx), to->ring.buffer_phy, FER_FRAME,
 				   DMA_FROM_DEVICE);
@@ -70,7 +48,7 @@ static void give(struct fer_tb *tb, struct fer_tb_frame *to)
 
 static void tb_put_rx(struct fer_rail *rail, struct fer_frame *frame)
 {
-	give(to_fer_tb(rail), container_of(frame, struct fer_tb_frame, frame));
+	fer_tb_give(to_fer_tb(rail), container_of(frame, struct fer_tb_frame, frame));
 }
 
 static int tb_poll(struct fer_rail *rail, int budget)
@@ -91,7 +69,7 @@ static int tb_poll(struct fer_rail *rail, int budget)
 				tb->crc_errors++;
 			else
 				tb->overruns++;
-			give(tb, came);
+			fer_tb_give(tb, came);
 			continue;
 		}
 		came->frame.size = ring->size ?: FER_FRAME;
@@ -103,7 +81,7 @@ static int tb_poll(struct fer_rail *rail, int budget)
 }
 
 /* In an interrupt: the controller has masked it. */
-static void frames_came(void *data)
+void fer_tb_frames_came(void *data)
 {
 	struct fer_tb *tb = data;
 	struct fer_link *link;
@@ -127,32 +105,11 @@ static bool tb_arm(struct fer_rail *rail)
 }
 
 /* Completions are looked at when something is to be done anyway: it stays masked. */
-static void frames_left(void *data)
+void fer_tb_frames_left(void *data)
 {
 	struct fer_tb *tb = data;
 
 	WRITE_ONCE(tb->tx_masked, true);
-}
-
-/*
- * The core warns when a ring is stopped whose interrupt is masked. So it is allowed again, and
- * what it would mask by is taken away. Interrupts from now on only run the ring's work, which
- * finds no callbacks.
- */
-static void unmask(struct tb_ring *ring, bool *flag, bool masked)
-{
-	unsigned long irq;
-	bool done;
-
-	do {
-		WRITE_ONCE(*flag, !masked);
-		tb_ring_poll_complete(ring);
-		spin_lock_irqsave(&ring->lock, irq);
-		done = READ_ONCE(*flag) != masked;
-		if (done)
-			ring->start_poll = NULL;
-		spin_unlock_irqrestore(&ring->lock, irq);
-	} while (!done);
 }
 
 static void tb_lost(struct fer_rail *rail)
@@ -163,241 +120,6 @@ static void tb_lost(struct fer_rail *rail)
 	fer_tb_kick(tb, 0);
 }
 
-/* ---- rings ---- */
-
-static bool ring_is_free(struct tb_nhi *nhi, unsigned int hop)
-{
-	return !nhi->tx_rings[hop] && !nhi->rx_rings[hop];
-}
-
-/* As many rings as others are to have stay free. */
-static bool may_take_ring(struct fer_tb *tb)
-{
-	struct tb_nhi *nhi = tb->xd->tb->nhi;
-	unsigned int hop, count = 0;
-
-	if (!nhi->tx_rings || !nhi->rx_rings)
-		return true;
-	for (hop = 1; hop < nhi->hop_count; hop++)
-		count += ring_is_free(nhi, hop);
-	if (count > leave_rings)
-		return true;
-	if (!tb->told)
-		dev_warn(&tb->service->dev,
-			 "no ring for RDMA: the controller has %u, of which %u are free and leave_rings=%u stay so; `ip link set thunderboltN down` frees that of the network\n",
-			 nhi->hop_count - 1, count, leave_rings);
-	tb->told = true;
-	return false;
-}
-
-static int fill(struct fer_tb *tb)
-{
-	struct device *dev = tb_ring_dma_device(tb->rx);
-	int i;
-
-	for (i = 0; i < FER_TB_RING - 1; i++) {
-		struct fer_tb_frame *to = &tb->rx_frames[i];
-
-		to->frame.rail = &tb->rail;
-		to->frame.data = (u8 *)__get_free_page(GFP_KERNEL);
-		if (!to->frame.data)
-			return -ENOMEM;
-		to->ring.buffer_phy = dma_map_single(dev, to->frame.data, FER_FRAME,
-						     DMA_FROM_DEVICE);
-		if (dma_mapping_error(dev, to->ring.buffer_phy)) {
-			free_page((unsigned long)to->frame.data);
-			to->frame.data = NULL;
-			return -ENOMEM;
-		}
-	}
-	return 0;
-}
-
-static int map_link(struct fer_tb *tb, struct fer_link *link)
-{
-	struct device *dev = tb_ring_dma_device(tb->tx);
-	int i;
-
-	for (i = 0; i < FER_FRAMES; i++) {
-		struct fer_tb_frame *to = &tb->tx_frames[i];
-
-		to->queued = false;
-		to->ring.buffer_phy = dma_map_single(dev, link->frames[i].data, FER_FRAME,
-						     DMA_TO_DEVICE);
-		if (dma_mapping_error(dev, to->ring.buffer_phy))
-			return -ENOMEM;
-		to->frame.data = link->frames[i].data; /* it is mapped */
-	}
-	return 0;
-}
-
-static void unmap_link(struct fer_tb *tb)
-{
-	int i;
-
-	for (i = 0; i < FER_FRAMES; i++) {
-		struct fer_tb_frame *from = &tb->tx_frames[i];
-
-		if (from->frame.data)
-			dma_unmap_single(tb_ring_dma_device(tb->tx), from->ring.buffer_phy,
-					 FER_FRAME, DMA_TO_DEVICE);
-		from->frame.data = NULL;
-	}
-}
-
-static void free_rings(struct fer_tb *tb)
-{
-	int i;
-
-	for (i = 0; tb->rx_frames && i < FER_TB_RING; i++) {
-		struct fer_tb_frame *frame = &tb->rx_frames[i];
-
-		if (!frame->frame.data)
-			continue;
-		dma_unmap_single(tb_ring_dma_device(tb->rx), frame->ring.buffer_phy, FER_FRAME,
-				 DMA_FROM_DEVICE);
-		free_page((unsigned long)frame->frame.data);
-	}
-	if (tb->tx_frames)
-		unmap_link(tb);
-	kvfree(tb->rx_frames);
-	kvfree(tb->tx_frames);
-	tb->rx_frames = NULL;
-	tb->tx_frames = NULL;
-	if (tb->rx)
-		tb_ring_free(tb->rx);
-	if (tb->tx)
-		tb_ring_free(tb->tx);
-	tb->rx = NULL;
-	tb->tx = NULL;
-}
-
-/* The rail is joined to its link, and fer_topology is held. */
-int fer_tb_rings(struct fer_tb *tb)
-{
-	struct tb_nhi *nhi = tb->xd->tb->nhi;
-	unsigned int flags = RING_FLAG_FRAME;
-	int err = -ENOSPC, i;
-	bool flow;
-
-	lockdep_assert_held(&fer_topology);
-	if (!may_take_ring(tb))
-		return err;
-	tb->tx = tb_ring_alloc_tx(nhi, -1, FER_TB_RING, flags);
-	if (!tb->tx)
-		return err;
-	/* It makes the core mask the ring's interrupt; completions are polled. */
-	tb->tx_masked = false;
-	tb->tx->poll_data = tb;
-	tb->tx->start_poll = frames_left;
-	mutex_lock(&tb->lock);
-	flow = tb->ours.caps & tb->theirs.caps & FER_TB_CAP_E2E;
-	mutex_unlock(&tb->lock);
-	if (flow)
-		flags |= RING_FLAG_E2E;
-	tb->rx = tb_ring_alloc_rx(nhi, -1, FER_TB_RING, flags, tb->tx->hop, BIT(PDF_START),
-				  BIT(PDF_END), frames_came, tb);
-	if (!tb->rx)
-		goto free;
-	err = -ENOMEM;
-	tb->rx_frames = kvcalloc(FER_TB_RING, sizeof(*tb->rx_frames), GFP_KERNEL);
-	tb->tx_frames = kvcalloc(FER_FRAMES, sizeof(*tb->tx_frames), GFP_KERNEL);
-	if (!tb->rx_frames || !tb->tx_frames)
-		goto free;
-	err = fill(tb);
-	if (!err)
-		err = map_link(tb, tb->rail.link);
-	if (err)
-		goto free;
-#ifdef FER_TB_THROTTLING
-	tb_ring_throttling(tb->rx, throttle_ns);
-#endif
-	WRITE_ONCE(tb->wakes, true);
-	tb_ring_start(tb->tx);
-	tb_ring_start(tb->rx);
-	for (i = 0; i < FER_TB_RING - 1; i++)
-		give(tb, &tb->rx_frames[i]);
-	mutex_lock(&tb->rail.link->engine);
-	tb->running = true;
-	mutex_unlock(&tb->rail.link->engine);
-	return 0;
-free:
-	free_rings(tb);
-	return err;
-}
-
-int fer_tb_paths(struct fer_tb *tb)
-{
-	u32 theirs;
-	int hop, err;
-
-	mutex_lock(&tb->lock);
-	theirs = tb->theirs.hop;
-	mutex_unlock(&tb->lock);
-	hop = theirs > INT_MAX ? -EINVAL : tb_xdomain_alloc_in_hopid(tb->xd, theirs);
-	if (hop < 0)
-		return -EBUSY;
-	if (hop != theirs) {
-		tb_xdomain_release_in_hopid(tb->xd, hop);
-		return -EBUSY;
-	}
-	err = tb_xdomain_enable_paths(tb->xd, tb->out_hop, tb->tx->hop, hop, tb->rx->hop);
-	if (err) {
-		tb_xdomain_release_in_hopid(tb->xd, hop);
-		return err;
-	}
-	tb->in_hop = hop;
-	tb->paths = true;
-	return 0;
-}
-
-/*
- * The rail leaves its link, which may have frames in the rings: stopped rings give all of them
- * back. Under fer_topology.
- */
-static void tb_leave(struct fer_rail *rail)
-{
-	struct fer_tb *tb = to_fer_tb(rail);
-	struct fer_link *link = rail->link;
-	int i;
-
-	lockdep_assert_held(&fer_topology);
-	mutex_lock(&link->engine);
-	fer_rail_down(rail, "it leaves");
-	if (tb->running) {
-		tb->running = false;
-		unmask(tb->rx, &tb->wakes, false);
-		unmask(tb->tx, &tb->tx_masked, true);
-		tb_ring_stop(tb->rx);
-		tb_ring_stop(tb->tx);
-		for (i = 0; i < FER_FRAMES; i++) {
-			link->frames[i].busy -= tb->tx_frames[i].queued;
-			tb->tx_frames[i].queued = false;
-		}
-		rail->reading = 0;
-	}
-	mutex_unlock(&link->engine);
-	if (tb->tx_frames)
-		unmap_link(tb);
-}
-
-/* The rail has left its link. */
-void fer_tb_take_down(struct fer_tb *tb)
-{
-	if (tb->paths) {
-		tb_xdomain_disable_paths(tb->xd, tb->out_hop, tb->tx->hop, tb->in_hop,
-					 tb->rx->hop);
-		tb_xdomain_release_in_hopid(tb->xd, tb->in_hop);
-	}
-	tb->paths = false;
-	free_rings(tb);
-}
-
-u32 fer_tb_caps(void)
-{
-	return (e2e ? FER_TB_CAP_E2E : 0) | (fer_have_key() ? FER_TB_CAP_KEY : 0);
-}
-
 const struct fer_wire_ops fer_tb_ops = {
 	.name = "usb4",
 	.tx = tb_tx,
@@ -405,5 +127,5 @@ const struct fer_wire_ops fer_tb_ops = {
 	.put_rx = tb_put_rx,
 	.arm = tb_arm,
 	.lost = tb_lost,
-	.leave = tb_leave,
+	.leave = fer_tb_stop,
 };

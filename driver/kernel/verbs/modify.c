@@ -21,32 +21,22 @@ static int check_attr(struct fer_qp *qp, struct ib_qp_attr *attr, int mask)
 	return 0;
 }
 
+#define TAKE(flag, field) (qp->attr.field = mask & (flag) ? attr->field : qp->attr.field)
+
 static void take_attr(struct fer_qp *qp, struct ib_qp_attr *attr, int mask)
 {
-	if (mask & IB_QP_ACCESS_FLAGS)
-		qp->attr.qp_access_flags = attr->qp_access_flags;
-	if (mask & IB_QP_PKEY_INDEX)
-		qp->attr.pkey_index = attr->pkey_index;
-	if (mask & IB_QP_PORT)
-		qp->attr.port_num = attr->port_num;
-	if (mask & IB_QP_QKEY)
-		qp->attr.qkey = attr->qkey;
-	if (mask & IB_QP_AV)
-		qp->attr.ah_attr = attr->ah_attr;
-	if (mask & IB_QP_PATH_MTU)
-		qp->attr.path_mtu = attr->path_mtu;
-	if (mask & IB_QP_TIMEOUT)
-		qp->attr.timeout = attr->timeout;
-	if (mask & IB_QP_RETRY_CNT)
-		qp->attr.retry_cnt = attr->retry_cnt;
-	if (mask & IB_QP_RNR_RETRY)
-		qp->attr.rnr_retry = attr->rnr_retry;
-	if (mask & IB_QP_MIN_RNR_TIMER)
-		qp->attr.min_rnr_timer = attr->min_rnr_timer;
-	if (mask & IB_QP_MAX_QP_RD_ATOMIC)
-		qp->attr.max_rd_atomic = attr->max_rd_atomic;
-	if (mask & IB_QP_MAX_DEST_RD_ATOMIC)
-		qp->attr.max_dest_rd_atomic = attr->max_dest_rd_atomic;
+	TAKE(IB_QP_ACCESS_FLAGS, qp_access_flags);
+	TAKE(IB_QP_PKEY_INDEX, pkey_index);
+	TAKE(IB_QP_PORT, port_num);
+	TAKE(IB_QP_QKEY, qkey);
+	TAKE(IB_QP_AV, ah_attr);
+	TAKE(IB_QP_PATH_MTU, path_mtu);
+	TAKE(IB_QP_TIMEOUT, timeout);
+	TAKE(IB_QP_RETRY_CNT, retry_cnt);
+	TAKE(IB_QP_RNR_RETRY, rnr_retry);
+	TAKE(IB_QP_MIN_RNR_TIMER, min_rnr_timer);
+	TAKE(IB_QP_MAX_QP_RD_ATOMIC, max_rd_atomic);
+	TAKE(IB_QP_MAX_DEST_RD_ATOMIC, max_dest_rd_atomic);
 	if (mask & IB_QP_DEST_QPN) {
 		qp->attr.dest_qp_num = attr->dest_qp_num & FER_QPN_MASK;
 		qp->peer_qpn = qp->attr.dest_qp_num;

@@ -31,6 +31,19 @@ struct fer_qp *fer_qp_find(struct fer_dev *dev, u32 qpn)
 	return qp;
 }
 
+/* The queue pair with that number or the next one, with a reference. */
+struct fer_qp *fer_qp_next(struct fer_dev *dev, unsigned long *number)
+{
+	struct fer_qp *qp;
+
+	xa_lock(&dev->qps);
+	qp = xa_find(&dev->qps, number, FER_QPN_MASK, XA_PRESENT);
+	if (qp)
+		kref_get(&qp->ref);
+	xa_unlock(&dev->qps);
+	return qp;
+}
+
 /* Have it looked at in the next round; a caller outside of one wakes the thread, too. */
 void fer_qp_activate(struct fer_qp *qp)
 {

@@ -166,6 +166,7 @@ static inline u32 fer_owed(const struct fer_qp *qp)
 int fer_create_qp(struct ib_qp *qp, struct ib_qp_init_attr *init, struct ib_udata *udata);
 int fer_destroy_qp(struct ib_qp *qp, struct ib_udata *udata);
 struct fer_qp *fer_qp_find(struct fer_dev *dev, u32 qpn);
+struct fer_qp *fer_qp_next(struct fer_dev *dev, unsigned long *number);
 void fer_qp_put(struct fer_qp *qp);
 void fer_qp_activate(struct fer_qp *qp);
 void fer_qp_timer(struct fer_qp *qp, u64 deadline);
@@ -202,6 +203,7 @@ void fer_sq_reset(struct fer_qp *qp);
 
 /* req.c: what is sent for it */
 bool fer_req_run(struct fer_qp *qp, int budget);
+void fer_req_last(const struct fer_swqe *w, struct fer_hdr *hdr);
 int fer_req_data(struct fer_qp *qp, struct fer_swqe *w, u32 offset, u8 *to, u32 len);
 
 /* ack.c: what comes back, or does not */

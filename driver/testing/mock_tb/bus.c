@@ -5,36 +5,20 @@
 
 #include "mock.h"
 
-static ssize_t device_name_show(struct device *dev, struct device_attribute *attr, char *buf)
-{
-	return sysfs_emit(buf, "%s\n", container_of(dev, struct tb_xdomain, dev)->device_name);
-}
+#define SHOW(name, type, format, field) \
+static ssize_t name##_show(struct device *dev, struct device_attribute *attr, char *buf) \
+{ return sysfs_emit(buf, format "\n", container_of(dev, struct type, dev)->field); }
+
+SHOW(device_name, tb_xdomain, "%s", device_name)
 static DEVICE_ATTR_RO(device_name);
-
-static ssize_t vendor_name_show(struct device *dev, struct device_attribute *attr, char *buf)
-{
-	return sysfs_emit(buf, "%s\n", container_of(dev, struct tb_xdomain, dev)->vendor_name);
-}
+SHOW(vendor_name, tb_xdomain, "%s", vendor_name)
 static DEVICE_ATTR_RO(vendor_name);
-
-static ssize_t unique_id_show(struct device *dev, struct device_attribute *attr, char *buf)
-{
-	return sysfs_emit(buf, "%pUb\n", container_of(dev, struct tb_xdomain, dev)->remote_uuid);
-}
+SHOW(unique_id, tb_xdomain, "%pUb", remote_uuid)
 static DEVICE_ATTR_RO(unique_id);
-
-static ssize_t speed_show(struct device *dev, struct device_attribute *attr, char *buf)
-{
-	return sysfs_emit(buf, "%u.0 Gb/s\n",
-			  container_of(dev, struct tb_xdomain, dev)->link_speed);
-}
-
-static ssize_t lanes_show(struct device *dev, struct device_attribute *attr, char *buf)
-{
-	return sysfs_emit(buf, "%u\n", container_of(dev, struct tb_xdomain, dev)->link_width);
-}
+SHOW(speed, tb_xdomain, "%u.0 Gb/s", link_speed)
 static DEVICE_ATTR(rx_speed, 0444, speed_show, NULL);
 static DEVICE_ATTR(tx_speed, 0444, speed_show, NULL);
+SHOW(lanes, tb_xdomain, "%u", link_width)
 static DEVICE_ATTR(rx_lanes, 0444, lanes_show, NULL);
 static DEVICE_ATTR(tx_lanes, 0444, lanes_show, NULL);
 
@@ -50,10 +34,7 @@ static struct attribute *xdomain_attrs[] = {
 };
 ATTRIBUTE_GROUPS(xdomain);
 
-static ssize_t key_show(struct device *dev, struct device_attribute *attr, char *buf)
-{
-	return sysfs_emit(buf, "%s\n", container_of(dev, struct tb_service, dev)->key);
-}
+SHOW(key, tb_service, "%s", key)
 static DEVICE_ATTR_RO(key);
 
 static struct attribute *service_attrs[] = {

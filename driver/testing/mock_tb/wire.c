@@ -10,48 +10,27 @@
 #define MOST_ON_WIRE 1024
 #define RETRY_NS (1000 * 1000)
 
-static unsigned int delay_us;
-module_param(delay_us, uint, 0644);
-MODULE_PARM_DESC(delay_us, "how long a frame is under way, in microseconds");
-static unsigned int rate_mbps;
-module_param(rate_mbps, uint, 0644);
-MODULE_PARM_DESC(rate_mbps, "speed in each direction, in Mb/s (0: as fast as it goes)");
-static unsigned int drop_every;
-module_param(drop_every, uint, 0644);
-MODULE_PARM_DESC(drop_every, "lose each Nth frame (0: none)");
-static unsigned int corrupt_every;
-module_param(corrupt_every, uint, 0644);
-MODULE_PARM_DESC(corrupt_every, "a wrong bit in each Nth frame, which arrives as a CRC error (0: none)");
-static unsigned int duplicate_every;
-module_param(duplicate_every, uint, 0644);
-MODULE_PARM_DESC(duplicate_every, "each Nth frame arrives twice (0: none)");
-static unsigned int reorder_every;
-module_param(reorder_every, uint, 0644);
-MODULE_PARM_DESC(reorder_every, "each Nth frame arrives behind the next one, if there is one (0: none)");
-static unsigned int lose_interrupts_every;
-module_param(lose_interrupts_every, uint, 0644);
-MODULE_PARM_DESC(lose_interrupts_every, "the driver is not told of each Nth frame (0: it is told of all)");
-static int mute = -1;
-module_param(mute, int, 0644);
-MODULE_PARM_DESC(mute, "nothing arrives that this host (0 or 1) sends (-1: all does)");
-static int stall_tx = -1;
-module_param(stall_tx, int, 0644);
-MODULE_PARM_DESC(stall_tx, "this host's Tx rings stand still (-1: none)");
-static int stall_rx = -1;
-module_param(stall_rx, int, 0644);
-MODULE_PARM_DESC(stall_rx, "this host's Rx rings stand still (-1: none)");
+#define SETTING(type, name, first, what) \
+	static type name = first; module_param(name, type, 0644); MODULE_PARM_DESC(name, what)
+#define COUNTER(name, what) \
+	static ulong name; module_param(name, ulong, 0444); MODULE_PARM_DESC(name, what)
 
-static unsigned long frames, bytes, dropped, no_buffer, no_path;
-module_param(frames, ulong, 0444);
-MODULE_PARM_DESC(frames, "that were sent");
-module_param(bytes, ulong, 0444);
-MODULE_PARM_DESC(bytes, "that arrived");
-module_param(dropped, ulong, 0444);
-MODULE_PARM_DESC(dropped, "frames that were lost on purpose");
-module_param(no_buffer, ulong, 0444);
-MODULE_PARM_DESC(no_buffer, "frames that were lost because the receiver had no buffer, and no flow control");
-module_param(no_path, ulong, 0444);
-MODULE_PARM_DESC(no_path, "frames that were lost because no path led anywhere");
+SETTING(uint, delay_us, 0, "how long a frame is under way, in microseconds");
+SETTING(uint, rate_mbps, 0, "speed in each direction, in Mb/s (0: as fast as it goes)");
+SETTING(uint, drop_every, 0, "lose each Nth frame (0: none)");
+SETTING(uint, corrupt_every, 0, "a wrong bit in each Nth frame, which arrives as a CRC error (0: none)");
+SETTING(uint, duplicate_every, 0, "each Nth frame arrives twice (0: none)");
+SETTING(uint, reorder_every, 0, "each Nth frame arrives behind the next one, if there is one (0: none)");
+SETTING(uint, lose_interrupts_every, 0, "the driver is not told of each Nth frame (0: it is told of all)");
+SETTING(int, mute, -1, "nothing arrives that this host (0 or 1) sends (-1: all does)");
+SETTING(int, stall_tx, -1, "this host's Tx rings stand still (-1: none)");
+SETTING(int, stall_rx, -1, "this host's Rx rings stand still (-1: none)");
+
+COUNTER(frames, "that were sent");
+COUNTER(bytes, "that arrived");
+COUNTER(dropped, "frames that were lost on purpose");
+COUNTER(no_buffer, "frames that were lost because the receiver had no buffer, and no flow control");
+COUNTER(no_path, "frames that were lost because no path led anywhere");
 
 DEFINE_MUTEX(mock_wire_lock);
 
