@@ -31,8 +31,9 @@ class Shape:
 
 @dataclass
 class Cable:
-    """``ends``: number of the controller and of its port, as the spec's ``a`` and ``b``."""
+    """``number``: in the lab; ``ends``: number of the controller and of its port, as the spec's ``a`` and ``b``."""
 
+    number: int
     spec: Usb4Cable
     ends: tuple[tuple[int, int], tuple[int, int]]
     plugged: bool = True
@@ -67,27 +68,20 @@ class Cable:
 
     def retrain(self) -> None:
         """The link is lost, and `update` brings it up again."""
-        self.link = Link.DOWN
+        self.link, self.bonded = Link.DOWN, False
 
     def show(self, routers: tuple[Router, Router]) -> None:
         """Write into both routers what they see of it."""
-        ports = (self.ends[0][1], self.ends[1][1])
-        if self.link != Link.UP:
-            state = states.TRAINING if self.link == Link.TRAINING else states.UNPLUGGED
-            for router, port in zip(routers, ports, strict=True):
-                second = (
-                    states.DISABLED if router.lane_disabled(port) else state if self.two_lanes else states.UNPLUGGED
-                )
-                router.set_link(port, state, second, gbps=self.spec.gbps, width=1)
-            return
-        disabled = [router.lane_disabled(port) for router, port in zip(routers, ports, strict=True)]
-        both = self.two_lanes and not any(disabled)
-        pairs = list(zip(routers, ports, strict=True))
-        begun = self.bonded or any(router.starts_bonding(port) for router, port in pairs)
-        self.bonded = both and begun and all(router.wants_bonding(port) for router, port in pairs)
-        for (router, port), off in zip(pairs, disabled, strict=True):
-            second = states.DISABLED if off else states.UP if both else states.UNPLUGGED
-            router.set_link(port, states.UP, second, gbps=self.spec.gbps, width=self.width)
+        pairs = [(router, port) for router, (_, port) in zip(routers, self.ends, strict=True)]
+        state = {Link.DOWN: states.UNPLUGGED, Link.TRAINING: states.TRAINING, Link.UP: states.UP}[self.link]
+        both = self.two_lanes
+        if self.link == Link.UP:
+            both = both and not any(router.lane_disabled(port) for router, port in pairs)
+            begun = self.bonded or any(router.starts_bonding(port) for router, port in pairs)
+            self.bonded = both and begun and all(router.wants_bonding(port) for router, port in pairs)
+        for router, port in pairs:
+            second = states.DISABLED if router.lane_disabled(port) else state if both else states.UNPLUGGED
+            router.set_link(port, state, second, gbps=self.spec.gbps, width=self.width)
 
     def shape(self, end: int) -> Shape:
         """Of what the host at this end sends."""

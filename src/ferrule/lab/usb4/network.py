@@ -69,10 +69,10 @@ class Network:
         self.cables: list[Cable] = []
         self._at: dict[tuple[int, int], tuple[Cable, int]] = {}
         for spec in plan.cables:
-            cable = Cable(spec, (plan.place(spec.a), plan.place(spec.b)))
+            cable = Cable(len(self.cables), spec, (plan.place(spec.a), plan.place(spec.b)))
             for end in (0, 1):
                 self._at[cable.ends[end]] = (cable, end)
-                engine.add_wire(seed * 1000 + self.wire(len(self.cables), end), self.interface(len(self.cables), end))
+                engine.add_wire(seed * 1000 + self.wire(cable, end), self.interface(cable, end))
             self.cables.append(cable)
             self._shape(cable)
         self._told: dict[tuple[int, int], _Told] = {}
@@ -86,11 +86,12 @@ class Network:
         routers = [f"{host.name} router {number}" for host, number in self.plan.controllers()]
         return routers + [f"{cable.spec.name} from {host}" for cable in self.cables for host in cable.spec.hosts]
 
-    def wire(self, cable: int, end: int) -> int:
+    def wire(self, cable: Cable, end: int) -> int:
         """The engine's number of the direction from this end."""
-        return 2 * cable + end
+        return 2 * cable.number + end
 
-    def interface(self, cable: int, end: int) -> int:
+    def interface(self, cable: Cable, end: int) -> int:
+        """The trace's."""
         return len(self.routers) + self.wire(cable, end)
 
     def power(self, controller: int, on: bool, now: float) -> None:
@@ -184,9 +185,8 @@ class Network:
         self._engine.lose_interrupts(controller, chance(FaultKind.LOSE_INTERRUPTS))
 
     def _shape(self, cable: Cable) -> None:
-        number = self.cables.index(cable)
         for end in (0, 1):
-            self._engine.shape(self.wire(number, end), **asdict(cable.shape(end)))
+            self._engine.shape(self.wire(cable, end), **asdict(cable.shape(end)))
 
     def _hops(self, controller: int) -> int:
         return self.plan.controllers()[controller][0].hops
@@ -209,7 +209,7 @@ class Network:
         for end, (controller, port) in enumerate(cable.ends):
             router = self.routers[controller]
             if not up:
-                self._engine.clear(self.wire(self.cables.index(cable), end))
+                self._engine.clear(self.wire(cable, end))
             if self._powered[controller] and router.enabled and not router.resetting(port):
                 cable.show(self._routers(cable))
                 self._tell(controller, port, HotPlug(0, router.lane(port), unplug=not up), now)
@@ -261,7 +261,7 @@ class Network:
             return None
         if second.waits_for_credits and second.credits == 0:
             return None
-        return self.wire(self.cables.index(cable), end), peer, second.next_hop, first.next_hop
+        return self.wire(cable, end), peer, second.next_hop, first.next_hop
 
     # --- control packets
 
@@ -295,40 +295,41 @@ class Network:
                 return Read(0, answered, router.read(at.space, at.adapter, at.offset, at.count), from_router=True)
             if len(packet.data) != at.count:
                 raise BadAccess(False)
-            effect = router.write(at.space, at.adapter, at.offset, packet.data)
+            changed = router.write(at.space, at.adapter, at.offset, packet.data)
         except BadAccess as error:
             event = Event.NO_SUCH_ADAPTER if error.adapter else Event.BAD_ADDRESS
             return Notification(0, event, at.adapter, from_router=True)
-        if effect.links or effect.paths or effect.enabled:
+        if changed:
             self.update(now)
         return Write(0, answered, from_router=True)
 
     def _unreachable(self, controller: int, route: int) -> Notification:
         """Behind a cable is another host's router, which answers to its own connection manager only."""
-        adapter = route & 0x3F
-        port = self.routers[controller].port_of(adapter)
-        there = self._at.get((controller, -1 if port is None else port))
-        up = there is not None and there[0].link == Link.UP
-        return Notification(route, Event.BAD_ADDRESS if up else Event.NOT_CONNECTED, adapter, from_router=True)
+        event = Event.NOT_CONNECTED if self._way(controller, route) is None else Event.BAD_ADDRESS
+        return Notification(route, event, route & 0x3F, from_router=True)
+
+    def _way(self, controller: int, route: int) -> tuple[Cable, int] | None:
+        """The cable to which a route leads, and the end of it that is here; None if its link is not up."""
+        port = self.routers[controller].port_of(route & 0x3F)
+        found = self._at.get((controller, -1 if port is None else port))
+        return found if found is not None and found[0].link == Link.UP else None
 
     def _pass_on(self, controller: int, packet: XDomain, now: float) -> None:
-        port = self.routers[controller].port_of(packet.route & 0x3F)
-        found = self._at.get((controller, -1 if port is None else port))
+        found = self._way(controller, packet.route)
         # Lost without a word: kernels up to 7.3 at least take a notification for the answer to whatever is open, and
         # free a response that they are just sending twice.
-        if found is None or packet.route >> 6 or found[0].link != Link.UP:
+        if found is None or packet.route >> 6:
             return
         cable, end = found
         peer, peer_port = cable.ends[1 - end]
         arrives = replace(packet, route=self.routers[peer].lane(peer_port), from_router=True)
-        number = self.cables.index(cable)
         shape = cable.shape(end)
         lost = shape.mute or self._random.random() < shape.drop
         data = bytearray(packets.encode(arrives))
         if self._random.random() < shape.corrupt:
             data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
-        self._engine.trace_control(self.interface(number, end), packet.kind, bytes(data), lost)
-        self._control[self.wire(number, end)]["lost" if lost else "passed"] += 1
+        self._engine.trace_control(self.interface(cable, end), packet.kind, bytes(data), lost)
+        self._control[self.wire(cable, end)]["lost" if lost else "passed"] += 1
         if lost:
             return
 
@@ -372,11 +373,11 @@ class Network:
             hosts.setdefault(host.name, []).append(self._engine.controller_counters(number))
         cables = {
             cable.spec.name: {
-                host: self._engine.wire_counters(self.wire(number, end))
-                | {f"control_{what}": count for what, count in self._control[self.wire(number, end)].items()}
+                host: self._engine.wire_counters(self.wire(cable, end))
+                | {f"control_{what}": count for what, count in self._control[self.wire(cable, end)].items()}
                 for end, host in enumerate(cable.spec.hosts)
             }
-            for number, cable in enumerate(self.cables)
+            for cable in self.cables
         }
         return Usb4Counters(hosts, cables, self._engine.trace_lost())
 

@@ -41,16 +41,6 @@ class BadAccess(Exception):
 
 
 @dataclass(frozen=True)
-class Effect:
-    """What a write may have changed. ``enabled``: the connection manager took the router; ``reset``: of these ports."""
-
-    enabled: bool = False
-    paths: bool = False
-    links: bool = False
-    reset: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class Hop:
     """An entry of a path: where what comes with a HopID goes on."""
 
@@ -167,8 +157,11 @@ class Router:
             raise BadAccess(False)
         return tuple(words[offset : offset + count])
 
-    def write(self, space: int, adapter: int, offset: int, data: Sequence[int]) -> Effect:
-        """Raises `BadAccess`, and then nothing was written."""
+    def write(self, space: int, adapter: int, offset: int, data: Sequence[int]) -> bool:
+        """Whether links or paths may have changed by it, or a connection manager took the router.
+
+        Raises `BadAccess`, and then nothing was written.
+        """
         words = self._words(space, adapter)
         if not data or offset + len(data) > len(words):
             raise BadAccess(False)
@@ -176,10 +169,11 @@ class Router:
             return self._write_router(offset, data)
         if space == Space.PATH:
             words[offset : offset + len(data)] = data
-            return Effect(paths=True)
+            return True
         if space == Space.ADAPTER and adapter:
-            return self._write_adapter(adapter, words, offset, data)
-        return Effect()
+            self._write_adapter(adapter, words, offset, data)
+            return adapter < self.host_adapter
+        return False
 
     def _words(self, space: int, adapter: int) -> list[int]:
         if space == Space.ROUTER:
@@ -192,7 +186,7 @@ class Router:
             return self._paths[adapter]
         raise BadAccess(False)
 
-    def _write_router(self, offset: int, data: Sequence[int]) -> Effect:
+    def _write_router(self, offset: int, data: Sequence[int]) -> bool:
         was = self.enabled
         for at, value in enumerate(data, offset):
             if at == 1:
@@ -204,7 +198,7 @@ class Router:
                 self._operate(value & 0xFFFF)
             elif at not in (0, 6, 7, 8, _TMU):
                 self._router[at] = value
-        return Effect(enabled=self.enabled and not was)
+        return self.enabled and not was
 
     def _operate(self, code: int) -> None:
         """A router operation: done at once."""
@@ -216,8 +210,7 @@ class Router:
         for at, (index, value) in enumerate(_BUFFER_PARAMETERS.items(), 9):
             self._router[at] = index | value << 16
 
-    def _write_adapter(self, adapter: int, words: list[int], offset: int, data: Sequence[int]) -> Effect:
-        was = self.resetting(port) if (port := self.port_of(adapter)) is not None else False
+    def _write_adapter(self, adapter: int, words: list[int], offset: int, data: Sequence[int]) -> None:
         is_lane = adapter < self.host_adapter
         for at, value in enumerate(data, offset):
             if at == 4:
@@ -230,7 +223,3 @@ class Router:
                 words[at] = value & ~_SIDEBAND_PENDING | _SIDEBAND_NO_RESPONSE  # there are no retimers
             elif at > 3 and at not in (_LANE, _PORT):
                 words[at] = value
-        if not is_lane:
-            return Effect()
-        released = (port,) if port is not None and was and not self.resetting(port) else ()
-        return Effect(links=True, reset=released)

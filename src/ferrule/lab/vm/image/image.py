@@ -28,47 +28,41 @@ _LEFT_OUT = ("usr/share", "usr/lib/x86_64-linux-gnu/perl-base", "usr/lib/x86_64-
 _DIRECTORIES = ("/proc", "/sys", "/dev", "/run", "/tmp", "/root", "/results", "/etc", "/lab", "/var/tmp")
 
 
-class Image:
+class Image(CpioWriter):
     """Collects a file system in ``out``; `close` ends it. Where two things have one path, the first one added stays."""
 
     def __init__(self, out: BinaryIO, tree: Tree) -> None:
-        self._cpio = CpioWriter(out)
+        super().__init__(out)
         self._tree = tree
         for directory in _DIRECTORIES:
-            self._cpio.directory(directory)
-        self._cpio.character_device("/dev/console", 5, 1)
-        self._cpio.character_device("/dev/null", 1, 3)
+            self.directory(directory)
+        self.character_device("/dev/console", 5, 1)
+        self.character_device("/dev/null", 1, 3)
 
     def add_tree(self) -> None:
         """Everything of the packages but documentation, and busybox's programs under the names that are still free."""
         for path, file in self._tree.files(_LEFT_OUT):
             if file.is_symlink():
-                self._cpio.link(path, str(file.readlink()))
+                self.link(path, str(file.readlink()))
             else:
-                self._cpio.file(path, file.read_bytes(), mode=file.stat().st_mode & 0o7777)
+                self.file(path, file.read_bytes(), mode=file.stat().st_mode & 0o7777)
         for applet in self._tree.run("busybox", "--list", timeout=30).split():
-            if f"/usr/sbin/{applet}" not in self._cpio:
-                self._cpio.link(f"/usr/bin/{applet}", "busybox")
-
-    def add_bytes(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        self._cpio.file(path, data, mode=mode)
-
-    def add_link(self, path: str, target: str) -> None:
-        self._cpio.link(path, target)
+            if f"/usr/sbin/{applet}" not in self:
+                self.link(f"/usr/bin/{applet}", "busybox")
 
     def add_files(self, files: Iterable[tuple[str, Path]]) -> None:
         """Host files under guest paths, with the shared libraries that programs among them need."""
         entries = list(files)
         for path, file in entries:
             status = file.stat()
-            self._cpio.file(path, file.read_bytes(), mode=status.st_mode & 0o7777, mtime=status.st_mtime)
+            self.file(path, file.read_bytes(), mode=status.st_mode & 0o7777, mtime=status.st_mtime)
         for path, file in entries:
             self._add_libraries(path, file)
 
     def _add_libraries(self, path: str, file: Path) -> None:
         elf = _elf(file)
         for name in elf.needed if elf else ():
-            if f"{LIBRARIES}/{name}" in self._cpio:
+            if f"{LIBRARIES}/{name}" in self:
                 continue
             for directory in elf.search if elf else ():
                 place = directory.replace("$ORIGIN", str(PurePosixPath(path).parent))
@@ -81,8 +75,8 @@ class Image:
                 self._add_library(f"{LIBRARIES}/{name}", source)
 
     def _add_library(self, path: str, source: Path) -> None:
-        if path not in self._cpio:
-            self._cpio.file(path, source.read_bytes(), mode=0o755)
+        if path not in self:
+            self.file(path, source.read_bytes(), mode=0o755)
             self._add_libraries(path, source)
 
     def _find_library(self, name: str, wanted_by: Path) -> Path:
@@ -111,10 +105,7 @@ class Image:
             self._tree.run("depmod", "-b", scratch, kernel.release, timeout=60)
             for path in sorted(top.rglob("*")):
                 if path.is_file():
-                    self.add_bytes(f"/lib/modules/{kernel.release}/{path.relative_to(top)}", path.read_bytes())
-
-    def close(self) -> None:
-        self._cpio.close()
+                    self.file(f"/lib/modules/{kernel.release}/{path.relative_to(top)}", path.read_bytes())
 
 
 def _needs(module: Path) -> list[str]:

@@ -8,14 +8,17 @@ from contextlib import closing
 from pathlib import Path
 
 from ferrule.errors import GuestError
+from ferrule.files import write_whole
+from ferrule.lab.vm.image.cache import locked
 from ferrule.lab.vm.image.cpio import CpioWriter
 from ferrule.lab.vm.image.tree import Tree
 from ferrule.lab.vm.machine.process import Machine
 from ferrule.lab.vm.machine.qemu import KVM, TCG, Accelerator, Qemu
+from ferrule.process import boot_id
 
 _DEVICE = Path("/dev/kvm")
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SECONDS = 8
+_LOCK_SECONDS = 10
 _READY = "lab: booted"
 _INIT = f'#!/bin/busybox sh\necho "{_READY}"\n/bin/busybox poweroff -f\n'
 
@@ -26,15 +29,13 @@ def choose_accelerator(qemu: Qemu, kernel: Path, tree: Tree, cache: Path) -> Acc
     if not os.access(_DEVICE, os.R_OK | os.W_OK):
         return TCG
     memory = cache / "accelerator"
-    question = _BOOT_ID.read_text().strip()
     if memory.exists():
-        asked, _, name = memory.read_text().rpartition("\n")
-        if asked == question:
+        boot, _, name = memory.read_text().rpartition("\n")
+        if boot == boot_id():
             return KVM if name == KVM.name else TCG
     answer = KVM if _boots(KVM, qemu, kernel, tree) else TCG
-    fresh = memory.with_name(f".accelerator.{os.getpid()}")
-    fresh.write_text(f"{question}\n{answer.name}")
-    fresh.rename(memory)
+    with locked(memory.with_name(".accelerator.lock"), _LOCK_SECONDS):
+        write_whole(memory, f"{boot_id()}\n{answer.name}")
     return answer
 
 

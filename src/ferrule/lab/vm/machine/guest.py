@@ -110,29 +110,29 @@ class Result:
 def write_image(guest: Guest, machine: Machine, tree: Tree, kernel: Kernel, own: Mapping[str, Path]) -> None:
     """Fill the machine's image with what ``guest`` asks for; ``own``: files of modules that are not the kernel's."""
     image = Image(machine.image, tree)
-    image.add_bytes("/init", _INIT.read_bytes(), 0o755)
-    image.add_bytes("/usr/bin/lab-kernel-log", _KERNEL_LOG.read_bytes(), 0o755)
+    image.file("/init", _INIT.read_bytes(), mode=0o755)
+    image.file("/usr/bin/lab-kernel-log", _KERNEL_LOG.read_bytes(), mode=0o755)
     script = guest.script if guest.script.startswith("#!") else f"#!/bin/bash\n{guest.script}"
-    image.add_bytes("/lab/script", script.encode(), 0o755)
-    image.add_bytes("/lab/modules", "".join(f"{name}\n" for name in _load_order(guest)).encode())
+    image.file("/lab/script", script.encode(), mode=0o755)
+    image.file("/lab/modules", "".join(f"{name}\n" for name in _load_order(guest)).encode())
     environment = dict(guest.env)
     if guest.python:
         environment.setdefault("PYTHONPATH", python.PACKAGES)
     lines = (f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
-    image.add_bytes("/lab/environment", "".join(lines).encode())
-    image.add_bytes("/lab/sessions", f"{guest.sessions and guest.sessions + 1}\n".encode())
+    image.file("/lab/environment", "".join(lines).encode())
+    image.file("/lab/sessions", f"{guest.sessions and guest.sessions + 1}\n".encode())
     if guest.disk is not None:
-        image.add_bytes("/lab/disk_init", _DISK_INIT.read_bytes(), 0o755)
+        image.file("/lab/disk_init", _DISK_INIT.read_bytes(), mode=0o755)
     for path, content in guest.files.items():
         _add(image, path, content)
     hosts = f"127.0.0.1 localhost {guest.name}\n::1 localhost\n"
     for name, text in (_ETC | {"hosts": hosts, "hostname": f"{guest.name}\n"}).items():
-        image.add_bytes(f"/etc/{name}", text.encode())
+        image.file(f"/etc/{name}", text.encode())
     image.add_tree()
     if guest.python:
         image.add_files(python.standard_library())
         for name in ("python3", "python"):
-            image.add_link(f"/usr/local/bin/{name}", str(python.interpreter()))
+            image.link(f"/usr/local/bin/{name}", str(python.interpreter()))
         image.add_files(python.packages(guest.python))
     at_hand = [name for name in _AT_HAND if kernel.has_module(name)]
     named = [name for name in guest.modules if isinstance(name, str)]
@@ -158,7 +158,7 @@ def _add(image: Image, path: str, content: str | bytes | Path) -> None:
             image.add_files([(path, content)])
     else:
         data = content.encode() if isinstance(content, str) else content
-        image.add_bytes(path, data, 0o755 if data.startswith(b"#!") else 0o644)
+        image.file(path, data, mode=0o755 if data.startswith(b"#!") else 0o644)
 
 
 def _files_below(directory: Path) -> list[Path]:

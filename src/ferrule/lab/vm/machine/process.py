@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from ferrule.errors import GuestError, LabError
 from ferrule.lab.vm.machine.qemu import Accelerator, Hardware, Qemu
-from ferrule.process import tied
+from ferrule.process import start
 
 _TAIL_LINES = 30
 
@@ -42,21 +42,26 @@ class Machine:
         controllers: Sequence[Path] = (),
         disk: Path | None = None,
     ) -> None:
-        self._qemu = qemu
-        self._accelerator = accelerator
-        self._kernel = kernel
-        self._cpus = cpus
-        self._memory_mb = memory_mb
-        self._controllers = controllers
-        self._disk = disk
-        pairs = {name: socket.socketpair() for name in (*streams, *map(_terminal, range(terminals)))}
-        self._ours = {name: pair[0] for name, pair in pairs.items()}
-        self._theirs = {name: pair[1] for name, pair in pairs.items()}
-        self._terminals = terminals
-        self.image: BinaryIO = _unnamed("image")
-        self._console = _unnamed("console")
-        self._results = _unnamed("results")
+        self._ours: dict[str, socket.socket] = {}
+        self._theirs: dict[str, socket.socket] = {}
+        for name in (*streams, *map(_terminal, range(terminals))):
+            self._ours[name], self._theirs[name] = socket.socketpair()
+        self.image, self._console, self._results = map(_unnamed, ("image", "console", "results"))
         self._errors: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
+        hardware = Hardware(
+            kernel=kernel,
+            image=_path(self.image),
+            console=_path(self._console),
+            results=_path(self._results),
+            cpus=cpus,
+            memory_mb=memory_mb,
+            streams=[(name, self._theirs[name].fileno()) for name in streams],
+            terminals=[self._theirs[_terminal(number)].fileno() for number in range(terminals)],
+            controllers=controllers,
+            disk=disk,
+        )
+        self._command = qemu.line(accelerator, hardware)
+        self._env = qemu.env
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -75,29 +80,13 @@ class Machine:
 
     def start(self) -> None:
         self.image.flush()
-        ends = {name: end.fileno() for name, end in self._theirs.items()}
-        terminals = [ends.pop(_terminal(number)) for number in range(self._terminals)]
-        hardware = Hardware(
-            kernel=self._kernel,
-            image=_path(self.image),
-            console=_path(self._console),
-            results=_path(self._results),
-            cpus=self._cpus,
-            memory_mb=self._memory_mb,
-            streams=list(ends.items()),
-            terminals=terminals,
-            controllers=self._controllers,
-            disk=self._disk,
-        )
-        kept = [file.fileno() for file in (self.image, self._console, self._results)]
-        self._process = subprocess.Popen(
-            tied(self._qemu.line(self._accelerator, hardware)),
-            env={**os.environ, **self._qemu.env},
-            stdin=subprocess.DEVNULL,
+        files = [file.fileno() for file in (self.image, self._console, self._results)]
+        self._process = start(
+            self._command,
+            env={**os.environ, **self._env},
             stdout=self._errors,
             stderr=self._errors,
-            pass_fds=[*kept, *ends.values(), *terminals],
-            process_group=0,
+            pass_fds=[*files, *(end.fileno() for end in self._theirs.values())],
         )
         for end in self._theirs.values():  # so that we hear it when QEMU ends
             end.close()

@@ -10,14 +10,13 @@ import tarfile
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from ferrule.errors import ConfigError, LabError
 from ferrule.lab.vm.kernel.kernel_log import complaints
 from ferrule.lab.vm.machine.guest import Guest, Result
 from ferrule.lab.vm.machine.process import Machine
-from ferrule.lab.vm.machine.session import Completed, Session, SessionLost, SessionTimeout, Sink
+from ferrule.lab.vm.machine.session import Completed, Session, SessionLost, SessionTimeout, Sink, nowhere
 
 _RESET_SECONDS = 20.0
 _FALL_SECONDS = 10.0
@@ -116,8 +115,8 @@ class RunningGuest:
         try:
             with self._ours:
                 kill = f"kill -KILL -- -$(cat /run/lab/job{number}) 2> /dev/null; true"
-                self._sessions[0].run(kill, _RESET_SECONDS, _nowhere, _nowhere)
-            self._sessions[number].run(":", _RESET_SECONDS, _nowhere, _nowhere)
+                self._sessions[0].run(kill, _RESET_SECONDS, nowhere, nowhere)
+            self._sessions[number].run(":", _RESET_SECONDS, nowhere, nowhere)
         except SessionTimeout:
             raise self._machine.error(f"{self.name} does not react within {_RESET_SECONDS:g} s") from None
         except SessionLost:
@@ -128,7 +127,7 @@ class RunningGuest:
         """End a guest that takes commands; see `wait`."""
         with self._ours:
             try:
-                self._sessions[0].run("echo > /run/lab/stop", timeout, _nowhere, _nowhere)
+                self._sessions[0].run("echo > /run/lab/stop", timeout, nowhere, nowhere)
             except SessionTimeout:
                 raise self._machine.error(f"{self.name} does not shut down within {timeout:g} s") from None
             except SessionLost:
@@ -159,9 +158,7 @@ class RunningGuest:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _fallen(self) -> Exception:
@@ -181,10 +178,6 @@ def stream_names(guest: Guest) -> list[str]:
 
 def _own(guest: Guest) -> range:
     return range(guest.sessions + 1) if guest.sessions else range(0)
-
-
-def _nowhere(_: bytes) -> None:
-    """Throws away what a command says."""
 
 
 def _first_line(script: str) -> str:

@@ -15,7 +15,7 @@ import tty
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from ferrule.lab.vm.machine.session import Session
+from ferrule.lab.vm.machine.session import Session, nowhere
 
 _MOST_SECONDS = 30 * 24 * 3600.0
 _LOOK_SECONDS = 0.1
@@ -38,7 +38,7 @@ def interact(session: Session, terminal: socket.socket, number: int, command: Se
 
     def run() -> None:
         try:
-            ended.append(session.run(script, _MOST_SECONDS, _nowhere, _nowhere))
+            ended.append(session.run(script, _MOST_SECONDS, nowhere, nowhere))
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
             ended.append(error)
 
@@ -91,7 +91,3 @@ def _raw() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
-
-
-def _nowhere(_: bytes) -> None:
-    """What comes another way than by the terminal."""
