@@ -79,7 +79,7 @@ struct fer_hdr {
 	u32 sqpn;
 	u32 psn;	/* of the queue pair, one per frame */
 	u32 imm;
-	u64 addr;	/* of the message's first byte, at the one who holds it */
+	u64 addr;	/* of the message's first byte, at the end that holds it */
 	u32 rkey;	/* DGRAM: qkey */
 	u32 total;	/* bytes of the message */
 	u32 offset;	/* of this payload in the message */

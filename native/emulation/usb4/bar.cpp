@@ -20,7 +20,7 @@ Bar::Bar() {
     ::close(fd_);
     throw std::system_error(error, std::generic_category(), "the registers' memory");
   }
-  ::fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);  // nobody takes it away from under us
+  ::fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);  // the other process cannot shrink it under us
   data_ = static_cast<std::byte*>(data);
 }
 

@@ -1,5 +1,5 @@
 // Emulated USB4 controllers and the cables between them: one thread moves frames from the rings of one guest to those
-// of another, and hands what comes on ring 0 (control packets) to whoever owns this.
+// of another, and hands what comes on ring 0 (control packets) to the owner of this object.
 #pragma once
 
 #include <condition_variable>

@@ -23,7 +23,7 @@ void GuestMemory::map(std::uint64_t address, std::uint64_t size, int fd, std::ui
   if (address + size - 1 < address || offset + size < offset) throw std::invalid_argument("the range wraps around");
   struct stat file {};
   if (::fstat(fd, &file) != 0) throw std::system_error(errno, std::generic_category(), "fstat");
-  // Beyond the end of a file there is nothing, and whoever touches it is killed.
+  // Beyond the end of a file there is nothing, and a process that touches it is killed.
   if (!S_ISREG(file.st_mode) || offset + size > static_cast<std::uint64_t>(file.st_size)) {
     throw std::invalid_argument("the range is beyond the file's end");
   }

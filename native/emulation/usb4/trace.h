@@ -1,5 +1,5 @@
 // Appends packets to a pcapng file: Enhanced Packet Blocks (draft-ietf-opsawg-pcapng, section 4.3). The file's head is
-// written by whoever opens it.
+// written by the program that opens it.
 #pragma once
 
 #include <cstddef>

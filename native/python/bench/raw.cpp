@@ -161,7 +161,7 @@ std::size_t raw_shm_bytes() { return 2 * sizeof(Lane); }
 std::vector<double> raw_memcpy(void* target, const void* source, std::size_t bytes, int rounds) {
   return timed(rounds, [&] {
     std::memcpy(target, source, bytes);
-    // The copy must happen although nobody reads it.
+    // The copy must happen although it is never read.
     asm volatile("" : : "r"(target) : "memory");
   });
 }

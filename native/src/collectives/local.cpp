@@ -115,7 +115,7 @@ void LocalCollectives::all_reduce(const Call& call, std::byte* data, ReduceFunct
     return;
   }
   meet(call);
-  // Rank r reduces the r-th part of every chunk. Nobody reads that part of r's own buffer, so the result goes there.
+  // Rank r reduces the r-th part of every chunk. Only r reads that part of its own buffer, so the result goes there.
   const auto part = [&](std::size_t chunk_bytes, std::size_t rank) {
     return LocalCollectives::part(chunk_bytes, element, rank, n);
   };
@@ -238,7 +238,7 @@ void LocalCollectives::reduce(const Call& call, const std::byte* in, std::byte* 
       (bytes + kChunkBytes - 1) / kChunkBytes,
       [&](std::uint64_t index, std::byte* buffer) { std::memcpy(buffer, in + index * kChunkBytes, size_of(index)); },
       [&](std::uint64_t index, std::uint64_t buffer) {
-        // Nobody else reads this part of our own buffer, so the result goes there.
+        // No other rank reads this part of our own buffer, so the result goes there.
         const std::size_t begin = begin_of(index, rank_);
         for (int rank = 0; rank < size_; ++rank) sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + begin;
         reduce(chunk(rank_, buffer) + begin, sources_.data(), size_, (begin_of(index, rank_ + 1) - begin) / element,

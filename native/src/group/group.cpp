@@ -167,7 +167,7 @@ Status Group::start(const Operation* operations, std::size_t count, double timeo
   work = job.work = std::make_shared<Work>();
   Track& one = track(stream_of(*operations));
   one.queue.push(std::move(job));
-  if (stream_of(*operations) == Stream::messages) one.waiter.wake();  // whoever drives the queues takes it in
+  if (stream_of(*operations) == Stream::messages) one.waiter.wake();  // the thread that drives the queues takes it in
   return Status::ok;
 }
 

@@ -78,7 +78,7 @@ Status Group::close() {
     for (std::size_t entered = 0; entered < i; ++entered) tracks_[entered]->queue.leave();
     return Status::busy;
   }
-  std::vector<std::unique_ptr<Channel>> channels;  // closing them may take a while, during which nobody must wait
+  std::vector<std::unique_ptr<Channel>> channels;  // closing them may take a while: without the lock
   {
     const std::scoped_lock lock(end_mutex_);
     if (!closed_) {

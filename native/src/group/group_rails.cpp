@@ -13,7 +13,7 @@ bool Group::maintain() {
       for (const auto& channel : one.owned) {
         if (!ended_.load(std::memory_order_acquire)) channel->maintain();
       }
-    } catch (const std::exception& error) {  // no memory for bytes that nobody waits for yet
+    } catch (const std::exception& error) {  // no memory for bytes without a receive yet
       problem = error.what();
     }
     one.queue.leave();

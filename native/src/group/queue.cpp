@@ -73,7 +73,7 @@ bool Queue::try_enter() { return try_enter_as(Holder::operation); }
 
 bool Queue::try_enter_as(Holder wanted) {
   for (;;) {
-    Holder holder = Holder::nobody;
+    Holder holder = Holder::none;
     if (holder_.compare_exchange_strong(holder, wanted, std::memory_order_acq_rel)) return true;
     if (holder == Holder::operation || (holder == Holder::thread && pending())) return false;
     std::this_thread::yield();  // the maintenance thread, or a thread that is done, leaves in a moment
@@ -81,12 +81,12 @@ bool Queue::try_enter_as(Holder wanted) {
 }
 
 bool Queue::try_maintain() {
-  Holder holder = Holder::nobody;
+  Holder holder = Holder::none;
   return holder_.compare_exchange_strong(holder, Holder::maintenance, std::memory_order_acq_rel);
 }
 
 void Queue::leave() {
-  holder_.store(Holder::nobody, std::memory_order_seq_cst);
+  holder_.store(Holder::none, std::memory_order_seq_cst);
   if (pending_.load(std::memory_order_seq_cst) == 0) return;
   const std::scoped_lock lock(mutex_);
   changed_.notify_all();

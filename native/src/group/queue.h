@@ -44,7 +44,7 @@ struct Batch {
   Batch(const Operation* operations_, std::size_t count_, double timeout);
 };
 
-// A batch that nobody waits for: it owns what it was given.
+// A batch without a waiting caller: it owns its buffers.
 struct Job {
   std::vector<Operation> operations;
   std::vector<std::size_t> counts;  // what the operations' send_counts and recv_counts point to
@@ -75,7 +75,7 @@ class Queue {
   // Whether jobs are queued or being served.
   bool pending() const { return pending_.load(std::memory_order_acquire) != 0; }
   void push(Job job);
-  // The next job, or nothing. Whoever takes it says ended() when its work is finished.
+  // The next job, or nothing. The caller calls ended() when its work is finished.
   bool has_next() const { return queued_.load(std::memory_order_acquire) != 0; }
   bool pop(Job& into);
   void ended() { pending_.fetch_sub(1, std::memory_order_acq_rel); }
@@ -87,11 +87,11 @@ class Queue {
  private:
   void run();
 
-  enum class Holder { nobody, operation, thread, maintenance };
+  enum class Holder { none, operation, thread, maintenance };
   bool try_enter_as(Holder wanted);
 
   const std::function<void()> serve_;
-  std::atomic<Holder> holder_{Holder::nobody};
+  std::atomic<Holder> holder_{Holder::none};
   std::atomic<std::uint64_t> pending_{0};
   std::atomic<std::uint64_t> queued_{0};
   std::mutex mutex_;  // guards the three below

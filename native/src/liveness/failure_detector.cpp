@@ -142,7 +142,7 @@ FailureDetector::Time FailureDetector::next_look() const {
 int FailureDetector::arbiter(int suspect, Time now) const {
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == suspect || presence(rank) != Presence::alive) continue;
-    // Half the limit: whoever is about to be suspected, too, decides nothing.
+    // Half the limit: a rank that is about to be suspected itself decides nothing.
     const Rail* const heard = last_heard(peers_[index(rank)]);
     if (heard != nullptr && now - heard->heard < limit_ / 2) return rank;
   }

@@ -16,7 +16,7 @@ enum class Presence : std::uint8_t {
   self,
   absent,  // never connected yet
   alive,
-  left,  // said goodbye: nobody there needs anybody
+  left,  // said goodbye: its rank needs no other any more
   lost,  // died, or silent for too long
 };
 
@@ -24,7 +24,7 @@ class FailureDetector {
  public:
   using Time = Clock::time_point;
 
-  // One connection to a peer. What comes over it `via` another rank ends with that one, too; -1: nobody is between.
+  // One connection to a peer. What comes over it `via` another rank ends with that one, too; -1: a direct connection.
   struct Rail {
     bool connected = false;
     Time heard{};
@@ -34,7 +34,7 @@ class FailureDetector {
     std::string link;
   };
 
-  // Somebody who should be given up. `arbiter`: the rank to decide that, so that all decide the same; -1: this one.
+  // A rank that should be given up. `arbiter`: the rank to decide that, so that all decide the same; -1: this one.
   struct Suspect {
     int peer;
     int arbiter;
@@ -48,13 +48,13 @@ class FailureDetector {
   void hear(int peer, std::size_t rail, std::uint64_t sequence, Time now);
   void say_goodbye(int peer, std::uint64_t sequence);
   void end(int peer, std::size_t rail, int error, Time now);
-  // This rank was not there itself for so long, and heard nobody: that is nobody's fault.
+  // This rank did not run for so long, and heard no peer: not a fault of the others.
   void excuse(Clock::duration late, Time now);
   void lose(int peer, std::string words);
 
   // The first peer, in the order of ranks, that should be given up now.
   std::optional<Suspect> suspect(Time now) const;
-  // The arbiter was asked. Unless the peer is heard, or somebody decides, this rank does soon.
+  // The arbiter was asked. Unless the peer is heard, or another rank decides, this rank does soon.
   void ask(int peer, Time now);
   // When to look for suspects again at the latest, if nothing is heard until then.
   Time next_look() const;

@@ -14,7 +14,7 @@ namespace ferrule {
 
 enum class HeartbeatKind : std::uint8_t {
   beat = 1,     // I am there
-  goodbye = 2,  // nobody here needs anybody any more; my end will mean nothing
+  goodbye = 2,  // this rank needs no other any more; its end will mean nothing
   accuse = 3,   // `rank` does not answer me; you decide
   lost = 4,     // `rank` is lost to us all
   verdict = 5,  // the group of `epoch` ended: why, and which of its ranks is at fault

@@ -12,7 +12,7 @@
 namespace ferrule {
 namespace {
 
-// One look reads at most this much from one connection, so that nobody can keep us from the others.
+// One look reads at most this much from one connection, so that one peer cannot starve the others.
 constexpr int kReads = 8;
 constexpr std::size_t kReadBytes = 4096;
 
@@ -36,7 +36,7 @@ void Heartbeat::run() {
     wake_.clear();
     lock.lock();
     const Clock::time_point now = Clock::now();
-    // A machine that is too busy for this thread, or a process that was stopped, accuses nobody for what it missed.
+    // A machine that is too busy for this thread, or a process that was stopped, suspects no peer for what it missed.
     looked_ = now;
     late_ = std::max(now - planned, Clock::duration::zero());
     detector_.excuse(late_, now);
@@ -98,7 +98,7 @@ void Heartbeat::end_wire(Place place, int error, Clock::time_point now) {
 }
 
 void Heartbeat::hear(int from, const HeartbeatMessage& message) {
-  // Whoever was given up has no say any more, even if it comes back.
+  // A rank that was given up has no say any more, even if it comes back.
   if (detector_.presence(from) == Presence::lost) return;
   const bool known = message.rank >= 0 && message.rank < detector_.size();
   switch (message.kind) {
@@ -128,7 +128,7 @@ void Heartbeat::judge(Clock::time_point now) {
       give_up(suspect->peer, suspect->words);
       continue;
     }
-    // Should only the connection between us two be cut, the other one accuses us: somebody else tells all the same.
+    // Should only the connection between us two be cut, the other one suspects us: a third rank tells all the same.
     detector_.ask(suspect->peer, now);
     say(suspect->arbiter, {HeartbeatKind::accuse, Status::ok, suspect->peer, epoch_, 0, suspect->words});
   }

@@ -67,7 +67,7 @@ class Channel {
   // Bytes that try_send took and that still have to be read from the caller's memory, should a rail fail, or that no
   // socket has taken yet: an operation that sent is over only when this is false. Asking makes progress.
   virtual bool holds_callers_memory() { return false; }
-  // Sends may hold it until the peer has what was sent: nobody counts on room between the two.
+  // Sends may hold it until the peer has what was sent: no caller may count on room between the two.
   virtual void may_hold_memory() {}
 
   // The descriptors to poll while this rank sleeps and wants that, and what to do when one of them became ready.
@@ -75,7 +75,7 @@ class Channel {
   virtual void on_poll(const pollfd& ready) = 0;
   // The longest that a sleeper may leave this channel alone, for one that has timers of its own.
   virtual Clock::duration patience() const { return Clock::duration::max(); }
-  // What has to be done even while nobody wants anything from this channel: by a sleeper whose patience has ended,
+  // What has to be done even while no operation uses this channel: by a sleeper whose patience has ended,
   // and now and then by the group when no operation runs.
   virtual void maintain() {}
   virtual const char* transport() const = 0;

@@ -24,7 +24,7 @@ std::thread start_thread(const char* name, Body&& body) {
   pthread_sigmask(SIG_SETMASK, &blocked, &before);
   const Restore restore{before};
   return std::thread([name, body = std::forward<Body>(body)]() mutable {
-  // At most 15 characters; for those who look at the process with a debugger or `top -H`.
+  // At most 15 characters; shown by debuggers and `top -H`.
 #ifdef __APPLE__
     ::pthread_setname_np(name);
 #else

@@ -12,7 +12,7 @@ namespace {
 constexpr std::chrono::milliseconds kLookUp{100};
 // Steps between two looks at the clock while spinning: a look costs as much as several steps.
 constexpr unsigned kStepsPerLook = 16;
-// A yield that takes longer gave the core to somebody; one that finds nobody is over in a third of that.
+// A yield that takes longer gave the core to another thread; one that does not is over in a third of that.
 constexpr std::chrono::nanoseconds kYieldAlone{1500};
 // A process that only computes keeps the core for longer.
 constexpr std::chrono::microseconds kYieldToPeer{300};

@@ -83,7 +83,7 @@ class Waiter {
     Haste haste;
     Phase phase = Phase::spin;
     bool waited = false;
-    bool gave_way = false;  // somebody else ran when the core was yielded,
+    bool gave_way = false;  // another thread ran when the core was yielded,
     bool briefly = false;   // and yielded it back soon, as a peer does that waits for us in turn
     unsigned steps = 0;
     Clock::time_point since{};

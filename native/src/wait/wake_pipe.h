@@ -1,4 +1,4 @@
-// A pipe that ends somebody's sleep in poll(), from any thread.
+// A pipe that wakes a thread from poll(); may be written by any thread.
 #pragma once
 
 #include <fcntl.h>

@@ -7,7 +7,6 @@ namespace ferrule {
 
 Tree::Tree(const std::vector<int>& parents, int rank) : toward_(parents.size(), -1) {
   const int size = static_cast<int>(parents.size());
-  // Everybody climbs to the root; whoever meets us on the way, or whom we meet, is reached over the neighbour.
   const auto parent = [&](int of) { return parents[static_cast<std::size_t>(of)]; };
   for (int start = 0; start < size; ++start) {
     int steps = 0;
@@ -19,6 +18,7 @@ Tree::Tree(const std::vector<int>& parents, int rank) : toward_(parents.size(), 
     if (root_ >= 0 && at != root_) throw std::invalid_argument("the tree has two roots");
     root_ = at;
   }
+  // A rank below this one is reached over the child above it, any other over the parent.
   for (int target = 0; target < size; ++target) {
     if (target == rank) continue;
     int at = target;

@@ -34,7 +34,7 @@ void ShmChannel::notify() {
   // says that it sleeps, then looks for data. With a full fence between both, one of the two sees the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (peer_sleeping_.load(std::memory_order_relaxed) == 0) return;
-  if (peer_sleeping_.exchange(0, std::memory_order_acq_rel) == 0) return;  // somebody else rings
+  if (peer_sleeping_.exchange(0, std::memory_order_acq_rel) == 0) return;  // another thread rings
   const std::byte bell{0};
   // A full socket means that bells are there already; a broken one shows itself when we wait for the peer.
   (void)::send(fd_, &bell, 1, kRingFlags);

@@ -21,7 +21,7 @@ VerbsChannel::~VerbsChannel() {
   try {
     linger();
   } catch (const std::exception&) {
-    // The peer's last frames make no sense; nobody is left to whom that matters.
+    // The peer's last frames make no sense, which does not matter any more.
   }
 }
 

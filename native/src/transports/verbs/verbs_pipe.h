@@ -57,12 +57,12 @@ class VerbsPipe {
   void greet() { tell(VerbsFrameKind::hello); }
   bool greeted() const { return greeted_; }
   // Have drained() tell, after some more service(), whether all that was sent so far has reached the peer's machine
-  // (or, where nobody can know, has left this one).
+  // (or, where that cannot be known, has left this one).
   void flush();
   bool drained() const { return queue_->drained(); }
 
-  // For whoever is about to sleep: how long it may. From then on event_fd() becomes readable when something arrives;
-  // zero when something is there already. `waiting`: this rank wants something from the peer.
+  // How long a caller that is about to sleep may do so. From then on event_fd() becomes readable when something
+  // arrives; zero when something is there already. `waiting`: this rank wants something from the peer.
   Clock::duration prepare_sleep(bool waiting);
   int event_fd() const { return queue_->event_fd(); }
   void take_events();
