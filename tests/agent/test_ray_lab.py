@@ -99,7 +99,7 @@ def refuse_another_version(hosts, token, folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("PYTHONPATH", str(other.parent), prepend=os.pathsep)
         hosts.run(1, "up", "--no-mdns", "--join", token)
-        hosts.until(lambda: "Ray 2.1.0 here" in ray_state(hosts, 1).get("why", ""))
+        hosts.until(lambda: "Ray 2.1.0 here" in ray_state(hosts, 1).why)
         assert not processes(hosts, 1, b"raylet")
     assert "Ray 2.1.0 here" in hosts.run(0, "status")
     hosts.run(1, "down")

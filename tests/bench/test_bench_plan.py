@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ferrule.bench import planned
-from ferrule.cli.bench import app
+from ferrule.cli.bench.app import app
 from ferrule.lab import obstacle
 
 pytestmark = pytest.mark.slow

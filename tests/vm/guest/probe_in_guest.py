@@ -25,10 +25,10 @@ EFFORT = Effort(message=0.05, stream=0.3, warm=0.1, streams=(1,), sizes=(64, 409
 
 
 def serve(orders: Connection) -> None:
-    agent = Worker(KEY)
+    worker = Worker(KEY)
     while True:
         try:
-            answer = agent.obey(orders.recv())
+            answer = worker.carry_out(orders.recv())
         except EOFError:
             return
         except (FerruleError, OSError) as error:
