@@ -234,6 +234,23 @@ def lost(group: Group, arguments: dict[str, Any]) -> None:
     attempt(lambda: group.barrier())
 
 
+def steadily(group: Group, arguments: dict[str, Any]) -> None:
+    """Large and small reductions for so many seconds, every number checked."""
+    group.barrier()
+    report(ready=True)
+    begin, count = time.monotonic(), 0
+    counted = np.arange(1 << 20, dtype=np.int32)
+    more = True
+    while more:
+        x = counted + group.rank + count
+        group.all_reduce(x)
+        assert (x == group.size * (counted + count) + sum(range(group.size))).all(), count
+        count += 1
+        done = np.array([time.monotonic() - begin > arguments["seconds"]], np.int32)
+        more = not group.all_reduce(done, "max")[0]
+    report(count=count)
+
+
 def idle(group: Group, arguments: dict[str, Any]) -> None:
     """All ranks are idle, and watch what becomes of the group."""
     group.barrier()

@@ -86,6 +86,21 @@ def test_cable_that_fails_ends_the_group_on_both_sides(fault: str) -> None:
             assert again["text"] == report["text"]
 
 
+@pytest.mark.parametrize("fault", ["cut", "blackhole"])
+def test_the_only_cable_fails_for_a_moment_in_mid_transfer(fault: str) -> None:
+    """Three seconds of patience: after a cut the kernel looks for the peer's hardware address once per second."""
+    options = {"arguments": {"seconds": 4.0}, "env": {"FERRULE_HEARTBEAT": "3"}}
+    with Lab(pair()) as lab, Ranks("steadily", 2, lab=lab, **options) as ranks:
+        ranks.reports()
+        time.sleep(0.5)  # transfers are under way
+        getattr(lab.cables[0], fault)()
+        time.sleep(0.3)
+        lab.cables[0].restore()
+        first, second = ranks.reports()
+        assert first["count"] == second["count"] > 0
+        ranks.finish()
+
+
 def test_all_ranks_blame_the_rank_whose_cable_failed() -> None:
     """One of four ranks on a switch is cut off: the others name it, and lose no other."""
     with Lab(switch(4)) as lab, Ranks("idle", 4, lab=lab, timeout=20.0) as ranks:

@@ -3,8 +3,12 @@
 #include <netinet/in.h>
 #include <netinet/ip.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <linux/sockios.h>
+#endif
 
 #include <algorithm>
 #include <stdexcept>
@@ -26,6 +30,23 @@ void prepare(int fd) {
 #ifdef SO_PRIORITY
   const int interactive = 6;
   (void)::setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &interactive, sizeof interactive);
+#endif
+#ifdef TCP_THIN_LINEAR_TIMEOUTS
+  // A lost beat is sent again every 0.2 s, not after pauses that double: with those, a cable that carried nothing for
+  // 0.3 s would be silent for 0.8 s. Linux does so while little is under way (see say) and a loss ends its slow start,
+  // as with Reno and not with BBR.
+  (void)::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+  (void)::setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);
+#endif
+}
+
+// Whether something that was sent has not arrived at the peer's kernel yet, as far as can be told.
+bool under_way([[maybe_unused]] int fd) {
+#ifdef SIOCOUTQ
+  int bytes = 0;
+  return ::ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes != 0;
+#else
+  return false;
 #endif
 }
 
@@ -163,8 +184,8 @@ void Heartbeat::say(int peer, HeartbeatMessage message) {
   message.sequence = ++sequence_;
   for (Wire& one : wires_[static_cast<std::size_t>(peer)]) {
     if (one.fd < 0) continue;
-    // A beat that has to wait says nothing.
-    if (message.kind == HeartbeatKind::beat && !one.unsent.empty()) continue;
+    // A beat that has to wait says no more than the one before it.
+    if (message.kind == HeartbeatKind::beat && (!one.unsent.empty() || under_way(one.fd))) continue;
     append(one.unsent, message);
     flush(one);
   }

@@ -7,6 +7,9 @@
 #include <optional>
 
 #include "testing.h"
+#ifdef __linux__
+#include "transports/rail_wires.h"
+#endif
 
 namespace {
 
@@ -262,6 +265,24 @@ void an_arbiter_decides_for_others() {
   ::close(two);
 }
 
+#ifdef __linux__
+// Lost beats are sent again soon: with pauses that double, a cut of 0.8 s would be silence for at least 1.4 s.
+void a_wire_may_be_cut_for_a_moment() {
+  rails_test::Wire wire;
+  Heartbeat one({0, 2, kEpoch, 175ms, 1400ms});
+  Heartbeat other({1, 2, kEpoch, 175ms, 1400ms});
+  one.add(1, 0, wire.ends[0], "wire", -1);
+  other.add(0, 0, wire.ends[1], "wire", -1);
+  const Listener group(one, {0, 1});
+  const Listener others_group(other, {0, 1});
+  wire.cut();
+  std::this_thread::sleep_for(800ms);
+  wire.restore();
+  CHECK(testing::soon([&] { return one.health(1).silence < 400ms && other.health(0).silence < 400ms; }));
+  CHECK(!group.ended() && !others_group.ended());
+}
+#endif
+
 }  // namespace
 
 int main() {
@@ -274,6 +295,9 @@ int main() {
   nonsense_cuts_its_sender_off();
   all_name_the_same_when_two_do_not_hear_each_other();
   an_arbiter_decides_for_others();
+#ifdef __linux__
+  a_wire_may_be_cut_for_a_moment();
+#endif
   std::puts("ok");
   return 0;
 }
