@@ -97,6 +97,17 @@ def test_only_files_of_the_list_use_one(title: str, module: str, name: str) -> N
     assert not others, f"CONTRIBUTING.md, Add a {title}: {', '.join(sorted(others))} use {module}.{name} too"
 
 
+def test_the_transports_are_listed_nowhere_else() -> None:
+    """Not even in prose: a new one would be missing there."""
+    names = [re.compile(rf"\b{one.name}\b") for one in TRANSPORTS]
+    listing = {
+        file
+        for file, (text, _) in product().items()
+        if any(all(name.search(line) for name in names) for line in text.splitlines())
+    }
+    assert {file for file in listing if not any(file.startswith(path) for path in LISTS["transport"])} == set()
+
+
 def test_imports_are_seen_however_they_are_written() -> None:
     assert imported("import a.b.c") == {"a.b.c"}
     assert imported("from a.b import c, d as e") == {"a.b.c", "a.b.d"}

@@ -35,7 +35,7 @@ SETTINGS: Final = (
     Setting("models.move_back", "FERRULE_MOVE_BACK", _DURATION, "30 s", "before a model returns to a host, or never"),
     Setting("cluster.name", "FERRULE_CLUSTER", (str,), "the only one", "which cluster is meant, of several"),
     Setting("cluster.state", "FERRULE_STATE", (str,), "the user's state", "where clusters are kept"),
-    Setting("fabric.transport", "FERRULE_TRANSPORT", (str,), "auto", "auto, shm, verbs or tcp"),
+    Setting("fabric.transport", "FERRULE_TRANSPORT", (str,), "auto", "how bytes move between ranks (fabric.md)"),
     Setting("fabric.interfaces", "FERRULE_INTERFACES", (list,), "all", "network interfaces; ^NAME: not this one"),
     Setting("fabric.rails", "FERRULE_RAILS", (int, str), "auto", "sockets per interface and stream"),
     Setting("fabric.timeout", "FERRULE_TIMEOUT", _DURATION, "300 s", "how long an operation may wait"),

@@ -42,7 +42,7 @@ class RailInfo:
 
 @dataclass(frozen=True)
 class PeerInfo:
-    """One rank as seen from this one. ``transport``: self, shm, verbs or tcp; ``link``: the path data take to it.
+    """One rank as seen from this one. ``transport``: its name, or self; ``link``: the path data take to it.
 
     ``rails``: what the path consists of, none over shared memory. ``via``: the ranks between, the nearest first, where
     the two share no link. ``notes``: which other paths there might have been, and why they are not used.

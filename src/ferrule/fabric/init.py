@@ -22,7 +22,7 @@ def init(
     """Meet the other ranks and return the group of all of them.
 
     Read from the environment: ``FERRULE_RANK``, ``FERRULE_WORLD_SIZE``, ``FERRULE_ADDRESS`` (host:port where rank 0
-    listens), ``FERRULE_KEY`` (the cluster key, hexadecimal), ``FERRULE_TRANSPORT`` (auto, shm, verbs or tcp),
+    listens), ``FERRULE_KEY`` (the cluster key, hexadecimal), ``FERRULE_TRANSPORT`` (``config.TRANSPORT_CHOICES``),
     ``FERRULE_TIMEOUT`` (seconds), ``FERRULE_HEARTBEAT`` (seconds of silence after which a rank is lost),
     ``FERRULE_LISTEN_FD`` (rank 0 only: an inherited listening socket) and ``FERRULE_SPIN_US``. With nothing set the
     answer is a group of one; with ``strict`` that is an error too.

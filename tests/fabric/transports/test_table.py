@@ -1,4 +1,4 @@
-"""A new transport touches its own folder and the table, nothing else."""
+"""A new transport needs its own folder and an entry in the table."""
 
 from __future__ import annotations
 

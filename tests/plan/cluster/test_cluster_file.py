@@ -159,7 +159,7 @@ def test_a_route_that_the_fabric_would_not_take_is_noted() -> None:
         ('latency = "9us"', 'latency = "-9us"', r"\[\[link\]\] 3, latency: at least 0 is needed, not '-9us'"),
         ('"10 Gb/s"', '"0 Gb/s"', r"\[\[link\]\] 3, bandwidth: more than 0 is needed, not '0 Gb/s'; write for example"),
         ('"10 Gb/s"', '"10 GB/s"', r"\[\[link\]\] 3, bandwidth: '10 GB/s' is no number; write for example"),
-        ('transport = "verbs"', 'transport = "rdma"', r"\[\[link\]\] 3, transport: 'rdma' is none; there are tcp"),
+        ('transport = "verbs"', 'transport = "rdma"', r"\[\[link\]\] 3, transport: 'rdma' is none; there are shm"),
         ('"strix-3", "box"]', '"strix-3", "bax"]', r"\[\[link\]\] 3, mesh: there is no device 'bax', only strix-1"),
         ('"strix-3", "box"]', '"strix-3", "strix"]', "with a count its first one is 'strix-1'"),
         ('["strix-2", "strix-1"]', '["strix-2", "strix-2"]', r"\[\[link\]\] 2, between: 'strix-2' is there twice"),

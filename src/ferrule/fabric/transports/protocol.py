@@ -50,7 +50,12 @@ class PeerConnections:
 
 
 class Session(Protocol):
-    """A transport while one group is made: this rank's part. All ranks call `connect` and `settle` in step.
+    """A transport while one group is made: this rank's part.
+
+    In this order: all ranks `offer`, all `connect` (the transports one after the other), then all `settle`, when each
+    has heard why any other could not connect; at last `channel` and `describe` for each peer. What did not work leaves
+    ``peers`` empty, and the next transport has its turn; where the user asked for this one (``hosts[rank].transport``),
+    `connect` or `settle` raises `RendezvousError` instead.
 
     ``peers``: the ranks that it joins with this one, as far as is known by now. ``memory``: what ranks share, for
     collectives that go past the channels. ``notes``: what `GroupInfo.notes` should say. ``name`` and ``typical`` are
@@ -82,7 +87,10 @@ class Session(Protocol):
         return
 
     def channel(self, stream: int, to: PeerConnections) -> _native.Channel:
-        """The pipe to one of ``peers`` for one stream. Takes over the connections of that stream."""
+        """The pipe to one of ``peers`` for one stream, with room for 256 KiB that are sent ahead.
+
+        It takes over the connections of that stream; one that needs none of them closes what ``to.take_one`` gives.
+        """
         ...
 
     def describe(self, to: PeerConnections) -> tuple[str, tuple[RailInfo, ...]]:

@@ -12,7 +12,10 @@ from ferrule.fabric.transports.tcp.transport import TcpTransport
 from ferrule.fabric.transports.verbs.transport import VerbsTransport
 
 TRANSPORTS: Sequence[Transport] = (ShmTransport(), VerbsTransport(), TcpTransport())
-"""In the order of preference. The last one joins any two ranks. ``ferrule.config.TRANSPORT_CHOICES`` has the names."""
+"""In the order of preference in ``auto``. TCP stays the last: it joins any two ranks, and takes part in any case.
+
+A transport that should be used by its name only looks at ``hosts[rank].transport``, in ``session`` and ``expected``.
+"""
 
 
 def sessions(rank: int, hosts: Sequence[RankHost], deadline: Deadline) -> list[Session]:

@@ -31,6 +31,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
+from ferrule.config import TRANSPORT_CHOICES
 from ferrule.errors import ConfigError, PlanError
 from ferrule.fabric.routing.routes import find_routes
 from ferrule.files import write_whole
@@ -77,7 +78,7 @@ _DEVICE = (
     "measured",
 )
 _LINK = ("between", "mesh", "switch", "name", "cable", "latency", "bandwidth", "transport", "count")
-_TRANSPORTS = ("tcp", "verbs", "shm")
+_TRANSPORTS = tuple(choice for choice in TRANSPORT_CHOICES if choice != "auto")
 _FLOPS_EXAMPLE = "{ bf16 = 59e12 }"
 Rails = list[Ends]
 
