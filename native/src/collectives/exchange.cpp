@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "assertions.h"
 #include "collectives/local.h"
 
 namespace ferrule {
@@ -36,6 +37,7 @@ bool Outgoing::pump() {
 }
 
 void Outgoing::begin_at(std::size_t bytes) {
+  FERRULE_ASSERT(sent <= bytes && bytes <= total() - second.size() + second_ready);
   sent = bytes;
   channel->mid_message = sent != 0 && !done();
 }
@@ -65,6 +67,7 @@ bool Incoming::pump_whole() {
 }
 
 void Incoming::begin_at(std::size_t bytes) {
+  FERRULE_ASSERT(got <= bytes && bytes <= total());
   const bool in_header = got < sizeof header;
   got = bytes;
   if (!in_header || got < sizeof header) return;

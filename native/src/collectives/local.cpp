@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 namespace ferrule {
 
@@ -10,7 +11,14 @@ LocalCollectives::LocalCollectives(const Segment& segment, int rank, const std::
     : rank_(rank), size_(static_cast<int>(indices.size())), waiter_(waiter), sources_(indices.size()) {
   for (const int index : indices) blocks_.push_back(&segment.rank(index));
   for (Channel* channel : channels) {
-    if (channel != nullptr) peers_.push_back(static_cast<ShmChannel*>(channel));
+    if (channel == nullptr) continue;
+    auto* const local = dynamic_cast<ShmChannel*>(channel);
+    if (local == nullptr) {
+      throw std::invalid_argument("rank " + std::to_string(channel->peer()) +
+                                  " is on this rank's segment, but is joined " + "by " + channel->transport() +
+                                  "; its channels must be of that segment");
+    }
+    peers_.push_back(local);
   }
 }
 

@@ -34,6 +34,10 @@ int checked_size(const GroupOptions& options) {
   if (options.rank < 0 || static_cast<std::size_t>(options.rank) >= size) {
     throw std::invalid_argument("a group needs a rank of its own");
   }
+  const int places = options.segment == nullptr ? 0 : options.segment->ranks();
+  if (std::ranges::any_of(options.local_index, [&](int place) { return options.segment && place >= places; })) {
+    throw std::invalid_argument("the segment has room for " + std::to_string(places) + " ranks only");
+  }
   return static_cast<int>(size);
 }
 

@@ -1,5 +1,8 @@
 // The parts of a rail channel that touch no socket, against plain models of what they should do.
+#include <sys/wait.h>
+
 #include <array>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -81,7 +84,7 @@ void outbound(unsigned seed) {
           &out.refer(std::span(callers).subspan(at, std::min<std::size_t>(1 + random() % 9000, callers.size() - at)));
     } else {
       const std::size_t size =
-          std::min<std::size_t>(1 + random() % (random() % 16 == 0 ? kMaxPayload : 3000), out.copy_room());
+          std::min<std::size_t>(1 + random() % (random() % 16 == 0 ? kMaxPayloadBytes : 3000), out.copy_room());
       if (size != 0) {
         std::vector<std::byte> bytes = stream(begin, size);
         const std::size_t half = random() % (size + 1);
@@ -110,7 +113,7 @@ void outbound(unsigned seed) {
     }
   }
   out.acknowledge(out.end());
-  require(!out.refers() && out.copy_room() == kMaxPayload, "all is free again");
+  require(!out.refers() && out.copy_room() == kMaxPayloadBytes, "all is free again");
 }
 
 void reader() {
@@ -137,7 +140,7 @@ void reader() {
   bad([](FrameHeader& h) { h.length = 11; });
   bad([](FrameHeader& h) { h.offset = 991; });
   bad([](FrameHeader& h) { h.offset = ~std::uint64_t{0} - 4; });
-  bad([](FrameHeader& h) { h.length = kMaxPayload + 1; });
+  bad([](FrameHeader& h) { h.length = kMaxPayloadBytes + 1; });
   bad([](FrameHeader& h) { h.received = 501; });
   bad([](FrameHeader& h) { h.held = 501; });
 
@@ -170,11 +173,26 @@ void reader() {
   }
 }
 
+// A broken invariant ends the process there and then.
+void broken_invariant() {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::close(STDERR_FILENO);
+    FrameReader frames;
+    frames.skip(1);
+    ::_exit(0);
+  }
+  int status = 0;
+  require(::waitpid(child, &status, 0) == child, "the child ended");
+  require(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "it was ended by the assertion");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const unsigned seeds = argc > 1 ? static_cast<unsigned>(std::atoi(argv[1])) : 10;
   reader();
+  broken_invariant();
   for (unsigned seed = 0; seed < seeds; ++seed) {
     inbound(seed);
     outbound(seed);

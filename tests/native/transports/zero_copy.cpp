@@ -62,8 +62,8 @@ void loopback_copies_and_says_so() {
   if (!zero_copy.enabled()) {
     std::puts("no MSG_ZEROCOPY here");
   } else {
-    const std::vector<char> data(2 * ZeroCopy::kLeast, 'x');
-    CHECK(zero_copy.flag(ZeroCopy::kLeast - 1) == 0);
+    const std::vector<char> data(2 * ZeroCopy::kLeastBytes, 'x');
+    CHECK(zero_copy.flag(ZeroCopy::kLeastBytes - 1) == 0);
     CHECK(zero_copy.flag(data.size()) != 0);
     std::thread reader([&, from = other] { read_all(from, 3 * data.size()); });
     for (int i = 0; i < 3; ++i) {

@@ -6,11 +6,13 @@
 #include <cerrno>
 #include <cstring>
 
+#include "assertions.h"
+
 namespace ferrule {
 namespace {
 
 // Long messages are published piece by piece, so that the reader copies while the writer still writes.
-constexpr std::size_t kPiece = 64 << 10;
+constexpr std::size_t kPieceBytes = 64 << 10;
 
 #ifdef MSG_NOSIGNAL
 constexpr int kRingFlags = MSG_DONTWAIT | MSG_NOSIGNAL;
@@ -46,7 +48,8 @@ std::size_t ShmChannel::write(ConstBytes from) {
     seen_tail_ = out_.tail.load(std::memory_order_acquire);
     room = capacity_ - static_cast<std::size_t>(head_ - seen_tail_);
   }
-  const std::size_t size = std::min({from.size(), room, kPiece});
+  FERRULE_ASSERT(room <= capacity_);
+  const std::size_t size = std::min({from.size(), room, kPieceBytes});
   const std::size_t at = static_cast<std::size_t>(head_) & (capacity_ - 1);
   const std::size_t first = std::min(size, capacity_ - at);
   std::memcpy(out_data_ + at, from.data(), first);
@@ -75,7 +78,8 @@ std::size_t ShmChannel::try_recv(Bytes into) {
     seen_head_ = in_.head.load(std::memory_order_acquire);
     there = static_cast<std::size_t>(seen_head_ - tail_);
   }
-  const std::size_t size = std::min({into.size(), there, kPiece});
+  FERRULE_ASSERT(there <= capacity_);
+  const std::size_t size = std::min({into.size(), there, kPieceBytes});
   if (size == 0) return 0;
   const std::size_t at = static_cast<std::size_t>(tail_) & (capacity_ - 1);
   const std::size_t first = std::min(size, capacity_ - at);

@@ -10,6 +10,8 @@
 #include <random>
 #include <stdexcept>
 
+#include "assertions.h"
+
 namespace ferrule {
 namespace {
 
@@ -148,7 +150,10 @@ std::unique_ptr<Segment> Segment::open(const std::string& place, const std::uint
 
 Segment::~Segment() { ::munmap(base_, bytes_); }
 
-RankBlock& Segment::rank(int index) const { return reinterpret_cast<RankBlock*>(base_ + kHeaderBytes)[index]; }
+RankBlock& Segment::rank(int index) const {
+  FERRULE_ASSERT(index >= 0 && index < ranks_);
+  return reinterpret_cast<RankBlock*>(base_ + kHeaderBytes)[index];
+}
 
 std::atomic<std::uint32_t>& Segment::sleeping(int index, Stream stream) const {
   return rank(index).sleeping[static_cast<std::size_t>(stream)].value;
@@ -157,6 +162,7 @@ std::atomic<std::uint32_t>& Segment::sleeping(int index, Stream stream) const {
 std::size_t Segment::ring_bytes(Stream stream) const { return ring_capacity(ranks_, stream); }
 
 std::size_t Segment::ring_offset(Stream stream, int from, int to) const {
+  FERRULE_ASSERT(from >= 0 && from < ranks_ && to >= 0 && to < ranks_ && from != to);
   const auto n = static_cast<std::size_t>(ranks_);
   const auto pair = static_cast<std::size_t>(from) * (n - 1) + static_cast<std::size_t>(to < from ? to : to - 1);
   const std::size_t start = stream == Stream::collectives ? 0 : stream_bytes(ranks_, Stream::collectives);

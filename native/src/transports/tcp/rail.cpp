@@ -14,12 +14,14 @@
 #include <array>
 #include <cerrno>
 
+#include "assertions.h"
+
 namespace ferrule {
 namespace {
 
 // What the kernel may hold that it has not sent yet: enough that the wire never waits for us, and little, because
 // bytes that wait here cannot go over another rail. It wakes us when half of it is sent.
-constexpr int kUnsent = 256 << 10;
+constexpr int kUnsentBytes = 256 << 10;
 
 #ifdef MSG_NOSIGNAL
 constexpr int kSendFlags = MSG_DONTWAIT | MSG_NOSIGNAL;
@@ -39,6 +41,7 @@ void add(std::atomic<std::uint64_t>& counter, std::uint64_t n) {
 }  // namespace
 
 void Rail::open(int fd) {
+  FERRULE_ASSERT(fd_ < 0 && fd >= 0);
   fd_ = fd;
   error_ = 0;
   sockaddr_storage address{};
@@ -47,16 +50,17 @@ void Rail::open(int fd) {
          (address.ss_family == AF_INET || address.ss_family == AF_INET6);
   set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
 #ifdef TCP_NOTSENT_LOWAT
-  set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsent);
+  set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
 #endif
 #ifdef SO_NOSIGPIPE
   set(fd, SOL_SOCKET, SO_NOSIGPIPE, 1);
 #endif
-  inbox_.resize(kInbox);
+  inbox_.resize(kInboxBytes);
   unread = {};
   reader = {};
   busy_ = false;
-  parked = suspect = given_up = false;
+  parked = false;
+  state_ = State::well;
   total_written_ = arrived_ = total_read_ = read_before_ = 0;
   unanswered_ = waits_ = false;
   moved_at_ = {};
@@ -77,9 +81,23 @@ void Rail::close(bool reset) {
   ::close(fd_);
   fd_ = -1;
   busy_ = false;
+  state_ = reset ? State::given_up : State::absent;
+}
+
+void Rail::suspect(Clock::time_point now) {
+  FERRULE_ASSERT(state_ == State::well);
+  state_ = State::suspect;
+  suspect_since_ = now;
+}
+
+void Rail::blame(Clock::time_point now) {
+  FERRULE_ASSERT(state_ == State::suspect);
+  state_ = State::blamed;
+  blamed_since_ = now;
 }
 
 Rail::Io Rail::write(const FrameHeader& header, ConstBytes payload, const OutFrame* frame) {
+  FERRULE_ASSERT(alive() && !busy_ && header.length == payload.size());
   header_ = header;
   payload_ = payload;
   frame_ = frame;
@@ -112,6 +130,7 @@ Rail::Io Rail::flush() {
       return Io::ended;
     }
     written_ += static_cast<std::size_t>(n);
+    FERRULE_ASSERT(written_ <= sizeof header_ + payload_.size());
     total_written_ += static_cast<std::uint64_t>(n);
     add(bytes_sent, static_cast<std::uint64_t>(n));
     if (written_ != sizeof header_ + payload_.size()) return Io::blocked;
@@ -121,7 +140,7 @@ Rail::Io Rail::flush() {
 }
 
 void Rail::disown() {
-  static constexpr std::array<std::byte, kMaxPayload> kAnything{};
+  static constexpr std::array<std::byte, kMaxPayloadBytes> kAnything{};
   payload_ = ConstBytes(kAnything).first(payload_.size());
   frame_ = nullptr;
 }

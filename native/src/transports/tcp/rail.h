@@ -16,6 +16,13 @@ class Rail {
  public:
   using Bytes = std::span<std::byte>;
   using ConstBytes = std::span<const std::byte>;
+  enum class State {
+    absent,    // without a socket: there is none yet, or its end was seen
+    given_up,  // without a socket: it was closed because it did not work
+    well,
+    suspect,  // it stalled; what it carried goes over other rails as well
+    blamed,   // and another rail moves meanwhile
+  };
   enum class Io {
     done,
     blocked,  // the rest has to wait for the socket
@@ -32,6 +39,8 @@ class Rail {
   void close(bool reset);
   int number() const { return number_; }
   bool alive() const { return fd_ >= 0; }
+  State state() const { return state_; }
+  bool doubtful() const { return state_ == State::suspect || state_ == State::blamed; }
   int fd() const { return fd_; }
   int error() const { return error_; }
 
@@ -45,7 +54,7 @@ class Rail {
 
   // Read payload to `direct`, and what follows to the inbox, at most `ahead` bytes: done when the socket had all that.
   Io read(Bytes direct, std::size_t ahead, std::size_t& got);
-  static constexpr std::size_t kInbox = 64 << 10;
+  static constexpr std::size_t kInboxBytes = 64 << 10;
   ConstBytes unread;  // the rest of the inbox
   FrameReader reader;
   CloseNotice words;  // the payload of a close notice that is being read
@@ -61,10 +70,11 @@ class Rail {
   // For at least `limit` the peer's kernel answered nothing of what was sent, and none arrived.
   bool stalled(Clock::duration limit) const { return unanswered_ && looked_at_ - still_since_ >= limit; }
   Clock::time_point moved_at() const { return moved_at_; }  // the last bytes, either way
-  bool suspect = false;                                     // it stalled; what it carried goes over other rails as well
-  Clock::time_point suspect_since{};
-  Clock::time_point blamed_since{};  // since then another rail moved; or never
-  bool given_up = false;             // it was closed because it did not work, not because the peer closed it
+  void set_well() { state_ = State::well; }
+  void suspect(Clock::time_point now);
+  void blame(Clock::time_point now);
+  Clock::time_point suspect_since() const { return suspect_since_; }
+  Clock::time_point blamed_since() const { return blamed_since_; }
   // Whether the peer's kernel has everything, as far as can be told.
   bool delivered() const;
 
@@ -82,6 +92,9 @@ class Rail {
   int probes() const;  // of the peer's window, sent in a row without an answer
 
   const int number_;
+  State state_ = State::absent;
+  Clock::time_point suspect_since_{};
+  Clock::time_point blamed_since_{};
   int fd_ = -1;
   int error_ = 0;
   bool tcp_ = false;

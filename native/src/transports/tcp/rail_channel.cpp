@@ -95,28 +95,28 @@ void RailChannel::watch(Clock::time_point now) {
   for (const auto& rail : rails_) {
     if (!rail->alive()) continue;
     rail->look(now);
-    const bool suspect = rail->stalled(stall_);
-    if (suspect && !rail->suspect) {
-      rail->suspect_since = now;
-      rail->blamed_since = {};
+    const bool stalled = rail->stalled(stall_);
+    if (!stalled) {
+      rail->set_well();
+    } else if (rail->state() == Rail::State::well) {
+      rail->suspect(now);
       outbound_.give_up(rail->number());
       must_tell_ = true;  // it may hold an acknowledgement, for which the peer waits and sends nothing more
     }
-    rail->suspect = suspect;
     if (rail->waits()) watched_ = true;
-    if (suspect) doubts_ = true;
+    if (stalled) doubts_ = true;
   }
   // It is the wire, not the peer, when another wire moves. Otherwise all may be cut for a moment: then nothing is
   // gained by giving up the last, and when they are back they need not begin to move all at once. Both ends see the
   // same rails move, so they do not give up different ones.
   for (const auto& rail : rails_) {
-    if (!rail->alive() || !rail->suspect) continue;
-    const auto moved = [&](const auto& other) { return other->alive() && other->moved_at() > rail->suspect_since; };
+    if (!rail->doubtful()) continue;
+    const auto moved = [&](const auto& other) { return other->alive() && other->moved_at() > rail->suspect_since(); };
     const bool works_one_way = moved(rail);
     const auto another = [&](const auto& other) { return other != rail && moved(other); };
-    if (rail->blamed_since == Clock::time_point{}) {
-      if (std::ranges::any_of(rails_, another)) rail->blamed_since = now;
-    } else if (now - rail->blamed_since >= stall_ * (works_one_way ? kOneWay : 1)) {
+    if (rail->state() == Rail::State::suspect) {
+      if (std::ranges::any_of(rails_, another)) rail->blame(now);
+    } else if (now - rail->blamed_since() >= stall_ * (works_one_way ? kOneWay : 1)) {
       lose(*rail, ETIMEDOUT, true);
     }
   }
@@ -142,12 +142,12 @@ void RailChannel::bury(Rail& rail, bool reset) {
 
 void RailChannel::lose(Rail& rail, int error, bool reset) {
   bury(rail, reset);
-  rail.given_up = reset;
   if (arrived_.load(std::memory_order_acquire)) return;
   if (std::ranges::any_of(rails_, [](const auto& other) { return other->alive(); })) return;
   // Where wires failed, a reset may be the peer's way to give one up, and fresh rails may come. When the peer dies
   // its kernel closes the connection.
-  const bool given_up = std::ranges::any_of(rails_, [](const auto& other) { return other->given_up; });
+  const auto is_given_up = [](const auto& other) { return other->state() == Rail::State::given_up; };
+  const bool given_up = std::ranges::any_of(rails_, is_given_up);
   if (error == 0 || !given_up) socket_ended(error);
 }
 

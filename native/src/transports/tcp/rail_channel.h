@@ -78,9 +78,9 @@ class RailChannel final : public Channel {
   std::vector<std::unique_ptr<Rail>> rails_;
   Outbound outbound_;
   Inbound inbound_;
-  std::uint64_t limit_ = kRailWindow;  // of the stream, until the peer has taken more
-  std::size_t turn_ = 0;               // the rail whose turn it is
-  std::size_t expected_;               // the rail that brought the last bytes
+  std::uint64_t limit_ = kRailWindowBytes;  // of the stream, until the peer has taken more
+  std::size_t turn_ = 0;                    // the rail whose turn it is
+  std::size_t expected_;                    // the rail that brought the last bytes
   unsigned idle_ = 0;
 
   // What the peer was last told, and what it waits to be told.

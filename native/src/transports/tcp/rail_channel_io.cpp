@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "assertions.h"
 #include "transports/tcp/rail_channel.h"
 
 namespace ferrule {
@@ -10,17 +11,17 @@ namespace {
 
 // Up to this size a message is copied, so that the send is over when the sockets have it; above, it stays where it is
 // until the peer has it.
-constexpr std::size_t kCopy = 256 << 10;
-constexpr std::size_t kRefer = 16 << 10;  // shorter parts of a long message are copied all the same
+constexpr std::size_t kCopyBytes = 256 << 10;
+constexpr std::size_t kReferBytes = 16 << 10;  // shorter parts of a long message are copied all the same
 // From this size on a message is cut over the rails, into pieces between these two.
-constexpr std::size_t kStripe = 64 << 10;
-constexpr std::size_t kMinPiece = 32 << 10;
-constexpr std::size_t kPiece = 128 << 10;
+constexpr std::size_t kStripeBytes = 64 << 10;
+constexpr std::size_t kMinPieceBytes = 32 << 10;
+constexpr std::size_t kPieceBytes = 128 << 10;
 // An offer from which reads go straight to their place; below, one read for header and payload is cheaper.
-constexpr std::size_t kDirectRead = 64 << 10;
+constexpr std::size_t kDirectReadBytes = 64 << 10;
 // One call moves at most this much, so that the other direction gets its turn while both are busy.
-constexpr std::size_t kTurn = 1 << 20;
-constexpr std::uint64_t kAcknowledge = 256 << 10;
+constexpr std::size_t kTurnBytes = 1 << 20;
+constexpr std::uint64_t kAcknowledgeBytes = 256 << 10;
 // While it waits for a small message, one in so many looks goes to all rails.
 constexpr unsigned kLookAround = 8;
 // More gaps between the bytes that arrived come from no honest peer.
@@ -53,12 +54,12 @@ std::size_t RailChannel::try_send(std::span<const ConstBytes> parts) {
 }
 
 std::size_t RailChannel::send_some(Parts& parts, std::size_t total) {
-  const bool refer = total > kCopy || outbound_.refers();
-  const bool stripe = total >= kStripe;
+  const bool refer = total > kCopyBytes || outbound_.refers();
+  const bool stripe = total >= kStripeBytes;
   std::size_t piece = total;
-  if (stripe) piece = std::clamp((total + rails_.size() - 1) / rails_.size(), kMinPiece, kPiece);
+  if (stripe) piece = std::clamp((total + rails_.size() - 1) / rails_.size(), kMinPieceBytes, kPieceBytes);
   std::size_t sent = 0;
-  while (sent < total && sent < kTurn) {
+  while (sent < total && sent < kTurnBytes) {
     Rail* const rail = stripe ? pick_next() : pick();
     if (rail == nullptr) break;
     OutFrame* const frame = next_frame(parts, total - sent, piece, refer);
@@ -71,10 +72,11 @@ std::size_t RailChannel::send_some(Parts& parts, std::size_t total) {
 }
 
 OutFrame* RailChannel::next_frame(Parts& parts, std::size_t left, std::size_t piece, bool refer) {
+  FERRULE_ASSERT(outbound_.end() <= limit_);
   std::size_t size = static_cast<std::size_t>(std::min<std::uint64_t>({left, piece, limit_ - outbound_.end()}));
   ConstBytes& front = *std::ranges::find_if(parts, [](ConstBytes part) { return !part.empty(); });
   OutFrame* frame = nullptr;
-  if (refer && front.size() >= kRefer) {
+  if (refer && front.size() >= kReferBytes) {
     size = std::min(size, front.size());
     if (size != 0) frame = &outbound_.refer(front.first(size));
   } else {
@@ -114,8 +116,8 @@ void RailChannel::push() {
 
 bool RailChannel::usable(const Rail& rail) const {
   if (!rail.alive() || rail.busy()) return false;
-  const auto better = [](const auto& other) { return other->alive() && !other->suspect; };
-  return !rail.suspect || std::ranges::none_of(rails_, better);
+  const auto better = [](const auto& other) { return other->state() == Rail::State::well; };
+  return !rail.doubtful() || std::ranges::none_of(rails_, better);
 }
 
 Rail* RailChannel::pick() {
@@ -135,7 +137,7 @@ bool RailChannel::backlog() const {
   // A rail that stalled may keep its rest of a frame that went over another one.
   const auto writes = [](const auto& rail) {
     if (!rail->alive() || !rail->busy()) return false;
-    return rail->frame() == nullptr ? !rail->suspect : rail->frame()->rail == rail->number();
+    return rail->frame() == nullptr ? !rail->doubtful() : rail->frame()->rail == rail->number();
   };
   return outbound_.lost() != nullptr || std::ranges::any_of(rails_, writes);
 }
@@ -153,8 +155,8 @@ FrameHeader RailChannel::header(FrameKind kind) {
 bool RailChannel::owes_acknowledgement() const {
   if (gone_ || heard_last_) return false;
   const std::uint64_t received = inbound_.received();
-  return must_tell_ || (told_received_ < ask_at_ && received >= ask_at_) || received - told_received_ >= kAcknowledge ||
-         inbound_.taken() - told_taken_ >= kAcknowledge;
+  return must_tell_ || (told_received_ < ask_at_ && received >= ask_at_) ||
+         received - told_received_ >= kAcknowledgeBytes || inbound_.taken() - told_taken_ >= kAcknowledgeBytes;
 }
 
 void RailChannel::acknowledge() {
@@ -168,7 +170,7 @@ std::size_t RailChannel::try_recv(Bytes into) {
   if (got == 0 && !gone_) {
     if (arrived_.load(std::memory_order_acquire)) adopt();
     Rail& expected = *rails_[expected_];
-    const bool alone = into.size() < kDirectRead && inbound_.gaps() == 0 && expected.alive();
+    const bool alone = into.size() < kDirectReadBytes && inbound_.gaps() == 0 && expected.alive();
     if (alone) {
       read(expected, false);
       got = inbound_.take();
@@ -191,14 +193,14 @@ void RailChannel::read_all(bool all) {
 void RailChannel::read(Rail& rail, bool all) {
   std::size_t turn = 0;
   bool more = true;
-  while (rail.alive() && !gone_ && read_inbox(rail, all) && more && (all || turn < kTurn)) {
+  while (rail.alive() && !gone_ && read_inbox(rail, all) && more && (all || turn < kTurnBytes)) {
     const std::size_t left = rail.reader.left();
     const std::uint64_t position = rail.reader.position();
     const bool data = left != 0 && rail.reader.header().kind == FrameKind::data;
     const Bytes direct = data ? inbound_.place(position, left) : Bytes();
     // Together with the end of a long payload comes the next header, and nothing that would have to be copied.
-    std::size_t ahead =
-        inbound_.offered() >= kDirectRead && (left == 0 || !direct.empty()) ? sizeof(FrameHeader) : Rail::kInbox;
+    std::size_t ahead = inbound_.offered() >= kDirectReadBytes && (left == 0 || !direct.empty()) ? sizeof(FrameHeader)
+                                                                                                 : Rail::kInboxBytes;
     if (direct.size() < left && !direct.empty()) ahead = 0;
     std::size_t got = 0;
     const Rail::Io io = rail.read(direct, ahead, got);
@@ -225,7 +227,7 @@ bool RailChannel::read_inbox(Rail& rail, bool all) {
     }
     rail.parked = false;
     ConstBytes payload;
-    const FrameBounds bounds{inbound_.taken() + kRailWindow, outbound_.end(), sizeof(CloseNotice)};
+    const FrameBounds bounds{inbound_.taken() + kRailWindowBytes, outbound_.end(), sizeof(CloseNotice)};
     switch (reader.step(rail.unread, bounds, payload)) {
       case FrameReader::Step::more:
         return true;
@@ -252,7 +254,7 @@ bool RailChannel::read_inbox(Rail& rail, bool all) {
 }
 
 void RailChannel::take_header(const FrameHeader& head) {
-  limit_ = std::max(limit_, head.received - head.held + kRailWindow);
+  limit_ = std::max(limit_, head.received - head.held + kRailWindowBytes);
   if (head.received <= outbound_.begin()) return;
   for (const auto& rail : rails_) {
     if (rail->frame() != nullptr && rail->frame()->end() <= head.received) rail->disown();

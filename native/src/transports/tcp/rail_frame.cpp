@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <cstring>
 
+#include "assertions.h"
+
 namespace ferrule {
 
 bool valid(const FrameHeader& header, const FrameBounds& bounds) {
   if (header.magic != kFrameMagic || header.reserved != 0 || (header.flags & ~kAckNow) != 0) return false;
-  if (header.received > bounds.sent || header.held > header.received || header.held > kRailWindow) return false;
+  if (header.received > bounds.sent || header.held > header.received || header.held > kRailWindowBytes) return false;
   switch (header.kind) {
     case FrameKind::data:
-      return header.length != 0 && header.length <= kMaxPayload && header.offset <= bounds.window_end &&
+      return header.length != 0 && header.length <= kMaxPayloadBytes && header.offset <= bounds.window_end &&
              header.length <= bounds.window_end - header.offset;
     case FrameKind::ack:
       return header.length == 0;
@@ -41,6 +43,9 @@ FrameReader::Step FrameReader::step(std::span<const std::byte>& input, const Fra
   return Step::header;
 }
 
-void FrameReader::skip(std::size_t bytes) { left_ -= bytes; }
+void FrameReader::skip(std::size_t bytes) {
+  FERRULE_ASSERT(bytes <= left_);
+  left_ -= bytes;
+}
 
 }  // namespace ferrule

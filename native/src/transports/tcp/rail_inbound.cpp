@@ -4,10 +4,13 @@
 #include <cstring>
 #include <iterator>
 
+#include "assertions.h"
+#include "transports/tcp/rail_frame.h"
+
 namespace ferrule {
 namespace {
 
-constexpr std::size_t kChunk = 256 << 10;  // neighbours in the stash are joined up to this size
+constexpr std::size_t kChunkBytes = 256 << 10;  // neighbours in the stash are joined up to this size
 
 }  // namespace
 
@@ -23,6 +26,7 @@ std::size_t Inbound::take() {
     chunk.key() += n;
     stash_.insert(std::move(chunk));
   }
+  FERRULE_ASSERT(end >= taken_ && end - taken_ <= offer_.size());
   const auto n = static_cast<std::size_t>(end - taken_);
   offer_ = offer_.subspan(n);
   taken_ = end;
@@ -65,7 +69,7 @@ void Inbound::stash(std::uint64_t position, ConstBytes bytes) {
   const auto next = stash_.lower_bound(position);
   if (next != stash_.begin()) {
     auto& [begin, before] = *std::prev(next);
-    if (begin + before.size() == position && before.size() + bytes.size() <= kChunk) {
+    if (begin + before.size() == position && before.size() + bytes.size() <= kChunkBytes) {
       before.insert(before.end(), bytes.begin(), bytes.end());
       return;
     }
@@ -92,6 +96,8 @@ void Inbound::mark(std::uint64_t position, std::size_t size) {
     received_ = std::max(received_, ahead_.begin()->second);
     ahead_.erase(ahead_.begin());
   }
+  FERRULE_ASSERT(received_ >= taken_ && received_ - taken_ <= kRailWindowBytes);
+  FERRULE_ASSERT_COSTLY(std::ranges::none_of(ahead_, [](const auto& part) { return part.first >= part.second; }));
 }
 
 }  // namespace ferrule

@@ -3,30 +3,32 @@
 #include <algorithm>
 #include <cstring>
 
+#include "assertions.h"
 #include "transports/tcp/rail_frame.h"
 
 namespace ferrule {
 namespace {
 
-constexpr std::size_t kRing = 1 << 20;
+constexpr std::size_t kRingBytes = 1 << 20;
 
 }  // namespace
 
 std::size_t Outbound::copy_room() const {
   // A frame lies in the ring in one piece: before its end or, when that is left empty, at its beginning.
-  const std::size_t free = kRing - ring_used_;
-  const std::size_t to_end = std::min(kRing - ring_head_, free);
-  return std::min<std::size_t>(std::max(to_end, free - to_end), kMaxPayload);
+  const std::size_t free = kRingBytes - ring_used_;
+  const std::size_t to_end = std::min(kRingBytes - ring_head_, free);
+  return std::min<std::size_t>(std::max(to_end, free - to_end), kMaxPayloadBytes);
 }
 
 OutFrame& Outbound::copy(std::span<const ConstBytes> parts, std::size_t size) {
-  if (!ring_) ring_ = std::make_unique_for_overwrite<std::byte[]>(kRing);
+  if (!ring_) ring_ = std::make_unique_for_overwrite<std::byte[]>(kRingBytes);
   if (ring_used_ == 0) ring_head_ = 0;  // the same few cache lines as long as the peer keeps up
   std::size_t unused = 0;
-  if (ring_head_ + size > kRing) {
-    unused = kRing - ring_head_;
+  if (ring_head_ + size > kRingBytes) {
+    unused = kRingBytes - ring_head_;
     ring_head_ = 0;
   }
+  FERRULE_ASSERT(size != 0 && ring_used_ + unused + size <= kRingBytes);
   std::byte* const data = ring_.get() + ring_head_;
   std::size_t done = 0;
   for (const ConstBytes& part : parts) {
@@ -47,6 +49,7 @@ OutFrame& Outbound::refer(ConstBytes bytes) {
   OutFrame frame;
   frame.data = bytes.data();
   frame.size = static_cast<std::uint32_t>(bytes.size());
+  FERRULE_ASSERT(!bytes.empty() && bytes.size() <= kMaxPayloadBytes);
   ++referred_;
   return append(frame);
 }
@@ -59,13 +62,18 @@ OutFrame& Outbound::append(OutFrame frame) {
 
 void Outbound::acknowledge(std::uint64_t offset) {
   if (offset <= acknowledged_) return;
+  FERRULE_ASSERT(offset <= end_);
   acknowledged_ = offset;
   while (!lost_.empty() && lost_.front()->end() <= offset) lost_.pop_front();
   while (!frames_.empty() && frames_.front().end() <= offset) {
+    FERRULE_ASSERT(ring_used_ >= frames_.front().ring);
     ring_used_ -= frames_.front().ring;
     if (frames_.front().ring == 0) --referred_;
     frames_.pop_front();
   }
+  FERRULE_ASSERT(frames_.empty() ? acknowledged_ == end_ && ring_used_ == 0 && referred_ == 0
+                                 : frames_.front().offset <= acknowledged_);
+  FERRULE_ASSERT_COSTLY(std::ranges::is_sorted(frames_, {}, &OutFrame::offset));
 }
 
 void Outbound::give_up(int rail) {

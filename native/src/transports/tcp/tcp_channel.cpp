@@ -9,25 +9,26 @@
 #include <cerrno>
 #include <cstring>
 
+#include "assertions.h"
 #include "transports/socket.h"
 
 namespace ferrule {
 namespace {
 
-constexpr std::size_t kInbox = 64 << 10;
+constexpr std::size_t kInboxBytes = 64 << 10;
 // Reads of more than a header go straight to their place; with a header alone comes what lies behind it.
-constexpr std::size_t kDirectRead = 2 * sizeof(MessageHeader);
+constexpr std::size_t kDirectReadBytes = 2 * sizeof(MessageHeader);
 // Up to this size a message is copied together: the kernel takes longer for a list of parts.
-constexpr std::size_t kJoin = sizeof(MessageHeader) + (4 << 10);
+constexpr std::size_t kJoinBytes = sizeof(MessageHeader) + (4 << 10);
 // One call moves at most this much, so that the other direction gets its turn while both are busy.
-constexpr std::size_t kTurn = 1 << 20;
+constexpr std::size_t kTurnBytes = 1 << 20;
 constexpr std::size_t kMaxParts = 4;
 
 constexpr int kSendFlags = MSG_DONTWAIT | kNoSignal;
 
 }  // namespace
 
-TcpChannel::TcpChannel(const Ends& ends) : Channel(ends), zero_copy_(fd_), inbox_(kInbox) {
+TcpChannel::TcpChannel(const Ends& ends) : Channel(ends), zero_copy_(fd_), inbox_(kInboxBytes) {
   const int on = 1;
   (void)::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // a Unix socket has none, and needs none
 }
@@ -36,7 +37,7 @@ std::size_t TcpChannel::try_send(std::span<const ConstBytes> parts) {
   std::size_t total = 0;
   for (const ConstBytes& part : parts) total += part.size();
   if (total == 0) return 0;
-  const ssize_t sent = total <= kJoin ? send_joined(parts) : send_parts(parts);
+  const ssize_t sent = total <= kJoinBytes ? send_joined(parts) : send_parts(parts);
   if (sent >= 0) return static_cast<std::size_t>(sent);
   if (would_block(errno)) return 0;
   const int error = errno;
@@ -46,7 +47,7 @@ std::size_t TcpChannel::try_send(std::span<const ConstBytes> parts) {
 }
 
 ssize_t TcpChannel::send_joined(std::span<const ConstBytes> parts) {
-  std::byte joined[kJoin];
+  std::byte joined[kJoinBytes];
   std::byte* end = joined;
   for (const ConstBytes& part : parts) end = std::copy(part.begin(), part.end(), end);
   return ::send(fd_, joined, static_cast<std::size_t>(end - joined), kSendFlags);
@@ -58,8 +59,8 @@ ssize_t TcpChannel::send_parts(std::span<const ConstBytes> parts) {
   std::size_t total = 0;
   for (const ConstBytes& part : parts) {
     if (part.empty()) continue;
-    if (count == kMaxParts || total == kTurn) break;
-    const std::size_t size = std::min(part.size(), kTurn - total);
+    if (count == kMaxParts || total == kTurnBytes) break;
+    const std::size_t size = std::min(part.size(), kTurnBytes - total);
     vectors[count++] = {const_cast<std::byte*>(part.data()), size};
     total += size;
   }
@@ -94,6 +95,7 @@ std::size_t TcpChannel::read_socket(Bytes into) {
 }
 
 std::size_t TcpChannel::take_inbox(Bytes into) {
+  FERRULE_ASSERT(inbox_begin_ <= inbox_end_ && inbox_end_ <= inbox_.size());
   const std::size_t n = std::min(into.size(), inbox_end_ - inbox_begin_);
   std::memcpy(into.data(), inbox_.data() + inbox_begin_, n);
   inbox_begin_ += n;
@@ -105,8 +107,8 @@ std::size_t TcpChannel::try_recv(Bytes into) {
   if (into.empty()) return 0;
   if (inbox_begin_ != inbox_end_) return take_inbox(into);
   if (gone_) return 0;
-  if (into.size() >= kDirectRead) return read_socket(into.first(std::min(into.size(), kTurn)));
-  inbox_end_ = read_socket(Bytes(inbox_).first(kInbox));
+  if (into.size() >= kDirectReadBytes) return read_socket(into.first(std::min(into.size(), kTurnBytes)));
+  inbox_end_ = read_socket(Bytes(inbox_).first(kInboxBytes));
   return inbox_end_ == 0 ? 0 : take_inbox(into);
 }
 
@@ -133,7 +135,7 @@ void TcpChannel::drain() {
   }
   // What is still unread was sent before the end, so it is bounded by the kernel's receive buffer.
   while (!gone_) {
-    if (inbox_.size() - inbox_end_ < kInbox) inbox_.resize(inbox_.size() + kInbox);
+    if (inbox_.size() - inbox_end_ < kInboxBytes) inbox_.resize(inbox_.size() + kInboxBytes);
     const std::size_t n = read_socket(Bytes(inbox_).subspan(inbox_end_));
     if (n == 0) break;
     inbox_end_ += n;

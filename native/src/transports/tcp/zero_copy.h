@@ -16,14 +16,14 @@ class ZeroCopy {
  public:
   // Below this size a copy is cheaper than pinning pages and waiting for the kernel's word. That comes when the peer's
   // kernel has the bytes, so whatever a send promises to buffer (256 KiB) must be smaller.
-  static constexpr std::size_t kLeast = 512 << 10;
+  static constexpr std::size_t kLeastBytes = 512 << 10;
 
   explicit ZeroCopy(int fd) : fd_(fd) {}
   // From now on ask for it, if this socket has it.
   void enable();
 
   // The flag for sending so many bytes, or 0.
-  int flag(std::size_t bytes) const { return enabled_ && bytes >= kLeast ? kFlag : 0; }
+  int flag(std::size_t bytes) const { return enabled_ && bytes >= kLeastBytes ? kFlag : 0; }
   // A send with that flag took bytes.
   void sent() { ++sent_; }
   // A send with that flag failed, because too much memory is pinned: copy from now on.

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstring>
 
+#include "assertions.h"
+
 namespace ferrule {
 namespace {
 
@@ -130,6 +132,7 @@ void VerbsPipe::take(const Arrival& arrival) {
   }
   const ReceiveWindow::Order order = in_.arrived(frame.sequence);
   if (order == ReceiveWindow::Order::next) {
+    FERRULE_ASSERT(ready_count_ < ready_.size());
     ready_[(ready_begin_ + ready_count_++) % ready_.size()] = {arrival.slot, frame.bytes};
     return;
   }

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "assertions.h"
+
 namespace ferrule {
 
 constexpr std::uint32_t kAnnouncements = 4;
@@ -29,11 +31,17 @@ class SendWindow {
 
   bool full() const { return next_ - consumed_ == slots_; }
   // A frame's number, and its slot, which holds it until the peer has consumed it.
-  std::uint64_t claim() { return next_++; }
+  std::uint64_t claim() {
+    FERRULE_ASSERT(!full());
+    return next_++;
+  }
   std::uint32_t slot(std::uint64_t frame) const { return static_cast<std::uint32_t>(frame % slots_); }
   // Frames in [posted, next) are to be posted, for the first time or again.
   bool behind() const { return posted_ != next_; }
-  std::uint64_t post() { return posted_++; }
+  std::uint64_t post() {
+    FERRULE_ASSERT(consumed_ <= posted_ && posted_ < next_);
+    return posted_++;
+  }
   std::uint64_t posted() const { return posted_; }
 
   // False when that cannot be true.
@@ -73,7 +81,10 @@ class ReceiveWindow {
   }
   std::uint32_t expected() const { return static_cast<std::uint32_t>(expected_); }
 
-  void consume(std::uint64_t frames) { consumed_ += frames; }
+  void consume(std::uint64_t frames) {
+    FERRULE_ASSERT(frames <= expected_ - consumed_);
+    consumed_ += frames;
+  }
   bool due() const { return consumed_ - announced_ >= step_; }
   std::uint32_t announce() {
     announced_ = consumed_;
