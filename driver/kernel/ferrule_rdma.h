@@ -76,7 +76,7 @@ static inline bool fer_queue_posted(struct fer_queue *q)
 /* What is posted is forgotten. */
 static inline void fer_queue_forget(struct fer_queue *q)
 {
-	/* pairs with the poster's release, and then with its acquire: nothing of it is read any more */
+	/* pair with the poster's release and acquire: nothing of it is read any more */
 	q->idx = smp_load_acquire(&q->buf->producer_index) & q->mask;
 	smp_store_release(&q->buf->consumer_index, q->idx); /* as above */
 }

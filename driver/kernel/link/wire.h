@@ -12,10 +12,10 @@
 #include <linux/build_bug.h>
 #include <linux/types.h>
 #else
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#define static_assert _Static_assert
 typedef uint8_t u8;
 typedef uint16_t u16;
 typedef uint32_t u32;

@@ -304,8 +304,8 @@ static int post_one(struct fer_qp *qp, const struct ib_send_wr *wr)
 
 /*
  * A process has written into the ring and rings the doorbell, without wr; its request is carried
- * out here and now if no other thread is at it. Users in the kernel may hold locks, and so leave that to
- * the link's thread.
+ * out here and now if no other thread does the link's work. Users in the kernel may hold locks,
+ * and so leave that to the link's thread.
  */
 int fer_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struct ib_send_wr **bad)
 {

@@ -10,7 +10,7 @@
 
 #define FER_TB_VERSION	1
 #define FER_TB_RING	512	/* descriptors; a window of frames and what is outside of it */
-#define FER_TB_PDF_START	5	/* of the protocol: they must differ, or the controller joins frames */
+#define FER_TB_PDF_START	5	/* they must differ, or the controller joins frames */
 #define FER_TB_PDF_END		6
 #define FER_MAC		32
 

@@ -7,16 +7,13 @@ killed holder leaves, the directory and programs in its hosts, is cleared away b
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -24,7 +21,7 @@ import msgspec
 from ferrule import files
 from ferrule.errors import ConfigError, LabError
 from ferrule.files import locked, runtime_directory, write_whole
-from ferrule.lab.netns.namespace import ENTER, enter_path, process_ids
+from ferrule.lab.netns.namespace import ENTER, enter_path, inode_of, kill_inside
 from ferrule.process import boot_id
 
 STATE, CONTROL, LOCK, LOG = "state.json", "control", "lock", "log"
@@ -150,26 +147,12 @@ def _end_programs(state: State | None) -> None:
     if state is None or state.boot != boot_id():
         return  # numbers of another boot mean nothing
     cookies, inodes = {host.cookie for host in state.hosts}, {host.inode for host in state.hosts}
-    deadline = time.monotonic() + _REAP_SECONDS
-    while time.monotonic() < deadline:
-        left = [pid for pid in process_ids() if _is_inside(pid, inodes, cookies)]
-        if not left:
-            return
-        for pid in left:
-            with suppress(ProcessLookupError):
-                process = os.pidfd_open(pid)
-                try:
-                    if _is_inside(pid, inodes, cookies):  # still the same one
-                        signal.pidfd_send_signal(process, signal.SIGKILL)
-                finally:
-                    os.close(process)
-        time.sleep(0.01)
+    kill_inside(lambda pid: _is_inside(pid, inodes, cookies), _REAP_SECONDS)
 
 
 def _is_inside(pid: int, inodes: set[int], cookies: set[int]) -> bool:
     """The inode first, which is quick; then what is certain."""
-    path = f"/proc/{pid}/ns/net"
     try:
-        return os.stat(path).st_ino in inodes and cookie(path, f"/proc/{pid}/ns/user") in cookies  # noqa: PTH116 - it is a link to nowhere
+        return inode_of(pid) in inodes and cookie(f"/proc/{pid}/ns/net", f"/proc/{pid}/ns/user") in cookies
     except (OSError, LabError, subprocess.TimeoutExpired):  # it ended, or belongs to another user
         return False

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +15,7 @@ from ferrule.errors import ConfigError, LabError
 from ferrule.hardware import Topology
 from ferrule.lab.netns.cable import Cable
 from ferrule.lab.netns.iproute import batch
-from ferrule.lab.netns.namespace import ENTER, Namespace, processes_in
+from ferrule.lab.netns.namespace import ENTER, Namespace, inode_of, kill_inside, processes_in
 from ferrule.lab.netns.netlink import Netlink
 from ferrule.lab.netns.pace import as_a_card
 from ferrule.lab.netns.panel import Panel
@@ -238,12 +236,12 @@ class Lab:
 
     def close(self) -> None:
         """Kill every process in the hosts, and let go of hosts and cables. Safe to call twice."""
-        deadline = time.monotonic() + _KILL_SECONDS
-        while (left := [pid for pid in self.processes() if pid != os.getpid()]) and time.monotonic() < deadline:
-            self._kill(left)
-            for process in self._processes:
-                process.poll()
-            time.sleep(0.002)
+        inodes = {namespace.inode for namespace in self._hosts}
+        kill_inside(
+            lambda pid: pid != os.getpid() and inode_of(pid) in inodes,
+            _KILL_SECONDS,
+            lambda: [process.poll() for process in self._processes],
+        )
         for process in self._processes:
             process.kill()
             process.wait(_KILL_SECONDS)
@@ -255,17 +253,6 @@ class Lab:
         for namespace in self._hosts:
             namespace.close()
         self._hosts, self._kernels, self._panel, self.cables = [], [], None, ()
-
-    def _kill(self, pids: Sequence[int]) -> None:
-        """Those among the processes that are in our hosts; a number may have become another process's meanwhile."""
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                process = os.pidfd_open(pid)
-                try:
-                    if pid in processes_in(self._hosts, [pid]):
-                        signal.pidfd_send_signal(process, signal.SIGKILL)
-                finally:
-                    os.close(process)
 
     def _namespace(self, host: int) -> Namespace:
         if not self._hosts:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ferrule.errors import LabError
@@ -68,20 +70,37 @@ def process_ids() -> list[int]:
     return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
 
 
-def processes_in(namespaces: Iterable[Namespace], among: Iterable[int] | None = None) -> list[int]:
-    """The processes inside any of them (None: among all), also those that were not started from here."""
+def processes_in(namespaces: Iterable[Namespace]) -> list[int]:
+    """The processes inside any of them, also those that were not started from here."""
     inodes = {namespace.inode for namespace in namespaces}
-    if among is None:
-        among = process_ids()
-    found = []
-    for pid in among:
-        try:
-            inside = Path(f"/proc/{pid}/ns/net").stat().st_ino in inodes
-        except OSError:  # it ended, or is about to
-            continue
-        if inside:
-            found.append(pid)
-    return found
+    return [pid for pid in process_ids() if inode_of(pid) in inodes]
+
+
+def inode_of(pid: int) -> int | None:
+    """Of the network namespace that a process is in; None if it has ended, or is about to."""
+    try:
+        return Path(f"/proc/{pid}/ns/net").stat().st_ino
+    except OSError:
+        return None
+
+
+def kill_inside(is_inside: Callable[[int], bool], seconds: float, between: Callable[[], object] = bool) -> None:
+    """Kill all processes that are inside, also those that start meanwhile, until there are none or time is over.
+
+    ``between``: called after each round.
+    """
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in process_ids() if is_inside(pid)]) and time.monotonic() < deadline:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                process = os.pidfd_open(pid)
+                try:
+                    if is_inside(pid):  # still the same one
+                        signal.pidfd_send_signal(process, signal.SIGKILL)
+                finally:
+                    os.close(process)
+        between()
+        time.sleep(0.002)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from email import message_from_string
 from pathlib import Path
 
 from ferrule.errors import LabError
@@ -35,23 +36,13 @@ class Source:
 def parse_deb822(text: str) -> list[Source]:
     """Sources of a ``*.sources`` file that give binary packages and are not disabled."""
     found = []
-    for stanza in re.split(r"\n\s*\n", text):
-        fields: dict[str, str] = {}
-        key = ""
-        for line in stanza.splitlines():
-            if line.startswith("#"):
-                continue
-            if line[:1].isspace():
-                fields[key] = f"{fields.get(key, '')}\n{line.strip()}"
-                continue
-            key, _, value = line.partition(":")
-            key = key.strip().lower()
-            fields[key] = value.strip()
+    for stanza in re.split(r"\n\s*\n", re.sub(r"(?m)^#.*\n?", "", text).strip()):
+        fields = message_from_string(stanza)  # fields of mail headers have the same form
         if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() in ("no", "false"):
             continue
-        signed_by = fields.get("signed-by", "")
+        signed_by, components = fields.get("signed-by", ""), tuple(fields.get("components", "").split())
         found += [
-            Source(uri, suite, tuple(fields.get("components", "").split()), signed_by if "\n" not in signed_by else "")
+            Source(uri, suite, components, "" if "\n" in signed_by else signed_by)
             for uri in fields.get("uris", "").split()
             for suite in fields.get("suites", "").split()
         ]
@@ -72,21 +63,18 @@ def parse_list(text: str) -> list[Source]:
 
 def host_sources(directory: Path = SOURCES) -> list[Source]:
     """All package sources that this host's apt is configured with."""
+    parsers = {".sources": parse_deb822, ".list": parse_list}
     found: list[Source] = []
-    lists = [directory / "sources.list", *sorted((directory / "sources.list.d").glob("*"))]
-    for path in lists:
-        if not path.is_file():
-            continue
-        if path.suffix == ".sources":
-            found += parse_deb822(path.read_text())
-        elif path.suffix == ".list":
-            found += parse_list(path.read_text())
+    for path in (directory / "sources.list", *sorted((directory / "sources.list.d").glob("*"))):
+        if path.is_file() and path.suffix in parsers:
+            found += parsers[path.suffix](path.read_text())
     return found
 
 
 def host_release(os_release: Path = OS_RELEASE) -> str:
     """The code name of the host's Debian release, such as ``bookworm``. Raises `LabError` on other systems."""
-    fields = dict(line.split("=", 1) for line in _lines(os_release) if "=" in line)
+    lines = os_release.read_text().splitlines() if os_release.exists() else []
+    fields = dict(line.split("=", 1) for line in lines if "=" in line)
     name = fields.get("VERSION_CODENAME", "").strip('"')
     if fields.get("ID", "").strip('"') != "debian" or not name:
         what = fields.get("PRETTY_NAME", "an unknown system").strip('"')
@@ -130,7 +118,3 @@ def newest_suite(release: str) -> str:
 def base_suite(suite: str) -> str:
     """The release to which ``suite`` belongs: ``trixie`` of ``trixie-backports``."""
     return re.split(r"[-/]", suite, maxsplit=1)[0]
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []

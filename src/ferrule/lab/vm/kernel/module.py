@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import tarfile
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ferrule.errors import LabError
@@ -21,16 +22,12 @@ FROM_SOURCE = {"siw": "drivers/infiniband/sw/siw"}
 
 def build_from_source(name: str, archive: Archive, kernel: Kernel, cache: Path) -> Path:
     """The file of the module ``name`` of `FROM_SOURCE`, built for ``kernel`` on the first call."""
-    directory = FROM_SOURCE[name]
 
-    def make(target: Path) -> None:
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            source = _extract(archive, kernel, directory, Path(scratch))
-            headers = fetch_headers(archive, kernel, cache / f"headers-{kernel.release}")
-            built = build_module(source, name, headers, compiler_for(headers, lambda: archive, cache))
-            shutil.copyfile(built, target / f"{name}.ko")
+    def sources(scratch: Path) -> dict[str, bytes]:
+        return _extract(archive, kernel, FROM_SOURCE[name], scratch)
 
-    return made_once(cache / f"module-{name}-{kernel.release}", make) / f"{name}.ko"
+    made = cache / f"module-{name}-{kernel.release}"
+    return _built(made, name, sources, archive, kernel, archive, cache, stands_in=False)
 
 
 def build_module(source: Path, name: str, headers: Path, compiler: Compiler, *, stands_in: bool = False) -> Path:
@@ -80,23 +77,39 @@ def built_once(
     if "Makefile" not in files:
         raise LabError(f"{source} has no Makefile; a kernel module needs one with obj-m := {name}.o")
     digest = hashlib.sha256(repr((files, stands_in)).encode()).hexdigest()[:12]
+    made = cache / f"module-{name}-{kernel.release}-{digest}"
+    return _built(made, name, lambda _: files, archive, kernel, compilers, cache, stands_in=stands_in)
+
+
+def _built(
+    made: Path,
+    name: str,
+    sources: Callable[[Path], Mapping[str, bytes]],
+    archive: Archive,
+    kernel: Kernel,
+    compilers: Archive,
+    cache: Path,
+    *,
+    stands_in: bool,
+) -> Path:
+    """The module's file in the directory ``made``; ``sources`` gives its files, and may use an empty directory."""
 
     def make(target: Path) -> None:
         headers = fetch_headers(archive, kernel, cache / f"headers-{kernel.release}")
         compiler = compiler_for(headers, lambda: compilers, cache)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            for file, data in files.items():
-                (Path(scratch) / file).parent.mkdir(parents=True, exist_ok=True)
-                (Path(scratch) / file).write_bytes(data)
-            shutil.copyfile(
-                build_module(Path(scratch), name, headers, compiler, stands_in=stands_in), target / f"{name}.ko"
-            )
+            source = Path(scratch) / "module"
+            for file, data in sources(Path(scratch)).items():
+                (source / file).parent.mkdir(parents=True, exist_ok=True)
+                (source / file).write_bytes(data)
+            built = build_module(source, name, headers, compiler, stands_in=stands_in)
+            shutil.copyfile(built, target / f"{name}.ko")
 
-    return made_once(cache / f"module-{name}-{kernel.release}-{digest}", make) / f"{name}.ko"
+    return made_once(made, make) / f"{name}.ko"
 
 
-def _extract(archive: Archive, kernel: Kernel, directory: str, scratch: Path) -> Path:
-    """One directory of the source that ``kernel`` was built from."""
+def _extract(archive: Archive, kernel: Kernel, directory: str, scratch: Path) -> dict[str, bytes]:
+    """The files of one directory of the source that ``kernel`` was built from."""
     compressed = fetch_source(archive, kernel, scratch)
     package = compressed.name.removesuffix(".tar.xz")
     prefix = f"{package}/{directory}/"
@@ -110,11 +123,6 @@ def _extract(archive: Archive, kernel: Kernel, directory: str, scratch: Path) ->
                 break  # the rest is a hundred megabytes of other drivers
     if "Makefile" not in files:
         raise LabError(f"{package} {kernel.version} has no module in {directory}")
-    place = scratch / "module"
-    place.mkdir()
-    for name, data in files.items():
-        (place / name).write_bytes(data)
     # The kernel's own Makefile builds it only if the configuration says so.
-    makefile = place / "Makefile"
-    makefile.write_text(f"CONFIG_RDMA_{Path(directory).name.upper()} := m\n{makefile.read_text()}")
-    return place
+    wanted = f"CONFIG_RDMA_{Path(directory).name.upper()} := m\n"
+    return files | {"Makefile": wanted.encode() + files["Makefile"]}
