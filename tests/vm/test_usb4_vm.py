@@ -13,7 +13,7 @@ import pytest
 from ferrule.hardware import find_lab
 from ferrule.lab.usb4 import Fault, FaultKind
 from ferrule.lab.vm import NETWORK, Guest, JoinedGuests, VmLab
-from ferrule.lab.vm.faults import strike
+from ferrule.lab.vm.faults import apply_fault
 from ferrule.lab.vm.options import KERNELS
 
 pytestmark = pytest.mark.vm
@@ -67,13 +67,13 @@ def test_doctor_and_tcp_on_stock_kernels(vm_lab: VmLab) -> None:
         assert lab["strix-2"].check("sha256sum < /tmp/came", SECONDS) == sent
 
         for words, sender in (("stall-tx", "strix-1"), ("stall-rx", "strix-2"), ("lose-interrupts", "strix-2")):
-            strike(lab, "cable0", [words], sender)
+            apply_fault(lab, "cable0", [words], sender)
             assert lab["strix-1"].run("ping -c 2 -i 0.2 -W 2 10.77.0.2", SECONDS).exit_code == 1, words
-            strike(lab, "cable0", ["clear"])
+            apply_fault(lab, "cable0", ["clear"])
             lab.wait_for_cables(SECONDS, "cable0")
-        strike(lab, "cable0", ["lose-interrupts=20%"])
+        apply_fault(lab, "cable0", ["lose-interrupts=20%"])
         lab["strix-1"].check("until ping -c 1 -W 1 10.77.0.2; do sleep 0.2; done", SECONDS)
-        strike(lab, "cable0", ["clear"])
+        apply_fault(lab, "cable0", ["clear"])
 
         lab.usb4.unplug("cable1")
         lab.usb4.wait_link("cable1", "down", SECONDS)

@@ -106,7 +106,7 @@ static u32 hear_hello(struct fer_tb *tb, const struct fer_packet *packet)
 	u32 status = check_hello(&packet->hello);
 
 	if (fer_tb_first(tb))
-		return FER_TB_NOT_NOW; /* it is for us to say that */
+		return FER_TB_NOT_NOW; /* only our end sends that */
 	if (packet->hello.attempt == tb->theirs.attempt)
 		return status; /* our answer got lost */
 	offer(tb, packet->hello.attempt);

@@ -129,7 +129,7 @@ bool fer_tb_begin(struct fer_tb *tb, u32 epoch, u32 window)
 	return up;
 }
 
-/* The last rail takes the device with it, unless it only sleeps. */
+/* The last rail removes the device, unless the machine only sleeps. */
 void fer_tb_leave(struct fer_tb *tb)
 {
 	mutex_lock(&devices_lock);

@@ -63,7 +63,7 @@ static int handle(const void *buf, size_t size, void *data)
 	if (size < sizeof(*packet))
 		return 0;
 	if (packet->op & FER_TB_ANSWER)
-		return 0; /* the core gives it to who waits for it, if anybody still does */
+		return 0; /* the core matches it with the request */
 	route = ((u64)packet->route_hi << 32 | packet->route_lo) & ~BIT_ULL(63);
 	atomic_inc(&handlers_busy);
 	mutex_lock(&rails_lock);

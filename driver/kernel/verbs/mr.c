@@ -198,7 +198,7 @@ static void publish(struct fer_dev *dev, struct fer_mr *mr)
 	}
 }
 
-/* All of memory for the peer, which is what this would be for, is not given to anybody. */
+/* A key for all of the memory is never given. */
 struct ib_mr *fer_get_dma_mr(struct ib_pd *pd, int access)
 {
 	return ERR_PTR(-EOPNOTSUPP);

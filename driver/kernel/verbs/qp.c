@@ -218,7 +218,7 @@ static void destroy_queues(struct fer_qp *qp)
 		fer_queue_destroy(qp->resp.own.queue);
 }
 
-/* Under its number it is found from now on. The peer knows that of management by heart. */
+/* It can be found by its number from now on; that of management is fixed. */
 static int number(struct fer_qp *qp)
 {
 	if (qp->ib.qp_type != IB_QPT_GSI)

@@ -1,4 +1,4 @@
-"""Emulated machines and cables for tests of one's own.
+"""Fixtures of pytest: emulated machines and cables.
 
 In a ``conftest.py``::
 

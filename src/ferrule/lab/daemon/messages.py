@@ -1,4 +1,4 @@
-"""What is said on the control sockets of labs: a request, then its answer, each a line of JSON; decoded here only."""
+"""The protocol of the labs' control sockets: a request, then its answer, each a line of JSON; decoded here only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Name = Annotated[str, Meta(max_length=256)]
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="do", tag=str.lower, forbid_unknown_fields=True):
-    """Base of what is asked."""
+    """Base of all requests."""
 
 
 class Down(Request, frozen=True):

@@ -81,7 +81,7 @@ def alone(kind: str = LABS) -> Iterator[Path]:
 
 def hold(lab: Path) -> int:
     """Take the lock of a lab's directory; returns its descriptor. A process that inherits it holds the lock, too."""
-    lock = files.hold(lab / LOCK, _HOLD_SECONDS)  # longer than anybody only looks whether it is held
+    lock = files.hold(lab / LOCK, _HOLD_SECONDS)  # longer than `held` takes in another process
     if lock is None:
         raise LabError(f"the lab {lab.name!r} is held by another process")
     return lock

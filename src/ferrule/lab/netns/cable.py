@@ -1,4 +1,4 @@
-"""A cable between hosts of a lab, and what may happen to it while it is in use."""
+"""A cable between hosts of a lab, and its faults while it is in use."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Cable:
         return self._states[host]
 
     def faults(self) -> tuple[str, ...]:
-        """What is wrong with it now, in words; nothing of what its specification gives it."""
+        """Its faults now, in words, without what its specification says."""
         states = {self._names[host]: self._states[host] for host in self.hosts}
         differs = {self._names[host]: self._shapings[host].differs(self.spec.shaping) for host in self.hosts}
         found = [*_at_ends(states, "up", "at"), *_at_ends(differs, "", "from")]
@@ -153,13 +153,13 @@ class Cable:
         self._apply(before)
 
     def counters(self, sender: int) -> dict[str, float]:
-        """What became of the frames that ``sender`` sent since the shaper carries them; empty while the kernel does."""
+        """Counters of the frames that ``sender`` sent since the shaper carries them; empty while the kernel does."""
         if self._shaped is None:
             return {}
         return self._panel.shaper.read(self._shaped, self.hosts.index(sender))
 
     def panel_lines(self) -> list[str]:
-        """What makes it, run by ``ip`` in the panel; `host_lines` then brings up its ends."""
+        """The commands for ``ip`` in the panel that make it; `host_lines` then brings up its ends."""
         lines = [
             f"link add name {self._bridge} mtu {self.mtu} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
         ]
@@ -197,7 +197,7 @@ class Cable:
                 self._panel.shaper.clear(self._shaped)
 
     def _apply(self, rates_before: dict[int, float | None] | None = None) -> None:
-        """Make the panel and the hosts' queues be what our fields say. The shaper first: it acts at once."""
+        """Set the panel and the hosts' queues from our fields. The shaper first: it acts at once."""
         plain = all(shaping.plain for shaping in self._shapings.values()) and not self._stalled and not self._mute
         if self._shaped is None and not plain:
             self._engage()

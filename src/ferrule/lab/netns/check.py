@@ -1,4 +1,4 @@
-"""How true an emulated cable is on this machine: what the shaper itself costs, and how well it holds what it is told.
+"""How exact emulated cables are on this machine: the shaper's own cost, and errors of delays, rates and faults.
 
 All hosts share one clock, so the time of a packet is measured one way: sent in one host, and waited for awake in the
 other, by one thread. That leaves out how long sleeping programs take to wake, which a real network does not change.
@@ -23,7 +23,7 @@ DELAYS = (3e-6, 10e-6, 50e-6, 300e-6, 1e-3, 10e-3)
 RATES = (1e9, 2.5e9, 10e9)
 FAULTS = ("delay=300us", "loss=1%", "unplug", "replug", "cut", "dark", "stall", "retrain-half", "collapse", "clear")
 DELAY_SHARE, DELAY_SECONDS, RATE_SHARE, FAULT_SECONDS = 0.10, 5e-6, 0.05, 10e-3
-"""What is held true: a delay within the larger of the first two, a rate within the third, a fault within the last."""
+"""Tolerances: of a delay the larger of the first two, of a rate the third, of the time of a fault the last."""
 
 _PACKETS = 400
 _MTU, _SEGMENT, _FRAME = 1500, 1448, 1514
@@ -172,5 +172,5 @@ def _count(delay: float) -> int:
 def _acts(lab: Lab, words: str) -> float:
     """Seconds until a fault has acted: after that no packet passes as before it."""
     begin = time.perf_counter()
-    parse_fault([words]).strike(lab.cables[0])
+    parse_fault([words]).apply(lab.cables[0])
     return time.perf_counter() - begin

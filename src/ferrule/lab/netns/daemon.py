@@ -25,7 +25,7 @@ from ferrule.process import boot_id
 
 
 class HeldLab:
-    """A lab that is up, and what may be asked of it."""
+    """A lab that is up: its status, and faults of its cables."""
 
     def __init__(self, folder: Path, profile: LabProfile, lab: Lab) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class HeldLab:
             (self.folder / f"hosts-{name}").write_text("\n".join(lines) + "\n")
 
     def status(self) -> LabStatus:
-        """All there is to say about it now; also what clears away what is left should this process be killed."""
+        """Its hosts and cables as they are now; also what is needed to clean up if this process is killed."""
         return LabStatus(
             name=self.folder.name,
             profile=self._profile.name,
@@ -93,7 +93,7 @@ class HeldLab:
         for number, found in enumerate(self._lab.cables):
             if found.interface == wanted.cable:
                 sender = None if wanted.sender is None else self._lab.named(wanted.sender)
-                parse_fault(wanted.words, sender).strike(found)
+                parse_fault(wanted.words, sender).apply(found)
                 return self._cable(number)
         known = ", ".join(each.interface for each in self._lab.cables)
         raise ConfigError(f"the lab has no cable {wanted.cable!r}, only {known}")

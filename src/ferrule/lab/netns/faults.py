@@ -1,4 +1,4 @@
-"""Faults of a cable in words: what `ferrule lab fault` reads. Pure but for `Fault.strike`."""
+"""Faults of a cable in words: what `ferrule lab fault` reads. Pure but for `Fault.apply`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Fault:
     changes: dict[str, Any] = field(default_factory=dict)
     sender: int | None = None
 
-    def strike(self, cable: Cable) -> None:
+    def apply(self, cable: Cable) -> None:
         """Do it, now. Raises `LabError` or `ConfigError` where the cable is none to which that can happen."""
         sender = self.sender
         if sender is not None and sender not in cable.hosts:

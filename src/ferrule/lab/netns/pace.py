@@ -1,4 +1,4 @@
-"""How fast a host's own queue lets packets go before a cable, in numbers. Pure."""
+"""Rate, burst and queue of a host before a cable. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pace:
 
 
 def as_a_card(bits_per_second: float, mtu: int) -> Pace:
-    """What sends at a rate as a network card of that speed would, without a shaper behind it.
+    """For a cable without a shaper: sends as a network card of that speed does.
 
     The bucket holds a millisecond, and at least one of the large packets that TCP hands over, so that none has to be
     cut up; the queue before it holds 20 ms.
@@ -43,7 +43,7 @@ def before_the_shaper(bits_per_second: float, mtu: int, overhead: int) -> Pace:
 
 
 def segment_bytes(bits_per_second: float, mtu: int) -> int:
-    """How much TCP may hand over as one packet at that rate: what takes half a millisecond.
+    """How much TCP may hand over as one packet at that rate: half a millisecond of it.
 
     Smaller ones would be finer in time, but cost so much that a busy machine does not keep up with 1 Gb/s.
     """

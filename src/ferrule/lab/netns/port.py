@@ -1,4 +1,4 @@
-"""The panel's side of a host's plug: its carrier, the bridge, and a socket that takes and gives packets.
+"""The panel's end of a host's cable: its carrier, the bridge, and a socket that takes and gives packets.
 
 By ioctl and not by ``ip``: a fault acts at once, and starts no process.
 """
@@ -79,7 +79,7 @@ class Ports:
 
 
 def _enlarge(tap: socket.socket) -> None:
-    """Root may have as much as it wants, others as much as the machine allows everybody."""
+    """As large as wanted for root, for others as large as the machine's limit."""
     for forced, plain in ((_SO_SNDBUFFORCE, socket.SO_SNDBUF), (_SO_RCVBUFFORCE, socket.SO_RCVBUF)):
         try:
             tap.setsockopt(socket.SOL_SOCKET, forced, _BUFFER_BYTES)

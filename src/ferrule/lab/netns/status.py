@@ -1,4 +1,4 @@
-"""What a lab of emulated hosts tells of itself."""
+"""The status of a lab of emulated hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cable: whether its link is up, how wide, and what is wrong with it. Pure: time and routers come from the caller."""
+"""A cable: the state of its link, its width and its faults. Pure: time and routers come from the caller."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Link(StrEnum):
 
 @dataclass(frozen=True)
 class Shape:
-    """What one direction does to frames; see `ferrule._emulation.Usb4Engine.shape`."""
+    """The shaping of one direction; see `ferrule._emulation.Usb4Engine.shape`."""
 
     rate: float
     delay: float
@@ -71,7 +71,7 @@ class Cable:
         self.link, self.bonded = Link.DOWN, False
 
     def show(self, routers: tuple[Router, Router]) -> None:
-        """Write into both routers what they see of it."""
+        """Set the registers of both routers."""
         pairs = [(router, port) for router, (_, port) in zip(routers, self.ends, strict=True)]
         state = {Link.DOWN: states.UNPLUGGED, Link.TRAINING: states.TRAINING, Link.UP: states.UP}[self.link]
         both = self.two_lanes
@@ -100,7 +100,7 @@ class Cable:
             mute=chances[FaultKind.ONE_WAY] > 0,
         )
 
-    def struck(self, kind: FaultKind, end: int) -> float:
+    def chance_of(self, kind: FaultKind, end: int) -> float:
         """The chance of a fault of the controller at this end."""
         sender = self.spec.hosts[end]
         return max(

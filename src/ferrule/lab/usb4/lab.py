@@ -1,4 +1,4 @@
-"""A lab of emulated USB4 controllers, from the side of the process that has it."""
+"""A lab of emulated USB4 controllers: starts the process that emulates them, and asks it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Usb4Lab:
         self._ask(Plug(cable, False), _NOTHING)
 
     def fault(self, cable: str, fault: Fault) -> None:
-        """One more thing that is wrong; one of the same kind and sender is replaced."""
+        """Add a fault; one of the same kind and sender is replaced."""
         self._ask(SetFault(cable, fault.kind, fault.chance, fault.sender), _NOTHING)
 
     def heal(self, cable: str) -> None:
@@ -183,8 +183,7 @@ class Usb4Lab:
 
 
 def _hold(directory: Path) -> int:
-    """A lock in a lab's directory, held as long as the process that has the lab lives. Under its name it is there only
-    held."""
+    """Lock a lab's directory until this process dies. The file gets its name when it is locked."""
     lock = files.hold(directory / f".{_LOCK}", _LOCK_SECONDS)
     assert lock is not None  # the directory is new
     (directory / f".{_LOCK}").rename(directory / _LOCK)

@@ -1,4 +1,4 @@
-"""What the process that has a USB4 lab and the one that emulates its controllers tell each other."""
+"""The requests to the process that emulates USB4 controllers, and its answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Plug(Request, frozen=True):
 
 
 class SetFault(Request, frozen=True, tag="fault"):
-    """One more thing that is wrong; one of the same kind and sender is replaced."""
+    """A fault of the same kind and sender is replaced."""
 
     cable: Name
     kind: FaultKind

@@ -27,8 +27,8 @@ _PLUG, _UNPLUG = 2, 3
 
 
 @dataclass
-class _Told:
-    """A hot plug event that was not acknowledged yet, and those that are to be told then."""
+class _PendingEvent:
+    """A hot plug event that is not acknowledged yet, and those of the same port that follow it."""
 
     event: HotPlug
     again: float
@@ -75,7 +75,7 @@ class Network:
                 engine.add_wire(seed * 1000 + self.wire(cable, end), self.interface(cable, end))
             self.cables.append(cable)
             self._shape(cable)
-        self._told: dict[tuple[int, int], _Told] = {}
+        self._pending: dict[tuple[int, int], _PendingEvent] = {}
         self._paths: dict[tuple[int, int], tuple[int, int, int, int]] = {}
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._counter = itertools.count()
@@ -100,11 +100,11 @@ class Network:
         self.reset(controller, now)
 
     def reset(self, controller: int, now: float) -> None:
-        """All that its guest told it is forgotten, and its links go down."""
+        """All that its guest has set up is forgotten, and its links go down."""
         self._engine.reset(controller)
         self.routers[controller].reset()
-        for end in [key for key in self._told if key[0] == controller]:
-            del self._told[end]
+        for end in [key for key in self._pending if key[0] == controller]:
+            del self._pending[end]
         for cable in self.cables:
             if controller in (cable.ends[0][0], cable.ends[1][0]):
                 self._drop(cable, now)
@@ -113,29 +113,29 @@ class Network:
     # --- cables
 
     def update(self, now: float) -> None:
-        """Let pass what time brought: links that have trained, packets that arrive, events to be told again."""
+        """Do what is due: links that have trained, packets that arrive, events that are sent again."""
         while self._later and self._later[0][0] <= now:
             heapq.heappop(self._later)[2]()
         for cable in self.cables:
-            if cable.update(now, self._can(cable), self._training):
+            if cable.update(now, self._has_link(cable), self._training):
                 self._changed(cable, now)
             cable.show(self._routers(cable))
-        for (controller, port), told in list(self._told.items()):
-            if told.again > now:
+        for (controller, port), pending in list(self._pending.items()):
+            if pending.again > now:
                 continue
             if self._wake(controller):
-                told.again = now + _EVENT_SECONDS
-            elif told.tries == _EVENT_TRIES:
-                self._heard(controller, port, now)
+                pending.again = now + _EVENT_SECONDS
+            elif pending.tries == _EVENT_TRIES:
+                self._acknowledged(controller, port, now)
             else:
-                told.again, told.tries = now + _EVENT_SECONDS, told.tries + 1
-                self._send(controller, told.event)
+                pending.again, pending.tries = now + _EVENT_SECONDS, pending.tries + 1
+                self._send(controller, pending.event)
         self._connect()
 
     def deadline(self) -> float | None:
         """When `update` has something to do."""
         times = [cable.up_at for cable in self.cables if cable.link == Link.TRAINING]
-        times += [told.again for told in self._told.values()] + [each[0] for each in self._later[:1]]
+        times += [pending.again for pending in self._pending.values()] + [each[0] for each in self._later[:1]]
         return min(times, default=None)
 
     def cable(self, name: str) -> Cable:
@@ -145,16 +145,16 @@ class Network:
         self.cable(name).plugged = plugged
         self.update(now)
 
-    def strike(self, name: str, fault: Fault, now: float) -> None:
-        """One fault more; one of the same kind and sender is replaced."""
+    def add_fault(self, name: str, fault: Fault, now: float) -> None:
+        """Raises `ConfigError`. A fault of the same kind and sender is replaced."""
         cable = self.cable(name)
         if fault.sender is not None and fault.sender not in cable.spec.hosts:
             raise ConfigError(f"{name} does not lead to {fault.sender!r}, but to {' and '.join(cable.spec.hosts)}")
         others = [each for each in cable.faults if (each.kind, each.sender) != (fault.kind, fault.sender)]
-        self._suffer(cable, [*others, fault], now)
+        self._set_faults(cable, [*others, fault], now)
 
     def heal(self, name: str, now: float) -> None:
-        self._suffer(self.cable(name), [], now)
+        self._set_faults(self.cable(name), [], now)
 
     def reshape(self, name: str, rate: float | None, delay_us: float) -> None:
         """Another rate and delay, from now on."""
@@ -162,22 +162,22 @@ class Network:
         cable.spec = replace(cable.spec, rate=rate, delay_us=delay_us)
         self._shape(cable)
 
-    def _suffer(self, cable: Cable, faults: list[Fault], now: float) -> None:
+    def _set_faults(self, cable: Cable, faults: list[Fault], now: float) -> None:
         lanes = cable.two_lanes
         cable.faults = faults
         self._shape(cable)
         for controller, _ in cable.ends:
-            self._strike_controller(controller)
+            self._set_controller_faults(controller)
         if cable.two_lanes != lanes:
             self._drop(cable, now)
         self.update(now)
 
-    def _strike_controller(self, controller: int) -> None:
-        """What the faults of all its cables do to the controller itself."""
+    def _set_controller_faults(self, controller: int) -> None:
+        """Those faults of its cables that hit the controller itself."""
         ends = [(cable, end) for (at, _), (cable, end) in self._at.items() if at == controller]
 
         def chance(kind: FaultKind) -> float:
-            return max(cable.struck(kind, end) for cable, end in ends)
+            return max(cable.chance_of(kind, end) for cable, end in ends)
 
         for transmit, kind in ((True, FaultKind.STALL_TX), (False, FaultKind.STALL_RX)):
             for ring in range(1, self._hops(controller)):
@@ -194,11 +194,11 @@ class Network:
     def _routers(self, cable: Cable) -> tuple[Router, Router]:
         return self.routers[cable.ends[0][0]], self.routers[cable.ends[1][0]]
 
-    def _can(self, cable: Cable) -> bool:
+    def _has_link(self, cable: Cable) -> bool:
         return all(self._powered[at] and not self.routers[at].resetting(port) for at, port in cable.ends)
 
     def _drop(self, cable: Cable, now: float) -> None:
-        """The link is lost, if only for a moment."""
+        """The link goes down, and trains again."""
         if cable.link == Link.UP:
             cable.retrain()
             self._changed(cable, now)
@@ -212,22 +212,22 @@ class Network:
                 self._engine.clear(self.wire(cable, end))
             if self._powered[controller] and router.enabled and not router.resetting(port):
                 cable.show(self._routers(cable))
-                self._tell(controller, port, HotPlug(0, router.lane(port), unplug=not up), now)
+                self._notify(controller, port, HotPlug(0, router.lane(port), unplug=not up), now)
 
-    def _tell(self, controller: int, port: int, event: HotPlug, now: float) -> None:
-        """One event of a port at a time: what comes before it is acknowledged waits, so that none is missed."""
-        told = self._told.get((controller, port))
-        if told is not None:
-            told.then.append(event)
+    def _notify(self, controller: int, port: int, event: HotPlug, now: float) -> None:
+        """One event of a port at a time, as on hardware: the next one waits until it is acknowledged."""
+        pending = self._pending.get((controller, port))
+        if pending is not None:
+            pending.then.append(event)
             return
-        self._told[controller, port] = _Told(event, now + _EVENT_SECONDS)
+        self._pending[controller, port] = _PendingEvent(event, now + _EVENT_SECONDS)
         self._send(controller, event)
 
-    def _heard(self, controller: int, port: int, now: float) -> None:
-        """The driver has acknowledged what it was told, or never will."""
-        told = self._told.pop((controller, port))
-        for event in told.then:
-            self._tell(controller, port, event, now)
+    def _acknowledged(self, controller: int, port: int, now: float) -> None:
+        """The driver has acknowledged an event, or never will."""
+        pending = self._pending.pop((controller, port))
+        for event in pending.then:
+            self._notify(controller, port, event, now)
 
     # --- paths
 
@@ -277,9 +277,9 @@ class Network:
                 self._send(controller, self._access(controller, packet, now))
             case Notification(event=Event.HOT_PLUG_ACK):
                 port = self.routers[controller].port_of(packet.adapter)
-                told = None if port is None else self._told.get((controller, port))
-                if port is not None and told and packet.plug == (_UNPLUG if told.event.unplug else _PLUG):
-                    self._heard(controller, port, now)
+                pending = None if port is None else self._pending.get((controller, port))
+                if port is not None and pending and packet.plug == (_UNPLUG if pending.event.unplug else _PLUG):
+                    self._acknowledged(controller, port, now)
             case XDomain():
                 self._pass_on(controller, packet, now)
             case _:
@@ -349,7 +349,7 @@ class Network:
         self._engine.trace_control(controller, kind, data, False)
         self._engine.send_control(controller, kind, data)
 
-    # --- what there is to say
+    # --- state and counters
 
     def state(self) -> Usb4State:
         hosts: dict[str, list[ControllerState]] = {}

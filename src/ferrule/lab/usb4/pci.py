@@ -45,7 +45,7 @@ def asleep(space: bytearray) -> bool:
 
 
 def wake(space: bytearray) -> None:
-    """Say that an event is there, if the driver asked for that (PME): kernels look each second, or hear of it."""
+    """Signal an event (PME) if the driver asked for it; kernels poll that each second."""
     if asleep(space) and _control(space) & _WAKE_ENABLE:
         _set_control(space, _control(space) | _WAKE_STATUS)
 

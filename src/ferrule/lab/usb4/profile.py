@@ -1,4 +1,4 @@
-"""What a lab of emulated USB4 controllers is made of, and what can be wrong with it. Pure."""
+"""Hosts and cables of a lab of emulated USB4 controllers, and their faults. Pure."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ _NEEDS_SENDER = {FaultKind.ONE_WAY}
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that is wrong with a cable, or with the controllers at its ends.
+    """A fault of a cable, or of the controllers at its ends.
 
     ``chance``: from 0 to 1, of each frame or interrupt. ``sender``: only what this host sends, or only its controller;
     None: both.

@@ -87,7 +87,7 @@ class Server:
 
     def _accepting(self, controller: int, ids: tuple[int, int]) -> Callable[[socket.socket], None]:
         def accept(connection: socket.socket) -> None:
-            self._hear_out(controller)
+            self._drain(controller)
             if controller in self._sessions:
                 connection.close()  # a controller is in one machine
                 return
@@ -106,8 +106,8 @@ class Server:
         session = self._sessions.get(controller)
         return session is not None and session.wake()
 
-    def _hear_out(self, controller: int) -> None:
-        """A guest that has gone may have left messages, and the next one be there before they are read."""
+    def _drain(self, controller: int) -> None:
+        """Read what a guest that has gone left: the next one may be there before that is done."""
         for _ in range(_MOST_LEFT):
             session = self._sessions.get(controller)
             if session is None or not select.select([session.connection], [], [], 0)[0]:
@@ -132,7 +132,7 @@ class Server:
                 return
             self._network.take(*packet, time.monotonic())
 
-    # --- the process that has the lab
+    # --- requests
 
     def _accept_control(self, connection: socket.socket) -> None:
         """One request; its answer; done."""
@@ -155,7 +155,7 @@ class Server:
             case Plug():
                 self._network.plug(request.cable, request.on, now)
             case SetFault():
-                self._network.strike(request.cable, Fault(request.kind, request.chance, request.sender), now)
+                self._network.add_fault(request.cable, Fault(request.kind, request.chance, request.sender), now)
             case Heal():
                 self._network.heal(request.cable, now)
             case Reshape():

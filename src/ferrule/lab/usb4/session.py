@@ -1,4 +1,4 @@
-"""A guest's connection to its controller: vfio-user messages in, answers out. Whatever comes in, only this ends."""
+"""A guest's connection to its controller: vfio-user messages in, answers out. An error ends this connection only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _INTEL = 0x8086
 
 
 class Gone(Exception):
-    """The guest closed the connection, or broke the protocol so that nothing more can be read from it."""
+    """The guest closed the connection, or broke the protocol."""
 
 
 class Session:
@@ -59,7 +59,6 @@ class Session:
         self._config = pci.config_space(ids)
         self._buffer = bytearray()
         self._fds: list[int] = []
-        self.refused = 0
         pages = (*_RING_PAGES, _INTERRUPT_PAGE) if ids[0] == _INTEL else _RING_PAGES
         self._sizes = {pci.REGISTERS_BAR: REGISTERS_BYTES, pci.MSIX_BAR: pci.MSIX_BYTES, _CONFIG_REGION: pci.SIZE}
         self._areas = {pci.REGISTERS_BAR: pages}
@@ -107,10 +106,8 @@ class Session:
             said, fds = self._handle(header.command, payload)
             answer = reply(header, said)
         except ProtocolError as error:
-            self.refused += 1
             answer = reply(header, error=error.errno)
         except (ValueError, RuntimeError):  # what the engine raises for memory that cannot be mapped
-            self.refused += 1
             answer = reply(header, error=errno.EINVAL)
         if header.no_reply:
             return
@@ -163,7 +160,7 @@ class Session:
         raise ProtocolError(f"no command {command}", errno.EOPNOTSUPP)
 
     def _map(self, asked: DmaMap) -> None:
-        """Memory without a file is none that a device can reach: that of other devices, mostly."""
+        """Memory without a file cannot be reached by a device: that of other devices, mostly."""
         if not self._fds:
             return
         fd = self._fds.pop(0)

@@ -1,4 +1,4 @@
-"""What crosses the cables of a lab, as a pcapng file: how packets look in it, and how to read it. Pure but for `read`.
+"""Captures of the cables of a lab (pcapng): the format of their packets, and a reader. Pure but for `read`.
 
 Each packet is 8 bytes of ours and then the packet: the link type is the first of those for private use, 147.
 """
@@ -43,7 +43,7 @@ class Traced:
 
 
 def head(interfaces: Sequence[str]) -> bytes:
-    """What a trace begins with; the engine numbers interfaces in this order."""
+    """The head of a capture; the engine numbers interfaces in this order."""
     described = (pcapng.encode_interface(pcapng.Interface(name, LINK_TYPE)) for name in interfaces)
     return pcapng.header("ferrule") + b"".join(described)
 
@@ -95,7 +95,7 @@ def read(path: Path) -> Iterator[Traced]:
 
 
 def describe(traced: Traced) -> str:
-    """One line of what a packet says."""
+    """A packet in one line."""
     words = _control(traced) if traced.control else _frame(traced)
     return words + " [corrupt]" * traced.corrupt + " [lost]" * traced.dropped
 

@@ -1,4 +1,4 @@
-"""What `ferrule lab vm run` makes of a command: the peer's name and address in it, and what a lone word means. Pure."""
+"""The commands of `ferrule lab vm run`: the peer's name and address in them, and defaults for some programs. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _LONE = {
     "ping": ("ping -c 5 {peer}", ""),
     "iperf3": ("iperf3 -c {peer} -t 5", "iperf3 -s -1"),
 }
-"""Commands that say nothing without arguments: what they mean then, on the host and on its peer."""
+"""Programs that need arguments: those that they get without any, on the host and on its peer."""
 
 _PERFTEST = {f"ib_{operation}_{what}" for operation in ("send", "write", "read") for what in ("lat", "bw")}
 _ON_DEVICE = "-F -u 18 -x 1 -d $(lab-cables device)"
-"""With the patience that guests without KVM need, by the GID of an IPv4 address."""
+"""With a timeout for guests without KVM, by the GID of an IPv4 address."""
 
 
 @dataclass(frozen=True)

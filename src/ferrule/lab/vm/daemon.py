@@ -21,20 +21,20 @@ from ferrule.hardware import find_lab
 from ferrule.lab.daemon import messages
 from ferrule.lab.daemon.messages import Console, Fault, LabRequest, Lend, Lent, Reboot, Status
 from ferrule.lab.daemon.server import Held, Server, main
-from ferrule.lab.vm.faults import strike
+from ferrule.lab.vm.faults import apply_fault
 from ferrule.lab.vm.joined import JoinedGuests
 from ferrule.lab.vm.options import VmOptions
 from ferrule.lab.vm.status import GuestStatus, VmStatus, WiredState
 
 LEND_SECONDS = 30.0
 REBOOT_SECONDS = 60.0
-"""What callers wait for at most."""
+"""How long callers wait at most."""
 DONE = b"done\n"
-"""What a borrower says before it hangs up if its command ended by itself."""
+"""Sent by a borrower before it hangs up if its command ended by itself."""
 
 
 class HeldGuests:
-    """A lab that is up, and what may be asked of it."""
+    """A lab that is up: its status, and its sessions and terminals, which it lends."""
 
     def __init__(self, folder: Path, wanted: str, lab: JoinedGuests) -> None:
         self._folder = folder
@@ -45,7 +45,7 @@ class HeldGuests:
         self._lock = threading.Lock()
 
     def status(self) -> VmStatus:
-        """What there is to say about it now."""
+        """Its guests and cables as they are now."""
         state = self._lab.usb4.state().cables
         return VmStatus(
             name=self._folder.name,
@@ -115,7 +115,7 @@ def hold(server: Server, wanted: str, options: str) -> Iterator[Held]:
                 case Status():
                     return held.status()
                 case Fault():
-                    return strike(lab, request.cable, request.words, request.sender)
+                    return apply_fault(lab, request.cable, request.words, request.sender)
                 case Console():
                     return lab[request.host].console()
                 case Reboot():

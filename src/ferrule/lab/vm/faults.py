@@ -1,4 +1,4 @@
-"""What can happen to a cable between virtual machines, by the words of a command."""
+"""Faults of a cable between virtual machines, by the words of a command."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ WORDS = {
     "clear": "nothing is wrong with it any more; an unplugged one stays so",
     **{f"{kind}=1%" if "part of" in what else str(kind): what for kind, what in FAULTS.items()},
 }
-"""What can happen, and what that is."""
+"""The words, and what they do."""
 
 
-def strike(lab: JoinedGuests, cable: str, words: Sequence[str], sender: str | None = None) -> CableState:
-    """Let something happen to ``cable``; ``sender``: only to what this host sends, or only to its controller.
+def apply_fault(lab: JoinedGuests, cable: str, words: Sequence[str], sender: str | None = None) -> CableState:
+    """Apply faults to ``cable``; ``sender``: only to what this host sends, or only to its controller.
 
-    Returns what is wrong with it then. Raises `ConfigError` for a cable or words that are not known.
+    Returns its state then. Raises `ConfigError` for a cable or words that are not known.
     """
     lab.usb4.plan.cable(cable)  # there is one of that name
     whole = {"unplug": lab.usb4.unplug, "replug": lab.usb4.plug, "clear": lab.usb4.heal}

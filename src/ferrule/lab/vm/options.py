@@ -1,4 +1,4 @@
-"""What a lab of virtual machines is made of, as the commands take it and hand it on to the process that holds it."""
+"""The options of a lab of virtual machines, from the commands to the process that holds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lab of virtual machines tells of itself."""
+"""The status of a lab of virtual machines."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a guest's file system is made of."""
+"""A guest's file system: packages, Python, modules and files in a cpio archive."""

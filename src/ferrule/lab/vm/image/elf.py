@@ -1,4 +1,4 @@
-"""What an ELF file asks of its loader: the shared libraries it needs and where it looks for them."""
+"""The dynamic section of an ELF file: the shared libraries it needs, and where it looks for them."""
 
 from __future__ import annotations
 

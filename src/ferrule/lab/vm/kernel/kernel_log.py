@@ -1,4 +1,4 @@
-"""What in a kernel's log says that something is wrong with it. Pure."""
+"""Finds errors and warnings in a kernel's log. Pure."""
 
 from __future__ import annotations
 

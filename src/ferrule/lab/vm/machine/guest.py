@@ -1,4 +1,4 @@
-"""What a guest is made of, and what it gives back."""
+"""A guest's description, its image, and its result."""
 
 from __future__ import annotations
 
