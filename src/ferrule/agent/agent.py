@@ -21,42 +21,10 @@ from ferrule.agent.models.servers import ModelServers
 from ferrule.agent.ray.node import RayNode
 from ferrule.agent.report import Reporter
 from ferrule.agent.standby import Kind, StandbyProcesses
+from ferrule.cluster import messages
 from ferrule.cluster.connection import Connection, accept
 from ferrule.cluster.handshake import Caller, Purpose
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.messages import (
-    AnyMessage,
-    BeginJob,
-    DescribeDevice,
-    EndJob,
-    Failure,
-    GetDesiredModels,
-    GetModels,
-    GetRay,
-    GetReachable,
-    GetReport,
-    GetStatus,
-    Heartbeat,
-    HeartbeatAnswer,
-    Introduction,
-    JobBegun,
-    JobEnded,
-    KeepStandby,
-    Known,
-    Leave,
-    Message,
-    PlainQuestion,
-    RankExited,
-    Refused,
-    StandbyKept,
-    StartProcess,
-    StopAgent,
-    TellModelState,
-    UnreadableMessage,
-    WantRay,
-    WriteModel,
-    answer_with,
-)  # fmt: skip
 from ferrule.cluster.peers import LOST_SECONDS
 from ferrule.cluster.state import ClusterState
 from ferrule.errors import ClusterError, FerruleError
@@ -87,7 +55,6 @@ class Agent:
         self._job_logs = home.directory / "jobs"
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._visits: set[asyncio.Task[Any]] = set()
-        self._stop = asyncio.Event()
         self._reporter = Reporter()
         self._reporting = asyncio.Lock()
         self._measuring = asyncio.Lock()
@@ -99,19 +66,15 @@ class Agent:
         Raises `ClusterError`."""
         shutil.rmtree(self._job_logs, ignore_errors=True)  # of an agent that was killed, and its jobs with it
         servers = [await self._listen(), await self._listen_here()]
-        waits: list[asyncio.Task[Any]] = []
         try:
             self.cluster.start()
             self.servers.start()
             self.ray.start()
             ready(self.cluster.settings.port, self.cluster.member.addresses)
-            waits = [asyncio.create_task(event.wait()) for event in (self._stop, self.cluster.dismissed)]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await self.cluster.dismissed.wait()
             if self.cluster.broken is not None:  # a service manager starts it again
                 raise ClusterError(f"the agent failed: {self.cluster.broken!r}; please report this with its log")
         finally:
-            for wait in waits:
-                wait.cancel()
             await self._close(servers)
 
     def _look(self) -> None:
@@ -120,7 +83,7 @@ class Agent:
 
     def stop(self) -> None:
         """Let `run` return."""
-        self._stop.set()
+        self.cluster.dismissed.set()
 
     async def _listen(self) -> asyncio.Server:
         settings = self.cluster.settings
@@ -189,23 +152,23 @@ class Agent:
     async def _serve_peer(self, connection: Connection, caller: Caller) -> None:
         cluster = self.cluster
         first = await connection.receive(LOST_SECONDS)
-        refusal = cluster.refusal(first.member if isinstance(first, Introduction) else None, caller.host)
-        if not isinstance(first, Introduction) or refusal is not None:
-            await connection.send(Refused(refusal or "it did not say who it is"))
+        refusal = cluster.refusal(first.member if isinstance(first, messages.Introduction) else None, caller.host)
+        if not isinstance(first, messages.Introduction) or refusal is not None:
+            await connection.send(messages.Refused(refusal or "it did not say who it is"))
             return
         cluster.learn(first.records)
-        await connection.send(Known(cluster.all_records()))
+        await connection.send(messages.Known(cluster.all_records()))
         while (message := await connection.receive(_PEER_SILENCE_SECONDS)) is not None:
             if cluster.knowledge.gone(caller.host):
                 return
             match message:
-                case Known(records=records):
+                case messages.Known(records=records):
                     cluster.learn(records)
-                    await connection.send(Known(cluster.all_records()))
-                case Heartbeat(stopping=stopping):
+                    await connection.send(messages.Known(cluster.all_records()))
+                case messages.Heartbeat(stopping=stopping):
                     if stopping:
                         cluster.heard_stopping(caller.host)
-                    await connection.send(HeartbeatAnswer(cluster.knowledge.digest, cluster.sees()))
+                    await connection.send(messages.HeartbeatAnswer(cluster.knowledge.digest, cluster.sees()))
                 case other:
                     raise ClusterError(f"an agent said {type(other).__name__} out of turn")
 
@@ -214,66 +177,67 @@ class Agent:
     async def _serve_questions(self, connection: Connection) -> None:
         try:
             while (message := await self._next(connection)) is not None:
-                if isinstance(message, BeginJob):
+                if isinstance(message, messages.BeginJob):
                     await self._serve_job(connection, message)
                     return
-                if isinstance(message, KeepStandby):
-                    await connection.send(await self._reply(self._keep_standby(connection, message)))
-                elif isinstance(message, PlainQuestion):
-                    await connection.send(await self._reply(self._answer(message)))
-                else:
+                if not isinstance(message, messages.PlainQuestion):
                     raise ClusterError(f"{type(message).__name__} is no question")
+                await connection.send(await self._reply(self._answer(connection, message)))
         finally:
             self.standby.release(connection)
 
-    async def _next(self, connection: Connection, timeout: float | None = None) -> AnyMessage | None:
+    async def _next(self, connection: Connection, timeout: float | None = None) -> messages.AnyMessage | None:
         try:
             return await connection.receive(timeout)
-        except UnreadableMessage as error:
-            await connection.send(Failure(str(error)))
+        except messages.UnreadableMessage as error:
+            await connection.send(messages.Failure(str(error)))
             raise
 
-    async def _reply(self, work: Awaitable[object]) -> Message:
+    async def _reply(self, work: Awaitable[object]) -> messages.Message:
         """What ``work`` returns, or why it cannot."""
         try:
-            return answer_with(await work)
+            return messages.answer_with(await work)
         except FerruleError as error:
-            return Failure(str(error), error.code)
+            return messages.Failure(str(error), error.code)
         except TimeoutError:
-            return Failure("it did not answer in time")
+            return messages.Failure("it did not answer in time")
         except Exception:
             log.exception("a question could not be answered")
-            return Failure(f"internal error in the agent of {self.cluster.settings.name}; see {self.home.log} there")
+            return messages.Failure(
+                f"internal error in the agent of {self.cluster.settings.name}; see {self.home.log} there"
+            )
 
-    async def _answer(self, question: PlainQuestion) -> object:
+    async def _answer(self, connection: Connection, question: messages.PlainQuestion) -> object:
         match question:
-            case GetStatus():
+            case messages.GetStatus():
                 return self.cluster.status(os.getpid(), self.started)
-            case GetReport():
+            case messages.GetReport():
                 async with self._reporting, asyncio.timeout(_REPORT_SECONDS):
                     return await asyncio.to_thread(self._reporter.report, self.ray.status())
-            case DescribeDevice():
+            case messages.DescribeDevice():
                 return await self._device()
-            case GetModels():
+            case messages.GetModels():
                 return self.servers.status()
-            case GetDesiredModels():
+            case messages.GetDesiredModels():
                 return self.cluster.knowledge.models
-            case TellModelState(name=name, state=state):
+            case messages.TellModelState(name=name, state=state):
                 self.servers.told(name, state)
-            case WriteModel(name=name, value=value):
+            case messages.WriteModel(name=name, value=value):
                 self.cluster.write_model(name, value)
-            case GetReachable(seconds=seconds):
+            case messages.GetReachable(seconds=seconds):
                 return await self.cluster.reachable(min(_MAX_REACH_SECONDS, seconds))
-            case Leave(host=host):
+            case messages.Leave(host=host):
                 await self.cluster.leave(host or self.cluster.host)
-            case StopAgent():
-                asyncio.get_running_loop().call_later(0.05, self._stop.set)  # after the answer
-            case GetRay():
+            case messages.StopAgent():
+                asyncio.get_running_loop().call_later(0.05, self.stop)  # after the answer
+            case messages.GetRay():
                 return self.ray.status()
-            case WantRay(wanted=True, port=port, store=store):
+            case messages.WantRay(wanted=True, port=port, store=store):
                 self.ray.want(port, store)
-            case WantRay():
+            case messages.WantRay():
                 self.ray.unwant()
+            case messages.KeepStandby(module=module, env=env, count=count):
+                return messages.StandbyKept(*self.standby.keep(connection, Kind.of(module, env), count))
             case _:
                 assert_never(question)
         return None
@@ -287,17 +251,17 @@ class Agent:
 
     # Processes for others
 
-    async def _serve_job(self, connection: Connection, begin: BeginJob) -> None:
+    async def _serve_job(self, connection: Connection, begin: messages.BeginJob) -> None:
         """The life of a job: it ends with this connection."""
         if begin.job in self.jobs:
-            await connection.send(Failure(f"there is a job {begin.job!r} already"))
+            await connection.send(messages.Failure(f"there is a job {begin.job!r} already"))
             return
-        ends: asyncio.Queue[Message] = asyncio.Queue()
+        ends: asyncio.Queue[messages.Message] = asyncio.Queue()
         job = Job(
             begin.job,
             self.cluster.key,
             self._job_logs,
-            lambda rank, code, tail: ends.put_nowait(RankExited(rank, code, tail)),
+            lambda rank, code, tail: ends.put_nowait(messages.RankExited(rank, code, tail)),
         )
         self.jobs[begin.job] = job
 
@@ -308,12 +272,12 @@ class Agent:
         telling: asyncio.Task[None] | None = None
         try:
             ports = {rank: job.reserve(rank) for rank in begin.listen}
-            await connection.send(answer_with(JobBegun(ports, self.cluster.member.addresses)))
+            await connection.send(messages.answer_with(messages.JobBegun(ports, self.cluster.member.addresses)))
             telling = asyncio.create_task(tell())
             while (order := await connection.receive()) is not None:
-                if isinstance(order, EndJob):
+                if isinstance(order, messages.EndJob):
                     await job.end(order.grace)
-                    ends.put_nowait(JobEnded())
+                    ends.put_nowait(messages.JobEnded())
         finally:
             if telling is not None:
                 telling.cancel()
@@ -321,19 +285,16 @@ class Agent:
             await job.end(min(_MAX_GRACE, begin.grace))
             del self.jobs[begin.job]
 
-    async def _keep_standby(self, connection: Connection, wanted: KeepStandby) -> StandbyKept:
-        """As long as the connection lives."""
-        kept, ready = self.standby.keep(connection, Kind.of(wanted.module, wanted.env), wanted.count)
-        return StandbyKept(kept, ready)
-
     async def _start_process(self, connection: Connection) -> None:
         order = await self._next(connection, LOST_SECONDS)
-        job = self.jobs.get(order.job) if isinstance(order, StartProcess) else None
-        if not isinstance(order, StartProcess) or job is None:
-            wrong = f"there is no job {order.job!r}" if isinstance(order, StartProcess) else "that starts no process"
-            await connection.send(Failure(wrong))
+        if not isinstance(order, messages.StartProcess):
+            await connection.send(messages.Failure("that starts no process"))
             return
-        await connection.send(answer_with(None))
+        job = self.jobs.get(order.job)
+        if job is None:
+            await connection.send(messages.Failure(f"there is no job {order.job!r}"))
+            return
+        await connection.send(messages.answer_with(None))
         if await connection.receive(LOST_SECONDS) is None:  # `Go`: the other end is ready for the process
             return
         connection.pause()

@@ -239,10 +239,10 @@ class KeepStandby(Question[StandbyKept], frozen=True):
 
 PlainQuestion = (
     GetStatus | GetReport | DescribeDevice | GetModels | GetDesiredModels | TellModelState | WriteModel | GetReachable
-    | Leave | StopAgent | GetRay | WantRay
+    | Leave | StopAgent | GetRay | WantRay | KeepStandby
 )  # fmt: skip
 AnyMessage = (
-    PlainQuestion | BeginJob | StartProcess | KeepStandby | Answer | Failure
+    PlainQuestion | BeginJob | StartProcess | Answer | Failure
     | Introduction | Refused | Known | Heartbeat | HeartbeatAnswer | EndJob | RankExited | JobEnded | Go
 )  # fmt: skip
 

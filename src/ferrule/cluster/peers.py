@@ -11,17 +11,9 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Protocol
 
+from ferrule.cluster import messages
 from ferrule.cluster.connection import Connection, connect
 from ferrule.cluster.handshake import Caller, Purpose
-from ferrule.cluster.messages import (
-    AnyMessage,
-    Heartbeat,
-    HeartbeatAnswer,
-    Introduction,
-    Known,
-    Message,
-    Refused,
-)
 from ferrule.cluster.records import Knowledge, Member, Record
 from ferrule.errors import AuthError, ClusterError
 from ferrule.fabric.join.addresses import own_interfaces
@@ -134,34 +126,34 @@ class Peer:
         return connection
 
     async def _introduce(self, connection: Connection) -> None:
-        answer = await self._exchange(connection, Introduction(self._own(), self._all()))
-        if isinstance(answer, Refused):
+        answer = await self._exchange(connection, messages.Introduction(self._own(), self._all()))
+        if isinstance(answer, messages.Refused):
             self.refused = True
             raise ClusterError(answer.reason)
-        if not isinstance(answer, Known):
-            raise _out_of_turn(answer)
-        self._knower.learn(answer.records)
+        self._learn(answer)
         self.problem, self.stopping = None, False
         self._set(True)
 
     async def _converse(self, connection: Connection) -> None:
         while True:
-            heartbeat = Heartbeat(self._knower.knowledge.digest, self._stops)
+            heartbeat = messages.Heartbeat(self._knower.knowledge.digest, self._stops)
             answer = await self._exchange(connection, heartbeat)
-            if not isinstance(answer, HeartbeatAnswer):
+            if not isinstance(answer, messages.HeartbeatAnswer):
                 raise _out_of_turn(answer)
             if heartbeat.stopping:
                 self._said_stopping.set()
             self.saw.update((host, self.heard) for host in answer.sees)
             if answer.digest != self._knower.knowledge.digest:
-                answer = await self._exchange(connection, Known(self._all()))
-                if not isinstance(answer, Known):
-                    raise _out_of_turn(answer)
-                self._knower.learn(answer.records)
+                self._learn(await self._exchange(connection, messages.Known(self._all())))
             await set_within(self._news, BEAT_SECONDS)
             self._news.clear()
 
-    async def _exchange(self, connection: Connection, message: Message) -> AnyMessage:
+    def _learn(self, answer: messages.AnyMessage) -> None:
+        if not isinstance(answer, messages.Known):
+            raise _out_of_turn(answer)
+        self._knower.learn(answer.records)
+
+    async def _exchange(self, connection: Connection, message: messages.Message) -> messages.AnyMessage:
         await connection.send(message)
         try:
             answer = await connection.receive(LOST_SECONDS)
@@ -261,5 +253,5 @@ def ways_to(places: Iterable[Address], interfaces: Sequence[str]) -> list[Addres
     return ways
 
 
-def _out_of_turn(answer: AnyMessage) -> ClusterError:
+def _out_of_turn(answer: messages.AnyMessage) -> ClusterError:
     return ClusterError(f"it said {type(answer).__name__} out of turn")

@@ -42,7 +42,7 @@ class ClusterState:
         self.settings: HostSettings = home.settings
         self.key = home.key
         self.dismissed = asyncio.Event()
-        """Set when another host has taken this one out, or something here is broken."""
+        """Set when the agent is to end: told so, or this host was taken out, or something here is broken."""
         self.broken: BaseException | None = None
         self.peers: dict[str, Peer] = {}
         self.knowledge: Knowledge

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from typing import TYPE_CHECKING
 
 from ferrule.errors import AuthError
 from ferrule.secure.handshake import (
@@ -34,13 +34,14 @@ from ferrule.secure.handshake import (
 )
 from ferrule.secure.keys import KEY_BYTES
 
+if TYPE_CHECKING:
+    from ferrule.secure.tls import Tls
+
 _log = logging.getLogger(__name__)
 
 WIRE = Wire(b"FERRULET", number=1, label=b"ferrule cable ", fields="", text_bytes=8)
 _ORDER_BYTES = 1 + KEY_BYTES
 _CHUNK = 1 << 18
-_MOST_WAITING = 1 << 20
-"""Bytes for one side; the other one is not read until they have gone."""
 _HANDSHAKE_SECONDS = 20.0
 _FINISH_SECONDS = 2.0
 """For last words, when the program has ended."""
@@ -87,83 +88,65 @@ def _process() -> _Process:
     return _process_of(os.getpid())  # a fork has one of its own
 
 
-class _Side:
-    """One of the two sockets. ``waiting``: what has to be sent there; ``ended``: nothing more comes from there."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.waiting = bytearray()
-        self.ended = self.shut = False
-
-    def readable(self, other: _Side) -> bool:
-        """Whether what comes from here can be taken, which goes on to ``other``."""
-        return not self.ended and len(other.waiting) < _MOST_WAITING
-
-    def events(self, other: _Side) -> int:
-        return (select.POLLIN if self.readable(other) else 0) | (select.POLLOUT if self.waiting else 0)
-
-    def read(self) -> bytes:
-        try:
-            data = self.sock.recv(_CHUNK)
-        except BlockingIOError:
-            return b""
-        self.ended = not data
-        return data
-
-    def flush(self, source: _Side) -> None:
-        """Send what is there; after the last of it, that no more comes from ``source``."""
-        if self.waiting:
-            with suppress(BlockingIOError):
-                del self.waiting[: self.sock.send(self.waiting)]
-        if source.ended and not self.waiting and not self.shut:
-            self.shut = True
-            self.sock.shutdown(socket.SHUT_WR)
-
-
 class _Carrier(threading.Thread):
     """Between one connection and the program's socket, in both directions; either may end before the other."""
 
     def __init__(self, cable: socket.socket, inner: socket.socket, key: bytes, *, server: bool) -> None:
         super().__init__(daemon=True)
         self._cable, self._inner, self._key, self._server = cable, inner, key, server
+        self._using_tls = threading.Lock()
 
     def run(self) -> None:
         with self._cable, self._inner:
             try:
-                self._carry()
+                tls = self._open()
+                outwards = threading.Thread(target=self._outwards, args=(tls,), daemon=True)
+                outwards.start()
+                try:
+                    self._inwards(tls)
+                except BaseException:
+                    _shut(self._inner, socket.SHUT_RDWR)  # so that the other direction ends, too
+                    raise
+                finally:
+                    outwards.join()
             except OSError as error:
                 _log.info("an encrypted connection ended: %s", error)
             except (AuthError, Stranger, WrongKey) as error:
                 _log.warning("an encrypted connection was given up: %s", error or "the other end has another key")
 
-    def _carry(self) -> None:
+    def _open(self) -> Tls:
         from ferrule.secure.tls import Tls
 
         self._cable.settimeout(_HANDSHAKE_SECONDS)
         tls = _drive(_server_steps(self._key) if self._server else _client_steps(self._key), self._cable).line
         assert isinstance(tls, Tls)
-        cable, inner = _Side(self._cable), _Side(self._inner)
-        for side in (cable, inner):
-            side.sock.setblocking(False)
-        while not (cable.shut and (inner.shut or cable.ended)):
-            _wait(cable, inner)
-            if cable.readable(inner) and (data := cable.read()):
-                inner.waiting += tls.decrypt(data)
-            if inner.readable(cable) and (data := inner.read()):
-                cable.waiting += tls.encrypt(data)
-            cable.flush(inner)
-            try:
-                inner.flush(cable)
-            except OSError:  # the program has closed its end; what it said last still goes out
-                inner.waiting.clear()
+        self._cable.settimeout(None)
+        return tls
+
+    def _inwards(self, tls: Tls) -> None:
+        while data := self._cable.recv(_CHUNK):
+            with self._using_tls:
+                plain = tls.decrypt(data)
+            # Where the program has closed its end all is read still: a reset would take its last words with it.
+            with suppress(OSError):
+                self._inner.sendall(plain)
+        _shut(self._inner, socket.SHUT_WR)
+
+    def _outwards(self, tls: Tls) -> None:
+        try:
+            while data := self._inner.recv(_CHUNK):
+                with self._using_tls:
+                    encrypted = tls.encrypt(data)
+                self._cable.sendall(encrypted)
+            _shut(self._cable, socket.SHUT_WR)
+        except OSError as error:
+            _log.info("an encrypted connection ended: %s", error)
+            _shut(self._cable, socket.SHUT_RDWR)
 
 
-def _wait(cable: _Side, inner: _Side) -> None:
-    poller = select.poll()
-    for side, other in ((cable, inner), (inner, cable)):
-        if events := side.events(other):
-            poller.register(side.sock, events)
-    poller.poll()
+def _shut(sock: socket.socket, how: int) -> None:
+    with suppress(OSError):  # it has ended already
+        sock.shutdown(how)
 
 
 def _client_steps(key: bytes) -> Exchange[Proof]:
