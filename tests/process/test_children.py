@@ -76,7 +76,7 @@ def test_groups_end_in_an_event_loop_too():
         for script in ("sleep 60", STUBBORN):
             process = start(["sh", "-c", script], stdout=subprocess.PIPE)
             running[process.pid] = process
-            when_ended(process, lambda process=process: (running.pop(process.pid), process.wait()))
+            when_ended(process, lambda code, pid=process.pid: running.pop(pid))
         stubborn = process
         assert await asyncio.to_thread(stubborn.stdout.readline) == b"ready\n"
         everyone = list(running.values())

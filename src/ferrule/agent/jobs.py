@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from ferrule.cluster.messages import CONTROL, StartProcess
 from ferrule.cluster.peers import interface_names, ways_to
 from ferrule.config import OUTER_JOB
 from ferrule.errors import ClusterError
-from ferrule.process import end_groups, signal_group, start, when_ended
+from ferrule.process import end_groups, start, when_ended
 from ferrule.process.lifeline import LISTEN_FD
 from ferrule.process.standby import Order, send_order
 from ferrule.secure import derived_key, write_address
@@ -101,16 +100,15 @@ class Job:
                 standby.on_end = partial(self._ended, order.rank, standby)
             else:
                 process = _started(order, place, output, fds)
-                when_ended(process, partial(self._ended, order.rank))
+                when_ended(process, partial(self._ended, order.rank, None))
         self._running[order.rank] = process
         return process.pid
 
-    def _ended(self, rank: int, was: StandbyProcess | None = None) -> None:
+    def _ended(self, rank: int, was: StandbyProcess | None, code: int) -> None:
         if was is not None:
             was.line.close()
-        process = self._running.pop(rank)
-        signal_group(process.pid, signal.SIGKILL)  # its own children; its number is not free before `wait`
-        self._on_exit(rank, process.wait(), tail(self._logs / f"rank-{rank}.log"))
+        del self._running[rank]
+        self._on_exit(rank, code, tail(self._logs / f"rank-{rank}.log"))
 
     async def end(self, grace: float = GRACE_SECONDS) -> None:
         """End every rank: SIGTERM, and SIGKILL after ``grace`` seconds. Removes their logs. Safe to call twice.

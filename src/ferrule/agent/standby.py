@@ -53,9 +53,9 @@ class Kind:
 
 
 class StandbyProcess:
-    """A process that waits. ``on_end`` is called when it has ended, and has to reap it."""
+    """A process that waits. ``on_end`` is called with its status when it has ended."""
 
-    def __init__(self, kind: Kind, environment: Mapping[str, str], on_end: Callable[[], None]) -> None:
+    def __init__(self, kind: Kind, environment: Mapping[str, str], on_end: Callable[[int], None]) -> None:
         self.kind, self.on_end = kind, on_end
         self._ready = False
         self.line, theirs = socket.socketpair()
@@ -72,7 +72,7 @@ class StandbyProcess:
                 self.line.close()
                 raise
         self.line.setblocking(False)
-        when_ended(self.process, lambda: self.on_end())
+        when_ended(self.process, lambda code: self.on_end(code))
 
     @property
     def ready(self) -> bool:
@@ -89,7 +89,6 @@ class StandbyProcess:
         return False
 
     def kill(self) -> None:
-        """`on_end` reaps it."""
         self.line.close()
         signal_group(self.process.pid, signal.SIGKILL)
 
@@ -142,9 +141,8 @@ class StandbyProcesses:
         return [standby.process.pid for kept in self._kept.values() for standby in kept]
 
     def _started(self, holder: object, kind: Kind) -> StandbyProcess:
-        def ended() -> None:
+        def ended(code: int) -> None:
             standby.line.close()
-            standby.process.wait()
             if standby in self._kept.get(holder, []):
                 self._kept[holder].remove(standby)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -52,41 +52,36 @@ async def ask_here(home: ClusterHome, question: Question[A], *, timeout: float =
     """`ask` for programs with an event loop."""
     if not home.is_running():
         raise ClusterError(f"this host's agent of the cluster {home.name!r} does not run; start it: ferrule up")
-    try:
-        connection = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
-        return await _asked(connection, question, timeout)
-    except (OSError, TimeoutError) as error:
-        raise ClusterError(f"this host's agent does not answer ({error or 'in time'}); see {home.log}") from error
-
-
-async def connect_member(home: ClusterHome, member: Member, purpose: Purpose) -> tuple[Connection, Address | str]:
-    """A connection to the agent of any host of the cluster, and by which way. Raises `ClusterError`."""
-    caller = Caller(home.settings.host, purpose)
-    if member.host == home.settings.host:
-        try:
-            return await connect(home.socket, home.key, caller), home.socket
-        except (OSError, TimeoutError) as error:
-            raise ClusterError(f"this host's agent does not answer ({error or 'in time'}); see {home.log}") from error
-    try:
-        return await first_of(ways_to(member.places, interface_names()), lambda place: connect(place, home.key, caller))
-    except (ClusterError, AuthError) as error:
-        raise ClusterError(f"{member.name} cannot be reached: {error}") from None
+    connecting = connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
+    return await _ask(connecting, "this host's agent", f"; see {home.log}", question, timeout)
 
 
 async def ask_member(home: ClusterHome, member: Member, question: Question[A], *, timeout: float = ASK_SECONDS) -> A:
     """Ask the agent of any host of the cluster. Raises `ClusterError`."""
-    connection, _ = await connect_member(home, member, Purpose.ASK)
+    return await _ask(connect_member(home, member, Purpose.ASK), member.name, "", question, timeout)
+
+
+async def _ask(connecting: Awaitable[Connection], agent: str, log: str, question: Question[A], timeout: float) -> A:
     try:
-        return await _asked(connection, question, timeout)
+        connection = await connecting
+        try:
+            return await connection.ask(question, timeout)
+        finally:
+            connection.close()
     except (OSError, TimeoutError) as error:
-        raise ClusterError(f"{member.name} does not answer ({error or 'in time'})") from error
+        raise ClusterError(f"{agent} does not answer ({error or 'in time'}){log}") from error
 
 
-async def _asked(connection: Connection, question: Question[A], timeout: float) -> A:
+async def connect_member(home: ClusterHome, member: Member, purpose: Purpose) -> Connection:
+    """A connection to the agent of any host of the cluster. Raises `ClusterError`; for this one `OSError`, too."""
+    caller = Caller(home.settings.host, purpose)
+    if member.host == home.settings.host:
+        return await connect(home.socket, home.key, caller)
     try:
-        return await connection.ask(question, timeout)
-    finally:
-        connection.close()
+        ways = ways_to(member.places, interface_names())
+        return (await first_of(ways, lambda place: connect(place, home.key, caller)))[0]
+    except (ClusterError, AuthError) as error:
+        raise ClusterError(f"{member.name} cannot be reached: {error}") from None
 
 
 def remembered(home: ClusterHome) -> Knowledge:
@@ -135,9 +130,9 @@ async def host_reports(home: ClusterHome, members: Sequence[Member], timeout: fl
     return {host: report for host, report in found if report is not None}
 
 
-def wait_joined(home: ClusterHome, token: JoinToken, timeout: float = JOIN_SECONDS) -> ClusterStatus:
+def wait_joined(home: ClusterHome, token: JoinToken) -> ClusterStatus:
     """Wait until the agent has met another host; returns its status. Raises `ClusterError` with why it cannot."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + JOIN_SECONDS
     while True:
         status = ask(home, GetStatus())
         if any(host.state == "up" for host in status.hosts):
@@ -160,7 +155,7 @@ def _why_not_joined(status: ClusterStatus, token: JoinToken) -> str:
     )
 
 
-def clusters_nearby(seconds: float = LISTEN_SECONDS) -> list[Heard]:
+def clusters_nearby() -> list[Heard]:
     """The agents that say by mDNS that they are there; none where zeroconf is not installed."""
     if not installed():
         return []
@@ -170,7 +165,7 @@ def clusters_nearby(seconds: float = LISTEN_SECONDS) -> list[Heard]:
         discovery = Discovery("", "", lambda heard: found.__setitem__(heard.host, heard))
         try:
             await discovery.start(None)
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(LISTEN_SECONDS)
         except OSError:
             return
         finally:
@@ -180,9 +175,9 @@ def clusters_nearby(seconds: float = LISTEN_SECONDS) -> list[Heard]:
     return list(found.values())
 
 
-def await_rivals(home: ClusterHome, seconds: float = LISTEN_SECONDS) -> None:
+def await_rivals(home: ClusterHome) -> None:
     """Give the agent time to hear of a cluster of the same name that began at the same moment."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + LISTEN_SECONDS
     while time.monotonic() < deadline and installed() and not ask(home, GetStatus()).rivals:
         time.sleep(_POLL_SECONDS)
 

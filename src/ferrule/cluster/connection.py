@@ -120,12 +120,14 @@ class Connection:
     @property
     def local_address(self) -> str:
         """The address of this end; empty for a Unix socket."""
-        name = self._writer.get_extra_info("sockname")
-        return str(name[0]) if isinstance(name, tuple) else ""
+        return self._address("sockname")
 
     @property
     def peer_address(self) -> str:
-        name = self._writer.get_extra_info("peername")
+        return self._address("peername")
+
+    def _address(self, end: str) -> str:
+        name = self._writer.get_extra_info(end)
         return str(name[0]) if isinstance(name, tuple) else ""
 
     def _write(self, data: bytes) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ferrule.cluster.records import Member
 from ferrule.secure import Address
+from ferrule.secure.handshake import harmless
 
 if TYPE_CHECKING:
     from zeroconf import ServiceStateChange, Zeroconf
@@ -122,14 +123,11 @@ class Discovery:
         info = AsyncServiceInfo(service_type, name)
         if not await info.async_request(zeroconf, _ASK_MILLISECONDS) or info.port is None:
             return
-        told = {key.decode(errors="replace"): _harmless(value) for key, value in info.properties.items()}
+        told = {
+            key.decode(errors="replace"): harmless((value or b"")[:_MAX_TEXT]) for key, value in info.properties.items()
+        }
         addresses = tuple(
             (address, info.port) for address in info.parsed_scoped_addresses() if not ip_address(address).is_loopback
         )
         if addresses and {"cluster", "id", "host", "name"} <= told.keys():
             self._on_heard(Heard(told["cluster"], told["id"], told["host"], told["name"], addresses))
-
-
-def _harmless(value: bytes | None) -> str:
-    text = (value or b"")[:_MAX_TEXT].decode(errors="replace")
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -110,7 +110,7 @@ class AgentCarrier:
     async def _carry(self) -> tuple[int, str]:
         """Until the supervisor has ended: its exit code, and its last words where that is not 0."""
         job = f"launch-{secrets.token_hex(16)}"
-        life, _ = await connect_member(self._home, self._member, Purpose.ASK)
+        life = await connect_member(self._home, self._member, Purpose.ASK)
         try:
             await life.ask(BeginJob(job, grace=END_SECONDS), START_SECONDS)
             line = await self._start(job)
@@ -125,7 +125,7 @@ class AgentCarrier:
         raise ClusterError("its agent ended, or the way to it is cut")
 
     async def _start(self, job: str) -> Connection:
-        line, _ = await connect_member(self._home, self._member, Purpose.START)
+        line = await connect_member(self._home, self._member, Purpose.START)
         try:
             arguments = (*SUPERVISOR, "--control", CONTROL, line.local_address, line.peer_address)
             await line.ask(StartProcess(job, 0, 1, arguments, {}), START_SECONDS)

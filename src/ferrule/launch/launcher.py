@@ -35,19 +35,19 @@ _ANSWER_SECONDS = 30.0
 
 _CLOSE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
+_DEFAULTS = {"PYTHONUNBUFFERED": "1"}
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What every rank runs. ``argv``: a None in it is the Python of the host. ``env``: for all ranks; ``defaults``:
-    what holds where a host does not have it set. ``cwd``: where, unless the host has its own."""
+    """What every rank runs. ``argv``: a None in it is the Python of the host. ``env``: for all ranks. ``cwd``: where,
+    unless the host has its own."""
 
     argv: tuple[str | None, ...]
     cwd: str
     env: Mapping[str, str] = field(default_factory=dict)
-    defaults: Mapping[str, str] = field(default_factory=lambda: {"PYTHONUNBUFFERED": "1"})
 
 
 class Launcher:
@@ -289,7 +289,7 @@ def start_message(job: Job, site: Site, task: Task, *, own_path: bool) -> protoc
 
     return protocol.Start(
         cwd=site.entry.cwd or task.cwd,
-        defaults={**task.defaults, **environment.torch_defaults(job, site), **environment.nccl_defaults(job, site)},
+        defaults=_DEFAULTS | environment.torch_defaults(job, site) | environment.nccl_defaults(job, site),
         files=environment.mlx_files(job),
         own_path=own_path,
         ranks=tuple(protocol.RankCommand(rank, task.argv, env(rank)) for rank in site.ranks),

@@ -46,8 +46,7 @@ class LocalLauncher:
     process's; ``rank_env[rank]``: for one. ``cpus[rank]``: the CPUs a rank may use (None: all). ``output``: "inherit";
     "prefix" (every line to our stdout or stderr behind ``[rank] ``; it moves only during `poll` and `wait`, and a rank
     that fills its pipe meanwhile stands still); or a directory that gets ``rank-N.log`` with both streams.
-    ``pass_fds[rank]``: more file descriptors that a rank inherits under the same numbers. ``key``: the cluster key; a
-    fresh random one unless given.
+    ``pass_fds[rank]``: more file descriptors that a rank inherits under the same numbers.
 
     Rank 0 inherits a socket that already listens, so no port can be lost to another process in between. Every rank
     leads its own process group. On Linux the kernel kills every rank when the *thread* that called `start` ends.
@@ -63,8 +62,6 @@ class LocalLauncher:
         cpus: Sequence[Sequence[int] | None] | None = None,
         output: Literal["inherit", "prefix"] | Path = "inherit",
         pass_fds: Sequence[Sequence[int]] | None = None,
-        key: str | None = None,
-        cwd: Path | None = None,
     ) -> None:
         if ranks < 1:
             raise ConfigError(f"a job needs at least one rank, not {ranks}")
@@ -78,8 +75,7 @@ class LocalLauncher:
         self._cpus = cpus or [None] * ranks
         self._output = output
         self._pass_fds = pass_fds or [()] * ranks
-        self._key = key or secrets.token_hex(32)
-        self._cwd = cwd
+        self._key = secrets.token_hex(32)
         self._children = Children()
         # A notebook's streams have no bytes below them.
         sinks: dict[int, IO[bytes]] = {1: sys.stdout.buffer, 2: sys.stderr.buffer} if output == "prefix" else {}
@@ -128,9 +124,7 @@ class LocalLauncher:
         env |= self._env
         env |= self._rank_env[rank]
         with self._streams(rank) as (stdout, stderr):
-            process = start(
-                command, env=env, cwd=self._cwd, stdout=stdout, stderr=stderr, cpus=self._cpus[rank], pass_fds=fds
-            )
+            process = start(command, env=env, stdout=stdout, stderr=stderr, cpus=self._cpus[rank], pass_fds=fds)
         self._children.add(process)
 
     @contextmanager

@@ -46,29 +46,28 @@ def exit_fd(pid: int) -> int | None:
         return None  # already reaped, or a kernel before 5.3: `has_exited` finds out
 
 
-def when_ended(process: subprocess.Popen[bytes], then: Callable[[], None]) -> None:
-    """Call ``then`` from the running event loop when our child has ended, and is not reaped yet."""
+def when_ended(process: subprocess.Popen[bytes], then: Callable[[int], None]) -> None:
+    """When our child has ended, kill the rest of its group, reap it, and call ``then`` with its status; by the running
+    event loop."""
     import asyncio  # which takes longer to load than a rank's first sign of life may take
 
     loop = asyncio.get_running_loop()
     watch = exit_fd(process.pid)
+
+    def look() -> None:
+        if watch is None and not has_exited(process):
+            loop.call_later(_LOOK_SECONDS, look)
+            return
+        if watch is not None:
+            loop.remove_reader(watch)
+            os.close(watch)
+        signal_group(process.pid, signal.SIGKILL)  # its own children; its number is not free before `wait`
+        then(process.wait())
+
     if watch is None:
-
-        def look() -> None:
-            if has_exited(process):
-                then()
-            else:
-                loop.call_later(_LOOK_SECONDS, look)
-
         loop.call_soon(look)
-        return
-
-    def ended(descriptor: int) -> None:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-        then()
-
-    loop.add_reader(watch, ended, watch)
+    else:
+        loop.add_reader(watch, look)
 
 
 async def end_groups(pids: Callable[[], Collection[int]], grace: float, patience: float) -> None:

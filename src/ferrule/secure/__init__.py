@@ -1,8 +1,15 @@
 """Keys, tokens, one handshake, and encryption by TLS (`ferrule.secure.tls`): what makes a connection trustworthy."""
 
 from ferrule.secure.handshake import Status, Stranger
-from ferrule.secure.keys import KEY_BYTES, derived_key, fingerprint
-from ferrule.secure.token import Address, JoinToken, check_cluster_name, write_address
+from ferrule.secure.token import (
+    KEY_BYTES,
+    Address,
+    JoinToken,
+    check_cluster_name,
+    derived_key,
+    fingerprint,
+    write_address,
+)
 
 __all__ = [
     "KEY_BYTES",

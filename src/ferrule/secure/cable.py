@@ -32,7 +32,7 @@ from ferrule.secure.handshake import (
     client_steps,
     hear_hello,
 )
-from ferrule.secure.keys import KEY_BYTES
+from ferrule.secure.token import KEY_BYTES
 
 if TYPE_CHECKING:
     from ferrule.secure.tls import Tls

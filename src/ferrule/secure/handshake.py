@@ -155,7 +155,7 @@ class Wire:
         magic, number, version, kind, encrypt, *fields, _ = self._hello.unpack(raw)
         if magic != self.magic or not version.rstrip(b"\0").isascii():
             raise Stranger
-        return Hello(raw, number, _harmless(version), kind, bool(encrypt), tuple(fields))
+        return Hello(raw, number, harmless(version), kind, bool(encrypt), tuple(fields))
 
     def pack_reply(self, status: Status, value: bytes = b"", text: str = "") -> bytes:
         return self._reply.pack(
@@ -164,7 +164,7 @@ class Wire:
 
     def parse_reply(self, raw: bytes) -> Reply:
         magic, number, version, status, value, text = self._reply.unpack(raw)
-        return Reply(raw, magic == self.magic, number, _harmless(version), status, value, _harmless(text))
+        return Reply(raw, magic == self.magic, number, harmless(version), status, value, harmless(text))
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _own_version() -> bytes:
     return __version__.encode()[:24]
 
 
-def _harmless(field: bytes) -> str:
+def harmless(field: bytes) -> str:
     """A text from the other end, made harmless for terminals and logs."""
     text = field.rstrip(b"\0").decode(errors="replace")
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,4 +1,4 @@
-"""The word with which a machine joins a cluster: the cluster's key, and where a member of it listens."""
+"""The cluster's key, its public name, keys for single purposes, and the token with which a host joins."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import base64
 import binascii
 import hashlib
 import hmac
-import json
 import re
 from dataclasses import dataclass
 
+import msgspec
+
 from ferrule.config import parse_address
 from ferrule.errors import ConfigError
-from ferrule.secure.keys import KEY_BYTES, fingerprint
 
+KEY_BYTES = 32
 PREFIX = "ferrule1-"
 _CHECK_BYTES = 4
 _MAX_TOKEN = 2048
@@ -22,6 +23,23 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 Address = tuple[str, int]
 """Host and port. An IPv6 link-local host carries its interface: ``fe80::1%thunderbolt0``."""
+
+
+def fingerprint(key: bytes) -> str:
+    """A cluster's public name: 16 hexadecimal letters that follow from its key and tell nothing of it."""
+    return hmac.new(key, b"ferrule cluster fingerprint", hashlib.sha256).hexdigest()[:16]
+
+
+def derived_key(key: bytes, purpose: str) -> str:
+    """A key for one purpose, in hexadecimal, which every member makes for itself: it never crosses the wire."""
+    return hmac.new(key, b"ferrule derived\0" + purpose.encode(), hashlib.sha256).hexdigest()
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    """Of a token, beside the key: the cluster's name and addresses."""
+
+    n: str
+    a: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -40,8 +58,8 @@ class JoinToken:
         return fingerprint(self.key)
 
     def encode(self) -> str:
-        fields = {"n": self.cluster, "a": [write_address(each) for each in self.addresses[:_MAX_ADDRESSES]]}
-        body = self.key + json.dumps(fields, separators=(",", ":")).encode()
+        fields = _Fields(self.cluster, tuple(map(write_address, self.addresses[:_MAX_ADDRESSES])))
+        body = self.key + msgspec.json.encode(fields)
         return PREFIX + base64.urlsafe_b64encode(body + _check(body)).decode().rstrip("=")
 
     @classmethod
@@ -56,10 +74,10 @@ class JoinToken:
             body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
             if len(body) <= KEY_BYTES or not hmac.compare_digest(check, _check(body)):
                 raise ValueError("the check letters differ")
-            fields = json.loads(body[KEY_BYTES:])
-            addresses = tuple(parse_address(each, "the token's address") for each in fields["a"])
-            return cls(check_cluster_name(fields["n"]), body[:KEY_BYTES], addresses)
-        except (binascii.Error, ValueError, KeyError, TypeError) as error:
+            fields = msgspec.json.decode(body[KEY_BYTES:], type=_Fields)
+            addresses = tuple(parse_address(each, "the token's address") for each in fields.a)
+            return cls(check_cluster_name(fields.n), body[:KEY_BYTES], addresses)
+        except (binascii.Error, ValueError) as error:
             raise ConfigError(
                 f"the join token is damaged ({error}): copy all of the line that `ferrule token` prints"
             ) from None

@@ -153,9 +153,7 @@ class ModelServers(ControlLoop):
         self._processes[name] = process
         self._happened(name, Started())
 
-        def ended() -> None:
-            signal_group(process.pid, signal.SIGKILL)
-            code = process.wait()
+        def ended(code: int) -> None:
             if self._ending.pop(process, None) is not None:
                 self.look()  # another may wait for its place
                 return

@@ -110,7 +110,7 @@ class ClusterRanks:
 
         They are those that it has now, too: its record may be some seconds older than its last cable.
         """
-        life, _ = await connect_member(self._home, member, Purpose.ASK)
+        life = await connect_member(self._home, member, Purpose.ASK)
         self._lives[member.host] = life
         self._ended[member.host] = asyncio.Event()
         first = next(rank for rank, other in enumerate(self._members) if other.host == member.host)
@@ -132,7 +132,7 @@ class ClusterRanks:
     async def _start_rank(
         self, rank: int, job: str, options: RankOptions, meet: Sequence[tuple[str, int]]
     ) -> socket.socket:
-        connection, _ = await connect_member(self._home, self._members[rank], Purpose.START)
+        connection = await connect_member(self._home, self._members[rank], Purpose.START)
         order = StartProcess(
             job,
             rank,

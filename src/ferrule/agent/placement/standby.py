@@ -14,7 +14,7 @@ from ferrule.cluster.client import connect_member
 from ferrule.cluster.connection import Connection
 from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.messages import KeepStandby
+from ferrule.cluster.messages import KeepStandby, StandbyKept
 from ferrule.cluster.records import Member
 from ferrule.engine.host.local_ranks import rank_environment
 from ferrule.engine.host.placement import Deployment
@@ -32,14 +32,13 @@ class ClusterStandby:
     def __init__(self, home: ClusterHome, *, spread: bool = False) -> None:
         self._home, self._spread = home, spread
         self._holding: dict[str, Connection] = {}
-        self._kept: dict[str, int] = {}
-        self._ready: dict[str, int] = {}
+        self._kept: dict[str, StandbyKept] = {}
         self._working: asyncio.Task[bool] | None = None
 
     @property
     def kept(self) -> int:
         """How many there were when they were last looked at, on all hosts."""
-        return sum(self._kept.values())
+        return sum(each.kept for each in self._kept.values())
 
     async def prepare(self, deployment: Deployment) -> bool:
         starter = deployment.starter
@@ -61,7 +60,7 @@ class ClusterStandby:
         await asyncio.gather(
             *(self._keep(member, counts[host], rank_environment(threads[host])) for host, member in members.items())
         )
-        return sum(self._ready.values()) == counts.total()
+        return sum(each.ready for each in self._kept.values()) == counts.total()
 
     async def close(self) -> None:
         if self._working is not None:
@@ -75,9 +74,8 @@ class ClusterStandby:
         known = member.host in self._holding
         try:
             if not known:
-                self._holding[member.host], _ = await connect_member(self._home, member, Purpose.ASK)
-            answer = await self._holding[member.host].ask(wanted, START_SECONDS)
-            self._kept[member.host], self._ready[member.host] = answer.kept, answer.ready
+                self._holding[member.host] = await connect_member(self._home, member, Purpose.ASK)
+            self._kept[member.host] = await self._holding[member.host].ask(wanted, START_SECONDS)
         except (ClusterError, AuthError, OSError, TimeoutError) as error:
             self._let_go(member.host)
             if known:  # its agent may have started again
@@ -87,7 +85,6 @@ class ClusterStandby:
 
     def _let_go(self, host: str) -> None:
         self._kept.pop(host, None)
-        self._ready.pop(host, None)
         connection = self._holding.pop(host, None)
         if connection is not None:
             connection.close()

@@ -22,7 +22,7 @@ class StartedRanks(Protocol):
         """For each rank our end of its control connection (`ferrule.engine.rank.control`); the engine closes it.
 
         Its end is the sign that the rank is gone, so a connection to another host must notice when that host is
-        gone, too; the engine sets TCP's keepalive on it.
+        gone, too.
         """
         ...
 

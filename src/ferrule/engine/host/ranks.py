@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -20,9 +18,6 @@ from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost, Ren
 SETTLE = 0.25
 """Seconds after the first sign of trouble in which the other ranks' reports are awaited, to find the first cause."""
 SETTLE_STEP = 0.02
-KEEPALIVE = 1
-"""Seconds of silence on a connection to another host before it is asked whether it is there, and between questions."""
-KEEPALIVE_QUESTIONS = 3
 
 
 class RankFailure:
@@ -108,7 +103,6 @@ class Ranks:
         ranks = cls(await starter.start(options), options, on_event)
         try:
             for rank, ours in enumerate(ranks._started.sockets):
-                _keep_alive(ours)
                 reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
                 ranks._writers.append(writer)
                 ranks._readers.append(asyncio.create_task(ranks._relay(rank, reader), name=f"rank {rank}"))
@@ -200,16 +194,3 @@ class Ranks:
         while loop.time() < deadline and not self._failure.certain(self._started.poll()):
             await asyncio.sleep(SETTLE_STEP)
         self._lost.set_result(self._failure.loss(self._started))
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """Make a connection to another host end soon after that host is gone."""
-    if connection.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "darwin":
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPALIVE, KEEPALIVE)
-    else:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_QUESTIONS)
