@@ -30,8 +30,8 @@ EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies must neither keep nor collect the events of a stream."""
 
 
-class Desk:
-    """What the endpoints of one app share: the engine and who is being served."""
+class Service:
+    """What the endpoints of one app share: the engine, the tokenizers, and admission of requests."""
 
     def __init__(self, engine: Engine, *, max_sequences: int = MAX_SEQUENCES) -> None:
         self.engine = engine
@@ -125,9 +125,9 @@ class Answer(Response):
     Nothing is sent before the first piece is there, so that a request that cannot be served gets its proper status.
     """
 
-    def __init__(self, desk: Desk, jobs: Sequence[Job], form: Form, *, prompt_tokens: int, stream: bool) -> None:
+    def __init__(self, service: Service, jobs: Sequence[Job], form: Form, *, prompt_tokens: int, stream: bool) -> None:
         super().__init__()
-        self._desk = desk
+        self._service = service
         self._jobs = jobs
         self._form = form
         self._prompt_tokens = prompt_tokens
@@ -142,10 +142,10 @@ class Answer(Response):
             await send(message)
 
         write = self._write_events if self._stream else self._write_whole
-        with self._desk.admit(len(self._jobs)):
+        with self._service.admit(len(self._jobs)):
             try:
-                async with aclosing(run_jobs(self._desk.engine, self._desk.vocabulary, self._jobs)) as pieces:
-                    await while_wanted(receive, self._desk.closing, write(pieces, scope, receive, noted))
+                async with aclosing(run_jobs(self._service.engine, self._service.vocabulary, self._jobs)) as pieces:
+                    await while_wanted(receive, self._service.closing, write(pieces, scope, receive, noted))
             except ClientGoneError:
                 log.debug("a client left before its answer was complete")
             except Exception as error:

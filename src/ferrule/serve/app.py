@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from ferrule import __version__
 from ferrule.engine import Engine
 from ferrule.errors import ConfigError
-from ferrule.serve.answer import MAX_SEQUENCES, Desk, shutting_down, while_wanted
+from ferrule.serve.answer import MAX_SEQUENCES, Service, shutting_down, while_wanted
 from ferrule.serve.auth import Guard
 from ferrule.serve.chat import answer_chat
 from ferrule.serve.completions import answer_completion
@@ -31,21 +31,21 @@ def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_
 
     ``api_key``: what clients must send as bearer token; with None only requests to loopback names are answered.
     ``max_sequences``: how many sequences may be running or waiting before clients get status 429.
-    ``app.state.desk.close()`` ends every answer. Raises `ConfigError` for an empty key.
+    ``app.state.service.close()`` ends every answer. Raises `ConfigError` for an empty key.
     """
     if api_key is not None and not api_key.strip():
         raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
-    desk = Desk(engine, max_sequences=max_sequences)
+    service = Service(engine, max_sequences=max_sequences)
     fingerprint = system_fingerprint(engine)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        desk.close()
+        service.close()
 
     # The documentation pages would load scripts from elsewhere; the description of the API itself stays.
     app = FastAPI(title="Ferrule", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.desk = desk
+    app.state.service = service
     app.add_middleware(Guard, api_key=api_key, body_limit=body_limit(engine.max_context))
     install(app)
 
@@ -53,13 +53,13 @@ def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         check_model(engine, body.model)
         identity = new_identity(engine, "chatcmpl", fingerprint)
-        return await prepared(desk, request, lambda: answer_chat(desk, body, identity))
+        return await prepared(service, request, lambda: answer_chat(service, body, identity))
 
     @app.post("/v1/completions", response_class=Response)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         check_model(engine, body.model)
         identity = new_identity(engine, "cmpl", fingerprint)
-        return await prepared(desk, request, lambda: answer_completion(desk, body, identity))
+        return await prepared(service, request, lambda: answer_completion(service, body, identity))
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -78,15 +78,15 @@ def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_
     return app
 
 
-async def prepared(desk: Desk, request: Request, answer: Callable[[], Response]) -> Response:
+async def prepared(service: Service, request: Request, answer: Callable[[], Response]) -> Response:
     """What ``answer`` makes of a request, tokenizing it. A large one is read beside the event loop, while others are
     served; it is forgotten when the client leaves (`ClientGoneError`) or the server closes (`ApiError` 503)."""
     size = request.headers.get("content-length", "")
     if size.isdigit() and int(size) <= SMALL_BODY:
         return answer()
-    if desk.closing.is_set():
+    if service.closing.is_set():
         raise shutting_down()
-    return await while_wanted(request.receive, desk.closing, desk.reading.run(answer))
+    return await while_wanted(request.receive, service.closing, service.reading.run(answer))
 
 
 def names_of(engine: Engine) -> tuple[str, ...]:

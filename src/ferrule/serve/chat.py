@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferrule.serve.answer import Answer, Collected, Desk
+from ferrule.serve.answer import Answer, Collected, Service
 from ferrule.serve.identity import Identity
 from ferrule.serve.prompt import chat_prompt
 from ferrule.serve.sampling import sampling_params
@@ -15,15 +15,15 @@ from ferrule.serve.sequences import Job, choices
 from ferrule.serve.transcript import Piece, TokenLogprob
 
 
-def answer_chat(desk: Desk, body: ChatRequest, identity: Identity) -> Answer:
+def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answer:
     """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
     refuse_unsupported(body)
-    engine = desk.engine
+    engine = service.engine
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
     prompt = chat_prompt(engine, body.messages)
     jobs = [Job(index, prompt, own, tuple(body.stop)) for index, own in enumerate(choices(params, body.n or 1))]
     form = ChatForm(identity, len(jobs), bool(body.logprobs), wants_usage(body))
-    return Answer(desk, jobs, form, prompt_tokens=len(prompt), stream=bool(body.stream))
+    return Answer(service, jobs, form, prompt_tokens=len(prompt), stream=bool(body.stream))
 
 
 def wants_usage(body: ChatRequest) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ferrule.engine import Engine
 from ferrule.errors import RequestError
-from ferrule.serve.answer import Answer, Collected, Desk
+from ferrule.serve.answer import Answer, Collected, Service
 from ferrule.serve.identity import Identity
 from ferrule.serve.prompt import encode, too_long
 from ferrule.serve.sampling import check_token, sampling_params
@@ -17,10 +17,10 @@ from ferrule.serve.sequences import Job, choices
 from ferrule.serve.transcript import Piece, TokenLogprob
 
 
-def answer_completion(desk: Desk, body: CompletionRequest, identity: Identity) -> Answer:
+def answer_completion(service: Service, body: CompletionRequest, identity: Identity) -> Answer:
     """The answer to ``body``. Raises `RequestError` when it asks for something that cannot be done."""
     refuse_unsupported(body)
-    engine = desk.engine
+    engine = service.engine
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
     prompts = [prompt_tokens(engine, prompt) for prompt in body.prompt]
     asked = [(prompt, own) for prompt in prompts for own in choices(params, body.n or 1)]
@@ -33,7 +33,7 @@ def answer_completion(desk: Desk, body: CompletionRequest, identity: Identity) -
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
     )
     total = sum(len(prompt) for prompt in prompts)
-    return Answer(desk, jobs, form, prompt_tokens=total, stream=bool(body.stream))
+    return Answer(service, jobs, form, prompt_tokens=total, stream=bool(body.stream))
 
 
 def prompt_tokens(engine: Engine, prompt: str | list[int]) -> tuple[int, ...]:

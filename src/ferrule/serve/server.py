@@ -125,7 +125,7 @@ async def serve(
                 gate.app = app
                 on_ready(engine)
                 await _watch(engine, stop)
-                app.state.desk.close()
+                app.state.service.close()
         finally:
             server.should_exit = True
             await asyncio.gather(http, _close(engine))
