@@ -25,7 +25,7 @@ void NetCollectives::hop_all_reduce(Algorithm algorithm, const Call& call, std::
     return run(call, ring_scratch(),
                [&](std::byte* scratch) { ring_all_reduce(program_, ring_, array, combine, scratch); });
   }
-  // Everybody learns what everybody has, and combines it in the order of ranks.
+  // Every rank learns what all have, and combines it in the order of ranks.
   const auto n = static_cast<std::size_t>(size_);
   const std::byte* slots = nullptr;
   run(call, n * bytes, [&](std::byte* scratch) {

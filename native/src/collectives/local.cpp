@@ -84,7 +84,7 @@ void LocalCollectives::pipeline(std::uint64_t count, Fill&& fill, Combine&& comb
   const std::uint64_t base = chunks_;
   for (std::uint64_t step = 0; step < count + 2 * kLag; ++step) {
     if (step < count) {
-      // The buffer is free when everybody is done with the chunk that was in it before.
+      // The buffer is free when all ranks are done with the chunk that was in it before.
       if (base + step >= kChunks) wait_for(&RankBlock::consumed, base + step + 1 - kChunks);
       fill(step, chunk(rank_, base + step));
       publish(&RankBlock::filled, base + step + 1);

@@ -35,7 +35,7 @@ class LocalCollectives {
 
   // Where part `index` of `count` nearly equal ones begins in an array of `bytes`.
   static std::size_t part(std::size_t bytes, std::size_t element, std::size_t index, std::size_t count);
-  // Publish what we called (and what lies in our slot), wait until everybody has, and compare.
+  // Publish what we called (and what lies in our slot), wait until all have, and compare.
   void meet(const Call& call);
   void publish(Counter RankBlock::*counter, std::uint64_t value);
   void wait_for(Counter RankBlock::*counter, std::uint64_t value);

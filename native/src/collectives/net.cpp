@@ -150,7 +150,7 @@ void NetCollectives::pieces(const Call& call, const std::byte* data, std::byte* 
     if (channel == nullptr) continue;
     const auto peer = static_cast<std::size_t>(channel->peer());
     const std::size_t peer_bytes = bounds[peer + 1] - bounds[peer];
-    // Everybody knows which pieces are empty, and what is not gathered needs no message for those.
+    // Every rank knows which pieces are empty, and what is not gathered needs no message for those.
     if (gathered != nullptr || peer_bytes != 0) {
       Outgoing& to = exchange_.to(channel, header(call));
       to.first = {data + bounds[peer], peer_bytes};
@@ -207,7 +207,7 @@ void NetCollectives::all_gather(const Call& call, const std::byte* mine, std::by
 void NetCollectives::barrier(const Call& call) {
   const Algorithm algorithm = strategy_.choose(call, size_);
   if (algorithm == Algorithm::doubling) return hop_all_gather(algorithm, call, nullptr, nullptr);
-  // Up and down again: only so does everybody hear of everybody.
+  // Up and down again: only so does every rank hear of all others.
   if (algorithm == Algorithm::tree)
     return hop_all_reduce(algorithm, call, nullptr, find_reduction(Dtype::u8, Reduction::sum));
   exchange_.clear();

@@ -84,7 +84,7 @@ class FailureDetector {
   // What a peer that is reached through another rank gets on top.
   Clock::duration allowance() const;
   std::string why(const Peer& peer, Time now) const;
-  // The lowest rank that is well and neither this one nor the suspect: both, and everybody else, would choose it.
+  // The lowest rank that is well and neither this one nor the suspect: both, and all others, would choose it.
   int arbiter(int suspect, Time now) const;
 
   const int rank_;

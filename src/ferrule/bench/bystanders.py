@@ -23,7 +23,7 @@ class Bystanders:
 
 
 def _busy() -> float:
-    """Seconds of all processors, without interrupts, which whoever sends and receives causes."""
+    """Seconds of all processors, without interrupts, that sending and receiving causes."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + getattr(times, "steal", 0.0))
 

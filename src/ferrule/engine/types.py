@@ -1,4 +1,4 @@
-"""What passes between the engine and whoever asks it for text (the HTTP server, the command line, a benchmark)."""
+"""What passes between the engine and its callers: the HTTP server, the command line, a benchmark."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Token:
     """One generated token. ``finish`` is set on the last one of a sequence.
 
     A sequence that ends because the model said its end token still yields that token (with ``finish="stop"``);
-    whoever turns tokens into text leaves it out.
+    the caller that turns tokens into text leaves it out.
     """
 
     id: int

@@ -121,7 +121,7 @@ class Launcher:
             raise LaunchError(f"cannot run {error.filename or 'a supervisor'}: {error.strerror or error}") from error
 
     def _ping(self) -> None:
-        """Also while the rest of the launcher waits for whoever reads its output."""
+        """Also while the rest of the launcher waits for the reader of its output."""
         while not self._over.wait(_PING_SECONDS):
             for channel in self._channels:
                 if channel.place.distant:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 _MAX_LINE = 1 << 16
-"""Bytes; what is longer is cut, as nobody knows whether its end comes."""
+"""Bytes; what is longer is cut, as its end may never come."""
 
 _COLOURS = (36, 33, 35, 32, 34, 91, 96, 93, 95, 92, 94)
 

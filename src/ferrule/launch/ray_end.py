@@ -11,7 +11,7 @@ from ferrule.launch.places import SUPERVISOR
 
 _CHUNK = 1 << 16
 _DETACH = "import os, sys\nif os.fork(): os._exit(0)\nos.setsid()\nos.execv(sys.argv[1], sys.argv[1:])"
-"""Ray kills what its workers have started, with no time to clean up. The supervisor is nobody's child: it ends its
+"""Ray kills what its workers have started, with no time to clean up. The supervisor is no child of Ray's: it ends its
 ranks when its input ends, which it does with the worker."""
 
 

@@ -242,8 +242,8 @@ class Supervisor:
 
 
 def _keep_port() -> socket.socket:
-    """A port that the kernel gives to nobody who asks for just any; whoever names it, and sets SO_REUSEADDR as
-    servers do, gets it (on Linux)."""
+    """A port kept from programs that ask for any free one; one that names it, and sets SO_REUSEADDR as servers do, gets
+    it (on Linux)."""
     kept = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     kept.bind(("", 0))

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
             sys.stderr.write("ferrule: cannot tie this process to its parent (prctl failed)\n")
             return 126
-    # The parent may have died before the kernel knew that we care: then our parent is somebody else by now.
+    # The parent may have died before the kernel knew of the request: then this process has another parent by now.
     if os.getppid() != parent:
         return 126
     if cpus != "-":

@@ -2,7 +2,7 @@
 
 `encrypted` hands a connection to a process of its own, ``python -m ferrule.secure.cable DESCRIPTOR``, and gives a plain
 socket for it. Nothing of Python in the program then stands between the core and the cable. Both ends prove to each
-other in TLS, by a key that only they have, that nobody stands between them.
+other in TLS, by a key that only they have, that no third party is between them.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class _Fields(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class JoinToken:
-    """What a new member needs to know. Whoever holds it may run programs on every host of the cluster: keep it secret.
+    """What a new member needs to know. With it programs can be run on every host of the cluster: keep it secret.
 
     ``addresses``: of the host that made it, when it did.
     """

@@ -90,12 +90,12 @@ async def prepared(service: Service, request: Request, answer: Callable[[], Resp
 
 
 def names_of(engine: Engine) -> tuple[str, ...]:
-    """What the model may be called: its name, and that without the owner (``llama`` for ``someone/llama``)."""
+    """What the model may be called: its name, and that without the owner (``llama`` for ``meta/llama``)."""
     return tuple(dict.fromkeys((engine.name, engine.name.rstrip("/").rpartition("/")[2])))
 
 
 def check_model(engine: Engine, name: str | None) -> None:
-    """Raise `ApiError` 404 unless ``name`` is the served model. None means whichever is served."""
+    """Raise `ApiError` 404 unless ``name`` is the served model. None: the served model."""
     if name is not None and name not in names_of(engine):
         raise ApiError(
             404, f"the model {name!r} is not served here; {engine.name!r} is", code="model_not_found", param="model"

@@ -51,7 +51,7 @@ std::size_t tree_scratch(const Tree& tree, std::size_t bytes, std::size_t elemen
 
 // Up to the root and down again. The last combination is the root's.
 void tree_all_reduce(Program& program, const Tree& tree, const Array& data, const Combine& combine, std::byte* scratch);
-// Part i of everybody's `in` (parts of out.bytes) combined into `out` at owners[i], for one or several owners.
+// Part i of every rank's `in` (parts of out.bytes) combined into `out` at owners[i], for one or several owners.
 void tree_reduce(Program& program, const Tree& tree, int rank, const std::vector<int>& owners, const std::byte* in,
                  const Array& out, const Combine& combine, std::byte* scratch);
 // What `root` has in `data`, to all.

@@ -79,7 +79,7 @@ def launch_torch(
 
 def launch_mlx(setting: Setting, control: Path, logs: Path) -> LocalLauncher:
     with ExitStack() as stack:
-        # Nobody can take these ports while we hold them; the ring listens on them a moment later.
+        # No other program can take these ports while we hold them; the ring listens on them a moment later.
         probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(setting.ranks)]
         hosts = [[f"127.0.0.1:{probe.getsockname()[1]}"] for probe in probes]
     hostfile = logs.with_name("hosts.json")

@@ -43,7 +43,7 @@ class Player(Protocol):
         ...
 
     def rails(self) -> dict[str, int]:
-        """By transport, over how many rails this rank reaches another; empty where nobody can tell."""
+        """By transport, over how many rails this rank reaches another; empty where that is not known."""
         ...
 
 

@@ -81,7 +81,7 @@ class LocalEngine:
     async def generate(self, prompt: Sequence[int], params: SamplingParams) -> AsyncGenerator[Token, None]:
         """See `ferrule.engine.types.Engine.generate`."""
         self._check(prompt)
-        if params.seed is None:  # so that its random numbers stay the same whoever draws them
+        if params.seed is None:  # so that its random numbers are the same on every rank
             params = replace(params, seed=secrets.randbits(63))
         request = self._requests.add(prompt, params)
         stream = self._streams[request.number] = asyncio.Queue()

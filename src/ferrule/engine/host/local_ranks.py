@@ -27,7 +27,7 @@ LOG_TAIL = 5
 ANSWER_SECONDS = 0.5
 """How long a host of a lab may take to answer before it counts as cut off."""
 CLOSED_PORT = 9
-"""A port on which nobody listens: a host that can be reached refuses the connection."""
+"""A port without a listener: a host that can be reached refuses the connection."""
 
 
 def rank_environment(threads: int) -> dict[str, str]:
@@ -90,7 +90,7 @@ class LocalStarter:
     @staticmethod
     def _told(ranks: LocalRanks, options: RankOptions) -> LocalRanks:
         for ours in ranks.sockets:
-            with suppress(ConnectionError):  # it has died meanwhile, which is noticed by whoever reads
+            with suppress(ConnectionError):  # it has died meanwhile, which the reader notices
                 ours.sendall(encode(Start(options)))
         return ranks
 

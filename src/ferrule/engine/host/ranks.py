@@ -133,7 +133,7 @@ class Ranks:
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:  # also where this is cancelled meanwhile
             for writer in self._writers:
-                writer.transport.abort()  # nobody is left to read what was not sent
+                writer.transport.abort()  # what was not sent has no reader any more
             await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
             for ours in self._started.sockets[len(self._writers) :]:
                 ours.close()

@@ -44,7 +44,7 @@ _ROLES = frozenset(int(role) for role in Role)
 
 
 class Refused(RendezvousError):
-    """Whoever answers does not let us in, and will not."""
+    """The answering rank does not let this one in, and will not."""
 
 
 class Elsewhere(RendezvousError):
@@ -72,7 +72,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why somebody who proved to know the key is not let in. ``rank``: who answers, where that is somebody else."""
+    """Why a rank that proved to know the key is not let in. ``rank``: the one that answers, where another was meant."""
 
     text: str
     status: Status = Status.REFUSED
@@ -96,7 +96,7 @@ is that proved to know the key (and is sent ``b""`` for welcome, or a `Refusal`)
 def connect_steps(key: bytes, identity: Identity, *, encrypt: bool = False) -> Steps:
     """The client's side. ``encrypt``: what follows, as the server must want it too.
 
-    Raises `AuthError` or `RendezvousError` (`Elsewhere` where somebody else answers)."""
+    Raises `AuthError` or `RendezvousError` (`Elsewhere` where another rank answers)."""
     where = "the rank between" if identity.role == Role.RELAY else f"rank {identity.target}"
     hello = WIRE.pack_hello(
         identity.role,

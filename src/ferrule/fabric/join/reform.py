@@ -122,7 +122,7 @@ class _Gathering:
         return members, secrets.token_bytes(16), channels
 
     def _turn_away(self, members: Sequence[int]) -> None:
-        """Tell those who were given up, and came back, that it is too late."""
+        """Tell ranks that were given up, and came back, that it is too late."""
         for rank in [rank for rank in self._here if rank not in members]:
             self._refuse(rank, FabricError(f"rank {rank} cannot come back: the others gave it up"))
 
