@@ -25,62 +25,28 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-from ferrule.config import TRANSPORT_CHOICES
+import msgspec
+
 from ferrule.errors import ConfigError, PlanError
 from ferrule.fabric.routing.routes import find_routes
 from ferrule.files import write_whole
 from ferrule.hardware import CableProfile, Machine, Profiles, shipped
-from ferrule.plan.cluster.fields import (
-    BYTES,
-    BYTES_PER_SECOND,
-    DOLLARS,
-    FLOPS,
-    PART,
-    RATE,
-    SECONDS,
-    WATTS,
-    Table,
-    shown,
-    some,
-    tables,
-)
 from ferrule.plan.cluster.profile import Ends, device_of, is_apple, join_rails, rail_of
 from ferrule.plan.cluster.spec import CORES_KEEP, ClusterSpec, DeviceSpec, RailSpec
+from ferrule.plan.cluster.tables import EXAMPLES, MAX_DEVICES, Device, Link, Quantity, Way, Whole, shown
 
-MAX_DEVICES = 1024
-MAX_CORES = 1 << 16
-_MAX_CABLES = 64
 _MAX_RAILS = 1 << 20
 _MAX_BYTES = 128 << 20
-_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int4")
-_DEVICE = (
-    "name",
-    "count",
-    "machine",
-    "kind",
-    "memory",
-    "memory_bandwidth",
-    "flops",
-    "launch",
-    "resume",
-    "eager",
-    "disk_read",
-    "runtime",
-    "watts_idle",
-    "watts_busy",
-    "price",
-    "measured",
-)
-_LINK = ("between", "mesh", "switch", "name", "cable", "latency", "bandwidth", "transport", "count")
-_TRANSPORTS = tuple(choice for choice in TRANSPORT_CHOICES if choice != "auto")
-_FLOPS_EXAMPLE = "{ bf16 = 59e12 }"
-Rails = list[Ends]
+_NEEDED = ("memory", "memory_bandwidth", "flops")
+"""Of a device that is no known machine."""
+_NOT_OF_SPEC = ("count", "machine")
+"""Fields of `Device` that `DeviceSpec` has not."""
 
 
 def read_cluster(path: Path | str) -> ClusterSpec:
@@ -102,11 +68,11 @@ def parse_cluster(text: str, origin: str = "cluster.toml") -> ClusterSpec:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin} is not TOML: {error}") from None
-    whole = Table(data, origin, ("device", "link", "route", "cores", *CORES_KEEP, "notes"))
+    whole = Whole.read(data, origin)
     known = _profiles()
     devices: dict[str, DeviceSpec] = {}
     machines: dict[str, Machine] = {}
-    for number, entry in enumerate(tables(data, "device", origin), 1):
+    for number, entry in enumerate(whole.device, 1):
         for device, machine in _devices(entry, number, origin, known):
             if device.name in devices:
                 raise ConfigError(f"{origin}: two devices are called {device.name!r}; give each a name of its own")
@@ -117,21 +83,17 @@ def parse_cluster(text: str, origin: str = "cluster.toml") -> ClusterSpec:
             raise ConfigError(f"{origin}: a cluster has at most {MAX_DEVICES} devices; plan for fewer")
     if not devices:
         raise ConfigError(f"{origin}: the cluster has no devices; write [[device]] with name, memory and so on")
-    rails: Rails = []
-    for number, entry in enumerate(tables(data, "link", origin), 1):
+    rails: list[Ends] = []
+    for number, entry in enumerate(whole.link, 1):
         rails += _rails(entry, f"{origin}, [[link]] {number}", devices, machines, known)
         if len(rails) > _MAX_RAILS:
             raise ConfigError(f"{origin}: there are more than {_MAX_RAILS} cables; plan for fewer devices or cables")
-    cores = whole.count("cores", MAX_CORES)
-    kept = {name: value for name in CORES_KEEP if (value := whole.number(name, PART)) is not None}
+    kept = {name: _plain(value) for name in CORES_KEEP if (value := getattr(whole, name)) is not None}
     try:
-        cluster = ClusterSpec(tuple(devices.values()), join_rails(rails), cores, _notes(whole), **kept)
+        cluster = ClusterSpec(tuple(devices.values()), join_rails(rails), whole.cores, whole.notes, **kept)
     except PlanError as error:
         raise PlanError(f"{origin}: {error}") from None
-    routes = [
-        _route(entry, f"{origin}, [[route]] {number}", cluster)
-        for number, entry in enumerate(tables(data, "route", origin), 1)
-    ]
+    routes = [_route(entry, f"{origin}, [[route]] {number}", cluster) for number, entry in enumerate(whole.route, 1)]
     return replace(cluster, notes=(*cluster.notes, *_other_routes(cluster, routes))) if routes else cluster
 
 
@@ -145,61 +107,41 @@ def write_cluster(cluster: ClusterSpec, path: Path | str) -> None:
 
 def format_cluster(cluster: ClusterSpec) -> str:
     """The file's text: what `parse_cluster` makes the same cluster of."""
-    lines = []
-    if cluster.cores is not None:
-        lines.append(f"cores = {cluster.cores}")
-    for each in fields(cluster):
-        if each.name in CORES_KEEP and (value := getattr(cluster, each.name)) != each.default:
-            lines.append(f"{each.name} = {value!r}")
+    lines = [] if cluster.cores is None else [f"cores = {cluster.cores}"]
+    for name, default in zip(CORES_KEEP, (1.0, None, 1.0), strict=True):
+        if (value := getattr(cluster, name)) != default:
+            lines.append(f"{name} = {value!r}")
     if cluster.notes:
-        lines.append(f"notes = [{', '.join(map(_quoted, cluster.notes))}]")
+        lines.append(f"notes = {_value(cluster.notes)}")
     for device in cluster.devices:
-        lines += ["", "[[device]]", *_device_lines(device)]
+        lines += ["", "[[device]]"]
+        for field in msgspec.structs.fields(Device):
+            value = getattr(device, field.name, None)
+            if value is not None and value is not False:
+                lines.append(f"{field.encode_name} = {_value(value)}")
     for link in cluster.links:
         for rail in link.rails:
             lines += [
                 "",
                 "[[link]]",
-                f"between = [{', '.join(map(_quoted, link.between))}]",
-                f"name = {_quoted(rail.name)}",
-                f"latency = {_number(rail.alpha)}  # seconds",
-                f"bandwidth = {_number(rail.bandwidth * 8)}  # bits per second",
-                f"transport = {_quoted(rail.transport)}",
+                f"between = {_value(link.between)}",
+                f"name = {_value(rail.name)}",
+                f"latency = {_value(rail.alpha)}  # seconds",
+                f"bandwidth = {_value(rail.bandwidth * 8)}  # bits per second",
+                f"transport = {_value(rail.transport)}",
             ]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def _device_lines(device: DeviceSpec) -> list[str]:
-    flops = ", ".join(f"{dtype} = {_number(value)}" for dtype, value in device.flops.items())
-    lines = [
-        f"name = {_quoted(device.name)}",
-        f"kind = {_quoted(device.kind)}",
-        f"memory = {device.memory}  # bytes",
-        f"memory_bandwidth = {_number(device.memory_bandwidth)}  # bytes per second",
-        f"flops = {{ {flops} }}",
-        f"launch = {_number(device.launch_seconds)}  # seconds",
-    ]
-    for name, value in (
-        ("eager", device.eager_seconds),
-        ("resume", device.resume_seconds or None),
-        ("disk_read", device.disk_read),
-        ("runtime", device.runtime_bytes or None),
-        ("watts_idle", device.watts_idle),
-        ("watts_busy", device.watts_busy),
-        ("price", device.price),
-    ):
-        if value is not None:
-            lines.append(f"{name} = {_number(value)}")
-    return [*lines, *(["measured = true"] if device.measured else [])]
-
-
-def _number(value: float) -> str:
-    return repr(float(value)) if isinstance(value, float) else str(value)
-
-
-def _quoted(text: str) -> str:
-    """A basic string of TOML: that of JSON, but for what no text of ours holds."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _value(value: Any) -> str:
+    """As TOML writes it. Its basic strings are those of JSON, but for what no text of ours holds."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = {_value(one)}' for key, one in value.items())} }}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 @cache
@@ -211,56 +153,29 @@ def _devices(
     entry: Mapping[str, Any], number: int, origin: str, known: Profiles
 ) -> list[tuple[DeviceSpec, Machine | None]]:
     name = entry.get("name")
-    table = Table(entry, f"{origin}, [[device]] {name if isinstance(name, str) else number}", _DEVICE)
-    stem = table.text("name", '"strix"')
-    machine = _known(table, "machine", known.machines) if "machine" in table else None
-    base = device_of(machine, stem) if machine is not None else None
-    memory = table.number("memory", BYTES)
-    bandwidth = table.number("memory_bandwidth", BYTES_PER_SECOND)
-    flops = table.numbers("flops", FLOPS, _FLOPS_EXAMPLE)
-    for dtype in flops or ():
-        if dtype not in _DTYPES:
-            raise table.error("flops", f"there is no type {shown(dtype)}; there are {', '.join(_DTYPES)}")
-    if base is None:
-        for key, value, example in (
-            ("memory", memory, BYTES.example),
-            ("memory_bandwidth", bandwidth, BYTES_PER_SECOND.example),
-            ("flops", flops, _FLOPS_EXAMPLE),
-        ):
-            if value is None:
+    where = f"{origin}, [[device]] {name if isinstance(name, str) else number}"
+    table = Device.read(entry, where)
+    machine = None if table.machine is None else _known(table.machine, "machine", known.machines, where)
+    given = msgspec.structs.asdict(table)
+    told = {key: _plain(value) for key, value in given.items() if value is not None and key not in _NOT_OF_SPEC}
+    for key in ("memory", "runtime_bytes"):
+        if key in told:
+            told[key] = max(int(key == "memory"), int(told[key]))
+    if machine is not None:
+        base = device_of(machine, table.name)
+        spec = replace(base, **told | {"flops": {**base.flops, **told.get("flops", {})}})
+    else:
+        for key in _NEEDED:
+            if key not in told:
                 raise ConfigError(
-                    f"{table.where}: {key} is missing; write {key} = {example}, or machine = NAME of one that "
+                    f"{where}: {key} is missing; write {key} = {EXAMPLES[key]}, or machine = NAME of one that "
                     f"`ferrule lab profiles` lists"
                 )
-    fields: dict[str, Any] = {
-        "name": stem,
-        "kind": _kind(table, machine.name if machine is not None else stem),
-        "memory": None if memory is None else max(1, int(memory)),
-        "memory_bandwidth": bandwidth,
-        "flops": {**(base.flops if base is not None else {}), **flops} if flops else None,
-        "launch_seconds": table.number("launch", SECONDS, least=0),
-        "eager_seconds": table.number("eager", SECONDS, least=0),
-        "resume_seconds": table.number("resume", SECONDS, least=0),
-        "disk_read": table.number("disk_read", BYTES_PER_SECOND),
-        "runtime_bytes": _whole(table.number("runtime", BYTES, least=0)),
-        "watts_idle": table.number("watts_idle", WATTS, least=0),
-        "watts_busy": table.number("watts_busy", WATTS, least=0),
-        "price": table.number("price", DOLLARS, least=0),
-    }
-    told = {key: value for key, value in fields.items() if value is not None}
-    measured = table.flag("measured")
-    spec = replace(base, measured=measured, **told) if base is not None else DeviceSpec(measured=measured, **told)
-    count = table.count("count", MAX_DEVICES)
-    names = [stem] if count is None else [f"{stem}-{number}" for number in range(1, count + 1)]
-    return [(replace(spec, name=name), machine) for name in names]
-
-
-def _kind(table: Table, default: str) -> str:
-    return "" if table.data.get("kind") == "" else table.text("kind", '"my-box"', default=default)
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+        told.setdefault("kind", table.name)
+        spec = DeviceSpec(**told)
+    if table.count is None:
+        return [(spec, machine)]
+    return [(replace(spec, name=f"{table.name}-{place}"), machine) for place in range(1, table.count + 1)]
 
 
 def _rails(
@@ -269,70 +184,78 @@ def _rails(
     devices: Collection[str],
     machines: Mapping[str, Machine],
     known: Profiles,
-) -> Rails:
-    table = Table(entry, where, _LINK)
-    ways = [way for way in ("between", "mesh", "switch") if way in table]
-    if len(ways) != 1:
+) -> list[Ends]:
+    table = Link.read(entry, where)
+    joined = [(way, ends) for way in ("between", "mesh", "switch") if (ends := getattr(table, way)) is not None]
+    if len(joined) != 1:
         raise ConfigError(f"{where}: each link needs one of between, mesh or switch, with names of devices")
-    ends = table.names(ways[0], devices, 2, 2 if ways[0] == "between" else None)
-    cable = _known(table, "cable", known.cables) if "cable" in table else None
-    transport = table.text("transport", '"tcp"', default=cable.transport if cable is not None else "tcp")
-    if transport not in _TRANSPORTS:
-        raise table.error("transport", f"{shown(transport)} is none; there are {', '.join(_TRANSPORTS)}")
-    latency, rate = table.number("latency", SECONDS, least=0), table.number("bandwidth", RATE)
-    if cable is None and (latency is None or rate is None):
-        missing, example = ("latency", SECONDS.example) if latency is None else ("bandwidth", RATE.example)
+    ((way, ends),) = joined
+    _check_names(ends, f"{where}, {way}", devices)
+    cable = None if table.cable is None else _known(table.cable, "cable", known.cables, where)
+    if cable is None and (table.latency is None or table.bandwidth is None):
+        missing = "latency" if table.latency is None else "bandwidth"
         raise ConfigError(
-            f"{where}: {missing} is missing; write {missing} = {example}, or cable = NAME of one that "
+            f"{where}: {missing} is missing; write {missing} = {EXAMPLES[missing]}, or cable = NAME of one that "
             f"`ferrule lab profiles` lists"
         )
-    name = table.text("name", '"usb4"', default=cable.name if cable is not None else "cable")
-    count = table.count("count", _MAX_CABLES) or 1
-    kinds = [_rail(name, cable, transport, apple, latency, rate) for apple in (False, True)]
+    kinds = [_rail(table, cable, apple=apple) for apple in (False, True)]
     apples = {end for end in ends if end in machines and is_apple(machines[end])}
-    rails: Rails = []
+    rails: list[Ends] = []
     for pair in combinations(ends, 2):
-        rails += [(pair, kinds[not apples.isdisjoint(pair)])] * count
+        rails += [(pair, kinds[not apples.isdisjoint(pair)])] * table.count
     return rails
 
 
-def _rail(
-    name: str, cable: CableProfile | None, transport: str, apple: bool, latency: float | None, rate: float | None
-) -> RailSpec:
-    if cable is None:
-        assert latency is not None
-        assert rate is not None
-        return RailSpec(name, latency, rate / 8, transport)
-    rail = rail_of(cable, apple=apple, transport=transport)
-    return RailSpec(
-        name,
-        rail.alpha if latency is None else latency,
-        rail.bandwidth if rate is None else rate / 8,
-        transport,
+def _rail(table: Link, cable: CableProfile | None, *, apple: bool) -> RailSpec:
+    transport = None if table.transport is None else str(table.transport)
+    known = None if cable is None else rail_of(cable, apple=apple, transport=transport)
+    base = known or RailSpec("cable", 0.0, 1.0, transport or RailSpec.transport)
+    return replace(
+        base,
+        name=table.name or base.name,
+        alpha=base.alpha if table.latency is None else float(table.latency),
+        bandwidth=base.bandwidth if table.bandwidth is None else table.bandwidth / 8,
     )
 
 
-def _known(table: Table, key: str, known: Mapping[str, Any]) -> Any:
-    name = table.text(key, f'"{next(iter(known))}"')
+def _plain(value: Any) -> Any:
+    """Without the types of this file, which no encoder knows."""
+    if isinstance(value, dict):
+        return {key: float(one) for key, one in value.items()}
+    return float(value) if isinstance(value, Quantity) else value
+
+
+def _known(name: str, key: str, known: Mapping[str, Any], where: str) -> Any:
     if name not in known:
-        raise table.error(key, f"there is no {key} {shown(name)}; known are {', '.join(known)}")
+        raise ConfigError(f"{where}, {key}: there is no {key} {shown(name)}; known are {', '.join(known)}")
     return known[name]
 
 
-def _notes(table: Table) -> tuple[str, ...]:
-    notes = table.data.get("notes", [])
-    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
-        raise table.error("notes", 'write lines of text: notes = ["measured on Monday"]')
-    return tuple(notes)
+def _check_names(names: Sequence[str], where: str, known: Collection[str]) -> None:
+    """Different names, each of a known device."""
+    for name in names:
+        if name not in known:
+            several = [one for one in known if one.startswith(f"{name}-")][:1]
+            hint = f"; with a count its first one is {several[0]!r}" if several else ""
+            raise ConfigError(f"{where}: there is no device {shown(name)}, only {some(known)}{hint}")
+        if names.count(name) > 1:
+            raise ConfigError(f"{where}: {shown(name)} is there twice; a message that comes back goes in a circle")
+
+
+def some(names: Collection[str]) -> str:
+    """The first few of them."""
+    listed = list(names)
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
 
 
 def _route(entry: Mapping[str, Any], where: str, cluster: ClusterSpec) -> tuple[str, ...]:
     """All devices on the way, both ends included."""
-    table = Table(entry, where, ("from", "to", "via"))
+    table = Way.read(entry, where)
     known = cluster.by_name
-    ends = [table.device(key, table.text(key, f'"{next(iter(known))}"'), known) for key in ("from", "to")]
-    via = table.names("via", known)
-    way = (ends[0], *via, ends[1])
+    for key, names in (("from", [table.origin]), ("to", [table.to]), ("via", table.via)):
+        _check_names(names, f"{where}, {key}", known)
+    ends = (table.origin, table.to)
+    way = (ends[0], *table.via, ends[1])
     for name in way:
         if way.count(name) > 1:
             raise ConfigError(f"{where}: the route passes {name} twice: {' → '.join(way)}; leave out the circle")
