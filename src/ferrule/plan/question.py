@@ -85,6 +85,12 @@ class Question:
     def aim(self) -> Aim:
         return AIMS[self.objective]
 
+    def batches(self, stages: int) -> tuple[int, int]:
+        """How many batches are on their way through so many stages in a step, and how many sequences each has."""
+        concurrency = self.work.concurrency
+        batches = min(stages, concurrency) if self.runtime.batches else 1
+        return batches, -(-concurrency // batches)
+
     def value(self, prediction: Prediction) -> float | None:
         return self.aim.figure(prediction)
 

@@ -142,7 +142,7 @@ def test_what_the_tables_say_is_what_is_predicted() -> None:
         tables = [costs.table(cutting, measure) for cutting in cuttings]
         stages = sum(table.runs[a, b] for table, a, b in zip(tables, (0, 1, 3), (1, 3, 4), strict=True))
         hops = costs.hop(["m0"], ["m1"], measure) + costs.hop(["m1"], ["m2"], measure)
-        hops += costs.back(["m2"], ["m0"], measure)
+        hops += costs.hop(["m2"], ["m0"], measure, last=True)
         prediction = predict(Question(EXPERTS, cluster, work), plan)
         told = prediction.token_seconds if measure.kind == "token" else prediction.ttft_seconds
         assert stages + hops == pytest.approx(told)

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.memory import largest_context, memory_of
-from ferrule.plan.cost.messages import announcement, hop, message_bytes, pieces, word_bytes
+from ferrule.plan.cost.messages import announcement, entry_seconds, hop, message_bytes, pieces, word_bytes
 from ferrule.plan.cost.stage import Pass, Seconds, StageCost
 from ferrule.plan.plan import Plan, Stage
 from ferrule.plan.prediction import Candidate, MemoryUse, Prediction, Term, TermKind
@@ -76,8 +76,7 @@ class _Predictor:
 
     def prediction(self) -> Prediction:
         single = self._times(Pass(1, self.work.seen))
-        batches = min(len(self.plan.stages), self.work.concurrency) if self.runtime.batches else 1
-        each = -(-self.work.concurrency // batches)
+        batches, each = self.question.batches(len(self.plan.stages))
         together = self._times(Pass(1, self.work.seen, each))
         around = self._around(together)
         # With several batches on their way the slowest stage sets the pace, its work for messages included.
@@ -137,15 +136,7 @@ class _Predictor:
         layers = there.last_layer - there.first_layer
         size = word_bytes(self.runtime, which) if last else message_bytes(self.question, which, layers)
         seconds, where = hop(self.exchange, here.devices, there.devices, size)
-        if not last:
-            seconds += self.runtime.stage_operations * self._launch(there.devices)
-        return seconds + self.runtime.message_seconds + self._resume(there.devices), where
-
-    def _launch(self, names: tuple[str, ...]) -> float:
-        return max(self.runtime.launch_seconds(self.cluster.by_name[name]) for name in names)
-
-    def _resume(self, names: tuple[str, ...]) -> float:
-        return max(self.runtime.resume_seconds(self.cluster.by_name[name]) for name in names)
+        return seconds + entry_seconds(self.question, there.devices, last=last), where
 
     def _message_work(self, time: _StageTime) -> float:
         """Of a stage that hands over a batch, when it could be at the next one already."""

@@ -130,23 +130,16 @@ def _overlapped(search: ExactSearch, count: int) -> list[tuple[float, Plan]]:
     return found
 
 
-def _measure(search: ExactSearch, stages: int) -> tuple[Measure, int]:
-    """Of a pipeline's step: how many sequences a batch has, and how many batches there are."""
-    concurrency = search.question.work.concurrency
-    batches = min(stages, concurrency) if search.question.runtime.batches else 1
-    return Measure("token", -(-concurrency // batches)), batches
-
-
 def of_stages(search: ExactSearch, stages: int, widths: Widths, bound: float) -> tuple[float, Plan] | None:
     """The best pipeline of so many stages, if a step of it takes less than ``bound``."""
-    measure, batches = _measure(search, stages)
+    batches, each = search.question.batches(stages)
     if len(widths) > 1:
         # Smaller batches take no longer: that spares pricing every group for each number of stages.
-        least = min(_measure(search, other)[0].batch for other in range(2, sum(search.available)))
+        least = min(search.question.batches(other)[1] for other in range(2, sum(search.available)))
         if not search.may_overlap(Measure("token", least), batches, stages, widths, bound):
             return None
         widths = range(1, sum(search.available) - stages + 2)
-    return search.overlapped(measure, batches, stages, widths, bound)
+    return search.overlapped(Measure("token", each), batches, stages, widths, bound)
 
 
 def searched_whole(cluster: ClusterSpec) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ferrule.plan.search.exact.free_sets import Counts, FreeSets, Places
-from ferrule.plan.search.stages.cut import DeviceMemory, Floats
+from ferrule.plan.search.stages.cut import DeviceMemory
 
 Room = tuple[Counts, tuple[DeviceMemory, ...]]
 """A stage: how many devices of each class it takes, and what each of them would hold."""
@@ -36,18 +36,8 @@ def _reach(stages: Sequence[tuple[DeviceMemory, ...]]) -> tuple[Places, Places]:
     """As `DeviceMemory.reach` and ``last_from``, by stage, of that of its devices with least room."""
     uses = list({id(use): use for each in stages for use in each}.values())
     places = {id(use): place for place, use in enumerate(uses)}
-    by_layer = np.stack([use.by_layer for use in uses])
-    room, always, first, last = np.array([(use.room, use.always, use.first, use.last) for use in uses]).T
-    nothing = np.zeros((len(uses), 1))
-    before: Floats = np.concatenate((nothing, np.cumsum(by_layer, axis=1)), axis=1)
-    layers = by_layer.shape[1]
-    reach = np.empty(before.shape, dtype=np.intp)
-    for layer in range(layers + 1):
-        limit = before[:, layer] + (room - always) - (first if layer == 0 else 0.0)
-        reach[:, layer] = (before <= limit[:, None]).sum(axis=1) - 1
-    reach = np.maximum(np.minimum(reach, layers - 1), np.arange(layers + 1))
-    behind = np.concatenate((np.cumsum(by_layer[:, ::-1], axis=1)[:, ::-1], nothing), axis=1)
-    last_from = np.maximum(1, (behind + (always + last)[:, None] > room[:, None]).sum(axis=1))
+    reach = np.stack([use.reach for use in uses])
+    last_from = np.array([use.last_from for use in uses], dtype=np.intp)
     starts = np.cumsum([0, *(len(each) for each in stages[:-1])])
     flat = np.array([places[id(use)] for each in stages for use in each], dtype=np.intp)
     return np.minimum.reduceat(reach[flat], starts, axis=0), np.maximum.reduceat(last_from[flat], starts)

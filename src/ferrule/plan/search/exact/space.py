@@ -103,7 +103,7 @@ class ExactSearch:
         for (i, here), (j, there) in itertools.product(enumerate(self.classes), repeat=2):
             a, b = here[:1], there[-1:]
             if a != b:
-                seconds[:, i, j] = self.costs.hop(a, b, measure), self.costs.back(a, b, measure)
+                seconds[:, i, j] = [self.costs.hop(a, b, measure, last=last) for last in (False, True)]
         members = [np.array([i for i, count in enumerate(kind) for _ in range(count)], dtype=np.intp) for kind in kinds]
         return _between_groups(members, seconds[0]), _between_groups(members, seconds[1])
 

@@ -40,7 +40,7 @@ class Pricing:
     """Devices and links that are alike cost the same, so each kind is worked out once."""
 
     def __init__(self, question: Question) -> None:
-        self.model, self.cluster, self.work = question.model, question.cluster, question.work
+        self.question, self.model, self.cluster = question, question.model, question.cluster
         self.runtime, self.runnable = question.runtime, question.runnable_only
         self.objective = objective = question.objective
         self.costs = StageCosts(question, everywhere=False)
@@ -56,8 +56,8 @@ class Pricing:
         """Of a step: what is timed, and how many batches there are."""
         if not self.many:
             return self.alone, 1
-        batches = min(stages, self.work.concurrency) if self.runtime.batches else 1
-        return Measure("token", -(-self.work.concurrency // batches)), batches
+        batches, each = self.question.batches(stages)
+        return Measure("token", each), batches
 
     def like(self, names: tuple[str, ...]) -> tuple[object, ...]:
         """The same for devices of the same kinds with the same links between them."""
@@ -111,8 +111,7 @@ class Pricing:
     def hop(self, here: tuple[str, ...], there: tuple[str, ...], measure: Measure, *, last: bool = False) -> float:
         key = (here, there, measure, last)
         if key not in self._hops:
-            seconds = (self.costs.back if last else self.costs.hop)(here, there, measure)
-            self._hops[key] = min(seconds, NO_CABLE)
+            self._hops[key] = min(self.costs.hop(here, there, measure, last=last), NO_CABLE)
         return self._hops[key]
 
     def price(self, groups: Groups) -> Priced:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
 
 Traits = tuple[object, ...]
@@ -9,20 +12,8 @@ Traits = tuple[object, ...]
 
 def traits(device: DeviceSpec) -> Traits:
     """All that tells devices apart but their names."""
-    return (
-        device.memory,
-        device.memory_bandwidth,
-        tuple(sorted(device.flops.items())),
-        device.kind,
-        device.launch_seconds,
-        -1.0 if device.eager_seconds is None else device.eager_seconds,
-        device.resume_seconds,
-        device.disk_read or 0.0,
-        device.runtime_bytes,
-        device.watts_idle or 0.0,
-        device.watts_busy or 0.0,
-        device.price or 0.0,
-    )
+    alike = vars(replace(device, name="any"))
+    return tuple(tuple(sorted(value.items())) if isinstance(value, Mapping) else value for value in alike.values())
 
 
 def link_traits(cluster: ClusterSpec, a: str, b: str) -> Traits:

@@ -14,7 +14,7 @@ from ferrule.errors import PlanError
 from ferrule.model.layer import WHOLE, LayerSpec, Share
 from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.memory import activation_bytes, vocabulary_of
-from ferrule.plan.cost.messages import announcement, fellows, message_bytes, pieces, word_bytes
+from ferrule.plan.cost.messages import announcement, entry_seconds, fellows, message_bytes, pieces, word_bytes
 from ferrule.plan.cost.stage import Loads, Pass, StageCost
 from ferrule.plan.plan import Stage
 from ferrule.plan.question import Question
@@ -192,21 +192,14 @@ class StageCosts:
         short = self._short.model
         return self._short.of(replace(short, decoder=(*short.decoder, short.decoder[0])))
 
-    def hop(self, here: Sequence[str], there: Sequence[str], measure: Measure, layers: int = 1) -> float:
-        """Seconds from one stage to the next, which has so many layers; infinite where there is no way."""
-        sizes = [message_bytes(self.question, which, layers) for which in self.passes(measure)]
-        launch = max(self.runtime.launch_seconds(self.cluster.by_name[name]) for name in there)
-        return self._between(here, there, sizes) + self.runtime.stage_operations * launch * len(sizes)
-
-    def back(self, last: Sequence[str], first: Sequence[str], measure: Measure) -> float:
-        """Seconds that word of the next step takes from the last stage to the first."""
-        return self._between(last, first, [word_bytes(self.runtime, which) for which in self.passes(measure)])
-
-    def _between(self, here: Sequence[str], there: Sequence[str], sizes: Sequence[float]) -> float:
+    def hop(self, here: Sequence[str], there: Sequence[str], measure: Measure, *, last: bool = False) -> float:
+        """Seconds from one stage to the next, or (``last``) of word of the next step from the last stage back to the
+        first; infinite where there is no way."""
+        passes = list(self.passes(measure))
+        sizes = [word_bytes(self.runtime, one) if last else message_bytes(self.question, one, 1) for one in passes]
         ways = [self._pair(a, there[b]) for a, b in zip(here, fellows(len(here), len(there)), strict=True)]
         slowest = sum(max(alpha + size * beta for alpha, beta in ways) for size in sizes)
-        resume = max(self.runtime.resume_seconds(self.cluster.by_name[name]) for name in there)
-        return slowest + (self.runtime.message_seconds + resume) * len(sizes)
+        return slowest + entry_seconds(self.question, there, last=last) * len(passes)
 
     def _pair(self, a: str, b: str) -> tuple[float, float]:
         if (a, b) not in self._hops:
