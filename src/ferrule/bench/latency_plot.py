@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ferrule.bench.latency import SPLITS, LatencyBench, predict
+from ferrule.bench.ticks import log_ticks
 from ferrule.units import format_seconds
 
 if TYPE_CHECKING:
@@ -17,12 +18,9 @@ _LEGEND = {"tensor": "tensor parallel, 2 hosts", "pipeline": "pipeline, 2 hosts"
 
 def plot(bench: LatencyBench, path: Path) -> None:
     """Write a PNG (or what the suffix of ``path`` says). Points are measured, lines are predicted. Needs matplotlib."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, NullLocator
 
     figure = Figure(figsize=(12, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
     speed, parts = figure.subplots(1, 2)
     delays = [row.delay for row in bench.of("tensor") if row.delay]
     low, high = min(delays) / 1.5, max(delays) * 1.5
@@ -54,15 +52,11 @@ def plot(bench: LatencyBench, path: Path) -> None:
         )
     speed.set(
         title=f"{bench.model}: points measured, lines predicted",
-        xscale="log",
         xlabel="latency of the cable, one way",
         ylabel="tokens/s, one stream",
     )
     speed.set_ylim(bottom=0)
-    speed.xaxis.set_major_locator(FixedLocator(delays))
-    speed.xaxis.set_minor_locator(NullLocator())
-    speed.set_xticklabels([format_seconds(delay) for delay in delays])
-    speed.grid(alpha=0.25)
+    log_ticks(speed, delays, format_seconds)
     speed.legend(fontsize=8, frameon=False)
     _bars(parts, bench, delays)
     figure.savefig(path, dpi=130)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ferrule.bench.ticks import log_ticks
 from ferrule.links.measured import MeasuredPair
 from ferrule.units import format_bytes
 
@@ -17,12 +18,9 @@ def plot(pairs: Sequence[MeasuredPair], path: Path) -> None:
     Left: the time of a message one way, median, with a band from the least to p99. Right: what such messages carry one
     after the other, and as a dashed line what streams carry.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, NullLocator
 
     figure = Figure(figsize=(12, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
     latency, bandwidth = figure.subplots(1, 2)
     links = [link for pair in pairs for link in pair.links if link.latency]
     sizes = sorted({one.size for link in links for one in link.latency})
@@ -40,10 +38,7 @@ def plot(pairs: Sequence[MeasuredPair], path: Path) -> None:
     latency.set(title="latency", ylabel="µs one way (median; band: min to p99)", yscale="log")
     bandwidth.set(title="bandwidth", ylabel="Gb/s of goodput, one message at a time", ylim=(0, None))
     for panel in (latency, bandwidth):
-        panel.set(xlabel="size of a message", xscale="log")
-        panel.xaxis.set_major_locator(FixedLocator(sizes))
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.set_xticklabels([format_bytes(size) for size in sizes])
-        panel.grid(alpha=0.25)
+        panel.set_xlabel("size of a message")
+        log_ticks(panel, sizes, format_bytes)
     bandwidth.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     figure.savefig(path, dpi=130)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ferrule.bench.plan_curves import Curve, over_context, over_hosts, over_latency
+from ferrule.bench.ticks import log_ticks
 from ferrule.errors import ConfigError, PlanError
 from ferrule.plan import Question
+from ferrule.units import format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,14 +28,12 @@ _CURVES = {"hosts": over_hosts, "latency": over_latency, "context": over_context
 def plot_plans(question: Question, path: Path, over: Literal["hosts", "latency", "context"]) -> None:
     """Write a PNG, or what the suffix of ``path`` says. Needs matplotlib. Raises `PlanError` where there is nothing to
     draw, `ConfigError` where the file cannot be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     curves = _CURVES[over](question)
     if not curves:
         raise PlanError("nothing to draw: no plan fits")
     figure = Figure(figsize=(7.6, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     for curve in curves:
         _draw(axes, curve, over)
@@ -73,7 +73,7 @@ def _axes(axes: Axes, question: Question, over: str, curves: Sequence[Curve]) ->
         axes.set_xticks(counts, [f"{count:.0f}" for count in counts])
         axes.set_xlim(counts[0] * 0.8 if counts[-1] > 16 else counts[0] - 0.4, counts[-1] + 0.4)
     elif over == "latency":
-        _ticks(axes, [(1e-6, "1 µs"), (1e-5, "10 µs"), (1e-4, "100 µs"), (1e-3, "1 ms")])
+        log_ticks(axes, (1e-6, 1e-5, 1e-4, 1e-3), format_seconds)
         now = sorted({link.alpha for link in question.cluster.links})
         axes.axvline(now[-1], color="#888888", linestyle=":", linewidth=1.5)
         axes.annotate(
@@ -85,8 +85,9 @@ def _axes(axes: Axes, question: Question, over: str, curves: Sequence[Curve]) ->
         )
     else:
         longest = max(x for curve in curves for x, _ in curve.points)
-        ticks = [(1024.0 * 2**power, f"{2**power}k") for power in range(12)]
-        _ticks(axes, [(512.0, "512"), *(tick for tick in ticks if tick[0] <= longest * 1.05)])
+        ticks = (512.0 * 2**power for power in range(13))
+        named = lambda tokens: f"{tokens / 1024:.0f}k" if tokens >= 1024 else f"{tokens:.0f}"  # noqa: E731
+        log_ticks(axes, [tick for tick in ticks if tick <= max(512, longest * 1.05)], named)
     axes.legend(frameon=False, fontsize=9, loc="best")
 
 
@@ -97,9 +98,3 @@ def _best(curves: Sequence[Curve]) -> list[tuple[float, float]]:
         for x, y in curve.points:
             highest[x] = max(y, highest.get(x, 0.0))
     return sorted(highest.items())
-
-
-def _ticks(axes: Any, ticks: Sequence[tuple[float, str]]) -> None:
-    axes.set_xscale("log")
-    axes.set_xticks([at for at, _ in ticks], [words for _, words in ticks])
-    axes.minorticks_off()

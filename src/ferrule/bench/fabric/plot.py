@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ferrule.bench.fabric.rows import Row
+from ferrule.bench.ticks import log_ticks
 from ferrule.units import format_bytes
 
 _COLORS = {
@@ -25,13 +26,10 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
     Needs matplotlib. Rows without a size (barriers) are left out.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, NullLocator
 
     panels = panels_of(rows)
     figure = Figure(figsize=(12, 4.6 * max(1, len(panels))), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(max(1, len(panels)), 2, squeeze=False)
     for (latency, bandwidth), (title, lines) in zip(axes, panels.items(), strict=True):
         for (impl, transport, rails), points in lines.items():
@@ -46,12 +44,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
             latency.plot(sizes, [row["median_us"] for row in points], label=label, **style)
             bandwidth.plot(sizes, [row["bus_gb_s"] for row in points], label=label, **style)
         for panel, unit in ((latency, "median µs"), (bandwidth, "bus bandwidth, GB/s")):
-            panel.set(title=title, xlabel="bytes of the array", ylabel=unit, xscale="log")
-            sizes = sorted({row["bytes"] for points in lines.values() for row in points})
-            panel.xaxis.set_major_locator(FixedLocator(sizes))
-            panel.xaxis.set_minor_locator(NullLocator())
-            panel.set_xticklabels([format_bytes(size) for size in sizes])
-            panel.grid(alpha=0.25)
+            panel.set(title=title, xlabel="bytes of the array", ylabel=unit)
+            log_ticks(panel, sorted({row["bytes"] for points in lines.values() for row in points}), format_bytes)
         latency.set_yscale("log")
         bandwidth.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     figure.savefig(path, dpi=130)
