@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ferrule.bench.latency import LatencyBench, LatencyRow, bench_latency, messages_per_token, predict
-from ferrule.errors import ConfigError
+from ferrule.errors import ConfigError, ModelError
 
 
 def finish_of_exchanges(exchanges: int, delay: float) -> float:
@@ -45,7 +45,7 @@ def test_at_the_crossover_both_splits_take_as_long() -> None:
 def test_wrong_wishes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="more than 0"):
         bench_latency(delays=[0.0])
-    with pytest.raises(ConfigError, match=r"no config\.json"):
+    with pytest.raises(ModelError, match=r"no config\.json"):
         bench_latency(model=str(tmp_path))
 
 

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
-from ferrule.bench.random_model import RandomModel, save_random_llama
+from ferrule.bench.random_model import given_or_random
 from ferrule.engine import EngineOptions, SamplingParams, start
 from ferrule.errors import EngineError
 from ferrule.lab import Lab
@@ -143,7 +143,6 @@ class Transformers:
 
 async def _measure(
     directory: Path,
-    name: str,
     dtype: str,
     ranks: int,
     threads: int,
@@ -169,7 +168,7 @@ async def _measure(
             say(f"round {number + 1} of {rounds}")
             for key in names:
                 times[key] += await contestants[key].turn(tokens)
-    return [_row(name, dtype, impl, count, threads, times[impl, count]) for impl, count in names]
+    return [_row(directory.resolve().name, dtype, impl, count, threads, times[impl, count]) for impl, count in names]
 
 
 def _row(name: str, dtype: str, impl: str, ranks: int, threads: int, seconds: list[float]) -> DecodeRow:
@@ -194,13 +193,9 @@ def bench_decode(
     ``say`` gets a line about what is happening. Needs memory for two copies of the model for each implementation.
     """
     with tempfile.TemporaryDirectory(prefix="ferrule-bench-") as scratch:
-        directory, name = model, model.name if model else ""
-        if directory is None:
-            shape = RandomModel.tiny() if quick else RandomModel.half_billion()
-            say(f"making a random {shape.name} model")
-            directory, name = save_random_llama(Path(scratch) / "model", shape), shape.name
+        directory = given_or_random(model, Path(scratch), say, quick=quick)
         dtype = str(json.loads((directory / "config.json").read_text()).get("dtype", "float32"))
-        return asyncio.run(_measure(directory, name, dtype, ranks, threads, rounds, tokens, say))
+        return asyncio.run(_measure(directory, dtype, ranks, threads, rounds, tokens, say))
 
 
 def to_json(rows: list[DecodeRow]) -> str:

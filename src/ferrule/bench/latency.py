@@ -21,12 +21,12 @@ from typing import Literal
 import psutil
 
 from ferrule.bench.decode import Ferrule
-from ferrule.bench.random_model import RandomModel, save_random_llama
+from ferrule.bench.random_model import given_or_random
 from ferrule.engine import EngineOptions
 from ferrule.engine.source import DEMO
 from ferrule.errors import ConfigError
 from ferrule.lab import Lab, pair
-from ferrule.model import demo_path
+from ferrule.model import read_model
 
 Split = Literal["tensor", "pipeline"]
 SPLITS: tuple[Split, ...] = ("tensor", "pipeline")
@@ -121,14 +121,9 @@ def bench_latency(
         raise ConfigError("the latency of a cable must be more than 0; give at least one, such as 300us")
     busy = psutil.cpu_percent(_LOOK_SECONDS) / 100
     with tempfile.TemporaryDirectory(prefix="ferrule-bench-") as scratch:
-        if model is None:
-            shape = RandomModel.tiny() if quick else RandomModel.half_billion()
-            say(f"making a random {shape.name} model")
-            directory, name = save_random_llama(Path(scratch) / "model", shape), shape.name
-        else:
-            directory = demo_path() if model == DEMO else Path(model)
-            name = "ferrule-demo" if model == DEMO else directory.resolve().name
-        layers = _layers(directory)
+        directory = given_or_random(model, Path(scratch), say, quick=quick)
+        name = "ferrule-demo" if model == DEMO else directory.resolve().name
+        layers = read_model(str(directory)).layers
         turns = asyncio.run(_measure(directory, threads, (0.0, *sorted(delays)), rounds, tokens, say))
     return LatencyBench(name, layers, least_disturbed(turns["alone", 0.0]), tuple(_rows(turns, layers)), busy)
 
@@ -175,18 +170,6 @@ def _rows(turns: Turns, layers: int) -> list[LatencyRow]:
 def least_disturbed(turns: Sequence[Sequence[float]]) -> float:
     """Milliseconds: the lowest of the turns' medians."""
     return min(statistics.median(turn) for turn in turns) * 1e3
-
-
-def _layers(directory: Path) -> int:
-    try:
-        layers = json.loads((directory / "config.json").read_text()).get("num_hidden_layers")
-    except OSError as error:
-        raise ConfigError(f"--model {directory}: {error.strerror} (no config.json of a model there)") from None
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(f"--model {directory}: config.json is not a JSON object: {error}") from None
-    if not isinstance(layers, int):
-        raise ConfigError(f"--model {directory}: config.json does not say how many layers there are")
-    return layers
 
 
 def to_json(bench: LatencyBench) -> str:

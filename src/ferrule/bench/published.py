@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from itertools import combinations
-from typing import Any
+
+import msgspec
 
 from ferrule.hardware import Profiles, shipped
 from ferrule.model import ModelSpec, Share, read_model
@@ -28,9 +29,18 @@ LEAST, MOST = 1e-7, 1e-3
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
+class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tokens per second of all streams together."""
+
+    hosts: int
+    tokens_per_s: float
+    split: str = "single"
+    concurrency: int = 1
+
+
 @dataclass(frozen=True)
 class Series:
-    """Measurements of one model on machines of one kind. ``rows``: as in published.toml."""
+    """Measurements of one model on machines of one kind, as in published.toml."""
 
     name: str
     model: str
@@ -40,7 +50,7 @@ class Series:
     runtime: str
     source: str
     url: str
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[Measurement, ...]
 
     @cached_property
     def spec(self) -> ModelSpec:
@@ -52,11 +62,12 @@ class PublishedRow:
     """``predicted`` beside ``measured``, in tokens per second of all streams together."""
 
     series: Series
-    hosts: int
-    split: str
-    concurrency: int
-    measured: float
+    measurement: Measurement
     predicted: float
+
+    @property
+    def measured(self) -> float:
+        return self.measurement.tokens_per_s
 
     @property
     def error(self) -> float:
@@ -65,8 +76,8 @@ class PublishedRow:
 
     @property
     def what(self) -> str:
-        streams = "" if self.concurrency == 1 else f", {self.concurrency} streams"
-        return f"{self.hosts} {self.split}{streams}"
+        streams = "" if self.measurement.concurrency == 1 else f", {self.measurement.concurrency} streams"
+        return f"{self.measurement.hosts} {self.measurement.split}{streams}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,7 @@ class PublishedBench:
 
 def read_series() -> tuple[Series, ...]:
     tables = tomllib.loads((files("ferrule.bench") / "published.toml").read_text(encoding="utf-8"))
-    return tuple(Series(**table | {"rows": tuple(table["rows"])}) for table in tables["series"])
+    return msgspec.convert(tables["series"], tuple[Series, ...])
 
 
 def bench_published() -> PublishedBench:
@@ -122,24 +133,19 @@ def _fit(series: Sequence[Series], profiles: Profiles, machine: str) -> float:
 
 
 def _rows(series: Series, profiles: Profiles, launch_seconds: float) -> list[PublishedRow]:
-    rows = []
-    for row in series.rows:
-        concurrency, split = row.get("concurrency", 1), row.get("split", "single")
-        prediction = _predict(series, profiles, launch_seconds, row["hosts"], split, concurrency)
-        rows.append(PublishedRow(series, row["hosts"], split, concurrency, row["tokens_per_s"], prediction.throughput))
-    return rows
+    return [
+        PublishedRow(series, row, _predict(series, row, profiles, launch_seconds).throughput) for row in series.rows
+    ]
 
 
-def _predict(
-    series: Series, profiles: Profiles, launch_seconds: float, hosts: int, split: str, concurrency: int
-) -> Prediction:
+def _predict(series: Series, row: Measurement, profiles: Profiles, launch_seconds: float) -> Prediction:
     machine = profiles.machines[series.machine]
-    names = [f"host-{number + 1}" for number in range(hosts)]
+    names = [f"host-{number + 1}" for number in range(row.hosts)]
     devices = tuple(replace(device_of(machine, name), launch_seconds=launch_seconds) for name in names)
     rail = rail_of(profiles.cables[series.cable], apple=is_apple(machine))
     links = tuple(LinkSpec(ends, (rail,)) for ends in combinations(names, 2))
-    work = Workload(prompt=PROMPT, concurrency=concurrency)
-    plan = plan_of(series.spec.layers, names, split)
+    work = Workload(prompt=PROMPT, concurrency=row.concurrency)
+    plan = plan_of(series.spec.layers, names, row.split)
     return predict(Question(series.spec, ClusterSpec(devices, links), work, runtime=RUNTIMES[series.runtime]), plan)
 
 
@@ -159,10 +165,10 @@ def _disagreements(rows: Sequence[PublishedRow]) -> list[str]:
     """One host is left out of comparisons between programs: there the planner knows of no difference."""
     wrong = []
     for a, b in combinations(rows, 2):
-        same = (a.series.model, a.series.weights, a.series.machine, a.concurrency)
-        if same != (b.series.model, b.series.weights, b.series.machine, b.concurrency):
+        same = (a.series.model, a.series.weights, a.series.machine, a.measurement.concurrency)
+        if same != (b.series.model, b.series.weights, b.series.machine, b.measurement.concurrency):
             continue
-        if a.series is not b.series and 1 in (a.hosts, b.hosts):
+        if a.series is not b.series and 1 in (a.measurement.hosts, b.measurement.hosts):
             continue
         if (a.measured - b.measured) * (a.predicted - b.predicted) <= 0:
             wrong.append(f"{a.series.name}: {a.what} against {b.series.name}: {b.what}")

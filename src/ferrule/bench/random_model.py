@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,16 @@ class RandomModel:
     @classmethod
     def tiny(cls) -> RandomModel:
         return cls("llama-tiny-random", 128, 256, 4, 8, 4, 4096)
+
+
+def given_or_random(model: str | Path | None, folder: Path, say: Callable[[str], None], *, quick: bool) -> Path:
+    """The directory of ``model`` ("demo", or a directory); without one that of a random Llama of half a billion
+    parameters made in ``folder``, a tiny one with ``quick``."""
+    if model is not None:
+        return demo_path() if model == "demo" else Path(model)
+    shape = RandomModel.tiny() if quick else RandomModel.half_billion()
+    say(f"making a random {shape.name} model")
+    return save_random_llama(folder / shape.name, shape)
 
 
 def save_random_llama(directory: Path, shape: RandomModel, seed: int = 0) -> Path:

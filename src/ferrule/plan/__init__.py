@@ -2,24 +2,21 @@
 
 from ferrule.plan.cluster import ClusterSpec, DeviceSpec, LinkSpec, RailSpec, read_cluster
 from ferrule.plan.cost import predict, predicted
-from ferrule.plan.obstacle import obstacle_of
 from ferrule.plan.one_machine import plan_machine
-from ferrule.plan.plan import Plan, Shard, Stage, Strategy, make_plan
-from ferrule.plan.prediction import Candidate, MemoryUse, Prediction, Term
-from ferrule.plan.question import OBJECTIVES, Objective, Question, Workload
+from ferrule.plan.plan import Plan, Shard, Stage, make_plan
+from ferrule.plan.prediction import Candidate, Prediction, Term
+from ferrule.plan.question import Objective, Question, Workload
 from ferrule.plan.runtime import BUILT_IN_ENGINE, RUNTIMES, Runtime
 from ferrule.plan.saved import SavedPlan, parse_plan, read_plan
 from ferrule.plan.search import SearchResult, best_plan, search
 
 __all__ = [
     "BUILT_IN_ENGINE",
-    "OBJECTIVES",
     "RUNTIMES",
     "Candidate",
     "ClusterSpec",
     "DeviceSpec",
     "LinkSpec",
-    "MemoryUse",
     "Objective",
     "Plan",
     "Prediction",
@@ -30,12 +27,10 @@ __all__ = [
     "SearchResult",
     "Shard",
     "Stage",
-    "Strategy",
     "Term",
     "Workload",
     "best_plan",
     "make_plan",
-    "obstacle_of",
     "parse_plan",
     "plan_machine",
     "predict",

@@ -69,7 +69,9 @@ def _show_published(console: Console, bench: PublishedBench) -> None:
         name = "" if row.series is before else row.series.name
         before = row.series
         numbers = (f"{row.measured:.1f}", f"{row.predicted:.1f}", f"{row.error:+.1%}")
-        table.add_row(name, str(row.hosts), row.split, str(row.concurrency), *numbers)
+        table.add_row(
+            name, str(row.measurement.hosts), row.measurement.split, str(row.measurement.concurrency), *numbers
+        )
     fitted = ", ".join(f"{machine} {seconds * 1e6:.1f} µs" for machine, seconds in bench.launch_seconds.items())
     table.caption = f"Fitted, one number per kind of machine, seconds per operation: {fitted}"
     console.print(table)
@@ -125,9 +127,9 @@ def _json(published: PublishedBench, rows: list[PlannedRow]) -> str:
         {
             "series": row.series.name,
             "url": row.series.url,
-            "hosts": row.hosts,
-            "split": row.split,
-            "concurrency": row.concurrency,
+            "hosts": row.measurement.hosts,
+            "split": row.measurement.split,
+            "concurrency": row.measurement.concurrency,
             "measured": row.measured,
             "predicted": round(row.predicted, 3),
         }

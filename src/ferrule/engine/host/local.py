@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ferrule.engine.host.local_ranks import LabPlanner, LocalPlanner
+from ferrule.engine.host.local_ranks import LocalPlanner
 from ferrule.engine.host.placement import Loss, Planner
 from ferrule.engine.host.prepare import PlanChoice, PreparedModel, in_background, prepare
 from ferrule.engine.host.requests import Request, Requests
@@ -238,9 +238,8 @@ async def start(
     `EngineError` where a rank fails.
     """
     model = await in_background(lambda: prepare(options, choose_plan))
-    standby = options.spares
-    place = planner or (lambda _: LocalPlanner(standby=standby) if lab is None else LabPlanner(lab, standby=standby))
-    engine = LocalEngine(options, model, place(model))
+    place = planner(model) if planner else LocalPlanner(lab, standby=options.spares)
+    engine = LocalEngine(options, model, place)
     try:
         await engine.load(on_progress)
     except BaseException:

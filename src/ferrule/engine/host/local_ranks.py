@@ -151,37 +151,18 @@ def _kind(options: RankOptions) -> tuple[int, int]:
     return options.plan.world_size, options.threads
 
 
-class SamePlan:
-    """The part of a `Planner` that has one plan only."""
+class LocalPlanner:
+    """Always the same plan: on this machine, where a process that died can be started again, or on the hosts of a
+    ``lab``, as soon as cables lead to all of them."""
 
-    async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
-        return None
-
-    def chosen(self, deployment: Deployment) -> None:
-        pass
-
-
-class LocalPlanner(SamePlan):
-    """Always the same plan, on this machine: a process that died can be started again."""
-
-    def __init__(self, *, standby: bool = False) -> None:
-        self._starter = LocalStarter(standby=standby)
-
-    async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
-        return Deployment(options, self._starter, self._starter)
-
-
-class LabPlanner(SamePlan):
-    """Always the same plan, on the hosts of a lab, as soon as cables lead to all of them."""
-
-    def __init__(self, lab: Lab, *, standby: bool = False) -> None:
+    def __init__(self, lab: Lab | None = None, *, standby: bool = False) -> None:
         self._lab = lab
         self._starter = LocalStarter(lab, standby=standby)
 
     async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
-        if loss is not None:
+        if loss is not None and self._lab is not None:
             needed = range(min(self._lab.size, options.plan.world_size))
-            reached = await self._reached()
+            reached = await _reached(self._lab)
             missing = [self._lab.name(host) for host in needed if host not in reached]
             if missing:
                 raise ModelUnavailable(
@@ -190,33 +171,38 @@ class LabPlanner(SamePlan):
                 )
         return Deployment(options, self._starter, self._starter)
 
-    async def _reached(self) -> set[int]:
-        """The hosts to which cables lead that carry something now, from the first one on."""
-        reached, frontier = {0}, [0]
-        while frontier:
-            host = frontier.pop()
-            ahead = [other for other in self._lab.topology.neighbours(host) if other not in reached]
-            answers = await asyncio.gather(*(self._answers(host, other) for other in ahead))
-            found = [other for other, answered in zip(ahead, answers, strict=True) if answered]
-            reached.update(found)
-            frontier += found
-        return reached
+    async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
+        return None
 
-    async def _answers(self, host: int, other: int) -> bool:
-        return any(
-            await asyncio.gather(*(self._knock(host, cable.address(other)) for cable in self._lab.between(host, other)))
-        )
+    def chosen(self, deployment: Deployment) -> None:
+        pass
 
-    async def _knock(self, host: int, address: str) -> bool:
-        with self._lab.inside(host):
-            knocking = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        with knocking:
-            knocking.setblocking(False)
-            try:
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    await asyncio.get_running_loop().sock_connect(knocking, (address, CLOSED_PORT))
-            except ConnectionRefusedError:
-                return True
-            except OSError:  # also the timeout
-                return False
+
+async def _reached(lab: Lab) -> set[int]:
+    """The hosts to which cables lead that carry something now, from the first one on."""
+    reached, frontier = {0}, [0]
+    while frontier:
+        host = frontier.pop()
+        ahead = [other for other in lab.topology.neighbours(host) if other not in reached]
+        cables = [(host, other, cable.address(other)) for other in ahead for cable in lab.between(host, other)]
+        answers = await asyncio.gather(*(_answers(lab, host, address) for _, _, address in cables))
+        found = {other for (_, other, _), answered in zip(cables, answers, strict=True) if answered}
+        reached |= found
+        frontier += found
+    return reached
+
+
+async def _answers(lab: Lab, host: int, address: str) -> bool:
+    """Whether a connection attempt from ``host`` to a closed port is refused, which a host that is there does."""
+    with lab.inside(host):
+        attempt = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    with attempt:
+        attempt.setblocking(False)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await asyncio.get_running_loop().sock_connect(attempt, (address, CLOSED_PORT))
+        except ConnectionRefusedError:
             return True
+        except OSError:  # also the timeout
+            return False
+        return True

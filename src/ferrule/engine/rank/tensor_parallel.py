@@ -93,8 +93,7 @@ class TensorParallel:
         linear = cast(nn.Linear, self.model.get_submodule(name))
         features = linear.out_features
         cut = slicing.vocabulary(features, self.part, self.parts)
-        for parameter in linear._parameters:
-            self._cut(f"{name}.{parameter}", linear, parameter, cut)
+        self._cut_all(name, linear, cut)
         self._replace(name, GatheredLinear(linear, self.group, features, root=0))
 
     def _cut(self, full_name: str, module: nn.Module, parameter: str, cut: Slicing) -> None:
@@ -102,6 +101,11 @@ class TensorParallel:
         if whole is not None:
             module._parameters[parameter] = shrink(whole, cut.shape(whole.shape))
             self.slicings[full_name] = cut
+
+    def _cut_all(self, name: str, linear: nn.Linear, cut: Slicing) -> None:
+        """Weight and bias."""
+        for parameter in linear._parameters:
+            self._cut(f"{name}.{parameter}", linear, parameter, cut)
 
     def _replace(self, name: str, module: nn.Module) -> None:
         parent, _, child = name.rpartition(".")
@@ -129,29 +133,25 @@ class TensorParallel:
     def _columns(self, name: str, module: nn.Module) -> None:
         linear = _linear(name, module)
         cut = self._output_slicing(name, linear.out_features)
-        for parameter in ("weight", "bias"):
-            self._cut(f"{name}.{parameter}", linear, parameter, cut)
+        self._cut_all(name, linear, cut)
 
     def _packed_columns(self, name: str, module: nn.Module) -> None:
         linear = _linear(name, module)
         cut = slicing.packed(linear.out_features, 0, self.part, self.parts, f"{name}: width")
-        for parameter in ("weight", "bias"):
-            self._cut(f"{name}.{parameter}", linear, parameter, cut)
+        self._cut_all(name, linear, cut)
 
     def _fused_qkv(self, name: str, module: nn.Module) -> None:
         linear = _linear(name, module)
         cut = slicing.fused_qkv(
             linear.out_features, 0, self.config.num_attention_heads, key_value_heads(self.config), self.heads, name
         )
-        for parameter in ("weight", "bias"):
-            self._cut(f"{name}.{parameter}", linear, parameter, cut)
+        self._cut_all(name, linear, cut)
 
     def _gathered(self, name: str, module: nn.Module) -> None:
         linear = _linear(name, module)
         features = linear.out_features
         cut = slicing.even(features, 0, self.part, self.parts, f"{name}: width")
-        for parameter in ("weight", "bias"):
-            self._cut(f"{name}.{parameter}", linear, parameter, cut)
+        self._cut_all(name, linear, cut)
         self._replace(name, GatheredLinear(linear, self.group, features))
 
     def _rows(self, name: str, module: nn.Module, split_input: bool = False) -> None:

@@ -20,7 +20,6 @@ from ferrule.engine.messages import Add, Cancel, Failed, Load, NewToken, Ready, 
 from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce, receive
 from ferrule.engine.rank.control import Control
-from ferrule.engine.rank.memory import PeakMemory
 from ferrule.engine.rank.runner import Runner, make_runner
 from ferrule.engine.rank.sampler import Choice, Sampler
 from ferrule.engine.rank.scheduler import Limits, Scheduler
@@ -31,6 +30,7 @@ from ferrule.engine.source import read_config
 from ferrule.engine.types import FinishReason, Progress, RankInfo
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
 from ferrule.process.lifeline import STANDBY_NAME, Lifeline, name_process
+from ferrule.process.memory import private_bytes
 
 EXACT_SECONDS = 5.0
 """What may be spent on computing an interrupted answer's tokens one at a time, as they were made: then its cache is
@@ -82,11 +82,12 @@ def lost_rank(world: fabric.Group) -> int | None:
 
 
 def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> None:
-    memory = PeakMemory()
+    base = peak = private_bytes()
     control.progress(Progress(world.rank, "start"))
 
     def on_progress(progress: Progress) -> None:
-        memory.sample()
+        nonlocal peak
+        peak = max(peak, private_bytes())
         control.progress(progress)
 
     obtained = obtain(world, options, on_progress)
@@ -98,15 +99,15 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
     trial = warm_up(runner)
     if reference is not None:
         check(runner, reference, vocabulary, trial.cache_tokens, on_progress)
-    memory.sample()
+    peak = max(peak, private_bytes())
     info = RankInfo(
         rank=world.rank,
         pid=os.getpid(),
         host=socket.gethostname(),
         device=runner.device_title,
         weight_bytes=runner.weight_bytes,
-        base_bytes=memory.base,
-        peak_bytes=memory.peak,
+        base_bytes=base,
+        peak_bytes=peak,
         transports=transports(world),
         received_bytes=obtained.received,
     )

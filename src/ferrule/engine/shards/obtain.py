@@ -90,32 +90,28 @@ def obtain(world: Group, options: RankOptions, on_progress: OnProgress) -> Obtai
         return Obtained(own.directory, 0, sources)
     # The first rank of those that share a store fills it for all of them.
     served = [rank for rank, each in enumerate(told) if store and each.token == state.token]
-    leader = bool(store) and served[0] == world.rank
+    filled = store if store and served[0] == world.rank else None
+    directory = own.directory if own else root / options.identity
     try:
-        if store and leader:
-            store.open()
-        received = _lay_out(world, own, store if leader else None, sources, told, options)
+        if filled:
+            filled.open()
+        received = _lay_out(world, own, filled, sources, told, options)
         missing: list[Piece] = []
-        if store and leader:
-            missing = _missing(store, options, served, lambda d, t: on_progress(Progress(world.rank, "check", d, t)))
-        received += _transfer(world, own, store, missing, leader, sources, told, options, on_progress)
-        if store and leader:
-            store.finish()
+        if filled:
+            missing = _missing(filled, options, served, lambda d, t: on_progress(Progress(world.rank, "check", d, t)))
+        received += _transfer(world, own, directory, filled, missing, sources, told, options, on_progress)
+        if filled:
+            filled.finish()
         world.barrier(timeout=LOAD_TIMEOUT)
     except BaseException:
-        if store and leader:
+        if filled:
             with suppress(FerruleError, OSError):
-                store.flush()  # so that the next start goes on from here
+                filled.flush()  # so that the next start goes on from here
         raise
     finally:
-        if store and leader:
-            store.close()
-    return Obtained(own.directory if own else _path_of(store), received, sources)
-
-
-def _path_of(store: Store | None) -> Path:
-    assert store is not None
-    return store.path
+        if filled:
+            filled.close()
+    return Obtained(directory, received, sources)
 
 
 def _host() -> str:
@@ -161,25 +157,24 @@ def _missing(
 def _transfer(
     world: Group,
     own: OwnFiles | None,
+    directory: Path,
     store: Store | None,
     missing: Sequence[Piece],
-    leader: bool,
     sources: Sequence[int],
     told: Sequence[HostFiles],
     options: RankOptions,
     on_progress: OnProgress,
 ) -> int:
     """Fill the stores. Returns the bytes that came here."""
-    layout = own.layout if own else None
     totals = tell_all(world, len(missing), LOAD_TIMEOUT)
     if not any(totals):
         return 0
     if not sources:
         raise ModelError(_nowhere(told, options))
-    wire = Wire((layout or read_layout(_path_of(store))).places())
+    wire = Wire((own.layout if own else read_layout(directory)).places())
     near = [rank for rank in sources if told[rank].host == told[world.rank].host]
     receiver = None
-    if store and leader:
+    if store:
         report = lambda done, total: on_progress(Progress(world.rank, "receive", done, total))  # noqa: E731
         receiver = Receiver(wire, missing, near or sources, store, report)
     wanted = sum(tell_all(world, receiver.total if receiver else 0, MESSAGE_TIMEOUT))

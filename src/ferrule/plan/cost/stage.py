@@ -53,13 +53,6 @@ class Seconds:
             self.collective + other.collective,
         )
 
-    def times(self, factor: float) -> Seconds:
-        return Seconds(*(value * factor for value in self.parts))
-
-    @property
-    def parts(self) -> tuple[float, float, float, float, float]:
-        return self.weights, self.cache, self.compute, self.launch, self.collective
-
     @property
     def total(self) -> float:
         return self.weights + self.cache + self.compute + self.launch + self.collective
