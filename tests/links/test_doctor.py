@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 from build_trees import TREES, records
+from findings_manual import listed
 from hypothesis import HealthCheck, given, settings
 from test_damaged_trees import damaged
 
 import ferrule.links.doctor
 from ferrule.links import Inventory, Probe
 from ferrule.links.doctor import diagnose, diagnosis_json, relevant
-from ferrule.links.doctor.catalogue import CATALOGUE, markdown
 from ferrule.links.record import tree_of
 
+FINDINGS = listed()
 UNREAD = ("note", "firewall", "nftables")
 STRIX = [
     ("warning", "cable-asymmetric", "domain1 usb4_port2 → {peer}"),
@@ -103,7 +104,7 @@ def test_each_recorded_machine_has_exactly_these_findings(name: str) -> None:
     findings = diagnose([read(name)])
     assert [(one.severity, one.id, one.subject) for one in findings] == EXPECTED[name]
     for one in findings:
-        assert one.id in CATALOGUE
+        assert one.id in FINDINGS
         assert one.hosts == (read(name).machine.name,)
         assert one.what.endswith(".")
         assert one.evidence
@@ -163,18 +164,13 @@ def test_damaged_records_are_diagnosed_without_fail(record: dict[str, object]) -
     inventories = [Probe(tree_of("damaged", record)).inventory(), read("strix-halo-b")]
     findings = diagnose(inventories)
     json.dumps(diagnosis_json(inventories, findings))
-    assert {one.id for one in findings} <= set(CATALOGUE)
+    assert {one.id for one in findings} <= set(FINDINGS)
     told = {line for finding in findings if finding.id == "unreadable" for line in finding.evidence}
     assert told == {(each.path, each.why) for inventory in inventories for each in inventory.unreadable}
 
 
-def test_the_catalogue_has_every_id_that_is_used_and_no_other() -> None:
+def test_the_manual_lists_no_finding_that_no_check_makes() -> None:
     folder = Path(ferrule.links.doctor.__file__).parent
-    source = "".join(path.read_text() for path in folder.glob("*.py") if path.name != "catalogue.py")
+    source = "".join(path.read_text() for path in folder.glob("*.py"))
     used = set(re.findall(r'"((?:[a-z0-9]+-)+[a-z0-9]+|firewall|unreadable)"', source))
-    assert set(CATALOGUE) <= used
-
-
-def test_the_manual_has_the_catalogue() -> None:
-    manual = Path(__file__).parents[2] / "docs" / "doctor.md"
-    assert markdown() in manual.read_text()
+    assert set(FINDINGS) <= used

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from test_doctor import EXPECTED, read
+from test_doctor import EXPECTED, FINDINGS, read
 
 from ferrule.links import (
     Clock,
@@ -24,7 +24,6 @@ from ferrule.links import (
     Unreadable,
 )
 from ferrule.links.doctor import diagnose
-from ferrule.links.doctor.catalogue import CATALOGUE
 
 change = dataclasses.replace
 
@@ -280,12 +279,12 @@ def test_a_fault_is_found_and_has_a_cure(which: str, severity: str, make: Callab
 
 def test_every_finding_is_tested() -> None:
     on_trees = {which for rows in EXPECTED.values() for _, which, _ in rows}
-    assert on_trees | {case[0] for case in CASES} == set(CATALOGUE)
+    assert on_trees | {case[0] for case in CASES} == set(FINDINGS)
     seen = [(which, severity) for rows in EXPECTED.values() for severity, which, _ in rows]
     seen += [(which, severity) for which, severity, _ in CASES]
     order = ("note", "warning", "error")
-    worst = {name: max((severity for which, severity in seen if which == name), key=order.index) for name in CATALOGUE}
-    assert worst == {name: entry.severity for name, entry in CATALOGUE.items()}
+    worst = {name: max((severity for which, severity in seen if which == name), key=order.index) for name in FINDINGS}
+    assert worst == FINDINGS
 
 
 def of(findings: tuple[Finding, ...], which: str) -> list[str]:

@@ -35,11 +35,10 @@ def test_a_pcie_link_loses_its_line_code(gt_s: float | None, width: int | None, 
 
 
 def test_the_slot_is_the_nearest_bridge() -> None:
-    root = PcieLink("0000:00:01.1", "/r", current_gt_s=8.0, current_width=4, max_gt_s=16.0, max_width=4)
+    root = PcieLink("0000:00:01.1", "/r")
     card = PcieLink("0000:01:00.0", "/c", upstream=(root,))
     assert card.slot is root
     assert root.slot is None
-    assert root.max_gb_s == pytest.approx(63.015, abs=1e-3)
 
 
 def test_an_iommu_is_off_without_groups_and_translates_as_soon_as_one_group_does() -> None:
@@ -60,7 +59,6 @@ def test_modules_are_found_by_either_spelling() -> None:
     machine = Machine("live", modules=(Module("thunderbolt_net"), Module("own", "OE")))
     assert machine.module("thunderbolt-net") == Module("thunderbolt_net")
     assert machine.module("mlx4_core") is None
-    assert [one.unsigned for one in machine.modules] == [False, True]
 
 
 def test_evidence_is_the_first_line_of_what_was_read() -> None:

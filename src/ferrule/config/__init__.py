@@ -2,11 +2,9 @@
 
 from ferrule.config.catalogue import SETTINGS, Setting
 from ferrule.config.fabric import (
-    ALGORITHM_CHOICES,
     DEFAULT_TIMEOUT,
     OUTER_JOB,
     TRANSPORT_CHOICES,
-    AlgorithmChoice,
     Calibration,
     FabricSettings,
     TransportChoice,
@@ -18,15 +16,13 @@ from ferrule.config.file import config_path, parse_config, read_config
 from ferrule.config.models import ModelSettings, model_settings, move_back_seconds
 from ferrule.config.sources import Value, current_values, environment, merge
 from ferrule.config.values import parse_address
-from ferrule.config.verbs import VerbsSettings, VerbsType, verbs_settings
+from ferrule.config.verbs import VerbsSettings, verbs_settings
 
 __all__ = [
-    "ALGORITHM_CHOICES",
     "DEFAULT_TIMEOUT",
     "OUTER_JOB",
     "SETTINGS",
     "TRANSPORT_CHOICES",
-    "AlgorithmChoice",
     "Calibration",
     "FabricSettings",
     "ModelSettings",
@@ -34,7 +30,6 @@ __all__ = [
     "TransportChoice",
     "Value",
     "VerbsSettings",
-    "VerbsType",
     "check_transport",
     "config_path",
     "current_values",

@@ -5,10 +5,10 @@ from ferrule.kmod.look import look
 from ferrule.kmod.machine import LIVE
 from ferrule.kmod.needs import Need, install_command, needs, packages_of
 from ferrule.kmod.package import build_deb
-from ferrule.kmod.perform import install, recover, uninstall, words
+from ferrule.kmod.perform import install, uninstall, words
 from ferrule.kmod.plan import plan_install, plan_removal
 from ferrule.kmod.source import MODULE, PACKAGE, Source, read_source
-from ferrule.kmod.state import Built, Record, Signing, State
+from ferrule.kmod.state import Built, State
 
 __all__ = [
     "LIVE",
@@ -17,8 +17,6 @@ __all__ = [
     "Built",
     "Check",
     "Need",
-    "Record",
-    "Signing",
     "Source",
     "State",
     "build_deb",
@@ -31,7 +29,6 @@ __all__ = [
     "plan_install",
     "plan_removal",
     "read_source",
-    "recover",
     "uninstall",
     "usable",
     "words",

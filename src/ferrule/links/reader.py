@@ -6,7 +6,7 @@ import errno
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -220,7 +220,3 @@ def decimal(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value >= 0 else None
-
-
-def first_match(pattern: str, lines: Sequence[str]) -> re.Match[str] | None:
-    return next((match for match in (re.match(pattern, line) for line in lines) if match), None)

@@ -19,10 +19,6 @@ class Module:
     name: str
     taint: str = ""
 
-    @property
-    def unsigned(self) -> bool:
-        return "E" in self.taint
-
 
 @dataclass(frozen=True, slots=True)
 class Iommu:

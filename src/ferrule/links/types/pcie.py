@@ -41,10 +41,6 @@ class PcieLink:
         """Gbit/s each way after the line code, before packet headers."""
         return pcie_gb_s(self.current_gt_s, self.current_width)
 
-    @property
-    def max_gb_s(self) -> float | None:
-        return pcie_gb_s(self.max_gt_s, self.max_width)
-
 
 def pcie_gb_s(gt_s: float | None, width: int | None) -> float | None:
     """The line code takes 2 of 10 bits up to 5 GT/s and 2 of 130 above (PCI Express base specification)."""
