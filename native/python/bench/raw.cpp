@@ -11,6 +11,8 @@
 #include <span>
 #include <stdexcept>
 
+#include "transports/socket.h"
+
 namespace ferrule {
 namespace {
 
@@ -57,7 +59,7 @@ std::vector<double> ping_pong(int rounds, bool starts, Send&& send, Receive&& re
   return microseconds;
 }
 
-bool later(ssize_t result) { return result < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR); }
+bool later(ssize_t result) { return result < 0 && would_block(errno); }
 
 template <class Call>
 void whole_message(Buffer buffer, Deadline& deadline, Call&& call) {

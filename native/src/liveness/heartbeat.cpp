@@ -197,7 +197,7 @@ void Heartbeat::say_to_all(const HeartbeatMessage& message) {
 
 void Heartbeat::flush(Wire& one) {
   while (!one.unsent.empty()) {
-    const ssize_t sent = ::send(one.fd, one.unsent.data(), one.unsent.size(), MSG_DONTWAIT | kNoSignal);
+    const ssize_t sent = ::send(one.fd, one.unsent.data(), one.unsent.size(), kSendFlags);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) {
       // A broken connection may still hold the peer's last words: only reading tells that it is over.

@@ -33,7 +33,7 @@ RelayBuffer::Flow CopyRelayBuffer::fill(int from) {
 }
 
 RelayBuffer::Flow CopyRelayBuffer::drain(int to) {
-  const ssize_t sent = ::send(to, buffer_.data() + begin_, end_ - begin_, MSG_DONTWAIT | kNoSignal);
+  const ssize_t sent = ::send(to, buffer_.data() + begin_, end_ - begin_, kSendFlags);
   if (sent > 0) begin_ += static_cast<std::size_t>(sent);
   if (begin_ == end_) begin_ = end_ = 0;
   return flow_of(sent);

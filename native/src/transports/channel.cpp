@@ -27,7 +27,7 @@ void Channel::send_close_notice(const CloseNotice& notice) {
 
 void Channel::send_words(const CloseNotice& notice) {
   // Best effort: when the buffer is full the peer sees the socket end, which is reason enough.
-  (void)::send(fd_, &notice, sizeof notice, MSG_DONTWAIT | kNoSignal);
+  (void)::send(fd_, &notice, sizeof notice, kSendFlags);
 }
 
 void Channel::drain_words() {

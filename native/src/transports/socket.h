@@ -14,6 +14,9 @@ constexpr int kNoSignal = MSG_NOSIGNAL;
 constexpr int kNoSignal = 0;  // macOS: refuse_signals
 #endif
 
+// A write that neither waits nor raises a signal.
+constexpr int kSendFlags = MSG_DONTWAIT | kNoSignal;
+
 inline void refuse_signals([[maybe_unused]] int fd) {
 #ifdef SO_NOSIGPIPE
   const int on = 1;

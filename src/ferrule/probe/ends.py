@@ -15,6 +15,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import IO, Any, Self
 
+import msgspec
+
 from ferrule import __version__
 from ferrule.errors import ConfigError, LinkError
 from ferrule.fabric.join.addresses import Interface
@@ -89,7 +91,7 @@ class End:
                 f"install {newest} from where the other one got it"
             )
         self.name, self.identity, self.kernel = told["host"], told["identity"], told["kernel"]
-        self.interfaces = tuple(Interface.from_json(face) for face in told["interfaces"])
+        self.interfaces = msgspec.convert(told["interfaces"], tuple[Interface, ...])
         self.devices, self.rdma = told["devices"], told["rdma"]
         return self
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,7 +92,7 @@ def test_bad_values_name_their_variable(name: str, value: str) -> None:
 
 def test_host_survives_its_way_over_the_wire() -> None:
     host = replace(this_host("auto"), address="127.0.0.1", port=80, interfaces=(Interface("eth0", "10.0.0.1", 24),))
-    assert RankHost.from_json(json.loads(json.dumps(host.to_json()))) == host
+    assert msgspec.json.decode(msgspec.json.encode(host), type=RankHost) == host
     assert host.memory_id == this_host("tcp").memory_id
 
 

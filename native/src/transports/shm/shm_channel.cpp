@@ -7,18 +7,13 @@
 #include <cstring>
 
 #include "assertions.h"
+#include "transports/socket.h"
 
 namespace ferrule {
 namespace {
 
 // Long messages are published piece by piece, so that the reader copies while the writer still writes.
 constexpr std::size_t kPieceBytes = 64 << 10;
-
-#ifdef MSG_NOSIGNAL
-constexpr int kRingFlags = MSG_DONTWAIT | MSG_NOSIGNAL;
-#else
-constexpr int kRingFlags = MSG_DONTWAIT;
-#endif
 
 }  // namespace
 
@@ -39,7 +34,7 @@ void ShmChannel::notify() {
   if (peer_sleeping_.exchange(0, std::memory_order_acq_rel) == 0) return;  // another thread rings
   const std::byte bell{0};
   // A full socket means that bells are there already; a broken one shows itself when we wait for the peer.
-  (void)::send(fd_, &bell, 1, kRingFlags);
+  (void)::send(fd_, &bell, 1, kSendFlags);
 }
 
 std::size_t ShmChannel::write(ConstBytes from) {

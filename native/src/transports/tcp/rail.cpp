@@ -15,6 +15,7 @@
 #include <cerrno>
 
 #include "assertions.h"
+#include "transports/socket.h"
 
 namespace ferrule {
 namespace {
@@ -22,14 +23,6 @@ namespace {
 // What the kernel may hold that it has not sent yet: enough that the wire never waits for us, and little, because
 // bytes that wait here cannot go over another rail. It wakes us when half of it is sent.
 constexpr int kUnsentBytes = 256 << 10;
-
-#ifdef MSG_NOSIGNAL
-constexpr int kSendFlags = MSG_DONTWAIT | MSG_NOSIGNAL;
-#else
-constexpr int kSendFlags = MSG_DONTWAIT;  // macOS: SO_NOSIGPIPE is set on the socket instead
-#endif
-
-bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 void set(int fd, int level, int option, int value) { (void)::setsockopt(fd, level, option, &value, sizeof value); }
 
@@ -52,9 +45,7 @@ void Rail::open(int fd) {
 #ifdef TCP_NOTSENT_LOWAT
   set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
 #endif
-#ifdef SO_NOSIGPIPE
-  set(fd, SOL_SOCKET, SO_NOSIGPIPE, 1);
-#endif
+  refuse_signals(fd);
   inbox_.resize(kInboxBytes);
   unread = {};
   reader = {};

@@ -24,8 +24,6 @@ constexpr std::size_t kJoinBytes = sizeof(MessageHeader) + (4 << 10);
 constexpr std::size_t kTurnBytes = 1 << 20;
 constexpr std::size_t kMaxParts = 4;
 
-constexpr int kSendFlags = MSG_DONTWAIT | kNoSignal;
-
 }  // namespace
 
 TcpChannel::TcpChannel(const Ends& ends) : Channel(ends), zero_copy_(fd_), inbox_(kInboxBytes) {

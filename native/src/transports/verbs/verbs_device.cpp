@@ -68,6 +68,21 @@ VerbsPort describe_port(const VerbsDevice& device, const ibv_device_attr& limits
 
 void throw_errno(const std::string& what, int error) { throw std::runtime_error(what + ": " + std::strerror(error)); }
 
+ibv_qp* make_queue_pair(ibv_pd* domain, std::uint8_t port, ibv_qp_init_attr& wanted) {
+  const VerbsLibrary& library = VerbsLibrary::get();
+  ibv_qp* const queue_pair = library.create_qp(domain, &wanted);
+  if (queue_pair == nullptr) return nullptr;
+  ibv_qp_attr to{};
+  to.qp_state = IBV_QPS_INIT;
+  to.port_num = port;
+  const int error =
+      library.modify_qp(queue_pair, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+  if (error == 0) return queue_pair;
+  library.destroy_qp(queue_pair);
+  errno = error;
+  return nullptr;
+}
+
 std::vector<VerbsPort> verbs_ports() {
   const VerbsLibrary& library = VerbsLibrary::get();
   std::vector<std::string> names;

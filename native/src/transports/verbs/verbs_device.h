@@ -69,6 +69,9 @@ class VerbsClaim {
   const std::string device_;
 };
 
+// A queue pair that takes receives; nullptr and errno when it is refused.
+ibv_qp* make_queue_pair(ibv_pd* domain, std::uint8_t port, ibv_qp_init_attr& wanted);
+
 // "cannot do it: why", from errno.
 [[noreturn]] void throw_errno(const std::string& what, int error);
 

@@ -33,19 +33,7 @@ class DirectConnector final : public VerbsConnector {
   ibv_context* context() const override { return device_->context(); }
   ibv_pd* domain() const override { return device_->domain(); }
 
-  ibv_qp* make(ibv_qp_init_attr& wanted) override {
-    ibv_qp* const queue_pair = library_.create_qp(domain(), &wanted);
-    if (queue_pair == nullptr) return nullptr;
-    ibv_qp_attr to{};
-    to.qp_state = IBV_QPS_INIT;
-    to.port_num = port_;
-    const int error =
-        library_.modify_qp(queue_pair, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-    if (error == 0) return queue_pair;
-    library_.destroy_qp(queue_pair);
-    errno = error;
-    return nullptr;
-  }
+  ibv_qp* make(ibv_qp_init_attr& wanted) override { return make_queue_pair(domain(), port_, wanted); }
   void destroy(ibv_qp* queue_pair) override { library_.destroy_qp(queue_pair); }
 
   void describe(const ibv_qp& queue_pair, VerbsDescription& mine) const override {

@@ -15,52 +15,27 @@ namespace ferrule {
 namespace {
 
 struct ManagerLibrary {
-  rdma_event_channel* (*create_event_channel)() = nullptr;
-  void (*destroy_event_channel)(rdma_event_channel*) = nullptr;
-  int (*create_id)(rdma_event_channel*, rdma_cm_id**, void*, rdma_port_space) = nullptr;
-  int (*destroy_id)(rdma_cm_id*) = nullptr;
-  int (*bind_addr)(rdma_cm_id*, sockaddr*) = nullptr;
-  int (*listen)(rdma_cm_id*, int) = nullptr;
-  std::uint16_t (*get_src_port)(rdma_cm_id*) = nullptr;
-  int (*resolve_addr)(rdma_cm_id*, sockaddr*, sockaddr*, int) = nullptr;
-  int (*resolve_route)(rdma_cm_id*, int) = nullptr;
-  int (*connect)(rdma_cm_id*, rdma_conn_param*) = nullptr;
-  int (*accept)(rdma_cm_id*, rdma_conn_param*) = nullptr;
-  int (*reject)(rdma_cm_id*, const void*, std::uint8_t) = nullptr;
-  int (*disconnect)(rdma_cm_id*) = nullptr;
-  int (*get_cm_event)(rdma_event_channel*, rdma_cm_event**) = nullptr;
-  int (*ack_cm_event)(rdma_cm_event*) = nullptr;
-  const char* (*event_str)(rdma_cm_event_type) = nullptr;
+  void* const handle;
+  Symbol<rdma_event_channel*()> create_event_channel{handle, "rdma_create_event_channel"};
+  Symbol<void(rdma_event_channel*)> destroy_event_channel{handle, "rdma_destroy_event_channel"};
+  Symbol<int(rdma_event_channel*, rdma_cm_id**, void*, rdma_port_space)> create_id{handle, "rdma_create_id"};
+  Symbol<int(rdma_cm_id*)> destroy_id{handle, "rdma_destroy_id"};
+  Symbol<int(rdma_cm_id*, sockaddr*)> bind_addr{handle, "rdma_bind_addr"};
+  Symbol<int(rdma_cm_id*, int)> listen{handle, "rdma_listen"};
+  Symbol<std::uint16_t(rdma_cm_id*)> get_src_port{handle, "rdma_get_src_port"};
+  Symbol<int(rdma_cm_id*, sockaddr*, sockaddr*, int)> resolve_addr{handle, "rdma_resolve_addr"};
+  Symbol<int(rdma_cm_id*, int)> resolve_route{handle, "rdma_resolve_route"};
+  Symbol<int(rdma_cm_id*, rdma_conn_param*)> connect{handle, "rdma_connect"};
+  Symbol<int(rdma_cm_id*, rdma_conn_param*)> accept{handle, "rdma_accept"};
+  Symbol<int(rdma_cm_id*, const void*, std::uint8_t)> reject{handle, "rdma_reject"};
+  Symbol<int(rdma_cm_id*)> disconnect{handle, "rdma_disconnect"};
+  Symbol<int(rdma_event_channel*, rdma_cm_event**)> get_cm_event{handle, "rdma_get_cm_event"};
+  Symbol<int(rdma_cm_event*)> ack_cm_event{handle, "rdma_ack_cm_event"};
+  Symbol<const char*(rdma_cm_event_type)> event_str{handle, "rdma_event_str"};
 
   static const ManagerLibrary& get() {
-    static const ManagerLibrary library = load();
+    static const ManagerLibrary library{open_library("librdmacm.so.1")};
     return library;
-  }
-
- private:
-  static ManagerLibrary load() {
-    void* const handle = open_library("librdmacm.so.1");
-    ManagerLibrary all;
-    const auto find = [handle](auto& function, const char* symbol) {
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(find_symbol(handle, symbol));
-    };
-    find(all.create_event_channel, "rdma_create_event_channel");
-    find(all.destroy_event_channel, "rdma_destroy_event_channel");
-    find(all.create_id, "rdma_create_id");
-    find(all.destroy_id, "rdma_destroy_id");
-    find(all.bind_addr, "rdma_bind_addr");
-    find(all.listen, "rdma_listen");
-    find(all.get_src_port, "rdma_get_src_port");
-    find(all.resolve_addr, "rdma_resolve_addr");
-    find(all.resolve_route, "rdma_resolve_route");
-    find(all.connect, "rdma_connect");
-    find(all.accept, "rdma_accept");
-    find(all.reject, "rdma_reject");
-    find(all.disconnect, "rdma_disconnect");
-    find(all.get_cm_event, "rdma_get_cm_event");
-    find(all.ack_cm_event, "rdma_ack_cm_event");
-    find(all.event_str, "rdma_event_str");
-    return all;
   }
 };
 
@@ -127,19 +102,7 @@ class ManagedConnector final : public VerbsConnector {
   ibv_context* context() const override { return bound_->verbs; }
   ibv_pd* domain() const override { return domain_; }
 
-  ibv_qp* make(ibv_qp_init_attr& wanted) override {
-    ibv_qp* const queue_pair = verbs_.create_qp(domain_, &wanted);
-    if (queue_pair == nullptr) return nullptr;
-    ibv_qp_attr to{};
-    to.qp_state = IBV_QPS_INIT;
-    to.port_num = port_;
-    const int error =
-        verbs_.modify_qp(queue_pair, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-    if (error == 0) return queue_pair;
-    verbs_.destroy_qp(queue_pair);
-    errno = error;
-    return nullptr;
-  }
+  ibv_qp* make(ibv_qp_init_attr& wanted) override { return make_queue_pair(domain_, port_, wanted); }
 
   void destroy(ibv_qp* queue_pair) override {
     // Unlike an end without it, this lets what is under way arrive.

@@ -6,10 +6,9 @@ import ipaddress
 import itertools
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
 from ferrule.errors import ConfigError
 
@@ -44,39 +43,44 @@ class Interface:
     port: int = 0
     identity: str = ""
 
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        return cls(**fields)
-
     @property
     def ip(self) -> IPAddress:
         return ipaddress.ip_address(self.address)
 
     def shares_subnet(self, other: Interface) -> bool:
         """Whether each believes that the other is on its own subnet."""
-        return (
-            self.ip.version == other.ip.version
-            and self.ip in ipaddress.ip_network((other.address, other.prefix), strict=False)
-            and other.ip in ipaddress.ip_network((self.address, self.prefix), strict=False)
+        return in_subnet(self.address, other.address, other.prefix) and in_subnet(
+            other.address, self.address, self.prefix
         )
+
+
+def in_subnet(address: str, other: str, prefix: int) -> bool:
+    """Whether an address is on the subnet of another one with a prefix of that length."""
+    return ipaddress.ip_address(address) in ipaddress.ip_network((other, prefix), strict=False)
+
+
+def host_addresses() -> Iterator[tuple[str, str, str, int]]:
+    """This host's: an interface's name, its hardware address, an IP address of it, and its prefix's length."""
+    import psutil  # a few milliseconds, which a job on one host need not spend
+
+    for name, entries in psutil.net_if_addrs().items():
+        mac = next((entry.address for entry in entries if entry.family == psutil.AF_LINK), "")
+        for entry in entries:
+            if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
+                prefix = int(ipaddress.ip_address(entry.netmask)).bit_count()
+                yield name, mac, entry.address.partition("%")[0], prefix
 
 
 def own_interfaces(names: Sequence[str] = ()) -> tuple[Interface, ...]:
     """The usable interfaces of this host; see `usable`."""
-    import psutil  # a few milliseconds, which a job on one host need not spend
+    import psutil
 
     stats = psutil.net_if_stats()
     found = []
-    for name, entries in psutil.net_if_addrs().items():
+    for name, mac, address, prefix in host_addresses():
         if name in stats and stats[name].isup:
             mtu, speed = stats[name].mtu, stats[name].speed
-            mac = next((entry.address for entry in entries if entry.family == psutil.AF_LINK), "")
-            identity = _identity(name, mac, speed)
-            for entry in entries:
-                if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
-                    address = entry.address.partition("%")[0]
-                    prefix = ipaddress.ip_network(f"{address}/{_prefix(entry.netmask)}", strict=False).prefixlen
-                    found.append(Interface(name, address, prefix, mtu, speed, identity=identity))
+            found.append(Interface(name, address, prefix, mtu, speed, identity=_identity(name, mac, speed)))
     return usable(found, names)
 
 
@@ -91,13 +95,6 @@ def _identity(name: str, mac: str, speed: int) -> str:
         return ""
     driver = device / "device" / "driver"
     return f"{mac} {driver.resolve().name if driver.exists() else '-'} {speed}"
-
-
-def _prefix(netmask: str) -> str:
-    """IPv6 netmasks are written as addresses, which `ipaddress` does not read."""
-    if ":" not in netmask:
-        return netmask
-    return str(int(ipaddress.IPv6Address(netmask)).bit_count())
 
 
 def usable(found: Iterable[Interface], names: Sequence[str] = ()) -> tuple[Interface, ...]:

@@ -8,9 +8,6 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
-
-import msgspec
 
 from ferrule.config import host_id
 from ferrule.fabric.join.addresses import Interface
@@ -43,14 +40,6 @@ class RankHost:
     algorithm: str = "auto"
     identity: str = ""
     kernel: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        return fields
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        return msgspec.convert(fields, cls)
 
 
 def this_host(transport: str) -> RankHost:

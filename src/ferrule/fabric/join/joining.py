@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from msgspec import Raw, json
 
 from ferrule.errors import FerruleError
-from ferrule.fabric.join.connections import Calls, Connections
-from ferrule.fabric.join.coordinator import Coordinator
+from ferrule.fabric.join.connections import Connections
 from ferrule.fabric.join.decisions import Decisions, measured_pairs
-from ferrule.fabric.join.mesh import STREAMS, Mesh, epoch_number
+from ferrule.fabric.join.mesh import STREAMS, epoch_number
 from ferrule.fabric.join.messages import Joins, Links, Reached, Verdict
 from ferrule.fabric.join.new_group import NewGroup
-from ferrule.fabric.join.pending import PendingPeers
 from ferrule.fabric.routing.algorithms import Strategy, choose_algorithms
 from ferrule.fabric.routing.measuring import Measuring
 from ferrule.fabric.routing.topology import best_tree
@@ -23,39 +20,14 @@ from ferrule.fabric.transports.build import Joined, build
 from ferrule.fabric.transports.protocol import PeerConnections, Session
 
 
-class Joining:
-    """One rank's part in making a group of ``members``, ranks of the mesh in the order of the new group.
+def join(new: NewGroup) -> Joined:
+    """One rank's part in making a group.
 
     Connections are made by the higher rank of a pair. Waits cannot form a circle: a connection needs the acceptor only.
-    ``pending``: where those above arrive. ``transport``: overrides the hosts' choice.
     """
-
-    def __init__(
-        self,
-        mesh: Mesh,
-        members: Sequence[int],
-        coordinator: Coordinator,
-        pending: PendingPeers,
-        transport: str | None = None,
-    ) -> None:
-        hosts = [mesh.hosts[member] for member in members]
-        self.hosts = tuple(host if transport is None else replace(host, transport=transport) for host in hosts)
-        self._new = NewGroup(mesh, tuple(members), self.hosts, coordinator, pending)
-
-    def discover(self) -> Joined:
-        """The first group of a mesh: try all paths there may be, and remember in the mesh which work."""
-        new = replace(self._new, first=True)
-        connections = Connections(new)
-        return _join(new, connections, connections.all_calls())
-
-    def repeat(self) -> Joined:
-        """A later group: the paths are known."""
-        connections = Connections(self._new)
-        return _join(self._new, connections, connections.known_calls())
-
-
-def _join(new: NewGroup, connections: Connections, calls: Calls) -> Joined:
     mesh, coordinator = new.mesh, new.coordinator
+    connections = Connections(new)
+    calls = connections.all_calls() if new.first else connections.known_calls()
     sessions = table.sessions(new.rank, new.hosts, new.deadline)
     measuring = Measuring(new, connections, table.expected)
     typical = {transport.name: transport.typical for transport in table.TRANSPORTS}

@@ -16,8 +16,9 @@ from ferrule.fabric.join.coordinator import Coordinator
 from ferrule.fabric.join.dial import dial
 from ferrule.fabric.join.handshake import Identity, Role
 from ferrule.fabric.join.hosts import RankHost
-from ferrule.fabric.join.joining import Joining
+from ferrule.fabric.join.joining import join
 from ferrule.fabric.join.mesh import STREAMS, Mesh
+from ferrule.fabric.join.new_group import NewGroup
 from ferrule.fabric.join.pending import PendingPeers, Place
 from ferrule.fabric.transports.build import Joined
 
@@ -94,9 +95,9 @@ def _join(
             if not isinstance(leader, ControlChannel):
                 raise leader
             coordinator.channels = {0: leader}
-        joining = Joining(mesh, members, coordinator, pending, transport)
-        joined = joining.repeat()
-    return joined, Membership(mesh, members, joining.hosts, epoch_key)
+        new = NewGroup(mesh, members, coordinator, pending, transport)
+        joined = join(new)
+    return joined, Membership(mesh, members, new.hosts, epoch_key)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ferrule.fabric.join.control_channel import Deadline
 from ferrule.fabric.join.coordinator import Coordinator
@@ -18,16 +19,22 @@ from ferrule.fabric.routing.paths import Path, Rail, candidates
 class NewGroup:
     """``members``: ranks of the mesh in the order of the new group, whose ranks all else here counts in.
 
-    ``pending``: where connections of higher ranks arrive. ``first``: it is the mesh's first group, which tries all
-    paths there may be, remembers in the mesh which work, and watches them by a heartbeat.
+    ``pending``: where connections of higher ranks arrive. ``transport``: overrides the hosts' choice. ``first``: it is
+    the mesh's first group, which tries all paths there may be, remembers in the mesh which work, and watches them by a
+    heartbeat.
     """
 
     mesh: Mesh
     members: tuple[int, ...]
-    hosts: tuple[RankHost, ...]
     coordinator: Coordinator
     pending: PendingPeers
+    transport: str | None = None
     first: bool = False
+
+    @cached_property
+    def hosts(self) -> tuple[RankHost, ...]:
+        hosts = [self.mesh.hosts[member] for member in self.members]
+        return tuple(host if self.transport is None else replace(host, transport=self.transport) for host in hosts)
 
     @property
     def rank(self) -> int:

@@ -23,10 +23,11 @@ from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.coordinator import Coordinator
 from ferrule.fabric.join.dial import dial
 from ferrule.fabric.join.handshake import Identity, Role
-from ferrule.fabric.join.joining import Joining
+from ferrule.fabric.join.joining import join
 from ferrule.fabric.join.membership import Membership, check_alive, making
 from ferrule.fabric.join.mesh import STREAMS, Mesh
 from ferrule.fabric.join.messages import ReformAnswer
+from ferrule.fabric.join.new_group import NewGroup
 from ferrule.fabric.join.pending import PendingPeers
 from ferrule.fabric.transports.build import Joined
 
@@ -173,8 +174,8 @@ class _Gathering:
             with making(mesh, pending, coordinator):
                 if rank == 0:
                     coordinator.tell(ReformAnswer(tuple(members), number))
-                joining = Joining(mesh, new_members, coordinator, pending, self._membership.hosts[0].transport)
-                joined = joining.repeat()
+                new = NewGroup(mesh, new_members, coordinator, pending, self._membership.hosts[0].transport)
+                joined = join(new)
                 # All ranks get through this, or fail together: none is left behind alone.
                 status = joined.live.native.barrier(max(deadline.left, _PAUSE_SECONDS))
                 if status:
@@ -184,7 +185,7 @@ class _Gathering:
         except (FerruleError, OSError) as error:
             self._await_verdict(members, error)
             return None
-        return joined, Membership(mesh, new_members, joining.hosts, key, self._lineage)
+        return joined, Membership(mesh, new_members, new.hosts, key, self._lineage)
 
     def _await_verdict(self, members: Sequence[int], error: FerruleError | OSError) -> None:
         """A rank was lost, most likely. If none was, a rank between may not have known yet that it is."""

@@ -18,11 +18,12 @@ from ferrule.fabric.join.coordinator import Coordinator
 from ferrule.fabric.join.dial import reach
 from ferrule.fabric.join.handshake import Identity, Role
 from ferrule.fabric.join.hosts import RankHost, this_host
-from ferrule.fabric.join.joining import Joining
+from ferrule.fabric.join.joining import join
 from ferrule.fabric.join.listen import first_listeners, is_loopback, listen_everywhere, listen_on
 from ferrule.fabric.join.membership import Membership
 from ferrule.fabric.join.mesh import STREAMS, Mesh
 from ferrule.fabric.join.messages import HostReport, Roster
+from ferrule.fabric.join.new_group import NewGroup
 from ferrule.fabric.join.pending import NO_EPOCH, PendingPeers, Place
 from ferrule.fabric.routing.relays import Relays
 from ferrule.fabric.transports.build import Joined
@@ -43,7 +44,7 @@ def rendezvous(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, Me
             mesh, pending = _lead(settings, acceptor, listeners, coordinator, relays)
         else:
             mesh, pending = _follow(settings, acceptor, listeners, coordinator, relays)
-        joined = Joining(mesh, range(mesh.size), coordinator, pending).discover()
+        joined = join(NewGroup(mesh, tuple(range(mesh.size)), coordinator, pending, first=True))
     except BaseException as error:
         coordinator.give_up(error)
         if isinstance(error, FerruleError):

@@ -9,8 +9,10 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from ferrule import _native
 from ferrule.errors import FabricTimeout, RendezvousError
@@ -39,6 +41,7 @@ _LOOPBACK_ALPHA, _LOOPBACK_BETA = 5e-6, 4e-10
 """TCP within a host, at most: more than that is no link but the wait for a core, which `LinkCosts.crowding` has."""
 
 Pair = tuple[int, int]
+Cost = Annotated[float, Meta(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,10 @@ class Measured:
     seconds since 1970, if at an earlier start.
     """
 
-    alpha: float
-    up: float
-    down: float
-    sockets: int = 1
+    alpha: Cost
+    up: Cost
+    down: Cost
+    sockets: Annotated[int, Meta(ge=1, le=2)] = 1
     at: float | None = None
 
 

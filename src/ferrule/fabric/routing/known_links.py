@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import logging
-import math
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from msgspec import Struct, json
 
 from ferrule.fabric.join.hosts import RankHost
 from ferrule.fabric.routing.calibration import Measured
@@ -20,12 +20,17 @@ from ferrule.files import cache_directory, locked, write_whole
 _log = logging.getLogger(__name__)
 
 MAX_AGE_SECONDS = 7 * 86400.0
-_VERSION = 2
+_VERSION = 3
 _MAX_LINKS = 300
 _LOCK_SECONDS = 0.5
 
 Ends = tuple[str, str]
 """What identifies a link: the end at the lower rank, and the one at the higher rank."""
+
+
+class _File(Struct, frozen=True):
+    version: int
+    links: dict[str, Measured]
 
 
 def default_path() -> Path:
@@ -69,11 +74,8 @@ class KnownLinks:
 
     def find(self, ends: Ends | None) -> Measured | None:
         """What the link between these ends cost, if that is known and not too old."""
-        entry = self._links.get(_key(ends)) if ends is not None else None
-        if ends is None or entry is None:
-            return None
-        forth, back = (entry["forth"], entry["back"]) if ends[0] <= ends[1] else (entry["back"], entry["forth"])
-        return Measured(entry["alpha"], forth, back, entry["sockets"], entry["at"])
+        one = self._links.get(_key(ends)) if ends is not None else None
+        return None if ends is None or one is None else _turned(ends, one)
 
     def store(self, measured: Mapping[Ends, Measured]) -> None:
         """Remember what was measured just now."""
@@ -83,39 +85,29 @@ class KnownLinks:
             with locked(self._path.with_name(".links.lock"), _LOCK_SECONDS):
                 self._links = self._read()  # ranks of the same host have written meanwhile
                 for ends, one in measured.items():
-                    forth, back = (one.up, one.down) if ends[0] <= ends[1] else (one.down, one.up)
-                    self._links[_key(ends)] = {
-                        "alpha": one.alpha,
-                        "forth": forth,
-                        "back": back,
-                        "sockets": one.sockets,
-                        "at": self._now,
-                    }
-                self._write()
+                    self._links[_key(ends)] = replace(_turned(ends, one), at=self._now)
+                newest = sorted(self._links.items(), key=lambda item: -(item[1].at or 0))[:_MAX_LINKS]
+                write_whole(self._path, json.format(json.encode(_File(_VERSION, dict(newest))), indent=1).decode())
         except OSError as error:
             _log.info("what the links cost cannot be kept in %s: %s", self._path, error)
 
-    def _read(self) -> dict[str, dict[str, Any]]:
+    def _read(self) -> dict[str, Measured]:
         try:
-            found = json.loads(self._path.read_text())
-            if found["version"] != _VERSION:
-                return {}
-            return {str(key): entry for key, entry in found["links"].items() if self._valid(entry)}
+            found = json.decode(self._path.read_bytes(), type=_File)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             if self._path != Path(os.devnull):
                 _log.warning("%s cannot be read (%r): links are measured anew", self._path, error)
             return {}
+        if found.version != _VERSION:
+            return {}
+        return {key: one for key, one in found.links.items() if 0 <= self._now - (one.at or 0) <= MAX_AGE_SECONDS}
 
-    def _valid(self, entry: Any) -> bool:
-        numbers = [entry[name] for name in ("alpha", "forth", "back", "at")]
-        costs = all(isinstance(number, float) and math.isfinite(number) and number > 0 for number in numbers)
-        return costs and entry["sockets"] in (1, 2) and 0 <= self._now - entry["at"] <= MAX_AGE_SECONDS
 
-    def _write(self) -> None:
-        newest = sorted(self._links.items(), key=lambda item: -item[1]["at"])[:_MAX_LINKS]
-        write_whole(self._path, json.dumps({"version": _VERSION, "links": dict(newest)}, indent=1))
+def _turned(ends: Ends, one: Measured) -> Measured:
+    """Between costs from the lower to the higher rank, and from the first end in the order of their names."""
+    return one if ends[0] <= ends[1] else replace(one, up=one.down, down=one.up)
 
 
 def _key(ends: Ends) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Raw, Struct, json
 
@@ -12,9 +12,8 @@ from ferrule.errors import RendezvousError
 from ferrule.fabric.describe import RailInfo
 from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.hosts import RankHost
-from ferrule.fabric.join.mesh import Mesh
 from ferrule.fabric.routing.calibration import Measured
-from ferrule.fabric.transports.protocol import PeerConnections, Session, SharedMemory
+from ferrule.fabric.transports.protocol import PeerConnections, Session, SharedMemory, Transport
 
 _NAME = "shm"
 _TYPICAL = Measured(1e-6, 1e-10, 1e-10)
@@ -114,7 +113,7 @@ class ShmSession(Session):
             self._segment = None
 
 
-class ShmTransport:
+class ShmTransport(Transport):
     name = _NAME
     typical: Measured | None = _TYPICAL
 
@@ -123,6 +122,3 @@ class ShmTransport:
 
     def session(self, rank: int, hosts: Sequence[RankHost], deadline: Deadline) -> Session:
         return ShmSession(rank, hosts)
-
-    def repair(self, mesh: Mesh) -> Callable[[], None] | None:
-        return None

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ferrule.fabric.join.addresses import in_subnet
+
 Wire = Literal["infiniband", "roce", "iwarp"]
 QueuePairType = Literal["RC", "UC"]
 
@@ -127,13 +129,11 @@ def _distance(mine: Gid, theirs: Gid, met: tuple[str, str]) -> int | None:
     if here.is_link_local or there.is_link_local:
         # One such network is on every cable.
         return 2 if here.is_link_local and there.is_link_local else None
-    if here == there or (_in_subnet(here, theirs) and _in_subnet(there, mine)):
+    known = mine.prefix != 0 and theirs.prefix != 0
+    joined = known and in_subnet(mine.address, theirs.address, theirs.prefix)
+    if here == there or (joined and in_subnet(theirs.address, mine.address, mine.prefix)):
         return 1
     return None
-
-
-def _in_subnet(address: ipaddress.IPv4Address | ipaddress.IPv6Address, of: Gid) -> bool:
-    return of.prefix != 0 and address in ipaddress.ip_network((of.address, of.prefix), strict=False)
 
 
 def gid_address(value: bytes) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from ferrule import _native
 from ferrule.config import VerbsSettings
+from ferrule.fabric.join.addresses import host_addresses
 from ferrule.fabric.transports.verbs.paths import Gid, Port, Wire, gid_address, usable_gids
 
 _CLASS = Path("/sys/class/infiniband")
@@ -107,18 +107,7 @@ def _version(device: str, port: int, index: int) -> int:
 
 
 def _addresses() -> tuple[Address, ...]:
-    import psutil  # a few milliseconds, which a host without RDMA need not spend
-
-    found = []
-    for entries in psutil.net_if_addrs().values():
-        macs = [entry.address for entry in entries if entry.family == psutil.AF_LINK]
-        mac = bytes.fromhex(macs[0].replace(":", "").replace("-", "")) if macs else b""
-        for entry in entries:
-            if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
-                text = entry.address.partition("%")[0]
-                found.append(Address(text, _prefix(entry.netmask), mac))
-    return tuple(found)
-
-
-def _prefix(netmask: str) -> int:
-    return int(ipaddress.ip_address(netmask)).bit_count()
+    return tuple(
+        Address(address, prefix, bytes.fromhex(mac.replace(":", "").replace("-", "")))
+        for _, mac, address, prefix in host_addresses()
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Raw
 
@@ -12,9 +12,8 @@ from ferrule.errors import RendezvousError
 from ferrule.fabric.describe import RailInfo
 from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.hosts import RankHost
-from ferrule.fabric.join.mesh import Mesh
 from ferrule.fabric.routing.calibration import Measured
-from ferrule.fabric.transports.protocol import PeerConnections, Session
+from ferrule.fabric.transports.protocol import PeerConnections, Session, Transport
 from ferrule.fabric.transports.verbs.pairs import Pair, close
 from ferrule.fabric.transports.verbs.ports import find_ports
 
@@ -76,7 +75,7 @@ class VerbsSession(Session):
             close(pair.endpoints)
 
 
-class VerbsTransport:
+class VerbsTransport(Transport):
     name = _NAME
     typical: Measured | None = _TYPICAL
 
@@ -85,6 +84,3 @@ class VerbsTransport:
 
     def session(self, rank: int, hosts: Sequence[RankHost], deadline: Deadline) -> Session:
         return VerbsSession(rank, hosts, deadline)
-
-    def repair(self, mesh: Mesh) -> Callable[[], None] | None:
-        return None
