@@ -191,8 +191,8 @@ static inline const char *fer_dev_name(const struct fer_dev *dev)
 }
 
 /* quota.c */
-int fer_owner_join(struct fer_dev *dev, struct fer_ucontext *uctx);
-void fer_owner_leave(struct fer_dev *dev, struct fer_ucontext *uctx);
+int fer_owner_join(struct ib_ucontext *uctx, struct ib_udata *udata);
+void fer_owner_leave(struct ib_ucontext *uctx);
 /* One more; -ENOMEM if the device or the process has enough. *whose: for fer_give(). */
 int fer_take(struct fer_dev *dev, struct ib_udata *udata, enum fer_kind kind,
 	     struct fer_owner **whose);
@@ -221,10 +221,8 @@ int fer_sge_copy(struct fer_pd *pd, const struct rxe_sge *sge, u32 num, u32 offs
 		 u32 len, bool to_memory);
 
 /* device.c */
-int fer_client_init(void);
-void fer_client_exit(void);
+extern struct ib_client fer_client;
 void fer_dev_dealloc(struct ib_device *ibdev);
-int fer_dev_add_loopback(void);
 void fer_dev_remove_all(void);
 struct fer_dev *fer_dev_find(const u8 *peer);
 int fer_dev_add(const u8 *peer, const char *name, const u8 *mac, struct device *parent);
@@ -238,8 +236,7 @@ struct net_device *fer_netdev_create(const char *name, const u8 *mac);
 void fer_netdev_destroy(struct net_device *dev);
 
 /* debugfs.c */
-void fer_debugfs_init(void);
-void fer_debugfs_exit(void);
+extern struct dentry *fer_debugfs;
 void fer_debugfs_add(struct fer_dev *dev);
 void fer_debugfs_remove(struct fer_dev *dev);
 

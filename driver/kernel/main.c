@@ -11,20 +11,20 @@ MODULE_PARM_DESC(loopback, "devices that are wired to themselves, for tests (at 
 static int __init ferrule_init(void)
 {
 	unsigned int i;
-	int err = fer_client_init();
+	int err = ib_register_client(&fer_client);
 
 	if (err)
 		return err;
-	fer_debugfs_init();
+	fer_debugfs = debugfs_create_dir("ferrule_rdma", NULL);
 	for (i = 0; i < min(loopback, 8u) && !err; i++)
-		err = fer_dev_add_loopback();
+		err = fer_dev_add(NULL, "ferrule%d", NULL, NULL);
 	if (!err)
 		err = fer_service_init();
 	if (!err)
 		return 0;
 	fer_dev_remove_all();
-	fer_debugfs_exit();
-	fer_client_exit();
+	debugfs_remove_recursive(fer_debugfs);
+	ib_unregister_client(&fer_client);
 	return err;
 }
 
@@ -32,8 +32,8 @@ static void __exit ferrule_exit(void)
 {
 	fer_service_exit();
 	fer_dev_remove_all();
-	fer_debugfs_exit();
-	fer_client_exit();
+	debugfs_remove_recursive(fer_debugfs);
+	ib_unregister_client(&fer_client);
 }
 
 module_init(ferrule_init);

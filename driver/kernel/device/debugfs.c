@@ -5,7 +5,7 @@
 
 #include "verbs/qp.h"
 
-static struct dentry *root;
+struct dentry *fer_debugfs;	/* of all devices */
 
 static const char *const names[FER_STAT_COUNT] = {
 #define FER_NAME(id, text) [FER_STAT_##id] = text,
@@ -73,7 +73,7 @@ DEFINE_SHOW_ATTRIBUTE(owners);
 
 void fer_debugfs_add(struct fer_dev *dev)
 {
-	dev->debugfs = debugfs_create_dir(dev_name(&dev->ib.dev), root);
+	dev->debugfs = debugfs_create_dir(dev_name(&dev->ib.dev), fer_debugfs);
 	debugfs_create_file("stats", 0400, dev->debugfs, dev, &stats_fops);
 	debugfs_create_file("qps", 0400, dev->debugfs, dev, &qps_fops);
 	debugfs_create_file("rails", 0400, dev->debugfs, dev, &rails_fops);
@@ -85,14 +85,4 @@ void fer_debugfs_remove(struct fer_dev *dev)
 {
 	debugfs_remove_recursive(dev->debugfs);
 	dev->debugfs = NULL;
-}
-
-void fer_debugfs_init(void)
-{
-	root = debugfs_create_dir("ferrule_rdma", NULL);
-}
-
-void fer_debugfs_exit(void)
-{
-	debugfs_remove_recursive(root);
 }

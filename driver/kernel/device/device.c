@@ -30,21 +30,11 @@ static void client_remove(struct ib_device *ibdev, void *unused)
  * Clients are told in turn, the last that came first; we come after ib_uverbs. So this is in time
  * also when soft-RoCE takes all devices of its driver id away.
  */
-static struct ib_client client = {
+struct ib_client fer_client = {
 	.name = "ferrule_rdma",
 	.add = client_add,
 	.remove = client_remove,
 };
-
-int fer_client_init(void)
-{
-	return ib_register_client(&client);
-}
-
-void fer_client_exit(void)
-{
-	ib_unregister_client(&client);
-}
 
 /* ---- devices ---- */
 
@@ -139,7 +129,7 @@ static int add(struct fer_dev *dev, const char *name, const char *net_name, cons
 	return register_dev(dev, name);
 }
 
-/* A device for the peer, without rails. */
+/* A device for the peer, without rails; without peer and parent one that is wired to itself. */
 int fer_dev_add(const u8 *peer, const char *name, const u8 *mac, struct device *parent)
 {
 	struct fer_dev *dev = alloc_dev();
@@ -148,24 +138,14 @@ int fer_dev_add(const u8 *peer, const char *name, const u8 *mac, struct device *
 
 	if (!dev)
 		return -ENOMEM;
-	memcpy(dev->peer, peer, FER_HOST_ID);
 	dev->ib.dev.parent = parent;
-	snprintf(net_name, sizeof(net_name), "frl-%.11s",
-		 strchr(name, '-') ? strchr(name, '-') + 1 : name);
+	strscpy(net_name, "frl%d", sizeof(net_name));
+	if (peer) {
+		memcpy(dev->peer, peer, FER_HOST_ID);
+		snprintf(net_name, sizeof(net_name), "frl-%.11s",
+			 strchr(name, '-') ? strchr(name, '-') + 1 : name);
+	}
 	err = add(dev, name, net_name, mac);
-	if (err)
-		ib_dealloc_device(&dev->ib);
-	return err;
-}
-
-int fer_dev_add_loopback(void)
-{
-	struct fer_dev *dev = alloc_dev();
-	int err;
-
-	if (!dev)
-		return -ENOMEM;
-	err = add(dev, "ferrule%d", "frl%d", NULL);
 	if (err)
 		ib_dealloc_device(&dev->ib);
 	return err;

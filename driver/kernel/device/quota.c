@@ -52,8 +52,9 @@ static struct fer_owner *find(struct fer_dev *dev, struct pid *pid)
 	return NULL;
 }
 
-int fer_owner_join(struct fer_dev *dev, struct fer_ucontext *uctx)
+int fer_owner_join(struct ib_ucontext *uctx, struct ib_udata *udata)
 {
+	struct fer_dev *dev = to_fer_dev(uctx->device);
 	struct fer_owner *owner;
 	int err = 0;
 
@@ -69,16 +70,17 @@ int fer_owner_join(struct fer_dev *dev, struct fer_ucontext *uctx)
 		list_add(&owner->node, &dev->owners);
 	}
 	owner->contexts++;
-	uctx->owner = owner;
+	to_fer_ucontext(uctx)->owner = owner;
 unlock:
 	mutex_unlock(&dev->owner_lock);
 	return err;
 }
 
 /* All objects of the context are gone by now. */
-void fer_owner_leave(struct fer_dev *dev, struct fer_ucontext *uctx)
+void fer_owner_leave(struct ib_ucontext *uctx)
 {
-	struct fer_owner *owner = uctx->owner;
+	struct fer_owner *owner = to_fer_ucontext(uctx)->owner;
+	struct fer_dev *dev = to_fer_dev(uctx->device);
 
 	mutex_lock(&dev->owner_lock);
 	if (!--owner->contexts) {

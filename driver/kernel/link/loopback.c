@@ -126,9 +126,11 @@ static void loopback_lost(struct fer_rail *rail)
 	fer_session_begin(rail->link, epoch, FER_WINDOW);
 }
 
-static void free_loopback(struct loopback *lo)
+/* As a rail that has left, or one that never joined. */
+static void loopback_left(struct fer_rail *rail)
 {
 	struct fer_frame *frame, *next;
+	struct loopback *lo = of(rail);
 
 	list_splice_init(&lo->arriving, &lo->free);
 	list_for_each_entry_safe(frame, next, &lo->free, node) {
@@ -136,11 +138,6 @@ static void free_loopback(struct loopback *lo)
 		kfree(frame);
 	}
 	kfree(lo);
-}
-
-static void loopback_left(struct fer_rail *rail)
-{
-	free_loopback(of(rail));
 }
 
 static const struct fer_wire_ops loopback_ops = {
@@ -178,7 +175,7 @@ static struct loopback *alloc_loopback(void)
 	}
 	return lo;
 no_memory:
-	free_loopback(lo);
+	loopback_left(&lo->rail);
 	return NULL;
 }
 
@@ -196,7 +193,7 @@ int fer_loopback_join(struct fer_link *link)
 		fer_rail_up(&lo->rail, get_random_u32() | 1, FER_WINDOW);
 	mutex_unlock(&fer_topology);
 	if (err)
-		free_loopback(lo);
+		loopback_left(&lo->rail);
 	return err;
 }
 

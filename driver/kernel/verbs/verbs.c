@@ -98,16 +98,6 @@ static int query_pkey(struct ib_device *ibdev, u32 port, u16 index, u16 *pkey)
 	return 0;
 }
 
-static int alloc_ucontext(struct ib_ucontext *uctx, struct ib_udata *udata)
-{
-	return fer_owner_join(to_fer_dev(uctx->device), to_fer_ucontext(uctx));
-}
-
-static void dealloc_ucontext(struct ib_ucontext *uctx)
-{
-	fer_owner_leave(to_fer_dev(uctx->device), to_fer_ucontext(uctx));
-}
-
 /* That it is there lets a device go while processes still have it open. */
 static void disassociate_ucontext(struct ib_ucontext *uctx)
 {
@@ -227,7 +217,7 @@ const struct ib_device_ops fer_device_ops = {
 	.uverbs_abi_ver = 2,
 	.alloc_hw_port_stats = alloc_stats,
 	.alloc_pd = alloc_pd,
-	.alloc_ucontext = alloc_ucontext,
+	.alloc_ucontext = fer_owner_join,
 	.create_ah = create_ah,
 	.create_cq = dev_create_cq,
 	.create_qp = fer_create_qp,
@@ -235,7 +225,7 @@ const struct ib_device_ops fer_device_ops = {
 	.create_user_ah = create_ah,
 	.dealloc_driver = fer_dev_dealloc,
 	.dealloc_pd = dealloc_pd,
-	.dealloc_ucontext = dealloc_ucontext,
+	.dealloc_ucontext = fer_owner_leave,
 	.dereg_mr = fer_dereg_mr,
 	.destroy_ah = destroy_ah,
 	.destroy_cq = fer_destroy_cq,
