@@ -92,7 +92,7 @@ class Witness:
         for number, host in enumerate(status.hosts):
             name = f"thread{number}"
             lines.append(f"link add name {name} type veth peer name {name} netns {host.path}")
-        batch(self._namespace, "ip", lines)
+        batch(self._namespace, lines)
         assert not self.hosts_are_gone()
 
     def hosts_are_gone(self) -> bool:

@@ -237,7 +237,7 @@ def test_kill_9_of_the_lab_ends_its_hosts_cables_and_programs() -> None:
         "from ferrule.lab.netns.iproute import batch\n"
         "with Lab(pair()) as lab:\n"
         "    line = f'link add name thread type veth peer name thread netns {sys.argv[1]}'\n"
-        "    batch(lab._hosts[0], 'ip', [line])\n"
+        "    batch(lab._hosts[0], [line])\n"
         "    process = lab.popen(1, ['sleep', '1000'])\n"
         "    print(process.pid, flush=True)\n"
         "    process.wait()\n"
@@ -328,7 +328,7 @@ def test_chance_is_the_same_for_the_same_seed() -> None:
             cable = lab.cables[0]
             # Nothing but the test's own packets: neither side has to ask for an address.
             known = f"neighbour replace {cable.address(1)} dev {cable.interface} lladdr 02:00:00:00:00:09"
-            batch(lab._hosts[0], "ip", [known])
+            batch(lab._hosts[0], [known])
             with lab.inside(0):
                 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             found = []

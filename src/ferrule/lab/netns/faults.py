@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,19 @@ KINDS = {
     "clear": "as the lab's file says, with all plugs in",
 }
 
+_AT_AN_END: dict[str, Callable[[Cable, int | None], None]] = {
+    "cut": lambda cable, sender: cable.cut() if sender is None else cable.mute(sender),
+    "unplug": Cable.cut,
+    "replug": Cable.restore,
+    "dark": Cable.blackhole,
+}
+_OF_THE_WHOLE: dict[str, Callable[[Cable], None]] = {
+    "stall": Cable.stall,
+    "collapse": lambda cable: cable.shape(collapse=COLLAPSE),
+    "retrain-half": lambda cable: cable.retrain(HALF),
+    "clear": Cable.clear,
+}
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -39,25 +52,12 @@ class Fault:
         sender = self.sender
         if sender is not None and sender not in cable.hosts:
             raise ConfigError(f"{cable.interface} does not lead to that host")
-        match self.kind:
-            case None:
-                cable.shape(sender=sender, **self.changes)
-            case "cut" if sender is not None:
-                cable.mute(sender)
-            case "cut" | "unplug":
-                cable.cut(sender)
-            case "replug":
-                cable.restore(sender)
-            case "dark":
-                cable.blackhole(sender)
-            case "stall":
-                cable.stall()
-            case "collapse":
-                cable.shape(collapse=COLLAPSE)
-            case "retrain-half":
-                cable.retrain(HALF)
-            case "clear":
-                cable.clear()
+        if self.kind is None:
+            cable.shape(sender=sender, **self.changes)
+        elif self.kind in _AT_AN_END:
+            _AT_AN_END[self.kind](cable, sender)
+        else:
+            _OF_THE_WHOLE[self.kind](cable)
 
 
 def parse_fault(words: Sequence[str], sender: int | None = None) -> Fault:
@@ -65,7 +65,7 @@ def parse_fault(words: Sequence[str], sender: int | None = None) -> Fault:
     if not words:
         raise ConfigError(f"name a fault: {', '.join(KINDS)}, or numbers such as delay=300us loss=1%")
     if len(words) == 1 and words[0] in KINDS:
-        if sender is not None and words[0] not in ("cut", "unplug", "replug", "dark"):
+        if sender is not None and words[0] not in _AT_AN_END:
             raise ConfigError(f"{words[0]} happens to the whole cable, not to one end; leave --from out")
         return Fault(words[0], {}, sender)
     for word in words:

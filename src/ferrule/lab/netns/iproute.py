@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
-from typing import Literal
 
 from ferrule.errors import LabError
 from ferrule.lab.netns.namespace import Namespace
@@ -16,11 +15,11 @@ from ferrule.lab.netns.namespace import Namespace
 _SECONDS = 20.0
 
 
-def batch(namespace: Namespace, tool: Literal["ip"], lines: Sequence[str]) -> None:
+def batch(namespace: Namespace, lines: Sequence[str]) -> None:
     """Run the lines in order; the first that fails ends it with a `LabError` that quotes it."""
-    program = shutil.which(tool, path="/usr/sbin:/sbin:/usr/bin:/bin") or shutil.which(tool)
+    program = shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin:/bin") or shutil.which("ip")
     if program is None:
-        raise LabError(f"there is no `{tool}` on this machine; install iproute2 (apt install iproute2)")
+        raise LabError("there is no `ip` on this machine; install iproute2 (apt install iproute2)")
     with namespace.entered():
         done = subprocess.run(
             [program, "-batch", "-"],
@@ -31,4 +30,4 @@ def batch(namespace: Namespace, tool: Literal["ip"], lines: Sequence[str]) -> No
             timeout=_SECONDS,
         )
     if done.returncode != 0:
-        raise LabError(f"`{tool}` failed: {done.stderr.strip()} (of: {'; '.join(lines)})")
+        raise LabError(f"`ip` failed: {done.stderr.strip()} (of: {'; '.join(lines)})")

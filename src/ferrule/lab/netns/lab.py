@@ -36,7 +36,7 @@ def obstacle() -> str | None:
     try:
         namespace = Namespace()
         try:
-            batch(namespace, "ip", ["link add name probe type bridge", "link add name end0 type veth peer name end1"])
+            batch(namespace, ["link add name probe type bridge", "link add name end0 type veth peer name end1"])
             kernel = Netlink(namespace)
             try:
                 kernel.pace("end0", as_a_card(1e6, 1500))
@@ -113,11 +113,11 @@ class Lab:
         self.cables = tuple(
             Cable(number, spec, self._panel, ends, kernels, self._mtu, self._names) for number, spec in enumerate(specs)
         )
-        batch(self._panel.namespace, "ip", [line for cable in self.cables for line in cable.panel_lines()])
+        batch(self._panel.namespace, [line for cable in self.cables for line in cable.panel_lines()])
         for host, namespace in enumerate(self._hosts):
             mine = [cable for cable in self.cables if host in cable.hosts]
             lines = [line for cable in mine for line in cable.host_lines(host)]
-            batch(namespace, "ip", ["link set dev lo up", *lines, *(self._routes(host) if self.forwarding else [])])
+            batch(namespace, ["link set dev lo up", *lines, *(self._routes(host) if self.forwarding else [])])
             if self.forwarding:
                 with namespace.entered():
                     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")

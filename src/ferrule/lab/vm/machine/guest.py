@@ -114,7 +114,9 @@ def write_image(guest: Guest, machine: Machine, tree: Tree, kernel: Kernel, own:
     image.file("/usr/bin/lab-kernel-log", _KERNEL_LOG.read_bytes(), mode=0o755)
     script = guest.script if guest.script.startswith("#!") else f"#!/bin/bash\n{guest.script}"
     image.file("/lab/script", script.encode(), mode=0o755)
-    image.file("/lab/modules", "".join(f"{name}\n" for name in _load_order(guest)).encode())
+    needed = _NEEDED_MODULES if guest.disk is None else (*_NEEDED_MODULES, *_DISK_MODULES)
+    order = [*needed, *(name.stem if isinstance(name, Path) else name for name in guest.modules)]
+    image.file("/lab/modules", "".join(f"{name}\n" for name in order).encode())
     environment = dict(guest.env)
     if guest.python:
         environment.setdefault("PYTHONPATH", python.PACKAGES)
@@ -136,16 +138,8 @@ def write_image(guest: Guest, machine: Machine, tree: Tree, kernel: Kernel, own:
         image.add_files(python.packages(guest.python))
     at_hand = [name for name in _AT_HAND if kernel.has_module(name)]
     named = [name for name in guest.modules if isinstance(name, str)]
-    image.add_modules(kernel, [*_needed_modules(guest), *at_hand, *named], own)
+    image.add_modules(kernel, [*needed, *at_hand, *named], own)
     image.close()
-
-
-def _load_order(guest: Guest) -> list[str]:
-    return [*_needed_modules(guest), *(name.stem if isinstance(name, Path) else name for name in guest.modules)]
-
-
-def _needed_modules(guest: Guest) -> Sequence[str]:
-    return _NEEDED_MODULES if guest.disk is None else (*_NEEDED_MODULES, *_DISK_MODULES)
 
 
 def _add(image: Image, path: str, content: str | bytes | Path) -> None:
