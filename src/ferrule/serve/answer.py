@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, Protocol, TypeVar
 
-from fastapi.responses import JSONResponse, Response
+import msgspec
+from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ferrule.engine import Engine
 from ferrule.serve.errors import ApiError, api_error
+from ferrule.serve.objects import AnswerBody, ErrorBody, Usage, respond
 from ferrule.serve.prompt import TokenizerPool
 from ferrule.serve.sequences import Job, run_jobs
 from ferrule.serve.text import Vocabulary
@@ -95,15 +96,15 @@ class Form(Protocol):
     @property
     def include_usage(self) -> bool: ...
 
-    def whole(self, answers: Sequence[Collected], usage: dict[str, int]) -> dict[str, Any]: ...
+    def whole(self, answers: Sequence[Collected], usage: Usage) -> AnswerBody: ...
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self) -> list[AnswerBody]:
         """The events before the first piece."""
         ...
 
-    def events(self, piece: Piece) -> list[dict[str, Any]]: ...
+    def events(self, piece: Piece) -> list[AnswerBody]: ...
 
-    def closing(self, usage: dict[str, int]) -> dict[str, Any]:
+    def closing(self, usage: Usage) -> AnswerBody:
         """The event that carries the usage counts."""
         ...
 
@@ -160,7 +161,7 @@ class Answer(Response):
         async for piece in pieces:
             answers[piece.index].add(piece)
         body = self._form.whole(answers, self._usage(sum(answer.tokens for answer in answers)))
-        await JSONResponse(body)(scope, receive, send)
+        await respond(body)(scope, receive, send)
 
     async def _write_events(self, pieces: AsyncIterator[Piece], scope: Scope, receive: Receive, send: Send) -> None:
         made = [0] * len(self._jobs)
@@ -180,18 +181,13 @@ class Answer(Response):
             await send(event_message(self._form.closing(self._usage(sum(made)))))
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    def _usage(self, completion_tokens: int) -> dict[str, int]:
-        return {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": self._prompt_tokens + completion_tokens,
-        }
+    def _usage(self, completion_tokens: int) -> Usage:
+        return Usage(self._prompt_tokens, completion_tokens, self._prompt_tokens + completion_tokens)
 
 
-def event_message(event: dict[str, Any]) -> Message:
+def event_message(event: AnswerBody | ErrorBody) -> Message:
     """``event`` as a piece of a response's body, in the form of server-sent events."""
-    data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-    return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
+    return {"type": "http.response.body", "body": b"data: " + msgspec.json.encode(event) + b"\n\n", "more_body": True}
 
 
 async def while_wanted(receive: Receive, closing: asyncio.Event, work: Awaitable[T]) -> T:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
-from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from ferrule import __version__
 from ferrule.engine import Engine
@@ -19,6 +17,7 @@ from ferrule.serve.chat import answer_chat
 from ferrule.serve.completions import answer_completion
 from ferrule.serve.errors import ApiError, install
 from ferrule.serve.identity import new_identity, system_fingerprint
+from ferrule.serve.objects import HealthBody, ModelCard, ModelList, respond
 from ferrule.serve.prompt import body_limit
 from ferrule.serve.schemas import ChatRequest, CompletionRequest
 
@@ -62,17 +61,17 @@ def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_
         return await prepared(service, request, lambda: answer_completion(service, body, identity))
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model_card(engine)]}
+    async def models() -> Response:
+        return respond(ModelList([model_card(engine)]))
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str) -> Response:
         check_model(engine, name)
-        return model_card(engine)
+        return respond(model_card(engine))
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
-    async def health() -> JSONResponse:
+    async def health() -> Response:
         return health_response(engine)
 
     return app
@@ -102,25 +101,22 @@ def check_model(engine: Engine, name: str | None) -> None:
         )
 
 
-def model_card(engine: Engine) -> dict[str, Any]:
-    return {
-        "id": engine.name,
-        "object": "model",
-        "created": engine.created,
-        "owned_by": "ferrule",
-        "max_model_len": engine.max_context,
-    }
+def model_card(engine: Engine) -> ModelCard:
+    return ModelCard(engine.name, engine.created, engine.max_context)
 
 
-def health_response(engine: Engine) -> JSONResponse:
+def health_response(engine: Engine) -> Response:
     """200 while the engine runs, else 503 with the reason; since when, and how often it has come back."""
     health = engine.health()
     ready = health.state == "ready"
-    body: dict[str, Any] = {"status": "ok" if ready else health.state, "model": engine.name}
-    body |= {"running": health.running, "waiting": health.waiting}
-    body |= {"since": round(health.since, 3), "recoveries": health.recoveries}
-    if health.last_recovery is not None:
-        body["last_recovery"] = asdict(health.last_recovery)
-    if health.error is not None:
-        body["error"] = health.error
-    return JSONResponse(body, 200 if ready else 503)
+    body = HealthBody(
+        "ok" if ready else health.state,
+        engine.name,
+        health.running,
+        health.waiting,
+        round(health.since, 3),
+        health.recoveries,
+        health.last_recovery,
+        health.error,
+    )
+    return respond(body, 200 if ready else 503)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec import UNSET, UnsetType
 
 from ferrule.serve.answer import Answer, Collected, Service
 from ferrule.serve.identity import Identity
+from ferrule.serve.objects import AnswerBody, ChatChoice, ChatLogprobs, ChatMessage, ChatToken, Delta, Usage
 from ferrule.serve.prompt import chat_prompt
 from ferrule.serve.sampling import sampling_params
 from ferrule.serve.schemas import ChatRequest, refuse_unsupported
@@ -39,52 +41,43 @@ class ChatForm:
     logprobs: bool
     include_usage: bool
 
-    def whole(self, answers: Sequence[Collected], usage: dict[str, int]) -> dict[str, Any]:
-        listed = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": self._logprobs(answer.logprobs),
-                "finish_reason": answer.finish,
-            }
+    def whole(self, answers: Sequence[Collected], usage: Usage) -> AnswerBody:
+        choices = [
+            ChatChoice(
+                index,
+                message=ChatMessage("assistant", answer.text),
+                logprobs=self._logprobs(answer.logprobs),
+                finish_reason=answer.finish,
+            )
             for index, answer in enumerate(answers)
         ]
-        return {**self.identity.head("chat.completion"), "choices": listed, "usage": usage}
+        return self.identity.body("chat.completion", choices, usage)
 
-    def opening(self) -> list[dict[str, Any]]:
-        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self.count)]
+    def opening(self) -> list[AnswerBody]:
+        return [self._chunk(ChatChoice(index, delta=Delta("assistant", ""))) for index in range(self.count)]
 
-    def events(self, piece: Piece) -> list[dict[str, Any]]:
+    def events(self, piece: Piece) -> list[AnswerBody]:
         made = []
         if piece.text or piece.logprobs:
-            made.append(self._chunk(piece.index, {"content": piece.text}, self._logprobs(piece.logprobs)))
+            delta, logprobs = Delta(content=piece.text), self._logprobs(piece.logprobs)
+            made.append(self._chunk(ChatChoice(piece.index, delta=delta, logprobs=logprobs)))
         if piece.finish is not None:
-            made.append(self._chunk(piece.index, {}, finish=piece.finish))
+            made.append(self._chunk(ChatChoice(piece.index, delta=Delta(), finish_reason=piece.finish)))
         return made
 
-    def closing(self, usage: dict[str, int]) -> dict[str, Any]:
-        return {**self.identity.head("chat.completion.chunk"), "choices": [], "usage": usage}
+    def closing(self, usage: Usage) -> AnswerBody:
+        return self.identity.body("chat.completion.chunk", [], usage)
 
-    def _chunk(
-        self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, finish: str | None = None
-    ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        chunk = {**self.identity.head("chat.completion.chunk"), "choices": [choice]}
-        return {**chunk, "usage": None} if self.include_usage else chunk
+    def _chunk(self, choice: ChatChoice) -> AnswerBody:
+        return self.identity.body("chat.completion.chunk", [choice], None if self.include_usage else UNSET)
 
-    def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if not self.logprobs:
             return None
-        content = [
-            {
-                **_named(entry.text, entry.logprob),
-                "top_logprobs": [_named(text, logprob) for text, logprob in entry.top],
-            }
-            for entry in entries
-        ]
-        return {"content": content, "refusal": None}
+        return ChatLogprobs(
+            [_named(entry.text, entry.logprob, [_named(*other) for other in entry.top]) for entry in entries]
+        )
 
 
-def _named(text: str, logprob: float) -> dict[str, Any]:
-    """A token as OpenAI shows it. A part of a character has bytes that are not known here, so none are claimed."""
-    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
+def _named(text: str, logprob: float, top: list[ChatToken] | UnsetType = UNSET) -> ChatToken:
+    return ChatToken(text, logprob, None if "\ufffd" in text else list(text.encode()), top)

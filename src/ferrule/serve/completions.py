@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec import UNSET
 
 from ferrule.engine import Engine
 from ferrule.errors import RequestError
 from ferrule.serve.answer import Answer, Collected, Service
 from ferrule.serve.identity import Identity
+from ferrule.serve.objects import AnswerBody, TextChoice, TextLogprobs, Usage
 from ferrule.serve.prompt import encode, too_long
 from ferrule.serve.sampling import check_token, sampling_params
 from ferrule.serve.schemas import CompletionRequest, refuse_unsupported
@@ -64,40 +66,36 @@ class CompletionForm:
     logprobs: bool
     include_usage: bool
 
-    def whole(self, answers: Sequence[Collected], usage: dict[str, int]) -> dict[str, Any]:
-        listed = [
+    def whole(self, answers: Sequence[Collected], usage: Usage) -> AnswerBody:
+        choices = [
             self._choice(index, self.echoes[index] + answer.text, answer.logprobs, answer.finish)
             for index, answer in enumerate(answers)
         ]
-        return {**self.identity.head("text_completion"), "choices": listed, "usage": usage}
+        return self.identity.body("text_completion", choices, usage)
 
-    def opening(self) -> list[dict[str, Any]]:
-        return [self._event(index, echo) for index, echo in enumerate(self.echoes) if echo]
+    def opening(self) -> list[AnswerBody]:
+        return [self._event(self._choice(index, echo, (), None)) for index, echo in enumerate(self.echoes) if echo]
 
-    def events(self, piece: Piece) -> list[dict[str, Any]]:
-        return [self._event(piece.index, piece.text, piece.logprobs, piece.finish)]
+    def events(self, piece: Piece) -> list[AnswerBody]:
+        return [self._event(self._choice(piece.index, piece.text, piece.logprobs, piece.finish))]
 
-    def closing(self, usage: dict[str, int]) -> dict[str, Any]:
-        return {**self.identity.head("text_completion"), "choices": [], "usage": usage}
+    def closing(self, usage: Usage) -> AnswerBody:
+        return self.identity.body("text_completion", [], usage)
 
-    def _event(
-        self, index: int, text: str, entries: Sequence[TokenLogprob] = (), finish: str | None = None
-    ) -> dict[str, Any]:
-        event = {**self.identity.head("text_completion"), "choices": [self._choice(index, text, entries, finish)]}
-        return {**event, "usage": None} if self.include_usage else event
+    def _event(self, choice: TextChoice) -> AnswerBody:
+        return self.identity.body("text_completion", [choice], None if self.include_usage else UNSET)
 
-    def _choice(self, index: int, text: str, entries: Sequence[TokenLogprob], finish: str | None) -> dict[str, Any]:
-        logprobs = _logprobs(entries) if self.logprobs else None
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+    def _choice(self, index: int, text: str, entries: Sequence[TokenLogprob], finish: str | None) -> TextChoice:
+        return TextChoice(index, text, _logprobs(entries) if self.logprobs else None, finish)
 
 
-def _logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    return {
-        "tokens": [entry.text for entry in entries],
-        "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [_top(entry) for entry in entries],
-        "text_offset": [entry.offset for entry in entries],
-    }
+def _logprobs(entries: Sequence[TokenLogprob]) -> TextLogprobs:
+    return TextLogprobs(
+        [entry.text for entry in entries],
+        [entry.logprob for entry in entries],
+        [_top(entry) for entry in entries],
+        [entry.offset for entry in entries],
+    )
 
 
 def _top(entry: TokenLogprob) -> dict[str, float]:

@@ -8,12 +8,12 @@ so that idle connections never keep out one that asks something.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import resource
 from typing import Any
 
 import h11
+import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -176,7 +176,7 @@ class Connection(H11Protocol):
 
 
 def _response(refusal: ApiError) -> bytes:
-    body = json.dumps(refusal.body).encode()
+    body = msgspec.json.encode(refusal.body)
     kept = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
     lines = [f"HTTP/1.1 {refusal.status} ", *(f"{name}: {value}" for name, value in (kept | refusal.headers).items())]
     return "\r\n".join([*lines, "", ""]).encode() + body

@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from ferrule.errors import EngineError, FabricError, FerruleError, ModelUnavailable, RequestError
+from ferrule.serve.objects import ErrorBody, Failure, respond
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,8 @@ class ApiError(Exception):
         return TYPES.get(self.status, default)
 
     @property
-    def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+    def body(self) -> ErrorBody:
+        return ErrorBody(Failure(self.message, self.type, self.param, self.code))
 
     @property
     def headers(self) -> dict[str, str]:
@@ -63,8 +64,8 @@ class ApiError(Exception):
             headers["Retry-After"] = str(self.retry_after)
         return headers
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, headers=self.headers)
+    def response(self) -> Response:
+        return respond(self.body, self.status, self.headers)
 
 
 def api_error(error: Exception) -> ApiError:
@@ -111,18 +112,18 @@ def http_error(error: HTTPException, path: str) -> ApiError:
 def install(app: FastAPI) -> None:
     """Make every error of ``app``'s routes leave in OpenAI's form."""
 
-    async def on_validation(_: Request, error: Exception) -> JSONResponse:
+    async def on_validation(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         return validation_error(error.errors()).response()
 
-    async def on_http(request: Request, error: Exception) -> JSONResponse:
+    async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         answer = http_error(error, request.url.path)
         response = answer.response()
         response.headers.update(error.headers or {})
         return response
 
-    async def on_error(_: Request, error: Exception) -> JSONResponse:
+    async def on_error(_: Request, error: Exception) -> Response:
         return api_error(error).response()
 
     app.add_exception_handler(RequestValidationError, on_validation)

@@ -6,10 +6,12 @@ import hashlib
 import time
 import uuid
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec import UNSET, UnsetType
 
 from ferrule import __version__
 from ferrule.engine import Engine
+from ferrule.serve.objects import AnswerBody, ChatChoice, TextChoice, Usage
 
 
 @dataclass(frozen=True)
@@ -21,14 +23,10 @@ class Identity:
     model: str
     fingerprint: str
 
-    def head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
+    def body(
+        self, kind: str, choices: list[ChatChoice] | list[TextChoice], usage: Usage | UnsetType | None = UNSET
+    ) -> AnswerBody:
+        return AnswerBody(self.id, kind, self.created, self.model, self.fingerprint, choices, usage)
 
 
 def new_identity(engine: Engine, prefix: str, fingerprint: str) -> Identity:

@@ -1,0 +1,118 @@
+"""OpenAI's objects as this server writes them: answers and the events of a stream, models, health and errors."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi.responses import Response
+from msgspec import UNSET, UnsetType
+
+from ferrule.engine import Recovery
+
+
+class Failure(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    error: Failure
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class ChatToken(msgspec.Struct):
+    """``bytes``: None for a part of a character, whose bytes are not known here."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[ChatToken] | UnsetType = UNSET
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ChatToken]
+    refusal: None = None
+
+
+class ChatMessage(msgspec.Struct):
+    role: str
+    content: str
+    refusal: None = None
+
+
+class Delta(msgspec.Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """``message`` of a whole answer, ``delta`` of an event."""
+
+    index: int
+    message: ChatMessage | UnsetType = UNSET
+    delta: Delta | UnsetType = UNSET
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class TextLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: str | None
+
+
+class AnswerBody(msgspec.Struct):
+    """A whole answer or an event. ``usage``: None in the events before the one that has it, where it was asked for."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice] | list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class ModelCard(msgspec.Struct):
+    id: str
+    created: int
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "ferrule"
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class HealthBody(msgspec.Struct, omit_defaults=True):
+    """``since``: when this state began, in seconds since 1970."""
+
+    status: str
+    model: str
+    running: int
+    waiting: int
+    since: float
+    recoveries: int
+    last_recovery: Recovery | None = None
+    error: str | None = None
+
+
+def respond(value: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """``value`` as a JSON response."""
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
