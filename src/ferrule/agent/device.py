@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from ferrule.errors import ClusterError, FerruleError
-from ferrule.process import tied
+from ferrule.process import last_line, tied
 
 DEVICE_SECONDS = 150.0
 RANK = "ferrule.engine.rank.stepping"
@@ -31,8 +31,8 @@ async def described() -> str:
         if process.returncode is None:
             process.kill()
     if process.returncode:
-        last = (err.decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
-        raise ClusterError(f"it cannot describe its device: {last}")
+        last = last_line(err.decode(errors="replace"))
+        raise ClusterError(f"it cannot describe its device: {last or 'it says nothing'}")
     return out.decode(errors="replace")
 
 

@@ -77,7 +77,7 @@ def call_steps(key: bytes, caller: Caller, where: str, opening: Opening | None =
 
 
 def answer_steps(key: bytes, opening: Opening | None = None) -> Exchange[tuple[Caller, Line]]:
-    """The agent's side: who it is that proved to know the key. Raises `Stranger` for all others."""
+    """The agent's side: the caller, once it has proved that it knows the key. Raises `Stranger` where it does not."""
     hello = yield from hear_hello(WIRE)
     name, host = hello.fields
     refusal = None

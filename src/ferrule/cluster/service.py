@@ -19,8 +19,8 @@ _KEPT = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE"),
     *("FERRULE_CONFIG", "FERRULE_STATE", "FERRULE_MODEL_PATH", "FERRULE_MODEL_CACHE", "FERRULE_ENCRYPT"),
 )
-"""Variables of a login that systemd would not know, and by which models and programs are found. No secrets: anybody may
-read a unit."""
+"""Variables of a login that systemd would not know, and by which models and programs are found. No secrets: any user
+may read a unit."""
 
 
 def unit_name(home: ClusterHome) -> str:

@@ -16,7 +16,7 @@ from typing import IO, ClassVar, Protocol
 
 from ferrule.errors import ClusterError
 from ferrule.launch.hostfile import HostEntry
-from ferrule.process import signal_group
+from ferrule.process import last_line, signal_group
 
 SUPERVISOR = ("-P", "-m", "ferrule.launch.supervisor")
 _NOT_FOUND = 127
@@ -173,8 +173,3 @@ def _why(entry: HostEntry, code: int, told: str) -> str:
 def _quoted(path: str) -> str:
     """For the shell there, which still has to expand ``~/``."""
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
-
-
-def last_line(told: str) -> str:
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from ferrule.errors import LaunchError
-from ferrule.launch.places import Place, last_line
+from ferrule.launch.places import Place
 from ferrule.launch.request import chosen_of
+from ferrule.process import last_line
 
 RAY_BRIDGE = ("-P", "-m", "ferrule.launch.ray_bridge")
 _SECONDS = 60.0

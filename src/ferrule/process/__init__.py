@@ -2,7 +2,7 @@
 
 from ferrule.process.children import Children, start
 from ferrule.process.orphans import adopt_orphans, kill_orphans, reap_orphans
-from ferrule.process.output import Output, Outputs
+from ferrule.process.output import Output, Outputs, last_line
 from ferrule.process.ready import NotReady, start_until_ready
 from ferrule.process.sensor import Sensor
 from ferrule.process.system import boot_id, end_groups, signal_group, usable_cores, when_ended
@@ -18,6 +18,7 @@ __all__ = [
     "boot_id",
     "end_groups",
     "kill_orphans",
+    "last_line",
     "reap_orphans",
     "signal_group",
     "start",

@@ -12,6 +12,11 @@ Output = Callable[[int, int, bytes], None]
 """Takes a rank, 1 for its standard output or 2 for its standard error, and bytes."""
 
 
+def last_line(text: str) -> str:
+    """The last line that is not empty of what a program printed; empty where there is none."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
 class Outputs:
     """The two streams of each rank; ``take`` gets them piece by piece, whenever `forward` or `drain` is called."""
 

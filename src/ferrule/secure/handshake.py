@@ -9,12 +9,11 @@ Both random numbers and the roles are under both MACs, so a recorded or reflecte
 message has a fixed size: nothing that a stranger sends makes us wait for, or keep, more than some hundred bytes.
 
 Where both ends ask for it, TLS begins between challenge and proof (`ferrule.secure.tls`). The *binding* is then the
-SHA-256 of the server's certificate (``tls-server-end-point`` of RFC 5929): who stands between the two has another
-certificate, so that neither end accepts what the other one proves.
+SHA-256 of the server's certificate (``tls-server-end-point`` of RFC 5929): a man in the middle has another certificate,
+so that neither end accepts the other's proof.
 
 The exchanges are generators that yield what they wait for, so that one thread can hold many of them at once: a number
-of bytes to read (they are sent these), or bytes to write. What a hello tells beside this, and whom a server lets in, is
-for each `Protocol` to say.
+of bytes to read (they are sent these), or bytes to write. Each `Wire` says what else a hello carries.
 """
 
 from __future__ import annotations

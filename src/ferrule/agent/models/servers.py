@@ -36,7 +36,7 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.records import Knowledge
 from ferrule.cluster.reports import ModelStatus, ServerState
 from ferrule.errors import ClusterError
-from ferrule.process import end_groups, signal_group, start, when_ended
+from ferrule.process import end_groups, last_line, signal_group, start, when_ended
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class ModelServers(ControlLoop):
                 self.look()  # another may wait for its place
                 return
             del self._processes[name]
-            last = tail(log_file).strip().rpartition("\n")[2]
+            last = last_line(tail(log_file))
             how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
             self._failed(name, last or f"the process that serves it {how}")
 

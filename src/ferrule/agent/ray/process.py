@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from ferrule.process import adopt_orphans, kill_orphans, reap_orphans, tied
+from ferrule.process import adopt_orphans, kill_orphans, last_line, reap_orphans, tied
 
 START_SECONDS = 75.0
 HEAD_SECONDS = 60.0
@@ -156,7 +156,8 @@ class NodeProcess:
         while actor.poll() is None:
             self._look(deadline, "does not start an actor")
         if actor.returncode:
-            raise _RefusedError(f"Ray's node started, but no actor on it: {_last_line(Path(self._order.log))}")
+            said = last_line(Path(self._order.log).read_text(errors="replace")) or "it says nothing"
+            raise _RefusedError(f"Ray's node started, but no actor on it: {said}")
 
     def _look(self, deadline: float, what: str) -> None:
         assert self._ray is not None
@@ -178,11 +179,6 @@ def _listens(place: tuple[str, int]) -> bool:
     except OSError:
         return False
     return True
-
-
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it says nothing"
 
 
 def _say(what: NodeUp | NodeFailed) -> None:
