@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ferrule.lab.vm import PYTEST, RDMA, Guest, Result, VmLab, complaints
@@ -124,7 +125,7 @@ def cases_of_the_fabric(
 @pytest.mark.slow
 def test_every_type_of_queue_pair_and_the_probe(vm_lab: VmLab) -> None:
     result = cases_of_the_fabric(vm_lab, DEVICES, ["sweep of 2"], PROBE)
-    links = MeasuredPair.from_json(json.loads(result.files["probe.json"])).links
+    links = msgspec.json.decode(result.files["probe.json"], type=MeasuredPair).links
     assert [(link.transport, link.fault) for link in links] == [("tcp", ""), ("verbs", "")], links
     rdma = links[1]
     assert [one.size for one in rdma.latency] == [64, 4096]

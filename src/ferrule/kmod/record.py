@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 import secrets
+
+import msgspec
 
 from ferrule.errors import DriverError
 from ferrule.kmod.files import LOAD, OPTIONS
-from ferrule.kmod.state import Record
+from ferrule.kmod.state import SCHEMA, Record
 from ferrule.links.doctor.fix import Target
 from ferrule.links.doctor.fix.machine import write_synced
 
 PLACE = "/var/lib/ferrule/driver.json"
-SCHEMA = 1
-_VERSION = re.compile(r"[0-9A-Za-z.]{0,64}")
-"""It becomes part of a path that is removed."""
+
+
+class _Header(msgspec.Struct):
+    schema: int
 
 
 def read_record(target: Target) -> Record | None:
@@ -25,15 +26,11 @@ def read_record(target: Target) -> Record | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
-        if found["schema"] != SCHEMA or found["phase"] not in ("installing", "installed", "removing"):
+        if msgspec.json.decode(text, type=_Header).schema != SCHEMA:
             raise DriverError(f"{PLACE} was written by another version of Ferrule; uninstall with that one")
-        versions = [str(found[name]) for name in ("version", "previous")]
-        if not all(_VERSION.fullmatch(one) for one in versions):
-            raise ValueError("no version")
-        written = tuple(path for path in (OPTIONS, LOAD) if path in found["written"])
-        return Record(found["phase"], versions[0], versions[1], written)
-    except (ValueError, KeyError, TypeError) as error:
+        found = msgspec.json.decode(text, type=Record)
+        return dataclasses.replace(found, written=tuple(path for path in (OPTIONS, LOAD) if path in found.written))
+    except (ValueError, RecursionError) as error:
         raise DriverError(
             f"{PLACE} is damaged ({error}); `dkms status` shows what there is. Remove it and run this again"
         ) from error
@@ -43,7 +40,7 @@ def write_record(target: Target, record: Record) -> None:
     """Replaces it in one go; it is on the disk when this returns. Raises `DriverError`."""
     place = target.at(PLACE)
     fresh = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-    text = json.dumps({"schema": SCHEMA, **dataclasses.asdict(record)}, indent=1) + "\n"
+    text = msgspec.json.format(msgspec.json.encode(record), indent=1).decode() + "\n"
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         write_synced(fresh, text, 0o644)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from ferrule.kmod.source import MODULE
 from ferrule.links import Inventory
 from ferrule.links.doctor.cures import family
+
+SCHEMA = 1
+
+Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.]{0,64}\Z")]
+"""It becomes part of a path that is removed."""
 
 Trust = Literal["trusted", "pending", "untrusted", "unknown"]
 
@@ -46,9 +53,10 @@ class Record:
     """
 
     phase: Literal["installing", "installed", "removing"]
-    version: str
-    previous: str = ""
+    version: Version
+    previous: Version = ""
     written: tuple[str, ...] = ()
+    schema: int = SCHEMA
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ The ends are forks of this process: a new interpreter takes an emulated processo
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -70,7 +71,7 @@ def main() -> None:
     begin = time.monotonic()
     one, other = (cast(End, Forked(name)) for name in ("one", "other"))
     pair = probe_pair(one, other, EFFORT, lambda line: None)
-    Path("/results/probe.json").write_text(json.dumps(pair.to_json()))
+    Path("/results/probe.json").write_text(json.dumps(dataclasses.asdict(pair)))
     sys.stdout.write(f"probe {device}: {time.monotonic() - begin:.1f} s\n")
 
 

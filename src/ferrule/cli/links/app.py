@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,7 @@ def show(
     inventory = (Probe.live() if tree is None else Probe.recorded(tree)).inventory()
     measured = MeasuredLinks().pairs() if tree is None else ()
     if as_json:
-        found = inventory_json(inventory) | {"measured": [pair.to_json() for pair in measured]}
+        found = inventory_json(inventory) | {"measured": [asdict(pair) for pair in measured]}
         typer.echo(json.dumps(found, indent=2))
         return
     console = Console()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated
@@ -98,7 +98,7 @@ def probe(
             json.dumps(
                 {
                     "worst": worst(tuple(findings)),
-                    "pairs": [pair.to_json() for pair in pairs],
+                    "pairs": [asdict(pair) for pair in pairs],
                     "findings": [finding_json(one) for one in findings],
                 },
                 indent=2,

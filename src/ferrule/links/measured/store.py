@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
+
+import msgspec
 
 from ferrule.files import cache_directory, locked, write_whole
 
@@ -172,36 +172,6 @@ class MeasuredPair:
         )
         return next(same, None)
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Raises `ValueError`, `KeyError` or `TypeError` for anything that `to_json` would not have made."""
-        first, second = fields["hosts"]
-        together = fields["together"]
-        return cls(
-            (str(first), str(second)),
-            float(fields["at"]),
-            tuple(_link(one) for one in fields["links"]),
-            None if together is None else _bandwidth(together),
-        )
-
-
-def _link(fields: Mapping[str, Any]) -> MeasuredLink:
-    ends = tuple(LinkEnd(**end) for end in fields["ends"])
-    if len(ends) != 2:
-        raise ValueError("a link has two ends")
-    latency = tuple(Latency(**one) for one in fields["latency"])
-    bandwidth = tuple(_bandwidth(one) for one in fields["bandwidth"])
-    rest = {name: value for name, value in fields.items() if name not in ("ends", "latency", "bandwidth")}
-    return MeasuredLink(ends=(ends[0], ends[1]), latency=latency, bandwidth=bandwidth, **rest)
-
-
-def _bandwidth(fields: Mapping[str, Any]) -> Bandwidth:
-    forth, back, both_forth, both_back, busy = (float(fields[name]) for name in (*DIRECTIONS, "busy"))
-    return Bandwidth(int(fields["streams"]), forth, back, both_forth, both_back, busy)
-
 
 def _turned_link(link: MeasuredLink) -> MeasuredLink:
     bandwidth = tuple(map(_turned_bandwidth, link.bandwidth))
@@ -210,6 +180,13 @@ def _turned_link(link: MeasuredLink) -> MeasuredLink:
 
 def _turned_bandwidth(one: Bandwidth) -> Bandwidth:
     return Bandwidth(one.streams, one.back, one.forth, one.both_back, one.both_forth, one.busy)
+
+
+class _Saved(msgspec.Struct):
+    """What the file holds. ``pairs``: decoded one by one, so that a damaged one does not hide the others."""
+
+    version: int
+    pairs: dict[str, Any] = {}
 
 
 class MeasuredLinks:
@@ -241,8 +218,8 @@ class MeasuredLinks:
                 found = self._read()
                 found[_key(pair.hosts)] = pair
                 newest = sorted(found.items(), key=lambda item: -item[1].at)[:_MAX_PAIRS]
-                text = json.dumps({"version": _VERSION, "pairs": {key: one.to_json() for key, one in newest}}, indent=1)
-                write_whole(self._path, text)
+                data = msgspec.json.encode(_Saved(_VERSION, dict(newest)))
+                write_whole(self._path, msgspec.json.format(data, indent=1).decode())
         except OSError as error:
             _log.info("what was measured cannot be kept in %s: %s", self._path, error)
 
@@ -250,23 +227,22 @@ class MeasuredLinks:
         if self._path is None:
             return {}
         try:
-            found = json.loads(self._path.read_text())
-            if found["version"] != _VERSION:
-                return {}
-            pairs = found["pairs"].values()
+            found = msgspec.json.decode(self._path.read_bytes(), type=_Saved)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             _log.warning("%s cannot be read (%r): what was measured earlier is not known", self._path, error)
             return {}
-        valid = filter(None, map(_pair_or_none, pairs))
+        if found.version != _VERSION:
+            return {}
+        valid = filter(None, map(_pair_or_none, found.pairs.values()))
         return {_key(pair.hosts): pair for pair in valid}
 
 
 def _pair_or_none(fields: Any) -> MeasuredPair | None:
     try:
-        return MeasuredPair.from_json(fields)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return msgspec.convert(fields, MeasuredPair)
+    except msgspec.ValidationError:
         return None
 
 

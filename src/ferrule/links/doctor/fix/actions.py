@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from dataclasses import dataclass
-from typing import Any
 
-from ferrule.errors import LinkError
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="command"):
     """A program and its words. ``whole``: if it fails, it has done nothing.
 
     To undo something: ``device`` is the interface without which nothing is left to undo; ``expect`` is what
@@ -24,8 +21,7 @@ class Command:
     whole: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NewFile:
+class NewFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="new-file"):
     """A file that is not there yet; one that is there is never overwritten."""
 
     path: str
@@ -33,16 +29,14 @@ class NewFile:
     mode: int = 0o644
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveFile:
+class RemoveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="remove-file"):
     """Take a file away if it still says ``text``; a changed one stays."""
 
     path: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Require:
+class Require(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="require"):
     """Go on only if the program prints one of ``wanted``; ``why`` says what to do otherwise."""
 
     argv: tuple[str, ...]
@@ -83,42 +77,3 @@ def in_words(action: Action) -> str:
             return f"remove {path}"
         case Require(argv, wanted):
             return f"check that `{shlex.join(argv)}` says {' or '.join(wanted)}"
-
-
-_KINDS: dict[str, type[Command | NewFile | RemoveFile | Require]] = {
-    "command": Command,
-    "new-file": NewFile,
-    "remove-file": RemoveFile,
-    "require": Require,
-}
-
-
-def to_json(action: Action | None) -> dict[str, Any] | None:
-    if action is None:
-        return None
-    kind = next(name for name, one in _KINDS.items() if isinstance(action, one))
-    return {"kind": kind, **dataclasses.asdict(action)}
-
-
-def from_json(found: object) -> Action | None:
-    """Raises `LinkError` for anything that `to_json` does not make."""
-    if found is None:
-        return None
-    if not isinstance(found, dict) or found.get("kind") not in _KINDS:
-        raise LinkError("the journal holds an action of unknown kind")
-    fields = {name: _tuple(value) for name, value in found.items() if name != "kind"}
-    made = _KINDS[found["kind"]]
-    types = {"argv": tuple, "wanted": tuple, "mode": int, "whole": bool}
-    for name, value in fields.items():
-        if not isinstance(value, types.get(name, str)) or (
-            isinstance(value, tuple) and not all(isinstance(one, str) for one in value)
-        ):
-            raise LinkError(f"the journal holds an action with a wrong {name}")
-    try:
-        return made(**fields)
-    except TypeError as error:
-        raise LinkError(f"the journal holds an action with wrong fields: {error}") from error
-
-
-def _tuple(value: object) -> Any:
-    return tuple(value) if isinstance(value, list) else value

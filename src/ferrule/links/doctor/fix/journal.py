@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import os
 import re
 import secrets
@@ -12,8 +11,10 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from ferrule.errors import LinkError
-from ferrule.links.doctor.fix.actions import Fix, Step, from_json, to_json
+from ferrule.links.doctor.fix.actions import Fix
 from ferrule.links.doctor.fix.machine import write_synced
 
 SCHEMA = 1
@@ -23,15 +24,20 @@ _MAX_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Entry:
     """``begun``: how many steps were begun; all that they do was on disk before. ``uncertain``: whether the last of
-    them may not have happened. ``complete``: whether all steps are done.
+    them may not have happened. ``complete``: whether all steps are done. ``schema``: of its file.
     """
 
-    number: int
     fix: Fix
     when: str
+    number: int = 0
+    schema: int = SCHEMA
     begun: int = 0
     uncertain: bool = False
     complete: bool = False
+
+
+class _Header(msgspec.Struct):
+    schema: int
 
 
 @dataclass(frozen=True)
@@ -54,25 +60,15 @@ class Journal:
         except OSError as error:
             raise LinkError(f"cannot make {self.folder} for the journal: {error.strerror}") from error
         number = max((one.number for one in self.entries()), default=0) + 1
-        entry = Entry(number, fix, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+        entry = Entry(fix, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), number)
         self.write(entry)
         return entry
 
     def write(self, entry: Entry) -> None:
         """Replaces what was there in one go; it is on the disk when this returns."""
-        steps = [{"do": to_json(step.do), "undo": to_json(step.undo)} for step in entry.fix.steps]
-        fix = {name: getattr(entry.fix, name) for name in ("finding", "subject", "title", "later")}
-        data = {
-            "schema": SCHEMA,
-            "when": entry.when,
-            "begun": entry.begun,
-            "uncertain": entry.uncertain,
-            "complete": entry.complete,
-            "fix": {**fix, "steps": steps},
-        }
         fresh = self.folder / f".{secrets.token_hex(8)}"
         try:
-            write_synced(fresh, json.dumps(data, indent=1) + "\n", 0o600)
+            write_synced(fresh, msgspec.json.format(msgspec.json.encode(entry), indent=1).decode() + "\n", 0o600)
             fresh.replace(self._path(entry.number))
             self._sync()
         except OSError as error:
@@ -106,19 +102,13 @@ class Journal:
         self._check(path)
         try:
             with path.open("rb") as file:
-                data = json.loads(file.read(_MAX_BYTES))
-            if data["schema"] != SCHEMA:
+                data = file.read(_MAX_BYTES)
+            if msgspec.json.decode(data, type=_Header).schema != SCHEMA:
                 raise LinkError(f"{path} was written by another version of Ferrule; undo with that one")
-            fix, steps = data["fix"], data["fix"]["steps"]
-            made = Fix(
-                **{name: str(fix[name]) for name in ("finding", "subject", "title", "later")},
-                steps=tuple(Step(from_json(one["do"]), from_json(one["undo"])) for one in steps),
-            )
-            flags = {name: bool(data[name]) for name in ("uncertain", "complete")}
-            entry = Entry(number, made, str(data["when"]), int(data["begun"]), **flags)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            entry = dataclasses.replace(msgspec.json.decode(data, type=Entry), number=number)
+        except (OSError, ValueError, RecursionError) as error:
             raise LinkError(f"{path} is damaged ({error}); undo by hand what it names, then remove it") from error
-        if not 0 <= entry.begun <= len(steps):
+        if not 0 <= entry.begun <= len(entry.fix.steps):
             raise LinkError(f"{path} is damaged; undo by hand what it names, then remove it")
         return entry
 

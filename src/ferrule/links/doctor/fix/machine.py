@@ -8,11 +8,11 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ferrule.errors import LinkError
+from ferrule.process import signal_group, start
 
 SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 _SECONDS = 30.0
@@ -30,13 +30,9 @@ def run_here(
     if program is None:
         raise LinkError(f"there is no `{argv[0]}` on this machine; install it")
     try:
-        process = subprocess.Popen(
-            [program, *argv[1:]],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=variables,
-            start_new_session=True,  # so that only we kill it, and its children with it
+        # Not tied to this process: what is half done is worse than what goes on without us.
+        process = start(
+            [program, *argv[1:]], env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, tie=False
         )
     except OSError as error:
         raise LinkError(f"cannot run {program}: {error.strerror}") from error
@@ -46,8 +42,7 @@ def run_here(
         raise LinkError(f"`{' '.join(argv)}` did not end within {seconds:g} s") from None
     finally:
         if process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            signal_group(process.pid, signal.SIGKILL)
             process.wait()
     return process.returncode, told.decode("utf-8", errors="replace").strip()
 
