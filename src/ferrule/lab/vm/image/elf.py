@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from elftools.common.exceptions import ELFError
@@ -28,13 +29,12 @@ class Elf:
     interpreter: str = ""
 
 
+@cache
 def read_elf(path: Path) -> Elf | None:
     """The dynamic section of ``path``, or None if it is not a little-endian 64-bit ELF file."""
     with path.open("rb") as file:
-        if file.read(len(_LITTLE_64)) != _LITTLE_64:
-            return None
-        file.seek(0)
-        return parse_elf(file.read())
+        begin = file.read(len(_LITTLE_64))
+        return parse_elf(begin + file.read()) if begin == _LITTLE_64 else None
 
 
 def parse_elf(data: bytes) -> Elf | None:

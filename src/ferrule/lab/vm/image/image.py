@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from os.path import normpath
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from ferrule.errors import LabError
 from ferrule.lab.vm.image.cpio import CpioWriter, guest_path
-from ferrule.lab.vm.image.elf import Elf, read_elf
+from ferrule.lab.vm.image.elf import read_elf
 from ferrule.lab.vm.image.tree import LIBRARIES, Tree
 from ferrule.lab.vm.kernel.kernel import Kernel, module_name, uncompressed
 
@@ -60,7 +60,7 @@ class Image(CpioWriter):
             self._add_libraries(path, file)
 
     def _add_libraries(self, path: str, file: Path) -> None:
-        elf = _elf(file)
+        elf = read_elf(file)
         for name in elf.needed if elf else ():
             if f"{LIBRARIES}/{name}" in self:
                 continue
@@ -68,7 +68,7 @@ class Image(CpioWriter):
                 place = directory.replace("$ORIGIN", str(PurePosixPath(path).parent))
                 source = Path(directory.replace("$ORIGIN", str(file.parent))) / name
                 if source.is_file():
-                    self._add_library(_normal(f"{place}/{name}"), source)
+                    self._add_library(guest_path(normpath(f"{place}/{name}")), source)
                     break
             else:
                 source = self._find_library(name, file)
@@ -116,18 +116,3 @@ def _needs(module: Path) -> list[str]:
         return []
     value = data[start + len(b"\0depends=") : data.index(b"\0", start + 1)].decode()
     return [module_name(name) for name in value.split(",") if name]
-
-
-@cache
-def _elf(file: Path) -> Elf | None:
-    return read_elf(file)
-
-
-def _normal(path: str) -> str:
-    parts: list[str] = []
-    for part in path.split("/"):
-        if part == "..":
-            parts = parts[:-1]
-        elif part not in ("", "."):
-            parts.append(part)
-    return guest_path("/".join(parts))
