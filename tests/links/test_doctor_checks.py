@@ -16,9 +16,9 @@ from ferrule.links import (
     FirewallChain,
     FlowControl,
     Inventory,
-    Keeper,
     NetAddress,
     NetKind,
+    NetManager,
     RdmaDevice,
     ThunderboltRouter,
     Unreadable,
@@ -319,18 +319,18 @@ def bridged(*, kind: NetKind = "bridge", speed: int = 2500) -> Inventory:
     return change(found, netdevs=(*found.netdevs, bridge))
 
 
-def ways(inventory: Inventory) -> list[tuple[str, str]]:
+def connectivity(inventory: Inventory) -> list[tuple[str, str]]:
     wanted = ("no-link", "only-wifi", "only-slow-ethernet", "speed-unknown")
     return [(one.id, one.subject) for one in diagnose([inventory]) if one.id in wanted]
 
 
 def test_the_cable_below_a_bridge_counts() -> None:
-    assert ways(bridged()) == [("only-slow-ethernet", "br0")]
-    assert ways(bridged(speed=10_000)) == []
+    assert connectivity(bridged()) == [("only-slow-ethernet", "br0")]
+    assert connectivity(bridged(speed=10_000)) == []
 
 
 def test_what_exists_only_in_the_kernel_is_a_way_of_unknown_speed() -> None:
-    assert ways(bridged(kind="virtual")) == [("speed-unknown", "br0")]
+    assert connectivity(bridged(kind="virtual")) == [("speed-unknown", "br0")]
 
 
 def test_zeros_of_a_damaged_record_divide_nothing() -> None:
@@ -365,8 +365,8 @@ def test_who_keeps_settings_tells_the_commands() -> None:
     kept = diagnose([net(STRIX, "thunderbolt1", addresses=())])
     (finding,) = [one for one in kept if one.id == "no-address"]
     assert finding.cure[0].commands[0].startswith("sudo nmcli connection add")
-    for keeper, words in ((None, "until the next start."), (Keeper("netplan"), "does it to last, with netplan.)")):
-        left = diagnose([net(STRIX, "thunderbolt1", addresses=(), keeper=keeper)])
+    for manager, words in ((None, "until the next start."), (NetManager("netplan"), "does it to last, with netplan.)")):
+        left = diagnose([net(STRIX, "thunderbolt1", addresses=(), manager=manager)])
         (finding,) = [one for one in left if one.id == "no-address"]
         assert finding.cure[0].text.endswith(words)
     assert finding.cure[0].commands[0].startswith("sudo ip address add")

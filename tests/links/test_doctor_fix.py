@@ -14,7 +14,7 @@ from test_doctor_checks import CX3, E810, STRIX, bare, net, peer, without_module
 
 from ferrule.errors import LinkError
 from ferrule.lab import Lab, pair
-from ferrule.links import Inventory, Keeper, NetAddress, NetDevice, Service
+from ferrule.links import Inventory, NetAddress, NetDevice, NetManager, Service
 from ferrule.links.doctor import diagnose
 from ferrule.links.doctor.fix import Command, Fix, Journal, NewFile, Step, Target, apply, plan_fixes, undo
 from ferrule.links.doctor.fix.persist import give_address, set_mtu
@@ -58,21 +58,21 @@ def no_manager(inventory: Inventory) -> Inventory:
     return change(kept(inventory, None), services=services)
 
 
-def kept(inventory: Inventory, keeper: Keeper | None) -> Inventory:
-    return change(inventory, netdevs=tuple(change(one, keeper=keeper) for one in inventory.netdevs))
+def kept(inventory: Inventory, manager: NetManager | None) -> Inventory:
+    return change(inventory, netdevs=tuple(change(one, manager=manager) for one in inventory.netdevs))
 
 
-def kept_alone(inventory: Inventory, keeper: Keeper) -> Inventory:
+def kept_alone(inventory: Inventory, manager: NetManager) -> Inventory:
     """Only thunderbolt1 is."""
-    netdevs = (change(one, keeper=keeper if one.name == "thunderbolt1" else None) for one in inventory.netdevs)
+    netdevs = (change(one, manager=manager if one.name == "thunderbolt1" else None) for one in inventory.netdevs)
     return change(inventory, netdevs=tuple(netdevs))
 
 
-KEEPERS = {
-    "systemd-networkd": Keeper("systemd-networkd"),
-    "networkd-file": Keeper("systemd-networkd", "/etc/systemd/network/cables.network"),
-    "netplan": Keeper("netplan"),
-    "ifupdown": Keeper("ifupdown"),
+MANAGERS = {
+    "systemd-networkd": NetManager("systemd-networkd"),
+    "networkd-file": NetManager("systemd-networkd", "/etc/systemd/network/cables.network"),
+    "netplan": NetManager("netplan"),
+    "ifupdown": NetManager("ifupdown"),
 }
 
 
@@ -80,8 +80,8 @@ def all_fixes() -> list[Fix]:
     machines = [
         net(STRIX, "thunderbolt1", addresses=()),
         no_manager(net(STRIX, "thunderbolt1", addresses=())),
-        *(kept_alone(net(STRIX, "thunderbolt1", addresses=()), keeper) for keeper in KEEPERS.values()),
-        *(kept_alone(read(STRIX), keeper) for keeper in KEEPERS.values()),
+        *(kept_alone(net(STRIX, "thunderbolt1", addresses=()), manager) for manager in MANAGERS.values()),
+        *(kept_alone(read(STRIX), manager) for manager in MANAGERS.values()),
         net(STRIX, "thunderbolt1", enabled=False),
         change(peer(STRIX, netdevs=()), machine=bare(STRIX)),
         read(E810),

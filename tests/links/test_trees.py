@@ -10,7 +10,7 @@ from build_trees import TREES, records
 from linux_trees import pc, wifi_only
 from tree_builder import LinuxBuild
 
-from ferrule.links import Inventory, Keeper, NetAddress, Probe, Route
+from ferrule.links import Inventory, NetAddress, NetManager, Probe, Route
 from ferrule.links.linux.addresses import ADDRESS
 from ferrule.links.linux.machine import SYSTEMCTL, UNITS
 from ferrule.links.record import tree_of
@@ -298,34 +298,40 @@ SOURCED = "source /etc/network/interfaces.d/*\n\nauto lo\niface lo inet loopback
 @pytest.mark.parametrize(
     ("active", "files", "expected"),
     [
-        (["NetworkManager"], {}, Keeper("NetworkManager")),
-        (["NetworkManager"], {"/run/NetworkManager/devices/3": "[device]\nmanaged=true\n"}, Keeper("NetworkManager")),
+        (["NetworkManager"], {}, NetManager("NetworkManager")),
+        (
+            ["NetworkManager"],
+            {"/run/NetworkManager/devices/3": "[device]\nmanaged=true\n"},
+            NetManager("NetworkManager"),
+        ),
         (["NetworkManager"], {"/run/NetworkManager/devices/3": "[device]\nmanaged=false\n"}, None),
         (
             ["NetworkManager", "systemd-networkd"],
             {"/run/NetworkManager/devices/3": "[device]\nmanaged=false\n"},
-            Keeper("systemd-networkd"),
+            NetManager("systemd-networkd"),
         ),
-        (["systemd-networkd"], {"/run/systemd/netif/links/3": NETWORKD}, Keeper("systemd-networkd")),
+        (["systemd-networkd"], {"/run/systemd/netif/links/3": NETWORKD}, NetManager("systemd-networkd")),
         (
             ["systemd-networkd"],
             {"/run/systemd/netif/links/3": f"{NETWORKD}NETWORK_FILE=/etc/systemd/network/lan.network\n"},
-            Keeper("systemd-networkd", "/etc/systemd/network/lan.network"),
+            NetManager("systemd-networkd", "/etc/systemd/network/lan.network"),
         ),
-        (["systemd-networkd"], {"/etc/netplan/50-cloud-init.yaml": "network: {}\n"}, Keeper("netplan")),
-        (["networking"], {"/etc/network/interfaces": SOURCED}, Keeper("ifupdown")),
+        (["systemd-networkd"], {"/etc/netplan/50-cloud-init.yaml": "network: {}\n"}, NetManager("netplan")),
+        (["networking"], {"/etc/network/interfaces": SOURCED}, NetManager("ifupdown")),
         (["networking"], {"/etc/network/interfaces": "auto lo\n"}, None),
         ([], {"/etc/network/interfaces": SOURCED}, None),
-        ([], {"/etc/network/interfaces": SOURCED, "/run/network/ifstate": "lo=lo\n"}, Keeper("ifupdown")),
+        ([], {"/etc/network/interfaces": SOURCED, "/run/network/ifstate": "lo=lo\n"}, NetManager("ifupdown")),
     ],
 )
-def test_who_keeps_an_interfaces_settings(active: list[str], files: dict[str, str], expected: Keeper | None) -> None:
+def test_which_program_manages_an_interface(
+    active: list[str], files: dict[str, str], expected: NetManager | None
+) -> None:
     record = pc().record()
     record["commands"][SYSTEMCTL] = "".join("active\n" if one in active else "inactive\n" for one in UNITS)
     record["files"] |= {**files, f"{record['links']['/sys/class/net/enp8s0']}/ifindex": "3\n"}
     device = Probe(tree_of("pc", record)).inventory().netdev("enp8s0")
     assert device is not None
-    assert device.keeper == expected
+    assert device.manager == expected
 
 
 def test_an_ip_that_knows_no_json_is_as_good_as_none() -> None:

@@ -5,7 +5,7 @@ from ferrule.kmod.look import look
 from ferrule.kmod.machine import LIVE
 from ferrule.kmod.needs import Need, install_command, needs, packages_of
 from ferrule.kmod.package import build_deb
-from ferrule.kmod.perform import install, uninstall, words
+from ferrule.kmod.perform import describe, install, uninstall
 from ferrule.kmod.plan import plan_install, plan_removal
 from ferrule.kmod.source import MODULE, PACKAGE, Source, read_source
 from ferrule.kmod.state import Built, State
@@ -21,6 +21,7 @@ __all__ = [
     "State",
     "build_deb",
     "check",
+    "describe",
     "install",
     "install_command",
     "look",
@@ -31,5 +32,4 @@ __all__ = [
     "read_source",
     "uninstall",
     "usable",
-    "words",
 ]

@@ -9,13 +9,8 @@ from dataclasses import dataclass
 from ferrule.kmod.source import OLDEST_KERNEL, PACKAGE
 from ferrule.kmod.state import State
 
-_NAMES = {
-    "dkms": {"debian": "dkms", "fedora": "dkms", "arch": "dkms"},
-    "make": {"debian": "make", "fedora": "make", "arch": "make"},
-    "gcc": {"debian": "gcc", "fedora": "gcc", "arch": "gcc"},
-    "modprobe": {"debian": "kmod", "fedora": "kmod", "arch": "kmod"},
-    "mokutil": {"debian": "mokutil", "fedora": "mokutil", "arch": "mokutil"},
-}
+_PACKAGES = {"modprobe": "kmod"}
+"""Of programs that are not in a package of their own name."""
 _PROVIDER = {
     "debian": ("rdma-core", "ibverbs-providers"),
     "fedora": ("rdma-core", "libibverbs"),
@@ -107,8 +102,8 @@ def _building(state: State) -> Iterator[Need]:
     wanted = ["dkms", "make", "gcc", "modprobe"] + (["mokutil"] if state.signing.required else [])
     for name in wanted:
         if name not in state.programs:
-            package = _NAMES[name].get(state.family)
-            yield Need(f"the program {name}", packages=(package,) if package else ())
+            known = state.family in _INSTALL
+            yield Need(f"the program {name}", packages=(_PACKAGES.get(name, name),) if known else ())
     if not state.headers:
         what = f"the headers of the kernel that runs ({state.kernel}): /lib/modules/{state.kernel}/build is not there"
         yield Need(what, packages=header_packages(state))

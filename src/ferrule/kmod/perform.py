@@ -35,7 +35,7 @@ Tell = Callable[[str], None]
 _LOCK_SECONDS = 5.0
 
 
-def words(action: Action) -> str:
+def describe(action: Action) -> str:
     """As a person would type it."""
     match action:
         case NewTree(path, files):
@@ -67,7 +67,7 @@ def install(target: Target, source: Source, inventory: Inventory, tell: Tell) ->
             write_record(target, record)
             for step in steps:
                 record = _noted(target, record, step)
-                tell(words(step))
+                tell(describe(step))
                 _do(target, step, tell)
         except BaseException as error:
             tell("that failed" if isinstance(error, LinkError | DriverError) else "interrupted")
@@ -139,7 +139,7 @@ def _noted(target: Target, record: Record, step: Action) -> Record:
 
 def _all(target: Target, steps: tuple[Action, ...], tell: Tell) -> None:
     for step in steps:
-        tell(words(step))
+        tell(describe(step))
         _do(target, step, tell)
 
 

@@ -1,6 +1,5 @@
 """What cables, interfaces, RDMA devices and PCIe links this machine has, and whether they are well."""
 
-from ferrule.links.as_json import inventory_json
 from ferrule.links.findings import SEVERITIES, Finding, Severity, worst
 from ferrule.links.measured import (
     Bandwidth,
@@ -24,12 +23,12 @@ from ferrule.links.types import (
     FlowControl,
     Inventory,
     Iommu,
-    Keeper,
     Machine,
     Module,
     NetAddress,
     NetDevice,
     NetKind,
+    NetManager,
     PcieLink,
     RdmaDevice,
     RdmaPort,
@@ -40,6 +39,7 @@ from ferrule.links.types import (
     ThunderboltPeer,
     ThunderboltRouter,
     Unreadable,
+    inventory_json,
     pcie_gb_s,
 )
 
@@ -56,7 +56,6 @@ __all__ = [
     "FlowControl",
     "Inventory",
     "Iommu",
-    "Keeper",
     "Latency",
     "LinkEnd",
     "Machine",
@@ -67,6 +66,7 @@ __all__ = [
     "NetAddress",
     "NetDevice",
     "NetKind",
+    "NetManager",
     "PcieLink",
     "Probe",
     "RdmaDevice",

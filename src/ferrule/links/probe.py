@@ -13,7 +13,7 @@ from ferrule.links.linux import read_linux
 from ferrule.links.macos import read_macos
 from ferrule.links.reader import Reader
 from ferrule.links.record import Recorder, open_record
-from ferrule.links.redact import NoRedactor, Redactor
+from ferrule.links.redact import Redactor
 from ferrule.links.tree import LiveTree, Tree
 from ferrule.links.types import Inventory, Machine, System
 
@@ -63,7 +63,7 @@ class Probe:
         recorder = Recorder(self.tree)
         Probe(recorder).inventory()
         made = datetime.datetime.now(datetime.UTC).date().isoformat()
-        redactor = NoRedactor() if plain else Redactor(key)
+        redactor = None if plain else Redactor(key)
         return recorder.to_json(redactor, {"made_by": f"ferrule {__version__}", "made_on": made})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import re
@@ -18,6 +19,8 @@ T = TypeVar("T")
 
 _NOT_NOW = {errno.EINVAL, errno.ENODATA, errno.EOPNOTSUPP, errno.ENODEV, errno.ENXIO, errno.ENETDOWN, errno.ENOTCONN}
 """How kernel attributes say that there is no value at present, such as the speed of an interface without a carrier."""
+
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 _MAX_TEXT = 256
 _MAX_NAMES = 4096
@@ -201,7 +204,7 @@ def tables(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def words(value: Any) -> str | None:
+def string(value: Any) -> str | None:
     """``value`` if it is a JSON string with something in it that can be shown."""
     if not isinstance(value, str) or not value.strip() or len(value) > _MAX_TEXT:
         return None
@@ -220,3 +223,16 @@ def decimal(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value >= 0 else None
+
+
+def identity(unique_id: str | None) -> str | None:
+    """A short hash of a device's unique id: the same on every machine that sees the device, and not the id."""
+    if unique_id is None:
+        return None
+    return hashlib.sha256(unique_id.strip().lower().encode()).hexdigest()[:12]
+
+
+def shortened(text: str, length: int = 256) -> str:
+    """As one line that can be shown, of at most so many letters."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text.strip())
+    return shown if len(shown) <= length else f"{shown[: length - 1]}…"

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ferrule.errors import LinkError
 from ferrule.links.own import VERSIONS
 from ferrule.links.reader import table
-from ferrule.links.redact import NoRedactor, Redactor
+from ferrule.links.redact import Redactor
 from ferrule.links.tree import MAX_BYTES, DirectoryTree, RecordedTree, Tree
 
 T = TypeVar("T")
@@ -98,20 +98,20 @@ class Recorder:
             self.errors[where] = errno.errorcode.get(error.errno or 0, "EIO")
             raise
 
-    def to_json(self, redactor: Redactor | NoRedactor, header: Mapping[str, Any]) -> dict[str, Any]:
-        """The record, with everything in it redacted; the header tells what was."""
-        redactor.learn(self.files, self.directories, self.commands)
-        name = redactor.names
-        listed = ((path, names) for path, names in sorted(self.directories.items()) if names or path not in self.files)
-        parts: dict[str, dict[str, Any]] = {
-            "files": {name(path): redactor.file(path, text) for path, text in sorted(self.files.items())},
-            "directories": {name(path): [name(one) for one in names] for path, names in listed},
-            "links": {name(path): name(target) for path, target in sorted(self.links.items())},
-            "errors": {name(path): why for path, why in sorted(self.errors.items())},
-            "commands": {name(one): redactor.command(one, told) for one, told in sorted(self.commands.items())},
+    def to_json(self, redactor: Redactor | None, header: Mapping[str, Any]) -> dict[str, Any]:
+        """The record, redacted by ``redactor``; the header tells what was."""
+        listed = ((path, names) for path, names in self.directories.items() if names or path not in self.files)
+        parts: dict[str, Any] = {
+            "files": dict(sorted(self.files.items())),
+            "directories": dict(sorted(listed)),
+            "links": dict(sorted(self.links.items())),
+            "errors": dict(sorted(self.errors.items())),
+            "commands": dict(sorted(self.commands.items())),
         }
-        about = {"format": FORMAT, "version": VERSION, "header": {**header, "redacted": redactor.counts()}}
-        return {**about, **parts}
+        if redactor is not None:
+            parts = redactor.record(parts)
+        redacted = {} if redactor is None else redactor.counts()
+        return {"format": FORMAT, "version": VERSION, "header": {**header, "redacted": redacted}, **parts}
 
 
 def _is_table(path: str) -> bool:

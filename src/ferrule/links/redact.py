@@ -1,4 +1,4 @@
-"""Take out of a record what tells who and where its owner is, and keep what tells how the cables are.
+"""Take the names and addresses of its owner out of a record, and keep what tells how the cables are.
 
 The same thing gets the same pseudonym everywhere in one record, so that what belonged together still does. Pseudonyms
 are keyed hashes; the key is random and forgotten, unless several records are to be read together.
@@ -8,10 +8,10 @@ are keyed hashes; the key is random and forgotten, unless several records are to
 | MAC addresses, GUIDs | others, of the same form; the group and "local" bits stay |
 | unique ids and UUIDs, serial numbers | others, of the same form |
 | host names, also of the other computers | ``host-1a2b3c`` |
-| public IPv4 and IPv6 addresses | of 198.18.0.0/15 and 2001:db8::/32; who shared a /24 or /64 still does |
+| public IPv4 and IPv6 addresses | of 198.18.0.0/15 and 2001:db8::/32; addresses of one /24 or /64 still share one |
 | interface parts of IPv6 addresses and GIDs | others, unless they are small numbers that a person chose |
 | comments and log prefixes of firewalls' rules | ``redacted`` |
-| settings of interfaces in NetworkManager's and its peers' files | left out, but for who keeps them |
+| settings of interfaces in NetworkManager's and its peers' files | left out, but for the manager's name |
 | values of unknown boot parameters, kernel addresses | ``redacted``, zeros |
 
 Private addresses (10.0.0.5, fd00::5) stay: they are what most faults are about.
@@ -76,25 +76,6 @@ _SAID = re.compile(
 """Comments and log prefixes of firewalls' rules: as nft prints them (JSON and text), iptables, firewalld, ufw."""
 
 
-class NoRedactor:
-    """Leaves everything as it is: for a record that stays with the owner of the machine."""
-
-    def learn(self, files: Mapping[str, str], directories: Collection[str], commands: Mapping[str, str]) -> None:
-        """Nothing to find."""
-
-    def counts(self) -> dict[str, int]:
-        return {}
-
-    def file(self, path: str, text: str) -> str:
-        return text
-
-    def command(self, command: str, told: str) -> str:
-        return told
-
-    def names(self, text: str) -> str:
-        return text
-
-
 class Redactor:
     """``key``: the same one gives the same pseudonyms in several records; by default a random one."""
 
@@ -104,7 +85,19 @@ class Redactor:
         self._hosts: dict[str, None] = {}
         self._host_files: set[str] = set(_HOST_FILES)
 
-    def learn(self, files: Mapping[str, str], directories: Collection[str], commands: Mapping[str, str]) -> None:
+    def record(self, plain: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """All that a record holds, redacted."""
+        self._learn(plain["files"], plain["directories"], plain["commands"])
+        name = self._names
+        return {
+            "files": {name(path): self._file(path, text) for path, text in plain["files"].items()},
+            "directories": {name(path): [name(one) for one in names] for path, names in plain["directories"].items()},
+            "links": {name(path): name(target) for path, target in plain["links"].items()},
+            "errors": {name(path): why for path, why in plain["errors"].items()},
+            "commands": {name(one): self._command(one, told) for one, told in plain["commands"].items()},
+        }
+
+    def _learn(self, files: Mapping[str, str], directories: Collection[str], commands: Mapping[str, str]) -> None:
         """Find the host names, which may stand anywhere, before anything is redacted."""
         for path, text in files.items():
             # Another computer at the end of a cable looks like a dock, but has nothing to authorize.
@@ -122,7 +115,7 @@ class Redactor:
         """How many different things of each kind were replaced."""
         return {kind: len(values) for kind, values in sorted(self._seen.items())}
 
-    def file(self, path: str, text: str) -> str:
+    def _file(self, path: str, text: str) -> str:
         if path in self._host_files:
             return self._host(text.strip()) + "\n" if text.strip() else text
         if path == "/proc/cmdline":
@@ -137,7 +130,7 @@ class Redactor:
             text = re.sub(_PROC_IPV6, self._packed_ipv6, text, flags=re.MULTILINE)
         return self._everywhere(path, text)
 
-    def command(self, command: str, told: str) -> str:
+    def _command(self, command: str, told: str) -> str:
         if command in _HOST_COMMANDS:
             return self._host(told.strip()) + "\n" if told.strip() else told
         if command.startswith("system_profiler -json"):
@@ -153,7 +146,7 @@ class Redactor:
                 told = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", lambda match: self._host(match[0]), told)
         return self._everywhere(command, told)
 
-    def names(self, text: str) -> str:
+    def _names(self, text: str) -> str:
         """A path: interfaces may be named after their MAC address."""
         return re.sub(_NAMED_MAC, self._named_mac, text)
 
@@ -231,7 +224,7 @@ class Redactor:
             return text
 
     def _other_ipv4(self, address: ipaddress.IPv4Address) -> ipaddress.IPv4Address:
-        """The last byte stays, and so does who is on a /24 with whom."""
+        """The last byte stays, and addresses of one /24 still share one."""
         if not address.is_global or address.is_multicast:
             return address
         self._count("public IP address", str(address))

@@ -85,7 +85,7 @@ def install(
     if not steps and not stopped:
         console.print(f"{driver.MODULE} {source.version} is installed and loaded.", highlight=False)
         raise typer.Exit
-    _show(console, f"To install {driver.MODULE} {source.version}:", [driver.words(step) for step in steps])
+    _show(console, f"To install {driver.MODULE} {source.version}:", [driver.describe(step) for step in steps])
     if stopped:
         count = "one thing is" if len(stopped) == 1 else f"{len(stopped)} things are"
         raise DriverError(f"{count} missing (above), so nothing was done")
@@ -121,7 +121,7 @@ def uninstall(yes: Yes = False, dry_run: DryRun = False) -> None:
         console.print("Nothing of the driver is installed.", highlight=False)
         raise typer.Exit
     steps = driver.plan_removal(state, state.record.version)
-    _show(console, f"To take {driver.MODULE} {state.record.version} away:", [driver.words(step) for step in steps])
+    _show(console, f"To take {driver.MODULE} {state.record.version} away:", [driver.describe(step) for step in steps])
     if dry_run:
         raise typer.Exit
     _need_root("uninstall", "")

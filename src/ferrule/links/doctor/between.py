@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from ferrule.links.doctor import mac, skew
 from ferrule.links.doctor.cures import by_hand, set_mtu
-from ferrule.links.doctor.hosts import host_name
 from ferrule.links.doctor.netdev import CABLES, addresses_evidence, subnets, usable
 from ferrule.links.doctor.thunderbolt import called
 from ferrule.links.findings import Finding
@@ -30,7 +29,7 @@ class End:
 
     @property
     def name(self) -> str:
-        return host_name(self.inventory)
+        return self.inventory.host
 
     @property
     def netdev(self) -> NetDevice | None:
@@ -65,7 +64,7 @@ def check(inventories: Sequence[Inventory]) -> Iterator[Finding]:
     yield from skew.check(inventories)
     yield from _clocks(inventories)
     for left, right in itertools.combinations(inventories, 2):
-        yield from _no_way(left, right)
+        yield from _no_common_subnet(left, right)
 
 
 def merged(findings: Iterable[Finding], inventories: Sequence[Inventory]) -> list[Finding]:
@@ -159,7 +158,7 @@ def _same_address(inventories: Sequence[Inventory]) -> Iterator[Finding]:
                     if address.scope not in ("link", "host"):
                         owners[address.address].append((one, device.name))
     for text, who in owners.items():
-        hosts = tuple(dict.fromkeys(host_name(one) for one, _ in who))
+        hosts = tuple(dict.fromkeys(one.host for one, _ in who))
         if len(hosts) < 2 or text.startswith("fe80:"):
             continue
         what = f"{text} is the address of {len(hosts)} hosts: {', '.join(hosts)}."
@@ -172,7 +171,7 @@ def _managers(inventories: Sequence[Inventory]) -> Iterator[Finding]:
     running = [one for one in inventories if any(s.active for s in one.services if s.name in ("opensm", "opensmd"))]
     if len(running) < 2:
         return
-    hosts = tuple(map(host_name, running))
+    hosts = tuple(one.host for one in running)
     what = f"opensm runs on {len(running)} hosts: {', '.join(hosts)}."
     why = "Only one is in charge. When it restarts they change places, and every connection waits meanwhile."
     evidence = tuple(("$ systemctl is-active opensm", f"active on {host}") for host in hosts)
@@ -182,7 +181,7 @@ def _managers(inventories: Sequence[Inventory]) -> Iterator[Finding]:
 
 def _clocks(inventories: Sequence[Inventory]) -> Iterator[Finding]:
     offsets = [
-        (host_name(one), clock.offset_seconds)
+        (one.host, clock.offset_seconds)
         for one in inventories
         if (clock := one.machine.clock) is not None and clock.offset_seconds is not None
     ]
@@ -198,7 +197,7 @@ def _clocks(inventories: Sequence[Inventory]) -> Iterator[Finding]:
     yield Finding("clock-skew", "warning", "clocks", what, evidence, why, cure, (low[0], high[0]))
 
 
-def _no_way(left: Inventory, right: Inventory) -> Iterator[Finding]:
+def _no_common_subnet(left: Inventory, right: Inventory) -> Iterator[Finding]:
     """No subnet in common at all; with a router between them they may still talk, but not fast."""
     ours, theirs = (
         [net for device in one.netdevs if device.kind != "loopback" and usable(device) for net in subnets(device)]
@@ -206,7 +205,7 @@ def _no_way(left: Inventory, right: Inventory) -> Iterator[Finding]:
     )
     if not ours or not theirs or any(a.version == b.version and a.overlaps(b) for a in ours for b in theirs):
         return
-    hosts = (host_name(left), host_name(right))
+    hosts = (left.host, right.host)
     what = f"{hosts[0]} and {hosts[1]} have no subnet in common: " + ", ".join(
         dict.fromkeys(map(str, [*ours, *theirs]))
     )

@@ -62,27 +62,27 @@ def upgrade(text: str, packages: dict[str, str]) -> tuple[Cure, ...]:
     return tuple(Cure(name, text, found) for name, found in commands.items())
 
 
-def keeper_of(inventory: Inventory, name: str) -> str | None:
+def manager_of(inventory: Inventory, name: str) -> str | None:
     """The program that keeps this interface's settings; None if none was found."""
     device = inventory.netdev(name)
-    return device.keeper.program if device is not None and device.keeper is not None else None
+    return device.manager.program if device is not None and device.manager is not None else None
 
 
 def set_mtu(inventory: Inventory, name: str, mtu: int) -> tuple[Cure, ...]:
-    """Now, and after the next start where it is known who keeps that."""
+    """Now, and after the next start where the interface's network manager is known."""
     if inventory.machine.system == "macos":
         commands = (f"networksetup -listValidMTURange {name}", f"sudo networksetup -setMTU {name} {mtu}")
         return (
             Cure("macos", "Raise the MTU at both ends, if the range that the first command tells allows it.", commands),
         )
     now = f"sudo ip link set {name} mtu {mtu}"
-    keeper = keeper_of(inventory, name)
-    if keeper == "NetworkManager":
+    manager = manager_of(inventory, name)
+    if manager == "NetworkManager":
         keep = (
             f'sudo nmcli connection modify "$(nmcli -g GENERAL.CONNECTION device show {name})" 802-3-ethernet.mtu {mtu}'
         )
         return run("Raise the MTU, at both ends. (`ferrule doctor --fix` does it here, to last.)", now, keep)
-    lasts = f"here, to last, with {keeper}" if keeper else "here"
+    lasts = f"here, to last, with {manager}" if manager else "here"
     return run(
         f"Raise the MTU, at both ends. This lasts until the next start. (`ferrule doctor --fix` does it {lasts}.)", now
     )
@@ -94,11 +94,11 @@ def set_address(inventory: Inventory, name: str, address: str = "10.77.0.1/24") 
     if inventory.machine.system == "macos":
         host = address.partition("/")[0]
         return (Cure("macos", text, (f"sudo ipconfig set {name} MANUAL {host} 255.255.255.0",)),)
-    keeper = keeper_of(inventory, name)
-    if keeper == "NetworkManager":
+    manager = manager_of(inventory, name)
+    if manager == "NetworkManager":
         kept = f"sudo nmcli connection add type ethernet ifname {name} con-name ferrule-{name}"
         return run(text, f"{kept} ipv4.method manual ipv4.addresses {address}")
-    lasts = f" (`ferrule doctor --fix` does it to last, with {keeper}.)" if keeper else ""
+    lasts = f" (`ferrule doctor --fix` does it to last, with {manager}.)" if manager else ""
     return run(f"{text} This lasts until the next start.{lasts}", f"sudo ip address add {address} dev {name}")
 
 

@@ -6,9 +6,19 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ferrule.links.doctor import between, firewall, mac, machine, netdev, pcie, rdma, thunderbolt, unreadable, ways
+from ferrule.links.doctor import (
+    between,
+    connectivity,
+    firewall,
+    mac,
+    machine,
+    netdev,
+    pcie,
+    rdma,
+    thunderbolt,
+    unreadable,
+)
 from ferrule.links.doctor.cures import family
-from ferrule.links.doctor.hosts import host_name
 from ferrule.links.findings import SEVERITIES, Finding, worst
 from ferrule.links.types import Inventory
 
@@ -17,7 +27,7 @@ _CHECKS = (
     thunderbolt.check,
     mac.check,
     netdev.check,
-    ways.check,
+    connectivity.check,
     rdma.check,
     pcie.check,
     machine.check,
@@ -29,7 +39,7 @@ _CHECKS = (
 def diagnose(inventories: Sequence[Inventory]) -> tuple[Finding, ...]:
     """What is wrong, or worth knowing, on these hosts and between them; the worst first. Pure."""
     found = [
-        dataclasses.replace(finding, hosts=(host_name(one),))
+        dataclasses.replace(finding, hosts=(one.host,))
         for one in inventories
         for check in _CHECKS
         for finding in check(one)
@@ -44,7 +54,7 @@ def diagnosis_json(inventories: Sequence[Inventory], findings: Sequence[Finding]
     """For other programs; docs/doctor.md tells the fields."""
     hosts = [
         {
-            "name": host_name(one),
+            "name": one.host,
             "source": one.machine.tree,
             "system": one.machine.system,
             "family": family(one.machine),

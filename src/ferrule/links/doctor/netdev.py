@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from ferrule.links.doctor import costs
-from ferrule.links.doctor.cures import by_hand, keeper_of, run, set_address, set_mtu
+from ferrule.links.doctor.cures import by_hand, manager_of, run, set_address, set_mtu
 from ferrule.links.findings import Cure, Finding, Severity
 from ferrule.links.linux.addresses import ADDRESS, ROUTES
 from ferrule.links.macos.net import COUNTERS, IFCONFIG
@@ -111,7 +111,7 @@ def _mtu(inventory: Inventory, one: NetDevice) -> Iterator[Finding]:
     gateways = [route.netdev for route in default_routes(inventory)]
     tunnel = one.kind == "thunderbolt"
     fast = tunnel or (one.kind == "ethernet" and (one.speed_mbps or 0) >= FAST_MBPS)
-    if not fast or one.name in gateways or _rdma_runs(inventory, one, only_mac=True):
+    if not fast or one.name in gateways or _rdma_runs(inventory, one):
         return
     best = JUMBO if inventory.machine.system == "macos" or not tunnel else THUNDERBOLT_MTU
     what = f"The MTU is {one.mtu}; {best} is possible."
@@ -124,9 +124,9 @@ def _mtu(inventory: Inventory, one: NetDevice) -> Iterator[Finding]:
     yield Finding("mtu-small", severity, one.name, what, evidence[:1], why, set_mtu(inventory, one.name, best))
 
 
-def _rdma_runs(inventory: Inventory, one: NetDevice, *, only_mac: bool) -> bool:
+def _rdma_runs(inventory: Inventory, one: NetDevice) -> bool:
     """On a Mac with RDMA, tensors do not pass the interface."""
-    if only_mac and inventory.machine.system != "macos":
+    if inventory.machine.system != "macos":
         return False
     ports = (port for device in inventory.rdma for port in device.ports)
     return any(port.state == "ACTIVE" and one.name in port.netdevs for port in ports)
@@ -228,7 +228,7 @@ def _wifi_off(inventory: Inventory, name: str, text: str) -> tuple[Cure, ...]:
     if inventory.machine.system == "macos":
         return (Cure("macos", text, (f"networksetup -setairportpower {name} off",)),)
     command = (
-        "nmcli radio wifi off" if keeper_of(inventory, name) == "NetworkManager" else f"sudo ip link set {name} down"
+        "nmcli radio wifi off" if manager_of(inventory, name) == "NetworkManager" else f"sudo ip link set {name} down"
     )
     return run(text, command)
 

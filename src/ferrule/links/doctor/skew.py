@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ferrule.links.doctor.cures import by_hand, upgrade
-from ferrule.links.doctor.hosts import host_name
 from ferrule.links.findings import Cure, Finding, Severity
 from ferrule.links.own import VERSIONS
 from ferrule.links.reader import natural
@@ -95,7 +94,7 @@ def check(inventories: Sequence[Inventory]) -> Iterator[Finding]:
 def _program(inventories: Sequence[Inventory], program: Program) -> Iterator[Finding]:
     """Hosts that do not have it at all are left out: not all do everything."""
     told = [
-        Told(host_name(one), version, program.part(version), f"$ {VERSIONS} ({host_name(one)})")
+        Told(one.host, version, program.part(version), f"$ {VERSIONS} ({one.host})")
         for one in inventories
         if (version := one.machine.version(program.name)) is not None
     ]
@@ -133,7 +132,7 @@ def _firmware(inventories: Sequence[Inventory]) -> Iterator[Finding]:
     for one in inventories:
         for device in one.rdma:
             if device.board and device.firmware and not device.software:
-                host = host_name(one)
+                host = one.host
                 boards[device.board].append(
                     Told(host, device.firmware, device.firmware, f"{device.path}/fw_ver ({host})")
                 )
@@ -144,7 +143,7 @@ def _firmware(inventories: Sequence[Inventory]) -> Iterator[Finding]:
 
 
 def _told(inventories: Sequence[Inventory], ask: Callable[[Inventory], str | None], where: str) -> list[Told]:
-    found = ((host_name(one), ask(one)) for one in inventories)
+    found = ((one.host, ask(one)) for one in inventories)
     return [Told(host, version, version, f"{where} ({host})") for host, version in found if version is not None]
 
 

@@ -44,7 +44,7 @@ def check(inventory: Inventory) -> Iterator[Finding]:
 
 
 def called(domain: ThunderboltDomain, peer: ThunderboltPeer) -> str:
-    """The cable by its socket and who is at the other end: ``domain1 usb4_port2 → strix-b``."""
+    """The cable by its socket and the computer at the other end: ``domain1 usb4_port2 → strix-b``."""
     socket = peer.port or peer.name
     where = socket if domain.pci_address is None and peer.port else f"{domain.name} {socket}"
     return f"{where} → {peer.device or peer.name}"

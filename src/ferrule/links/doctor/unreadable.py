@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ferrule.links.doctor.cures import by_hand, run
 from ferrule.links.findings import Cure, Finding
+from ferrule.links.reader import shortened
 from ferrule.links.types import Inventory, Unreadable
 
 _FORBIDDEN = re.compile(r"not permitted|permission denied|must be root|superuser", re.IGNORECASE)
@@ -14,10 +15,10 @@ _FORBIDDEN = re.compile(r"not permitted|permission denied|must be root|superuser
 
 def check(inventory: Inventory) -> Iterator[Finding]:
     for one in inventory.unreadable:
-        what = f"{_shortly(one.path)} could not be read: {_shortly(one.why)}."
+        what = f"{shortened(one.path, 100)} could not be read: {shortened(one.why, 100)}."
         why = "What it would have told was not checked."
         yield Finding(
-            "unreadable", "note", _shortly(one.path), what, ((one.path, one.why),), why, _cure(inventory, one)
+            "unreadable", "note", shortened(one.path, 100), what, ((one.path, one.why),), why, _cure(inventory, one)
         )
 
 
@@ -32,8 +33,3 @@ def _cure(inventory: Inventory, one: Unreadable) -> tuple[Cure, ...]:
         "Run it again. If it stays, send a record (`ferrule links record`) to the project: this is something that "
         "Ferrule does not understand yet."
     )
-
-
-def _shortly(text: str) -> str:
-    line = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return line if len(line) <= 100 else f"{line[:99]}…"

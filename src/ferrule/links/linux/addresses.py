@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferrule.links.reader import Reader, count, table, tables, whole, words
+from ferrule.links.reader import Reader, count, string, table, tables, whole
 from ferrule.links.types import NetAddress, Route
 
 ADDRESS = "ip -json -details address"
@@ -37,23 +37,23 @@ def read_addressing(reader: Reader) -> Addressing:
         return _from_proc(reader)
     found = Addressing(routes=tuple(route for command in ROUTES for route in _routes(reader.json(command))))
     for entry in tables(listed):
-        name = words(entry.get("ifname"))
+        name = string(entry.get("ifname"))
         if name is None:
             continue
         addresses = (_address(reader, info) for info in tables(entry.get("addr_info")))
         found.addresses[name] = [one for one in addresses if one is not None]
-        parent = words(entry.get("link"))
-        kind = words(table(entry.get("linkinfo")).get("info_kind"))
+        parent = string(entry.get("link"))
+        kind = string(table(entry.get("linkinfo")).get("info_kind"))
         if parent is not None and kind != "veth":  # a veth's "link" is its other end
             found.parents[name] = parent
     return found
 
 
 def _address(reader: Reader, info: dict[str, Any]) -> NetAddress | None:
-    text, prefix = words(info.get("local")), count(info.get("prefixlen"), 128)
+    text, prefix = string(info.get("local")), count(info.get("prefixlen"), 128)
     if text is None or prefix is None:
         return None
-    return checked(reader, f"$ {ADDRESS}", text, prefix, words(info.get("scope")))
+    return checked(reader, f"$ {ADDRESS}", text, prefix, string(info.get("scope")))
 
 
 def checked(reader: Reader, where: str, text: str, prefix: int, scope: str | None) -> NetAddress | None:
@@ -68,16 +68,16 @@ def checked(reader: Reader, where: str, text: str, prefix: int, scope: str | Non
 
 def _routes(listed: Any) -> Iterator[Route]:
     for entry in tables(listed):
-        destination = words(entry.get("dst"))
-        if destination is None or words(entry.get("type")) in ("unreachable", "blackhole", "prohibit", "throw"):
+        destination = string(entry.get("dst"))
+        if destination is None or string(entry.get("type")) in ("unreachable", "blackhole", "prohibit", "throw"):
             continue
         # A route over several interfaces lists them apart.
         for hop in tables(entry.get("nexthops")) or [entry]:
             yield Route(
                 destination=destination,
-                netdev=words(hop.get("dev")),
-                gateway=words(hop.get("gateway")) or words(table(hop.get("via")).get("host")),
-                source=words(entry.get("prefsrc")),
+                netdev=string(hop.get("dev")),
+                gateway=string(hop.get("gateway")) or string(table(hop.get("via")).get("host")),
+                source=string(entry.get("prefsrc")),
                 metric=count(entry.get("metric")),
             )
 

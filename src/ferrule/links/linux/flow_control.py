@@ -1,6 +1,6 @@
 """Whether an interface pauses senders before it loses packets: pause frames (802.3x) and PFC (802.1Qbb).
 
-Sysfs has neither. The kernel tells pause frames to anybody (``ETHTOOL_GPAUSEPARAM``), and PFC over netlink
+Sysfs has neither. The kernel tells pause frames to every user (``ETHTOOL_GPAUSEPARAM``), and PFC over netlink
 (``DCB_CMD_IEEE_GET``), which iproute2's ``dcb`` asks.
 """
 

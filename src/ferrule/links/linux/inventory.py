@@ -8,9 +8,9 @@ from ferrule.links.devinfo import DEVINFO
 from ferrule.links.linux import firewall
 from ferrule.links.linux.addresses import ADDRESS, ROUTES, read_addressing
 from ferrule.links.linux.flow_control import read_flow_control
-from ferrule.links.linux.keepers import read_keeper
 from ferrule.links.linux.machine import COMMANDS, read_clock, read_machine, read_services
 from ferrule.links.linux.net import read_netdevs
+from ferrule.links.linux.net_managers import read_manager
 from ferrule.links.linux.pcie import read_pcie
 from ferrule.links.linux.rdma import CLASS, read_rdma, roce_netdevs
 from ferrule.links.linux.thunderbolt import read_thunderbolt
@@ -26,7 +26,7 @@ def read_linux(reader: Reader, tree: str) -> Inventory:
     thunderbolt = read_thunderbolt(reader)
     rdma = read_rdma(reader)
     netdevs = read_flow_control(reader, read_netdevs(reader, addressing), roce_netdevs(rdma))
-    netdevs = tuple(dataclasses.replace(one, keeper=read_keeper(reader, one.name, services)) for one in netdevs)
+    netdevs = tuple(dataclasses.replace(one, manager=read_manager(reader, one.name, services)) for one in netdevs)
     pcie = read_pcie(reader)
     return Inventory(
         machine=machine,

@@ -9,7 +9,7 @@ import dataclasses
 import re
 
 from ferrule.links.linux.addresses import Addressing
-from ferrule.links.reader import Reader
+from ferrule.links.reader import PCI_ADDRESS, Reader
 from ferrule.links.types import NetCounters, NetDevice, NetKind
 
 CLASS = "/sys/class/net"
@@ -17,7 +17,6 @@ CLASS = "/sys/class/net"
 _LOOPBACK, _INFINIBAND = 772, 32
 _IFF_UP = 1
 _MAX_MBPS = 10_000_000
-_PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _SERVICE = re.compile(r"([0-9]+-[0-9a-f]+)\.[0-9]+")
 _NOT_STATISTICS = ("carrier_changes",)
 
@@ -39,7 +38,7 @@ def _netdev(reader: Reader, name: str, addressing: Addressing) -> NetDevice:
         kind=kind,
         driver=driver,
         module=reader.last(f"{path}/device/driver/module"),
-        pci_address=next((part for part in reversed(parts) if _PCI.fullmatch(part)), None),
+        pci_address=next((part for part in reversed(parts) if PCI_ADDRESS.fullmatch(part)), None),
         thunderbolt=next((match[1] for match in map(_SERVICE.fullmatch, parts) if match), None),
         # -1 and 2^32-1 are how drivers say that they do not know.
         speed_mbps=speed if speed is not None and 0 < speed <= _MAX_MBPS else None,

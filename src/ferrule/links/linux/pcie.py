@@ -5,15 +5,12 @@ The formats are those of the kernel's ``Documentation/ABI/testing/sysfs-bus-pci`
 
 from __future__ import annotations
 
-import re
-
 from ferrule.links.pci_names import class_name, device_name, vendor_name
-from ferrule.links.reader import Reader
+from ferrule.links.reader import PCI_ADDRESS, Reader
 from ferrule.links.types import PcieLink
 
 DEVICES = "/sys/bus/pci/devices"
 
-_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NETWORK, _INFINIBAND, _USB4 = 0x02, 0x0C06, 0x0C0340
 _UNKNOWN_WIDTH = 255
 
@@ -22,7 +19,7 @@ def read_pcie(reader: Reader) -> tuple[PcieLink, ...]:
     """The links of all network and InfiniBand adapters, and of USB4 host controllers."""
     found = []
     for address in reader.names(DEVICES):
-        if _ADDRESS.fullmatch(address):
+        if PCI_ADDRESS.fullmatch(address):
             code = reader.number(f"{DEVICES}/{address}/class", 0, 0xFFFFFF)
             if code is not None and (code >> 16 == _NETWORK or code >> 8 == _INFINIBAND or code == _USB4):
                 found.append(_link(reader, address, _upstream(reader, address)))
@@ -32,7 +29,7 @@ def read_pcie(reader: Reader) -> tuple[PcieLink, ...]:
 def _upstream(reader: Reader, address: str) -> tuple[PcieLink, ...]:
     """The bridges above, from the directories that the device lies in."""
     above = (reader.link(f"{DEVICES}/{address}") or "").split("/")[:-1]
-    bridges = [part for part in above if _ADDRESS.fullmatch(part) and part != address]
+    bridges = [part for part in above if PCI_ADDRESS.fullmatch(part) and part != address]
     return tuple(_link(reader, bridge, ()) for bridge in reversed(bridges))
 
 

@@ -10,7 +10,7 @@ import ipaddress
 import re
 
 from ferrule.links.devinfo import DEVINFO, port_mtus
-from ferrule.links.reader import Reader
+from ferrule.links.reader import PCI_ADDRESS, Reader
 from ferrule.links.types import Gid, RdmaDevice, RdmaPort
 
 CLASS = "/sys/class/infiniband"
@@ -39,7 +39,6 @@ OWN_DRIVER = "ferrule_rdma"
 OWN_DESCRIPTION = "ferrule"
 """How it calls its devices, whatever udev names them."""
 _ENUMERATED = r"[0-9]{1,3}: ?(.+)"
-_PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MAX_GIDS = 1024
 _MAX_LID = 0xFFFFFFFF
 
@@ -74,7 +73,7 @@ def _device(reader: Reader, name: str, mtus: dict[tuple[str, int], tuple[int, in
         board=reader.text(f"{path}/board_id"),
         hca_type=reader.text(f"{path}/hca_type"),
         driver=driver,
-        pci_address=address if _PCI.fullmatch(address) else None,
+        pci_address=address if PCI_ADDRESS.fullmatch(address) else None,
         software=device is None and driver != OWN_DRIVER,
         ports=tuple(_port(reader, name, int(one), mtus.get((name, int(one)))) for one in ports),
     )

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-from ferrule.links.identity import identity
-from ferrule.links.reader import Reader
+from ferrule.links.reader import PCI_ADDRESS, Reader, identity
 from ferrule.links.types import (
     NhiRings,
     Retimer,
@@ -23,7 +22,6 @@ from ferrule.links.types import (
 
 BUS = "/sys/bus/thunderbolt/devices"
 
-_PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ROUTER = re.compile(r"([0-9]{1,4})-([0-9a-f]{1,16})")
 _SPEED = r"([0-9]{1,3}(?:\.[0-9]{1,2})?) Gb/s"
 _MODULES = ("thunderbolt", "thunderbolt_net")
@@ -74,7 +72,7 @@ def _domain(reader: Reader, name: str, names: list[str], parameters: tuple[tuple
 def _above(path: str | None) -> str | None:
     """The PCI address of the controller that a domain belongs to: the directory above it."""
     last = "" if path is None else path.rpartition("/")[0].rpartition("/")[2]
-    return last if _PCI.fullmatch(last) else None
+    return last if PCI_ADDRESS.fullmatch(last) else None
 
 
 def _rings(reader: Reader, nhi: str | None, parameters: tuple[tuple[str, str], ...]) -> NhiRings | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ferrule.links.reader import Reader, software, tables, whole, words
+from ferrule.links.reader import Reader, software, string, tables, whole
 from ferrule.links.types import Firewall, Machine
 
 SW_VERS = "sw_vers"
@@ -35,8 +35,8 @@ def read_machine(reader: Reader, tree: str) -> Machine:
         kernel=kernel[0] if len(kernel) == 2 else None,
         architecture=kernel[1] if len(kernel) == 2 else None,
         vendor="Apple",
-        product=" ".join(filter(None, (words(entry.get("machine_name")), _model(entry.get("machine_model"))))) or None,
-        cpu=words(entry.get("chip_type")) or sysctl.get("machdep.cpu.brand_string"),
+        product=" ".join(filter(None, (string(entry.get("machine_name")), _model(entry.get("machine_model"))))) or None,
+        cpu=string(entry.get("chip_type")) or sysctl.get("machdep.cpu.brand_string"),
         cpus=whole(sysctl.get("hw.ncpu", "")),
         memory_bytes=whole(sysctl.get("hw.memsize", "")),
         rdma_ctl=_line(reader.output(RDMA_CTL)),
@@ -51,7 +51,7 @@ def read_firewalls(reader: Reader) -> tuple[Firewall, ...]:
 
 
 def _model(value: object) -> str | None:
-    name = words(value)
+    name = string(value)
     return None if name is None else f"({name})"
 
 

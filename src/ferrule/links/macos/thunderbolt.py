@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ferrule.links.identity import identity
-from ferrule.links.reader import Reader, decimal, natural, table, tables, whole, words
+from ferrule.links.reader import Reader, decimal, identity, natural, string, table, tables, whole
 from ferrule.links.types import (
     ThunderboltDomain,
     ThunderboltPeer,
@@ -30,14 +29,14 @@ _MAX_DEPTH = 8
 def read_thunderbolt(reader: Reader, ports: dict[str, str]) -> tuple[ThunderboltDomain, ...]:
     """``ports``: the network interface of each hardware port, such as ``Thunderbolt 1`` to ``en2``."""
     listed = table(reader.json(PROFILER, needed=True)).get("SPThunderboltDataType")
-    buses = [bus for bus in tables(listed) if words(bus.get("_name"))]
+    buses = [bus for bus in tables(listed) if string(bus.get("_name"))]
     return tuple(
         sorted((_domain(reader, bus, ports) for bus in buses), key=lambda one: natural(one.ports[0].receptacle or ""))
     )
 
 
 def _domain(reader: Reader, bus: dict[str, Any], ports: dict[str, str]) -> ThunderboltDomain:
-    name = words(bus.get("_name")) or ""
+    name = string(bus.get("_name")) or ""
     port = _port(reader, name, table(bus.get("receptacle_1_tag")), ports)
     return ThunderboltDomain(
         name=name,
@@ -46,16 +45,16 @@ def _domain(reader: Reader, bus: dict[str, Any], ports: dict[str, str]) -> Thund
             name=name,
             path=port.path,
             route=0,
-            identity=identity(words(bus.get("domain_uuid_key"))),
-            vendor=words(bus.get("vendor_name_key")),
-            device=words(bus.get("device_name_key")),
+            identity=identity(string(bus.get("domain_uuid_key"))),
+            vendor=string(bus.get("vendor_name_key")),
+            device=string(bus.get("device_name_key")),
         ),
         ports=(port,),
         devices=tuple(_router(port, item) for item in _walk(bus, 0) if _is_router(item)),
         peers=tuple(
             _peer(port, item, direct=item in tables(bus.get("_items")))
             for item in _walk(bus, 0)
-            if words(item.get("domain_uuid_key"))
+            if string(item.get("domain_uuid_key"))
         ),
     )
 
@@ -69,12 +68,12 @@ def _walk(item: dict[str, Any], depth: int) -> Iterator[dict[str, Any]]:
 
 
 def _is_router(item: dict[str, Any]) -> bool:
-    return not words(item.get("domain_uuid_key")) and words(item.get("_name")) is not None
+    return not string(item.get("domain_uuid_key")) and string(item.get("_name")) is not None
 
 
 def _port(reader: Reader, bus: str, tag: dict[str, Any], ports: dict[str, str]) -> ThunderboltPort:
-    receptacle, status = words(tag.get("receptacle_id_key")), words(tag.get("receptacle_status_key"))
-    speed = words(tag.get("current_speed_key"))
+    receptacle, status = string(tag.get("receptacle_id_key")), string(tag.get("receptacle_status_key"))
+    speed = string(tag.get("current_speed_key"))
     where = reader.note(
         f"$ {PROFILER}: {bus}",
         f"receptacle {receptacle or '?'}: {status or '?'}, {speed or 'no speed'}",
@@ -102,15 +101,15 @@ def _speed(reader: Reader, where: str, text: str | None) -> float | None:
 
 
 def _router(port: ThunderboltPort, item: dict[str, Any]) -> ThunderboltRouter:
-    route = words(item.get("route_string_key")) or ""
+    route = string(item.get("route_string_key")) or ""
     return ThunderboltRouter(
-        name=words(item.get("_name")) or "",
+        name=string(item.get("_name")) or "",
         path=port.path,
         route=whole(f"0x{route}") or 0,
-        identity=identity(words(item.get("switch_uid_key"))),
-        vendor=words(item.get("vendor_name_key")),
-        device=words(item.get("device_name_key")),
-        firmware=words(item.get("switch_version_key")),
+        identity=identity(string(item.get("switch_uid_key"))),
+        vendor=string(item.get("vendor_name_key")),
+        device=string(item.get("device_name_key")),
+        firmware=string(item.get("switch_version_key")),
     )
 
 
@@ -118,12 +117,12 @@ def _peer(port: ThunderboltPort, item: dict[str, Any], *, direct: bool) -> Thund
     """``direct``: at the other end of the cable, not behind a dock."""
     services = tuple(_service(port, one) for one in tables(item.get("services_title")))
     return ThunderboltPeer(
-        name=words(item.get("_name")) or "?",
+        name=string(item.get("_name")) or "?",
         path=port.path,
         route=1 if direct else 0,
-        identity=identity(words(item.get("domain_uuid_key"))),
-        vendor=words(item.get("vendor_name_key")),
-        device=words(item.get("device_name_key")),
+        identity=identity(string(item.get("domain_uuid_key"))),
+        vendor=string(item.get("vendor_name_key")),
+        device=string(item.get("device_name_key")),
         link_gb_s=port.speed_gb_s if direct else None,
         port=port.name if direct else None,
         services=services,
@@ -132,6 +131,6 @@ def _peer(port: ThunderboltPort, item: dict[str, Any], *, direct: bool) -> Thund
 
 
 def _service(port: ThunderboltPort, item: dict[str, Any]) -> ThunderboltService:
-    name = words(item.get("_name")) or "?"
+    name = string(item.get("_name")) or "?"
     rdma = item.get("protocol_id_key") == _RDMA_PROTOCOL
     return ThunderboltService(name, port.path, "rdma" if rdma else _KNOWN_SERVICES.get(name))

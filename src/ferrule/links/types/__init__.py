@@ -6,7 +6,7 @@ quote what was read there (`Inventory.evidence`). Speeds of cables are in Gbit/s
 """
 
 from ferrule.links.types.firewall import Firewall, FirewallChain, FirewallRule, MatchField, RuleMatch, Verdict
-from ferrule.links.types.inventory import Evidence, Inventory, Unreadable
+from ferrule.links.types.inventory import Evidence, Inventory, Unreadable, inventory_json
 from ferrule.links.types.machine import (
     UNLIMITED_BYTES,
     Clock,
@@ -17,7 +17,7 @@ from ferrule.links.types.machine import (
     Service,
     System,
 )
-from ferrule.links.types.net import FlowControl, Keeper, NetAddress, NetCounters, NetDevice, NetKind, Route
+from ferrule.links.types.net import FlowControl, NetAddress, NetCounters, NetDevice, NetKind, NetManager, Route
 from ferrule.links.types.pcie import PcieLink, pcie_gb_s
 from ferrule.links.types.rdma import Gid, RdmaDevice, RdmaPort
 from ferrule.links.types.thunderbolt import (
@@ -42,7 +42,6 @@ __all__ = [
     "Inventory",
     "Iommu",
     "IommuMode",
-    "Keeper",
     "Machine",
     "MatchField",
     "Module",
@@ -50,6 +49,7 @@ __all__ = [
     "NetCounters",
     "NetDevice",
     "NetKind",
+    "NetManager",
     "NhiRings",
     "PcieLink",
     "RdmaDevice",
@@ -66,5 +66,6 @@ __all__ = [
     "ThunderboltService",
     "Unreadable",
     "Verdict",
+    "inventory_json",
     "pcie_gb_s",
 ]

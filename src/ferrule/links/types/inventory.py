@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ferrule.links.types.firewall import Firewall
 from ferrule.links.types.machine import Machine, Service
@@ -40,6 +42,11 @@ class Inventory:
     seen: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def host(self) -> str:
+        """What the machine is called in findings."""
+        return self.machine.name or self.machine.tree
+
+    @property
     def peers(self) -> tuple[ThunderboltPeer, ...]:
         return tuple(peer for domain in self.thunderbolt for peer in domain.peers)
 
@@ -56,3 +63,10 @@ class Inventory:
         """What stood at these places, the first line of each; those that were not read are left out."""
         lines = ((where, self.seen[where].strip().splitlines()) for where in wheres if where in self.seen)
         return tuple((where, found[0] if found else "") for where, found in lines)
+
+
+def inventory_json(inventory: Inventory) -> dict[str, Any]:
+    """All fields under their own names, without `Inventory.seen`, which repeats them as text."""
+    fields = dataclasses.asdict(dataclasses.replace(inventory, seen={}))
+    del fields["seen"]
+    return fields

@@ -52,7 +52,7 @@ class Machine:
     ``memlock_hard_bytes``: how far that can be raised without root. ``available_modules``: those of the kernel's that
     were looked for and are there, loaded or not. ``rdma_ctl``: what macOS says, such as ``enabled``.
     ``power_profile``: of the firmware, such as ``performance``, ``balanced``, ``low-power``. ``governor`` and
-    ``frequency_driver``: who chooses the processor's frequency. ``software``: versions of Ferrule and what it runs on,
+    ``frequency_driver``: what chooses the processor's frequency. ``software``: versions of Ferrule and what it runs on,
     such as ``("python", "3.12.3")``. ``tree``: ``live``, or the name of the record.
     """
 

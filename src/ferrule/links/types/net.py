@@ -60,8 +60,10 @@ class FlowControl:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
-    """Who gives an interface its settings at every start. ``file``: the .network file that systemd-networkd uses."""
+class NetManager:
+    """The program that manages an interface: it makes its settings at every start. ``file``: the .network file that
+    systemd-networkd uses.
+    """
 
     program: Literal["NetworkManager", "systemd-networkd", "netplan", "ifupdown"]
     file: str | None = None
@@ -76,7 +78,7 @@ class NetDevice:
     ``members``: its own, if it is one. ``parent``: what a VLAN or the like stands on. ``label``: what the system calls
     it, such as ``Thunderbolt 1``. ``thunderbolt``: the name of the `ThunderboltPeer` or `ThunderboltPort` that it
     belongs to. ``mac_random``: the hardware address is made up anew at every start. ``flow_control``: of those that
-    RoCE goes over. ``keeper``: None where no program was found that keeps its settings.
+    RoCE goes over. ``manager``: None where no program was found that manages it.
     """
 
     name: str
@@ -102,7 +104,7 @@ class NetDevice:
     parent: str | None = None
     counters: NetCounters = field(default_factory=NetCounters)
     flow_control: FlowControl | None = None
-    keeper: Keeper | None = None
+    manager: NetManager | None = None
 
     @property
     def speed_gb_s(self) -> float | None:

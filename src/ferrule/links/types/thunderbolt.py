@@ -1,4 +1,4 @@
-"""USB4 and Thunderbolt: controllers, sockets, cables and who is at their other end. Speeds are in Gbit/s."""
+"""USB4 and Thunderbolt: controllers, sockets, cables and the computers at their other end. Speeds are in Gbit/s."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import psutil
 from ferrule import __version__
 from ferrule.errors import PlanError
 from ferrule.files import cache_directory, locked, write_whole
-from ferrule.links.identity import identity
+from ferrule.links.reader import identity
 from ferrule.model.embedded import demo_path
 from ferrule.model.read import read_model
 from ferrule.plan.cluster.spec import DeviceSpec

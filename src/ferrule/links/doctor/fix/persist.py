@@ -12,10 +12,10 @@ import uuid
 from collections.abc import Sequence
 
 from ferrule.links.doctor.fix.actions import Command, NewFile, RemoveFile, Step
-from ferrule.links.types import Inventory, Keeper
+from ferrule.links.types import Inventory, NetManager
 
 MARK = "# Written by `ferrule doctor --fix`; `ferrule doctor --undo` takes it away.\n"
-NO_KEEPER = (
+NO_MANAGER = (
     "until the next start: nothing was found that keeps settings of this interface (NetworkManager, systemd-networkd, "
     "netplan, ifupdown)"
 )
@@ -27,37 +27,36 @@ def new_file(path: str, text: str, mode: int = 0o644) -> Step:
     return Step(NewFile(path, text, mode), RemoveFile(path, text))
 
 
-def lasting(keeper: Keeper | None, *, shared: bool = False) -> str:
+def lasting(manager: NetManager | None, *, shared: bool = False) -> str:
     """For a title: how long it lasts, and with whom."""
-    if keeper is None:
-        return NO_KEEPER
-    return SHARED if shared else f"to last, with {keeper.program}"
+    if manager is None:
+        return NO_MANAGER
+    return SHARED if shared else f"to last, with {manager.program}"
 
 
-def is_shared(inventory: Inventory, keeper: Keeper | None) -> bool:
+def is_shared(inventory: Inventory, manager: NetManager | None) -> bool:
     """Whether a drop-in of the interface's .network file would reach other interfaces, too."""
-    if keeper is None or keeper.program != "systemd-networkd" or keeper.file is None:
+    if manager is None or manager.program != "systemd-networkd" or manager.file is None:
         return False
-    return sum(one.keeper == keeper for one in inventory.netdevs) > 1
+    return sum(one.manager == manager for one in inventory.netdevs) > 1
 
 
-def set_mtu(name: str, now: int, best: int, keeper: Keeper | None = None, *, alone: bool = True) -> tuple[Step, ...]:
+def set_mtu(
+    name: str, now: int, best: int, manager: NetManager | None = None, *, alone: bool = True
+) -> tuple[Step, ...]:
     """``alone``: no other fix gives systemd-networkd a file for this interface."""
     set_it, put_back = (("ip", "link", "set", "dev", name, "mtu", str(mtu)) for mtu in (best, now))
     first = Step(Command(set_it, whole=True), Command(put_back, name, f"mtu {best} "))
-    match keeper.program if keeper else None:
+    match manager.program if manager else None:
         case "NetworkManager":
             conf = f"{MARK}[connection-ferrule-mtu-{name}]\nmatch-device=interface-name:{name}\nethernet.mtu={best}\n"
             reload = (Command(("nmcli", "general", "reload", "conf")),)
             return (first, *_kept([(f"/etc/NetworkManager/conf.d/90-ferrule-mtu-{name}.conf", conf, 0o644)], reload))
         case "systemd-networkd":
-            used = posixpath.basename(keeper.file) if keeper and keeper.file else _own(name)
+            used = posixpath.basename(manager.file) if manager and manager.file else _own(name)
             files = [(f"{_NETWORKD}/{used}.d/90-ferrule-mtu.conf", f"{MARK}[Link]\nMTUBytes={best}\n", 0o644)]
-            if alone and used == _own(name) and not (keeper and keeper.file):
-                text = (
-                    f"{MARK}[Match]\nName={name}\n\n[Link]\nRequiredForOnline=no\n\n[Network]\nKeepConfiguration=yes\n"
-                )
-                files.insert(0, (f"{_NETWORKD}/{used}", text, 0o644))
+            if alone and used == _own(name) and not (manager and manager.file):
+                files.insert(0, _network_file(name, "KeepConfiguration=yes"))
             return (first, *_kept(files, _networkd(name)))
         case "netplan":
             return (first, *_kept([_plan(name, "mtu", f"mtu: {best}")], _netplan(name)))
@@ -68,10 +67,10 @@ def set_mtu(name: str, now: int, best: int, keeper: Keeper | None = None, *, alo
             return (first,)
 
 
-def give_address(name: str, address: str, keeper: Keeper | None = None) -> tuple[Step, ...]:
+def give_address(name: str, address: str, manager: NetManager | None = None) -> tuple[Step, ...]:
     add, remove = (("ip", "address", what, address, "dev", name) for what in ("add", "del"))
     first = Step(Command(add, whole=True), Command(remove, name))
-    match keeper.program if keeper else None:
+    match manager.program if manager else None:
         case "NetworkManager":
             return _connection(name, address)
         case "systemd-networkd":

@@ -54,7 +54,7 @@ def raise_memlock() -> tuple[Step, ...]:
 def choose_address(inventory: Inventory, device: NetDevice) -> str | None:
     """An address of which the other end's fix chooses the neighbour, from the identities that both ends know.
 
-    None where the ends do not tell who they are, or the subnet is in use already.
+    None where an end's identity is not known, or the subnet is in use already.
     """
     for domain in inventory.thunderbolt:
         for peer in domain.peers:
@@ -81,12 +81,12 @@ def _mtu(inventory: Inventory, finding: Finding) -> Fix | None:
     if device is None or device.mtu is None:
         return None
     best = THUNDERBOLT_MTU if device.kind == "thunderbolt" else JUMBO
-    shared = is_shared(inventory, device.keeper)
-    lasts = lasting(device.keeper, shared=shared)
+    shared = is_shared(inventory, device.manager)
+    lasts = lasting(device.manager, shared=shared)
     title = f"Set the MTU of {device.name} from {device.mtu} to {best}, {lasts}. Do the same at the other end."
     # An address is given first, in a file that this then adds to.
     alone = bool(subnets(device)) or choose_address(inventory, device) is None
-    steps = set_mtu(device.name, device.mtu, best, None if shared else device.keeper, alone=alone)
+    steps = set_mtu(device.name, device.mtu, best, None if shared else device.manager, alone=alone)
     return Fix(finding.id, finding.subject, title, steps)
 
 
@@ -95,9 +95,9 @@ def _address(inventory: Inventory, finding: Finding) -> Fix | None:
     address = choose_address(inventory, device) if device is not None else None
     if device is None or address is None:
         return None
-    lasts = lasting(device.keeper)
+    lasts = lasting(device.manager)
     title = f"Give {device.name} the address {address}, {lasts}. At the other end this chooses its neighbour."
-    return Fix(finding.id, finding.subject, title, give_address(device.name, address, device.keeper))
+    return Fix(finding.id, finding.subject, title, give_address(device.name, address, device.manager))
 
 
 def _switch_on(inventory: Inventory, finding: Finding) -> Fix | None:

@@ -9,13 +9,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ferrule.links.reader import shortened
 from ferrule.links.types import FirewallChain, FirewallRule, RuleMatch, Verdict
 
 ZONES = "firewall-cmd --list-all-zones"
 
 _TARGETS: dict[str, Verdict] = {"ACCEPT": "accept", "DROP": "drop", "default": "reject", "%%REJECT%%": "reject"}
 _RICH: dict[str, Verdict] = {"accept": "accept", "drop": "drop", "reject": "reject"}
-_MAX_LINE = 256
 
 
 @dataclass
@@ -91,8 +91,7 @@ def _line(zone: _Zone) -> str:
     told = ", ".join(
         f"{key}: {' '.join(zone.listed(key))}" for key in ("interfaces", "services", "ports") if zone.listed(key)
     )
-    shown = f"{zone.name}: target: {zone.settings['target']}" + (f" ({told})" if told else "")
-    return shown if len(shown) <= _MAX_LINE else f"{shown[: _MAX_LINE - 1]}…"
+    return shortened(f"{zone.name}: target: {zone.settings['target']}" + (f" ({told})" if told else ""))
 
 
 def _rich(line: str) -> FirewallRule:
@@ -107,4 +106,4 @@ def _rich(line: str) -> FirewallRule:
             matches.append(RuleMatch("source", (match[1],)))
         elif word not in ("source", verdict):
             matches.append(RuleMatch("other"))
-    return FirewallRule(line[:_MAX_LINE], verdict, tuple(matches))
+    return FirewallRule(shortened(line), verdict, tuple(matches))

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Literal
 
+from ferrule.links.reader import shortened
 from ferrule.links.types import FirewallChain, FirewallRule, MatchField, RuleMatch, Verdict
 
 IPTABLES = "iptables-save"
@@ -34,7 +35,6 @@ _FIELDS: dict[str, MatchField] = {
 _SILENT = ("-m", "--match", "--comment", "--reject-with", "-c")
 """Options that decide nothing, with the word that follows."""
 _VERDICTS: dict[str, Verdict] = {"ACCEPT": "accept", "DROP": "drop", "REJECT": "reject", "RETURN": "return"}
-_MAX_LINE = 256
 
 
 def parse_saved(text: str) -> tuple[FirewallChain, ...]:
@@ -49,9 +49,14 @@ def parse_saved(text: str) -> tuple[FirewallChain, ...]:
             continue
         elif match := re.match(r":(\S{1,64}) (ACCEPT|DROP|-)", line):
             policy: Literal["accept", "drop"] = "drop" if match[2] == "DROP" else "accept"
-            chains[f"{home} {match[1]}"] = (_HOOKS.get((home, match[1])), _PRIORITIES[home], policy, _shortly(line))
+            chains[f"{home} {match[1]}"] = (
+                _HOOKS.get((home, match[1])),
+                _PRIORITIES[home],
+                policy,
+                shortened(line),
+            )
         elif match := re.match(r"(?:\[[0-9:]{1,40}\] )?-A (\S{1,64})(?: |$)", line):
-            found = _rule(line[match.end() :], _shortly(line), home)
+            found = _rule(line[match.end() :], shortened(line), home)
             if found is not None:
                 rules.setdefault(f"{home} {match[1]}", []).append(found)
     return tuple(
@@ -107,8 +112,3 @@ def _options(words: list[str]) -> Iterator[tuple[bool, str, list[str]]]:
             values.append(word)
     if option is not None:
         yield negated, option, values
-
-
-def _shortly(line: str) -> str:
-    shown = "".join(letter if letter.isprintable() else " " for letter in line.strip())
-    return shown if len(shown) <= _MAX_LINE else f"{shown[: _MAX_LINE - 1]}…"

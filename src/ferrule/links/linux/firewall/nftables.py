@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from ferrule.links.reader import table, tables
+from ferrule.links.reader import shortened, table, tables
 from ferrule.links.types import FirewallChain, FirewallRule, RuleMatch, Verdict
 
 NFT = "nft -j -t list ruleset"
@@ -99,21 +99,16 @@ def _lines(text: str) -> Iterator[tuple[str, str]]:
         elif match := re.match(r"chain (\S+) \{", words):
             home = f"{family} {match[1]}"
         elif match := re.fullmatch(r"(.{1,4096}?) # handle ([0-9]{1,18})", words):
-            yield f"{home} {match[2]}", _shortly(match[1])
+            yield f"{home} {match[2]}", shortened(match[1])
         elif " hook " in words:
-            yield home, _shortly(words)
-
-
-def _shortly(line: str) -> str:
-    shown = "".join(letter if letter.isprintable() else " " for letter in line)
-    return shown if len(shown) <= _MAX_LINE else f"{shown[: _MAX_LINE - 1]}…"
+            yield home, shortened(words)
 
 
 def _rules(rule: Mapping[str, Any], line: str, home: str) -> Iterator[FirewallRule]:
     """One, or for each entry of a verdict map one."""
     matches: list[RuleMatch] = []
     statements = tables(rule.get("expr"))
-    line = line or _shortly(json.dumps(statements))
+    line = line or shortened(json.dumps(statements))
     for statement in statements:
         for key, value in statement.items():
             if key == "match":

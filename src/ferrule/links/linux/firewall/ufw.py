@@ -1,4 +1,4 @@
-"""ufw's rules, as ``ufw status verbose`` prints them to root; anybody may read what it does by default."""
+"""ufw's rules, as ``ufw status verbose`` prints them to root, and its defaults, which every user may read."""
 
 from __future__ import annotations
 

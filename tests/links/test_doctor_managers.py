@@ -10,7 +10,7 @@ import pytest
 from linux_trees import pc
 from test_doctor import read
 from test_doctor_checks import STRIX, net
-from test_doctor_fix import KEEPERS, Recorder, files, fixes_of, kept, kept_alone, no_manager, silent, thunderbolt1
+from test_doctor_fix import MANAGERS, Recorder, files, fixes_of, kept, kept_alone, no_manager, silent, thunderbolt1
 
 from ferrule.links import Probe
 from ferrule.links.doctor.fix import Journal, Target, apply, undo
@@ -36,7 +36,7 @@ STANZAS = "etc/network/interfaces.d/ferrule-"
 
 
 @pytest.mark.parametrize(
-    ("keeper", "written", "asked"),
+    ("manager", "written", "asked"),
     [
         (
             "systemd-networkd",
@@ -73,21 +73,21 @@ STANZAS = "etc/network/interfaces.d/ferrule-"
         ),
     ],
 )
-def test_address_and_mtu_last_with_the_keeper_of_the_interface(
-    tmp_path: Path, keeper: str, written: dict[str, str], asked: list[str]
+def test_address_and_mtu_last_with_the_manager_of_the_interface(
+    tmp_path: Path, manager: str, written: dict[str, str], asked: list[str]
 ) -> None:
-    inventory = kept_alone(net(STRIX, "thunderbolt1", addresses=()), KEEPERS[keeper])
+    inventory = kept_alone(net(STRIX, "thunderbolt1", addresses=()), MANAGERS[manager])
     address = choose_address(inventory, change(thunderbolt1(), addresses=())) or ""
     run = Recorder()
     target = Target(tmp_path, run)
     for name in ("no-address", "mtu-small"):
         fix = fixes_of(inventory)[name]
-        assert f", to last, with {KEEPERS[keeper].program}." in fix.title
+        assert f", to last, with {MANAGERS[manager].program}." in fix.title
         apply(fix, target, Journal(target.state), silent)
     found = {path: text.partition("takes it away.\n")[2] for path, text in files(tmp_path).items()}
     assert found == {path: text.replace("ADDRESS", address) for path, text in written.items()}
     assert run.asked == [words.replace("ADDRESS", address) for words in asked]
-    if keeper == "netplan":
+    if manager == "netplan":
         assert {path.stat().st_mode & 0o777 for path in (tmp_path / "etc/netplan").iterdir()} == {0o600}
     for entry in reversed(Journal(target.state).entries()):
         undo(entry, target, Journal(target.state), silent)
@@ -96,7 +96,7 @@ def test_address_and_mtu_last_with_the_keeper_of_the_interface(
 
 
 def test_an_mtu_alone_gets_a_file_that_leaves_the_address(tmp_path: Path) -> None:
-    inventory = kept_alone(read(STRIX), KEEPERS["systemd-networkd"])
+    inventory = kept_alone(read(STRIX), MANAGERS["systemd-networkd"])
     target = Target(tmp_path, Recorder())
     apply(fixes_of(inventory)["mtu-small"], target, Journal(target.state), silent)
     assert files(tmp_path)[OWN].endswith("[Network]\nKeepConfiguration=yes\n")
@@ -104,7 +104,7 @@ def test_an_mtu_alone_gets_a_file_that_leaves_the_address(tmp_path: Path) -> Non
 
 
 def test_a_file_of_several_interfaces_is_not_added_to(tmp_path: Path) -> None:
-    fix = fixes_of(kept(read(STRIX), KEEPERS["networkd-file"]))["mtu-small"]
+    fix = fixes_of(kept(read(STRIX), MANAGERS["networkd-file"]))["mtu-small"]
     assert "until the next start: its .network file is also that of other interfaces" in fix.title
     target = Target(tmp_path, Recorder())
     apply(fix, target, Journal(target.state), silent)
@@ -134,7 +134,7 @@ def test_a_record_holds_no_passwords_of_interfaces() -> None:
     assert "NETWORK_FILE" in json.dumps(saved)
     assert "anna" not in json.dumps(saved)
     after = Probe(tree_of("pc", saved)).inventory()
-    assert [one.keeper for one in after.netdevs] == [one.keeper for one in before.inventory().netdevs]
+    assert [one.manager for one in after.netdevs] == [one.manager for one in before.inventory().netdevs]
     for unit in ("NetworkManager", "systemd-networkd"):
         running[unit] = "inactive"
         record["commands"][SYSTEMCTL] = "".join(f"{running.get(unit, 'inactive')}\n" for unit in UNITS)

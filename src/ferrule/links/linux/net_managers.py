@@ -1,6 +1,6 @@
-"""Who gives an interface its settings at every start: NetworkManager, netplan, systemd-networkd or ifupdown.
+"""The program that manages an interface: NetworkManager, netplan, systemd-networkd or ifupdown.
 
-The first two programs write down what they do for each interface where anybody may read it: below
+Two of these programs write what they do for each interface into files that every user may read: below
 ``/run/NetworkManager/devices`` and ``/run/systemd/netif/links``, by the interface's number.
 """
 
@@ -10,7 +10,7 @@ import re
 
 from ferrule.links.linux.net import CLASS
 from ferrule.links.reader import Reader
-from ferrule.links.types import Keeper, Service
+from ferrule.links.types import NetManager, Service
 
 NM_DEVICES = "/run/NetworkManager/devices"
 NETWORKD_LINKS = "/run/systemd/netif/links"
@@ -21,19 +21,19 @@ IFSTATE = "/run/network/ifstate"
 _SOURCED = re.compile(r"^\s*source(?:-directory)?\s+(?:/etc/network/)?interfaces\.d(?:/\*)?\s*$", re.MULTILINE)
 
 
-def read_keeper(reader: Reader, name: str, services: tuple[Service, ...]) -> Keeper | None:
+def read_manager(reader: Reader, name: str, services: tuple[Service, ...]) -> NetManager | None:
     """None where no program was found that would keep a setting of this interface."""
     active = {one.name for one in services if one.active}
     number = reader.number(f"{CLASS}/{name}/ifindex", 1, 1 << 31)
     if "NetworkManager" in active:
         told = reader.block(f"{NM_DEVICES}/{number}") or "" if number else ""
         if re.search(r"^managed=(?:false|0)\s*$", told, re.MULTILINE) is None:
-            return Keeper("NetworkManager")
+            return NetManager("NetworkManager")
     if "systemd-networkd" in active:
         told = reader.block(f"{NETWORKD_LINKS}/{number}") or "" if number else ""
         file = re.search(r"^NETWORK_FILE=(/\S{1,255})\s*$", told, re.MULTILINE)
         plans = any(one.endswith(".yaml") for one in reader.names(NETPLAN))
-        return Keeper("netplan" if plans else "systemd-networkd", file[1] if file else None)
+        return NetManager("netplan" if plans else "systemd-networkd", file[1] if file else None)
     if "networking" in active or reader.exists(IFSTATE):
-        return Keeper("ifupdown") if _SOURCED.search(reader.block(INTERFACES) or "") else None
+        return NetManager("ifupdown") if _SOURCED.search(reader.block(INTERFACES) or "") else None
     return None

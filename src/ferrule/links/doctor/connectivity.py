@@ -1,4 +1,4 @@
-"""What the fastest way to other machines allows, where that is little or not known."""
+"""What the fastest connection to other machines allows, where that is little or not known."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def check(inventory: Inventory) -> Iterator[Finding]:
     rdma = any(port.state in ("ACTIVE", "INIT", "ARMED") for device in inventory.rdma for port in device.ports)
     if inventory.peers or rdma or not inventory.netdevs:
         return
-    ways = [one for one in inventory.netdevs if one.kind != "loopback" and usable(one) and subnets(one)]
-    speeds = {one.name: _speed(inventory, one) for one in ways if _is_cable(inventory, one)}
-    wifi = next((one for one in ways if one.kind == "wifi"), None)
+    usable_devices = [one for one in inventory.netdevs if one.kind != "loopback" and usable(one) and subnets(one)]
+    speeds = {one.name: _speed(inventory, one) for one in usable_devices if _below(inventory, one)}
+    wifi = next((one for one in usable_devices if one.kind == "wifi"), None)
     if speeds:
         yield from _cable(inventory, speeds)
     elif wifi is not None:
         yield _only_wifi(inventory, wifi)
-    elif ways:
-        yield _emulated(inventory, ways[0])
+    elif usable_devices:
+        yield _emulated(inventory, usable_devices[0])
     else:
         what = "No interface has both a link and an address."
         evidence = addresses_evidence(inventory, *(one.name for one in inventory.netdevs if one.kind != "loopback"))
@@ -42,10 +42,6 @@ def _below(inventory: Inventory, one: NetDevice) -> list[NetDevice]:
     """The interfaces with a cable that a bridge, bond or VLAN stands on; the interface itself if it has one."""
     names = (one.name, *one.members, one.parent)
     return [each for each in inventory.netdevs if each.name in names and each.kind in CABLES and usable(each)]
-
-
-def _is_cable(inventory: Inventory, one: NetDevice) -> bool:
-    return bool(_below(inventory, one))
 
 
 def _speed(inventory: Inventory, one: NetDevice) -> int:
