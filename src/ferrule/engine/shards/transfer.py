@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrule.engine.shards.ledger import DIGEST_BYTES, digest
+from ferrule.engine.shards.messages import tell_all
 from ferrule.engine.shards.pieces import Piece
 from ferrule.engine.shards.store import Store
 from ferrule.engine.shards.weight_files import Place, Reader
@@ -34,16 +35,12 @@ ROUND_TIMEOUT = 300.0
 """Seconds that a round may take: as long as the slowest disk needs for what one is asked for."""
 ATTEMPTS = 4
 """How often a piece is asked for before it is given up."""
-FIELDS = 7
-"""Numbers of a request: source, tensor, and the piece."""
 
-Numbers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 Done = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, array_like=True):
     """Piece ``piece`` from rank ``source`` to rank ``to``."""
 
     source: int
@@ -51,32 +48,21 @@ class Request:
     piece: Piece
 
 
+class Round(msgspec.Struct):
+    """What each rank says in a round. ``unfinished``: it will ask for more, or has not kept all yet."""
+
+    requests: list[Request]
+    unfinished: bool
+
+
 class Wire:
-    """What all ranks need to understand each other's requests: the tensors' places, and their numbers."""
+    """What all ranks need to understand each other's requests: the tensors' places."""
 
     def __init__(self, places: dict[str, Place]) -> None:
         self.places = places
-        self.keys = sorted(places)
-        self.number = {key: number for number, key in enumerate(self.keys)}
 
     def bytes(self, piece: Piece) -> int:
         return piece.bytes(self.places[piece.key].view(piece.dim))
-
-    def encode(self, requests: Sequence[Request], unfinished: bool) -> Numbers:
-        frame = np.zeros(2 + FIELDS * ROUND_PIECES, dtype=np.int64)
-        frame[:2] = len(requests), unfinished
-        for index, request in enumerate(requests):
-            piece = request.piece
-            numbers = (self.number[piece.key], piece.dim, piece.first, piece.last, piece.start, piece.stop)
-            frame[2 + FIELDS * index : 2 + FIELDS * (index + 1)] = (request.source, *numbers)
-        return frame
-
-    def decode(self, frame: Numbers, to: int) -> list[Request]:
-        found = []
-        for row in frame[2 : 2 + FIELDS * int(frame[0])].reshape(-1, FIELDS).tolist():
-            source, number, *place = row
-            found.append(Request(source, to, Piece(self.keys[number], *place)))
-        return found
 
 
 class Receiver:
@@ -159,8 +145,8 @@ def transfer(
     while True:
         mine = receiver.next_requests(group.rank) if receiver else []
         unfinished = bool(receiver and (receiver.waiting or any(r.to == group.rank for r in asked) or came[0]))
-        frames = group.all_gather(wire.encode(mine, unfinished), timeout=ROUND_TIMEOUT).reshape(group.size, -1)
-        next_asked = [request for rank in range(group.size) for request in wire.decode(frames[rank], rank)]
+        told = tell_all(group, Round(mine, unfinished), ROUND_TIMEOUT)
+        next_asked = [request for each in told for request in each.requests]
         coming = [request for request in asked if request.to == group.rank]
         counts = [
             [_parcel_bytes(wire, asked, source, to) for source, to in pairs]
@@ -182,7 +168,7 @@ def transfer(
             work.wait(ROUND_TIMEOUT)
             sent += sum(counts[0])
             on_sent(sent)
-        if not asked and not next_asked and not frames[:, 1].any():
+        if not asked and not next_asked and not any(each.unfinished for each in told):
             return
         asked, parcels, came = next_asked, next_parcels, (coming, arriving)
 
