@@ -80,13 +80,13 @@ void Direction::send_next(double other_load) {
   free_ = begin + taken;
 
   const std::uint32_t frames = packet.extent().frames;
-  if (befalls(packet, shape_.loss)) {
+  if (hits(packet, shape_.loss)) {
     counters_.lost += frames;
     return;
   }
-  if (befalls(packet, shape_.corrupt)) {
+  if (hits(packet, shape_.corrupt)) {
     counters_.corrupted += frames;
-    // Nobody would notice; the receiver's card drops it on a real cable.
+    // No checksum would find the error; on a real cable the receiver's adapter drops the frame.
     if (lacks_checksum(std::as_const(packet).bytes())) return;
     damage(packet);
   }
@@ -95,13 +95,13 @@ void Direction::send_next(double other_load) {
     due += static_cast<Time>(static_cast<double>(shape_.jitter) * (2 * random_.fraction() - 1));
     due = std::max(due, free_);
   }
-  if (befalls(packet, shape_.reorder)) {
+  if (hits(packet, shape_.reorder)) {
     counters_.reordered += frames;
     fly(std::move(packet), due + std::max(shape_.delay, kOvertaken));
     return;
   }
   last_due_ = due = std::max(due, last_due_);
-  if (befalls(packet, shape_.duplicate)) {
+  if (hits(packet, shape_.duplicate)) {
     counters_.duplicated += frames;
     fly(packet.copy(), due);
   }
@@ -114,7 +114,7 @@ void Direction::fly(Packet packet, Time due) {
   flying_.insert(place, Flying{due, std::move(packet)});
 }
 
-bool Direction::befalls(const Packet& packet, double probability) {
+bool Direction::hits(const Packet& packet, double probability) {
   const std::uint32_t frames = packet.extent().frames;
   return random_.happens(frames == 1 || probability <= 0 ? probability : 1 - std::pow(1 - probability, frames));
 }

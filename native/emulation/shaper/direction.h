@@ -1,8 +1,8 @@
 // One direction of an emulated cable. Pure: time comes from the caller.
 //
 // A packet waits for its turn in a queue of bounded bytes, takes its bytes' time to be sent, is on its way for the
-// cable's delay, and comes out at the other end. Chance decides when its sending begins, so that what is lost has used
-// the wire as it would have on a real one.
+// cable's delay, and comes out at the other end. Losses and errors are drawn when its sending begins, so that
+// a lost packet has used the wire as it would have on a real one.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ struct Counters {
   std::uint64_t delivered_frames = 0;
   std::uint64_t delivered_bytes = 0;
   std::uint64_t overflowed = 0;  // frames lost because the queue was full
-  std::uint64_t lost = 0;        // by chance
+  std::uint64_t lost = 0;        // at random
   std::uint64_t cut = 0;         // because nothing passed at the time
   std::uint64_t corrupted = 0;
   std::uint64_t duplicated = 0;
@@ -101,8 +101,8 @@ class Direction {
 
   bool silent() const { return shape_.flow == Flow::mute || shape_.flow == Flow::dark; }
   void fly(Packet packet, Time due);
-  // Of a packet that is many frames, a part with each frame's chance; those that chance spares go on together.
-  bool befalls(const Packet& packet, double probability);
+  // A random decision for a packet that stands for many frames: true with the chance that it hits at least one of them.
+  bool hits(const Packet& packet, double probability);
   void damage(Packet& packet);
   std::uint64_t wire_bytes(const Packet& packet) const {
     return packet.extent().bytes + std::uint64_t{packet.extent().frames} * shape_.overhead;

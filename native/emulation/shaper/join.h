@@ -1,5 +1,4 @@
-// What joins the ends of a cable: a direction each way between two, a switch between more. Pure: time comes from the
-// caller.
+// An emulated cable between two ends, or a switch between more. Pure: time comes from the caller.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +12,13 @@ namespace ferrule::shaper {
 
 class Join {
  public:
-  // Decisions of chance follow from the seed, for each end on its own.
+  // Random decisions follow from the seed, for each end on its own.
   Join(int ends, std::uint64_t seed);
 
   int ends() const { return static_cast<int>(up_.size()); }
   // What happens to what `end` sends; on a switch, to what is sent to it, only the rate, queue and overhead.
   void set(int end, const Shape& shape);
-  // All that is under way is lost.
+  // Every packet under way is lost.
   void clear();
   Counters counters(int end) const { return up_.at(static_cast<std::size_t>(end)).counters(); }
 

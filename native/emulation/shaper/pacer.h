@@ -19,7 +19,7 @@ class Pacer {
     // An answer may follow soon, and waking up would cost more than all that a short cable does.
     if (spare && now - last < kLinger) return 0;
     if (left > margin_) return left == kNever ? kNever : left - margin_;
-    // Whoever would poll for more than its share leaves the processor to the hosts, and is late.
+    // A thread that has polled for its share of the time sleeps, and may be late: the hosts need the processor.
     return spare || budget_ > 0 ? 0 : std::max(left, kShortest);
   }
   // A sleep of `asked` has ended by itself after `taken`.

@@ -25,7 +25,7 @@ struct Extent {
 };
 
 Extent extent_of(std::span<const std::byte> packet);
-// Whether its checksum is yet to be computed: then nobody would notice that it was altered.
+// Whether its checksum is yet to be computed: then the receiver could not notice that it was altered.
 bool lacks_checksum(std::span<const std::byte> packet);
 
 class Packet {

@@ -1,4 +1,4 @@
-// Decisions of chance that come out the same for the same seed, on any machine: SplitMix64 (Steele, Lea, Flood 2014).
+// Random numbers that are the same for the same seed on any machine: SplitMix64 (Steele, Lea, Flood 2014).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class Random {
   }
   // At least 0, less than 1.
   double fraction() { return static_cast<double>(next() >> 11) * 0x1p-53; }
-  // What can never or must happen draws nothing: a cable that only delays needs no luck.
+  // Draws no number for a probability of 0 or 1: a cable that only delays uses none.
   bool happens(double probability) { return probability > 0 && (probability >= 1 || fraction() < probability); }
 
  private:

@@ -30,7 +30,7 @@ constexpr int kBatch = 8;               // what one end may send before the othe
 constexpr int kEvents = 32;
 constexpr std::uint64_t kBell = UINT64_MAX;
 constexpr Time kSecond = 1'000'000'000;
-constexpr Time kOldest = kSecond;  // that a packet can be, unless somebody has set the clock
+constexpr Time kOldest = kSecond;  // of a packet; more means that the clock was set
 
 Time nanoseconds(const timespec& time) { return time.tv_sec * kSecond + time.tv_nsec; }
 
@@ -134,7 +134,7 @@ void Worker::call(std::function<void()> order) {
   done.get();
 }
 
-bool Worker::obey() {
+bool Worker::run_orders() {
   // In this order: an order that comes later than this look at them rings a bell that has not been heard.
   rung_ = false;
   std::uint64_t rings;
@@ -211,7 +211,7 @@ EndCounters Worker::counters(int cable, int end) {
 void Worker::run() {
   be_prompt();
   for (;;) {
-    if (rung_ && !obey()) return;
+    if (rung_ && !run_orders()) return;
     wait();
     for (auto& [number, cable] : cables_) pump(cable);
   }

@@ -1,4 +1,4 @@
-// Emulated cables at work: threads that carry packets between sockets, as slowly and badly as they are told. Linux
+// The shaper: threads that carry packets between sockets with the delay, rate and faults of emulated cables. Linux
 // only.
 #pragma once
 
@@ -49,8 +49,8 @@ class Worker {
   };
 
   void call(std::function<void()> order);
-  // What others asked for; false when they asked to end.
-  bool obey();
+  // Run the orders of other threads; false when the worker is to end.
+  bool run_orders();
   Cable& find(int cable, int end = 0);
   void run();
   // Sleep or poll, and take in what has arrived.
@@ -67,7 +67,7 @@ class Worker {
 
   // The thread's own.
   std::map<int, Cable> cables_;
-  bool rung_ = false;  // the bell, and nobody has obeyed yet
+  bool rung_ = false;  // the bell rang, and the orders have not been run yet
   Pacer pacer_;
   Spare spare_processor_;
   Time moved_ = 0;  // when a packet came or went last

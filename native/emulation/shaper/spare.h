@@ -1,4 +1,4 @@
-// Whether polling takes a processor from somebody.
+// Whether this machine has a spare processor: then polling takes none from another thread.
 #pragma once
 
 #include <fcntl.h>
@@ -32,7 +32,7 @@ class Spare {
   }
 
  private:
-  // The fourth field is "running/all"; many without /proc, where nobody can know.
+  // The fourth field is "running/all". Without /proc: too many, so that no thread polls.
   long running() const {
     char text[128] = {};
     if (fd_ < 0 || ::pread(fd_, text, sizeof text - 1, 0) <= 0) return processors_ + 1;

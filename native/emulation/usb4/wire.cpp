@@ -36,14 +36,14 @@ void Wire::send(const Target& target, const Frame& frame, Time now) {
     due = free_;
   }
   due += shape_.delay;
-  if (shape_.mute || befalls(shape_.drop)) {
+  if (shape_.mute || random_.happens(shape_.drop)) {
     ++(shape_.mute ? counters_.muted : counters_.dropped);
     watch_(target, frame, Fate::dropped);
     return;
   }
-  const bool corrupt = befalls(shape_.corrupt);
-  const bool twice = befalls(shape_.duplicate);
-  const bool later = befalls(shape_.reorder);
+  const bool corrupt = random_.happens(shape_.corrupt);
+  const bool twice = random_.happens(shape_.duplicate);
+  const bool later = random_.happens(shape_.reorder);
   counters_.corrupted += corrupt;
   counters_.duplicated += twice;
   if (!flying_.empty()) due = std::max(due, flying_.back().due);

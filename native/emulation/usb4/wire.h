@@ -1,5 +1,5 @@
-// One direction of an emulated USB4 cable: chance, rate and delay for the frames of all paths on it. Pure: time comes
-// from the caller, and frames go out through a function of the caller's.
+// One direction of an emulated USB4 cable: random faults, rate and delay for the frames of all paths on it. Pure: time
+// comes from the caller, and frames go out through a function of the caller's.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +50,7 @@ struct WireCounters {
   std::uint64_t frames = 0;  // that were sent into it
   std::uint64_t bytes = 0;
   std::uint64_t delivered = 0;
-  std::uint64_t dropped = 0;  // by chance
+  std::uint64_t dropped = 0;  // at random
   std::uint64_t corrupted = 0;
   std::uint64_t duplicated = 0;
   std::uint64_t reordered = 0;
@@ -94,7 +94,6 @@ class Wire {
     bool corrupt;
   };
 
-  bool befalls(double chance) { return random_.happens(chance); }
   void out(const Target& target, const Frame& frame);
   void fly(Flying flying);
   static std::size_t place(const Target& target) { return target.controller * kMostHops + target.ring; }

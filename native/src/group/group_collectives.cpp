@@ -61,7 +61,7 @@ void Group::dispatch(const Call& call, const Operation& operation) {
       if (size_ == 1) return copy(out, bytes);
       return local_ ? local_->reduce_scatter(call, in, out, reduce) : net_->reduce_scatter(call, in, out, reduce);
     case Op::broadcast:
-      // Up to that size it fits into the rings: then the root need not wait for anybody.
+      // Up to that size it fits into the rings: then the root need not wait for the others.
       return local_ && bytes > kRingBytes ? local_->broadcast(call, out) : net_->broadcast(call, out);
     case Op::reduce:
       if (size_ == 1) return copy(out, bytes);

@@ -119,7 +119,7 @@ void Heartbeat::join(const SeatPointer& seat) {
     if (early.message.epoch == seat->epoch_) pass_on(seat, early.from, early.message);
   }
   for (const int rank : seat->ranks_) {
-    if (detector_.presence(rank) == Presence::lost) mourn(seat, rank);
+    if (detector_.presence(rank) == Presence::lost) end_group(seat, rank);
   }
   wake_.ring();
 }

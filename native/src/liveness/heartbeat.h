@@ -116,7 +116,7 @@ class Heartbeat {
   void hear(int from, const HeartbeatMessage& message);
   void give_up(int peer, const std::string& words);
   void given_up(const std::string& words);
-  void mourn(const SeatPointer& seat, int lost);
+  void end_group(const SeatPointer& seat, int lost);
   void pass_on(const SeatPointer& seat, int from, const HeartbeatMessage& verdict);
 
   Wire& wire(Place place) { return wires_[static_cast<std::size_t>(place.peer)][place.rail]; }

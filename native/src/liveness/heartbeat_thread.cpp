@@ -144,10 +144,10 @@ void Heartbeat::give_up(int peer, const std::string& words) {
   if (detector_.presence(peer) != Presence::alive) return;
   detector_.lose(peer, words);
   say_to_all({HeartbeatKind::lost, Status::ok, peer, epoch_, 0, words});
-  for (const SeatPointer& seat : seats_) mourn(seat, peer);
+  for (const SeatPointer& seat : seats_) end_group(seat, peer);
 }
 
-void Heartbeat::mourn(const SeatPointer& seat, int lost) {
+void Heartbeat::end_group(const SeatPointer& seat, int lost) {
   const int rank = seat->group_rank(lost);
   if (rank < 0) return;
   const std::string words = "rank " + std::to_string(rank) + " " + detector_.words(lost);

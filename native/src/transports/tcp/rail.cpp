@@ -64,9 +64,9 @@ void Rail::close(bool reset) {
     (void)::setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
 #ifdef __linux__
     // At once although a forked process may have the descriptor too.
-    sockaddr nobody{};
-    nobody.sa_family = AF_UNSPEC;
-    (void)::connect(fd_, &nobody, sizeof nobody);
+    sockaddr none{};
+    none.sa_family = AF_UNSPEC;
+    (void)::connect(fd_, &none, sizeof none);
 #endif
   }
   ::close(fd_);

@@ -59,7 +59,7 @@ class Rail {
   FrameReader reader;
   CloseNotice words;  // the payload of a close notice that is being read
 
-  // The reader stopped before bytes that nobody waits for yet.
+  // The reader stopped before bytes that no operation waits for yet.
   bool parked = false;
   Clock::time_point parked_since{};
 

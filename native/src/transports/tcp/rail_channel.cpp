@@ -13,8 +13,8 @@ namespace {
 // acknowledgement comes in resets the connection, and what is still to be sent would be lost.
 constexpr std::chrono::seconds kLinger{1};
 constexpr std::chrono::milliseconds kLingerLook{10};
-// How long bytes that nobody waits for yet may stay in a socket when nothing else comes: what is waited for may stand
-// behind them.
+// How long bytes that no operation waits for yet may stay in a socket when nothing else comes: what is waited for may
+// stand behind them.
 constexpr std::chrono::milliseconds kPark{2};
 // How often per time limit the wires are looked at.
 constexpr int kLooks = 8;
@@ -63,7 +63,7 @@ void RailChannel::on_poll(const pollfd& ready) {
   if ((ready.revents & POLLOUT) != 0) push();
   const bool ends = (ready.revents & (POLLHUP | POLLERR | POLLNVAL | kHangup)) != 0;
   if (ends || (ready.revents & POLLIN) != 0) read(rail, ends);
-  // A peer that said goodbye may be needed no more; whoever still needs it finds out by itself.
+  // A peer that said goodbye may be needed no more; an operation that needs it finds out by itself.
   if (gone_ && !departed()) throw loss();
 }
 

@@ -37,7 +37,7 @@ class Outbound {
 
   // The peer has everything before `offset`.
   void acknowledge(std::uint64_t offset);
-  // Nobody knows what became of the frames on that rail.
+  // The frames on that rail may be lost.
   void give_up(int rail);
   // The first frame that has to be sent again, or nullptr.
   OutFrame* lost() const { return lost_.empty() ? nullptr : lost_.front(); }

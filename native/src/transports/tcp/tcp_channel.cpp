@@ -121,7 +121,7 @@ void TcpChannel::on_poll(const pollfd& ready) {
   zero_copy_.reap();
   if ((ready.revents & (POLLHUP | POLLNVAL | kHangup | (words ? 0 : POLLERR))) == 0) return;
   drain();
-  // A peer that said goodbye may be needed no more; whoever still needs it finds out by itself.
+  // A peer that said goodbye may be needed no more; an operation that needs it finds out by itself.
   if (gone_ && !departed()) throw loss();
 }
 

@@ -94,7 +94,7 @@ std::size_t VerbsPipe::read(Bytes into) {
 void VerbsPipe::recycle(std::uint32_t slot, bool data) {
   idle_.push_back(slot);
   if (data) ++idle_data_;
-  // Slots that hold no data are not counted by anybody: those are posted at once.
+  // Slots that hold no data are not counted: those are posted at once.
   if (!data || idle_.size() >= kRepost || idle_.size() * 2 * kAnnouncements >= window_) repost();
 }
 

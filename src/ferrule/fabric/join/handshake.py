@@ -1,10 +1,10 @@
-"""What ranks say of themselves when they shake hands (`ferrule.secure.handshake`), and how a rank between relays it.
+"""The handshake between two ranks (over `ferrule.secure.handshake`), directly or through a relay.
 
-What follows is authenticated; it is encrypted where both ends were told so (docs/security.md).
+Afterwards every message is authenticated, and encrypted where both ends were told so (docs/security.md).
 
 Where two ranks share no link, the client first proves itself in the same way to a rank between them (as a
-`Role.RELAY`), which opens the way to the target and from then on only copies bytes; then both ends shake hands through
-it as above, so that the rank between cannot pass for either.
+`Role.RELAY`), which connects to the target and from then on only copies bytes; then both ends shake hands through it as
+above, so that the relay cannot pass for either.
 """
 
 from __future__ import annotations
@@ -121,11 +121,11 @@ def relayed_steps(key: bytes, request: Identity, identity: Identity, *, encrypt:
 
 
 def opening_steps(key: bytes, request: Identity) -> Steps:
-    """Ask the rank that answers to relay, and wait until it has opened the way: what follows comes from the target."""
+    """Ask the rank that answers to relay, and wait until it has connected: all further bytes are the target's."""
     session = yield from connect_steps(key, request)
-    word = yield WIRE.reply_bytes
-    assert isinstance(word, bytes)
-    reply = WIRE.parse_reply(word)
+    received = yield WIRE.reply_bytes
+    assert isinstance(received, bytes)
+    reply = WIRE.parse_reply(received)
     try:
         check_reply(reply, "the rank between")
     except Refused as error:
@@ -136,23 +136,23 @@ def opening_steps(key: bytes, request: Identity) -> Steps:
 
 
 def silent_steps(identity: Identity) -> Steps:
-    """Nothing is said: others will shake hands over the connection."""
+    """No handshake: two other ranks make theirs over this connection."""
     yield from ()
     return Session(identity, b"")
 
 
 def opened(session: Session) -> bytes:
-    """A relay's word to its client that the way is open: what follows comes from the target."""
+    """A relay's reply that it has connected to the target: all further bytes are the target's."""
     return WIRE.pack_reply(Status.WELCOME, _opened_mac(session))
 
 
 def not_opened(text: str) -> bytes:
-    """A relay's word that there is no way."""
+    """A relay's reply that it cannot connect to the target."""
     return WIRE.pack_reply(Status.REFUSED, text=text)
 
 
 def accept_steps(key: bytes, rank: int, *, encrypt: bool = False) -> Steps:
-    """The side of the server, which is ``rank`` (for the words of an error; whom to let in is decided outside).
+    """The server's side. ``rank``: its own, for error messages; which peers to accept is decided outside.
 
     ``encrypt``: what follows; never what a rank asks that wants to be relayed, whose bytes its target decrypts.
 
