@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
 from ferrule.errors import FerruleError, LinkError
 from ferrule.fabric.join.addresses import Interface
 from ferrule.probe import Effort, End, probe_pair
@@ -50,7 +52,7 @@ class Forked:
         self.order(do="describe")
         told = self.answer(SECONDS)
         self.identity, self.kernel = told["identity"], told["kernel"]
-        self.interfaces = tuple(Interface.from_json(face) for face in told["interfaces"])
+        self.interfaces = msgspec.convert(told["interfaces"], tuple[Interface, ...])
         self.devices, self.rdma = told["devices"], told["rdma"]
 
     def order(self, **order: Any) -> None:
