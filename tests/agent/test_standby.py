@@ -3,6 +3,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 
@@ -107,7 +108,9 @@ def test_each_host_keeps_as_many_standby_processes_as_ranks_also_when_an_agent_s
         async with running(first) as a:
             async with running(second) as b:
                 one, two = a.cluster.member, b.cluster.member
-                both = Deployment(None, ClusterStarter(first, (one, one, two), (2, 2, 4)), holder)
+                both = Deployment(
+                    SimpleNamespace(encrypt=None), ClusterStarter(first, (one, one, two), (2, 2, 4)), holder
+                )
                 await holder.prepare(both)
                 assert (len(a.standby.pids), len(b.standby.pids), holder.kept) == (2, 1, 3)
                 ended = b.standby.pids
@@ -117,7 +120,7 @@ def test_each_host_keeps_as_many_standby_processes_as_ranks_also_when_an_agent_s
             async with running(second) as b:
                 await holder.prepare(both)
                 assert (len(b.standby.pids), holder.kept) == (1, 3)
-                alone = Deployment(None, ClusterStarter(first, (one,), (2,)), holder)
+                alone = Deployment(SimpleNamespace(encrypt=None), ClusterStarter(first, (one,), (2,)), holder)
                 await holder.prepare(alone)
                 assert (len(a.standby.pids), holder.kept) == (1, 1)
                 await until(lambda: b.standby.pids == [])

@@ -98,10 +98,15 @@ def imported(heavy: str, *commands: tuple[str, ...]) -> None:
         ("generate de", "demo"),
         ("plan llama-3", "llama-3.3-70b"),
         ("ver", "version"),
+        ("lab vm reboot two-strix strix-", "strix-2"),
+        ("launch --hosts a,strix-", "a,strix-7"),
+        ("links probe strix-", "strix-7"),
     ],
 )
-def test_the_shell_is_offered_names(words: str, offered: str) -> None:
-    env = {**os.environ, "_FERRULE_COMPLETE": "complete_bash", "COMP_WORDS": f"ferrule {words}"}
+def test_the_shell_is_offered_names(words: str, offered: str, tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/config").write_text("Host strix-7 *.example\n  User me\n")
+    env = {**os.environ, "HOME": str(tmp_path), "_FERRULE_COMPLETE": "complete_bash", "COMP_WORDS": f"ferrule {words}"}
     env["COMP_CWORD"] = str(len(words.split()))
     told = subprocess.run(
         [sys.executable, "-m", "ferrule"], env=env, check=True, capture_output=True, text=True, timeout=60
@@ -228,3 +233,13 @@ def test_the_curl_line_is_for_a_shell() -> None:
     assert "/v1/completions" in curl("http://x", "m", chat=False, with_key=False)
     assert base_url("0.0.0.0", 1) == "http://127.0.0.1:1"
     assert base_url("::1", 1) == "http://[::1]:1"
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--encrypt", "1"), ("--no-encrypt", "0")])
+def test_encryption_is_a_variable_of_every_rank(flag: str, value: str) -> None:
+    from ferrule.engine.host.local_ranks import rank_environment
+
+    told = run("launch", "-n", "2", flag, "--dry-run", "train.py")[1]
+    assert told.count(f"FERRULE_ENCRYPT={value}") == 2
+    assert rank_environment(1, flag == "--encrypt")["FERRULE_ENCRYPT"] == value
+    assert "FERRULE_ENCRYPT" not in rank_environment(1, None)

@@ -196,6 +196,6 @@ def test_the_records_of_the_version_before_are_read(tmp_path):
         database.execute("insert into record values ('model', 'demo', 3, ?, ?)", [A, told])
     database.close()
     store = Store(file)
-    expected = desired(A, model="demo", tensor=2, spares=True, self_test=True)
+    expected = desired(A, model="demo", tensor=2, self_test=True)
     assert store.load().models == {"demo": expected}
     store.close()

@@ -42,7 +42,7 @@ class Server:
         """The rank processes, in rank order."""
         return self._named("ferrule rank")
 
-    def spares(self) -> list[psutil.Process]:
+    def standby(self) -> list[psutil.Process]:
         """Those that wait, with their imports done."""
         return self._named("ferrule standby")
 

@@ -78,11 +78,11 @@ def test_answers_go_on_after_ranks_were_killed_or_stopped(steady_demo: Server) -
         ([1], signal.SIGSTOP, "greedy"),
     )
     for count, (victims, number, kind) in enumerate(cases, start=1):
-        ranks, spares = server.ranks(), []
+        ranks, standby = server.ranks(), []
         assert len(ranks) == 2
         if count == len(cases):  # at any other time it may be that these are not ready yet
-            wait_until(lambda: len(server.spares()) == 2, 90, "spares are ready")
-            spares = server.spares()
+            wait_until(lambda: len(server.standby()) == 2, 90, "standby are ready")
+            standby = server.standby()
         assert ask(server, kind, partial(strike, [ranks[each] for each in victims], number)) == whole[kind]
         health = server.health()
         assert health.status_code == 200
@@ -90,7 +90,7 @@ def test_answers_go_on_after_ranks_were_killed_or_stopped(steady_demo: Server) -
         assert f"rank {victims[0]}" in health.json()["last_recovery"]["cause"]
         assert health.json()["last_recovery"]["requests"] == 1
         assert not any(rank.is_running() for rank in ranks)
-        assert not spares or server.ranks() == spares
+        assert not standby or server.ranks() == standby
     assert server.output.count("1 interrupted requests go on") == len(cases)
 
 

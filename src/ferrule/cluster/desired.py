@@ -47,7 +47,8 @@ class DesiredModel:
     tensor: Count | None = None
     pipeline: Count | None = None
     self_test: bool | None = None
-    spares: bool | None = None
+    standby: bool | None = None
+    encrypt: bool | None = None
     plan: PlanText | None = None
 
 

@@ -121,7 +121,7 @@ class RankPlace:
 @dataclass(frozen=True)
 class ServerState:
     """What a model server tells of itself. ``detail``: what it does or why it fails. ``predicted`` and ``measured``:
-    tokens per second of one request; ``spares``: standby processes."""
+    tokens per second of one request; ``standby``: standby processes."""
 
     state: str = "starting"
     detail: str = ""
@@ -133,7 +133,7 @@ class ServerState:
     running: int = 0
     waiting: int = 0
     recoveries: int = 0
-    spares: int = 0
+    standby: int = 0
     ranks: tuple[RankPlace, ...] = ()
 
 

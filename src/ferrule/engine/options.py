@@ -30,7 +30,8 @@ class EngineOptions:
     None means what the model was made for. ``name``: what the API calls the model. ``threads``: CPU threads per rank;
     None shares the machine's cores out. ``max_sequences``: how many sequences run at once. ``batch_tokens``: the most
     tokens computed in one step. ``self_test``: compare a split model with its reference before it is ready.
-    ``spares``: keep processes ready that take over when ranks die."""
+    ``standby``: keep processes ready that take over when ranks die. ``encrypt``: what ranks say over cables; None: as
+    ``FERRULE_ENCRYPT`` says on each host."""
 
     model: str
     tensor: int = 1
@@ -42,7 +43,8 @@ class EngineOptions:
     max_sequences: int = 64
     batch_tokens: int = 512
     self_test: bool = True
-    spares: bool = False
+    standby: bool = False
+    encrypt: bool | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
@@ -64,6 +66,7 @@ class RankOptions:
     """What one rank needs to know; handed to its process as JSON. ``end_tokens``: ids that end an answer.
     ``identity``: which model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds.
     ``meet_seconds``: in which all ranks must have found each other. ``device``: a name of `engine.devices`.
+    ``encrypt``: as in `EngineOptions`.
     """
 
     directory: str
@@ -78,6 +81,7 @@ class RankOptions:
     self_test: bool = True
     meet_seconds: float = MEET_TIMEOUT
     device: str = "cpu"
+    encrypt: bool | None = None
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

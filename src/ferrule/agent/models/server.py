@@ -30,7 +30,7 @@ from ferrule.serve.server import listen, serve
 log = logging.getLogger(__name__)
 
 TELL_SECONDS = 0.3
-_OPTIONS = ("dtype", "max_context", "threads", "tensor", "pipeline", "self_test", "spares")
+_OPTIONS = ("dtype", "max_context", "threads", "tensor", "pipeline", "self_test", "standby", "encrypt")
 
 
 def options_of(desired: DesiredModel, name: str) -> EngineOptions:
@@ -120,7 +120,7 @@ class ModelServer:
             running=health.running,
             waiting=health.waiting,
             recoveries=health.recoveries,
-            spares=0 if self._planner.standby is None else self._planner.standby.kept,
+            standby=0 if self._planner.standby is None else self._planner.standby.kept,
             measured=1 / self._measured if self._measured is not None and self._measured_at == placed else None,
             ranks=tuple(RankPlace(each.rank, each.host, each.transports) for each in engine.ranks),
         )

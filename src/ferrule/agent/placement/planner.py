@@ -73,7 +73,7 @@ class ClusterPlanner:
         wanted = saved.plan.devices if saved is not None else wanted
         self._saved = saved
         self.placed: Placed | None = None
-        self.standby = ClusterStandby(home, spread=split) if options.spares else None
+        self.standby = ClusterStandby(home, spread=split) if options.standby else None
         self._home, self._options, self._split, self._wanted = home, options, split, tuple(wanted)
         self._steady = move_back_seconds(environment())
         self._placements: dict[tuple[RankStarter, Plan], Placed] = {}

@@ -138,7 +138,7 @@ class ClusterRanks:
             rank,
             len(self._members),
             (*LIFELINE, RANK_MODULE, options.to_json(), CONTROL),
-            rank_environment(options.threads),
+            rank_environment(options.threads, options.encrypt),
             tuple(meet),
         )
         try:

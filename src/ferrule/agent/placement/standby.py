@@ -45,10 +45,12 @@ class ClusterStandby:
         assert isinstance(starter, ClusterStarter)
         if self._working is not None:  # of a caller that could not wait
             await asyncio.wait([self._working])
-        self._working = asyncio.create_task(self._prepare(starter), name="standby processes")
+        self._working = asyncio.create_task(
+            self._prepare(starter, deployment.options.encrypt), name="standby processes"
+        )
         return await asyncio.shield(self._working)  # half a question would spoil the connection
 
-    async def _prepare(self, starter: ClusterStarter) -> bool:
+    async def _prepare(self, starter: ClusterStarter, encrypt: bool | None) -> bool:
         members = {member.host: member for member in starter.members}
         threads = dict(zip((member.host for member in starter.members), starter.threads, strict=True))
         counts = Counter(member.host for member in starter.members)
@@ -58,7 +60,10 @@ class ClusterStandby:
         for host in self._holding.keys() - members.keys():
             self._let_go(host)
         await asyncio.gather(
-            *(self._keep(member, counts[host], rank_environment(threads[host])) for host, member in members.items())
+            *(
+                self._keep(member, counts[host], rank_environment(threads[host], encrypt))
+                for host, member in members.items()
+            )
         )
         return sum(each.ready for each in self._kept.values()) == counts.total()
 

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from ferrule.agent.ray.token import remove_link
 from ferrule.agent.start import agent_command, start_agent
+from ferrule.cli import complete
 from ferrule.cli.cluster import ray as cluster_ray
 from ferrule.cli.cluster.flags import AsJson, InCluster
 from ferrule.cli.cluster.tables import hosts_table, show
@@ -250,7 +251,13 @@ def down(cluster: InCluster = None) -> None:
 def leave(
     cluster: InCluster = None,
     host: Annotated[
-        str | None, typer.Option("--host", metavar="NAME", help="Another one, such as a machine that is gone for good.")
+        str | None,
+        typer.Option(
+            "--host",
+            metavar="NAME",
+            help="Another one, such as a machine that is gone for good.",
+            autocompletion=complete.hosts,
+        ),
     ] = None,
 ) -> None:
     """Take this host, or another one, out of the cluster for good."""

@@ -12,7 +12,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from ferrule.cli.complete import lab_profiles
+from ferrule.cli.complete import lab_hosts, lab_profiles
 from ferrule.cli.lab import demo as lab_demo
 from ferrule.cli.lab import usb4 as lab_usb4
 from ferrule.cli.lab import vm as lab_vm
@@ -132,7 +132,9 @@ def status(as_json: AsJson = False) -> None:
 
 @app.command(epilog=SHELL_EXAMPLES)
 def shell(
-    host: Annotated[str, typer.Argument(help="A host's name, as `ferrule lab status` shows it.")],
+    host: Annotated[
+        str, typer.Argument(help="A host's name, as `ferrule lab status` shows it.", autocompletion=lab_hosts)
+    ],
     command: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Instead of a shell.")] = None,
     lab: InLab = None,
 ) -> None:
@@ -147,7 +149,10 @@ def fault(
     cable: Annotated[str, typer.Argument(help="A cable's name, such as cable0.")],
     words: Annotated[list[str], typer.Argument(metavar="FAULT...", help="A fault, or numbers: delay=300us loss=1%.")],
     sender: Annotated[
-        str | None, typer.Option("--from", metavar="HOST", help="Only for what this host sends, or its plug.")
+        str | None,
+        typer.Option(
+            "--from", metavar="HOST", help="Only for what this host sends, or its plug.", autocompletion=lab_hosts
+        ),
     ] = None,
     lab: InLab = None,
 ) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ferrule.cli.complete import lab_profiles
+from ferrule.cli.complete import lab_profiles, vm_hosts
 from ferrule.errors import ConfigError
 from ferrule.lab.usb4.messages import CableState
 from ferrule.lab.vm import control, once
@@ -45,6 +45,7 @@ Profile = Annotated[
         metavar="NAME|FILE", help="One of `ferrule lab profiles`, or a TOML file.", autocompletion=lab_profiles
     ),
 ]
+Host = Annotated[str, typer.Argument(help="Which host.", autocompletion=vm_hosts)]
 Kernel = Annotated[
     str,
     typer.Option("--kernel", metavar="NAME|SUITE", help=f"{', '.join([*KERNELS, *DEBUG_KERNELS])}, or a Debian suite."),
@@ -105,7 +106,10 @@ def up(
 def run(
     lab: Profile,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What runs, and its arguments.")],
-    on: Annotated[str | None, typer.Option("--on", metavar="HOST", help="Where; by default on the first host.")] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="HOST", help="Where; by default on the first host.", autocompletion=vm_hosts),
+    ] = None,
     peer: Annotated[
         str, typer.Option("--peer", metavar="COMMAND", help="Runs on the peer meanwhile, as a server does.")
     ] = "",
@@ -141,7 +145,9 @@ def run(
 @app.command(epilog=SHELL_EXAMPLES)
 def shell(
     lab: Profile,
-    host: Annotated[str | None, typer.Argument(help="Where; by default on the first host.")] = None,
+    host: Annotated[
+        str | None, typer.Argument(help="Where; by default on the first host.", autocompletion=vm_hosts)
+    ] = None,
     command: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Instead of a shell.")] = None,
 ) -> None:
     """A shell, or a program that needs a terminal, on a host.
@@ -159,7 +165,13 @@ def fault(
     cable: Annotated[str, typer.Argument(help="A cable's name, such as cable0.")],
     words: Annotated[list[str], typer.Argument(metavar="FAULT...", help="What happens to it.")],
     sender: Annotated[
-        str | None, typer.Option("--from", metavar="HOST", help="Only to what this host sends, or its controller.")
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="HOST",
+            help="Only to what this host sends, or its controller.",
+            autocompletion=vm_hosts,
+        ),
     ] = None,
 ) -> None:
     """Let something happen to a cable while it is in use."""
@@ -168,13 +180,13 @@ def fault(
 
 
 @app.command()
-def reboot(lab: Profile, host: Annotated[str, typer.Argument(help="Which host.")]) -> None:
+def reboot(lab: Profile, host: Host) -> None:
     """Cut a host's power, and boot it again."""
     control.reboot(_up(lab), host)
 
 
 @app.command()
-def console(lab: Profile, host: Annotated[str, typer.Argument(help="Which host.")]) -> None:
+def console(lab: Profile, host: Host) -> None:
     """Print what a host said on its console, its kernel's messages among it."""
     typer.echo(control.console(_up(lab), host), nl=False)
 

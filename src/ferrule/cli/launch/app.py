@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ferrule.cli import complete
+from ferrule.cli.serving.model import Encrypt
 from ferrule.config import environment
 from ferrule.errors import ConfigError
 
@@ -30,7 +32,13 @@ PASS_ON = {"allow_interspersed_args": False}
 
 Ranks = Annotated[int | None, typer.Option("-n", "--ranks", help="How many ranks; by default as many as slots.")]
 Hosts = Annotated[
-    str | None, typer.Option("--hosts", metavar="A,B:2", help="Hosts as ssh knows them, each with its slots.")
+    str | None,
+    typer.Option(
+        "--hosts",
+        metavar="A,B:2",
+        help="Hosts as ssh knows them, each with its slots.",
+        autocompletion=complete.hosts,
+    ),
 ]
 Hostfile = Annotated[
     Path | None,
@@ -58,6 +66,7 @@ def launch(
         list[str] | None,
         typer.Option("--env", metavar="NAME[=VALUE]", help="A variable for all ranks; repeatable."),
     ] = None,
+    encrypt: Encrypt = None,
     cwd: Annotated[str | None, typer.Option("--cwd", help="Where to run, on all hosts; by default here.")] = None,
     log_dir: Annotated[Path | None, typer.Option("--log-dir", help="Also write rank-N.log into this folder.")] = None,
     python: Python = None,
@@ -79,7 +88,10 @@ def launch(
     from ferrule.launch import Launcher, RankOutput
     from ferrule.launch.request import chosen_variables, make_task
 
-    task = make_task(command, cwd or str(Path.cwd()), chosen_variables(env or [], os.environ), module=module)
+    variables = chosen_variables(env or [], os.environ)
+    if encrypt is not None:
+        variables["FERRULE_ENCRYPT"] = str(int(encrypt))
+    task = make_task(command, cwd or str(Path.cwd()), variables, module=module)
     if ray or ray_address is not None:
         where = _ray_places(ray_address, ranks, hosts, hostfile, python)
     elif cluster:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ferrule.cli.complete import probed_hosts
 from ferrule.cli.doctor.text import report
 from ferrule.cli.extras import needs
 from ferrule.cli.links.measured import pair_parts
@@ -55,7 +56,11 @@ class _Wanted:
 def probe(
     hosts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[HOST]...", help="As for ssh. In a host of a lab, or with --lab: hosts of that lab."),
+        typer.Argument(
+            metavar="[HOST]...",
+            help="As for ssh. In a host of a lab, or with --lab: hosts of that lab.",
+            autocompletion=probed_hosts,
+        ),
     ] = None,
     lab: Annotated[
         str | None,

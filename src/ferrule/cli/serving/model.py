@@ -52,6 +52,15 @@ SelfTest = Annotated[
 ]
 
 
+Encrypt = Annotated[
+    bool | None,
+    typer.Option(
+        "--encrypt/--no-encrypt",
+        help="Encrypt what ranks say over cables (TLS 1.3); if left out, as FERRULE_ENCRYPT says on each host.",
+    ),
+]
+
+
 def engine_options(
     model: str,
     *,
@@ -62,7 +71,8 @@ def engine_options(
     threads: int | None,
     self_test: bool,
     name: str | None = None,
-    spares: bool = False,
+    standby: bool = False,
+    encrypt: bool | None = None,
 ) -> EngineOptions:
     """The flags as the engine takes them."""
     from ferrule.engine import EngineOptions
@@ -76,5 +86,6 @@ def engine_options(
         threads=threads,
         name=name,
         self_test=self_test,
-        spares=spares,
+        standby=standby,
+        encrypt=encrypt,
     )

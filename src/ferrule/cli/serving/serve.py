@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ferrule.cli import complete
 from ferrule.cli.cluster.models import cluster_hosts, running_cluster, serve_on_cluster
-from ferrule.cli.complete import served_models
 from ferrule.cli.extras import needs
 from ferrule.cli.serving.model import (
     DEMO,
     DEMO_RANKS,
     Dtype,
     DtypeFlag,
+    Encrypt,
     MaxContext,
     Pp,
     SelfTest,
@@ -57,7 +58,7 @@ def serve(
         typer.Argument(
             metavar="MODEL",
             help="A Hugging Face directory, a hub id (owner/name), or demo.",
-            autocompletion=served_models,
+            autocompletion=complete.served_models,
         ),
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the embedded model on two ranks.")] = False,
@@ -97,17 +98,21 @@ def serve(
     threads: Threads = None,
     self_test: SelfTest = True,
     hosts: Annotated[
-        str | None, typer.Option("--hosts", metavar="A,B", help="In a cluster: only on these of its hosts.")
+        str | None,
+        typer.Option(
+            "--hosts", metavar="A,B", help="In a cluster: only on these of its hosts.", autocompletion=complete.hosts
+        ),
     ] = None,
     here: Annotated[
         bool, typer.Option("--here", help="On this machine alone, until Ctrl-C, although it is in a cluster.")
     ] = False,
-    spares: Annotated[
+    standby: Annotated[
         bool,
         typer.Option(
-            "--spares/--no-spares", help="Keep a process ready for each rank, so that answers soon go on if one dies."
+            "--standby/--no-standby", help="Keep a standby process for each rank, which takes over if the rank dies."
         ),
     ] = True,
+    encrypt: Encrypt = None,
 ) -> None:
     """Serve a model over the OpenAI API.
 
@@ -143,7 +148,8 @@ def serve(
             max_context=max_context,
             threads=threads,
             self_test=self_test,
-            spares=spares,
+            standby=standby,
+            encrypt=encrypt,
             plan=None if saved is None else saved.to_json(),
         )
         serve_on_cluster(console, home, name, port, desired)
@@ -172,7 +178,8 @@ def serve(
         threads=threads,
         self_test=self_test,
         name=name,
-        spares=spares,
+        standby=standby,
+        encrypt=encrypt,
     )
     if saved is not None:
         saved.require_hosts({gethostname()}, "this machine")

@@ -67,6 +67,7 @@ class LocalEngine:
             end_tokens=tuple(sorted(model.end_tokens)),
             identity=model.identity,
             self_test=options.self_test,
+            encrypt=options.encrypt,
         )
         self._supervisor = Supervisor(rank_options, planner, self)
 
@@ -238,7 +239,7 @@ async def start(
     `EngineError` where a rank fails.
     """
     model = await in_background(lambda: prepare(options, choose_plan))
-    place = planner(model) if planner else LocalPlanner(lab, standby=options.spares)
+    place = planner(model) if planner else LocalPlanner(lab, standby=options.standby)
     engine = LocalEngine(options, model, place)
     try:
         await engine.load(on_progress)

@@ -30,9 +30,10 @@ CLOSED_PORT = 9
 """A port without a listener: a host that can be reached refuses the connection."""
 
 
-def rank_environment(threads: int) -> dict[str, str]:
-    """What a rank's libraries are told."""
+def rank_environment(threads: int, encrypt: bool | None) -> dict[str, str]:
+    """What a rank's libraries are told, and whether it encrypts."""
     return {
+        **({} if encrypt is None else {"FERRULE_ENCRYPT": str(int(encrypt))}),
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -125,7 +126,7 @@ class LocalStarter:
         launcher = LocalLauncher(
             command,
             size,
-            env=rank_environment(options.threads),
+            env=rank_environment(options.threads, options.encrypt),
             rank_env=None if lab is None else lab.rank_env(size, port=lab.new_port()),
             pass_fds=[[their.fileno()] for their in theirs],
             output=logs,
