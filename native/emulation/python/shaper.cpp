@@ -34,12 +34,6 @@ int join(const PyShaper& self, const std::vector<int>& fds, std::uint64_t seed) 
   return shaper.join(fds, seed);
 }
 
-void part(const PyShaper& self, int cable) {
-  Shaper& shaper = self.get();
-  const nb::gil_scoped_release release;
-  shaper.part(cable);
-}
-
 // `rate` in bits per second, times in seconds, chances from 0 to 1.
 void set(const PyShaper& self, int cable, int end, double rate, double delay, double jitter, double loss,
          double corrupt, double duplicate, double reorder, double collapse, std::uint64_t queue, std::uint32_t overhead,
@@ -64,10 +58,12 @@ void set(const PyShaper& self, int cable, int end, double rate, double delay, do
   shaper.set(cable, end, shape);
 }
 
-void clear(const PyShaper& self, int cable) {
+// A method that takes only a cable, called without the interpreter's lock.
+template <auto Method>
+void of_cable(const PyShaper& self, int cable) {
   Shaper& shaper = self.get();
   const nb::gil_scoped_release release;
-  shaper.clear(cable);
+  (shaper.*Method)(cable);
 }
 
 nb::dict read(const PyShaper& self, int cable, int end) {
@@ -102,10 +98,10 @@ void bind_shaper(nb::module_& module) {
           "__init__", [](PyShaper* self, int threads) { new (self) PyShaper(std::make_unique<Shaper>(threads)); },
           "threads"_a = 0)
       .def("join", &join, "fds"_a, "seed"_a)
-      .def("part", &part, "cable"_a)
+      .def("part", &of_cable<&Shaper::part>, "cable"_a)
       .def("set", &set, "cable"_a, "end"_a, nb::kw_only(), "rate"_a, "delay"_a, "jitter"_a, "loss"_a, "corrupt"_a,
            "duplicate"_a, "reorder"_a, "collapse"_a, "queue"_a, "overhead"_a, "flow"_a)
-      .def("clear", &clear, "cable"_a)
+      .def("clear", &of_cable<&Shaper::clear>, "cable"_a)
       .def("read", &read, "cable"_a, "end"_a)
       .def("close", &PyShaper::close);
 }

@@ -40,6 +40,14 @@ void set_interrupt(Engine& engine, unsigned controller, unsigned vector, int fd)
   engine.with(controller, [&](Controller& each) { each.set_interrupt(vector, own); });
 }
 
+// A method of a controller as one of the engine, which takes the controller's number first.
+template <class... Arguments>
+auto of_controller(void (Controller::*method)(Arguments...)) {
+  return [method](Engine& engine, unsigned controller, Arguments... arguments) {
+    engine.with(controller, [&](Controller& each) { (each.*method)(arguments...); });
+  };
+}
+
 nb::object take_control(Engine& engine) {
   auto packet = engine.take_control();
   if (!packet) return nb::none();
@@ -110,18 +118,8 @@ void bind_usb4(nb::module_& module) {
       .def("forget_memory", &Engine::forget_memory, "controller"_a)
       .def("set_interrupt", &set_interrupt, "controller"_a, "vector"_a, "fd"_a)
       .def("reset", &Engine::reset, "controller"_a)
-      .def(
-          "stall",
-          [](Engine& engine, unsigned each, bool transmit, unsigned ring, bool on) {
-            engine.with(each, [&](Controller& controller) { controller.stall(transmit, ring, on); });
-          },
-          "controller"_a, "transmit"_a, "ring"_a, "on"_a)
-      .def(
-          "lose_interrupts",
-          [](Engine& engine, unsigned each, double chance) {
-            engine.with(each, [&](Controller& controller) { controller.lose_interrupts(chance); });
-          },
-          "controller"_a, "chance"_a)
+      .def("stall", of_controller(&Controller::stall), "controller"_a, "transmit"_a, "ring"_a, "on"_a)
+      .def("lose_interrupts", of_controller(&Controller::lose_interrupts), "controller"_a, "chance"_a)
       .def(
           "connect",
           [](Engine& engine, unsigned each, unsigned ring, unsigned wire, unsigned peer, unsigned peer_ring,

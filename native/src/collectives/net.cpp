@@ -49,10 +49,12 @@ NetCollectives::NetCollectives(int rank, std::uint64_t epoch, const std::vector<
       size_(static_cast<int>(channels.size())),
       epoch_(epoch),
       channels_(channels),
+      peers_(channels),
       exchange_(exchange),
       waiter_(waiter),
       strategy_(std::move(strategy)),
       program_(channels_) {
+  std::erase(peers_, nullptr);
   if (!strategy_.tree.empty()) tree_ = Tree(strategy_.tree, rank_);
   ring_.order = strategy_.ring;
   const auto here = std::ranges::find(ring_.order, rank_);
@@ -103,8 +105,7 @@ void NetCollectives::once(const Call& call, std::byte* data, ReduceFunction redu
     swap(peer, header(call), {data, bytes}, whole);
   } else {
     exchange_.clear();
-    for (Channel* channel : channels_) {
-      if (channel == nullptr) continue;
+    for (Channel* const channel : peers_) {
       const auto peer = static_cast<std::size_t>(channel->peer());
       exchange_.to(channel, header(call)).first = {data, bytes};
       Incoming& in = exchange_.from(channel, header(call));
@@ -146,8 +147,7 @@ void NetCollectives::pieces(const Call& call, const std::byte* data, std::byte* 
   std::vector<Outgoing*> outgoing;
   std::vector<Incoming*> incoming;
   exchange_.clear();
-  for (Channel* channel : channels_) {
-    if (channel == nullptr) continue;
+  for (Channel* const channel : peers_) {
     const auto peer = static_cast<std::size_t>(channel->peer());
     const std::size_t peer_bytes = bounds[peer + 1] - bounds[peer];
     // Every rank knows which pieces are empty, and what is not gathered needs no message for those.
@@ -196,8 +196,7 @@ void NetCollectives::all_gather(const Call& call, const std::byte* mine, std::by
   if (algorithm >= Algorithm::doubling) return hop_all_gather(algorithm, call, mine, out);
   const auto bytes = static_cast<std::size_t>(call.bytes);
   exchange_.clear();
-  for (Channel* channel : channels_) {
-    if (channel == nullptr) continue;
+  for (Channel* const channel : peers_) {
     exchange_.to(channel, header(call)).first = {mine, bytes};
     exchange_.from(channel, header(call)).second = {out + static_cast<std::size_t>(channel->peer()) * bytes, bytes};
   }
@@ -211,8 +210,7 @@ void NetCollectives::barrier(const Call& call) {
   if (algorithm == Algorithm::tree)
     return hop_all_reduce(algorithm, call, nullptr, find_reduction(Dtype::u8, Reduction::sum));
   exchange_.clear();
-  for (Channel* channel : channels_) {
-    if (channel == nullptr) continue;
+  for (Channel* const channel : peers_) {
     exchange_.to(channel, header(call));
     exchange_.from(channel, header(call));
   }
@@ -228,9 +226,7 @@ void NetCollectives::broadcast(const Call& call, std::byte* data) {
   const Bytes bytes(data, static_cast<std::size_t>(call.bytes));
   exchange_.clear();
   if (rank_ == call.root) {
-    for (Channel* channel : channels_) {
-      if (channel != nullptr) exchange_.to(channel, header(call)).first = bytes;
-    }
+    for (Channel* const channel : peers_) exchange_.to(channel, header(call)).first = bytes;
   } else {
     exchange_.from(channel(call.root), header(call)).second = bytes;
   }
@@ -257,8 +253,7 @@ void NetCollectives::gather(const Call& call, const std::byte* in, std::byte* ou
   exchange_.clear();
   if (rank_ == call.root) {
     if (bytes != 0) std::memmove(out + static_cast<std::size_t>(rank_) * bytes, in, bytes);
-    for (Channel* channel : channels_) {
-      if (channel == nullptr) continue;
+    for (Channel* const channel : peers_) {
       exchange_.from(channel, header(call)).second = {out + static_cast<std::size_t>(channel->peer()) * bytes, bytes};
     }
   } else {
@@ -272,8 +267,7 @@ void NetCollectives::scatter(const Call& call, const std::byte* in, std::byte* o
   exchange_.clear();
   if (rank_ == call.root) {
     if (bytes != 0) std::memmove(out, in + static_cast<std::size_t>(rank_) * bytes, bytes);
-    for (Channel* channel : channels_) {
-      if (channel == nullptr) continue;
+    for (Channel* const channel : peers_) {
       exchange_.to(channel, header(call)).first = {in + static_cast<std::size_t>(channel->peer()) * bytes, bytes};
     }
   } else {

@@ -66,7 +66,8 @@ class NetCollectives {
   const int rank_;
   const int size_;
   const std::uint64_t epoch_;
-  const std::vector<Channel*> channels_;
+  const std::vector<Channel*> channels_;  // by rank; nullptr for this one
+  std::vector<Channel*> peers_;           // the others
   Exchange& exchange_;
   Waiter& waiter_;
   const Strategy strategy_;
