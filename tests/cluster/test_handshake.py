@@ -15,14 +15,14 @@ def call(key=KEY, where="10.0.0.1:8421"):
     """A caller's steps, and its hello."""
     steps = call_steps(key, ME, where)
     hello = next(steps)
-    assert steps.send(b"") == WIRE.reply_bytes
+    assert steps.send(b"") == WIRE.reply.size
     return steps, hello
 
 
 def answer(hello, key=KEY):
     """An agent's steps, and its challenge or refusal."""
     steps = answer_steps(key)
-    assert next(steps) == WIRE.hello_bytes
+    assert next(steps) == WIRE.hello.size
     return steps, steps.send(hello)
 
 
@@ -100,10 +100,10 @@ def test_another_protocol_is_refused_with_both_versions():
 
 def test_what_is_not_ferrule_is_a_stranger_on_both_sides():
     with pytest.raises(Stranger):
-        answer(b"GET / HTTP/1.1\r\n".ljust(WIRE.hello_bytes, b"x"))
+        answer(b"GET / HTTP/1.1\r\n".ljust(WIRE.hello.size, b"x"))
     caller, _ = call()
     with pytest.raises(ClusterError, match="not Ferrule"):
-        caller.send(b"HTTP/1.1 400 Bad Request".ljust(WIRE.reply_bytes))
+        caller.send(b"HTTP/1.1 400 Bad Request".ljust(WIRE.reply.size))
 
 
 def test_a_stranger_learns_nothing_of_the_cluster():

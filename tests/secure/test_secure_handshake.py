@@ -66,7 +66,7 @@ def test_a_man_in_the_middle_is_found_out_by_both_ends():
     agent, seen = server(opening=server_opening()), {}
 
     def middle():
-        hello = yield WIRE.hello_bytes
+        hello = yield WIRE.hello.size
         next(agent)
         yield agent.send(hello)
         tls = Tls(_own_certificate.__wrapped__().context, server=True)
@@ -79,7 +79,7 @@ def test_a_man_in_the_middle_is_found_out_by_both_ends():
         tls = Tls(_client_context(), server=False)
         yield from tls.handshake()
         yield from tls.write(proof)
-        return WIRE.parse_reply((yield from tls.read(WIRE.reply_bytes)))
+        return WIRE.parse_reply((yield from tls.read(WIRE.reply.size)))
 
     results = converse(client(opening=client_opening), middle())
     assert isinstance(results["client"], WrongKey)
@@ -122,7 +122,7 @@ def test_a_strangers_bytes_come_to_nothing(openings, garbage):
 
     def half_stranger():
         yield hello
-        yield WIRE.reply_bytes
+        yield WIRE.reply.size
         yield garbage
         yield 1 << 20
 

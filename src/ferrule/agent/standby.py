@@ -6,7 +6,6 @@ They belong to the connection on which they were asked for, and end with it; any
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -96,7 +95,7 @@ class StandbyProcess:
 class StandbyProcesses:
     """Of all connections. ``environment``: what they inherit. Used from one event loop in the main thread."""
 
-    def __init__(self, environment: Callable[[], Mapping[str, str]] = lambda: os.environ) -> None:
+    def __init__(self, environment: Callable[[], Mapping[str, str]]) -> None:
         self._environment = environment
         self._kept: dict[object, list[StandbyProcess]] = {}
 

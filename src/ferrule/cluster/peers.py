@@ -31,11 +31,18 @@ _RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0)
 _MAX_REASONS = 8
 
 
-class Knower(Protocol):
-    """Where peers get and leave what the cluster knows."""
+class OwnHost(Protocol):
+    """What connections to others ask of this host's `ClusterState`."""
+
+    key: bytes
+
+    @property
+    def member(self) -> Member: ...
 
     @property
     def knowledge(self) -> Knowledge: ...
+
+    def all_records(self) -> tuple[Record, ...]: ...
 
     def learn(self, records: Sequence[Record]) -> None: ...
 
@@ -48,14 +55,11 @@ class Peer:
 
     def __init__(
         self,
-        key: bytes,
-        own: Callable[[], Member],
-        knower: Knower,
+        own: OwnHost,
         addresses: Callable[[], Sequence[Address]],
         on_change: Callable[[], None],
     ) -> None:
-        self._key, self._own, self._knower, self._addresses = key, own, knower, addresses
-        self._on_change = on_change
+        self._own, self._addresses, self._on_change = own, addresses, on_change
         self._news = asyncio.Event()
         self._answered = asyncio.Event()
         self.saw: dict[str, float] = {}
@@ -121,12 +125,12 @@ class Peer:
         if self.way in addresses:
             addresses.remove(self.way)
             addresses.insert(0, self.way)
-        caller = Caller(self._own().host, Purpose.PEER)
-        connection, self.way = await first_of(addresses, lambda place: connect(place, self._key, caller))
+        caller = Caller(self._own.member.host, Purpose.PEER)
+        connection, self.way = await first_of(addresses, lambda place: connect(place, self._own.key, caller))
         return connection
 
     async def _introduce(self, connection: Connection) -> None:
-        answer = await self._exchange(connection, messages.Introduction(self._own(), self._all()))
+        answer = await self._exchange(connection, messages.Introduction(self._own.member, self._own.all_records()))
         if isinstance(answer, messages.Refused):
             self.refused = True
             raise ClusterError(answer.reason)
@@ -136,22 +140,22 @@ class Peer:
 
     async def _converse(self, connection: Connection) -> None:
         while True:
-            heartbeat = messages.Heartbeat(self._knower.knowledge.digest, self._stops)
+            heartbeat = messages.Heartbeat(self._own.knowledge.digest, self._stops)
             answer = await self._exchange(connection, heartbeat)
             if not isinstance(answer, messages.HeartbeatAnswer):
                 raise _out_of_turn(answer)
             if heartbeat.stopping:
                 self._said_stopping.set()
             self.saw.update((host, self.heard) for host in answer.sees)
-            if answer.digest != self._knower.knowledge.digest:
-                self._learn(await self._exchange(connection, messages.Known(self._all())))
+            if answer.digest != self._own.knowledge.digest:
+                self._learn(await self._exchange(connection, messages.Known(self._own.all_records())))
             await set_within(self._news, BEAT_SECONDS)
             self._news.clear()
 
     def _learn(self, answer: messages.AnyMessage) -> None:
         if not isinstance(answer, messages.Known):
             raise _out_of_turn(answer)
-        self._knower.learn(answer.records)
+        self._own.learn(answer.records)
 
     async def _exchange(self, connection: Connection, message: messages.Message) -> messages.AnyMessage:
         await connection.send(message)
@@ -164,9 +168,6 @@ class Peer:
         self.heard = time.monotonic()
         self._answered.set()
         return answer
-
-    def _all(self) -> tuple[Record, ...]:
-        return tuple(self._knower.knowledge.records.values())
 
     def _set(self, up: bool) -> None:
         if self.up != up:

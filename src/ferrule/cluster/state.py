@@ -249,7 +249,7 @@ class ClusterState:
         """Have a way to every member."""
         members = self.knowledge.members
         for host in members.keys() - self.peers.keys() - {self.host}:
-            peer = Peer(self.key, lambda: self.member, self, partial(self._ways, host), self._changed)
+            peer = Peer(self, partial(self._ways, host), self._changed)
             self.peers[host] = peer
             self._run(f"peer {host}", peer.run())
         for host in self.peers.keys() - members.keys():
@@ -270,7 +270,7 @@ class ClusterState:
         """A place where a member may be, of which nothing else is known."""
         if place in self._seeds or len(self._seeds) >= _MAX_SEEDS or place in self.member.places:
             return
-        peer = Peer(self.key, lambda: self.member, self, lambda: [place], self._changed)
+        peer = Peer(self, lambda: [place], self._changed)
         self._seeds[place] = peer
         self._run(f"seed {place}", peer.run())
 

@@ -130,39 +130,30 @@ class Wire:
 
     # The first three fields must never move: they are how two versions recognise each other.
     @cached_property
-    def _hello(self) -> struct.Struct:
+    def hello(self) -> struct.Struct:
         return struct.Struct(f"<8s H 24s B B {self.fields} {_NONCE_BYTES}s")
 
     @cached_property
-    def _reply(self) -> struct.Struct:
+    def reply(self) -> struct.Struct:
         return struct.Struct(f"<8s H 24s B x 32s {self.text_bytes}s")
-
-    @property
-    def hello_bytes(self) -> int:
-        return self._hello.size
-
-    @property
-    def reply_bytes(self) -> int:
-        return self._reply.size
 
     def pack_hello(self, kind: int, *fields: Any, encrypt: bool = False) -> bytes:
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        return self._hello.pack(self.magic, self.number, _own_version(), kind, encrypt, *fields, nonce)
+        return self.hello.pack(self.magic, self.number, _own_version(), kind, encrypt, *fields, nonce)
 
     def parse_hello(self, raw: bytes) -> Hello:
         """Raises `Stranger`."""
-        magic, number, version, kind, encrypt, *fields, _ = self._hello.unpack(raw)
+        magic, number, version, kind, encrypt, *fields, _ = self.hello.unpack(raw)
         if magic != self.magic or not version.rstrip(b"\0").isascii():
             raise Stranger
         return Hello(raw, number, harmless(version), kind, bool(encrypt), tuple(fields))
 
     def pack_reply(self, status: Status, value: bytes = b"", text: str = "") -> bytes:
-        return self._reply.pack(
-            self.magic, self.number, _own_version(), status, value, text.encode()[: self.text_bytes]
-        )
+        reason = text.encode()[: self.text_bytes]
+        return self.reply.pack(self.magic, self.number, _own_version(), status, value, reason)
 
     def parse_reply(self, raw: bytes) -> Reply:
-        magic, number, version, status, value, text = self._reply.unpack(raw)
+        magic, number, version, status, value, text = self.reply.unpack(raw)
         return Reply(raw, magic == self.magic, number, harmless(version), status, value, harmless(text))
 
 
@@ -196,12 +187,12 @@ def client_steps(
 ) -> Exchange[Proof]:
     """The client's side. ``check`` raises what a reply that is no welcome means. Raises `WrongKey`."""
     yield hello
-    challenge = wire.parse_reply((yield wire.reply_bytes))
+    challenge = wire.parse_reply((yield wire.reply.size))
     check(challenge)
     line: Line = Plain() if opening is None else (yield from opening())
     proof = Proof(wire, key, hello + challenge.raw + line.binding, line)
     yield from line.write(proof.mac(b"client"))
-    verdict = wire.parse_reply((yield from line.read(wire.reply_bytes)))
+    verdict = wire.parse_reply((yield from line.read(wire.reply.size)))
     check(verdict)
     if not hmac.compare_digest(verdict.value, proof.mac(b"server")):
         raise WrongKey
@@ -210,7 +201,7 @@ def client_steps(
 
 def hear_hello(wire: Wire) -> Exchange[Hello]:
     """The server's side, first part. Raises `Stranger`."""
-    return wire.parse_hello((yield wire.hello_bytes))
+    return wire.parse_hello((yield wire.hello.size))
 
 
 def challenge_steps(wire: Wire, key: bytes, hello: Hello, opening: Opening | None = None) -> Exchange[Proof]:

@@ -123,7 +123,7 @@ def relayed_steps(key: bytes, request: Identity, identity: Identity, *, encrypt:
 def opening_steps(key: bytes, request: Identity) -> Steps:
     """Ask the rank that answers to relay, and wait until it has connected: all further bytes are the target's."""
     session = yield from connect_steps(key, request)
-    received = yield WIRE.reply_bytes
+    received = yield WIRE.reply.size
     assert isinstance(received, bytes)
     reply = WIRE.parse_reply(received)
     try:
