@@ -152,13 +152,13 @@ Status Group::run(const Operation* operations, std::size_t count, double timeout
   const Batch batch(operations, count, timeout);
   const Stream stream = stream_of(*operations);
   Queue& queue = track(stream).queue;
-  // Once more after a look at what is pending: the stream's own thread may just have been given something.
-  for (int attempt = 0; attempt < 2 && !queue.pending(); ++attempt) {
-    if (!queue.try_enter()) continue;
+  while (!queue.pending()) {
+    const Queue::Entry entry = queue.enter();
+    if (entry == Queue::Entry::occupied) return ended_.load(std::memory_order_acquire) ? ended_status() : Status::busy;
+    if (entry == Queue::Entry::pending) continue;  // which may have changed since
     const Entered entered(queue);
     return stream == Stream::collectives ? execute(batch) : execute_messages(batch);
   }
-  if (!queue.pending()) return ended_.load(std::memory_order_acquire) ? ended_status() : Status::busy;
   std::shared_ptr<Work> work;
   const Status status = start(operations, count, timeout, work);
   return status == Status::ok ? work->wait(std::numeric_limits<double>::max()) : status;

@@ -69,13 +69,12 @@ void Work::finish(Status status) {
   for (const auto& done : then) done();
 }
 
-bool Queue::try_enter() { return try_enter_as(Holder::operation); }
-
-bool Queue::try_enter_as(Holder wanted) {
+Queue::Entry Queue::enter_as(Holder wanted) {
   for (;;) {
     Holder holder = Holder::none;
-    if (holder_.compare_exchange_strong(holder, wanted, std::memory_order_acq_rel)) return true;
-    if (holder == Holder::operation || (holder == Holder::thread && pending())) return false;
+    if (holder_.compare_exchange_strong(holder, wanted, std::memory_order_acq_rel)) return Entry::entered;
+    if (holder == Holder::operation) return Entry::occupied;
+    if (holder == Holder::thread && pending()) return Entry::pending;
     std::this_thread::yield();  // the maintenance thread, or a thread that is done, leaves in a moment
   }
 }
@@ -114,7 +113,7 @@ bool Queue::pop(Job& into) {
 void Queue::run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    if (!pending() || !try_enter_as(Holder::thread)) {
+    if (!pending() || enter_as(Holder::thread) != Entry::entered) {
       // Looking up now and then covers a notification between the test and the wait.
       changed_.wait_for(lock, pending() ? kLookUp : 20 * kLookUp);
       continue;

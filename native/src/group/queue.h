@@ -66,8 +66,14 @@ class Queue {
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
-  // The stream belongs to one thread at a time. False: another caller is inside, or its thread has work to do.
-  bool try_enter();
+  // The stream belongs to one thread at a time.
+  enum class Entry {
+    entered,
+    occupied,  // another caller is inside
+    pending,   // its own thread has work to do, or had when this was called
+  };
+  Entry enter() { return enter_as(Holder::operation); }
+  bool try_enter() { return enter() == Entry::entered; }
   void leave();
   // For a moment of housekeeping between operations: another thread that enters waits that long.
   bool try_maintain();
@@ -88,7 +94,7 @@ class Queue {
   void run();
 
   enum class Holder { none, operation, thread, maintenance };
-  bool try_enter_as(Holder wanted);
+  Entry enter_as(Holder wanted);
 
   const std::function<void()> serve_;
   std::atomic<Holder> holder_{Holder::none};
