@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from ferrule.engine.weights.bits import RAW
 from ferrule.engine.weights.formats import Weight, recognise
 from ferrule.errors import ModelError, PlanError
-from ferrule.model.headers import INDEX, SINGLE, Stored, parse_index, read_headers, read_json
+from ferrule.model.headers import INDEX, SINGLE, Stored, header_length, parse_index, read_headers, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +35,7 @@ class Checkpoint:
         self.stored = {tensor.name: tensor for tensors in files.values() for tensor in tensors}
         self.tensors: Mapping[str, Weight] = recognise(self.stored, _settings(directory))
         self._open: dict[Path, Any] = {}
+        self._starts: dict[Path, int] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -56,6 +60,24 @@ class Checkpoint:
             return [view[...] if view.get_shape() else self._open[file].get_tensor(key)]
         before = (slice(None),) * cut.dim
         return [view[(*before, slice(start, stop))] for start, stop in cut.ranges]
+
+    def array(self, key: str) -> NDArray[Any]:
+        """See `StoredTensors.array`."""
+        file, tensor = self._files[key], self.stored[key]
+        shape = tensor.shape
+        if tensor.dtype == "F4":  # two in a byte
+            shape = (*shape[:-1], shape[-1] // 2)
+        if tensor.bytes == 0:
+            return np.empty(shape, RAW[tensor.dtype])
+        begin = tensor.start + self._data_start(file)
+        return np.memmap(file, RAW[tensor.dtype], mode="r", offset=begin, shape=shape)
+
+    def _data_start(self, file: Path) -> int:
+        """Where the tensors of a safetensors file begin."""
+        if file not in self._starts:
+            with file.open("rb") as opened:
+                self._starts[file] = 8 + header_length(opened.read(8), str(file), file.stat().st_size)
+        return self._starts[file]
 
 
 def check_border(weight: Weight, cut: Slicing | None) -> None:

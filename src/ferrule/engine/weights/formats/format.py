@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from numpy.typing import NDArray
+
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.model.headers import Stored
 
@@ -41,6 +43,11 @@ class StoredTensors(Protocol):
     def read_stored(self, key: str, cut: Slicing | None = None) -> list[Tensor]:
         """The ranges of the stored tensor ``key`` that ``cut`` names, in order (without its padding); the whole where
         it is None. In host memory."""
+        ...
+
+    def array(self, key: str) -> NDArray[Any]:
+        """The stored tensor ``key`` as it lies in its file, not read yet: a read-only view of the mapped file, with the
+        dtype that `weights.bits.RAW` names. Only the pages that are used are read."""
         ...
 
 
