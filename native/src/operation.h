@@ -18,8 +18,13 @@ enum class Status : std::uint8_t {
   system,       // the operating system refused something
   pending,      // the work is not done yet; it goes on
 };
+// Names by number: of these, and of all below.
+constexpr const char* kStatusNames[] = {"OK",      "PEER_LOST",   "TIMEOUT", "MISMATCH", "INVALID",
+                                        "ABORTED", "INTERRUPTED", "BUSY",    "SYSTEM",   "PENDING"};
 
 enum class Dtype : std::uint8_t { f64, f32, bf16, f16, i8, u8, i32, i64, boolean };
+constexpr const char* kDtypeNames[] = {"float64", "float32", "bfloat16", "float16", "int8",
+                                       "uint8",   "int32",   "int64",    "bool"};
 constexpr int kDtypes = 9;
 
 // In bytes; 0 when there is no such type.
@@ -42,15 +47,25 @@ constexpr std::size_t size_of(Dtype dtype) {
   return 0;
 }
 
+// Where part `index` of `count` nearly equal ones begins in an array of `bytes`. Not index * elements / count: that
+// overflows for huge arrays.
+constexpr std::size_t part_begin(std::size_t bytes, std::size_t element, std::size_t index, std::size_t count) {
+  const std::size_t elements = bytes / element;
+  const std::size_t rest = elements % count;
+  return (elements / count * index + (index < rest ? index : rest)) * element;
+}
+
 // Every reduction takes the ranks in the order 0, 1, 2...; bf16 and f16 accumulate in f32 and round once. Integers wrap
 // around; avg of integers divides the sum towards zero. Of booleans sum and max are or, prod and min are and, avg has
 // no meaning and is invalid. min and max hand a NaN on.
 enum class Reduction : std::uint8_t { sum, prod, min, max, avg };
+constexpr const char* kReductionNames[] = {"sum", "prod", "min", "max", "avg"};
 constexpr int kReductions = 5;
 
 // A group has two streams, ordered queues of operations, each with connections of its own: what happens on one never
 // waits for the other.
 enum class Stream : std::uint8_t { collectives, messages };
+constexpr const char* kStreamNames[] = {"collectives", "messages"};
 constexpr int kStreams = 2;
 
 // How a collective moves data over channels. Ranks that all share one segment have their own ways.
@@ -61,6 +76,7 @@ enum class Algorithm : std::uint8_t {
   tree,      // along a spanning tree, pipelined
   ring,      // around a ring, both ways at once
 };
+constexpr const char* kAlgorithmNames[] = {"once", "pieces", "doubling", "tree", "ring"};
 
 // The values stand in message headers.
 enum class Op : std::uint8_t {
@@ -79,6 +95,8 @@ enum class Op : std::uint8_t {
   goodbye = 0x80,  // not an operation: the peer closed its group in an orderly way
   abort = 0x81,    // the peer gave up; root names the rank at fault
 };
+constexpr const char* kOpNames[] = {"nothing", "all_reduce", "all_gather", "reduce_scatter", "broadcast",  "send",
+                                    "barrier", "reduce",     "gather",     "scatter",        "all_to_all", "recv"};
 
 // As the peer of recv: the message that comes first, from all ranks in turn.
 constexpr int kAnyRank = -1;

@@ -3,7 +3,7 @@
 Objects that were closed or taken over by a group raise `ValueError`, exhausted memory `MemoryError`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 STATUS: dict[str, int]
@@ -131,6 +131,8 @@ class Relay:
         """Give those who still talk up to two seconds to end, and cut them off."""
 
 class Group:
+    @property
+    def address(self) -> int: ...
     def __init__(
         self,
         rank: int,
@@ -169,3 +171,109 @@ class Group:
     def close(self) -> int: ...
     def abort(self, reason: str, /) -> None: ...
     def failure(self) -> tuple[int, int, float, str]: ...
+
+def kernel_instructions() -> str: ...
+
+class Matrix:
+    """A packed matrix. Codes and scales are the numbers of `ferrule.engine.weights.matrix`; arrays are addresses."""
+
+    def __init__(
+        self, rows: int, columns: int, codes: int, bits: int, scale: int, offsets: int, zero: int, group: int
+    ) -> None: ...
+    def set_order(self, order: list[int], /) -> None: ...
+    def pack_groups(self, first: int, rows: int, codes: int, scales: int, offsets: int, /) -> None: ...
+    def pack_plain(self, first: int, rows: int, numbers: int, stride: int, /) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+
+class Compute:
+    def __init__(self, threads: int) -> None: ...
+    def multiply(
+        self, matrices: list[Matrix], x: int, count: int, x_stride: int, y: int, y_stride: int, exact: bool, /
+    ) -> None: ...
+
+_View = tuple[int, int]
+
+class Program:
+    """A step program; `ferrule.engine.rank.step.operations` says what its operations do."""
+
+    def __init__(
+        self,
+        threads: int,
+        layers: list[tuple[int, int, int]],
+        element: int,
+        wire: int,
+        exact: bool,
+        group: int,
+        group_size: int,
+        group_rank: int,
+    ) -> None: ...
+    def add_register(self, width: int) -> int: ...
+    def add_rotary(self, frequencies: list[float], factor: float) -> int: ...
+    def embed(self, table: Matrix, first: int, factor: float, shared: bool, to: int) -> None: ...
+    def norm(
+        self,
+        source: _View,
+        to: _View,
+        width: int,
+        count: int,
+        weight: list[float],
+        bias: list[float],
+        eps: float,
+        mean: bool,
+    ) -> None: ...
+    def product(self, source: _View, to: int, matrices: list[Matrix], bias: list[float]) -> None: ...
+    def rotate(self, heads: _View, count: int, width: int, table: int, interleaved: bool) -> None: ...
+    def attend(
+        self,
+        query: _View,
+        key: _View,
+        value: _View,
+        to: int,
+        layer: int,
+        heads: int,
+        scale: float,
+        softcap: float,
+        window: int,
+        sinks: list[float],
+    ) -> None: ...
+    def gate(self, gate: _View, up: _View, gated: bool, to: int, width: int, kind: int) -> None: ...
+    def reduce(self, source: int, to: int, add: bool, shared: bool, factor: float, bias: list[float]) -> None: ...
+    def scale(self, register: int, factor: float, softcap: float) -> None: ...
+    def select(self, source: int, to: int) -> None: ...
+    def gather(self, source: int, to: int, features: int) -> None: ...
+    def experts(
+        self,
+        x: _View,
+        logits: int,
+        to: int,
+        total: int,
+        chosen: int,
+        scoring: int,
+        normalize: bool,
+        factor: float,
+        choice_bias: list[float],
+        groups: int,
+        chosen_groups: int,
+        first: int,
+        inner: int,
+        kind: int,
+        interleaved: bool,
+        matrices: list[Matrix],
+        biases: list[list[float]],
+    ) -> None: ...
+    def run(
+        self,
+        spans: list[tuple[int, int, int]],
+        tokens: Sequence[int],
+        wanted: Sequence[int],
+        hidden: int,
+        timeout: float,
+        length: int,
+    ) -> int: ...
+    def address(self, register: int) -> int: ...
+    def release(self, sequence: int) -> None: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def bytes_per_token(self) -> int: ...

@@ -23,7 +23,9 @@ _SPIN_US = 0.0
 _YIELD_US = 50.0
 
 
-def thread_groups(size: int, strategy: Strategy | None = None, *, timeout: float = 30.0) -> list[Group]:
+def thread_groups(
+    size: int, strategy: Strategy | None = None, *, timeout: float = 30.0, yield_us: float = _YIELD_US
+) -> list[Group]:
     """The groups of all ranks. They talk over sockets; close every one."""
     epoch = int.from_bytes(secrets.token_bytes(7), "little")
     strategy = strategy or Strategy()
@@ -43,7 +45,7 @@ def thread_groups(size: int, strategy: Strategy | None = None, *, timeout: float
             None,
             [],
             _SPIN_US,
-            _YIELD_US,
+            yield_us,
             strategy.native_decisions(),
             list(strategy.tree),
             list(strategy.ring),

@@ -18,6 +18,7 @@ namespace {
 using shaper::Flow;
 using shaper::Shape;
 using shaper::Shaper;
+using shaper::Worker;
 using PyShaper = Owned<Shaper>;
 
 constexpr double kNanoseconds = 1e9;
@@ -55,7 +56,7 @@ void set(const PyShaper& self, int cable, int end, double rate, double delay, do
                     .flow = static_cast<Flow>(flow)};
   Shaper& shaper = self.get();
   const nb::gil_scoped_release release;
-  shaper.set(cable, end, shape);
+  shaper.worker(cable).set(cable, end, shape);
 }
 
 // A method that takes only a cable, called without the interpreter's lock.
@@ -63,14 +64,14 @@ template <auto Method>
 void of_cable(const PyShaper& self, int cable) {
   Shaper& shaper = self.get();
   const nb::gil_scoped_release release;
-  (shaper.*Method)(cable);
+  (shaper.worker(cable).*Method)(cable);
 }
 
 nb::dict read(const PyShaper& self, int cable, int end) {
   Shaper& shaper = self.get();
   const auto [now, missed, unsent] = [&] {
     const nb::gil_scoped_release release;
-    return shaper.counters(cable, end);
+    return shaper.worker(cable).counters(cable, end);
   }();
   nb::dict named;
   named["frames"] = now.frames;
@@ -98,10 +99,10 @@ void bind_shaper(nb::module_& module) {
           "__init__", [](PyShaper* self, int threads) { new (self) PyShaper(std::make_unique<Shaper>(threads)); },
           "threads"_a = 0)
       .def("join", &join, "fds"_a, "seed"_a)
-      .def("part", &of_cable<&Shaper::part>, "cable"_a)
+      .def("part", &of_cable<&Worker::remove>, "cable"_a)
       .def("set", &set, "cable"_a, "end"_a, nb::kw_only(), "rate"_a, "delay"_a, "jitter"_a, "loss"_a, "corrupt"_a,
            "duplicate"_a, "reorder"_a, "collapse"_a, "queue"_a, "overhead"_a, "flow"_a)
-      .def("clear", &of_cable<&Shaper::clear>, "cable"_a)
+      .def("clear", &of_cable<&Worker::clear>, "cable"_a)
       .def("read", &read, "cable"_a, "end"_a)
       .def("close", &PyShaper::close);
 }

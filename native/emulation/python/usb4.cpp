@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -40,11 +41,18 @@ void set_interrupt(Engine& engine, unsigned controller, unsigned vector, int fd)
   engine.with(controller, [&](Controller& each) { each.set_interrupt(vector, own); });
 }
 
-// A method of a controller as one of the engine, which takes the controller's number first.
-template <class... Arguments>
-auto of_controller(void (Controller::*method)(Arguments...)) {
-  return [method](Engine& engine, unsigned controller, Arguments... arguments) {
-    engine.with(controller, [&](Controller& each) { (each.*method)(arguments...); });
+// A method of a controller, its memory or a wire as one of the engine, which takes the number of that first.
+template <class Result, class Part, class... Arguments>
+auto of_part(Result (Part::*method)(Arguments...)) {
+  return [method](Engine& engine, unsigned number, Arguments... arguments) -> Result {
+    const auto call = [&](Part& part) -> Result { return (part.*method)(arguments...); };
+    if constexpr (std::is_same_v<Part, usb4::Wire>) {
+      return engine.with_wire(number, call);
+    } else if constexpr (std::is_same_v<Part, Controller>) {
+      return engine.with(number, call);
+    } else {
+      return engine.with(number, [&](Controller& each) { return call(each.memory()); });
+    }
   };
 }
 
@@ -69,7 +77,7 @@ nb::dict controller_counters(Engine& engine, unsigned controller) {
 }
 
 nb::dict wire_counters(Engine& engine, unsigned wire) {
-  const usb4::WireCounters now = engine.wire_counters(wire);
+  const usb4::WireCounters now = engine.with_wire(wire, [](usb4::Wire& each) { return each.counters(); });
   nb::dict named;
   named["frames"] = now.frames;
   named["bytes"] = now.bytes;
@@ -101,25 +109,14 @@ void bind_usb4(nb::module_& module) {
             engine.with(each, [&](Controller& controller) { controller.write(offset, view(data)); });
           },
           "controller"_a, "offset"_a, "data"_a)
-      .def(
-          "map_memory",
-          [](Engine& engine, unsigned each, std::uint64_t address, std::uint64_t size, int fd, std::uint64_t offset,
-             bool writable) {
-            engine.with(each,
-                        [&](Controller& controller) { controller.memory().map(address, size, fd, offset, writable); });
-          },
-          "controller"_a, "address"_a, "size"_a, "fd"_a, "offset"_a, "writable"_a)
-      .def(
-          "unmap_memory",
-          [](Engine& engine, unsigned each, std::uint64_t address, std::uint64_t size) {
-            return engine.with(each, [&](Controller& controller) { return controller.memory().unmap(address, size); });
-          },
-          "controller"_a, "address"_a, "size"_a)
+      .def("map_memory", of_part(&usb4::GuestMemory::map), "controller"_a, "address"_a, "size"_a, "fd"_a, "offset"_a,
+           "writable"_a)
+      .def("unmap_memory", of_part(&usb4::GuestMemory::unmap), "controller"_a, "address"_a, "size"_a)
       .def("forget_memory", &Engine::forget_memory, "controller"_a)
       .def("set_interrupt", &set_interrupt, "controller"_a, "vector"_a, "fd"_a)
       .def("reset", &Engine::reset, "controller"_a)
-      .def("stall", of_controller(&Controller::stall), "controller"_a, "transmit"_a, "ring"_a, "on"_a)
-      .def("lose_interrupts", of_controller(&Controller::lose_interrupts), "controller"_a, "chance"_a)
+      .def("stall", of_part(&Controller::stall), "controller"_a, "transmit"_a, "ring"_a, "on"_a)
+      .def("lose_interrupts", of_part(&Controller::lose_interrupts), "controller"_a, "chance"_a)
       .def(
           "connect",
           [](Engine& engine, unsigned each, unsigned ring, unsigned wire, unsigned peer, unsigned peer_ring,
@@ -132,10 +129,12 @@ void bind_usb4(nb::module_& module) {
           "shape",
           [](Engine& engine, unsigned wire, double rate, double delay, double drop, double corrupt, double duplicate,
              double reorder, bool mute) {
-            engine.shape(wire, {rate, static_cast<usb4::Time>(delay * 1e9), drop, corrupt, duplicate, reorder, mute});
+            const usb4::WireShape shape{rate, static_cast<usb4::Time>(delay * 1e9), drop, corrupt, duplicate, reorder,
+                                        mute};
+            engine.with_wire(wire, [&](usb4::Wire& each) { each.shape(shape); });
           },
           "wire"_a, nb::kw_only(), "rate"_a, "delay"_a, "drop"_a, "corrupt"_a, "duplicate"_a, "reorder"_a, "mute"_a)
-      .def("clear", &Engine::clear, "wire"_a)
+      .def("clear", of_part(&usb4::Wire::clear), "wire"_a)
       .def("wire_counters", &wire_counters, "wire"_a)
       .def("controller_counters", &controller_counters, "controller"_a)
       .def("control_event", &Engine::control_event)
@@ -147,15 +146,24 @@ void bind_usb4(nb::module_& module) {
             engine.send_control({each, kind, {bytes.begin(), bytes.end()}});
           },
           "controller"_a, "kind"_a, "data"_a)
-      .def("open_trace", &Engine::open_trace, "fd"_a, "most"_a)
-      .def("close_trace", &Engine::close_trace)
+      .def(
+          "open_trace",
+          [](Engine& engine, int fd, std::size_t most) {
+            engine.with_trace([&](usb4::Trace& trace) { trace.open(fd, most); });
+          },
+          "fd"_a, "most"_a)
+      .def("close_trace", [](Engine& engine) { engine.with_trace([](usb4::Trace& trace) { trace.close(); }); })
       .def(
           "trace_control",
           [](Engine& engine, std::uint32_t interface, unsigned kind, const nb::bytes& data, bool dropped) {
-            engine.trace_control(interface, kind, view(data), dropped);
+            const auto pdf = static_cast<std::uint8_t>(kind);
+            const usb4::TraceHeader header{
+                .flags = dropped ? usb4::kTraceDropped : std::uint16_t{0}, .sof = pdf, .eof = pdf};
+            engine.with_trace([&](usb4::Trace& trace) { trace.add(interface, header, view(data)); });
           },
           "interface"_a, "kind"_a, "data"_a, "dropped"_a)
-      .def("trace_lost", &Engine::trace_lost);
+      .def("trace_lost",
+           [](Engine& engine) { return engine.with_trace([](usb4::Trace& trace) { return trace.lost(); }); });
 }
 
 }  // namespace ferrule

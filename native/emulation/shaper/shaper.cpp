@@ -297,12 +297,4 @@ int Shaper::join(std::vector<int> fds, std::uint64_t seed) {
   return cable;
 }
 
-void Shaper::part(int cable) { worker(cable).remove(cable); }
-
-void Shaper::set(int cable, int end, const Shape& shape) { worker(cable).set(cable, end, shape); }
-
-void Shaper::clear(int cable) { worker(cable).clear(cable); }
-
-EndCounters Shaper::counters(int cable, int end) { return worker(cable).counters(cable, end); }
-
 }  // namespace ferrule::shaper

@@ -84,14 +84,10 @@ class Shaper {
   // Takes the descriptors over, also when it throws: packet sockets with PACKET_VNET_HDR, or
   // other sockets that give and take one packet at a time in that form.
   int join(std::vector<int> fds, std::uint64_t seed);
-  void part(int cable);
-  void set(int cable, int end, const Shape& shape);
-  void clear(int cable);
-  EndCounters counters(int cable, int end);
-
- private:
+  // The one that serves a cable, for all else.
   Worker& worker(int cable) { return *workers_[static_cast<std::size_t>(cable) % workers_.size()]; }
 
+ private:
   std::vector<std::unique_ptr<Worker>> workers_;
   std::atomic<int> cables_{0};
 };

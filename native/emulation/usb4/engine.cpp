@@ -104,22 +104,6 @@ void Engine::disconnect(unsigned controller, unsigned ring) {
   paths_.erase({controller, ring});
 }
 
-void Engine::shape(unsigned wire, const WireShape& shape) {
-  const std::lock_guard guard(mutex_);
-  const Wake wake{*this};
-  cables_.at(wire).wire->shape(shape);
-}
-
-void Engine::clear(unsigned wire) {
-  const std::lock_guard guard(mutex_);
-  cables_.at(wire).wire->clear();
-}
-
-WireCounters Engine::wire_counters(unsigned wire) {
-  const std::lock_guard guard(mutex_);
-  return cables_.at(wire).wire->counters();
-}
-
 std::optional<ControlPacket> Engine::take_control() {
   const std::lock_guard guard(mutex_);
   if (from_guests_.empty()) {
@@ -139,31 +123,6 @@ void Engine::send_control(ControlPacket packet) {
   const unsigned controller = packet.controller;
   if (waiting.size() < kMostControl && controllers_[controller]->receives(0)) waiting.push_back(std::move(packet));
   deliver_control(controller, since_start());
-}
-
-void Engine::open_trace(int fd, std::size_t most) {
-  const std::lock_guard guard(mutex_);
-  trace_.open(fd, most);
-}
-
-void Engine::close_trace() {
-  const std::lock_guard guard(mutex_);
-  trace_.close();
-}
-
-void Engine::trace_control(std::uint32_t interface, unsigned kind, std::span<const std::byte> data, bool dropped) {
-  const std::lock_guard guard(mutex_);
-  trace_.add(interface,
-             {.kind = 0,
-              .flags = dropped ? kTraceDropped : std::uint16_t{0},
-              .sof = static_cast<std::uint8_t>(kind),
-              .eof = static_cast<std::uint8_t>(kind)},
-             data);
-}
-
-std::uint64_t Engine::trace_lost() {
-  const std::lock_guard guard(mutex_);
-  return trace_.lost();
 }
 
 void Engine::run() {

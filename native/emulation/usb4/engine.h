@@ -39,12 +39,23 @@ class Engine {
   // `interface`: of the trace.
   unsigned add_wire(std::uint64_t seed, std::uint32_t interface);
 
-  // Runs `use(Controller&)` while the engine's thread does not, and wakes that.
+  // Runs `use(Controller&)` while the engine's thread does not, and wakes that; the same for a wire and the trace.
   template <class Use>
   auto with(unsigned controller, Use&& use) {
     const std::lock_guard guard(mutex_);
     const Wake wake{*this};
     return use(*controllers_.at(controller));
+  }
+  template <class Use>
+  auto with_wire(unsigned wire, Use&& use) {
+    const std::lock_guard guard(mutex_);
+    const Wake wake{*this};
+    return use(*cables_.at(wire).wire);
+  }
+  template <class Use>
+  auto with_trace(Use&& use) {
+    const std::lock_guard guard(mutex_);
+    return use(trace_);
   }
   // The guest of this controller is gone, or starts anew.
   void reset(unsigned controller);
@@ -54,21 +65,12 @@ class Engine {
   void connect(unsigned controller, unsigned ring, unsigned wire, const Target& target);
   void disconnect(unsigned controller, unsigned ring);
 
-  void shape(unsigned wire, const WireShape& shape);
-  void clear(unsigned wire);
-  WireCounters wire_counters(unsigned wire);
-
   // Readable when there are control packets.
   int control_event() const { return control_event_; }
   std::optional<ControlPacket> take_control();
   // To a guest's ring 0, when it has room there and has dealt with the one before. Those beyond a few hundred are lost,
   // as are those of a ring that is off.
   void send_control(ControlPacket packet);
-
-  void open_trace(int fd, std::size_t most);
-  void close_trace();
-  void trace_control(std::uint32_t interface, unsigned kind, std::span<const std::byte> data, bool dropped);
-  std::uint64_t trace_lost();
 
  private:
   struct Wake {

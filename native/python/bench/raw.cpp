@@ -59,6 +59,8 @@ std::vector<double> ping_pong(int rounds, bool starts, Send&& send, Receive&& re
   return microseconds;
 }
 
+Buffer buffer_at(std::uintptr_t address, std::size_t bytes) { return {reinterpret_cast<std::byte*>(address), bytes}; }
+
 bool later(ssize_t result) { return result < 0 && would_block(errno); }
 
 template <class Call>
@@ -97,7 +99,7 @@ void send_and_receive(int to, Buffer out, int from, Buffer in, Deadline& deadlin
 constexpr std::size_t kChunk = 8 << 10;
 constexpr std::size_t kChunks = 8;
 
-struct Lane {
+struct OneWay {
   alignas(128) std::atomic<std::uint64_t> written;
   alignas(128) std::atomic<std::uint64_t> taken;
   alignas(128) std::byte chunks[kChunks][kChunk];
@@ -123,48 +125,52 @@ struct Lane {
 
 }  // namespace
 
-std::vector<double> raw_tcp_ping_pong(int fd, void* data, std::size_t bytes, int rounds, bool starts, double timeout) {
+std::vector<double> raw_tcp_ping_pong(int fd, std::uintptr_t data, std::size_t bytes, int rounds, bool starts,
+                                      double timeout) {
   Deadline deadline(timeout);
-  const Buffer buffer(static_cast<std::byte*>(data), bytes);
+  const Buffer buffer = buffer_at(data, bytes);
   return ping_pong(
       rounds, starts,
       [&] { whole_message(buffer, deadline, [&](auto* at, auto n) { return ::send(fd, at, n, MSG_DONTWAIT); }); },
       [&] { whole_message(buffer, deadline, [&](auto* at, auto n) { return ::recv(fd, at, n, MSG_DONTWAIT); }); });
 }
 
-std::vector<double> raw_tcp_exchange(int fd, void* data, void* other, std::size_t bytes, int rounds, double timeout) {
+std::vector<double> raw_tcp_exchange(int fd, std::uintptr_t data, std::uintptr_t other, std::size_t bytes, int rounds,
+                                     double timeout) {
   Deadline deadline(timeout);
-  const Buffer out(static_cast<std::byte*>(data), bytes);
-  const Buffer in(static_cast<std::byte*>(other), bytes);
+  const Buffer out = buffer_at(data, bytes);
+  const Buffer in = buffer_at(other, bytes);
   return timed(rounds, [&] { send_and_receive(fd, out, fd, in, deadline); });
 }
 
-std::vector<double> raw_tcp_alone(int fd, int other_fd, void* data, std::size_t bytes, int rounds, double timeout) {
+std::vector<double> raw_tcp_alone(int fd, int other_fd, std::uintptr_t data, std::size_t bytes, int rounds,
+                                  double timeout) {
   Deadline deadline(timeout);
-  const Buffer buffer(static_cast<std::byte*>(data), bytes);
+  const Buffer buffer = buffer_at(data, bytes);
   return ping_pong(
       rounds, true, [&] { send_and_receive(fd, buffer, other_fd, buffer, deadline); },
       [&] { send_and_receive(other_fd, buffer, fd, buffer, deadline); });
 }
 
-std::vector<double> raw_shm_ping_pong(void* memory, void* data, std::size_t bytes, int rounds, bool starts,
-                                      double timeout) {
+std::vector<double> raw_shm_ping_pong(std::uintptr_t memory, std::uintptr_t data, std::size_t bytes, int rounds,
+                                      bool starts, double timeout) {
   Deadline deadline(timeout);
-  const Buffer buffer(static_cast<std::byte*>(data), bytes);
-  auto* const lanes = static_cast<Lane*>(memory);
-  Lane& out = lanes[starts ? 0 : 1];
-  Lane& in = lanes[starts ? 1 : 0];
+  const Buffer buffer = buffer_at(data, bytes);
+  auto* const ways = reinterpret_cast<OneWay*>(memory);
+  OneWay& out = ways[starts ? 0 : 1];
+  OneWay& in = ways[starts ? 1 : 0];
   return ping_pong(
       rounds, starts, [&] { out.send(buffer, deadline); }, [&] { in.receive(buffer, deadline); });
 }
 
-std::size_t raw_shm_bytes() { return 2 * sizeof(Lane); }
+std::size_t raw_shm_bytes() { return 2 * sizeof(OneWay); }
 
-std::vector<double> raw_memcpy(void* target, const void* source, std::size_t bytes, int rounds) {
+std::vector<double> raw_memcpy(std::uintptr_t target, std::uintptr_t source, std::size_t bytes, int rounds) {
+  auto* const to = reinterpret_cast<void*>(target);
   return timed(rounds, [&] {
-    std::memcpy(target, source, bytes);
+    std::memcpy(to, reinterpret_cast<const void*>(source), bytes);
     // The copy must happen although it is never read.
-    asm volatile("" : : "r"(target) : "memory");
+    asm volatile("" : : "r"(to) : "memory");
   });
 }
 

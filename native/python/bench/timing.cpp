@@ -1,84 +1,74 @@
 #include "python/bench/timing.h"
 
+#include <algorithm>
 #include <chrono>
-#include <functional>
+#include <iterator>
 #include <stdexcept>
+#include <utility>
 
 namespace ferrule {
 namespace {
 
-// `call` gets the number of the call within its sample.
-struct Timed {
-  std::function<Status(int)> call;
-  int calls_per_sample;
+// `every_root`: a sample is one call with every rank as root. `in_place`: the result takes the place of what went in.
+struct Kind {
+  const char* name;
+  Op op;
+  bool every_root = false;
+  bool in_place = false;
+};
+constexpr Kind kKinds[] = {
+    {"all_reduce", Op::all_reduce, false, true},
+    {"all_gather", Op::all_gather},
+    {"reduce_scatter", Op::reduce_scatter},
+    {"all_to_all", Op::all_to_all},
+    {"barrier", Op::barrier},
+    {"reduce", Op::reduce, true, true},
+    {"gather", Op::gather, true},
+    {"scatter", Op::scatter, true},
+    {"broadcast", Op::broadcast, true, true},
+    {"send_recv", Op::send, false, true},
 };
 
-Timed find(Group& group, int rank, int size, const TimedOperation& o) {
+// The operations of one sample on this rank, and by how many calls the others count it.
+std::pair<std::vector<Operation>, int> find(int rank, int size, const TimedOperation& o) {
+  const auto kind = std::ranges::find_if(kKinds, [&](const Kind& each) { return o.name == each.name; });
+  if (kind == std::end(kKinds)) throw std::invalid_argument("there is no operation " + o.name);
   Operation operation;
+  operation.op = kind->op;
   operation.dtype = o.dtype;
-  operation.reduction = Reduction::sum;
   operation.in = o.in;
-  operation.out = o.out;
+  operation.out = kind->in_place ? o.in : o.out;
   operation.count = o.count;
-  const auto everywhere = [&](Op op) -> Timed {
-    operation.op = op;
-    return {[=, &group](int) { return group.run(&operation, 1, o.timeout); }, 1};
-  };
-  const auto every_root = [&](Op op) -> Timed {
-    operation.op = op;
-    return {[=, &group](int root) {
-              Operation rooted = operation;
-              rooted.root = root;
-              return group.run(&rooted, 1, o.timeout);
-            },
-            size};
-  };
-  if (o.name == "all_reduce") {
-    operation.out = o.in;
-    return everywhere(Op::all_reduce);
-  }
-  if (o.name == "all_gather") return everywhere(Op::all_gather);
-  if (o.name == "reduce_scatter") return everywhere(Op::reduce_scatter);
-  if (o.name == "all_to_all") return everywhere(Op::all_to_all);
-  if (o.name == "barrier") return everywhere(Op::barrier);
-  if (o.name == "reduce") {
-    operation.out = o.in;
-    return every_root(Op::reduce);
-  }
-  if (o.name == "gather") return every_root(Op::gather);
-  if (o.name == "scatter") return every_root(Op::scatter);
-  if (o.name == "broadcast") {
-    operation.out = o.in;
-    return every_root(Op::broadcast);
-  }
-  if (o.name == "send_recv") {
+  std::vector<Operation> calls;
+  if (kind->op == Op::send) {
     operation.root = 1 - rank;
-    operation.out = o.in;
-    return {[=, &group](int sender) {
-              if (rank > 1) return Status::ok;
-              Operation half = operation;
-              half.op = rank == sender ? Op::send : Op::recv;
-              return group.run(&half, 1, o.timeout);
-            },
-            2};
+    for (int sender = 0; sender < 2 && rank < 2; ++sender) {
+      operation.op = rank == sender ? Op::send : Op::recv;
+      calls.push_back(operation);
+    }
+    return {calls, 2};
   }
-  throw std::invalid_argument("there is no operation " + o.name);
+  for (int root = 0; root < (kind->every_root ? size : 1); ++root) {
+    if (kind->every_root) operation.root = root;
+    calls.push_back(operation);
+  }
+  return {calls, static_cast<int>(calls.size())};
 }
 
 }  // namespace
 
 std::vector<double> time_operation(Group& group, int rank, int size, const TimedOperation& operation, int samples) {
-  const Timed timed = find(group, rank, size, operation);
+  const auto [calls, divisor] = find(rank, size, operation);
   std::vector<double> microseconds;
   microseconds.reserve(static_cast<std::size_t>(samples));
   for (int sample = 0; sample < samples; ++sample) {
     const auto begin = Clock::now();
-    for (int i = 0; i < timed.calls_per_sample; ++i) {
-      if (timed.call(i) == Status::ok) continue;
+    for (const Operation& call : calls) {
+      if (group.run(&call, 1, operation.timeout) == Status::ok) continue;
       throw std::runtime_error(operation.name + " failed: " + group.failure().message);
     }
     const std::chrono::duration<double, std::micro> elapsed = Clock::now() - begin;
-    microseconds.push_back(elapsed.count() / timed.calls_per_sample);
+    microseconds.push_back(elapsed.count() / divisor);
   }
   return microseconds;
 }

@@ -137,6 +137,9 @@ class PyGroup {
     group_.reset();
   }
 
+  // Of the native group, for programs that call it themselves.
+  std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(group_.get()); }
+
   // The calls that must be quick; everything else goes through run and start.
   int all_reduce(std::uintptr_t data, std::size_t count, int dtype, int reduction, double timeout) {
     Operation operation;
@@ -282,6 +285,7 @@ void bind_group(nb::module_& module) {
            "rank"_a, "epoch"_a, "collectives"_a, "messages"_a, "segment"_a.none(), "local_index"_a, "spin_us"_a,
            "yield_us"_a, "decisions"_a = Decisions(), "tree"_a = std::vector<int>(), "ring"_a = std::vector<int>(),
            "heartbeat"_a.none() = nb::none(), "heartbeat_ranks"_a = std::vector<int>())
+      .def_prop_ro("address", &PyGroup::address)
       .def("all_reduce", &PyGroup::all_reduce)
       .def("all_reduce_tensor", &PyGroup::all_reduce_tensor)
       .def("all_reduce_torch", &PyGroup::all_reduce_torch)

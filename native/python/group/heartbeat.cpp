@@ -41,7 +41,7 @@ nb::dict lost(const PyHeartbeat& heartbeat) {
   nb::dict all;
   for (int peer = 0; peer < heartbeat->size(); ++peer) {
     const Heartbeat::Health health = heartbeat->health(peer);
-    if (health.presence == Presence::lost) all[nb::int_(peer)] = text_of(health.words);
+    if (health.presence == Presence::lost) all[nb::int_(peer)] = text_of(health.reason);
   }
   return all;
 }

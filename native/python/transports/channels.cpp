@@ -21,13 +21,13 @@ const std::uint8_t* checked_token(const nb::bytes& token) {
 }
 
 PySegment create(const nb::bytes& token, int ranks) {
-  const std::uint8_t* const words = checked_token(token);
-  return PySegment(without_lock([&] { return Segment::create(words, ranks); }));
+  const std::uint8_t* const bytes = checked_token(token);
+  return PySegment(without_lock([&] { return Segment::create(bytes, ranks); }));
 }
 
 PySegment open(const std::string& place, const nb::bytes& token, int ranks) {
-  const std::uint8_t* const words = checked_token(token);
-  return PySegment(without_lock([&] { return Segment::open(place, words, ranks); }));
+  const std::uint8_t* const bytes = checked_token(token);
+  return PySegment(without_lock([&] { return Segment::open(place, bytes, ranks); }));
 }
 
 PyChannel tcp(int rank, int peer, int fd, std::uint64_t epoch) {

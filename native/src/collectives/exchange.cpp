@@ -12,13 +12,9 @@ void check_header(Channel& channel, const MessageHeader& expected, const Message
   if (got == expected) return;
   const Op op = got.call.op;
   if (got.epoch == expected.epoch && (op == Op::goodbye || op == Op::abort)) throw channel.loss(got, behind);
-  const std::string peer = "rank " + std::to_string(channel.peer());
-  if (got.epoch != expected.epoch) {
-    throw Failure(Status::mismatch, channel.peer(), peer + " sent bytes that belong to no call of this group");
-  }
+  if (got.epoch == expected.epoch) throw mismatch(channel.rank(), expected.call, channel.peer(), got.call);
   throw Failure(Status::mismatch, channel.peer(),
-                "rank " + std::to_string(channel.rank()) + " called " + describe(expected.call) + " but " + peer +
-                    " called " + describe(got.call));
+                "rank " + std::to_string(channel.peer()) + " sent bytes that belong to no call of this group");
 }
 
 bool Outgoing::pump() {
@@ -145,9 +141,7 @@ Wanted Exchange::wanted(int rank) {
   // wait for each other until the deadline.
   if (theirs != nullptr && !(receive && in.pump()) && !(send && out.pump())) {
     const Call& ours = receive ? in.expected.call : out.header.call;
-    throw Failure(Status::mismatch, rank,
-                  "rank " + std::to_string((receive ? in.channel : out.channel)->rank()) + " called " + describe(ours) +
-                      " but rank " + std::to_string(rank) + " called " + describe(*theirs));
+    throw mismatch((receive ? in.channel : out.channel)->rank(), ours, rank, *theirs);
   }
   return {receive, send};
 }

@@ -45,10 +45,7 @@ void LocalCollectives::meet(const Call& call) {
       });
   for (int rank = 0; rank < size_; ++rank) {
     const Call& theirs = slot(rank).line.call;
-    if (theirs == call) continue;
-    throw Failure(Status::mismatch, rank,
-                  "rank " + std::to_string(rank_) + " called " + describe(call) + " but rank " + std::to_string(rank) +
-                      " called " + describe(theirs));
+    if (theirs != call) throw mismatch(rank_, call, rank, theirs);
   }
 }
 
@@ -78,34 +75,37 @@ void LocalCollectives::wait_for(Counter RankBlock::*counter, std::uint64_t value
 }
 
 template <class Fill, class Combine, class Take>
-void LocalCollectives::pipeline(std::uint64_t count, Fill&& fill, Combine&& combine, Take&& take) {
+void LocalCollectives::pipeline(const Call& call, std::size_t bytes, std::size_t piece, Fill&& fill, Combine&& combine,
+                                Take&& take) {
   constexpr std::uint64_t kLag = 1;
   static_assert(2 * kLag < kChunks, "a chunk buffer must be free again before its next turn, or all ranks wait");
+  meet(call);
+  const std::uint64_t count = (bytes + piece - 1) / piece;
   const std::uint64_t base = chunks_;
+  const auto run = [&](auto&& stage, std::uint64_t index) {
+    const std::size_t at = static_cast<std::size_t>(index) * piece;
+    stage(at, std::min(piece, bytes - at), base + index);
+  };
   for (std::uint64_t step = 0; step < count + 2 * kLag; ++step) {
     if (step < count) {
       // The buffer is free when all ranks are done with the chunk that was in it before.
       if (base + step >= kChunks) wait_for(&RankBlock::consumed, base + step + 1 - kChunks);
-      fill(step, chunk(rank_, base + step));
+      run(fill, step);
       publish(&RankBlock::filled, base + step + 1);
     }
     if (step >= kLag && step - kLag < count) {
       wait_for(&RankBlock::filled, base + step - kLag + 1);
-      combine(step - kLag, base + step - kLag);
+      run(combine, step - kLag);
       publish(&RankBlock::reduced, base + step - kLag + 1);
     }
     if (step >= 2 * kLag) {
       wait_for(&RankBlock::reduced, base + step - 2 * kLag + 1);
-      take(step - 2 * kLag, base + step - 2 * kLag);
+      run(take, step - 2 * kLag);
       publish(&RankBlock::consumed, base + step - 2 * kLag + 1);
     }
   }
   chunks_ = base + count;
-}
-
-std::size_t LocalCollectives::part(std::size_t bytes, std::size_t element, std::size_t index, std::size_t count) {
-  const std::size_t elements = bytes / element;
-  return (elements / count * index + std::min(index, elements % count)) * element;
+  ++round_;
 }
 
 void LocalCollectives::all_reduce(const Call& call, std::byte* data, ReduceFunction reduce) {
@@ -122,44 +122,35 @@ void LocalCollectives::all_reduce(const Call& call, std::byte* data, ReduceFunct
     ++round_;
     return;
   }
-  meet(call);
   // Rank r reduces the r-th part of every chunk. Only r reads that part of its own buffer, so the result goes there.
-  const auto part = [&](std::size_t chunk_bytes, std::size_t rank) {
-    return LocalCollectives::part(chunk_bytes, element, rank, n);
-  };
-  const auto size_of = [&](std::uint64_t index) {
-    return std::min(kChunkBytes, bytes - static_cast<std::size_t>(index) * kChunkBytes);
-  };
-  pipeline((bytes + kChunkBytes - 1) / kChunkBytes,
-           [&](std::uint64_t index, std::byte* buffer) {
-             const std::size_t size = size_of(index);
-             const std::byte* const from = data + index * kChunkBytes;
-             const std::size_t begin = part(size, me);
-             const std::size_t end = part(size, me + 1);
-             std::memcpy(buffer, from, begin);
-             std::memcpy(buffer + end, from + end, size - end);
-           },
-           [&](std::uint64_t index, std::uint64_t buffer) {
-             const std::size_t size = size_of(index);
-             const std::size_t begin = part(size, me);
-             const std::size_t mine = part(size, me + 1) - begin;
-             std::byte* const own = data + index * kChunkBytes + begin;
-             for (int rank = 0; rank < size_; ++rank)
-               sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + begin;
-             sources_[me] = own;
-             reduce(own, sources_.data(), size_, mine / element, size_);
-             std::memcpy(chunk(rank_, buffer) + begin, own, mine);
-           },
-           [&](std::uint64_t index, std::uint64_t buffer) {
-             const std::size_t size = size_of(index);
-             for (int rank = 0; rank < size_; ++rank) {
-               if (rank == rank_) continue;
-               const std::size_t begin = part(size, static_cast<std::size_t>(rank));
-               const std::size_t end = part(size, static_cast<std::size_t>(rank) + 1);
-               std::memcpy(data + index * kChunkBytes + begin, chunk(rank, buffer) + begin, end - begin);
-             }
-           });
-  ++round_;
+  const auto part = [&](std::size_t size, std::size_t rank) { return part_begin(size, element, rank, n); };
+  pipeline(
+      call, bytes, kChunkBytes,
+      [&](std::size_t at, std::size_t size, std::uint64_t buffer) {
+        const std::size_t begin = part(size, me);
+        const std::size_t end = part(size, me + 1);
+        std::memcpy(mine(buffer), data + at, begin);
+        std::memcpy(mine(buffer) + end, data + at + end, size - end);
+      },
+      [&](std::size_t at, std::size_t size, std::uint64_t buffer) {
+        const std::size_t begin = part(size, me);
+        const std::size_t length = part(size, me + 1) - begin;
+        std::byte* const own = data + at + begin;
+        for (int rank = 0; rank < size_; ++rank) {
+          sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + begin;
+        }
+        sources_[me] = own;
+        reduce(own, sources_.data(), size_, length / element, size_);
+        std::memcpy(mine(buffer) + begin, own, length);
+      },
+      [&](std::size_t at, std::size_t size, std::uint64_t buffer) {
+        for (int rank = 0; rank < size_; ++rank) {
+          if (rank == rank_) continue;
+          const std::size_t begin = part(size, static_cast<std::size_t>(rank));
+          const std::size_t end = part(size, static_cast<std::size_t>(rank) + 1);
+          std::memcpy(data + at + begin, chunk(rank, buffer) + begin, end - begin);
+        }
+      });
 }
 
 void LocalCollectives::all_gather(const Call& call, const std::byte* mine, std::byte* out) {
@@ -173,22 +164,16 @@ void LocalCollectives::all_gather(const Call& call, const std::byte* mine, std::
     ++round_;
     return;
   }
-  meet(call);
-  const auto size_of = [&](std::uint64_t index) {
-    return std::min(kChunkBytes, bytes - static_cast<std::size_t>(index) * kChunkBytes);
-  };
   pipeline(
-      (bytes + kChunkBytes - 1) / kChunkBytes,
-      [&](std::uint64_t index, std::byte* buffer) { std::memcpy(buffer, mine + index * kChunkBytes, size_of(index)); },
-      [](std::uint64_t, std::uint64_t) {},
-      [&](std::uint64_t index, std::uint64_t buffer) {
+      call, bytes, kChunkBytes,
+      [&](std::size_t at, std::size_t size, std::uint64_t buffer) { std::memcpy(this->mine(buffer), mine + at, size); },
+      [](std::size_t, std::size_t, std::uint64_t) {},
+      [&](std::size_t at, std::size_t size, std::uint64_t buffer) {
         for (int rank = 0; rank < size_; ++rank) {
           if (rank == rank_) continue;
-          std::memcpy(out + static_cast<std::size_t>(rank) * bytes + index * kChunkBytes, chunk(rank, buffer),
-                      size_of(index));
+          std::memcpy(out + static_cast<std::size_t>(rank) * bytes + at, chunk(rank, buffer), size);
         }
       });
-  ++round_;
 }
 
 void LocalCollectives::reduce_scatter(const Call& call, const std::byte* in, std::byte* out, ReduceFunction reduce) {
@@ -198,26 +183,21 @@ void LocalCollectives::reduce_scatter(const Call& call, const std::byte* in, std
   const std::size_t block_bytes = static_cast<std::size_t>(call.bytes) / n;
   // A chunk holds one piece of every rank's block, and each begins on a cache line.
   const std::size_t piece = kChunkBytes / n / kLine * kLine;
-  meet(call);
-  const auto size_of = [&](std::uint64_t index) {
-    return std::min(piece, block_bytes - static_cast<std::size_t>(index) * piece);
-  };
-  pipeline((block_bytes + piece - 1) / piece,
-           [&](std::uint64_t index, std::byte* buffer) {
-             for (std::size_t rank = 0; rank < n; ++rank) {
-               if (rank == me) continue;
-               std::memcpy(buffer + rank * piece, in + rank * block_bytes + index * piece, size_of(index));
-             }
-           },
-           [&](std::uint64_t index, std::uint64_t buffer) {
-             for (int rank = 0; rank < size_; ++rank) {
-               sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + me * piece;
-             }
-             sources_[me] = in + me * block_bytes + index * piece;
-             reduce(out + index * piece, sources_.data(), size_, size_of(index) / element, size_);
-           },
-           [](std::uint64_t, std::uint64_t) {});
-  ++round_;
+  pipeline(
+      call, block_bytes, piece,
+      [&](std::size_t at, std::size_t size, std::uint64_t buffer) {
+        for (std::size_t rank = 0; rank < n; ++rank) {
+          if (rank != me) std::memcpy(mine(buffer) + rank * piece, in + rank * block_bytes + at, size);
+        }
+      },
+      [&](std::size_t at, std::size_t size, std::uint64_t buffer) {
+        for (int rank = 0; rank < size_; ++rank) {
+          sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + me * piece;
+        }
+        sources_[me] = in + me * block_bytes + at;
+        reduce(out + at, sources_.data(), size_, size / element, size_);
+      },
+      [](std::size_t, std::size_t, std::uint64_t) {});
 }
 
 void LocalCollectives::reduce(const Call& call, const std::byte* in, std::byte* out, ReduceFunction reduce) {
@@ -235,49 +215,37 @@ void LocalCollectives::reduce(const Call& call, const std::byte* in, std::byte* 
     ++round_;
     return;
   }
-  meet(call);
-  const auto size_of = [&](std::uint64_t index) {
-    return std::min(kChunkBytes, bytes - static_cast<std::size_t>(index) * kChunkBytes);
-  };
-  const auto begin_of = [&](std::uint64_t index, int rank) {
-    return part(size_of(index), element, static_cast<std::size_t>(rank), static_cast<std::size_t>(size_));
+  const auto begin_of = [&](std::size_t size, int rank) {
+    return part_begin(size, element, static_cast<std::size_t>(rank), static_cast<std::size_t>(size_));
   };
   pipeline(
-      (bytes + kChunkBytes - 1) / kChunkBytes,
-      [&](std::uint64_t index, std::byte* buffer) { std::memcpy(buffer, in + index * kChunkBytes, size_of(index)); },
-      [&](std::uint64_t index, std::uint64_t buffer) {
+      call, bytes, kChunkBytes,
+      [&](std::size_t at, std::size_t size, std::uint64_t buffer) { std::memcpy(mine(buffer), in + at, size); },
+      [&](std::size_t, std::size_t size, std::uint64_t buffer) {
         // No other rank reads this part of our own buffer, so the result goes there.
-        const std::size_t begin = begin_of(index, rank_);
+        const std::size_t begin = begin_of(size, rank_);
         for (int rank = 0; rank < size_; ++rank) sources_[static_cast<std::size_t>(rank)] = chunk(rank, buffer) + begin;
-        reduce(chunk(rank_, buffer) + begin, sources_.data(), size_, (begin_of(index, rank_ + 1) - begin) / element,
-               size_);
+        reduce(mine(buffer) + begin, sources_.data(), size_, (begin_of(size, rank_ + 1) - begin) / element, size_);
       },
-      [&](std::uint64_t index, std::uint64_t buffer) {
+      [&](std::size_t at, std::size_t size, std::uint64_t buffer) {
         for (int rank = 0; rank < size_ && root; ++rank) {
-          const std::size_t begin = begin_of(index, rank);
-          std::memcpy(out + index * kChunkBytes + begin, chunk(rank, buffer) + begin,
-                      begin_of(index, rank + 1) - begin);
+          const std::size_t begin = begin_of(size, rank);
+          std::memcpy(out + at + begin, chunk(rank, buffer) + begin, begin_of(size, rank + 1) - begin);
         }
       });
-  ++round_;
 }
 
 void LocalCollectives::broadcast(const Call& call, std::byte* data) {
-  const auto bytes = static_cast<std::size_t>(call.bytes);
   const bool root = rank_ == call.root;
-  const auto size_of = [&](std::uint64_t index) {
-    return std::min(kChunkBytes, bytes - static_cast<std::size_t>(index) * kChunkBytes);
-  };
-  meet(call);
-  pipeline((bytes + kChunkBytes - 1) / kChunkBytes,
-           [&](std::uint64_t index, std::byte* buffer) {
-             if (root) std::memcpy(buffer, data + index * kChunkBytes, size_of(index));
-           },
-           [](std::uint64_t, std::uint64_t) {},
-           [&](std::uint64_t index, std::uint64_t buffer) {
-             if (!root) std::memcpy(data + index * kChunkBytes, chunk(call.root, buffer), size_of(index));
-           });
-  ++round_;
+  pipeline(
+      call, static_cast<std::size_t>(call.bytes), kChunkBytes,
+      [&](std::size_t at, std::size_t size, std::uint64_t buffer) {
+        if (root) std::memcpy(mine(buffer), data + at, size);
+      },
+      [](std::size_t, std::size_t, std::uint64_t) {},
+      [&](std::size_t at, std::size_t size, std::uint64_t buffer) {
+        if (!root) std::memcpy(data + at, chunk(call.root, buffer), size);
+      });
 }
 
 void LocalCollectives::barrier(const Call& call) {

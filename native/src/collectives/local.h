@@ -33,18 +33,18 @@ class LocalCollectives {
   RankBlock& block(int rank) { return *blocks_[static_cast<std::size_t>(rank)]; }
   std::byte* chunk(int rank, std::uint64_t index) { return block(rank).chunks[index % kChunks]; }
 
-  // Where part `index` of `count` nearly equal ones begins in an array of `bytes`.
-  static std::size_t part(std::size_t bytes, std::size_t element, std::size_t index, std::size_t count);
   // Publish what we called (and what lies in our slot), wait until all have, and compare.
   void meet(const Call& call);
   void publish(Counter RankBlock::*counter, std::uint64_t value);
   void wait_for(Counter RankBlock::*counter, std::uint64_t value);
   void notify_all();
 
-  // The pipeline of large messages: `count` chunks go through `fill` (put our part into our chunk buffer),
-  // `combine` (all ranks have filled theirs) and `take` (all ranks have combined), each some chunks behind the last.
+  // A whole large collective: `bytes` go in pieces through `fill` (put our part into our chunk buffer), `combine` (all
+  // ranks have filled theirs) and `take` (all ranks have combined), each some pieces behind the last. All are called
+  // with where the piece begins, its size, and the number of the buffer.
   template <class Fill, class Combine, class Take>
-  void pipeline(std::uint64_t count, Fill&& fill, Combine&& combine, Take&& take);
+  void pipeline(const Call& call, std::size_t bytes, std::size_t piece, Fill&& fill, Combine&& combine, Take&& take);
+  std::byte* mine(std::uint64_t buffer) { return chunk(rank_, buffer); }
 
   const int rank_;
   const int size_;

@@ -20,10 +20,8 @@ constexpr std::size_t kLine = 64;
 
 std::vector<std::size_t> cut(std::size_t bytes, std::size_t element, int size) {
   const auto n = static_cast<std::size_t>(size);
-  const std::size_t elements = bytes / element;
   std::vector<std::size_t> bounds(n + 1);
-  // Not i * elements / n: that overflows for huge arrays.
-  for (std::size_t i = 0; i <= n; ++i) bounds[i] = (elements / n * i + std::min(i, elements % n)) * element;
+  for (std::size_t i = 0; i <= n; ++i) bounds[i] = part_begin(bytes, element, i, n);
   return bounds;
 }
 

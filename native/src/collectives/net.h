@@ -26,7 +26,7 @@ class NetCollectives {
                  Waiter& waiter, Strategy strategy);
 
   void all_reduce(const Call& call, std::byte* data, ReduceFunction reduce);
-  // The same with 8-bit blocks on the wire, for f32, bf16 and f16 by sum or avg (collectives_quantized.cpp).
+  // The same with 8-bit blocks on the wire, for f32, bf16 and f16 by sum or avg (quantized.cpp).
   void all_reduce_quantized(const Call& call, std::byte* data);
   // `mine` is this rank's place in `out` and already holds its part.
   void all_gather(const Call& call, const std::byte* mine, std::byte* out);
@@ -45,7 +45,7 @@ class NetCollectives {
   Bytes scratch(std::size_t bytes);  // from a cache line on
   Channel* channel(int rank) const { return channels_[static_cast<std::size_t>(rank)]; }
 
-  // By programs: the hop by hop ways (collectives_hops.cpp).
+  // By programs: the hop by hop ways (hops.cpp).
   Combine combine_of(const Call& call, ReduceFunction reduce) const;
   template <class Write>
   void run(const Call& call, std::size_t scratch_bytes, Write&& write) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 #include <stdexcept>
 
 #include "collectives/local.h"
@@ -182,9 +183,12 @@ Status Group::guard(Stream stream, Body&& body) {
     body();
     return Status::ok;
   } catch (const Failure& cause) {
-    if (cause.unexplained) await_words();
+    if (cause.unexplained) await_notice();
     end(cause, track(stream).waiter.seconds(), static_cast<int>(stream));
-  } catch (const std::exception& error) {  // no memory for scratch space
+  } catch (const std::bad_alloc&) {  // for scratch space
+    end(Failure(Status::system, -1, "rank " + std::to_string(rank_) + " has no memory left for this operation"),
+        track(stream).waiter.seconds(), static_cast<int>(stream));
+  } catch (const std::exception& error) {
     end(Failure(Status::system, -1, error.what()), track(stream).waiter.seconds(), static_cast<int>(stream));
   }
   return ended_status();

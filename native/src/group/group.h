@@ -107,7 +107,7 @@ class Group {
   Channel* channel(int stream, int peer) const;  // with end_mutex_ held; nullptr if there is none
   Status ended_status() const;
   // A connection ended without a close notice. The heartbeat soon says why, if it knows.
-  void await_words();
+  void await_notice();
 
   const int rank_;
   const int size_;

@@ -12,14 +12,14 @@ namespace {
 constexpr std::chrono::milliseconds kWords{250};
 
 CloseNotice close_notice(std::uint64_t epoch, Op op, const Failure& cause) {
-  CloseNotice words;
-  words.header.epoch = epoch;
-  words.header.call.op = op;
-  words.header.call.reduction = static_cast<std::uint8_t>(cause.status);
-  words.header.call.root = cause.rank;
-  words.header.call.bytes = words.text.size();
-  cause.message.copy(words.text.data(), words.text.size() - 1);
-  return words;
+  CloseNotice notice;
+  notice.header.epoch = epoch;
+  notice.header.call.op = op;
+  notice.header.call.reduction = static_cast<std::uint8_t>(cause.status);
+  notice.header.call.root = cause.rank;
+  notice.header.call.bytes = notice.text.size();
+  cause.message.copy(notice.text.data(), notice.text.size() - 1);
+  return notice;
 }
 
 }  // namespace
@@ -47,21 +47,21 @@ void Group::end(const Failure& cause, double seconds, int stream) {
   told_.notify_all();
   if (heartbeat_ != nullptr) heartbeat_->tell(*seat_, cause);
   // The peers learn the cause and see the sockets end; the descriptors stay ours until close.
-  const CloseNotice words = close_notice(epoch_, Op::abort, told_by(rank_, cause));
+  const CloseNotice notice = close_notice(epoch_, Op::abort, told_by(rank_, cause));
   for (std::size_t i = 0; i < tracks_.size(); ++i) {
     Track& one = *tracks_[i];
     one.waiter.abort();
-    // Another thread may be in the middle of a message: then words would be taken for payload.
+    // Another thread may be in the middle of a message: then a notice would be taken for payload.
     const bool entered = static_cast<int>(i) != stream && one.queue.try_enter();
     for (const auto& channel : one.owned) {
-      if (entered || static_cast<int>(i) == stream) channel->send_close_notice(words);
+      if (entered || static_cast<int>(i) == stream) channel->send_close_notice(notice);
       channel->shut_down();
     }
     if (entered) one.queue.leave();
   }
 }
 
-void Group::await_words() {
+void Group::await_notice() {
   if (heartbeat_ == nullptr || heartbeat_->closed()) return;
   std::unique_lock lock(end_mutex_);
   told_.wait_for(lock, kWords, [this] { return cause_.status != Status::ok; });
@@ -85,9 +85,9 @@ Status Group::close() {
       closed_ = true;
       if (cause_.status == Status::ok) {
         cause_ = Failure(Status::aborted, -1, "the group is closed");
-        const CloseNotice words = close_notice(epoch_, Op::goodbye, cause_);
+        const CloseNotice notice = close_notice(epoch_, Op::goodbye, cause_);
         for (const auto& one : tracks_) {
-          for (const auto& channel : one->owned) channel->send_close_notice(words);
+          for (const auto& channel : one->owned) channel->send_close_notice(notice);
         }
       }
       ended_.store(true, std::memory_order_release);

@@ -155,7 +155,7 @@ void MessageQueues::watch_deadline() {
     if (first == nullptr || open->job.deadline < first->job.deadline) first = open.get();
   }
   if (first == nullptr) return;
-  // For its words: the message of that ticket that is first in line.
+  // For the message of a timeout: the message of that ticket that is first in line.
   Call call;
   if (!any_.empty() && any_.front().ticket.get() == first) call = any_.front().expected.call;
   for (const Peer& peer : peers_) {

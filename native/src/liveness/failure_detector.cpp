@@ -61,10 +61,10 @@ void FailureDetector::excuse(Clock::duration late, Time now) {
   }
 }
 
-void FailureDetector::lose(int peer, std::string words) {
+void FailureDetector::lose(int peer, std::string reason) {
   Peer& who = peers_[index(peer)];
   who.presence = Presence::lost;
-  who.words = std::move(words);
+  who.reason = std::move(reason);
 }
 
 const FailureDetector::Rail* FailureDetector::last_heard(const Peer& peer) const {
@@ -120,13 +120,13 @@ std::optional<FailureDetector::Suspect> FailureDetector::suspect(Time now) const
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const Peer& peer = peers_[i];
     if (due(peer) > now) continue;
-    std::string words = why(peer, now);
+    std::string reason = why(peer, now);
     const int rank = static_cast<int>(i);
     // Where all connections ended it is gone for sure. One that is only silent may be so to this rank alone.
     const bool silent = last_heard(peer) != nullptr;
     const int other = silent ? arbiter(rank, now) : -1;
-    if (silent && other < 0 && size() > 2) words += ", nor does any other rank: this one may be cut off";
-    return Suspect{rank, peer.asked == Time{} ? other : -1, std::move(words)};
+    if (silent && other < 0 && size() > 2) reason += ", nor does any other rank: this one may be cut off";
+    return Suspect{rank, peer.asked == Time{} ? other : -1, std::move(reason)};
   }
   return std::nullopt;
 }

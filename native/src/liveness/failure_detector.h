@@ -38,7 +38,7 @@ class FailureDetector {
   struct Suspect {
     int peer;
     int arbiter;
-    std::string words;
+    std::string reason;
   };
 
   // `limit`: how long a peer may be silent; zero: as long as it likes. `interval`: between beats.
@@ -50,7 +50,7 @@ class FailureDetector {
   void end(int peer, std::size_t rail, int error, Time now);
   // This rank did not run for so long, and heard no peer: not a fault of the others.
   void excuse(Clock::duration late, Time now);
-  void lose(int peer, std::string words);
+  void lose(int peer, std::string reason);
 
   // The first peer, in the order of ranks, that should be given up now.
   std::optional<Suspect> suspect(Time now) const;
@@ -62,7 +62,7 @@ class FailureDetector {
   Presence presence(int peer) const { return peers_[index(peer)].presence; }
   // Since it was last heard on any rail; Clock::duration::max() for one that never was.
   Clock::duration silence(int peer, Time now) const;
-  const std::string& words(int peer) const { return peers_[index(peer)].words; }
+  const std::string& reason(int peer) const { return peers_[index(peer)].reason; }
   // Whether each rail is connected and not silent for too long.
   std::vector<bool> rails(int peer, Time now) const;
   int size() const { return static_cast<int>(peers_.size()); }
@@ -73,7 +73,7 @@ class FailureDetector {
     std::vector<Rail> rails;
     std::uint64_t goodbye = 0;  // its number among all that the peer said
     Time asked{};               // when an arbiter was; 0: not
-    std::string words;          // why it is lost
+    std::string reason;         // why it is lost
   };
 
   static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }

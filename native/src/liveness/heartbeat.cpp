@@ -22,21 +22,18 @@ namespace {
 
 void prepare(int fd) {
   refuse_signals(fd);
-  // A Unix socket has none of these, and needs none. Beats must not wait behind bulk data of the same host.
-  const int on = 1;
-  (void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  const int hurry = IPTOS_LOWDELAY;
-  (void)::setsockopt(fd, IPPROTO_IP, IP_TOS, &hurry, sizeof hurry);
+  // Beats must not wait behind bulk data of the same host.
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd, IPPROTO_IP, IP_TOS, IPTOS_LOWDELAY);
 #ifdef SO_PRIORITY
-  const int interactive = 6;
-  (void)::setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &interactive, sizeof interactive);
+  set_option(fd, SOL_SOCKET, SO_PRIORITY, 6);  // interactive
 #endif
 #ifdef TCP_THIN_LINEAR_TIMEOUTS
   // A lost beat is sent again every 0.2 s, not after pauses that double: with those, a cable that carried nothing for
   // 0.3 s would be silent for 0.8 s. Linux does so while little is under way (see say) and a loss ends its slow start,
   // as with Reno and not with BBR.
   (void)::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
-  (void)::setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);
+  set_option(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
 #endif
 }
 
@@ -148,7 +145,7 @@ void Heartbeat::tell(const Seat& seat, const Failure& cause) {
 Heartbeat::Health Heartbeat::health(int peer) const {
   const std::scoped_lock lock(mutex_);
   const Clock::time_point now = Clock::now();
-  return {detector_.presence(peer), detector_.silence(peer, now), detector_.rails(peer, now), detector_.words(peer)};
+  return {detector_.presence(peer), detector_.silence(peer, now), detector_.rails(peer, now), detector_.reason(peer)};
 }
 
 bool Heartbeat::closed() const {
@@ -200,7 +197,7 @@ void Heartbeat::flush(Wire& one) {
     const ssize_t sent = ::send(one.fd, one.unsent.data(), one.unsent.size(), kSendFlags);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) {
-      // A broken connection may still hold the peer's last words: only reading tells that it is over.
+      // A broken connection may still hold the peer's close notice: only reading tells that it is over.
       if (!would_block(errno)) one.unsent.clear();
       return;
     }

@@ -58,7 +58,7 @@ class Heartbeat {
     Presence presence;
     Clock::duration silence;
     std::vector<bool> rails;
-    std::string words;  // why it is lost
+    std::string reason;  // why it is lost
   };
 
   // Throws std::invalid_argument for a rank or times that are out of range.
@@ -114,8 +114,8 @@ class Heartbeat {
   void deliver(std::unique_lock<std::mutex>& lock);
 
   void hear(int from, const HeartbeatMessage& message);
-  void give_up(int peer, const std::string& words);
-  void given_up(const std::string& words);
+  void give_up(int peer, const std::string& reason);
+  void given_up(const std::string& reason);
   void end_group(const SeatPointer& seat, int lost);
   void pass_on(const SeatPointer& seat, int from, const HeartbeatMessage& verdict);
 

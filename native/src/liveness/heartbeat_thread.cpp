@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <limits>
 
 #include "liveness/heartbeat.h"
 #include "transports/socket.h"
@@ -19,11 +18,6 @@ constexpr std::size_t kReadBytes = 4096;
 // How many verdicts on unknown groups are kept: a split that one rank has finished and another has not.
 constexpr std::size_t kEarly = 32;
 
-int milliseconds_until(Clock::time_point when) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(when - Clock::now()).count();
-  return static_cast<int>(std::clamp<long long>(left, 0, std::numeric_limits<int>::max()));
-}
-
 }  // namespace
 
 void Heartbeat::run() {
@@ -32,7 +26,7 @@ void Heartbeat::run() {
     collect_polls();
     const Clock::time_point planned = wake_time();
     lock.unlock();
-    (void)::poll(polled_.data(), static_cast<nfds_t>(polled_.size()), milliseconds_until(planned));
+    (void)::poll(polled_.data(), static_cast<nfds_t>(polled_.size()), poll_milliseconds(planned - Clock::now()));
     wake_.clear();
     lock.lock();
     const Clock::time_point now = Clock::now();
@@ -125,12 +119,12 @@ void Heartbeat::hear(int from, const HeartbeatMessage& message) {
 void Heartbeat::judge(Clock::time_point now) {
   while (const auto suspect = detector_.suspect(now)) {
     if (suspect->arbiter < 0) {
-      give_up(suspect->peer, suspect->words);
+      give_up(suspect->peer, suspect->reason);
       continue;
     }
     // Should only the connection between us two be cut, the other one suspects us: a third rank tells all the same.
     detector_.ask(suspect->peer, now);
-    say(suspect->arbiter, {HeartbeatKind::accuse, Status::ok, suspect->peer, epoch_, 0, suspect->words});
+    say(suspect->arbiter, {HeartbeatKind::accuse, Status::ok, suspect->peer, epoch_, 0, suspect->reason});
   }
 }
 
@@ -140,22 +134,22 @@ void Heartbeat::beat(Clock::time_point now) {
   if (next_beat_ <= now) next_beat_ = now + interval_;
 }
 
-void Heartbeat::give_up(int peer, const std::string& words) {
+void Heartbeat::give_up(int peer, const std::string& reason) {
   if (detector_.presence(peer) != Presence::alive) return;
-  detector_.lose(peer, words);
-  say_to_all({HeartbeatKind::lost, Status::ok, peer, epoch_, 0, words});
+  detector_.lose(peer, reason);
+  say_to_all({HeartbeatKind::lost, Status::ok, peer, epoch_, 0, reason});
   for (const SeatPointer& seat : seats_) end_group(seat, peer);
 }
 
 void Heartbeat::end_group(const SeatPointer& seat, int lost) {
   const int rank = seat->group_rank(lost);
   if (rank < 0) return;
-  const std::string words = "rank " + std::to_string(rank) + " " + detector_.words(lost);
-  deliveries_.push_back({seat, Failure(Status::peer_lost, rank, words)});
+  const std::string reason = "rank " + std::to_string(rank) + " " + detector_.reason(lost);
+  deliveries_.push_back({seat, Failure(Status::peer_lost, rank, reason)});
 }
 
-void Heartbeat::given_up(const std::string& words) {
-  std::string ours = words;
+void Heartbeat::given_up(const std::string& reason) {
+  std::string ours = reason;
   // It may also have been stopped right here, before it read what we are just told.
   const Clock::duration late = std::max(late_, Clock::now() - looked_);
   if (late > interval_) {

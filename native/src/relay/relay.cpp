@@ -23,8 +23,7 @@ constexpr int kSteps = 16;
 constexpr std::chrono::seconds kLinger{2};
 
 void prepare(int fd) {
-  const int on = 1;
-  (void)::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // a Unix socket has none, and needs none
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   refuse_signals(fd);
   (void)::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
@@ -109,11 +108,7 @@ void Relay::sleep(Clock::time_point until) {
       waiting_.push_back(&stream);
     }
   }
-  int patience = -1;
-  if (until != Clock::time_point::max()) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
-    patience = static_cast<int>(std::max<long long>(left, 0));
-  }
+  const int patience = until == Clock::time_point::max() ? -1 : poll_milliseconds(until - Clock::now());
   if (::poll(polled_.data(), static_cast<nfds_t>(polled_.size()), patience) < 0) return;
   for (std::size_t i = 0; i < waiting_.size(); ++i) waiting_[i]->ready = polled_[i + 1].revents != 0;
   if (polled_[0].revents != 0) wake_.clear();

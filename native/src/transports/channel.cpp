@@ -22,20 +22,20 @@ Channel::~Channel() {
 void Channel::shut_down() { ::shutdown(fd_, SHUT_RDWR); }
 
 void Channel::send_close_notice(const CloseNotice& notice) {
-  if (!mid_message) send_words(notice);
+  if (!mid_message) send_notice(notice);
 }
 
-void Channel::send_words(const CloseNotice& notice) {
+void Channel::send_notice(const CloseNotice& notice) {
   // Best effort: when the buffer is full the peer sees the socket end, which is reason enough.
   (void)::send(fd_, &notice, sizeof notice, kSendFlags);
 }
 
-void Channel::drain_words() {
-  std::byte words[sizeof(CloseNotice) * 2];
+void Channel::drain_notices() {
+  std::byte notices[sizeof(CloseNotice) * 2];
   while (!gone_) {
-    const ssize_t got = ::recv(fd_, words, sizeof words, MSG_DONTWAIT);
+    const ssize_t got = ::recv(fd_, notices, sizeof notices, MSG_DONTWAIT);
     if (got > 0) {
-      remember(ConstBytes(words, static_cast<std::size_t>(got)));
+      remember(ConstBytes(notices, static_cast<std::size_t>(got)));
     } else if (got == 0) {
       socket_ended(0);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {

@@ -91,7 +91,7 @@ class Channel {
   bool gone() const { return gone_; }
   // The peer closed its group on purpose and owes us nothing.
   bool departed() const { return close_notice_.header.call.op == Op::goodbye; }
-  // Why nothing more will come from this peer. Reads what is left on the socket to find the peer's own words.
+  // Why nothing more will come from this peer. Reads what is left on the socket to find the peer's own notice.
   Failure loss();
   // The same when the close notice was met where a message was expected: its header is already read, and perhaps bytes
   // behind it.
@@ -110,8 +110,8 @@ class Channel {
   void socket_ended(int error);
   bool take_close_notice();
   // drain() and send_close_notice() for a socket that carries no payload.
-  void drain_words();
-  void send_words(const CloseNotice& notice);
+  void drain_notices();
+  void send_notice(const CloseNotice& notice);
 
   const int rank_;
   const int peer_;

@@ -1,44 +1,17 @@
 #include "transports/message.h"
 
+#include <iterator>
+
 namespace ferrule {
 namespace {
 
 const char* op_name(Op op) {
-  switch (op) {
-    case Op::none:
-      return "nothing";
-    case Op::all_reduce:
-      return "all_reduce";
-    case Op::all_gather:
-      return "all_gather";
-    case Op::reduce_scatter:
-      return "reduce_scatter";
-    case Op::broadcast:
-      return "broadcast";
-    case Op::send:
-    case Op::recv:
-      return "send/recv";
-    case Op::barrier:
-      return "barrier";
-    case Op::reduce:
-      return "reduce";
-    case Op::gather:
-      return "gather";
-    case Op::scatter:
-      return "scatter";
-    case Op::all_to_all:
-      return "all_to_all";
-    case Op::goodbye:
-      return "close";
-    case Op::abort:
-      return "abort";
-  }
-  return "an unknown operation";
+  const auto number = static_cast<std::size_t>(op);
+  if (op == Op::send || op == Op::recv) return "send/recv";  // the header is that of both
+  if (op == Op::goodbye) return "close";
+  if (op == Op::abort) return "abort";
+  return number < std::size(kOpNames) ? kOpNames[number] : "an unknown operation";
 }
-
-constexpr const char* kDtypeNames[] = {"float64", "float32", "bfloat16", "float16", "int8",
-                                       "uint8",   "int32",   "int64",    "bool"};
-constexpr const char* kReductionNames[] = {"sum", "prod", "min", "max", "avg"};
 
 }  // namespace
 
@@ -57,6 +30,12 @@ std::string describe(const Call& call) {
   text += ", " + std::to_string(call.bytes) + " bytes";
   if (rooted) text += ", root " + std::to_string(call.root);
   return text + ") #" + std::to_string(call.sequence);
+}
+
+Failure mismatch(int rank, const Call& ours, int other, const Call& theirs) {
+  return {Status::mismatch, other,
+          "rank " + std::to_string(rank) + " called " + describe(ours) + " but rank " + std::to_string(other) +
+              " called " + describe(theirs)};
 }
 
 Failure told_by(int rank, const Failure& cause) {

@@ -1,11 +1,13 @@
 // Wire format: the header before every message on a channel, and the close notice that a rank sends when it leaves.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <string>
 
 #include "operation.h"
@@ -13,6 +15,12 @@
 namespace ferrule {
 
 using Clock = std::chrono::steady_clock;
+
+// For poll(): rounded up, and at least 0.
+inline int poll_milliseconds(Clock::duration left) {
+  const auto whole = std::chrono::ceil<std::chrono::milliseconds>(left).count();
+  return static_cast<int>(std::clamp<std::int64_t>(whole, 0, std::numeric_limits<int>::max()));
+}
 
 // One operation as a rank called it. Ranks compare calls before a byte of payload moves.
 struct Call {
@@ -60,6 +68,9 @@ struct Failure : std::exception {
   // A connection ended and nothing said why: the heartbeat may know.
   bool unexplained = false;
 };
+
+// `rank` called what does not go with what `other` called.
+Failure mismatch(int rank, const Call& ours, int other, const Call& theirs);
 
 // What `rank` tells the others of its group about the failure that ended it there, and what that means to one of them.
 Failure told_by(int rank, const Failure& cause);

@@ -17,10 +17,14 @@ constexpr int kNoSignal = 0;  // macOS: refuse_signals
 // A write that neither waits nor raises a signal.
 constexpr int kSendFlags = MSG_DONTWAIT | kNoSignal;
 
+// Some kinds of sockets have no such option, and need none.
+inline void set_option(int fd, int level, int option, int value) {
+  (void)::setsockopt(fd, level, option, &value, sizeof value);
+}
+
 inline void refuse_signals([[maybe_unused]] int fd) {
 #ifdef SO_NOSIGPIPE
-  const int on = 1;
-  (void)::setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
+  set_option(fd, SOL_SOCKET, SO_NOSIGPIPE, 1);
 #endif
 }
 

@@ -18,11 +18,18 @@ constexpr std::chrono::nanoseconds kYieldAlone{1500};
 constexpr std::chrono::microseconds kYieldToPeer{300};
 // Longer than a peer takes to reduce a chunk and answer: where others want the core too, each sleep costs milliseconds.
 constexpr Clock::duration kBulkSpin = std::chrono::microseconds(50);
+// The shortest time of yielding, where long ones have not paid: a little more than a sleep takes to end.
+constexpr Clock::duration kIdleYield = std::chrono::microseconds(200);
 
 }  // namespace
 
 Waiter::Waiter(const Settings& settings, const std::vector<Channel*>& channels, std::atomic<std::uint32_t>* sleeping)
-    : settings_(settings), channels_(channels), sleeping_(sleeping), spin_(settings.spin), wanted_(channels.size()) {}
+    : settings_(settings),
+      channels_(channels),
+      sleeping_(sleeping),
+      spin_(settings.spin),
+      yield_(settings.yield),
+      wanted_(channels.size()) {}
 
 void Waiter::begin(const Call& call, Clock::time_point start, Clock::time_point deadline) {
   call_ = call;
@@ -45,6 +52,15 @@ void Waiter::Idle::reset() {
   if (phase == Phase::sleep) waiter.lower_flag();
   phase = Phase::spin;
   steps = 0;
+}
+
+void Waiter::Idle::woke() {
+  if (haste == Haste::latency) {
+    const Clock::duration longest = waiter.settings_.yield;
+    const bool too_late = Clock::now() - since > longest;
+    waiter.yield_ = too_late ? std::max(waiter.yield_ / 2, std::min(kIdleYield, longest)) : longest;
+  }
+  reset();
 }
 
 void Waiter::Idle::finish() {
@@ -87,7 +103,7 @@ bool Waiter::Idle::relax() {
   waiter.check_aborted();
   // Who sleeps gets the core back from a process that computes as soon as there is something to do; who yields, when
   // that one's turn is over.
-  if (haste == Haste::latency && !wanted && now - since < waiter.settings_.yield) return false;
+  if (haste == Haste::latency && !wanted && now - since < waiter.yield_) return false;
   doze();
   return false;
 }
@@ -148,8 +164,8 @@ bool Waiter::sleep() {
   const Clock::time_point before = Clock::now();
   check_aborted();
   if (before >= deadline_) time_out();
-  const auto nap = std::chrono::ceil<std::chrono::milliseconds>(std::min(deadline_ - before, patience));
-  const int ready = ::poll(polled_.data(), static_cast<nfds_t>(polled_.size()), static_cast<int>(nap.count()));
+  const int nap = poll_milliseconds(std::min(deadline_ - before, patience));
+  const int ready = ::poll(polled_.data(), static_cast<nfds_t>(polled_.size()), nap);
   const int error = errno;
   lower_flag();
   if (ready < 0 && error != EINTR) throw Failure(Status::system, -1, std::string("poll: ") + std::strerror(error));

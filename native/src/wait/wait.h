@@ -3,7 +3,7 @@
 // Spinning is what makes small messages fast and what ruins everything when another process needs the core. So the
 // time to spin shrinks while it does not pay, above all where the peer itself needs the core, and grows back when it
 // does; yielding costs a fraction of a microsecond and lets others run; and only then the rank sleeps, which costs
-// tens of microseconds to end.
+// tens of microseconds to end. The time to yield shrinks, too, while sleeps turn out long.
 #pragma once
 
 #include <poll.h>
@@ -45,7 +45,7 @@ class Waiter {
   Waiter(const Waiter&) = delete;
   Waiter& operator=(const Waiter&) = delete;
 
-  // An operation that began at `start` must end by `deadline`; `call` is for the words when it does not.
+  // An operation that began at `start` must end by `deadline`; `call` is named in the error when it does not.
   void begin(const Call& call, Clock::time_point start, Clock::time_point deadline);
   double seconds() const;
   // Both may be called from any thread. A sleeper takes another step, or gives up.
@@ -67,7 +67,7 @@ class Waiter {
           wanted_[rank] = channels_[rank] == nullptr ? Wanted{} : wants(static_cast<int>(rank));
         }
         if (sleep()) {
-          idle.reset();
+          idle.woke();
         } else {
           idle.doze();
         }
@@ -91,6 +91,9 @@ class Waiter {
     ~Idle();
     bool relax();  // true: the sleeping flag is up and one more step found nothing, so sleep now
     void reset();
+    // Something came while it slept. Yielding for longer would have found it sooner, or was in vain: an idle model's
+    // ranks hear from each other once per second, and yield for 20 ms before they sleep again.
+    void woke();
     // Nothing came while it slept: look once more and sleep on, without spinning and yielding anew.
     void doze();
     void finish();
@@ -106,6 +109,7 @@ class Waiter {
   const std::vector<Channel*> channels_;
   std::atomic<std::uint32_t>* const sleeping_;
   Clock::duration spin_;      // the adapted part of settings_.spin
+  Clock::duration yield_;     // and of settings_.yield
   bool shares_core_ = false;  // with a peer, by the last wait
   std::atomic<bool> aborted_{false};
   Call call_;

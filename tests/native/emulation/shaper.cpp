@@ -346,7 +346,7 @@ void threads_carry_packets_between_sockets() {
     CHECK(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, one) == 0);
     CHECK(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, other) == 0);
     const int number = shaper.join({one[1], other[1]}, 1);
-    shaper.set(number, 0, {.rate = 1e9, .delay = 3 * kMilli});
+    shaper.worker(number).set(number, 0, {.rate = 1e9, .delay = 3 * kMilli});
     const auto begin = std::chrono::steady_clock::now();
     for (std::uint32_t i = 0; i < 20; ++i) {
       const std::vector<std::byte> sent = bytes_of({.number = i}, i % 2 == 0 ? 60 : 60'000);
@@ -358,17 +358,17 @@ void threads_carry_packets_between_sockets() {
       CHECK(got == sent);
     }
     CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(60));
-    const EndCounters counters = shaper.counters(number, 0);
+    const EndCounters counters = shaper.worker(number).counters(number, 0);
     CHECK(counters.frames.delivered_frames == 20 && counters.unsent == 0);
     bool refused = false;
     try {
-      shaper.set(number, 2, {});
+      shaper.worker(number).set(number, 2, {});
     } catch (const std::exception&) {
       refused = true;
     }
     CHECK(refused);
     ::close(one[0]);  // the cable stays, and nobody is woken for it again and again
-    if (cable == 1) shaper.part(number);
+    if (cable == 1) shaper.worker(number).remove(number);
     ::close(other[0]);
   }
 }
@@ -398,7 +398,7 @@ void a_thread_that_has_obeyed_sleeps_again() {
           CHECK(::read(other[0], got.data(), got.size()) == static_cast<ssize_t>(frame.size()));
         }
       });
-      for (int order = 0; order < 500; ++order) shaper.set(cable, 0, {.delay = order % 2 * kMicro});
+      for (int order = 0; order < 500; ++order) shaper.worker(cable).set(cable, 0, {.delay = order % 2 * kMicro});
       over.store(true);
     }
     const double before = processor_seconds();

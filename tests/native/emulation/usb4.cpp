@@ -99,11 +99,13 @@ int main() {
   std::atomic<bool> ends{false};
   std::thread meddler([&] {
     for (unsigned round = 0; !ends; ++round) {
-      engine.shape(wire, {.rate = round % 3 == 0 ? 1e9 : 0, .delay = round % 2 == 0 ? 20'000 : 0});
-      engine.shape(other, {.drop = 0.5});
+      engine.with_wire(wire, [&](Wire& each) {
+        each.shape({.rate = round % 3 == 0 ? 1e9 : 0, .delay = round % 2 == 0 ? 20'000 : 0});
+      });
+      engine.with_wire(other, [&](Wire& each) { each.shape({.drop = 0.5}); });
       engine.connect(sender.controller(), 2, other, {receiver.controller(), 2, 9});
       engine.disconnect(sender.controller(), 2);
-      (void)engine.wire_counters(wire);
+      (void)engine.with_wire(wire, [](Wire& each) { return each.counters(); });
       (void)engine.take_control();
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
@@ -134,6 +136,6 @@ int main() {
   }
   ends = true;
   meddler.join();
-  CHECK(engine.wire_counters(wire).delivered == kFrames);
+  CHECK(engine.with_wire(wire, [](Wire& each) { return each.counters(); }).delivered == kFrames);
   std::puts("usb4: ok");
 }

@@ -33,8 +33,8 @@ void silence() {
   CHECK(!all.suspect(kStart + 899ms));
   const auto suspect = all.suspect(kStart + 900ms);
   CHECK(suspect && suspect->peer == 1 && suspect->arbiter == -1);
-  CHECK(suspect->words == "does not answer: no heartbeat for 0.80 s on wire1");
-  all.lose(1, suspect->words);
+  CHECK(suspect->reason == "does not answer: no heartbeat for 0.80 s on wire1");
+  all.lose(1, suspect->reason);
   CHECK(!all.suspect(kStart + 2s) && all.next_look() == FailureDetector::Time::max());
 }
 
@@ -47,17 +47,17 @@ void any_rail_will_do() {
   all.end(1, 2, ECONNRESET, kStart + 1400ms);
   // The other one still is, if only just.
   const auto suspect = all.suspect(kStart + 1401ms);
-  CHECK(suspect && contains(suspect->words, "no heartbeat for 1.40 s on wire1"));
+  CHECK(suspect && contains(suspect->reason, "no heartbeat for 1.40 s on wire1"));
 }
 
 void an_end_counts_at_once() {
-  for (const auto& [error, words] :
+  for (const auto& [error, reason] :
        {std::pair{0, "died: its connection ended on wire1"}, std::pair{ECONNRESET, "died: connection reset on wire1"},
         std::pair{EHOSTUNREACH, "was cut off: No route to host on wire1"}}) {
     FailureDetector all = all_connected(0, 3);
     all.end(1, 0, error, kStart + 10ms);
     const auto suspect = all.suspect(kStart + 10ms);
-    CHECK(suspect && suspect->peer == 1 && suspect->arbiter == -1 && suspect->words == words);
+    CHECK(suspect && suspect->peer == 1 && suspect->arbiter == -1 && suspect->reason == reason);
   }
 }
 
@@ -100,10 +100,10 @@ void the_one_between_is_suspected_first() {
   all.end(2, 0, 0, kStart + 950ms);
   const auto dead = all.suspect(kStart + 950ms);
   CHECK(dead && dead->peer == 2);
-  all.lose(2, dead->words);
+  all.lose(2, dead->reason);
   CHECK(!all.suspect(kStart + 949ms + kLimit));
   const auto behind = all.suspect(kStart + 950ms + kLimit);
-  CHECK(behind && behind->peer == 1 && contains(behind->words, "is cut off: rank 2 of the job, which was between"));
+  CHECK(behind && behind->peer == 1 && contains(behind->reason, "is cut off: rank 2 of the job, which was between"));
 }
 
 void somebody_else_decides() {
@@ -128,7 +128,7 @@ void alone() {
   FailureDetector all = all_connected(0, 3);
   const auto suspect = all.suspect(kStart + kLimit);
   CHECK(suspect && suspect->peer == 1 && suspect->arbiter == -1);
-  CHECK(contains(suspect->words, "nor does any other rank: this one may be cut off"));
+  CHECK(contains(suspect->reason, "nor does any other rank: this one may be cut off"));
 }
 
 void without_a_limit_only_ends_count() {

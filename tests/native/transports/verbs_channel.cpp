@@ -29,13 +29,13 @@ struct Fixture {
   }
 
   void say(Op op, Status status, int culprit, const char* text) {
-    CloseNotice words;
-    words.header.epoch = kEpoch;
-    words.header.call.op = op;
-    words.header.call.reduction = static_cast<std::uint8_t>(status);
-    words.header.call.root = culprit;
-    std::string(text).copy(words.text.data(), words.text.size() - 1);
-    require(::send(sockets[1], &words, sizeof words, 0) == sizeof words, "no close notice");
+    CloseNotice notice;
+    notice.header.epoch = kEpoch;
+    notice.header.call.op = op;
+    notice.header.call.reduction = static_cast<std::uint8_t>(status);
+    notice.header.call.root = culprit;
+    std::string(text).copy(notice.text.data(), notice.text.size() - 1);
+    require(::send(sockets[1], &notice, sizeof notice, 0) == sizeof notice, "no close notice");
   }
   void hang_up() {
     ::close(sockets[1]);

@@ -111,9 +111,8 @@ void for_rounds(std::size_t bytes, std::size_t element, std::size_t share, Each&
 
 // Part `index` of `count` nearly equal ones of an array of `bytes`.
 Bytes part_of(Bytes array, std::size_t element, std::size_t index, std::size_t count) {
-  const std::size_t elements = array.size() / element;
-  const auto bound = [&](std::size_t i) { return (elements / count * i + std::min(i, elements % count)) * element; };
-  return array.subspan(bound(index), bound(index + 1) - bound(index));
+  const std::size_t begin = part_begin(array.size(), element, index, count);
+  return array.subspan(begin, part_begin(array.size(), element, index + 1, count) - begin);
 }
 
 constexpr int kWays[] = {1, -1};

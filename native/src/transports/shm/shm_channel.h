@@ -21,7 +21,7 @@ class ShmChannel final : public Channel {
   void notify();
 
  protected:
-  void drain() override { drain_words(); }
+  void drain() override { drain_notices(); }
 
  private:
   std::size_t write(ConstBytes from);

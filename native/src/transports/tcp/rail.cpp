@@ -24,8 +24,6 @@ namespace {
 // bytes that wait here cannot go over another rail. It wakes us when half of it is sent.
 constexpr int kUnsentBytes = 256 << 10;
 
-void set(int fd, int level, int option, int value) { (void)::setsockopt(fd, level, option, &value, sizeof value); }
-
 // One writer, any readers: no need for an atomic addition.
 void add(std::atomic<std::uint64_t>& counter, std::uint64_t n) {
   counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
@@ -41,9 +39,9 @@ void Rail::open(int fd) {
   socklen_t size = sizeof address;
   tcp_ = ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
          (address.ss_family == AF_INET || address.ss_family == AF_INET6);
-  set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
 #ifdef TCP_NOTSENT_LOWAT
-  set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
+  set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
 #endif
   refuse_signals(fd);
   inbox_.resize(kInboxBytes);

@@ -57,7 +57,7 @@ class Rail {
   static constexpr std::size_t kInboxBytes = 64 << 10;
   ConstBytes unread;  // the rest of the inbox
   FrameReader reader;
-  CloseNotice words;  // the payload of a close notice that is being read
+  CloseNotice notice;  // the payload of a close notice that is being read
 
   // The reader stopped before bytes that no operation waits for yet.
   bool parked = false;

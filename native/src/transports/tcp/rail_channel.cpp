@@ -196,16 +196,16 @@ void RailChannel::shut_down() {
 }
 
 void RailChannel::send_close_notice(const CloseNotice& notice) {
-  words_ = notice;
+  notice_ = notice;
   closing_ = notice.header.call.op == Op::goodbye;
   push();
   for (const auto& rail : rails_) {
     // In the middle of a frame there is no place for it. On several rails it arrives although one may be cut.
     if (!rail->alive() || rail->busy()) continue;
     FrameHeader head = header(FrameKind::close_notice);
-    head.length = sizeof words_;
+    head.length = sizeof notice_;
     head.offset = outbound_.end();
-    step(*rail, rail->write(head, std::as_bytes(std::span(&words_, 1)), nullptr));
+    step(*rail, rail->write(head, std::as_bytes(std::span(&notice_, 1)), nullptr));
   }
 }
 

@@ -89,8 +89,8 @@ class RailChannel final : public Channel {
   std::uint64_t ask_at_ = 0;
   bool must_tell_ = false;
 
-  CloseNotice words_;       // our last
-  CloseNotice last_words_;  // the peer's
+  CloseNotice notice_;       // our last
+  CloseNotice peer_notice_;  // the peer's
   std::uint64_t last_offset_ = 0;
   bool heard_last_ = false;
   bool closing_ = false;

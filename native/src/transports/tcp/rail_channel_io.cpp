@@ -242,7 +242,7 @@ bool RailChannel::read_inbox(Rail& rail, bool all) {
           inbound_.store(position, payload);
         } else {
           const std::size_t at = sizeof(CloseNotice) - reader.left() - payload.size();
-          std::memcpy(reinterpret_cast<std::byte*>(&rail.words) + at, payload.data(), payload.size());
+          std::memcpy(reinterpret_cast<std::byte*>(&rail.notice) + at, payload.data(), payload.size());
         }
         if (inbound_.gaps() <= kMaxGaps) break;
         lose(rail, EPROTO, true);
@@ -272,7 +272,7 @@ void RailChannel::end_frame(Rail& rail) {
       ask_at_ = std::max(ask_at_, end);
     }
   } else if (head.kind == FrameKind::close_notice) {
-    last_words_ = rail.words;
+    peer_notice_ = rail.notice;
     last_offset_ = head.offset;
     heard_last_ = true;
   }
@@ -282,8 +282,8 @@ void RailChannel::end_frame(Rail& rail) {
 void RailChannel::look_for_end() {
   if (!heard_last_ || gone_) return;
   // What was sent before a goodbye still comes, perhaps by other rails; with an abort it is over at once.
-  if (last_words_.header.call.op == Op::goodbye && inbound_.received() < last_offset_) return;
-  remember(std::as_bytes(std::span(&last_words_, 1)));
+  if (peer_notice_.header.call.op == Op::goodbye && inbound_.received() < last_offset_) return;
+  remember(std::as_bytes(std::span(&peer_notice_, 1)));
   heard_last_ = take_close_notice();
   if (heard_last_) socket_ended(0);
 }

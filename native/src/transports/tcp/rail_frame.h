@@ -14,7 +14,7 @@ namespace ferrule {
 enum class FrameKind : std::uint8_t {
   data = 1,
   ack = 2,           // only a header
-  close_notice = 3,  // not part of the stream: the last words of the sender, whose stream ends at `offset`
+  close_notice = 3,  // not part of the stream, which ends at `offset`
 };
 
 constexpr std::uint8_t kAckNow = 1;  // the sender waits for the acknowledgement of this frame

@@ -27,8 +27,7 @@ constexpr std::size_t kMaxParts = 4;
 }  // namespace
 
 TcpChannel::TcpChannel(const Ends& ends) : Channel(ends), zero_copy_(fd_), inbox_(kInboxBytes) {
-  const int on = 1;
-  (void)::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // a Unix socket has none, and needs none
+  set_option(fd_, IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
 std::size_t TcpChannel::try_send(std::span<const ConstBytes> parts) {
@@ -117,9 +116,9 @@ void TcpChannel::add_polls(Wanted wanted, std::vector<pollfd>& into) const {
 
 void TcpChannel::on_poll(const pollfd& ready) {
   // poll() calls the kernel's word about such a send an error. A real one will be there the next time, too.
-  const bool words = zero_copy_.outstanding();
+  const bool sends = zero_copy_.outstanding();
   zero_copy_.reap();
-  if ((ready.revents & (POLLHUP | POLLNVAL | kHangup | (words ? 0 : POLLERR))) == 0) return;
+  if ((ready.revents & (POLLHUP | POLLNVAL | kHangup | (sends ? 0 : POLLERR))) == 0) return;
   drain();
   // A peer that said goodbye may be needed no more; an operation that needs it finds out by itself.
   if (gone_ && !departed()) throw loss();

@@ -87,8 +87,8 @@ void VerbsChannel::on_poll(const pollfd& ready) {
 }
 
 void VerbsChannel::send_close_notice(const CloseNotice& notice) {
-  // No payload goes over the socket, so the words can be mistaken for none.
-  send_words(notice);
+  // No payload goes over the socket, so the notice can be mistaken for no other.
+  send_notice(notice);
 }
 
 void VerbsChannel::shut_down() {

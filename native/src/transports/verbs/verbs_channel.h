@@ -1,4 +1,4 @@
-// A channel whose data go through a queue pair. Its socket tells of the peer's death and carries its last words.
+// A channel whose data go through a queue pair. Its socket tells of the peer's death and carries its close notice.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ namespace ferrule {
 
 class VerbsChannel final : public Channel {
  public:
-  // `path`: the device and what it reaches, for words about a failure.
+  // `path`: the device and what it reaches, for the message of a failure.
   VerbsChannel(const Ends& ends, std::unique_ptr<VerbsPipe> pipe, std::string path);
   ~VerbsChannel() override;
 
@@ -26,7 +26,7 @@ class VerbsChannel final : public Channel {
   void shut_down() override;
 
  protected:
-  void drain() override { drain_words(); }
+  void drain() override { drain_notices(); }
 
  private:
   template <class Step>

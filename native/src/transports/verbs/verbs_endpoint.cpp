@@ -60,9 +60,8 @@ void VerbsEndpoint::prove(Clock::time_point deadline) {
     }
     if (pipe_->prepare_sleep(true) == Clock::duration::zero()) continue;
     pollfd bell{pipe_->event_fd(), POLLIN, 0};
-    const auto nap = std::min<Clock::duration>(deadline - now, kGreetAgain);
-    const int ready = ::poll(&bell, 1, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(nap).count()));
-    if (ready > 0) pipe_->take_events();
+    const int nap = poll_milliseconds(std::min<Clock::duration>(deadline - now, kGreetAgain));
+    if (::poll(&bell, 1, nap) > 0) pipe_->take_events();
   }
 }
 

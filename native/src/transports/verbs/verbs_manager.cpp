@@ -172,8 +172,7 @@ class ManagedConnector final : public VerbsConnector {
   }
 
   static int milliseconds(Clock::time_point deadline) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    return static_cast<int>(std::max<std::int64_t>(left, 1));
+    return std::max(poll_milliseconds(deadline - Clock::now()), 1);
   }
 
   rdma_cm_event* next(Clock::time_point deadline) {

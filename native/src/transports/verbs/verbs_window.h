@@ -15,7 +15,7 @@
 namespace ferrule {
 
 constexpr std::uint32_t kAnnouncements = 4;
-// And one for each of: hello, the last words before an orderly end, and some asking on lossy links.
+// And one for each of: hello, the notice before an orderly end, and some asking on lossy links.
 constexpr std::uint32_t kControlSlots = kAnnouncements + 4;
 
 // The counts have 64 bits here and 32 on the wire.

@@ -1,0 +1,92 @@
+#include <nanobind/stl/vector.h>
+
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "kernels/isa.h"
+#include "kernels/pack.h"
+#include "python/engine/engine.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ferrule {
+namespace {
+
+template <class T>
+const T* at(std::uintptr_t address) {
+  return reinterpret_cast<const T*>(address);
+}
+
+// Each matrix times the same activations x (count, columns), into y (count, stride): the results side by side, each at
+// the row after the 16 times blocks of the one before.
+void multiply(PyCompute& compute, const std::vector<PyMatrix*>& matrices, std::uintptr_t x, std::size_t count,
+              std::size_t x_stride, std::uintptr_t y, std::size_t y_stride, bool exact) {
+  std::vector<Factor> factors;
+  std::size_t row = 0;
+  for (const PyMatrix* matrix : matrices) {
+    const PackedMatrix packed = matrix->packed();
+    factors.push_back({packed, reinterpret_cast<float*>(y) + row, y_stride});
+    row += packed.layout.blocks() * kBlockRows;
+  }
+  const nb::gil_scoped_release release;
+  const std::lock_guard lock(compute.one_call);
+  compute.multiplier.multiply(factors, at<float>(x), count, x_stride, exact ? Precision::exact : Precision::fast);
+}
+
+}  // namespace
+
+PyMatrix::PyMatrix(std::size_t rows, std::size_t columns, int codes, int bits, int scale, int offsets, int zero,
+                   std::size_t group) {
+  layout_.rows = rows;
+  layout_.columns = columns;
+  layout_.codes = static_cast<Codes>(codes);
+  layout_.bits = static_cast<std::uint8_t>(bits);
+  layout_.scale = static_cast<ScaleKind>(scale);
+  layout_.offsets = static_cast<Offsets>(offsets);
+  layout_.zero = zero;
+  layout_.group = group;
+  if (const char* const wrong = invalid(layout_)) throw std::invalid_argument(wrong);
+  memory_ = PageMemory(layout_.bytes());
+}
+
+void PyMatrix::set_order(std::vector<std::int32_t> order) {
+  if (order.size() != layout_.columns) throw std::invalid_argument("an order has a number for each column");
+  order_ = std::move(order);
+}
+
+void PyMatrix::check(std::size_t first, std::size_t rows) const {
+  if (first % kBlockRows != 0 || first + rows > layout_.rows) {
+    throw std::invalid_argument("rows are packed from a multiple of 16 on, and within the matrix");
+  }
+}
+
+void PyMatrix::pack_groups(std::size_t first, std::size_t rows, std::uintptr_t codes, std::uintptr_t scales,
+                           std::uintptr_t offsets) {
+  check(first, rows);
+  const nb::gil_scoped_release release;
+  ferrule::pack_groups(layout_, {first, rows, at<std::uint8_t>(codes), at<float>(scales), at<float>(offsets)},
+                       memory_.data());
+}
+
+void PyMatrix::pack_plain(std::size_t first, std::size_t rows, std::uintptr_t numbers, std::size_t stride) {
+  check(first, rows);
+  const nb::gil_scoped_release release;
+  ferrule::pack_plain(layout_, first, rows, at<void>(numbers), stride, memory_.data());
+}
+
+void bind_matrices(nb::module_& module) {
+  module.def("kernel_instructions", [] { return name_of(isa()); });
+  nb::class_<PyMatrix>(module, "Matrix")
+      .def(nb::init<std::size_t, std::size_t, int, int, int, int, int, std::size_t>(), "rows"_a, "columns"_a, "codes"_a,
+           "bits"_a, "scale"_a, "offsets"_a, "zero"_a, "group"_a)
+      .def("set_order", &PyMatrix::set_order)
+      .def("pack_groups", &PyMatrix::pack_groups)
+      .def("pack_plain", &PyMatrix::pack_plain)
+      .def_prop_ro("bytes", &PyMatrix::bytes);
+  nb::class_<PyCompute>(module, "Compute").def(nb::init<int>(), "threads"_a).def("multiply", &multiply);
+}
+
+}  // namespace ferrule

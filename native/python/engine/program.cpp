@@ -1,0 +1,260 @@
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "python/engine/engine.h"
+#include "step/experts.h"
+#include "step/operations.h"
+#include "step/step.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ferrule {
+namespace {
+
+using Floats = std::vector<float>;
+using ViewGiven = std::tuple<std::size_t, std::size_t>;  // register, offset
+
+View view(const ViewGiven& given) { return {std::get<0>(given), std::get<1>(given)}; }
+
+std::vector<CacheLayer> layers_of(const std::vector<std::tuple<std::size_t, std::size_t, std::size_t>>& given) {
+  std::vector<CacheLayer> layers;
+  for (const auto& [heads, width, value_width] : given) {
+    if (width == 0 || width % 2 != 0 || width > kMostWidth || value_width == 0) {
+      throw std::invalid_argument("keys have an even width up to 512");
+    }
+    layers.push_back({heads, width, value_width});
+  }
+  return layers;
+}
+
+// A program, and what it keeps between steps. The matrices and the group that it is given must outlive it: it holds
+// on to the Python objects.
+class PyProgram {
+ public:
+  PyProgram(int threads, const std::vector<std::tuple<std::size_t, std::size_t, std::size_t>>& layers, int element,
+            int wire, bool exact, std::uintptr_t group, int group_size, int group_rank)
+      : machine_(threads, KvCache(layers_of(layers), static_cast<Element>(element))), program_(machine_) {
+    machine_.group = reinterpret_cast<Group*>(group);
+    machine_.group_size = group_size;
+    machine_.group_rank = group_rank;
+    machine_.wire = static_cast<Element>(wire);
+    machine_.precision = exact ? Precision::exact : Precision::fast;
+  }
+
+  std::size_t add_register(std::size_t width) { return program_.add_register(width); }
+  std::size_t add_rotary(Floats frequencies, float factor) {
+    machine_.rotary.push_back({std::move(frequencies), factor, {}, {}});
+    return machine_.rotary.size() - 1;
+  }
+  void embed(PyMatrix& table, std::int64_t first, float factor, bool shared, std::size_t to) {
+    auto operation = std::make_unique<Embed>();
+    operation->table = hold(table);
+    operation->first = first;
+    operation->factor = factor;
+    operation->shared = shared;
+    operation->to = to;
+    program_.add(std::move(operation));
+  }
+  void norm(const ViewGiven& from, const ViewGiven& to, std::size_t width, std::size_t count, Floats weight,
+            Floats bias, float eps, bool mean) {
+    auto operation = std::make_unique<Norm>();
+    operation->from = view(from);
+    operation->to = view(to);
+    operation->width = width;
+    operation->count = count;
+    operation->weight = std::move(weight);
+    operation->bias = std::move(bias);
+    operation->eps = eps;
+    operation->mean = mean;
+    program_.add(std::move(operation));
+  }
+  void product(const ViewGiven& from, std::size_t to, const std::vector<PyMatrix*>& matrices, Floats bias) {
+    if (matrices.empty() || matrices.size() > 4) throw std::invalid_argument("a product has one to four matrices");
+    auto operation = std::make_unique<Product>();
+    operation->from = view(from);
+    operation->to = to;
+    for (PyMatrix* const matrix : matrices) operation->matrices.push_back(hold(*matrix));
+    operation->bias = std::move(bias);
+    program_.add(std::move(operation));
+  }
+  void rotate(const ViewGiven& heads, std::size_t count, std::size_t width, std::size_t table, bool interleaved) {
+    auto operation = std::make_unique<Rotate>();
+    operation->heads = view(heads);
+    operation->count = count;
+    operation->width = width;
+    operation->table = table;
+    operation->interleaved = interleaved;
+    program_.add(std::move(operation));
+  }
+  void attend(const ViewGiven& query, const ViewGiven& key, const ViewGiven& value, std::size_t to, std::size_t layer,
+              std::size_t heads, float scale, float softcap, std::int64_t window, Floats sinks) {
+    auto operation = std::make_unique<Attend>();
+    operation->query = view(query);
+    operation->key = view(key);
+    operation->value = view(value);
+    operation->to = to;
+    operation->layer = layer;
+    operation->heads = heads;
+    operation->scale = scale;
+    operation->softcap = softcap;
+    operation->window = window;
+    operation->sinks = std::move(sinks);
+    program_.add(std::move(operation));
+  }
+  void gate(const ViewGiven& gate, const ViewGiven& up, bool gated, std::size_t to, std::size_t width, int kind) {
+    auto operation = std::make_unique<Gate>();
+    operation->gate = view(gate);
+    operation->up = view(up);
+    operation->gated = gated;
+    operation->to = to;
+    operation->width = width;
+    operation->kind = static_cast<Activation>(kind);
+    program_.add(std::move(operation));
+  }
+  void reduce(std::size_t from, std::size_t to, bool add, bool shared, float factor, Floats bias) {
+    auto operation = std::make_unique<Reduce>();
+    operation->from = from;
+    operation->to = to;
+    operation->add = add;
+    operation->shared = shared;
+    operation->factor = factor;
+    operation->bias = std::move(bias);
+    program_.add(std::move(operation));
+  }
+  void scale(std::size_t reg, float factor, float softcap) {
+    auto operation = std::make_unique<Scale>();
+    operation->reg = reg;
+    operation->factor = factor;
+    operation->softcap = softcap;
+    program_.add(std::move(operation));
+  }
+  void select(std::size_t from, std::size_t to) {
+    auto operation = std::make_unique<Select>();
+    operation->from = from;
+    operation->to = to;
+    program_.add(std::move(operation));
+  }
+  void gather(std::size_t from, std::size_t to, std::size_t features) {
+    auto operation = std::make_unique<Gather>();
+    operation->from = from;
+    operation->to = to;
+    operation->features = features;
+    program_.add(std::move(operation));
+  }
+  // `matrices` and `biases`: of each expert those of gate and up together, then those of down; biases may be empty.
+  void experts(const ViewGiven& x, std::size_t logits, std::size_t to, std::size_t total, std::size_t chosen,
+               int scoring, bool normalize, float factor, Floats choice_bias, std::size_t groups,
+               std::size_t chosen_groups, std::size_t first, std::size_t inner, int kind, bool interleaved,
+               const std::vector<PyMatrix*>& matrices, const std::vector<Floats>& biases) {
+    if (matrices.size() % 2 != 0 || (!biases.empty() && biases.size() != matrices.size())) {
+      throw std::invalid_argument("an expert has two matrices, and two biases or none");
+    }
+    auto operation = std::make_unique<Experts>();
+    operation->x = view(x);
+    operation->logits = logits;
+    operation->to = to;
+    operation->total = total;
+    operation->chosen = chosen;
+    operation->scoring = static_cast<Scoring>(scoring);
+    operation->normalize = normalize;
+    operation->factor = factor;
+    operation->choice_bias = std::move(choice_bias);
+    operation->groups = groups;
+    operation->chosen_groups = chosen_groups;
+    operation->first = first;
+    operation->inner = inner;
+    operation->kind = static_cast<Activation>(kind);
+    operation->interleaved = interleaved;
+    for (std::size_t i = 0; i < matrices.size(); i += 2) {
+      Expert expert{hold(*matrices[i]), hold(*matrices[i + 1]), {}, {}};
+      if (!biases.empty()) {
+        expert.gate_up_bias = biases[i];
+        expert.down_bias = biases[i + 1];
+      }
+      operation->experts.push_back(std::move(expert));
+    }
+    program_.add(std::move(operation));
+  }
+
+  // Run the first `length` operations (all: 0). `spans`: (sequence, tokens seen, tokens). `hidden`: address of float32
+  // numbers for register 0, or 0. Returns the status of the group's operation that failed, or OK.
+  int run(const std::vector<std::tuple<std::int64_t, std::size_t, std::size_t>>& spans,
+          const std::vector<std::int64_t>& tokens, const std::vector<std::size_t>& wanted, std::uintptr_t hidden,
+          double timeout, std::size_t length) {
+    std::vector<SequenceSpan> given;
+    std::size_t count = 0;
+    for (const auto& [sequence, seen, some] : spans) {
+      if (seen != 0 && !machine_.cache.has(sequence)) throw std::invalid_argument("no such sequence is in the cache");
+      given.push_back({sequence, seen, some});
+      count += some;
+    }
+    for (const std::size_t row : wanted) {
+      if (row >= count) throw std::invalid_argument("a wanted row is not in the batch");
+    }
+    if (hidden == 0 && tokens.size() != count) throw std::invalid_argument("as many tokens as the spans say");
+    const nb::gil_scoped_release release;
+    Step step{machine_, given, tokens, wanted, timeout, 0, {}};
+    try {
+      program_.run(step, reinterpret_cast<const float*>(hidden), length == 0 ? program_.length() : length);
+    } catch (const GroupEnded& ended) {
+      return static_cast<int>(ended.status);
+    }
+    return static_cast<int>(Status::ok);
+  }
+  std::uintptr_t address(std::size_t reg) {
+    return reinterpret_cast<std::uintptr_t>(machine_.registers.at(reg).numbers.data());
+  }
+  std::size_t length() const { return program_.length(); }
+  void release(std::int64_t sequence) { machine_.cache.release(sequence); }
+  std::size_t bytes_per_token() const { return machine_.cache.bytes_per_token(); }
+
+ private:
+  PackedMatrix hold(PyMatrix& matrix) {
+    held_.push_back(nb::cast(&matrix));
+    return matrix.packed();
+  }
+
+  Machine machine_;
+  StepProgram program_;
+  std::vector<nb::object> held_;
+};
+
+}  // namespace
+
+void bind_programs(nb::module_& module) {
+  nb::class_<PyProgram>(module, "Program")
+      .def(nb::init<int, const std::vector<std::tuple<std::size_t, std::size_t, std::size_t>>&, int, int, bool,
+                    std::uintptr_t, int, int>(),
+           "threads"_a, "layers"_a, "element"_a, "wire"_a, "exact"_a, "group"_a, "group_size"_a, "group_rank"_a)
+      .def("add_register", &PyProgram::add_register, "width"_a)
+      .def("add_rotary", &PyProgram::add_rotary, "frequencies"_a, "factor"_a)
+      .def("embed", &PyProgram::embed, "table"_a, "first"_a, "factor"_a, "shared"_a, "to"_a)
+      .def("norm", &PyProgram::norm, "source"_a, "to"_a, "width"_a, "count"_a, "weight"_a, "bias"_a, "eps"_a, "mean"_a)
+      .def("product", &PyProgram::product, "source"_a, "to"_a, "matrices"_a, "bias"_a)
+      .def("rotate", &PyProgram::rotate, "heads"_a, "count"_a, "width"_a, "table"_a, "interleaved"_a)
+      .def("attend", &PyProgram::attend, "query"_a, "key"_a, "value"_a, "to"_a, "layer"_a, "heads"_a, "scale"_a,
+           "softcap"_a, "window"_a, "sinks"_a)
+      .def("gate", &PyProgram::gate, "gate"_a, "up"_a, "gated"_a, "to"_a, "width"_a, "kind"_a)
+      .def("reduce", &PyProgram::reduce, "source"_a, "to"_a, "add"_a, "shared"_a, "factor"_a, "bias"_a)
+      .def("scale", &PyProgram::scale, "register"_a, "factor"_a, "softcap"_a)
+      .def("select", &PyProgram::select, "source"_a, "to"_a)
+      .def("gather", &PyProgram::gather, "source"_a, "to"_a, "features"_a)
+      .def("experts", &PyProgram::experts, "x"_a, "logits"_a, "to"_a, "total"_a, "chosen"_a, "scoring"_a, "normalize"_a,
+           "factor"_a, "choice_bias"_a, "groups"_a, "chosen_groups"_a, "first"_a, "inner"_a, "kind"_a, "interleaved"_a,
+           "matrices"_a, "biases"_a)
+      .def("run", &PyProgram::run, "spans"_a, "tokens"_a, "wanted"_a, "hidden"_a, "timeout"_a, "length"_a)
+      .def("address", &PyProgram::address, "register"_a)
+      .def("release", &PyProgram::release, "sequence"_a)
+      .def_prop_ro("length", &PyProgram::length)
+      .def_prop_ro("bytes_per_token", &PyProgram::bytes_per_token);
+}
+
+}  // namespace ferrule

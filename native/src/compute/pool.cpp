@@ -1,0 +1,70 @@
+#include "compute/pool.h"
+
+#include <chrono>
+
+#include "wait/thread.h"
+#include "wait/wait.h"
+
+namespace ferrule {
+namespace {
+
+// How long a thread stays awake for the next piece of work: longer than what lies between two of one step.
+constexpr std::chrono::microseconds kAwake{200};
+constexpr int kLooks = 64;  // between two looks at the clock
+
+// Spin first, then sleep, until `value` is no longer `old`.
+void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
+  const auto end = std::chrono::steady_clock::now() + kAwake;
+  do {
+    for (int i = 0; i < kLooks; ++i) {
+      if (value.load(std::memory_order_acquire) != old) return;
+      cpu_relax();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  value.wait(old, std::memory_order_acquire);
+}
+
+}  // namespace
+
+Pool::Pool(int threads) {
+  workers_.reserve(static_cast<std::size_t>(threads > 1 ? threads - 1 : 0));
+  for (int thread = 1; thread < threads; ++thread) {
+    workers_.push_back(start_thread("ferrule-compute", [this, thread] { work(thread); }));
+  }
+}
+
+Pool::~Pool() {
+  stopping_.store(true, std::memory_order_relaxed);
+  round_.fetch_add(1, std::memory_order_release);
+  round_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Pool::start(Function function, void* context) {
+  function_ = function;
+  context_ = context;
+  left_.store(static_cast<std::uint32_t>(workers_.size()), std::memory_order_relaxed);
+  round_.fetch_add(1, std::memory_order_release);
+  round_.notify_all();
+}
+
+void Pool::finish() {
+  for (;;) {
+    const std::uint32_t left = left_.load(std::memory_order_acquire);
+    if (left == 0) return;
+    wait_for_change(left_, left);
+  }
+}
+
+void Pool::work(int thread) {
+  std::uint32_t seen = 0;
+  for (;;) {
+    wait_for_change(round_, seen);
+    ++seen;  // rounds come one at a time: the next one starts when this thread is done
+    if (stopping_.load(std::memory_order_relaxed)) return;
+    function_(context_, thread);
+    if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) left_.notify_all();
+  }
+}
+
+}  // namespace ferrule

@@ -1,0 +1,177 @@
+// Attention over pages of 16 tokens: lanes are tokens for the logits, numbers of a value for the sums. A page is read
+// once for all queries of a tile; the softmax runs along (Milakov and Gimelshein, "Online normalizer calculation for
+// softmax", 2018). CMake compiles this file several times, with FERRULE_ISA naming the instruction set.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/rows.h"
+#include "kernels/simd/simd.h"
+
+namespace ferrule {
+namespace {
+
+constexpr float kNever = -1e30F;
+
+template <Element kElement>
+F load_value(const std::uint8_t* p, std::size_t index) {
+  if constexpr (kElement == Element::f32) return load(reinterpret_cast<const float*>(p) + index);
+  if constexpr (kElement == Element::f16) return load_f16(p + 2 * index);
+  return load_bf16(p + 2 * index);
+}
+
+#ifdef FERRULE_BF16_PAIRS
+constexpr bool kPairs = true;
+#else
+constexpr bool kPairs = false;
+#endif
+
+// The queries of a tile in the form that products with keys take.
+struct Queries {
+  alignas(64) float numbers[kMostQueries][kMostWidth];
+  alignas(64) std::uint16_t narrow[kMostQueries][kMostWidth];
+};
+
+template <Element kElement, int kCount>
+void logits_of(const AttentionTile& tile, const Queries& queries, const std::uint8_t* keys, F (&logits)[kCount]) {
+  for (F& each : logits) each = zero();
+  if constexpr (kElement == Element::bf16) {
+    for (std::size_t k = 0; k < tile.width; k += 2) {
+      const U pairs = load_bytes(keys + k / 2 * 64);
+#ifdef FERRULE_BF16_PAIRS
+      for (int t = 0; t < kCount; ++t) {
+        std::uint32_t pair;
+        std::memcpy(&pair, &queries.narrow[t][k], sizeof pair);
+        logits[t] = dot2(logits[t], pairs, pair);
+      }
+#else
+      const F even = even_bf16(pairs);
+      const F odd = odd_bf16(pairs);
+      for (int t = 0; t < kCount; ++t) {
+        logits[t] = fma(even, set1(queries.numbers[t][k]), logits[t]);
+        logits[t] = fma(odd, set1(queries.numbers[t][k + 1]), logits[t]);
+      }
+#endif
+    }
+  } else {
+    for (std::size_t k = 0; k < tile.width; ++k) {
+      const F key = load_value<kElement>(keys, k * kPageTokens);
+      for (int t = 0; t < kCount; ++t) logits[t] = fma(key, set1(queries.numbers[t][k]), logits[t]);
+    }
+  }
+}
+
+template <Element kElement, int kCount>
+void attend_as(const AttentionTile& tile) {
+  static thread_local Queries queries;
+  for (int t = 0; t < kCount; ++t) {
+    std::memcpy(queries.numbers[t], tile.queries[t], tile.width * sizeof(float));
+    if constexpr (kElement == Element::bf16 && kPairs) {
+      for (std::size_t k = 0; k < tile.width; k += 16) {
+        float some[16] = {};
+        std::memcpy(some, tile.queries[t] + k, least<std::size_t>(16, tile.width - k) * sizeof(float));
+        store_bf16(queries.narrow[t] + k, load(some));
+      }
+    }
+    std::memset(tile.out[t], 0, tile.value_width * sizeof(float));
+  }
+  float top[kCount], total[kCount];
+  std::int64_t last = 0;
+  std::int64_t lowest = tile.positions[0];
+  for (int t = 0; t < kCount; ++t) {
+    top[t] = tile.sinks == nullptr ? kNever : tile.sinks[t];
+    total[t] = tile.sinks == nullptr ? 0.0F : 1.0F;
+    last = last > tile.positions[t] ? last : tile.positions[t];
+    lowest = least(lowest, tile.positions[t]);
+  }
+  constexpr auto kTokens = static_cast<std::int64_t>(kPageTokens);
+  const std::int64_t seen = tile.window == 0 || lowest < tile.window ? 0 : lowest - tile.window + 1;
+  for (std::int64_t page = seen / kTokens; page <= last / kTokens; ++page) {
+    F logits[kCount];
+    logits_of<kElement, kCount>(tile, queries, tile.keys[page], logits);
+    alignas(64) float weights[kCount][kPageTokens];
+    for (int t = 0; t < kCount; ++t) {
+      F scaled = logits[t] * set1(tile.scale);
+      if (tile.softcap > 0) scaled = tanh(scaled / set1(tile.softcap)) * set1(tile.softcap);
+      store(weights[t], scaled);
+      const std::int64_t first = page * kTokens;
+      const std::int64_t from = tile.window == 0 ? 0 : tile.positions[t] - tile.window + 1;
+      if (first < from || first + kTokens - 1 > tile.positions[t]) {
+        for (std::int64_t j = 0; j < kTokens; ++j) {
+          if (first + j < from || first + j > tile.positions[t]) weights[t][j] = kNever;
+        }
+      }
+      const F masked = load(weights[t]);
+      const float high = highest(masked);
+      if (high > top[t]) {
+        if (total[t] != 0) {
+          alignas(64) float by[16];
+          store(by, exp(set1(top[t] - high)));
+          total[t] *= by[0];
+          for (std::size_t i = 0; i < tile.value_width; i += 16) {
+            store(tile.out[t] + i, load(tile.out[t] + i) * set1(by[0]));
+          }
+        }
+        top[t] = high;
+      }
+      if (top[t] <= kNever) {  // nothing that it may see yet
+        std::memset(weights[t], 0, sizeof weights[t]);
+        continue;
+      }
+      const F weight = exp(masked - set1(top[t]));
+      store(weights[t], weight);
+      for (std::size_t j = 0; j < kPageTokens; ++j) {  // e^-87 is not nothing
+        const std::int64_t at = first + static_cast<std::int64_t>(j);
+        if (at < from || at > tile.positions[t]) weights[t][j] = 0;
+      }
+      total[t] += sum(load(weights[t]));
+    }
+    // Tokens behind the last one have not been written: whatever is there must not come into the sums.
+    const auto tokens = static_cast<std::size_t>(least<std::int64_t>(kTokens, last - page * kTokens + 1));
+    const std::uint8_t* values = tile.values[page];
+    for (std::size_t i = 0; i < tile.value_width; i += 16) {
+      F out[kCount];
+      for (int t = 0; t < kCount; ++t) out[t] = load(tile.out[t] + i);
+      for (std::size_t j = 0; j < tokens; ++j) {
+        const F value = load_value<kElement>(values, j * tile.value_width + i);
+        for (int t = 0; t < kCount; ++t) out[t] = fma(set1(weights[t][j]), value, out[t]);
+      }
+      for (int t = 0; t < kCount; ++t) store(tile.out[t] + i, out[t]);
+    }
+  }
+  for (int t = 0; t < kCount; ++t) {
+    const F by = set1(1.0F / total[t]);
+    for (std::size_t i = 0; i < tile.value_width; i += 16) store(tile.out[t] + i, load(tile.out[t] + i) * by);
+  }
+}
+
+template <Element kElement>
+void attend_some(const AttentionTile& tile) {
+  switch (tile.count) {
+    case 1:
+      return attend_as<kElement, 1>(tile);
+    case 2:
+      return attend_as<kElement, 2>(tile);
+    case 4:
+      return attend_as<kElement, 4>(tile);
+    default:
+      return attend_as<kElement, 8>(tile);
+  }
+}
+
+}  // namespace
+
+namespace FERRULE_ISA {
+void attend(const AttentionTile& tile);
+void attend(const AttentionTile& tile) {  // of 1, 2, 4 or 8 queries
+  switch (tile.element) {
+    case Element::bf16:
+      return attend_some<Element::bf16>(tile);
+    case Element::f16:
+      return attend_some<Element::f16>(tile);
+    case Element::f32:
+      return attend_some<Element::f32>(tile);
+  }
+}
+}  // namespace FERRULE_ISA
+}  // namespace ferrule

@@ -1,0 +1,26 @@
+// Packing: rows of codes and scales, or of plain numbers, into the blocks that products read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/layout.h"
+
+namespace ferrule {
+
+// Rows `first` to `first + rows` of a matrix in groups. `codes` (rows, columns), `scales` and, where the layout has
+// them, `offsets` (rows, columns / group): all row after row. `first` is a multiple of 16, and `out` the whole matrix.
+struct GroupedRows {
+  std::size_t first = 0;
+  std::size_t rows = 0;
+  const std::uint8_t* codes = nullptr;
+  const float* scales = nullptr;
+  const float* offsets = nullptr;
+};
+void pack_groups(const MatrixLayout& layout, const GroupedRows& given, std::uint8_t* out);
+
+// The same for plain numbers (rows, columns), as they are to be held; `stride`: numbers from one row to the next.
+void pack_plain(const MatrixLayout& layout, std::size_t first, std::size_t rows, const void* numbers,
+                std::size_t stride, std::uint8_t* out);
+
+}  // namespace ferrule

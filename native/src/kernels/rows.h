@@ -1,0 +1,53 @@
+// Loops over rows of activations: norms, rotary positions, gates, conversions; and attention over pages of a cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ferrule {
+
+enum class Activation : std::uint8_t { silu, gelu, gelu_tanh, relu, gpt_oss };
+enum class Element : std::uint8_t { bf16, f16, f32 };
+
+constexpr std::size_t element_bytes(Element element) { return element == Element::f32 ? 4 : 2; }
+
+constexpr std::size_t kPageTokens = 16;
+
+// One tile of queries that share a key/value head: all of one sequence, `count` (at most kMostQueries) of them.
+struct AttentionTile {
+  std::size_t count = 0;
+  std::size_t width = 0;        // of a key, even
+  std::size_t value_width = 0;  // a multiple of 16
+  const float* const* queries = nullptr;
+  float* const* out = nullptr;
+  const std::int64_t* positions = nullptr;  // of each query: it sees tokens up to its own
+  const float* sinks = nullptr;             // a logit for each query that takes part in the sum only; or nullptr
+  float scale = 1;
+  float softcap = 0;        // 0: none
+  std::int64_t window = 0;  // how many tokens back a query sees, its own included; 0: all
+  Element element = Element::bf16;
+  // The pages of this key/value head, by the token's position / 16: keys (width / 2, 16, 2) as bfloat16, otherwise
+  // (width, 16); values (16, value width).
+  const std::uint8_t* const* keys = nullptr;
+  const std::uint8_t* const* values = nullptr;
+};
+constexpr std::size_t kMostQueries = 8;
+constexpr std::size_t kMostWidth = 512;
+
+struct RowTable {
+  // y = x / rms(x) * weight; with `mean`, x less its mean before that, and bias (may be nullptr) added.
+  void (*norm)(const float* x, std::size_t n, const float* weight, const float* bias, float eps, bool mean, float* y);
+  // y = act(gate) * up; without `up`, act(gate).
+  void (*gate)(Activation kind, const float* gate, const float* up, std::size_t n, float* y);
+  // Turn the first 2 * `half` numbers by the angles of cos and sin (half each): number i with i + half, or
+  // (interleaved) 2 i with 2 i + 1.
+  void (*rotate)(float* x, std::size_t half, const float* cos, const float* sin, bool interleaved);
+  void (*add)(float* y, const float* x, std::size_t n, float factor);  // y += factor * x
+  void (*narrow)(Element to, const float* x, std::size_t n, void* y);
+  void (*add_narrow)(Element from, const void* x, std::size_t n, float factor, float* y);  // y += factor * x
+  void (*attend)(const AttentionTile& tile);
+};
+
+const RowTable& row_kernels();
+
+}  // namespace ferrule

@@ -1,0 +1,65 @@
+// Paged cache of keys and values: each sequence has pages of 16 tokens, taken from slabs that all layers share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "compute/memory.h"
+#include "kernels/rows.h"
+
+namespace ferrule {
+
+// What one layer keeps of a token: `heads` keys of `width` and values of `value_width` numbers.
+struct CacheLayer {
+  std::size_t heads = 0;
+  std::size_t width = 0;
+  std::size_t value_width = 0;
+
+  // Values are filled up to whole vectors.
+  std::size_t padded_value_width() const { return (value_width + 15) / 16 * 16; }
+  std::size_t key_bytes(Element element) const { return width * kPageTokens * element_bytes(element); }
+  std::size_t value_bytes(Element element) const { return padded_value_width() * kPageTokens * element_bytes(element); }
+  std::size_t page_bytes(Element element) const { return heads * (key_bytes(element) + value_bytes(element)); }
+};
+
+class KvCache {
+ public:
+  KvCache(std::vector<CacheLayer> layers, Element element);
+
+  Element element() const { return element_; }
+  const CacheLayer& layer(std::size_t index) const { return layers_[index]; }
+  // All layers together.
+  std::size_t bytes_per_token() const;
+  // Make room for `tokens` of a sequence; 0 seen starts it afresh. Throws std::bad_alloc.
+  void reserve(std::int64_t sequence, std::size_t seen, std::size_t tokens);
+  void release(std::int64_t sequence);
+  bool has(std::int64_t sequence) const { return sequences_.contains(sequence); }
+
+  // Page `page` of a sequence: the key/value head's keys, and values.
+  std::uint8_t* keys(std::int64_t sequence, std::size_t layer, std::size_t page, std::size_t head);
+  std::uint8_t* values(std::int64_t sequence, std::size_t layer, std::size_t page, std::size_t head);
+  // Store a token's key and value.
+  void store(std::int64_t sequence, std::size_t layer, std::size_t position, std::size_t head, const float* key,
+             const float* value);
+
+ private:
+  using Page = std::uint32_t;
+
+  std::uint8_t* place(Page page, std::size_t layer, std::size_t head);
+  Page take();
+
+  static constexpr std::size_t kSlabBytes = std::size_t{4} << 20;
+
+  const std::vector<CacheLayer> layers_;
+  const Element element_;
+  std::vector<std::size_t> layer_starts_;  // bytes, within a page of all layers
+  std::size_t page_bytes_ = 0;
+  std::size_t pages_per_slab_ = 1;
+  std::vector<PageMemory> slabs_;
+  std::vector<Page> free_;
+  std::unordered_map<std::int64_t, std::vector<Page>> sequences_;
+};
+
+}  // namespace ferrule

@@ -1,0 +1,132 @@
+#include "step/experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+namespace ferrule {
+namespace {
+
+void softmax(float* x, std::size_t n) {
+  const float top = *std::max_element(x, x + n);
+  float total = 0;
+  for (std::size_t i = 0; i < n; ++i) total += x[i] = std::exp(x[i] - top);
+  for (std::size_t i = 0; i < n; ++i) x[i] /= total;
+}
+
+// The places of the `n` largest, in falling order; the earlier of two that are equal.
+std::vector<std::size_t> largest(const std::vector<float>& x, std::size_t n) {
+  std::vector<std::size_t> order(x.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto before = [&](std::size_t a, std::size_t b) { return x[a] != x[b] ? x[a] > x[b] : a < b; };
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(n), order.end(), before);
+  order.resize(n);
+  return order;
+}
+
+}  // namespace
+
+void Experts::choose(const float* logits_of, std::vector<Choice>& best) {
+  scores_.assign(logits_of, logits_of + total);
+  if (scoring == Scoring::softmax) softmax(scores_.data(), total);
+  if (scoring == Scoring::sigmoid) {
+    for (float& each : scores_) each = 1.0F / (1.0F + std::exp(-each));
+  }
+  std::vector<float> by = scores_;
+  if (!choice_bias.empty()) {
+    for (std::size_t i = 0; i < total; ++i) by[i] += choice_bias[i];
+  }
+  if (groups > 1) {
+    const std::size_t size = total / groups;
+    std::vector<float> of_group(groups);
+    for (std::size_t g = 0; g < groups; ++g) {  // DeepSeek-V3: the sum of a group's two best
+      const std::vector<float> members(by.begin() + static_cast<std::ptrdiff_t>(g * size),
+                                       by.begin() + static_cast<std::ptrdiff_t>((g + 1) * size));
+      const std::vector<std::size_t> two = largest(members, std::min<std::size_t>(2, size));
+      for (const std::size_t each : two) of_group[g] += members[each];
+    }
+    const std::vector<std::size_t> kept = largest(of_group, chosen_groups);
+    for (std::size_t g = 0; g < groups; ++g) {
+      if (std::ranges::find(kept, g) != kept.end()) continue;
+      std::fill_n(by.begin() + static_cast<std::ptrdiff_t>(g * size), size, 0.0F);
+    }
+  }
+  best.clear();
+  float sum = 0;
+  for (const std::size_t each : largest(by, chosen)) {
+    best.push_back({each, scores_[each]});
+    sum += scores_[each];
+  }
+  if (scoring == Scoring::softmax_of_chosen) {
+    std::vector<float> weights;
+    for (const Choice& each : best) weights.push_back(each.weight);
+    softmax(weights.data(), weights.size());
+    for (std::size_t i = 0; i < best.size(); ++i) best[i].weight = weights[i];
+  } else if (normalize) {
+    for (Choice& each : best) each.weight /= sum + 1e-20F;
+  }
+  for (Choice& each : best) each.weight *= factor;
+}
+
+void Experts::run(Step& step) {
+  std::vector<std::vector<std::size_t>> rows(experts.size());
+  std::vector<std::vector<float>> weights(experts.size());
+  std::vector<Choice> best;
+  for (std::size_t i = 0; i < step.count; ++i) {
+    choose(step.at(logits).row(i), best);
+    for (const Choice& each : best) {
+      if (each.expert < first || each.expert >= first + experts.size()) continue;
+      rows[each.expert - first].push_back(i);
+      weights[each.expert - first].push_back(each.weight);
+    }
+  }
+  Register& out = step.at(to);
+  std::memset(out.numbers.data(), 0, step.count * out.width * sizeof(float));
+  for (std::size_t e = 0; e < experts.size(); ++e) {
+    if (!rows[e].empty()) run_expert(step, experts[e], rows[e], weights[e]);
+  }
+}
+
+void Experts::run_expert(Step& step, const Expert& expert, const std::vector<std::size_t>& rows,
+                         const std::vector<float>& weights) {
+  Machine& machine = step.machine;
+  const std::size_t count = rows.size();
+  const std::size_t width = step.at(x.reg).width - x.offset;
+  const std::size_t both = expert.gate_up.layout.blocks() * kBlockRows;
+  const std::size_t results = expert.down.layout.blocks() * kBlockRows;
+  given_.resize(count * width);
+  gate_up_.resize(count * both);
+  gated_.resize(count * inner);
+  result_.resize(count * results);
+  for (std::size_t i = 0; i < count; ++i) {
+    std::memcpy(given_.data() + i * width, at(step, x, rows[i]), width * sizeof(float));
+  }
+  const Factor gate_up{expert.gate_up, gate_up_.data(), both};
+  machine.multiplier.multiply({&gate_up, 1}, given_.data(), count, width, machine.precision);
+  for (std::size_t i = 0; i < count; ++i) {
+    float* const row = gate_up_.data() + i * both;
+    if (!expert.gate_up_bias.empty()) {
+      machine.kernels.add(row, expert.gate_up_bias.data(), expert.gate_up_bias.size(), 1);
+    }
+    const float* gate = row;
+    if (interleaved) {
+      apart_.resize(2 * inner);
+      for (std::size_t k = 0; k < inner; ++k) {
+        apart_[k] = row[2 * k];
+        apart_[inner + k] = row[2 * k + 1];
+      }
+      gate = apart_.data();
+    }
+    machine.kernels.gate(kind, gate, gate + inner, inner, gated_.data() + i * inner);
+  }
+  const Factor down{expert.down, result_.data(), results};
+  machine.multiplier.multiply({&down, 1}, gated_.data(), count, inner, machine.precision);
+  for (std::size_t i = 0; i < count; ++i) {
+    float* const row = result_.data() + i * results;
+    if (!expert.down_bias.empty()) machine.kernels.add(row, expert.down_bias.data(), expert.down_bias.size(), 1);
+    machine.kernels.add(step.at(to).row(rows[i]), row, expert.down.layout.rows, weights[i]);
+  }
+}
+
+}  // namespace ferrule

@@ -1,0 +1,249 @@
+#include "step/operations.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/numbers.h"
+
+namespace ferrule {
+
+void Embed::run(Step& step) {
+  Register& out = step.at(to);
+  const auto rows = static_cast<std::int64_t>(table.layout.rows);
+  each_row(step, [&](std::size_t i) {
+    float* const row = out.row(i);
+    const std::int64_t token = step.tokens[i] - first;
+    std::memset(row, 0, out.width * sizeof(float));
+    if (token < 0 || token >= rows) return;
+    read_row(table, static_cast<std::size_t>(token), row);
+    if (factor != 1) {
+      for (std::size_t k = 0; k < table.layout.columns; ++k) row[k] *= factor;
+    }
+  });
+  if (shared && step.machine.group_size > 1) {
+    step.all_reduce(out.numbers.data(), step.count * out.width, Element::f32);
+  }
+}
+
+void Norm::run(Step& step) {
+  const float* const by = weight.empty() ? nullptr : weight.data();
+  const float* const plus = bias.empty() ? nullptr : bias.data();
+  each_row(step, [&](std::size_t i) {
+    const float* const x = at(step, from, i);
+    float* const y = at(step, to, i);
+    for (std::size_t n = 0; n < count; ++n) {
+      step.machine.kernels.norm(x + n * width, width, by, plus, eps, mean, y + n * width);
+    }
+  });
+}
+
+void Product::run(Step& step) {
+  Register& out = step.at(to);
+  Factor factors[4];
+  std::size_t row = 0;
+  for (std::size_t i = 0; i < matrices.size(); ++i) {
+    factors[i] = {matrices[i], out.numbers.data() + row, out.width};
+    row += matrices[i].layout.blocks() * kBlockRows;
+  }
+  Machine& machine = step.machine;
+  machine.multiplier.multiply({factors, matrices.size()}, at(step, from, 0), step.count, step.at(from.reg).width,
+                              machine.precision);
+  if (bias.empty()) return;
+  each_row(step, [&](std::size_t i) { machine.kernels.add(out.row(i), bias.data(), bias.size(), 1); });
+}
+
+void Rotate::run(Step& step) {
+  const RotaryTable& angles = step.machine.rotary[table];
+  const std::size_t half = angles.frequencies.size();
+  each_row(step, [&](std::size_t i) {
+    float* const x = at(step, heads, i);
+    for (std::size_t n = 0; n < count; ++n) {
+      step.machine.kernels.rotate(x + n * width, half, angles.cos.data() + i * half, angles.sin.data() + i * half,
+                                  interleaved);
+    }
+  });
+}
+
+void Attend::run(Step& step) {
+  KvCache& cache = step.machine.cache;
+  const CacheLayer& of = cache.layer(layer);
+  const std::size_t share = heads / of.heads;
+  tiles_.clear();
+  std::size_t row = 0;
+  for (std::size_t span = 0; span < step.spans.size(); ++span) {
+    const SequenceSpan& given = step.spans[span];
+    for (std::size_t i = 0; i < given.tokens; ++i, ++row) {
+      for (std::size_t head = 0; head < of.heads; ++head) {
+        cache.store(given.sequence, layer, given.seen + i, head, at(step, key, row) + head * of.width,
+                    at(step, value, row) + head * of.value_width);
+      }
+    }
+    for (std::size_t head = 0; head < of.heads; ++head) {
+      const std::size_t queries = given.tokens * share;
+      for (std::size_t first = 0; first < queries;) {
+        const std::size_t left = queries - first;
+        const std::size_t some = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        tiles_.push_back({span, head, first, some});
+        first += some;
+      }
+    }
+  }
+  std::vector<std::size_t> starts;
+  for (std::size_t start = 0; const SequenceSpan& span : step.spans) {
+    starts.push_back(start);
+    start += span.tokens;
+  }
+  std::atomic<std::size_t> next{0};
+  step.machine.pool.run([&](int) {
+    for (std::size_t i = next.fetch_add(1); i < tiles_.size(); i = next.fetch_add(1)) {
+      run_tile(step, tiles_[i], starts[tiles_[i].span]);
+    }
+  });
+}
+
+void Attend::run_tile(Step& step, const Tile& tile, std::size_t row) const {
+  KvCache& cache = step.machine.cache;
+  const CacheLayer& of = cache.layer(layer);
+  const SequenceSpan& span = step.spans[tile.span];
+  const std::size_t share = heads / of.heads;
+  const std::size_t padded = of.padded_value_width();
+  static thread_local std::vector<float> results;  // values are computed in whole vectors
+  results.resize(kMostQueries * padded);
+  const float* queries[kMostQueries];
+  float* out[kMostQueries];
+  std::int64_t positions[kMostQueries];
+  float logits_of_sinks[kMostQueries];
+  for (std::size_t i = 0; i < tile.count; ++i) {
+    const std::size_t token = (tile.first + i) / share;
+    const std::size_t head = tile.head * share + (tile.first + i) % share;
+    queries[i] = at(step, query, row + token) + head * of.width;
+    out[i] = results.data() + i * padded;
+    positions[i] = static_cast<std::int64_t>(span.seen + token);
+    if (!sinks.empty()) logits_of_sinks[i] = sinks[head];
+  }
+  const std::size_t pages = (span.seen + span.tokens + kPageTokens - 1) / kPageTokens;
+  static thread_local std::vector<const std::uint8_t*> keys, values;
+  keys.resize(pages);
+  values.resize(pages);
+  for (std::size_t page = 0; page < pages; ++page) {
+    keys[page] = cache.keys(span.sequence, layer, page, tile.head);
+    values[page] = keys[page] + of.key_bytes(cache.element());
+  }
+  AttentionTile work;
+  work.count = tile.count;
+  work.width = of.width;
+  work.value_width = padded;
+  work.queries = queries;
+  work.out = out;
+  work.positions = positions;
+  work.sinks = sinks.empty() ? nullptr : logits_of_sinks;
+  work.scale = scale;
+  work.softcap = softcap;
+  work.window = window;
+  work.element = cache.element();
+  work.keys = keys.data();
+  work.values = values.data();
+  step.machine.kernels.attend(work);
+  for (std::size_t i = 0; i < tile.count; ++i) {
+    const std::size_t token = (tile.first + i) / share;
+    const std::size_t head = tile.head * share + (tile.first + i) % share;
+    std::memcpy(step.at(to).row(row + token) + head * of.value_width, out[i], of.value_width * sizeof(float));
+  }
+}
+
+void Gate::run(Step& step) {
+  each_row(step, [&](std::size_t i) {
+    step.machine.kernels.gate(kind, at(step, gate, i), gated ? at(step, up, i) : nullptr, width, step.at(to).row(i));
+  });
+}
+
+void Reduce::run(Step& step) {
+  Register& source = step.at(from);
+  Register& target = step.at(to);
+  const RowTable& kernels = step.machine.kernels;
+  const std::size_t numbers = step.count * source.width;
+  const bool summed = shared && step.machine.group_size > 1;
+  const Element element = summed ? step.machine.wire : Element::f32;
+  const void* result = source.numbers.data();
+  if (summed && element == Element::f32) {
+    step.all_reduce(source.numbers.data(), numbers, element);
+  } else if (summed) {
+    wire_.resize(numbers * element_bytes(element));
+    result = wire_.data();
+    each_row(step, [&](std::size_t i) {
+      kernels.narrow(element, source.row(i), source.width, wire_.data() + i * source.width * element_bytes(element));
+    });
+    step.all_reduce(wire_.data(), numbers, element);
+  }
+  each_row(step, [&](std::size_t i) {
+    float* const row = target.row(i);
+    const auto* const some = static_cast<const std::uint8_t*>(result) + i * source.width * element_bytes(element);
+    if (add || static_cast<const void*>(row) != some) {  // else it is there already
+      if (!add) std::memset(row, 0, target.width * sizeof(float));
+      kernels.add_narrow(element, some, target.width, factor, row);
+    }
+    if (!bias.empty()) kernels.add(row, bias.data(), bias.size(), factor);
+  });
+}
+
+void Scale::run(Step& step) {
+  Register& numbers = step.at(reg);
+  each_row(step, [&](std::size_t i) {
+    float* const row = numbers.row(i);
+    for (std::size_t k = 0; k < numbers.width; ++k) {
+      row[k] *= factor;
+      if (softcap > 0) row[k] = std::tanh(row[k] / softcap) * softcap;
+    }
+  });
+}
+
+void Select::run(Step& step) {
+  Register& source = step.at(from);
+  Register& target = step.at(to);
+  for (std::size_t i = 0; i < step.wanted.size(); ++i) {
+    std::memcpy(target.row(i), source.row(step.wanted[i]), source.width * sizeof(float));
+  }
+  step.count = step.wanted.size();
+}
+
+void Gather::run(Step& step) {
+  Register& source = step.at(from);
+  Register& target = step.at(to);
+  const auto ranks = static_cast<std::size_t>(step.machine.group_size);
+  if (ranks == 1) {
+    for (std::size_t i = 0; i < step.count; ++i) {
+      std::memcpy(target.row(i), source.row(i), features * sizeof(float));
+    }
+    return;
+  }
+  const std::size_t part = (features + ranks - 1) / ranks;  // rows of the vocabulary that each rank holds
+  const bool root = step.machine.group_rank == 0;
+  std::vector<float>& all = parts_;
+  all.resize((root ? ranks + 1 : 1) * step.count * part);
+  for (std::size_t i = 0; i < step.count; ++i) {
+    std::memcpy(all.data() + i * part, source.row(i), part * sizeof(float));
+  }
+  if (step.count == 0) return;
+  float* const joined = all.data() + step.count * part;
+  Operation operation;
+  operation.op = Op::gather;
+  operation.dtype = Dtype::f32;
+  operation.root = 0;
+  operation.in = all.data();
+  operation.out = root ? joined : nullptr;
+  operation.count = step.count * part;
+  const Status status = step.machine.group->run(&operation, 1, step.timeout);
+  if (status != Status::ok) throw GroupEnded{status};
+  if (!root) return;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const std::size_t start = rank * part;
+    const std::size_t width = start < features ? std::min(part, features - start) : 0;
+    for (std::size_t i = 0; i < step.count; ++i) {
+      std::memcpy(target.row(i) + start, joined + (rank * step.count + i) * part, width * sizeof(float));
+    }
+  }
+}
+
+}  // namespace ferrule

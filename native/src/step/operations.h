@@ -1,0 +1,120 @@
+// Operations of step programs, each what its fields say. Registers are given by their numbers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/product.h"
+#include "kernels/rows.h"
+#include "step/step.h"
+
+namespace ferrule {
+
+// A run of numbers in each row of a register.
+struct View {
+  std::size_t reg = 0;
+  std::size_t offset = 0;
+};
+
+inline float* at(Step& step, View view, std::size_t row) { return step.at(view.reg).row(row) + view.offset; }
+
+// The embeddings of tokens `first` to `first + rows of the table`, times `factor`; zeros for others, and summed over
+// ranks, where `shared`.
+struct Embed final : StepOperation {
+  PackedMatrix table;
+  std::int64_t first = 0;
+  float factor = 1;
+  bool shared = false;
+  std::size_t to = 0;
+  void run(Step& step) override;
+};
+
+// Each of `count` runs of `width` numbers by itself.
+struct Norm final : StepOperation {
+  View from, to;
+  std::size_t width = 0, count = 1;
+  std::vector<float> weight, bias;  // width, or none
+  float eps = 0;
+  bool mean = false;
+  void run(Step& step) override;
+};
+
+struct Product final : StepOperation {
+  View from;
+  std::size_t to = 0;  // the results of all matrices, side by side, each filled up to a multiple of 16
+  std::vector<PackedMatrix> matrices;
+  std::vector<float> bias;  // as wide as all results, or none
+  void run(Step& step) override;
+};
+
+struct Rotate final : StepOperation {
+  View heads;
+  std::size_t count = 0, width = 0;
+  std::size_t table = 0;
+  bool interleaved = false;
+  void run(Step& step) override;
+};
+
+struct Attend final : StepOperation {
+  View query, key, value;
+  std::size_t to = 0;
+  std::size_t layer = 0;  // of the cache
+  std::size_t heads = 0;
+  float scale = 1, softcap = 0;
+  std::int64_t window = 0;
+  std::vector<float> sinks;  // one for each head, or none
+  void run(Step& step) override;
+
+ private:
+  struct Tile {
+    std::size_t span, head, first, count;  // queries `first` on of those that share key/value head `head`
+  };
+  void run_tile(Step& step, const Tile& tile, std::size_t row) const;
+  std::vector<Tile> tiles_;
+};
+
+struct Gate final : StepOperation {
+  View gate, up;
+  bool gated = true;  // else only the activation of `gate`
+  std::size_t to = 0, width = 0;
+  Activation kind = Activation::silu;
+  void run(Step& step) override;
+};
+
+// The sum over ranks of a register, plus `bias`. With `add`: added to register `to`, times `factor`; else left there.
+struct Reduce final : StepOperation {
+  std::size_t from = 0, to = 0;
+  bool add = true;
+  bool shared = true;  // false: every rank has the whole
+  float factor = 1;
+  std::vector<float> bias;
+  void run(Step& step) override;
+
+ private:
+  std::vector<std::uint8_t> wire_;
+};
+
+struct Scale final : StepOperation {
+  std::size_t reg = 0;
+  float factor = 1, softcap = 0;
+  void run(Step& step) override;
+};
+
+// Keep only the rows that are wanted, in all operations that follow.
+struct Select final : StepOperation {
+  std::size_t from = 0, to = 0;
+  void run(Step& step) override;
+};
+
+// Join the ranks' parts of each row on rank 0: `features` numbers of register `to`.
+struct Gather final : StepOperation {
+  std::size_t from = 0, to = 0;
+  std::size_t features = 0;
+  void run(Step& step) override;
+
+ private:
+  std::vector<float> parts_;
+};
+
+}  // namespace ferrule

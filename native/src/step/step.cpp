@@ -1,0 +1,74 @@
+#include "step/step.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "assertions.h"
+
+namespace ferrule {
+namespace {
+
+Dtype dtype_of(Element element) {
+  switch (element) {
+    case Element::bf16:
+      return Dtype::bf16;
+    case Element::f16:
+      return Dtype::f16;
+    case Element::f32:
+      return Dtype::f32;
+  }
+  return Dtype::f32;
+}
+
+void find_angles(RotaryTable& table, std::span<const std::int64_t> positions) {
+  const std::size_t half = table.frequencies.size();
+  table.cos.resize(positions.size() * half);
+  table.sin.resize(positions.size() * half);
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    const auto position = static_cast<float>(positions[i]);
+    for (std::size_t k = 0; k < half; ++k) {
+      const float angle = position * table.frequencies[k];
+      table.cos[i * half + k] = std::cos(angle) * table.factor;
+      table.sin[i * half + k] = std::sin(angle) * table.factor;
+    }
+  }
+}
+
+}  // namespace
+
+void Step::all_reduce(void* data, std::size_t numbers, Element element) const {
+  Operation operation;
+  operation.op = Op::all_reduce;
+  operation.dtype = dtype_of(element);
+  operation.reduction = Reduction::sum;
+  operation.out = data;
+  operation.count = numbers;
+  const Status status = machine.group->run(&operation, 1, timeout);
+  if (status != Status::ok) throw GroupEnded{status};
+}
+
+std::size_t StepProgram::add_register(std::size_t width) {
+  machine_.registers.push_back({width, {}});
+  return machine_.registers.size() - 1;
+}
+
+void StepProgram::run(Step& step, const float* hidden, std::size_t length) {
+  FERRULE_ASSERT(length <= operations_.size());
+  step.positions.clear();
+  for (const SequenceSpan& span : step.spans) {
+    machine_.cache.reserve(span.sequence, span.seen, span.tokens);
+    for (std::size_t i = 0; i < span.tokens; ++i) step.positions.push_back(static_cast<std::int64_t>(span.seen + i));
+  }
+  step.count = step.positions.size();
+  for (RotaryTable& table : machine_.rotary) find_angles(table, step.positions);
+  for (Register& each : machine_.registers) {
+    if (each.numbers.size() < step.count * each.width) each.numbers.resize(step.count * each.width);
+  }
+  if (hidden != nullptr) {
+    Register& first = machine_.registers.front();
+    std::memcpy(first.numbers.data(), hidden, step.count * first.width * sizeof(float));
+  }
+  for (std::size_t i = 0; i < length; ++i) operations_[i]->run(step);
+}
+
+}  // namespace ferrule

@@ -1,0 +1,111 @@
+// One step: the tokens of a batch on their way through a program, and the registers that its operations work on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compute/multiply.h"
+#include "compute/pool.h"
+#include "group/group.h"
+#include "step/cache.h"
+
+namespace ferrule {
+
+// `tokens` new tokens of a sequence that has `seen` earlier ones.
+struct SequenceSpan {
+  std::int64_t sequence = 0;
+  std::size_t seen = 0;
+  std::size_t tokens = 0;
+};
+
+// float32 numbers, a row for each token of the batch.
+struct Register {
+  std::size_t width = 0;
+  std::vector<float> numbers;
+
+  float* row(std::size_t index) { return numbers.data() + index * width; }
+};
+
+// Thrown where the group has ended; its own failure says why.
+struct GroupEnded {
+  Status status;
+};
+
+struct RotaryTable {
+  std::vector<float> frequencies;  // radians per token
+  float factor = 1;                // of the sines and cosines
+  std::vector<float> cos, sin;     // of this batch: (tokens, frequencies)
+};
+
+struct Machine {
+  Pool pool;
+  Multiplier multiplier;
+  const RowTable& kernels = row_kernels();
+  KvCache cache;
+  Group* group = nullptr;  // of the ranks that share the layers; nullptr: alone
+  int group_size = 1;
+  int group_rank = 0;
+  Element wire = Element::bf16;  // in which sums travel
+  Precision precision = Precision::fast;
+  std::vector<RotaryTable> rotary;
+  std::vector<Register> registers;
+
+  Machine(int threads, KvCache cache_) : pool(threads), multiplier(pool), cache(std::move(cache_)) {}
+};
+
+struct Step {
+  Machine& machine;
+  std::span<const SequenceSpan> spans;
+  std::span<const std::int64_t> tokens;  // ids; empty where the first operation needs none
+  std::span<const std::size_t> wanted;   // rows of tokens whose results are wanted
+  double timeout = 0;                    // seconds, of each collective
+  std::size_t count = 0;                 // rows of the registers
+  std::vector<std::int64_t> positions;   // of each row
+
+  Register& at(std::size_t index) { return machine.registers[index]; }
+  // Sum `count` numbers over the ranks, in place. Throws GroupEnded.
+  void all_reduce(void* data, std::size_t count, Element element) const;
+};
+
+// Rows by which work is shared out; one or two are not worth waking threads for.
+template <class Body>
+void each_row(Step& step, Body&& body) {
+  const auto some = [&](std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) body(i);
+  };
+  if (step.count < 4) {
+    some(0, step.count);
+  } else {
+    step.machine.pool.share(step.count, some);
+  }
+}
+
+// An operation of a program. It is run by one thread, which may share its work out over the machine's pool.
+class StepOperation {
+ public:
+  virtual ~StepOperation() = default;
+  virtual void run(Step& step) = 0;
+};
+
+class StepProgram {
+ public:
+  explicit StepProgram(Machine& machine) : machine_(machine) {}
+
+  std::size_t add_register(std::size_t width);
+  void add(std::unique_ptr<StepOperation> operation) { operations_.push_back(std::move(operation)); }
+  std::size_t length() const { return operations_.size(); }
+
+  // Run the first `length` operations on a batch. `hidden`: what the stage before sent, float32 (tokens, width), for
+  // register 0; or nullptr. Throws GroupEnded, std::bad_alloc.
+  void run(Step& step, const float* hidden, std::size_t length);
+
+ private:
+  Machine& machine_;
+  std::vector<std::unique_ptr<StepOperation>> operations_;
+};
+
+}  // namespace ferrule
