@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from written_models import gguf_text, write_gguf
 
-from ferrule.errors import ModelError
-from ferrule.model import read_model
-from ferrule.model.gguf import read_gguf
+from ferrule.errors import FerruleError, ModelError
+from ferrule.model import Stored, read_model
+from ferrule.model.gguf import gguf_file, model_name, read_gguf, read_gguf_model
 
 F32, Q8_0, Q4_K = 0, 8, 12
 VALUES: dict[str, Any] = {
@@ -102,40 +104,161 @@ def test_experts_are_told_apart_by_their_names(tmp_path: Path) -> None:
     assert layer.parameters - layer.active_parameters == layer.weights.routed.parameters // 2
 
 
+KEY = gguf_text("k")
+ONE_KEY = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + KEY
+ONE_TENSOR = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + gguf_text("t")
+
+
+def header_of(*tensors: bytes) -> bytes:
+    text = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 0) + b"".join(tensors)
+    return text + b"\0" * (-len(text) % 32) + bytes(4096)
+
+
+def info(name: str, kind: int, offset: int, *shape: int) -> bytes:
+    return gguf_text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
+        (b"", "is empty"),
         (b"GGML", "does not begin with GGUF"),
-        (b"GGUF" + struct.pack(">I", 3), "its version is 50331648"),
+        (b"GGUF" + struct.pack(">I", 3), "is a big-endian GGUF file"),
+        (b"GGUF" + struct.pack("<I", 1), "its version is 1, not 2 or 3"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 40, 0), "is said to hold 1,099,511,627,776 tensors"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 50), "the name of key 0 is said to have"),
+        (ONE_KEY + struct.pack("<IIQ", 9, 4, 1 << 50), "k is said to have"),
+        (ONE_KEY + struct.pack("<IIQ", 9, 0, 1 << 23) + bytes(1 << 23), "more than any model's"),
+        (ONE_KEY + struct.pack("<IIQ", 9, 8, 2) + gguf_text("a") + struct.pack("<Q", 1 << 62), "an entry of k is said"),
+        (ONE_KEY + struct.pack("<IIQ", 9, 9, 1), "array of the type 9"),
+        (ONE_KEY + struct.pack("<I", 77), "k has the type 77"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * (KEY + struct.pack("<II", 4, 1)), "has the key k twice"),
         (
-            b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + gguf_text("k") + struct.pack("<IIQ", 9, 4, 1 << 50),
-            "k is said to have",
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + gguf_text("general.alignment") + struct.pack("<II", 4, 48),
+            "general.alignment is 48, which is no power of two",
         ),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + gguf_text("k") + struct.pack("<IIQ", 9, 9, 1), "array of the type 9"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + gguf_text("k") + struct.pack("<I", 77), "k has the type 77"),
-        (
-            b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + gguf_text("t") + struct.pack("<I", 1000),
-            "said to have 1000 dimensions",
-        ),
-        (
-            b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + gguf_text("t") + struct.pack("<IQIQ", 1, 1 << 60, 0, 0),
-            "ends beyond the file's",
-        ),
-        (
-            b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + gguf_text("t") + struct.pack("<IQIQ", 1, 1, 999, 0),
-            "t has the type 999",
-        ),
+        (ONE_TENSOR + struct.pack("<I", 1000), "said to have 1000 dimensions"),
+        (ONE_TENSOR + struct.pack("<IQIQ", 1, 1 << 60, 0, 0), "ends beyond the file's"),
+        (ONE_TENSOR + struct.pack("<IQIQ", 1, 1, 999, 0), "t has the type 999"),
+        (ONE_TENSOR + struct.pack("<IQIQ", 1, 0, 0, 0), "does not divide into F32's blocks"),
+        (header_of(info("t", 8, 0, 48, 2)), "t of shape [2, 48] does not divide into Q8_0's blocks of 32"),
+        (header_of(info("t", 0, 8, 4)), "t begins at 8, which is no multiple of 32"),
+        (header_of(info("t", 0, 0, 4), info("t", 0, 32, 4)), "has the tensor t twice"),
+        (header_of(info("t", 0, 0, 16), info("u", 0, 32, 4)), "u and t lie over each other"),
     ],
 )
 def test_a_header_that_lies_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.gguf"
     file.write_bytes(content)
     with pytest.raises(ModelError) as caught:
-        read_gguf(file)
+        read_gguf(file, arrays=True)
     assert words in str(caught.value)
     assert str(file) in str(caught.value)
+    assert re.search("download it again|get the little-endian one", str(caught.value))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_both_versions_are_read(version: int, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "small.gguf", VALUES, {"b": tensor(F32, 8), "a": tensor(Q8_0, 32, 3)}, version)
+    short, whole = read_gguf(file), read_gguf(file, arrays=True)
+    assert (
+        short.tensors
+        == whole.tensors
+        == (
+            Stored("b", "F32", (8,), 32, 0),
+            Stored("a", "Q8_0", (3, 32), 102, 32),
+        )
+    )
+    assert short.data == file.stat().st_size - 32 - 128
+    assert whole.values["tokenizer.ggml.tokens"] == VALUES["tokenizer.ggml.tokens"]
+    assert short.values["tokenizer.ggml.tokens"] == range(5000), "long arrays are passed over"
+
+
+def test_a_file_that_ends_at_any_byte_is_refused(tmp_path: Path) -> None:
+    short = {**VALUES, "tokenizer.ggml.tokens": ["a", "b"]}
+    whole = write_gguf(tmp_path / "whole.gguf", short, {"a": tensor(F32, 8), "b": tensor(F32, 8)}).read_bytes()
+    file = tmp_path / "cut.gguf"
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        with pytest.raises(ModelError, match=r"cut\.gguf .*download it again"):
+            read_gguf(file)
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    def part(number: int, tensors: list[str], **values: Any) -> Path:
+        keys = {**VALUES, "split.count": 2, "split.no": number - 1, **values}
+        name = f"big-{number:05d}-of-00002.gguf"
+        return write_gguf(tmp_path / name, keys, {each: tensor(F32, 8) for each in tensors})
+
+    first, second = part(1, ["a", "b"], **{"split.tensors.count": 3}), part(2, ["c"])
+    assert [each.name for each in read_gguf_model(first).tensors] == ["a", "b", "c"]
+    with pytest.raises(ModelError, match=r"give the first, whose name ends in -00001-of-00002\.gguf"):
+        read_gguf_model(second)
+    part(2, ["c", "d"])
+    with pytest.raises(ModelError, match=r"hold 4 tensors, not 3; download it again"):
+        read_gguf_model(first)
+    part(2, ["a"])
+    with pytest.raises(ModelError, match="hold a tensor twice"):
+        read_gguf_model(first)
+    part(2, ["c"], **{"split.no": 0})
+    with pytest.raises(ModelError, match=r"00002-of-00002\.gguf is not part 2 of 2"):
+        read_gguf_model(first)
+
+
+def test_the_one_model_of_a_directory_is_found(tmp_path: Path) -> None:
+    assert gguf_file(tmp_path) is None
+    for name in ("b-00001-of-00002.gguf", "b-00002-of-00002.gguf", "mmproj-b.gguf"):
+        (tmp_path / name).touch()
+    assert gguf_file(tmp_path) == tmp_path / "b-00001-of-00002.gguf"
+    assert model_name(tmp_path / "b-00001-of-00002.gguf") == "b"
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(ModelError, match=r"holds 2 GGUF models \(a\.gguf, b-00001-of-00002\.gguf\); give the file"):
+        gguf_file(tmp_path)
+    (tmp_path / "config.json").touch()
+    assert gguf_file(tmp_path) is None
+
+
+@pytest.mark.parametrize("value", ["many", [1, 2], (1 << 31) + 1])
+def test_a_value_that_cannot_be_is_named(value: Any, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "odd.gguf", {**VALUES, "llama.rope.dimension_count": value}, tensors())
+    with pytest.raises(FerruleError, match=r"llama\.rope\.dimension_count is "):
+        read_model(str(file))
+
+
+numbers = st.one_of(st.integers(0, 300), st.sampled_from([1 << 31, (1 << 32) - 1, 1 << 40, (1 << 64) - 1]))
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> bytes:
+    """Of the right form, with counts, lengths, shapes and offsets that may be anything."""
+    words = [b"GGUF", struct.pack("<I", draw(st.sampled_from([1, 2, 3, 3 << 24])))]
+    count, pairs = draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    words.append(struct.pack("<QQ", draw(st.sampled_from([count, count + 1, 1 << 40])), pairs))
+    for _ in range(pairs):
+        words.append(gguf_text(draw(st.sampled_from(["a", "general.alignment", "split.count"]))))
+        kind = draw(st.integers(0, 14))
+        words.append(struct.pack("<I", kind))
+        if kind == 9:
+            words.append(struct.pack("<IQ", draw(st.integers(0, 13)), draw(numbers)))
+        words.append(draw(st.binary(max_size=24)))
+    for _ in range(count):
+        words.append(gguf_text(draw(st.sampled_from(["x", "y", "z"]))))
+        shape = draw(st.lists(numbers, max_size=5))
+        words.append(struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
+        words.append(struct.pack("<IQ", draw(st.integers(0, 40)), draw(numbers)))
+    return b"".join(words) + draw(st.binary(max_size=200))
+
+
+@settings(max_examples=150, deadline=1000)
+@given(content=headers())
+def test_no_header_breaks_the_reader(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.gguf"
+    file.write_bytes(content)
+    try:
+        found = read_gguf(file, arrays=True)
+    except ModelError:
+        return
+    assert all(0 <= found.data + each.start <= len(content) - each.bytes for each in found.tensors)
 
 
 @settings(max_examples=60)
@@ -150,6 +273,22 @@ def test_no_damage_breaks_the_reader(data: st.DataObject, tmp_path_factory: pyte
     file.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
     try:
         found = read_gguf(file)
-    except ModelError:
+        read_model(str(file))
+    except FerruleError:
         return
     assert all(each.bytes <= len(whole) for each in found.tensors)
+
+
+def test_a_sparse_file_of_lies_costs_nothing(tmp_path: Path) -> None:
+    """Counts that the file's size would allow are refused all the same, before anything is made of them."""
+    file = tmp_path / "sparse.gguf"
+    with file.open("wb") as opened:
+        opened.write(ONE_KEY + struct.pack("<IIQ", 9, 8, 1 << 33))
+        opened.truncate(1 << 40)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match="more than any model's"):
+            read_gguf(file, arrays=True)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

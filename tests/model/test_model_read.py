@@ -156,6 +156,16 @@ def test_single_modules_may_have_other_widths_or_none(tmp_path: Path) -> None:
     assert spec.embedding.bytes == 100 * 64 // 2 + 100 * 4
 
 
+def test_gptq_names_modules_of_other_widths_by_expressions(tmp_path: Path) -> None:
+    dynamic = {r".*\.1\.self_attn\.q_proj": {"bits": 8, "group_size": 64}, r"-:.*\.1\.self_attn\.o_proj": {}}
+    told = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": dynamic}
+    write_config(tmp_path, quantization_config=told)
+    layers = read_model(str(tmp_path)).decoder
+    eight, four = 64 * 64 + 64 * 3 + 64 * 4, 64 * 64 // 2 + 2 * 64 * 5 // 2 + 64 * 4
+    assert layers[1].weights.attention.bytes == eight + 64 * 64 * 2
+    assert layers[2].weights.attention.bytes == 2 * four
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -176,6 +186,10 @@ def test_single_modules_may_have_other_widths_or_none(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "magic"}}, "quant_method 'magic' is not known"),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 1]}}, "not a pair of whole numbers"),
         ({"quantization_config": "int4"}, "quantization_config is int4, which is no JSON object"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}},
+            "a regular expression that is none",
+        ),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused_by_its_field_and_file(

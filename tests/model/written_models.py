@@ -96,7 +96,7 @@ def mlp(name: str, width: int) -> dict[str, tuple[int, ...]]:
 
 
 def gguf_text(text: str) -> bytes:
-    return struct.pack("<Q", len(text)) + text.encode()
+    return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
 def gguf_value(value: Any) -> bytes:
@@ -110,14 +110,27 @@ def gguf_value(value: Any) -> bytes:
     return struct.pack("<II", 4, value)
 
 
-def write_gguf(file: Path, values: Mapping[str, Any], tensors: Mapping[str, tuple[int, tuple[int, ...], int]]) -> Path:
-    """``tensors``: name -> (type number, shape, bytes)."""
-    text = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values))
+def gguf_header(
+    values: Mapping[str, Any], tensors: Mapping[str, tuple[int, tuple[int, ...], int]], version: int = 3
+) -> tuple[bytes, int]:
+    """``tensors``: name -> (type number, shape, bytes). The header, and how many bytes of tensors follow it."""
+    text = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(values))
     text += b"".join(gguf_text(key) + gguf_value(value) for key, value in values.items())
     end = 0
     for name, (kind, shape, size) in tensors.items():
         text += gguf_text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape) + struct.pack("<IQ", kind, end)
-        end += size
+        end += aligned(size)
+    return text + b"\0" * (aligned(len(text)) - len(text)), end
+
+
+def aligned(size: int) -> int:
+    return -(-size // 32) * 32
+
+
+def write_gguf(
+    file: Path, values: Mapping[str, Any], tensors: Mapping[str, tuple[int, tuple[int, ...], int]], version: int = 3
+) -> Path:
+    text, end = gguf_header(values, tensors, version)
     with file.open("wb") as opened:
         opened.write(text)
         opened.truncate(len(text) + end)

@@ -16,7 +16,7 @@ from ferrule.model.layer import (
 )
 from ferrule.model.read import known_models, read_model, spec_of_tensors
 from ferrule.model.spec import ModelSpec
-from ferrule.model.split import HeadSplit, Range, part_of, split_heads, split_layers
+from ferrule.model.split import HeadSplit, Range, part_of, split_heads
 
 __all__ = [
     "BUILT_IN",
@@ -39,5 +39,4 @@ __all__ = [
     "read_model",
     "spec_of_tensors",
     "split_heads",
-    "split_layers",
 ]

@@ -53,6 +53,10 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[_Count, _Count]
 
 
+class UnknownDtypeError(ModelError):
+    """A tensor has a dtype that is not in `DTYPE_BITS`: the file is well, but newer than this program."""
+
+
 def header_length(start: bytes, file: str, file_bytes: int | None = None) -> int:
     """The length of the header that follows the first 8 bytes ``start`` of ``file``."""
     if len(start) < 8:
@@ -66,7 +70,8 @@ def header_length(start: bytes, file: str, file_bytes: int | None = None) -> int
 def parse_header(text: bytes, file: str, data_bytes: int | None = None) -> list[Stored]:
     """The tensors that a header tells of, each checked: its dtype, its shape, and that both give its length.
 
-    ``data_bytes``: how many bytes follow the header, where that is known. Raises `ModelError`.
+    ``data_bytes``: how many bytes follow the header, where that is known. Raises `ModelError`, and of these
+    `UnknownDtypeError` where the file may be well.
     """
     found = []
     for name, value in parse_json(text, file).items():
@@ -77,7 +82,10 @@ def parse_header(text: bytes, file: str, data_bytes: int | None = None) -> list[
         except msgspec.ValidationError as error:
             raise ModelError(f"{file}: the header's entry {name!r} is damaged ({error}); download it again") from None
         if entry.dtype not in DTYPE_BITS:
-            raise ModelError(f"{file}: {name} has the dtype {entry.dtype!r}, which is not known")
+            raise UnknownDtypeError(
+                f"{file}: {name} has the dtype {entry.dtype!r}, which is not known here; use weights in "
+                "bfloat16, float16 or float32, or a newer Ferrule"
+            )
         size = -(-math.prod(entry.shape) * DTYPE_BITS[entry.dtype] // 8)
         shape, (start, end) = list(entry.shape), entry.data_offsets
         if end - start != size or (data_bytes is not None and end > data_bytes):

@@ -78,9 +78,9 @@ class Hub:
         """
         return self._cached(hub_id, name, lambda client: self._whole(client, hub_id, name, most))
 
-    def safetensors_header(self, hub_id: str, name: str = SINGLE) -> bytes | None:
-        """The JSON header of the safetensors file ``name``, by two range requests; None where there is no such file."""
-        return self._cached(hub_id, f"{name}.header", lambda client: self._header(client, hub_id, name))
+    def safetensors_header(self, hub_id: str) -> bytes | None:
+        """The JSON header of the only safetensors file, by two range requests; None where there is none."""
+        return self._cached(hub_id, f"{SINGLE}.header", lambda client: self._header(client, hub_id))
 
     def _cached(self, hub_id: str, name: str, fetch: Callable[[httpx.Client], bytes | None]) -> bytes | None:
         place = self._place(hub_id) / name
@@ -121,12 +121,12 @@ class Hub:
     def _whole(self, client: httpx.Client, hub_id: str, name: str, most: int) -> bytes | None:
         return self._read(client, hub_id, name, most, None)
 
-    def _header(self, client: httpx.Client, hub_id: str, name: str) -> bytes | None:
-        start = self._read(client, hub_id, name, 8, (0, 8))
+    def _header(self, client: httpx.Client, hub_id: str) -> bytes | None:
+        start = self._read(client, hub_id, SINGLE, 8, (0, 8))
         if start is None:
             return None
-        length = header_length(start, f"{hub_id}: {name}")
-        return self._read(client, hub_id, name, length, (8, 8 + length))
+        length = header_length(start, f"{hub_id}: {SINGLE}")
+        return self._read(client, hub_id, SINGLE, length, (8, 8 + length))
 
     def _read(
         self, client: httpx.Client, hub_id: str, name: str, most: int, part: tuple[int, int] | None

@@ -72,7 +72,7 @@ class CachePolicy:
 COMPACT = CachePolicy()
 """What engines like vLLM, mlx-lm and llama.cpp do, with 16-bit numbers."""
 BUILT_IN = CachePolicy(latents=False, windows=False, sharing=False)
-"""What the built-in engine does (see engine/attention.py), with 16-bit numbers."""
+"""What the built-in engine does (see engine/rank/attention.py), here with 16-bit numbers (see `Runtime.cache_of`)."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib import resources
@@ -10,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.errors import ModelError
-from ferrule.model.count import count, expected, scaled
+from ferrule.model.count import Counts, count, expected, scaled
 from ferrule.model.embedded import demo_path
 from ferrule.model.family import Cuts
-from ferrule.model.gguf import gguf_config, read_gguf
+from ferrule.model.gguf import gguf_config, gguf_file, gguf_text, read_gguf_model
 from ferrule.model.headers import (
     INDEX,
     SINGLE,
@@ -29,9 +30,10 @@ from ferrule.model.headers import (
 )
 from ferrule.model.hub import CONFIG_BYTES, HUB_ID, Hub
 from ferrule.model.names import layer_of, place_of
+from ferrule.model.quantization import format_of
 from ferrule.model.shape import Shape, read_shape
 from ferrule.model.spec import ModelSpec
-from ferrule.model.storage import Format, format_of, named_format
+from ferrule.model.storage import PLAIN, Format, named_format
 
 CLOSE = 0.01
 """An index's total that is within this part of what arithmetic gives confirms it."""
@@ -95,9 +97,9 @@ def _configured(name: str, config: Any, file: str, weights: str | None) -> Model
 def _directory(directory: Path, weights: str | None) -> ModelSpec:
     name, file = directory.resolve().name, directory / "config.json"
     if not file.exists():
-        ggufs = sorted(directory.glob("*.gguf"))
-        if ggufs:
-            return _gguf(ggufs[0], weights)
+        gguf = gguf_file(directory)
+        if gguf is not None:
+            return _gguf(gguf, weights)
         raise ModelError(f"{directory} holds no config.json and no GGUF file; is it a model directory?")
     config = read_json(file)
     index, single = directory / INDEX, directory / SINGLE
@@ -117,26 +119,13 @@ def _directory(directory: Path, weights: str | None) -> ModelSpec:
 
 
 def _gguf(file: Path, weights: str | None) -> ModelSpec:
-    gguf = read_gguf(file)
-    config = gguf_config(gguf, str(file))
+    model = read_gguf_model(file)
+    config = gguf_config(model)
     if weights:
-        return _configured(file.stem, config, str(file), weights)
-    parts = gguf.values.get("split.count", 0)
-    tensors = list(gguf.tensors)
-    if isinstance(parts, int) and parts > 1:
-        for number, other in enumerate(_parts(file, parts)):
-            tensors += read_gguf(other).tensors if number else ()
+        return _configured(model.name, config, str(file), weights)
+    tensors = [Counts(each.name, math.prod(each.shape), each.bytes) for each in model.tensors]
     shape = read_shape(config, str(file))
-    return count(file.stem, shape, tensors, "headers", Format("GGUF " + ", ".join(gguf.types[:2]), plain=4))
-
-
-def _parts(file: Path, parts: int) -> list[Path]:
-    """The files of a split GGUF, the first one given: ``name-00001-of-00003.gguf`` and so on."""
-    first, last = f"-00001-of-{parts:05d}", f"-of-{parts:05d}"
-    if not file.stem.endswith(first):
-        raise ModelError(f"{file} is one of {parts} parts; give the first, whose name ends in {first}.gguf")
-    stem = file.stem.removesuffix(first)
-    return [file.with_name(f"{stem}-{number:05d}{last}.gguf") for number in range(1, parts + 1)]
+    return count(model.name, shape, tensors, "headers", Format(gguf_text(model), plain=PLAIN[config["dtype"]]))
 
 
 def _known(file: Path, weights: str | None) -> ModelSpec:

@@ -1,10 +1,8 @@
-"""Pure arithmetic of cutting a model: heads over ranks, ranges into parts, layers into stages."""
+"""Pure arithmetic of cutting a model: heads over ranks, ranges into parts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from ferrule.errors import PlanError
 
@@ -61,36 +59,3 @@ def split_heads(query_heads: int, key_value_heads: int, part: int, parts: int) -
         f"{key_value_heads} key/value heads cannot be shared evenly by {parts} ranks; "
         f"use a --tp that divides {key_value_heads} or is a multiple of it"
     )
-
-
-def split_layers(layer_bytes: Sequence[int], stages: int, first_extra: int = 0, last_extra: int = 0) -> list[Range]:
-    """Cut the layers into ``stages`` runs so that the largest stage is as small as possible.
-
-    ``first_extra`` and ``last_extra`` are bytes that the first stage (embedding) and the last (norm, head) hold
-    beside their layers. Every stage gets at least one layer. Exact, by dynamic programming in O(stages * layers^2).
-    Among equally good cuts the one with more layers in earlier stages is taken, so the result is deterministic.
-    """
-    layers = len(layer_bytes)
-    if stages > layers:
-        raise PlanError(f"{layers} layers cannot fill {stages} pipeline stages; use --pp {layers} or less")
-    before = [0]
-    for size in layer_bytes:
-        before.append(before[-1] + size)
-
-    def cost(stage: int, start: int, stop: int) -> int:
-        size = before[stop] - before[start]
-        return size + (first_extra if stage == 0 else 0) + (last_extra if stage == stages - 1 else 0)
-
-    # best[stop] = (largest stage so far, the cuts that reach it), for the first `stage + 1` stages over `stop` layers
-    best: dict[int, tuple[int, list[int]]] = {stop: (cost(0, 0, stop), [stop]) for stop in range(1, layers + 1)}
-    for stage in range(1, stages):
-        grown: dict[int, tuple[int, list[int]]] = {}
-        for stop in range(stage + 1, layers + 1):
-            options = [
-                (max(best[start][0], cost(stage, start, stop)), -start) for start in range(stage, stop) if start in best
-            ]
-            largest, negative = min(options)
-            grown[stop] = (largest, [*best[-negative][1], stop])
-        best = grown
-    cuts = [0, *best[layers][1]]
-    return list(pairwise(cuts))
