@@ -40,7 +40,9 @@ class Halved:
     name = "halved"
     methods = frozenset({"halved"})
 
-    def recognise(self, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> list[Weight]:
+    def recognise(
+        self, stored: Mapping[str, Stored], settings: Mapping[str, Any], source: StoredTensors
+    ) -> list[Weight]:
         return [
             Weight(key, tensor.shape, self, {"codes": tensor, "scales": stored[key + SCALE]})
             for key, tensor in stored.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,15 @@ from ferrule.engine.devices import open_device
 from ferrule.engine.rank.model import ShardedModel, build
 from ferrule.engine.source import describe, read_config
 from ferrule.errors import ModelError
-from ferrule.model import BUILT_IN, ModelSpec, Share, read_model
+from ferrule.model import ModelSpec, Share, read_model
 from ferrule.model.count import count, expected
 from ferrule.model.family import FAMILIES
 from ferrule.model.shape import read_shape
 from ferrule.model.storage import named_format
-from ferrule.plan import make_plan
+from ferrule.plan import BUILT_IN_ENGINE, make_plan
 from ferrule.plan.cost import weight_bytes
 
 TOKENS = 11
-FLOAT32 = replace(BUILT_IN, element_bytes=4)
 
 
 class CountingGroup(ThreadGroup):
@@ -88,7 +86,8 @@ def check_rank(spec: ModelSpec, directory: Path, parts: int) -> None:
     for model, group, cache in run_ranks(parts, body):
         share = Share.even(parts)
         assert model.weight_bytes == weight_bytes(spec, plan)[0] == spec.rank_bytes(share, spec.vocabulary_share(parts))
-        assert cache * TOKENS == sum(layer.cache_bytes(TOKENS, FLOAT32, share) for layer in spec.decoder)
+        policy = BUILT_IN_ENGINE.cache_of(spec)
+        assert cache * TOKENS == sum(layer.cache_bytes(TOKENS, policy, share) for layer in spec.decoder)
         calls = [*spec.first_collectives, *(call for layer in spec.decoder for call in layer.collectives)]
         padded = round(spec.vocabulary_share(parts) * spec.vocab_size) * parts
         if parts > 1:

@@ -25,7 +25,10 @@ def only_needed(directory: Path, plan: Plan, rank: int, copy: Path) -> Path:
     layout = read_layout(directory)
     places = layout.places()
     for file in layout.files:
-        (copy / file.name).write_bytes(file.head + b"\xff" * (file.size - len(file.head)))
+        content = bytearray(file.head + b"\xff" * (file.size - len(file.head)))
+        for key, data in file.states.items():
+            content[places[key].offset : places[key].offset + len(data)] = data
+        (copy / file.name).write_bytes(content)
     with Reader(directory, places) as reader:
         for piece in needs(directory, "float32", plan.shards[rank], plan):
             place, data, at = places[piece.key], reader.read(piece), 0

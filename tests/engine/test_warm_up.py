@@ -8,7 +8,7 @@ import pytest
 from fake_ranks import rank_options
 from in_threads import on_all, thread_groups
 
-from ferrule.engine.devices import open_device
+from ferrule.engine.devices import cpu, open_device
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.runner import Runner
 from ferrule.engine.rank.warm_up import ranks_here, warm_up
@@ -58,6 +58,12 @@ def test_the_rank_with_least_memory_decides_for_all() -> None:
 def test_too_little_memory_is_an_error_that_says_how_much() -> None:
     with pytest.raises(EngineError, match="memory is left for 12 tokens of cache"):
         room([100, 100])
+
+
+def test_the_processors_have_no_more_memory_than_their_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `memory_free` tells (tests/process/test_process_memory.py), not what the machine has."""
+    monkeypatch.setattr(cpu, "memory_free", lambda: (600_000, 1_000_000))
+    assert open_device("cpu", 1).memory_free() == 600_000
 
 
 def test_an_unknown_device_is_named() -> None:

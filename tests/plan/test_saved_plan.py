@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ferrule.cli.plan.json import answer_json
@@ -34,7 +35,7 @@ def printed(**changes: Any) -> dict[str, Any]:
     assert answers.best is not None
     found = bottleneck(question, answers.best)
     fields = answer_json(question, answers, answers.candidates, answers.best, found, [], "Because.")
-    return json.loads(json.dumps(fields)) | changes
+    return json.loads(json.dumps(msgspec.to_builtins(fields))) | changes
 
 
 def test_what_is_printed_is_read_and_runs(tmp_path: Path) -> None:

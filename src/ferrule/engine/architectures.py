@@ -40,16 +40,20 @@ SUPPLEMENTS: dict[str, dict[str, str]] = {
 """What Ferrule adds to, or does better than, transformers' plan; by model type."""
 
 
+EMBEDDING = "embedding_rowwise"
+"""The style of an input embedding, whose rows are shared out here whether the plan says so or not."""
+
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers that are run."""
 
 
 def plan_of(config: Any) -> dict[str, str] | None:
     """Pattern -> style for every module of the base model that is shared out, or None where there is no plan."""
-    plan = dict(config.base_model_tp_plan or config.base_model_ep_plan or {})
-    if not plan:
-        return None
-    return plan | SUPPLEMENTS.get(config.model_type, {})
+    for told in (config.base_model_tp_plan, config.base_model_ep_plan):
+        plan = {pattern: style for pattern, style in (told or {}).items() if style != EMBEDDING}
+        if plan:
+            return plan | SUPPLEMENTS.get(config.model_type, {})
+    return None
 
 
 def cuts_of(config: Any) -> Cuts | None:

@@ -16,11 +16,13 @@ from ferrule.engine.architectures import (
     pipeline_refusal,
     tensor_refusal,
 )
-from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.checkpoint import Checkpoint, quantization_of
 from ferrule.engine.weights.formats import known_methods
+from ferrule.engine.weights.gguf.names import family_of
 from ferrule.errors import ModelError
 from ferrule.model import ModelSpec, Stored, demo_path, spec_of_tensors
 from ferrule.model.family import SAME_CLASS
+from ferrule.model.gguf import SUFFIX, gguf_config, gguf_file, gguf_text, model_name, read_gguf_model
 from ferrule.model.headers import read_json
 
 DEMO = "demo"
@@ -38,7 +40,8 @@ def first_line(error: BaseException) -> str:
 
 
 def resolve(model: str) -> Path:
-    """The directory of ``model``: a local directory, ``demo``, or a hub id (downloaded, or found in the hub's cache).
+    """Where ``model`` is: a local directory, a GGUF file, ``demo``, or a hub id (downloaded, or found in the hub's
+    cache).
 
     Raises `ModelError` where there is none.
     """
@@ -46,14 +49,21 @@ def resolve(model: str) -> Path:
 
 
 def local(model: str) -> Path | None:
-    """The directory of ``model`` if it is here; None for a hub id. Raises `ModelError` for what cannot be either."""
+    """The directory (or GGUF file) of ``model`` if it is here; None for a hub id. Raises `ModelError` for what cannot
+    be either."""
     if model == DEMO:
         return demo_path()
     path = Path(model).expanduser()
     if path.is_dir():
         return path
+    if path.suffix == SUFFIX:
+        if not path.is_file():
+            raise ModelError(f"{model}: no such file")
+        return path
     if path.exists():
-        raise ModelError(f"{model} is a file; give the directory that holds config.json and the safetensors")
+        raise ModelError(
+            f"{model} is a file; give the directory that holds config.json and the safetensors, or a GGUF file"
+        )
     if not HUB_ID.fullmatch(model):
         raise ModelError(f"{model}: no such directory (nor is it a hub id of the form owner/name)")
     return None
@@ -76,17 +86,23 @@ def _download(hub_id: str) -> Path:
 
 def read_config(directory: Path) -> Any:
     """The model's transformers configuration. Raises `ModelError` where it cannot be read or is not run here."""
-    file = directory / "config.json"
+    file = gguf_file(directory) or directory / "config.json"
     if not file.exists():
-        raise ModelError(f"{directory} holds no config.json; is it a model directory?")
+        raise ModelError(f"{directory} holds no config.json and no GGUF file; is it a model directory?")
+    fields = {} if file.suffix == SUFFIX else read_json(file)
     try:
-        config = _load_config(directory, read_json(file))
-    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file} cannot be read as a model configuration: {first_line(error)}") from None
-    method = (getattr(config, "quantization_config", None) or {}).get("quant_method", "an unnamed method")
-    if getattr(config, "quantization_config", None) and method not in known_methods():
+        config = _load_gguf_config(file) if file.suffix == SUFFIX else _load_config(directory, fields)
+    except ModelError:
+        raise
+    except Exception as error:  # noqa: BLE001 - numbers may be anything, and so is what transformers' checks raise
+        why = first_line(error.__cause__ or error)
+        raise ModelError(f"{file} cannot be read as a model configuration: {why}") from None
+    method = quantization_of(fields).get("quant_method", "an unnamed method")
+    if quantization_of(fields) and method not in known_methods():
+        known = ", ".join(sorted(known_methods()))
         raise ModelError(
-            f"{directory} is quantized ({method}), which this engine does not run; use the bfloat16 or float16 weights"
+            f"{directory} is quantized ({method}), which this engine does not run; use weights of {known}, bfloat16 or "
+            "float16"
         )
     refusal = layers_refusal(config)
     if refusal is not None:
@@ -112,6 +128,13 @@ def _load_config(directory: Path, fields: dict[str, Any]) -> Any:
     return AutoConfig.for_model(same, **own)
 
 
+def _load_gguf_config(file: Path) -> Any:
+    fields = gguf_config(read_gguf_model(file))
+    model_type = str(fields.pop("model_type"))
+    family_of(model_type, str(file))
+    return AutoConfig.for_model(model_type, **fields)
+
+
 def saved_dtype(config: Any) -> str:
     """The dtype that the weights were saved in, where the engine computes in it; float32 otherwise."""
     name = str(config.dtype).removeprefix("torch.")
@@ -123,10 +146,14 @@ def describe(directory: Path, config: Any) -> ModelSpec:
     with Checkpoint(directory) as checkpoint:
         tensors = [Stored(key, each.format.name, each.shape, each.bytes) for key, each in checkpoint.tensors.items()]
     known = {field: getattr(config, field) for field in FIELDS}  # some architectures have other names for these
-    file = str(directory / "config.json")
+    gguf = gguf_file(directory)
+    file = str(gguf or directory / "config.json")
     told = config.to_dict() | known
-    told.pop("quantization_config", None)  # what tensors take is known already
-    spec = spec_of_tensors(directory.name, told, file, tensors, cuts_of(config))
+    for each in ("quantization_config", "quantization"):  # what tensors take is known already
+        told.pop(each, None)
+    spec = spec_of_tensors(model_name(directory), told, file, tensors, cuts_of(config))
+    if gguf is not None:
+        spec = replace(spec, stored=gguf_text(read_gguf_model(gguf)))
     name = (config.architectures or [type(config).__name__])[0]
     return replace(
         spec,

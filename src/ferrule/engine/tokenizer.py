@@ -9,29 +9,22 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
+from ferrule.engine.gguf.tokenizer import end_tokens, read_tokenizer, sampling_defaults
 from ferrule.engine.source import first_line
 from ferrule.engine.tiktoken import RANKS, read_tiktoken
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import ModelError, RequestError
+from ferrule.model.gguf import gguf_file
 from ferrule.model.headers import read_json
 
 
 class ModelTokenizer:
-    """A Hugging Face tokenizer as `ferrule.engine.types.Tokenizer`. Raises `ModelError` where there is none."""
+    """A model's tokenizer, of a directory or a GGUF file, as `ferrule.engine.types.Tokenizer`. Raises `ModelError`
+    where there is none."""
 
     def __init__(self, directory: Path) -> None:
-        whole = (directory / "tokenizer.json").exists()
-        # It says all; a class of the model's own, which would be code to run, adds nothing to it.
-        plain = whole and _has_code(directory / "tokenizer_config.json")
-        reader = PreTrainedTokenizerFast if plain else AutoTokenizer
-        try:
-            self._inner: Any = (
-                read_tiktoken(directory)
-                if not whole and (directory / RANKS).exists()
-                else reader.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{directory} has no tokenizer that can be read: {first_line(error)}") from None
+        gguf = gguf_file(directory)
+        self._inner: Any = _read(directory) if gguf is None else read_tokenizer(gguf)
         self._inner.model_max_length = sys.maxsize  # the engine itself refuses what is too long, in better words
         self.eos_token_id: int | None = self._inner.eos_token_id
         self.has_chat_template = bool(self._inner.chat_template)
@@ -55,6 +48,19 @@ class ModelTokenizer:
             raise RequestError(f"the model's chat template refuses these messages: {error}", param="messages") from None
 
 
+def _read(directory: Path) -> Any:
+    whole = (directory / "tokenizer.json").exists()
+    # It says all; a class of the model's own, which would be code to run, adds nothing to it.
+    plain = whole and _has_code(directory / "tokenizer_config.json")
+    reader = PreTrainedTokenizerFast if plain else AutoTokenizer
+    try:
+        if not whole and (directory / RANKS).exists():
+            return read_tiktoken(directory)
+        return reader.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{directory} has no tokenizer that can be read: {first_line(error)}") from None
+
+
 def _has_code(file: Path) -> bool:
     return file.exists() and "auto_map" in read_json(file)
 
@@ -62,6 +68,9 @@ def _has_code(file: Path) -> bool:
 def generation_defaults(directory: Path, config: Any) -> tuple[SamplingParams, frozenset[int]]:
     """What generation_config.json recommends, and the token ids that end an answer; where there is none, those of
     the model's own ``config``."""
+    gguf = gguf_file(directory)
+    if gguf is not None:
+        return sampling_defaults(gguf), end_tokens(gguf)
     if not (directory / "generation_config.json").exists():
         return SamplingParams(), _ids(getattr(config, "eos_token_id", None))
     try:

@@ -10,7 +10,8 @@ from typing import Literal
 from ferrule.errors import PlanError
 from ferrule.model.layer import WHOLE, Share
 from ferrule.model.spec import ModelSpec
-from ferrule.model.split import split_heads, split_layers
+from ferrule.model.split import split_heads
+from ferrule.plan.cut import split_layers
 
 Strategy = Literal["single", "tensor", "pipeline", "expert", "hybrid"]
 

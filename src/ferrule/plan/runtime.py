@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ferrule.model.layer import BUILT_IN, COMPACT, CachePolicy, LayerSpec
+from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.spec import DeviceSpec
+
+MOST_COMPUTED_BYTES = 4.0
+"""Weights in float64 are computed with in float32."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Runtime:
     they run a step; 0: nothing.
     ``batches``: keeps as many batches on their way as there are stages. ``streams``: weights that do not fit are read
     from disk with every token. ``batch_tokens``: of a prompt, at once. ``activation_bytes``: of one number on its way
-    through a layer. ``eager``: starts each operation from Python. ``cache_share``: of the memory that is free after
+    through a layer. ``eager``: starts each operation from Python. ``cache_computed``: keys and values are kept in what
+    the model computes in, whatever ``cache`` says of their bytes. ``cache_share``: of the memory that is free after
     loading, how much caches may fill; ``cache_ahead``: by how many tokens that of each sequence may be larger than what
     it holds; ``max_sequences``: at once, by default.
     """
@@ -44,9 +49,16 @@ class Runtime:
     batch_tokens: int = 512
     activation_bytes: float = 4.0
     eager: bool = False
+    cache_computed: bool = False
     cache_share: float = 1.0
     cache_ahead: int = 0
     max_sequences: int = 64
+
+    def cache_of(self, model: ModelSpec) -> CachePolicy:
+        """How it keeps keys and values of ``model``."""
+        if not self.cache_computed:
+            return self.cache
+        return replace(self.cache, element_bytes=min(model.activation_bytes, MOST_COMPUTED_BYTES))
 
     def cache_tokens(self, free: float, bytes_per_token: float, sequences: int) -> int:
         """How many tokens the caches of ``sequences`` hold together, where ``free`` bytes are left after loading. The
@@ -92,8 +104,9 @@ BUILT_IN_ENGINE = Runtime(
     stage_operations=30,
     message_seconds=20e-6,
     collective_seconds=5e-6,
-    announcement_bytes=4096,  # one frame of fixed size (engine/batch.py)
+    announcement_bytes=4096,  # one frame of fixed size (engine/rank/batch.py)
     eager=True,
+    cache_computed=True,
     cache_share=0.5,  # what else runs on the machine has the rest
     cache_ahead=1024,
 )

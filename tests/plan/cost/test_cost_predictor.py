@@ -286,6 +286,16 @@ def test_the_largest_context_is_what_the_engine_then_serves(memory: int, concurr
     assert largest_context(question, pipeline(1)) == served > 0
 
 
+@pytest.mark.parametrize(("stored_bytes", "element_bytes"), [(2.0, 2), (4.0, 4), (8.0, 4)])
+def test_keys_and_values_are_kept_in_what_the_model_computes_in(stored_bytes: float, element_bytes: int) -> None:
+    model = replace(MODEL, activation_bytes=stored_bytes)
+    assert BUILT_IN_ENGINE.cache_of(model) == replace(BUILT_IN, element_bytes=element_bytes)
+    assert PLAIN.cache_of(model) == PLAIN.cache
+    question = Question(model, cluster(1, memory=64 << 30), Workload(context=4096), runtime=BUILT_IN_ENGINE)
+    (use,) = memory_of(question, pipeline(1))
+    assert use.cache == model.cache_bytes(4096, BUILT_IN) * element_bytes / 2
+
+
 def test_caches_leave_room_to_grow_and_half_of_what_is_free() -> None:
     assert BUILT_IN_ENGINE.cache_tokens(2e9, 1000.0, 64) == 1_000_000 - 64 * 1024
     assert BUILT_IN_ENGINE.cache_tokens(2e6, 1000.0, 64) == 500

@@ -1,4 +1,4 @@
-"""The cut of `ferrule.plan.search.stages.cut`, written as a mixed-integer linear program and solved by HiGHS."""
+"""The cut of `ferrule.plan.cut`, written as a mixed-integer linear program and solved by HiGHS."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from ferrule.plan.search.stages.cut import Aim, Cut, Floats, StageTable
+from ferrule.plan.cut import Aim, Cut, Floats, StageTable
 
 
 def cut_layers_milp(stages: Sequence[StageTable], aim: Aim) -> Cut | None:

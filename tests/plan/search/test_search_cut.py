@@ -6,11 +6,13 @@ import itertools
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from milp import cut_layers_milp
 
-from ferrule.plan.search.stages.cut import Aim, Cut, DeviceMemory, StageTable, cut_layers
+from ferrule.errors import PlanError
+from ferrule.plan.cut import Aim, Cut, DeviceMemory, StageTable, cut_layers, split_layers
 
 LAYERS = 6
 costs = st.integers(1, 20)
@@ -74,3 +76,27 @@ def test_of_equal_cuts_the_earlier_stages_get_more() -> None:
     cut = cut_layers([StageTable(np.ones(5), ())] * 2, "max")
     assert cut is not None
     assert cut.ends == (3, 5)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.integers(1, 9), st.integers(0, 60), st.integers(0, 60))
+def test_layers_are_cut_as_well_as_trying_all_cuts_would(sizes: list[int], stages: int, first: int, last: int) -> None:
+    if stages > len(sizes):
+        with pytest.raises(PlanError, match="cannot fill"):
+            split_layers(sizes, stages, first, last)
+        return
+
+    def largest(ranges: list[tuple[int, int]]) -> int:
+        extra = [0] * len(ranges)
+        extra[0] += first
+        extra[-1] += last
+        return max(sum(sizes[a:b]) + more for (a, b), more in zip(ranges, extra, strict=True))
+
+    def all_cuts(start: int, left: int) -> list[list[tuple[int, int]]]:
+        if left == 1:
+            return [[(start, len(sizes))]]
+        stops = range(start + 1, len(sizes) - left + 2)
+        return [[(start, stop), *rest] for stop in stops for rest in all_cuts(stop, left - 1)]
+
+    found = split_layers(sizes, stages, first, last)
+    assert [index for a, b in found for index in range(a, b)] == list(range(len(sizes)))
+    assert largest(found) == min(largest(cut) for cut in all_cuts(0, stages))

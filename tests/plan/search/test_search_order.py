@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ferrule.plan.cut import DeviceMemory, StageTable
 from ferrule.plan.search.exact.order import Choice, Option, OrderSearch
-from ferrule.plan.search.stages.cut import DeviceMemory, StageTable
 
 LAYERS = 5
 CLASSES = ((1, 1, 1, 1), (2, 1, 1), (2, 2), (4,))

@@ -25,6 +25,7 @@ from ferrule.engine.types import (
     Token,
 )
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable, RequestError
+from ferrule.model.gguf import full_path, model_name
 from ferrule.process import usable_cores
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class LocalEngine:
     """`ferrule.engine.types.Engine` over the rank processes that a `Planner` places. Made by `start`."""
 
     def __init__(self, options: EngineOptions, model: PreparedModel, planner: Planner) -> None:
-        self.name = options.name or (DEMO_NAME if options.model == DEMO else model.directory.resolve().name)
+        self.name = options.name or (DEMO_NAME if options.model == DEMO else model_name(model.directory))
         self.created = int(time.time())
         self.spec = model.spec
         self.plan = model.plan
@@ -57,7 +58,7 @@ class LocalEngine:
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._on_progress: ProgressCallback | None = None
         rank_options = RankOptions(
-            directory=str(model.directory.resolve()),
+            directory=str(full_path(model.directory)),
             dtype=options.dtype,
             plan=self.plan,
             threads=options.threads or max(1, usable_cores() // self.plan.world_size),

@@ -119,6 +119,7 @@ def hold_experts(module: nn.Module, group: Group, first: int, last: int) -> None
     count = last - first
     module.num_experts = count  # type: ignore[assignment]
     module._is_expert_parallel = True  # type: ignore[assignment]
+    module.first_expert = first  # type: ignore[assignment]
 
     def dispatched(hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         elsewhere = (index < first) | (index >= last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -10,16 +11,21 @@ from torch import Tensor
 from ferrule.engine.devices import open_device
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.step.describe import Unfit
+from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.types import Progress
 from ferrule.fabric import Group
 from ferrule.plan import Plan, Shard
 
+log = logging.getLogger(__name__)
+
 
 class Runner(Protocol):
     """One rank's stage of the model, and the caches of its sequences. Every rank runs the same batches.
 
-    ``world`` is all ranks. ``dtype``: what it computes in, by torch's name. ``weight_bytes``: that it holds.
+    ``world`` is all ranks. ``dtype``: what it computes in, by torch's name. ``device_title``: the device and by what it
+    computes there, for people. ``weight_bytes``: that it holds.
     """
 
     world: Group
@@ -55,4 +61,15 @@ def make_runner(options: RankOptions, world: Group, on_progress: Callable[[Progr
     shard = options.plan.shards[world.rank]
     stage = world.split(color=shard.stage, key=shard.part)
     assert stage is not None  # only a rank without a colour gets none
-    return TorchRunner(options, world, stage, open_device(options.device, options.threads), on_progress)
+    return choose_runner(options, world, stage, on_progress)
+
+
+def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress: Callable[[Progress], None]) -> Runner:
+    """The runner that suits the model and the device. ``stage``: the ranks of this rank's stage."""
+    device = open_device(options.device, options.threads)
+    if options.device == "cpu":
+        try:
+            return StepRunner(options, world, stage, device, on_progress)
+        except Unfit as unfit:
+            log.info("the step runs through transformers' modules: %s", unfit)
+    return TorchRunner(options, world, stage, device, on_progress)

@@ -36,7 +36,7 @@ class TorchRunner:
         def loaded(done: int, total: int) -> None:
             on_progress(Progress(world.rank, "load", done, total))
 
-        self.device, self.device_title = device, device.title
+        self.device, self.device_title = device, f"{device.title}, transformers"
         self.model: ShardedModel = build(Path(options.directory), options.dtype, self.shard, stage, device, loaded)
         self.weight_bytes = self.model.weight_bytes
         self.dtype = str(self.model.dtype).removeprefix("torch.")

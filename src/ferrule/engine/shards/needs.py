@@ -12,8 +12,10 @@ from torch import Tensor
 from ferrule.engine.rank.model import blueprint
 from ferrule.engine.shards.pieces import Piece, wanted
 from ferrule.engine.shards.weight_files import read_layout
-from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.checkpoint import Checkpoint, check_border
+from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.formats.plain import TORCH_DTYPES
+from ferrule.engine.weights.gguf.weight import needs as gguf_needs
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.fabric import Group
 from ferrule.plan import Plan, Shard
@@ -34,14 +36,29 @@ class _Notes(Checkpoint):
         super().__init__(directory)
         self.asked: list[tuple[str, Slicing | None]] = []
 
+    def read(self, key: str, cut: Slicing | None = None) -> list[Tensor]:
+        weight = self.tensors[key]
+        if self.gguf is None and not isinstance(weight.format, GroupedFormat):
+            return super().read(key, cut)
+        check_border(weight, cut)
+        if self.gguf is not None:
+            self.asked += gguf_needs(weight, cut, self.stored)
+        elif isinstance(weight.format, GroupedFormat):
+            self.asked += weight.format.needed(weight, cut)
+        return _empty(weight.shape, cut, torch.float32)
+
     def read_stored(self, key: str, cut: Slicing | None = None) -> list[Tensor]:
         self.asked.append((key, cut))
         stored = self.stored[key]
-        shape = stored.shape
-        shapes = [shape]
-        if cut is not None:
-            shapes = [(*shape[: cut.dim], stop - start, *shape[cut.dim + 1 :]) for start, stop in cut.ranges]
-        return [torch.empty(each, dtype=getattr(torch, TORCH_DTYPES[stored.dtype]), device="meta") for each in shapes]
+        return _empty(stored.shape, cut, getattr(torch, TORCH_DTYPES[stored.dtype]))
+
+
+def _empty(shape: tuple[int, ...], cut: Slicing | None, dtype: torch.dtype) -> list[Tensor]:
+    """What ``cut`` leaves of a tensor, without memory."""
+    shapes = [shape]
+    if cut is not None:
+        shapes = [(*shape[: cut.dim], stop - start, *shape[cut.dim + 1 :]) for start, stop in cut.ranges]
+    return [torch.empty(each, dtype=dtype, device="meta") for each in shapes]
 
 
 def needs(directory: Path, dtype: str, shard: Shard, plan: Plan) -> list[Piece]:

@@ -60,7 +60,7 @@ def look(options: RankOptions, settings: ModelSettings) -> tuple[OwnFiles | None
     given = Path(options.directory)
     looked = []
     for directory in [Path(each).expanduser() / given.name for each in settings.path] or [given]:
-        if not directory.is_dir():
+        if not directory.exists():
             looked.append(f"{directory} is not there")
             continue
         try:

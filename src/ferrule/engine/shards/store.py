@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -74,9 +74,11 @@ class Store:
         """Write what is copied whole, and files of holes. Raises `EngineError`."""
         try:
             for name, text in layout.small.items():
-                _write(self.path / name, text)
+                _write(self.path / name, {0: text}, len(text))
+            places = layout.places()
             for file in layout.files:
-                _write(self.path / file.name, file.head, file.size)
+                states = {places[key].offset: data for key, data in file.states.items()}
+                _write(self.path / file.name, {0: file.head, **states}, file.size)
             Ledger.begin(self.path / LEDGER, _digest_of(layout))
         except OSError as error:
             raise self._unusable(error) from None
@@ -212,13 +214,14 @@ def _digest_of(layout: Layout) -> str:
     return digest(layout.pack()).hex()
 
 
-def _write(file: Path, text: bytes, size: int | None = None) -> None:
-    """Replace ``file`` by one that begins with ``text`` and, with ``size``, goes on as a hole."""
+def _write(file: Path, parts: Mapping[int, bytes], size: int) -> None:
+    """Replace ``file`` by one of ``size`` bytes with ``parts`` at their offsets and holes between them."""
     fresh = file.with_name(f".{file.name}.new")
     with fresh.open("wb") as opened:
-        opened.write(text)
-        if size is not None:
-            opened.truncate(size)
+        for offset, data in parts.items():
+            opened.seek(offset)
+            opened.write(data)
+        opened.truncate(size)
         opened.flush()
         os.fsync(opened.fileno())
     fresh.replace(file)

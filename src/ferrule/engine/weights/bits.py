@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrule.model import Range
+
+Number = TypeVar("Number", bound=np.generic)
 
 RAW = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
@@ -33,9 +37,8 @@ def float32_of(array: NDArray[np.generic], dtype: str) -> NDArray[np.float32]:
 
 def exponents(codes: NDArray[np.uint8]) -> NDArray[np.float32]:
     """E8M0: powers of two, 2^(code - 127); 255 is NaN (OCP Microscaling Formats v1.0, 5.4.1)."""
-    found = np.ldexp(np.float32(1), codes.astype(np.int32) - 127).astype(np.float32)
-    found[codes == 255] = np.nan
-    return found
+    bits = codes.astype(np.int32)
+    return np.where(bits == 255, np.float32(np.nan), np.ldexp(np.float32(1), np.minimum(bits, 254) - 127))
 
 
 def unpack(words: NDArray[np.generic], bits: int, axis: int = -1) -> NDArray[np.uint8]:
@@ -70,7 +73,7 @@ def unpack_range(words: NDArray[np.generic], bits: int, span: Range, axis: int =
     return codes[tuple(index)]
 
 
-def pick(array: NDArray[np.generic], ranges: tuple[Range, ...], axis: int) -> NDArray[np.generic]:
+def pick(array: NDArray[Number], ranges: tuple[Range, ...], axis: int) -> NDArray[Number]:
     """``ranges`` of ``array`` along ``axis``, end to end."""
     before = (slice(None),) * (axis % array.ndim)
     parts = [array[(*before, slice(start, stop))] for start, stop in ranges]

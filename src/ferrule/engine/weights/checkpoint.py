@@ -1,4 +1,4 @@
-"""The safetensors files of a model: what they hold, checked before anything is loaded, and slices of it."""
+"""The weight files of a model: what they hold, checked before anything is loaded, and slices of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,19 @@ from safetensors import SafetensorError, safe_open
 
 from ferrule.engine.weights.bits import RAW
 from ferrule.engine.weights.formats import Weight, recognise
+from ferrule.engine.weights.gguf.stored import GgufTensors
 from ferrule.errors import ModelError, PlanError
-from ferrule.model.headers import INDEX, SINGLE, Stored, header_length, parse_index, read_headers, read_json
+from ferrule.model.gguf import gguf_file
+from ferrule.model.headers import (
+    INDEX,
+    SINGLE,
+    Stored,
+    UnknownDtypeError,
+    header_length,
+    parse_index,
+    read_headers,
+    read_json,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,26 +33,36 @@ if TYPE_CHECKING:
 
 
 class Checkpoint:
-    """The weights of a model directory, by key; a context manager that holds its files open.
+    """The weights of a model, a directory or a GGUF file, by key; a context manager that holds its files open.
 
-    Raises `ModelError` where there are no safetensors, the index is not what it should be, a file is missing or
+    Raises `ModelError` where there are no weights, the index is not what it should be, a file is missing or
     truncated, a file lacks a tensor that the index promises, or a tensor has a dtype that is not run here.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._files: dict[str, Path] = {}
+        self._open: dict[Path, Any] = {}
+        self._starts: dict[Path, int] = {}
+        self.stored: dict[str, Stored]
+        self.tensors: Mapping[str, Weight]
+        gguf = gguf_file(directory)
+        self.gguf = GgufTensors(gguf) if gguf is not None else None
+        if self.gguf is not None:
+            self.stored, self.tensors = self.gguf.stored, self.gguf.tensors
+            return
         files = _scan(directory)
         self._files = {tensor.name: file for file, tensors in files.items() for tensor in tensors}
         self.stored = {tensor.name: tensor for tensors in files.values() for tensor in tensors}
-        self.tensors: Mapping[str, Weight] = recognise(self.stored, _settings(directory))
-        self._open: dict[Path, Any] = {}
-        self._starts: dict[Path, int] = {}
+        self.tensors = recognise(self.stored, _settings(directory), self)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open.clear()
+        if self.gguf is not None:
+            self.gguf.close()
 
     def read(self, key: str, cut: Slicing | None = None) -> list[Tensor]:
         """The parts of weight ``key`` that ``cut`` names, as numbers, in order (without its padding); the whole where
@@ -63,6 +84,8 @@ class Checkpoint:
 
     def array(self, key: str) -> NDArray[Any]:
         """See `StoredTensors.array`."""
+        if self.gguf is not None:
+            return self.gguf.array(key)
         file, tensor = self._files[key], self.stored[key]
         shape = tensor.shape
         if tensor.dtype == "F4":  # two in a byte
@@ -130,6 +153,8 @@ def _scan(directory: Path) -> dict[Path, list[Stored]]:
             raise _missing(file)
         try:
             found[file] = read_headers(file)
+        except UnknownDtypeError:
+            raise
         except ModelError as error:
             raise _damaged(file, error) from None
     if (directory / INDEX).exists():
@@ -154,8 +179,19 @@ def _weight_map(index: Path) -> Mapping[str, str]:
 def _settings(directory: Path) -> Mapping[str, Any]:
     """What config.json says of the weights' format."""
     file = directory / "config.json"
-    settings = read_json(file).get("quantization_config") if file.exists() else None
-    return settings if isinstance(settings, dict) else {}
+    return quantization_of(read_json(file)) if file.exists() else {}
+
+
+def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a parsed config.json says of the weights' format; empty where they are plain. MLX has a field of its own,
+    without a ``quant_method``, and writes it into ``quantization_config`` too."""
+    settings, mlx = (config.get(name) for name in ("quantization_config", "quantization"))
+    if isinstance(settings, dict) and settings.get("quant_method"):
+        return settings
+    found = mlx if isinstance(mlx, dict) else settings
+    if not isinstance(found, dict) or not found:
+        return {}
+    return {**found, "quant_method": "mlx"} if "bits" in found or "mode" in found else found
 
 
 def some(keys: Iterable[str], most: int = 3) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.model import Range
 
-Values = Literal["integer", "fp4", "nf4", "iq4nl", "e4m3", "e5m2"]
+Values = Literal["integer", "fp4", "nf4", "bnb_fp4", "iq4nl", "e4m3", "e5m2"]
 """What codes stand for: themselves, or places in a table of `VALUES`."""
 Scale = Literal["f16", "bf16", "f32", "e8m0"]
 """How a rank holds scales and offsets: `e8m0` is a power of two."""
@@ -30,6 +30,8 @@ NF4 = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 """The quantiles of a normal distribution (Dettmers et al., "QLoRA", 2023, appendix E)."""
+BNB_FP4 = tuple(value / 12 for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0))
+"""The magnitudes of bitsandbytes' own 4-bit float, by code; the fourth bit is the sign."""
 IQ4NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """ggml's table of its formats IQ4_NL and IQ4_XS."""
 
@@ -57,6 +59,7 @@ E5M2 = _float8(5, 2, 15, infinite=True)
 VALUES: dict[Values, NDArray[np.float32]] = {
     "fp4": np.array([*FP4, *(-value for value in FP4)], np.float32),
     "nf4": np.array(NF4, np.float32),
+    "bnb_fp4": np.array([*BNB_FP4, *(-value for value in BNB_FP4)], np.float32),
     "iq4nl": np.array(IQ4NL, np.float32),
     "e4m3": np.array(E4M3, np.float32),
     "e5m2": np.array(E5M2, np.float32),
@@ -67,7 +70,8 @@ VALUES: dict[Values, NDArray[np.float32]] = {
 class GroupLayout:
     """How a matrix is stored: ``bits`` of a code and what codes stand for; ``group``: how many columns of a row share a
     scale (0: all); ``scale``: how scales and offsets are held; ``zero``: the integer code that means zero where that is
-    the same everywhere; ``offsets``: whether each group has an offset, which is added to its numbers."""
+    the same everywhere; ``offsets``: whether each group has an offset, which is added to its numbers; ``zero_points``:
+    whether that is always minus its scale times a whole number of 0 to 255."""
 
     bits: int
     group: int
@@ -75,6 +79,7 @@ class GroupLayout:
     values: Values = "integer"
     zero: int = 0
     offsets: bool = False
+    zero_points: bool = False
 
 
 @dataclass(frozen=True)

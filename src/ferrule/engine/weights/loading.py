@@ -80,7 +80,7 @@ def load(
     """
     wanted = dict(targets(model))
     check_complete([aliases.get(name, name) for name in wanted], made_of, checkpoint)
-    sizes = {name: _stored_bytes(made_of[aliases.get(name, name)], slicings.get(name), checkpoint) for name in wanted}
+    sizes = {name: stored_bytes(made_of[aliases.get(name, name)], slicings.get(name), checkpoint) for name in wanted}
     total, done, held_bytes = sum(sizes.values()), 0, 0
     on_bytes(0, total)
     for name, empty in wanted.items():
@@ -92,11 +92,12 @@ def load(
         if weight is not None and multiplies(module := model.get_submodule(parent)):
             packed = weight.format.pack(weight, cut, checkpoint, empty.dtype, device)
         if packed is not None:
-            _check_shape(packed.shape, empty, source, checkpoint)
+            check_shape(packed.shape, empty, source, checkpoint)
             del module._parameters[leaf]
             module.weight = packed  # type: ignore[assignment]
             held_bytes += packed.bytes
         else:
+            _check_fits(empty, source, recipe, cut, checkpoint)  # no memory for what a wrong configuration says
             held = torch.empty(empty.shape, dtype=empty.dtype, device=device)
             fill(held, source, recipe, cut, checkpoint, model)
             assign(model, name, held)
@@ -114,17 +115,31 @@ def whole_weight(recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint) ->
     return checkpoint.tensors[keys[-1]]
 
 
-def _stored_bytes(recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint) -> int:
+def stored_bytes(recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint) -> int:
     """Of what is read for a parameter."""
     whole = sum(checkpoint.tensors[key].bytes for keys in recipe.sources.values() for key in keys)
     return whole if cut is None else whole * (cut.size - cut.pad) // cut.of
 
 
-def _check_shape(found: tuple[int, ...], empty: Tensor, name: str, checkpoint: Checkpoint) -> None:
+def check_shape(found: tuple[int, ...], empty: Tensor, name: str, checkpoint: Checkpoint) -> None:
     if tuple(found) != tuple(empty.shape):
         raise ModelError(
             f"{name} in {checkpoint.directory} does not fit the architecture in config.json: expected shape "
             f"{tuple(empty.shape)}, the file has {tuple(found)}"
+        )
+
+
+def _check_fits(empty: Tensor, name: str, recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint) -> None:
+    """Raise `ModelError` where the weight that makes a parameter by itself has another shape than that."""
+    if recipe.converter is not None:
+        return
+    (keys,) = recipe.sources.values()
+    whole, shape = checkpoint.tensors[keys[-1]].shape, tuple(empty.shape)
+    expected = shape if cut is None else (*shape[: cut.dim], cut.of, *shape[cut.dim + 1 :])
+    if whole != expected:
+        raise ModelError(
+            f"{name} in {checkpoint.directory} does not fit the architecture in config.json: expected shape "
+            f"{expected}, the file has {whole}"
         )
 
 
@@ -219,7 +234,7 @@ def _fill_stacked(held: Tensor, recipe: Recipe, cut: Slicing | None, joined_dim:
                 _copy_parts(held[row], ckpt.read(key, inner), inner, shape)
                 continue
             along = joined_dim - 1
-            inner = _within(cut, joined_dim, offset, shape)
+            inner = within(cut, joined_dim, offset, shape)
             parts = ckpt.read(key, inner)
             length = sum(part.shape[along] for part in parts) if inner and inner.dim == along else shape[along]
             _copy_parts(held[row].narrow(along, written, length), parts, inner, shape)
@@ -229,7 +244,7 @@ def _fill_stacked(held: Tensor, recipe: Recipe, cut: Slicing | None, joined_dim:
             raise RuntimeError(f"expected {cut.of} rows an expert, the checkpoint has {offset}")
 
 
-def _within(cut: Slicing | None, joined_dim: int, offset: int, shape: tuple[int, ...]) -> Slicing | None:
+def within(cut: Slicing | None, joined_dim: int, offset: int, shape: tuple[int, ...]) -> Slicing | None:
     """The part of ``cut`` (of a stacked, joined parameter) that falls into the source at ``offset`` of the joint."""
     if cut is None or cut.dim == 0:
         return None

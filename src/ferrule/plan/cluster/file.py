@@ -39,7 +39,7 @@ from ferrule.files import write_whole
 from ferrule.hardware import CableProfile, Machine, Profiles, shipped
 from ferrule.plan.cluster.profile import Ends, device_of, is_apple, join_rails, rail_of
 from ferrule.plan.cluster.spec import CORES_KEEP, ClusterSpec, DeviceSpec, RailSpec
-from ferrule.plan.cluster.tables import EXAMPLES, MAX_DEVICES, Device, Link, Quantity, Way, Whole, shown
+from ferrule.plan.cluster.tables import EXAMPLES, MAX_DEVICES, Device, Link, Quantity, Route, Whole, shown
 
 _MAX_RAILS = 1 << 20
 _MAX_BYTES = 128 << 20
@@ -250,7 +250,7 @@ def some(names: Collection[str]) -> str:
 
 def _route(entry: Mapping[str, Any], where: str, cluster: ClusterSpec) -> tuple[str, ...]:
     """All devices on the way, both ends included."""
-    table = Way.read(entry, where)
+    table = Route.read(entry, where)
     known = cluster.by_name
     for key, names in (("from", [table.origin]), ("to", [table.to]), ("via", table.via)):
         _check_names(names, f"{where}, {key}", known)

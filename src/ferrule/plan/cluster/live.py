@@ -21,7 +21,7 @@ from ferrule.plan.cluster.rails import Sources
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
 from ferrule.plan.device.measure import device_from, free_now, measure_figures
 
-REMOTE_WORDS = "plan --device-json"
+REMOTE_COMMAND = "plan --device-json"
 REMOTE_TIMEOUT = 180.0
 """Seconds for another machine: the first time it imports torch and measures."""
 _BEGIN = '{"ferrule_device"'
@@ -62,24 +62,19 @@ def parse_report(text: str, origin: str) -> HostReport:
 
 def remote_report(host: str, *, command: str = "ferrule", timeout: float = REMOTE_TIMEOUT) -> HostReport:
     """``host`` as ssh knows it; ``command``: how Ferrule is called there. Raises `LinkError` with the cure."""
-    late = f"describe its device within {timeout:g} s; try `ssh {host} {command} {REMOTE_WORDS}`"
-    told = ask_ferrule(host, command, REMOTE_WORDS, REMOTE_WORDS, timeout, late=late)
+    late = f"describe its device within {timeout:g} s; try `ssh {host} {command} {REMOTE_COMMAND}`"
+    told = ask_ferrule(host, command, REMOTE_COMMAND, REMOTE_COMMAND, timeout, late=late)
     return parse_report(told.decode(errors="replace"), host)
 
 
 def live_cluster(
-    hosts: Sequence[str] = (),
-    *,
-    command: str = "ferrule",
-    timeout: float = REMOTE_TIMEOUT,
-    sources: Sources | None = None,
-    **options: Any,
+    hosts: Sequence[str] = (), *, command: str = "ferrule", sources: Sources | None = None, **options: Any
 ) -> ClusterSpec:
     """This machine and the ``hosts``, as for ssh; see `remote_report`, and for ``options`` `measure_figures`.
 
     Raises `LinkError` where one cannot be asked, `PlanError` where this one cannot be measured.
     """
-    reports = [own_report(**options), *(remote_report(host, command=command, timeout=timeout) for host in hosts)]
+    reports = [own_report(**options), *(remote_report(host, command=command) for host in hosts)]
     return cluster_of_reports(reports, sources or Sources.of_this_machine())
 
 

@@ -116,10 +116,10 @@ def shaped_rail(
     return RailSpec(name, alpha + host, rate, transport)
 
 
-def emulated_rail(name: str, shaping: Shaping, *, mtu: int | None = None) -> RailSpec:
+def emulated_rail(name: str, shaping: Shaping) -> RailSpec:
     """A lab's cable of this shape."""
     shaping = shaping if shaping.rate is not None else replace(shaping, rate=UNSHAPED_RATE)
-    rail = shaped_rail(name, shaping, "tcp", mtu=mtu)
+    rail = shaped_rail(name, shaping, "tcp")
     return replace(rail, alpha=rail.alpha + EMULATED_SECONDS)
 
 

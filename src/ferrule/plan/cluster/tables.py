@@ -154,7 +154,7 @@ class Link(Table):
     count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
 
 
-class Way(Table):
+class Route(Table):
     """``[[route]]``."""
 
     origin: str = msgspec.field(name="from")

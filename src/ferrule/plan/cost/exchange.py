@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from ferrule.errors import PlanError
 from ferrule.fabric.routing.algorithms import CANDIDATES, WORK_SECONDS, Model
@@ -12,6 +12,7 @@ from ferrule.fabric.routing.costs import LinkCosts
 from ferrule.fabric.routing.topology import TYPICAL_BYTES, cheapest_routes, link_cost
 from ferrule.fabric.routing.topology import Route as RankRoute
 from ferrule.plan.cluster.spec import ClusterSpec
+from ferrule.plan.remembered import remembered
 
 EMULATED_WORK = 75e-6
 """Seconds of a processor for each end of a message between emulated hosts: both systems, the shaper, waiting that keeps
@@ -42,8 +43,6 @@ class Exchange:
         self._devices = tuple(devices)
         self._place = {name: place for place, name in enumerate(self._devices)}
         self._costs = cluster.costs(self._devices)
-        self._teams: dict[tuple[str, ...], _Team] = {}
-        self._routes: dict[tuple[str, str], Route] = {}
 
     @cached_property
     def _paths(self) -> list[dict[int, RankRoute]]:
@@ -53,14 +52,9 @@ class Exchange:
     def connected(self) -> bool:
         return len(self._paths[0]) == len(self._devices)
 
+    @remembered
     def route(self, a: str, b: str) -> Route:
         """Raises `PlanError` where no cables lead from ``a`` to ``b``."""
-        found = self._routes.get((a, b))
-        if found is None:
-            found = self._routes[a, b] = self._find(a, b)
-        return found
-
-    def _find(self, a: str, b: str) -> Route:
         link = self._cluster.link(a, b)
         direct = None if link is None else Route(link.alpha, 1 / link.bandwidth, f"{link.best_rail.name} ({link.name})")
         if direct is not None and self._nothing_is_cheaper(a, b):
@@ -96,18 +90,15 @@ class Exchange:
 
     def collective(self, devices: Sequence[str], kind: str, size: float) -> float:
         """Seconds of an ``all_reduce`` of ``size`` bytes, or an ``all_gather`` or ``gather`` of that many in all."""
-        return self._team(devices).seconds(kind, size)
+        return self._team(tuple(devices)).seconds(kind, size)
 
     def where(self, devices: Sequence[str]) -> str:
         """The slowest way between any two of them, in words."""
-        return self._team(devices).where
+        return self._team(tuple(devices)).where
 
-    def _team(self, devices: Sequence[str]) -> _Team:
-        key = tuple(devices)
-        if key not in self._teams:
-            emulated = self._cluster.cores is not None
-            self._teams[key] = _Team(self, key, self._costs.crowding, emulated=emulated)
-        return self._teams[key]
+    @remembered
+    def _team(self, devices: tuple[str, ...]) -> _Team:
+        return _Team(self, devices, self._costs.crowding, emulated=self._cluster.cores is not None)
 
 
 class _Team:
@@ -143,7 +134,7 @@ class _Team:
             return (1 if size <= PAIR_AT_ONCE else 2) * (self._pair_work + self._alpha) + size * self._beta
         return self._of(kind, max(1, round(size)))
 
-    @lru_cache(maxsize=256)  # noqa: B019 - as long as its exchange
+    @remembered
     def _of(self, kind: str, size: int) -> float:
         asked = size if kind == "all_reduce" else -(-size // self._size)
         if kind == "gather":  # each part goes directly to the root, as in a direct reduce of arrays of that size

@@ -54,7 +54,7 @@ def vocabulary_of(model: ModelSpec, stage: Stage) -> float:
 
 def cache_bytes(question: Question, stage: Stage, share: Share, tokens: int) -> float:
     """Of one sequence of ``tokens`` tokens."""
-    policy = question.runtime.cache
+    policy = question.runtime.cache_of(question.model)
     return sum(layer.cache_bytes(tokens, policy, share) * count for layer, count in _kinds(question.model, stage))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 from ferrule.model.layer import Collective, LayerSpec, Share
@@ -13,6 +12,7 @@ from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.experts import busiest_share
 from ferrule.plan.plan import Stage
 from ferrule.plan.question import Question
+from ferrule.plan.remembered import remembered
 from ferrule.plan.runtime import Runtime
 
 ARITHMETIC = 0.6
@@ -103,6 +103,7 @@ class StageCost:
     ) -> None:
         self._loads: Loads = {} if loads is None else loads
         self._model, self._runtime, self._exchange = question.model, question.runtime, exchange
+        self._cache = question.runtime.cache_of(question.model)
         self._stage, cluster = stage, question.cluster
         dtype = _DTYPES.get(self._model.stored, "bf16")
         self._devices = [_Pace.of(cluster.by_name[name], dtype, self._runtime) for name in stage.devices]
@@ -130,7 +131,7 @@ class StageCost:
         seen, flops = which.past + which.tokens, layer.flops(which.tokens, which.past) * which.sequences
         return _Load(
             self._read_bytes(layer, share, experts),
-            which.sequences * layer.cache_read_bytes(seen, self._runtime.cache, share),
+            which.sequences * layer.cache_read_bytes(seen, self._cache, share),
             flops * self._part_of_arithmetic(layer, share, experts, which.rows),
             self._runtime.operations(layer, experts),
         )
@@ -186,7 +187,7 @@ class StageCost:
             for one in collectives
         )
 
-    @lru_cache(maxsize=64)  # noqa: B019 - as long as its stage
+    @remembered
     def first(self, which: Pass) -> Seconds:
         """What precedes the first layer: rows of the embedding."""
         collectives = self._model.first_collectives if self._vocabulary_cut else ()
@@ -194,7 +195,7 @@ class StageCost:
         slowest = max((self._roofline(device, read, 0, 0, 1) for device in self._devices), key=sum)
         return Seconds(*slowest, self._collectives(collectives, which.rows))
 
-    @lru_cache(maxsize=64)  # noqa: B019
+    @remembered
     def last(self, which: Pass) -> Seconds:
         """What follows the last: norm, output matrix for one token of each sequence, the choice of a token."""
         cut = self._vocabulary_cut

@@ -138,10 +138,10 @@ def best_seconds(work: Callable[[], object], wait: Callable[[], None], seconds: 
     return max(best, 1e-9)
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """The last line on stdout is JSON: the figures."""
     try:
-        figures = run(msgspec.json.decode(words[0], type=Effort))
+        figures = run(msgspec.json.decode(arguments[0], type=Effort))
     except FerruleError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

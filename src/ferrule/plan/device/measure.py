@@ -160,16 +160,16 @@ class RankNeeds:
 def rank_needs(rank: str, timeout: float = TIMEOUT, *, timed: bool = True) -> RankNeeds:
     """What a rank of the built-in engine needs here; seconds only if they are to be ``timed``."""
     what = "what a rank needs beside its weights"
-    words = ["-c", _RANK_PROGRAM, rank, "timed" if timed else ""]
-    return _answer(_python(words, timeout, {"OMP_NUM_THREADS": "1"}, what), RankNeeds, what)
+    arguments = ["-c", _RANK_PROGRAM, rank, "timed" if timed else ""]
+    return _answer(_python(arguments, timeout, {"OMP_NUM_THREADS": "1"}, what), RankNeeds, what)
 
 
 def _benchmark(effort: Effort, timeout: float) -> Figures:
     # numpy's linear algebra takes its threads from the environment.
     env = {name: str(effort.threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
     what = "the benchmark of this machine"
-    words = ["-m", "ferrule.plan.device.benchmark", msgspec.json.encode(effort).decode()]
-    return _answer(_python(words, timeout, env, what), Figures, what)
+    arguments = ["-m", "ferrule.plan.device.benchmark", msgspec.json.encode(effort).decode()]
+    return _answer(_python(arguments, timeout, env, what), Figures, what)
 
 
 def _answer(told: str, kind: type[_T], what: str) -> _T:
@@ -180,10 +180,10 @@ def _answer(told: str, kind: type[_T], what: str) -> _T:
         raise PlanError(f"{what} printed what cannot be read: {error}") from error
 
 
-def _python(words: list[str], timeout: float, env: Mapping[str, str], what: str) -> str:
+def _python(arguments: list[str], timeout: float, env: Mapping[str, str], what: str) -> str:
     try:
         done = subprocess.run(
-            [sys.executable, *words],
+            [sys.executable, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -213,9 +213,9 @@ _NVIDIA_SECONDS = 5.0
 
 def _nvidia_free() -> int | None:
     """Bytes free on the first NVIDIA GPU by its driver's tool; None where there is none."""
-    words = ["nvidia-smi", "--id=0", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    arguments = ["nvidia-smi", "--id=0", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout
+        told = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout
         return int(told.split()[0]) << 20
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ferrule.errors import PlanError
 from ferrule.plan.cluster.changes import NEW_RAIL, joined, one_more
 from ferrule.plan.cost.predictor import predicted
+from ferrule.plan.cut import StageTable, cut_layers
 from ferrule.plan.explain.what_if import MANY
 from ferrule.plan.obstacle import obstacle_of
 from ferrule.plan.plan import Plan
@@ -16,7 +17,6 @@ from ferrule.plan.question import Question
 from ferrule.plan.runtime import BUILT_IN_ENGINE
 from ferrule.plan.search.best import search
 from ferrule.plan.search.stages.costs import Cutting, StageCosts
-from ferrule.plan.search.stages.cut import StageTable, cut_layers
 
 MORE_HOSTS = 4
 """So many more are tried."""

@@ -25,12 +25,22 @@ if TYPE_CHECKING:  # the server looks at formats, too, and needs no torch
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight of the model as it is stored: its ``shape`` as numbers, its ``parts`` by their roles in the format."""
+    """A weight of the model as it is stored: its ``shape`` as numbers, its ``parts`` by their roles in the format.
+
+    ``transposed``: the module holds (inputs, outputs) where the parts are in order of (outputs, inputs).
+    """
 
     key: str
     shape: tuple[int, ...]
     format: Format
     parts: Mapping[str, Stored]
+    transposed: bool = False
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns (outputs and inputs) as they are stored, of one matrix where the weight is a stack."""
+        first, second = self.shape[-2:]
+        return (second, first) if self.transposed else (first, second)
 
     @property
     def bytes(self) -> int:
@@ -57,9 +67,12 @@ class Format(Protocol):
     name: str
     methods: frozenset[str]
 
-    def recognise(self, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> list[Weight]:
+    def recognise(
+        self, stored: Mapping[str, Stored], settings: Mapping[str, Any], source: StoredTensors
+    ) -> list[Weight]:
         """The weights among the ``stored`` tensors that have this format. ``settings``: config.json's
-        ``quantization_config``, empty where there is none. Raises `ModelError` for one that is damaged."""
+        ``quantization_config`` (MLX: ``quantization``), empty where there is none. ``source``: for the few bytes in
+        which a format stores a shape. Raises `ModelError` for one that is damaged."""
         ...
 
     def border(self, weight: Weight, dim: int) -> int:

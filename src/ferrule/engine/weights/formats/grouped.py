@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
 
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle, rectangle
 from ferrule.engine.weights.slicing import Slicing
+from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
 
 if TYPE_CHECKING:
@@ -26,18 +28,48 @@ LEAST_GROUP = 16
 """Columns. Where a cut goes through groups they are held as smaller ones with the same scale, down to this size."""
 
 
+Axes = Mapping[str, tuple[int | None, int | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedWeight(Weight):
+    """``layout``: how it is stored. ``block_rows``: how many rows share the scale of a group of columns. ``place``:
+    which matrix of stacks of ``stack`` its parts are, where they hold one weight for each expert; None where the whole
+    parts are this weight."""
+
+    layout: GroupLayout
+    block_rows: int = 1
+    place: int | None = None
+    stack: int = 1
+
+    def __post_init__(self) -> None:
+        if 0 in self.shape:
+            raise ModelError(f"{self.key} has the shape {list(self.shape)} and holds nothing; download the model again")
+
+    @property
+    def bytes(self) -> int:
+        return super().bytes // self.stack
+
+
 class GroupedFormat(ABC):
     """`Format`. A weight of three dimensions is a stack of matrices, such as experts."""
 
     name: str
     methods: frozenset[str]
+    axes: ClassVar[Axes] = {}
+    """By role, of the parts of one matrix: which dimension goes with its rows and which with its columns, in equal
+    steps. So the stored slice that a cut needs is known before anything is read. A part that is not named is needed
+    whole."""
 
     @abstractmethod
-    def recognise(self, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> list[Weight]: ...
+    def recognise(
+        self, stored: Mapping[str, Stored], settings: Mapping[str, Any], source: StoredTensors
+    ) -> list[Weight]: ...
 
-    @abstractmethod
     def layout(self, weight: Weight) -> GroupLayout:
         """How ``weight`` is stored."""
+        assert isinstance(weight, GroupedWeight)
+        return weight.layout
 
     @abstractmethod
     def groups(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> GroupedMatrix:
@@ -46,9 +78,9 @@ class GroupedFormat(ABC):
         groups of equal size."""
 
     def border(self, weight: Weight, dim: int) -> int:
-        if dim != len(weight.shape) - 1:
+        if dim != len(weight.shape) - (2 if weight.transposed else 1):
             return 1
-        group = self.layout(weight).group or weight.shape[-1]
+        group = self.layout(weight).group or weight.matrix[1]
         return gcd(group, 32) if group % LEAST_GROUP == 0 else group
 
     def read(self, weight: Weight, cut: Slicing | None, source: StoredTensors) -> list[Tensor]:
@@ -58,28 +90,61 @@ class GroupedFormat(ABC):
         return [torch.from_numpy(self._numbers(weight, span, source)) for span in spans]
 
     def _numbers(self, weight: Weight, cut: Slicing | None, source: StoredTensors) -> np.ndarray[Any, Any]:
-        if len(weight.shape) == 2:
-            part = rectangle(weight.shape, cut)
-            found = np.empty(part.shape, np.float32)
-            for start, stop in steps(part):
-                found[start:stop] = self.groups(weight, part.some_rows(start, stop), source).numbers()
-            return found
-        chosen = range(weight.shape[0])
-        if cut is not None and cut.dim == 0:
+        stacked = len(weight.shape) == 3
+        chosen = range(weight.shape[0]) if stacked else range(1)
+        if stacked and cut is not None and cut.dim == 0:
             chosen = range(*cut.ranges[0])
             cut = None
-        within = None if cut is None else Slicing(cut.dim - 1, cut.of, cut.ranges)
-        part = rectangle(weight.shape[1:], within)
-        stack = np.empty((len(chosen), *part.shape), np.float32)
+        part = rectangle(weight.matrix, _of_matrix(weight, cut))
+        found = np.empty((len(chosen), *part.shape), np.float32)
         for place, index in enumerate(chosen):
             for start, stop in steps(part):
-                stack[place, start:stop] = self.groups(weight, part.some_rows(start, stop), source, index).numbers()
-        return stack
+                found[place, start:stop] = self.groups(weight, part.some_rows(start, stop), source, index).numbers()
+        if weight.transposed:
+            found = found.swapaxes(1, 2)
+        return found if stacked else found[0]
+
+    def needed(self, weight: Weight, cut: Slicing | None) -> Iterator[tuple[str, Slicing | None]]:
+        """The slices of stored tensors that `read` of ``cut`` asks for, each within one that it may be sent as."""
+        stacked = len(weight.shape) == 3
+        for role, stored in weight.parts.items():
+            if isinstance(weight, GroupedWeight) and weight.place is not None:
+                yield stored.name, Slicing(0, weight.stack, ((weight.place, weight.place + 1),))
+            elif cut is None:
+                yield stored.name, None
+            elif stacked and cut.dim == 0:
+                in_stack = bool(stored.shape) and stored.shape[0] == cut.of
+                yield stored.name, Slicing(0, cut.of, cut.ranges) if in_stack else None
+            else:
+                within = _of_matrix(weight, cut)
+                axis = self.axes.get(role, (None, None))[within.dim]
+                dim = None if axis is None else axis + stacked
+                yield stored.name, None if dim is None else _proportion(within, dim, stored.shape[dim])
 
     def pack(
         self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, device: torch.device
     ) -> Packed | None:
+        from ferrule.engine.weights.matrix import Piece, pack
+
+        return pack([Piece(weight, cut)], source, dtype) if device.type == "cpu" and len(weight.shape) == 2 else None
+
+
+@overload
+def _of_matrix(weight: Weight, cut: Slicing) -> Slicing: ...
+@overload
+def _of_matrix(weight: Weight, cut: Slicing | None) -> Slicing | None: ...
+def _of_matrix(weight: Weight, cut: Slicing | None) -> Slicing | None:
+    """``cut`` of a weight as one of the rows or columns of its matrices as they are stored."""
+    if cut is None:
         return None
+    dim = cut.dim - (len(weight.shape) - 2)
+    return Slicing(1 - dim if weight.transposed else dim, cut.of, cut.ranges)
+
+
+def _proportion(cut: Slicing, dim: int, length: int) -> Slicing:
+    """What ``cut`` is of a stored dimension that is ``length`` long, and holds the same in equal steps."""
+    ranges = tuple((start * length // cut.of, -(-stop * length // cut.of)) for start, stop in cut.ranges)
+    return Slicing(dim, length, ranges)
 
 
 def steps(part: Rectangle, multiple: int = 16) -> Iterator[tuple[int, int]]:

@@ -29,10 +29,15 @@ class Plain:
     name = "plain"
     methods: frozenset[str] = frozenset()
 
-    def recognise(self, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> list[Weight]:
+    def recognise(
+        self, stored: Mapping[str, Stored], settings: Mapping[str, Any], source: StoredTensors
+    ) -> list[Weight]:
         for tensor in stored.values():
             if tensor.dtype not in TORCH_DTYPES:
-                raise ModelError(f"{tensor.name} has the dtype {tensor.dtype!r}, which is not run here")
+                raise ModelError(
+                    f"{tensor.name} has the dtype {tensor.dtype!r}, which is not run here; use weights in bfloat16, "
+                    "float16 or float32"
+                )
         return [Weight(key, tensor.shape, self, {"weight": tensor}) for key, tensor in stored.items()]
 
     def border(self, weight: Weight, dim: int) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ferrule.plan.cut import DeviceMemory
 from ferrule.plan.search.exact.free_sets import Counts, FreeSets, Places
-from ferrule.plan.search.stages.cut import DeviceMemory
 
 Room = tuple[Counts, tuple[DeviceMemory, ...]]
 """A stage: how many devices of each class it takes, and what each of them would hold."""

@@ -9,9 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
+from ferrule.plan.cut import Floats, StageTable
 from ferrule.plan.search.exact.free_sets import Counts, FreeSets, Places
 from ferrule.plan.search.exact.spans import Spans
-from ferrule.plan.search.stages.cut import Floats, StageTable
 
 _Key = tuple[int, int, int, int]
 """Kinds of the first stage (-1: any) and the last one (-1: any), free devices, stages still to come (0: any)."""

@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrule.plan.cost.messages import fellows
+from ferrule.plan.cut import Floats, StageTable
 from ferrule.plan.obstacle import stage_obstacle
 from ferrule.plan.plan import Plan, Stage
+from ferrule.plan.remembered import remembered
 from ferrule.plan.search.exact.free_sets import Counts
 from ferrule.plan.search.exact.memory import have_room
 from ferrule.plan.search.exact.order import Choice, Found, Option, OrderSearch
 from ferrule.plan.search.stages.classes import interchangeable
 from ferrule.plan.search.stages.costs import Cutting, Measure, StageCosts
-from ferrule.plan.search.stages.cut import Floats, StageTable
 from ferrule.plan.search.stages.cuttings import cuttings_of
 
 CLOSE = 5e-3
@@ -44,9 +45,6 @@ class ExactSearch:
         self.classes = interchangeable(costs.cluster)
         self.available = tuple(map(len, self.classes))
         self.groups = list(self._groups())
-        self._choices: dict[tuple[Measure, Widths], tuple[Choice, list[_Group]]] = {}
-        self._tables: dict[tuple[Cutting, Measure], StageTable] = {}
-        self._bounds: dict[tuple[Measure, Widths, int | None], OrderSearch] = {}
 
     def _groups(self) -> Iterator[_Group]:
         for counts in itertools.product(*(range(count + 1) for count in self.available)):
@@ -67,35 +65,31 @@ class ExactSearch:
             for name in names[start : start + count]
         )
 
+    @remembered
     def choice(self, measure: Measure, widths: Widths) -> tuple[Choice, list[_Group]]:
         """All groups of so many devices as stages."""
-        key = (measure, widths)
-        if key not in self._choices:
-            groups = self._undominated(measure, widths)
-            options = tuple(Option(group.counts, self._table(group, measure)) for group in groups)
-            kinds = list(dict.fromkeys(group.counts for group in groups))
-            place_of = {kind: place for place, kind in enumerate(kinds)}
-            places = np.array([place_of[group.counts] for group in groups], dtype=np.intp)
-            self._choices[key] = Choice(self.available, options, *self._hops(kinds, measure), places), groups
-        return self._choices[key]
+        groups = self._undominated(measure, widths)
+        options = tuple(Option(group.counts, self._table(group.cutting, measure)) for group in groups)
+        kinds = list(dict.fromkeys(group.counts for group in groups))
+        place_of = {kind: place for place, kind in enumerate(kinds)}
+        places = np.array([place_of[group.counts] for group in groups], dtype=np.intp)
+        return Choice(self.available, options, *self._hops(kinds, measure), places), groups
 
     def _undominated(self, measure: Measure, widths: Widths) -> list[_Group]:
         """Without those that have no room for a layer, or are no better than another way to cut the same devices."""
         by_counts: dict[Counts, list[tuple[_Group, StageTable]]] = {}
         for group in self.groups:
             if len(group.cutting.devices) in widths:
-                table = self._table(group, measure)
+                table = self._table(group.cutting, measure)
                 others = by_counts.setdefault(group.counts, [])
                 if table.has_room and not any(table.no_better_than(other) for _, other in others):
                     others[:] = [(kept, other) for kept, other in others if not other.no_better_than(table)]
                     others.append((group, table))
         return [group for others in by_counts.values() for group, _ in others]
 
-    def _table(self, group: _Group, measure: Measure) -> StageTable:
-        key = (group.cutting, measure)
-        if key not in self._tables:
-            self._tables[key] = self.costs.table(group.cutting, measure)
-        return self._tables[key]
+    @remembered
+    def _table(self, cutting: Cutting, measure: Measure) -> StageTable:
+        return self.costs.table(cutting, measure)
 
     def _hops(self, kinds: Sequence[Counts], measure: Measure) -> tuple[Floats, Floats]:
         """From each kind of group to each; of devices of one class, from one to another."""
@@ -141,14 +135,8 @@ class ExactSearch:
         for group in self.groups:
             if self.all_used and group.counts != self.available:
                 continue
-            table = self._table(group, measure)
-            seconds = (
-                float(table.by_layer.sum())
-                + table.always
-                + table.first
-                + table.last
-                + self.costs.announcement(group.cutting)
-            )
+            table = self._table(group.cutting, measure)
+            seconds = table.all_seconds + self.costs.announcement(group.cutting)
             missing = max(0.0, *(use.all_held - use.room for use in table.memory))
             yield seconds, missing, Plan((group.cutting.stage(0, table.layers),))
 
@@ -183,14 +171,14 @@ class ExactSearch:
 
     def may_overlap(self, measure: Measure, batches: int, stages: int, widths: Widths, bound: float) -> bool:
         """Whether a step of so many batches through so many stages may take less than ``bound``."""
-        choice, groups = self.choice(measure, widths)
-        if not groups:
+        if not self.choice(measure, widths)[1]:
             return False
-        counted = stages if stages == 2 else None
-        key = (measure, widths, counted)
-        if key not in self._bounds:
-            self._bounds[key] = OrderSearch(choice, stages=counted, all_used=self.all_used)
-        return _Steps(self._bounds[key], batches, self.costs.runtime.message_seconds).allowed(bound)
+        search = self._bounds(measure, widths, stages if stages == 2 else None)
+        return _Steps(search, batches, self.costs.runtime.message_seconds).allowed(bound)
+
+    @remembered
+    def _bounds(self, measure: Measure, widths: Widths, stages: int | None) -> OrderSearch:
+        return OrderSearch(self.choice(measure, widths)[0], stages=stages, all_used=self.all_used)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrule.plan.cut import Floats, StageTable
 from ferrule.plan.search.exact.free_sets import Places
-from ferrule.plan.search.stages.cut import Floats, StageTable
 
 
 @dataclass(frozen=True, eq=False)

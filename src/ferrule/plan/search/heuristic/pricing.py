@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ferrule.plan.cut import StageTable, cut_layers
 from ferrule.plan.obstacle import stage_obstacle
 from ferrule.plan.plan import Plan
 from ferrule.plan.question import Question
+from ferrule.plan.remembered import remembered
 from ferrule.plan.search.stages.classes import Traits, link_traits, traits
 from ferrule.plan.search.stages.costs import Cutting, Measure, StageCosts
-from ferrule.plan.search.stages.cut import StageTable, cut_layers
 from ferrule.plan.search.stages.cuttings import cuttings_of
 
 NO_CABLE = 1.0
@@ -48,9 +49,6 @@ class Pricing:
         self.alone = Measure("prompt" if objective == "ttft" else "token")
         self._tables: dict[tuple[object, ...], StageTable] = {}
         self._ways: dict[tuple[object, ...], list[Cutting]] = {}
-        self._hops: dict[tuple[object, ...], float] = {}
-        self._likes: dict[tuple[str, ...], tuple[object, ...]] = {}
-        self._priced: dict[Groups, Priced] = {}
 
     def measure(self, stages: int) -> tuple[Measure, int]:
         """Of a step: what is timed, and how many batches there are."""
@@ -59,13 +57,12 @@ class Pricing:
         batches, each = self.question.batches(stages)
         return Measure("token", each), batches
 
+    @remembered
     def like(self, names: tuple[str, ...]) -> tuple[object, ...]:
         """The same for devices of the same kinds with the same links between them."""
-        if names not in self._likes:
-            cables = (link_traits(self.cluster, a, b) for a, b in itertools.combinations(names, 2))
-            kinds: tuple[Traits, ...] = tuple(traits(self.cluster.by_name[name]) for name in names)
-            self._likes[names] = (kinds, tuple(cables))
-        return self._likes[names]
+        cables = (link_traits(self.cluster, a, b) for a, b in itertools.combinations(names, 2))
+        kinds: tuple[Traits, ...] = tuple(traits(self.cluster.by_name[name]) for name in names)
+        return kinds, tuple(cables)
 
     def table(self, cutting: Cutting, measure: Measure) -> StageTable:
         key = (self.like(cutting.devices), cutting.shares, cutting.experts, measure)
@@ -108,17 +105,14 @@ class Pricing:
         seconds = self.seconds(group)
         return seconds / self.room(group), seconds
 
+    @remembered
     def hop(self, here: tuple[str, ...], there: tuple[str, ...], measure: Measure, *, last: bool = False) -> float:
-        key = (here, there, measure, last)
-        if key not in self._hops:
-            self._hops[key] = min(self.costs.hop(here, there, measure, last=last), NO_CABLE)
-        return self._hops[key]
+        return min(self.costs.hop(here, there, measure, last=last), NO_CABLE)
 
+    @remembered
     def price(self, groups: Groups) -> Priced:
-        if groups not in self._priced:
-            lacking = Priced(_NO_ROOM * (1 + self._left_over(groups)), groups)
-            self._priced[groups] = min(self._cuts(groups), key=lambda priced: priced.goal, default=lacking)
-        return self._priced[groups]
+        lacking = Priced(_NO_ROOM * (1 + self._left_over(groups)), groups)
+        return min(self._cuts(groups), key=lambda priced: priced.goal, default=lacking)
 
     def _left_over(self, groups: Groups) -> int:
         """Layers for which there is no room if each stage takes all it can."""
@@ -137,8 +131,7 @@ class Pricing:
         if len(groups) == 1:
             (group,), (table,) = groups, tables
             if table.all_fit and math.isfinite(table.always):
-                seconds = float(table.before[-1]) + table.always + table.first + table.last
-                seconds += self.costs.announcement(group)
+                seconds = table.all_seconds + self.costs.announcement(group)
                 yield self._told(groups, (layers,), [seconds], 0.0, batches)
             return
         names = [group.devices for group in groups]

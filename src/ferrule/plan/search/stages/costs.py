@@ -16,9 +16,10 @@ from ferrule.plan.cost.exchange import Exchange
 from ferrule.plan.cost.memory import activation_bytes, vocabulary_of
 from ferrule.plan.cost.messages import announcement, entry_seconds, fellows, message_bytes, pieces, word_bytes
 from ferrule.plan.cost.stage import Loads, Pass, StageCost
+from ferrule.plan.cut import DeviceMemory, Floats, StageTable
 from ferrule.plan.plan import Stage
 from ferrule.plan.question import Question
-from ferrule.plan.search.stages.cut import DeviceMemory, Floats, StageTable
+from ferrule.plan.remembered import remembered
 
 
 @dataclass(frozen=True)
@@ -62,18 +63,10 @@ class StageCosts:
         self._kinds: dict[LayerSpec, int] = {}
         self._kind_of = np.array([self._kinds.setdefault(layer, len(self._kinds)) for layer in model.decoder])
         self._short = question.of(replace(model, decoder=tuple(self._kinds)))  # each kind of layer once
-        self._stages: dict[Cutting, StageCost] = {}
-        self._seconds: dict[tuple[Cutting, Measure], tuple[Floats, float, float, float]] = {}
         self.pieces: dict[Cutting, tuple[float, float, int, float]] = {}
         self.proportions: dict[tuple[tuple[str, ...], Share], tuple[tuple[int, ...] | None, ...]] = {}
-        self._memory: dict[Cutting, tuple[DeviceMemory, ...]] = {}
-        self._hops: dict[tuple[str, str], tuple[float, float]] = {}
         self._ends: dict[tuple[object, ...], tuple[float, float]] = {}
-        self._shares: dict[tuple[Share, float], DeviceMemory] = {}
-        self._devices: dict[tuple[str, Share, float], DeviceMemory] = {}
         self._loads: Loads = {}
-        self._beside: dict[tuple[Share, float], tuple[Floats, DeviceMemory]] = {}
-        self._exchanges: dict[tuple[str, ...], Exchange] = {}
 
     @cached_property
     def _exchange(self) -> Exchange:
@@ -87,12 +80,10 @@ class StageCosts:
 
     def table(self, cutting: Cutting, measure: Measure) -> StageTable:
         """Seconds and bytes for any run of layers on these devices; all infinite where no cables join them."""
-        key = (cutting, measure)
-        if key not in self._seconds:
-            self._seconds[key] = self._time(cutting, measure)
-        by_kind, always, first, last = self._seconds[key]
+        by_kind, always, first, last = self._time(cutting, measure)
         return StageTable(by_kind[self._kind_of], self.memory(cutting), always, first, last)
 
+    @remembered
     def _time(self, cutting: Cutting, measure: Measure) -> tuple[Floats, float, float, float]:
         """Of each kind of layer, of any stage, of what precedes the first layer, and of what follows the last."""
         by_kind: Floats = np.zeros(len(self._kinds))
@@ -115,76 +106,62 @@ class StageCosts:
 
     def with_context(self, context: int) -> StageCosts:
         """The same with room for other contexts: that changes no times."""
+        for name in ("_time", "_stage_cost", "_exchange_of", "_without_context", "_pair"):
+            getattr(self, name)  # there before the copy, so that both know the same
         other = copy(self)
         other.question, other.pieces = self.question.with_work(context=context), {}
-        other._memory, other._shares, other._devices = {}, {}, {}
+        for name in ("memory", "_device_memory", "_held"):
+            vars(other).pop(name, None)
         return other
 
+    @remembered
     def _stage_cost(self, cutting: Cutting) -> StageCost:
-        if cutting not in self._stages:
-            stage = replace(cutting.stage(0, 1), last_layer=self.model.layers)
-            self._stages[cutting] = StageCost(self._short, stage, self._exchange_of(cutting.devices), loads=self._loads)
-        return self._stages[cutting]
+        stage = replace(cutting.stage(0, 1), last_layer=self.model.layers)
+        return StageCost(self._short, stage, self._exchange_of(cutting.devices), loads=self._loads)
 
+    @remembered
     def _exchange_of(self, devices: tuple[str, ...]) -> Exchange:
-        if self._everywhere:
-            return self._exchange
-        if devices not in self._exchanges:
-            self._exchanges[devices] = Exchange(self.cluster, devices)
-        return self._exchanges[devices]
+        return self._exchange if self._everywhere else Exchange(self.cluster, devices)
 
+    @remembered
     def memory(self, cutting: Cutting) -> tuple[DeviceMemory, ...]:
-        if cutting not in self._memory:
-            vocabulary = vocabulary_of(self.model, cutting.stage(0, self.model.layers))
-            self._memory[cutting] = tuple(
-                self._device_memory(name, share, vocabulary)
-                for name, share in zip(cutting.devices, cutting.shares, strict=True)
-            )
-        return self._memory[cutting]
+        vocabulary = vocabulary_of(self.model, cutting.stage(0, self.model.layers))
+        parts = zip(cutting.devices, cutting.shares, strict=True)
+        return tuple(self._device_memory(name, share, vocabulary) for name, share in parts)
 
+    @remembered
     def _device_memory(self, name: str, share: Share, vocabulary: float) -> DeviceMemory:
         """As `memory_of` counts it; activations as if the widest layer of the model were on every stage."""
-        key = (name, share, vocabulary)
-        found = self._devices.get(key)
-        if found is None:
-            device, held = self.cluster.by_name[name], self._held(share, vocabulary)
-            always = held.always + device.runtime_bytes
-            found = DeviceMemory(float(device.memory), held.by_layer, always, held.first, held.last, held.tied)
-            self._devices[key] = found
-        return found
+        device, held = self.cluster.by_name[name], self._held(share, vocabulary)
+        always = held.always + device.runtime_bytes
+        return DeviceMemory(float(device.memory), held.by_layer, always, held.first, held.last, held.tied)
 
+    @remembered
     def _held(self, share: Share, vocabulary: float) -> DeviceMemory:
         """By any device, without a process."""
-        if (share, vocabulary) in self._shares:
-            return self._shares[share, vocabulary]
         weights, none = self._without_context(share, vocabulary)
-        work, policy = self.question.work, self.runtime.cache
+        work, policy = self.question.work, self.runtime.cache_of(self.model)
         factor = self.runtime.cache_factor(work.context * work.concurrency) * work.concurrency
         cache = [layer.cache_bytes(work.context, policy, share) * factor for layer in self._kinds]
-        found = self._shares[share, vocabulary] = replace(none, by_layer=(weights + cache)[self._kind_of])
-        return found
+        return replace(none, by_layer=(weights + cache)[self._kind_of])
 
+    @remembered
     def _without_context(self, share: Share, vocabulary: float) -> tuple[Floats, DeviceMemory]:
         """Weights by kind of layer, and all that is held beside layers."""
-        if (share, vocabulary) in self._beside:
-            return self._beside[share, vocabulary]
         model = self.model
         part = Stage(("",), 0, len(self._kinds))
         inner, whole = (activation_bytes(each, part, share) for each in (self._inner, self._short))
         head = float(model.head.held(vocabulary))
         weights: Floats = np.array([float(layer.held_bytes(share)) for layer in self._kinds])
-        found = self._beside[share, vocabulary] = (
-            weights,
-            DeviceMemory(
-                room=0.0,
-                by_layer=weights,
-                always=inner + 2.0,  # 2: rounding
-                first=float(model.embedding.held(vocabulary)),
-                last=head + model.final.held(1.0) + whole - inner,
-                tied=head if model.tied else 0.0,
-            ),
+        beside = DeviceMemory(
+            room=0.0,
+            by_layer=weights,
+            always=inner + 2.0,  # 2: rounding
+            first=float(model.embedding.held(vocabulary)),
+            last=head + model.final.held(1.0) + whole - inner,
+            tied=head if model.tied else 0.0,
         )
-        return found
+        return weights, beside
 
     @cached_property
     def _inner(self) -> Question:
@@ -201,14 +178,15 @@ class StageCosts:
         slowest = sum(max(alpha + size * beta for alpha, beta in ways) for size in sizes)
         return slowest + entry_seconds(self.question, there, last=last) * len(passes)
 
+    @remembered
     def _pair(self, a: str, b: str) -> tuple[float, float]:
-        if (a, b) not in self._hops:
-            try:
-                route = self._exchange_of((a, b)).route(a, b)
-                self._hops[a, b] = (route.alpha, route.beta)
-            except PlanError:
-                self._hops[a, b] = (np.inf, 0.0)
-        return self._hops[a, b] if a != b else (np.inf, 0.0)
+        if a == b:
+            return np.inf, 0.0
+        try:
+            route = self._exchange_of((a, b)).route(a, b)
+        except PlanError:
+            return np.inf, 0.0
+        return route.alpha, route.beta
 
     def announcement(self, cutting: Cutting) -> float:
         """What a step on one stage waits for the driver's word; infinite where it does not come."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ferrule.errors import PlanError
 
 Floats = NDArray[np.float64]
 Aim = Literal["sum", "max"]
@@ -74,6 +77,11 @@ class StageTable:
     def before(self) -> Floats:
         """Seconds of the layers before each."""
         return np.concatenate(([0.0], np.cumsum(self.by_layer)))
+
+    @property
+    def all_seconds(self) -> float:
+        """Of all layers, on one stage."""
+        return float(self.by_layer.sum()) + self.always + self.first + self.last
 
     @cached_property
     def reach(self) -> NDArray[np.intp]:
@@ -164,3 +172,20 @@ def cut_layers(stages: Sequence[StageTable], aim: Aim, *, cap: float = np.inf) -
     for choice in reversed(choices[1:]):
         ends.append(int(choice[ends[-1]]))
     return Cut(float(best[-1]), tuple(reversed(ends)))
+
+
+def split_layers(
+    layer_bytes: Sequence[int], stages: int, first_extra: int = 0, last_extra: int = 0
+) -> list[tuple[int, int]]:
+    """Cut the layers into ``stages`` half-open ranges so that the largest stage is as small as possible.
+
+    ``first_extra`` and ``last_extra`` are bytes that the first stage (embedding) and the last (norm, head) hold
+    beside their layers. Raises `PlanError` where there are fewer layers than stages.
+    """
+    layers = len(layer_bytes)
+    if stages > layers:
+        raise PlanError(f"{layers} layers cannot fill {stages} pipeline stages; use --pp {layers} or less")
+    table = StageTable(np.array(layer_bytes, dtype=float), (), first=first_extra, last=last_extra)
+    cut = cut_layers([table] * stages, "max")
+    assert cut is not None  # nothing has to fit
+    return list(pairwise((0, *cut.ends)))

@@ -1,0 +1,1 @@
+"""Tokenizers, chat templates and defaults of generation out of the metadata of GGUF files."""

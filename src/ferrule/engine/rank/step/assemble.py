@@ -1,0 +1,128 @@
+"""Make a native program of a description and the weights that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatchmethod
+
+import torch
+
+from ferrule._native import Matrix, Program
+from ferrule.engine.rank.step import operations as described
+from ferrule.engine.rank.step.load import Weights
+from ferrule.engine.rank.step.operations import Description, Operation, View
+from ferrule.fabric import Group
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "gpt_oss")
+SCORINGS = ("softmax", "softmax_of_chosen", "sigmoid")
+ELEMENTS = (torch.bfloat16, torch.float16, torch.float32)
+"""In the order of the native library's numbers."""
+BLOCK = 16
+
+
+class Assembled:
+    """A native program, and the numbers of its registers. ``group``: the ranks that share its layers."""
+
+    def __init__(
+        self, description: Description, weights: Weights, buffers: dict[str, torch.Tensor], dtype: torch.dtype,
+        group: Group, threads: int,
+    ) -> None:  # fmt: skip
+        self.weights, self.group = weights, group
+        element = ELEMENTS.index(dtype)
+        layers = [(each.heads, each.width, each.value_width) for each in description.layers]
+        address = group.native_address if group.size > 1 else 0
+        exact = dtype is torch.float32
+        self.program = Program(threads, layers, element, element, exact, address, group.size, group.rank)
+        self.registers = {name: self.program.add_register(width) for name, width in description.registers.items()}
+        self.tables = {
+            name: self.program.add_rotary(buffers[buffer].float().tolist(), factor)
+            for name, (buffer, factor) in description.rotary.items()
+        }
+        for operation in description.operations:
+            self._add(operation)
+
+    def _view(self, view: View) -> tuple[int, int]:
+        return self.registers[view.register], view.offset
+
+    def _vector(self, name: str, added: float = 0.0) -> list[float]:
+        return (self.weights.vectors[name] + added).tolist() if name else []
+
+    def _matrix(self, name: str) -> Matrix:
+        return self.weights.matrices[name].matrix
+
+    def _biases(self, names: Sequence[str], matrices: Sequence[str]) -> list[float]:
+        """One after the other, each filled up with zeros as the results are."""
+        if not names:
+            return []
+        joined: list[float] = []
+        for name, matrix in zip(names, matrices, strict=True):
+            rows = self.weights.matrices[matrix].shape[0]
+            bias = self._vector(name) if name else [0.0] * rows
+            joined += bias + [0.0] * (-len(bias) % BLOCK)
+        return joined
+
+    @singledispatchmethod
+    def _add(self, operation: Operation) -> None:
+        raise TypeError(f"no native operation for {operation!r}")
+
+    @_add.register
+    def _(self, it: described.Embed) -> None:
+        self.program.embed(self._matrix(it.table), it.first, it.factor, it.shared, self.registers[it.to])
+
+    @_add.register
+    def _(self, it: described.Norm) -> None:
+        weight, bias = self._vector(it.weight, it.added), self._vector(it.bias)
+        self.program.norm(self._view(it.source), self._view(it.to), it.width, it.count, weight, bias, it.eps, it.mean)
+
+    @_add.register
+    def _(self, it: described.Product) -> None:
+        matrices = [self._matrix(name) for name in it.matrices]
+        bias = self._biases(it.biases, it.matrices)
+        self.program.product(self._view(it.source), self.registers[it.to], matrices, bias)
+
+    @_add.register
+    def _(self, it: described.Rotate) -> None:
+        self.program.rotate(self._view(it.heads), it.count, it.width, self.tables[it.table], it.interleaved)
+
+    @_add.register
+    def _(self, it: described.Attend) -> None:
+        views = self._view(it.query), self._view(it.key), self._view(it.value)
+        to, sinks = self.registers[it.to], self._vector(it.sinks)
+        self.program.attend(*views, to, it.layer, it.heads, it.scale, it.softcap, it.window, sinks)
+
+    @_add.register
+    def _(self, it: described.Gate) -> None:
+        up = it.up or it.gate
+        kind = ACTIVATIONS.index(it.activation)
+        self.program.gate(self._view(it.gate), self._view(up), it.up is not None, self.registers[it.to], it.width, kind)
+
+    @_add.register
+    def _(self, it: described.Reduce) -> None:
+        source, to = self.registers[it.source], self.registers[it.to]
+        self.program.reduce(source, to, it.add, it.shared, it.factor, self._vector(it.bias))
+
+    @_add.register
+    def _(self, it: described.Scale) -> None:
+        self.program.scale(self.registers[it.register], it.factor, it.softcap)
+
+    @_add.register
+    def _(self, it: described.Select) -> None:
+        self.program.select(self.registers[it.source], self.registers[it.to])
+
+    @_add.register
+    def _(self, it: described.Gather) -> None:
+        self.program.gather(self.registers[it.source], self.registers[it.to], it.features)
+
+    @_add.register
+    def _(self, it: described.Experts) -> None:
+        matrices: list[Matrix] = []
+        biases: list[list[float]] = []
+        for expert in range(it.held):
+            matrices += [self._matrix(f"{it.gate_up}[{expert}]"), self._matrix(f"{it.down}[{expert}]")]
+            if it.gate_up_bias:
+                biases += [self.weights.vectors[name][expert].tolist() for name in (it.gate_up_bias, it.down_bias)]
+        self.program.experts(
+            self._view(it.x), self.registers[it.logits], self.registers[it.to], it.total, it.chosen,
+            SCORINGS.index(it.scoring), it.normalize, it.factor, self._vector(it.choice_bias), it.groups,
+            it.chosen_groups, it.first, it.inner, ACTIVATIONS.index(it.activation), it.interleaved, matrices, biases,
+        )  # fmt: skip

@@ -1,0 +1,281 @@
+"""Describe the step of a model: from its modules, built and cut but without memory, to the operations of a program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ferrule.engine.rank.attention import WINDOW
+from ferrule.engine.rank.layers import GatheredLinear, RowParallelLinear, VocabularyParallelEmbedding
+from ferrule.engine.rank.step.families import ACTIVATIONS, FAMILIES, Family
+from ferrule.engine.rank.step.operations import (
+    Attend,
+    CacheLayer,
+    Description,
+    Embed,
+    Experts,
+    Gate,
+    Gather,
+    Norm,
+    Operation,
+    Product,
+    Reduce,
+    Rotate,
+    Scale,
+    Select,
+    View,
+)
+from ferrule.plan import Shard
+
+BLOCK = 16
+"""The results of a product are filled up to a multiple of this."""
+STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
+"""Kinds of rotary positions whose frequencies do not depend on the sequence."""
+SCORING = {"MixtralTopKRouter": "softmax", "Qwen3MoeTopKRouter": "softmax", "GptOssTopKRouter": "softmax_of_chosen"}
+"""How a router's logits become weights, by its class."""
+
+
+class Unfit(Exception):
+    """The model has something for which there is no operation. Its text says what."""
+
+
+def describe(model: Any, base: nn.Module, shard: Shard, ranks: int) -> Description:
+    """The program of this rank's stage. ``ranks``: that share its layers. Raises `Unfit`."""
+    return _Describer(model, base, shard, ranks).description()
+
+
+class _Describer:
+    def __init__(self, model: Any, base: nn.Module, shard: Shard, ranks: int) -> None:
+        self.model, self.base, self.shard, self.ranks = model, base, shard, ranks
+        self.config = model.config
+        self.hidden = int(self.config.hidden_size)
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.operations: list[Operation] = []
+        self.registers: dict[str, int] = {"hidden": self.hidden, "normed": self.hidden, "sum": _padded(self.hidden)}
+        self.rotary: dict[str, tuple[str, float]] = {}
+        self.caches: list[CacheLayer] = []
+        self.depths: list[int] = []
+        self.matrices: set[str] = set()
+
+    def description(self) -> Description:
+        layers = list(self.base.layers)  # type: ignore[arg-type]
+        if self.shard.has_embedding:
+            self._embed()
+        for index in range(self.shard.first_layer, self.shard.last_layer):
+            family = FAMILIES.get(type(layers[index]).__name__)
+            if family is None:
+                raise Unfit(f"{type(layers[index]).__name__} has no step program")
+            self._layer(layers[index], family)
+            self.depths.append(len(self.operations))
+        result = "hidden"
+        if self.shard.has_head:
+            self._head(FAMILIES[type(layers[self.shard.first_layer]).__name__])
+            result = "logits"
+        return Description(
+            tuple(self.operations), self.registers, self.rotary, tuple(self.caches), tuple(self.depths), result,
+            frozenset(self.matrices),
+        )  # fmt: skip
+
+    def _embed(self) -> None:
+        module: Any = self.model.get_input_embeddings()
+        first = 0
+        if isinstance(module, VocabularyParallelEmbedding):
+            first, module = module.first, module.table
+        factor = float(getattr(module, "scalar_embed_scale", 1.0)) * float(
+            getattr(self.config, "embedding_multiplier", None) or 1.0
+        )
+        self._add(Embed(self._weight(module), "hidden", first, factor, self.ranks > 1))
+
+    def _layer(self, layer: Any, family: Family) -> None:
+        self._norm(getattr(layer, family.attention_norm), family, View("hidden"), View("normed"))
+        self._attention(layer.self_attn, family)
+        self._residual(layer, family, family.attention_after, layer.self_attn.o_proj)
+        self._norm(getattr(layer, family.mlp_norm), family, View("hidden"), View("normed"))
+        mlp = layer.mlp
+        if hasattr(mlp, "experts"):
+            self._experts(mlp)
+            self._residual(layer, family, family.mlp_after, None)
+        else:
+            self._dense(mlp)
+            self._residual(layer, family, family.mlp_after, mlp.down_proj)
+
+    def _residual(self, layer: Any, family: Family, after: str, linear: Any) -> None:
+        """Sum the ranks' parts and add them to the hidden states, through the norm ``after`` where there is one."""
+        shared = self.ranks > 1
+        if linear is not None and shared and not isinstance(linear, RowParallelLinear):
+            raise Unfit(f"{self._name(linear)} is not cut by rows")
+        bias = "" if linear is None or linear.bias is None else f"{self._name(linear)}.bias"
+        factor = float(getattr(layer, "residual_multiplier", 1.0))
+        if not after:
+            self._add(Reduce("sum", "hidden", shared=shared, factor=factor, bias=bias))
+            return
+        self._add(Reduce("sum", "sum", add=False, shared=shared, bias=bias))
+        self._norm(getattr(layer, after), family, View("sum"), View("sum"))
+        self._add(Reduce("sum", "hidden", factor=factor))
+
+    def _norm(
+        self, module: Any, family: Family, source: View, to: View, width: int | None = None, count: int = 1
+    ) -> None:
+        eps = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
+        if eps is None or not isinstance(getattr(module, "weight", None), nn.Parameter):
+            raise Unfit(f"{self._name(module)} is no norm that is known")
+        weight = f"{self._name(module)}.weight"
+        if width is not None and module.weight.shape != (width,):
+            raise Unfit(f"{weight} is for several heads at once")
+        mean = isinstance(module, nn.LayerNorm)
+        bias = f"{self._name(module)}.bias" if mean and module.bias is not None else ""
+        self._add(Norm(source, to, width or self.hidden, float(eps), weight, bias, count, family.added, mean))
+
+    def _attention(self, attention: Any, family: Family) -> None:
+        width = int(attention.head_dim)
+        fused = getattr(attention, "qkv_proj", None)
+        if fused is not None:
+            heads, held = self._fused_heads(fused, width)
+            parts = (0, heads * width, (heads + held) * width)
+            self._product(View("normed"), "qkv", fused)
+        else:
+            linears = attention.q_proj, attention.k_proj, attention.v_proj
+            heads, held = (each.weight.shape[0] // width for each in linears[:2])
+            parts = (0, _padded(heads * width), _padded(heads * width) + _padded(held * width))
+            self._product(View("normed"), "qkv", *linears)
+        query, key, value = (View("qkv", part) for part in parts)
+        for name, view, count in (("q_norm", query, heads), ("k_norm", key, held)):
+            if getattr(attention, name, None) is not None:
+                self._norm(getattr(attention, name), family, view, view, width, count)
+        table = self._rotary(attention)
+        for view, count in ((query, heads), (key, held)):
+            self._add(Rotate(view, count, width, table))
+        window = getattr(attention, "sliding_window", None)
+        if family.window:
+            window = getattr(self.config, "sliding_window", None)
+        window = window or getattr(attention, WINDOW, None) or 0
+        softcap = getattr(attention, "attn_logit_softcapping", None)
+        if softcap is not None and "Gemma2" not in type(attention).__name__:
+            raise Unfit(f"{type(attention).__name__} says that its logits are bounded, and does not do it")
+        sinks = f"{self._name(attention)}.sinks" if hasattr(attention, "sinks") else ""
+        self.registers["attended"] = max(self.registers.get("attended", 0), heads * width)
+        scale, cap = float(attention.scaling), float(softcap or 0.0)
+        self._add(Attend(query, key, value, "attended", len(self.caches), heads, scale, cap, window, sinks))
+        self.caches.append(CacheLayer(held, width, width))
+        self._product(View("attended"), "sum", attention.o_proj, biased=False)
+
+    def _fused_heads(self, fused: nn.Linear, width: int) -> tuple[int, int]:
+        """Query and key/value heads of a fused projection on this rank."""
+        share = self.config.num_attention_heads // self.config.num_key_value_heads
+        held = fused.weight.shape[0] // width // (share + 2)
+        if held * (share + 2) * width != fused.weight.shape[0]:
+            raise Unfit(f"{self._name(fused)} holds key/value heads of another number than the queries need")
+        return share * held, held
+
+    def _rotary(self, attention: Any) -> str:
+        module: Any = getattr(self.base, "rotary_emb", None)
+        kind = getattr(attention, "layer_type", None)
+        prefix = f"{kind}_" if kind and hasattr(module, f"{kind}_inv_freq") else ""
+        if not hasattr(module, f"{prefix}inv_freq"):
+            raise Unfit("its rotary positions are not known")
+        told = module.rope_type
+        if (told[kind] if isinstance(told, dict) else told) not in STATIC_ROTARY:
+            raise Unfit(f"its rotary positions are of the kind {told!r}")
+        name = f"{self._name(module)}.{prefix}inv_freq"
+        self.rotary[prefix or "all"] = name, float(getattr(module, f"{prefix}attention_scaling"))
+        return prefix or "all"
+
+    def _dense(self, mlp: Any) -> None:
+        activation = self._activation(mlp)
+        if getattr(mlp, "gate_up_proj", None) is not None:
+            inner = mlp.gate_up_proj.weight.shape[0] // 2
+            self._product(View("normed"), "gate_up", mlp.gate_up_proj)
+            up = inner
+        else:
+            inner = mlp.gate_proj.weight.shape[0]
+            self._product(View("normed"), "gate_up", mlp.gate_proj, mlp.up_proj)
+            up = _padded(inner)
+        self.registers["inner"] = max(self.registers.get("inner", 0), inner)
+        self._add(Gate(View("gate_up"), View("gate_up", up), "inner", inner, activation))
+        self._product(View("inner"), "sum", mlp.down_proj, biased=False)
+
+    def _experts(self, mlp: Any) -> None:
+        experts = mlp.experts
+        router: Any = getattr(mlp, "gate", None) or getattr(mlp, "router", None)
+        kind = type(router).__name__
+        scoring = {
+            "MixtralTopKRouter": "softmax",
+            "Qwen3MoeTopKRouter": "softmax",
+            "GptOssTopKRouter": "softmax_of_chosen",
+        }
+        if kind not in scoring:
+            raise Unfit(f"{kind} chooses experts in its own way")
+        gpt_oss = kind == "GptOssTopKRouter"
+        held, dim = experts.gate_up_proj.shape[0], 2 if gpt_oss else 1
+        name = self._name(experts)
+        if gpt_oss and (experts.alpha, experts.limit) != (1.702, 7.0):
+            raise Unfit(f"{name} has a gate of its own")
+        first = getattr(experts, "first_expert", 0)
+        self._product(View("normed"), "routed", router)
+        self.matrices |= {f"{name}.gate_up_proj", f"{name}.down_proj"}
+        self._add(
+            Experts(
+                View("normed"), "routed", "sum",
+                total=int(router.num_experts), chosen=int(router.top_k), scoring=SCORING[kind],
+                first=first, held=held, inner=experts.gate_up_proj.shape[dim] // 2,
+                activation="gpt_oss" if gpt_oss else self._activation(experts),
+                gate_up=f"{name}.gate_up_proj", down=f"{name}.down_proj",
+                gate_up_bias=f"{name}.gate_up_proj_bias" if gpt_oss else "",
+                down_bias=f"{name}.down_proj_bias" if gpt_oss else "",
+                normalize=kind == "MixtralTopKRouter" or bool(getattr(router, "norm_topk_prob", False)),
+                transposed=gpt_oss, interleaved=gpt_oss,
+            )
+        )  # fmt: skip
+
+    def _activation(self, module: Any) -> str:
+        name = type(getattr(module, "act_fn", None) or getattr(module, "activation_fn", None)).__name__
+        if name not in ACTIVATIONS:
+            raise Unfit(f"{name} is no activation that is known")
+        return ACTIVATIONS[name]
+
+    def _head(self, family: Family) -> None:
+        norm: Any = getattr(self.base, "norm", None)
+        if norm is None:
+            raise Unfit("its last norm is not known")
+        self.registers["last"] = self.hidden
+        self._add(Select("hidden", "last"))
+        self._norm(norm, family, View("last"), View("last"))
+        head: Any = self.model.get_output_embeddings()
+        if self.ranks > 1 and not (isinstance(head, GatheredLinear) and head.root == 0):
+            raise Unfit(f"{self._name(head)} is not shared out by the vocabulary")
+        features = head.features if self.ranks > 1 else head.out_features
+        self._product(View("last"), "scores", head)
+        self.registers["logits"] = features
+        self._add(Gather("scores", "logits", features))
+        factor = 1 / float(getattr(self.config, "logits_scaling", None) or 1.0)
+        softcap = float(getattr(self.config, "final_logit_softcapping", None) or 0.0)
+        if factor != 1.0 or softcap:
+            self._add(Scale("logits", factor, softcap))
+
+    def _product(self, source: View, to: str, *modules: Any, biased: bool = True) -> None:
+        for module in modules:
+            if isinstance(module, GatheredLinear) and module.root is None:
+                raise Unfit(f"{self._name(module)} is gathered on all ranks")
+            if isinstance(module, RowParallelLinear) and module.split_input:
+                raise Unfit(f"{self._name(module)} takes its input whole")
+        biases = [f"{self._name(each)}.bias" if getattr(each, "bias", None) is not None else "" for each in modules]
+        width = sum(_padded(each.weight.shape[0]) for each in modules)
+        self.registers[to] = max(self.registers.get(to, 0), width)
+        weights = tuple(self._weight(each) for each in modules)
+        self._add(Product(source, to, weights, tuple(biases) if biased and any(biases) else ()))
+
+    def _weight(self, module: Any) -> str:
+        name = f"{self._name(module)}.weight"
+        self.matrices.add(name)
+        return name
+
+    def _name(self, module: nn.Module) -> str:
+        return str(self.names[id(module)])
+
+    def _add(self, operation: Operation) -> None:
+        self.operations.append(operation)
+
+
+def _padded(width: int) -> int:
+    return -(-width // BLOCK) * BLOCK

@@ -1,0 +1,57 @@
+"""What the layers of a family of models do that attributes of their modules do not tell, by the class of the layer.
+
+A family is here when a step program gives the logits of transformers' modules for it (tests/engine/test_step.py). All
+others run through those modules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ACTIVATIONS = {
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "GELUActivation": "gelu",
+    "GELU": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "GptOssActivation": "gpt_oss",
+    "ReLU": "relu",
+}
+"""By the name of the module's class."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """``attention_norm``, ``mlp_norm``: before these blocks. ``attention_after``, ``mlp_after``: of their results,
+    before they are added; empty where there is none. ``added``: what norms add to their weights. ``window``: that
+    layers have the configuration's sliding window, though their modules do not hold it."""
+
+    attention_norm: str = "input_layernorm"
+    attention_after: str = ""
+    mlp_norm: str = "post_attention_layernorm"
+    mlp_after: str = ""
+    added: float = 0.0
+    window: bool = False
+
+
+_GEMMA = Family(
+    attention_after="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_after="post_feedforward_layernorm",
+    added=1.0,
+)
+
+FAMILIES: dict[str, Family] = {
+    "LlamaDecoderLayer": Family(),
+    "MistralDecoderLayer": Family(window=True),
+    "MixtralDecoderLayer": Family(window=True),
+    "Phi3DecoderLayer": Family(window=True),
+    "Qwen2DecoderLayer": Family(),
+    "Qwen3DecoderLayer": Family(),
+    "Qwen3MoeDecoderLayer": Family(),
+    "GraniteDecoderLayer": Family(),
+    "GptOssDecoderLayer": Family(),
+    "Gemma2DecoderLayer": _GEMMA,
+    "Gemma3DecoderLayer": _GEMMA,
+}

@@ -1,0 +1,114 @@
+"""Fill the parameters of a model whose step is a program: matrices packed, the rest as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ferrule.engine.rank.model import Blueprint
+from ferrule.engine.rank.step.operations import Description, Experts
+from ferrule.engine.rank.step.pieces import of_expert, of_matrix
+from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.loading import (
+    BytesRead,
+    Recipe,
+    assign,
+    check_complete,
+    check_shape,
+    fill,
+    stored_bytes,
+    targets,
+)
+from ferrule.engine.weights.matrix import PackedMatrix, pack, pack_numbers
+from ferrule.engine.weights.slicing import Slicing
+
+
+@dataclass
+class Weights:
+    """``matrices``: by the parameter's name, and those of stacked experts as ``NAME[i]``. ``vectors``: everything else,
+    as float32. ``bytes``: what all of them take."""
+
+    matrices: dict[str, PackedMatrix] = field(default_factory=dict)
+    vectors: dict[str, Tensor] = field(default_factory=dict)
+    bytes: int = 0
+
+
+def load_weights(
+    blueprint: Blueprint, description: Description, checkpoint: Checkpoint, on_bytes: BytesRead
+) -> Weights:
+    """Raises `ModelError` where a tensor is missing or has another shape than the architecture says."""
+    model, weights = blueprint.model, Weights()
+    stacks = {
+        name: each for each in description.operations if isinstance(each, Experts) for name in (each.gate_up, each.down)
+    }
+    wanted = dict(targets(model))
+    check_complete([blueprint.aliases.get(name, name) for name in wanted], blueprint.made_of, checkpoint)
+    sizes = {name: stored_bytes(_recipe(blueprint, name), blueprint.slicings.get(name), checkpoint) for name in wanted}
+    total, done = sum(sizes.values()), 0
+    on_bytes(0, total)
+    shared = {id(tensor): name for name, tensor in wanted.items()}
+    for name, empty in wanted.items():
+        recipe, cut = _recipe(blueprint, name), blueprint.slicings.get(name)
+        if name in stacks:
+            found = _stack(blueprint, name, recipe, cut, empty, stacks[name], checkpoint)
+            weights.matrices.update({f"{name}[{index}]": each for index, each in enumerate(found)})
+            weights.bytes += sum(each.bytes for each in found)
+        elif name in description.matrices and empty.dim() == 2:
+            pieces = of_matrix(recipe, cut, checkpoint)
+            if pieces is None:
+                matrix = pack_numbers(_filled(blueprint, name, recipe, cut, empty, checkpoint), blueprint.dtype)
+            else:
+                matrix = pack(pieces, checkpoint, blueprint.dtype)
+            check_shape(matrix.shape, empty, name, checkpoint)
+            weights.matrices[name] = matrix
+            weights.bytes += matrix.bytes
+        else:
+            held = _filled(blueprint, name, recipe, cut, empty, checkpoint)
+            assign(model, name, held)
+            weights.vectors[name] = held.float()
+            weights.bytes += held.nbytes
+        done += sizes[name]
+        on_bytes(done, total)
+    for name in description.matrices - weights.matrices.keys():  # tied: one tensor under two names
+        tensor = dict(model.named_parameters(remove_duplicate=False)).get(name)
+        if tensor is not None and id(tensor) in shared and shared[id(tensor)] in weights.matrices:
+            weights.matrices[name] = weights.matrices[shared[id(tensor)]]
+    return weights
+
+
+def _recipe(blueprint: Blueprint, name: str) -> Recipe:
+    return blueprint.made_of[blueprint.aliases.get(name, name)]
+
+
+def _filled(
+    blueprint: Blueprint, name: str, recipe: Recipe, cut: Slicing | None, empty: Tensor, checkpoint: Checkpoint
+) -> Tensor:
+    held = torch.empty(empty.shape, dtype=empty.dtype)
+    fill(held, blueprint.aliases.get(name, name), recipe, cut, checkpoint, blueprint.model)
+    return held
+
+
+def _stack(
+    blueprint: Blueprint,
+    name: str,
+    recipe: Recipe,
+    cut: Slicing | None,
+    empty: Tensor,
+    experts: Experts,
+    checkpoint: Checkpoint,
+) -> list[PackedMatrix]:
+    found = []
+    for expert in range(experts.held):
+        one = empty[expert].T if experts.transposed else empty[expert]
+        pieces = of_expert(recipe, cut, expert, checkpoint)
+        if pieces is None or any(piece.weight.transposed != experts.transposed for piece in pieces):
+            break
+        matrix = pack(pieces, checkpoint, blueprint.dtype)
+        check_shape(matrix.shape, one, name, checkpoint)
+        found.append(matrix)
+    if found:
+        return found
+    whole = _filled(blueprint, name, recipe, cut, empty, checkpoint)
+    return [pack_numbers(each.T if experts.transposed else each, blueprint.dtype) for each in whole]

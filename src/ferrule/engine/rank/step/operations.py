@@ -1,0 +1,202 @@
+"""Operations of a step program as a description: what is done, to which registers, with which weights of the model.
+
+Registers hold float32 numbers, a row for each token of the batch, and are known by names. Weights are named as the
+model's parameters are. Pure: nothing here computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+
+class View(NamedTuple):
+    """A run of numbers in each row of a register, from ``offset`` on."""
+
+    register: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What all operations share: how they are printed."""
+
+    def __str__(self) -> str:
+        told = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value != each.default:
+                shown = f"{value.register}+{value.offset}" if isinstance(value, View) and value.offset else value
+                told.append(f"{each.name}={value.register if isinstance(shown, View) else shown}")
+        return f"{type(self).__name__.lower():8} {' '.join(told)}"
+
+
+@dataclass(frozen=True)
+class Embed(Operation):
+    """Rows of ``table`` by token, from token ``first`` on; the sum over ranks, where ``shared``."""
+
+    table: str
+    to: str
+    first: int = 0
+    factor: float = 1.0
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Norm(Operation):
+    """``count`` runs of ``width`` numbers, each divided by its root mean square (``mean``: less its mean before), times
+    ``weight`` plus ``added``, plus ``bias``."""
+
+    source: View
+    to: View
+    width: int
+    eps: float
+    weight: str = ""
+    bias: str = ""
+    count: int = 1
+    added: float = 0.0
+    mean: bool = False
+
+
+@dataclass(frozen=True)
+class Product(Operation):
+    """``matrices`` times ``source``: the results side by side, each filled up to a multiple of 16 numbers."""
+
+    source: View
+    to: str
+    matrices: tuple[str, ...]
+    biases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rotate(Operation):
+    """Rotary positions: ``count`` heads of ``width``, turned by the angles of ``table``."""
+
+    heads: View
+    count: int
+    width: int
+    table: str
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class Attend(Operation):
+    """Store keys and values of layer ``layer``, and attend to all that the queries see."""
+
+    query: View
+    key: View
+    value: View
+    to: str
+    layer: int
+    heads: int
+    scale: float
+    softcap: float = 0.0
+    window: int = 0
+    sinks: str = ""
+
+
+@dataclass(frozen=True)
+class Gate(Operation):
+    """``activation(gate) * up``; without ``up``, the activation alone."""
+
+    gate: View
+    up: View | None
+    to: str
+    width: int
+    activation: str
+
+
+@dataclass(frozen=True)
+class Reduce(Operation):
+    """The sum over ranks of ``source`` (``shared``: each has a part), plus ``bias``; added to ``to`` times ``factor``,
+    or put there."""
+
+    source: str
+    to: str
+    add: bool = True
+    shared: bool = False
+    factor: float = 1.0
+    bias: str = ""
+
+
+@dataclass(frozen=True)
+class Scale(Operation):
+    """``register`` times ``factor``, then bounded by ``softcap``."""
+
+    register: str
+    factor: float = 1.0
+    softcap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Select(Operation):
+    """Only the rows whose logits are wanted go on."""
+
+    source: str
+    to: str
+
+
+@dataclass(frozen=True)
+class Gather(Operation):
+    """The ranks' parts of each row, joined on the driver."""
+
+    source: str
+    to: str
+    features: int
+
+
+@dataclass(frozen=True)
+class Experts(Operation):
+    """The experts that the router's ``logits`` choose, summed by weight: this rank's part. ``first``, ``held``: which
+    experts it has. ``interleaved``: rows of gate and up alternate."""
+
+    x: View
+    logits: str
+    to: str
+    total: int
+    chosen: int
+    scoring: str
+    first: int
+    held: int
+    inner: int
+    activation: str
+    gate_up: str
+    down: str
+    gate_up_bias: str = ""
+    down_bias: str = ""
+    normalize: bool = False
+    factor: float = 1.0
+    choice_bias: str = ""
+    groups: int = 1
+    chosen_groups: int = 1
+    transposed: bool = False
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """What a layer keeps of a token: ``heads`` keys of ``width`` numbers and as many values of ``value_width``."""
+
+    heads: int
+    width: int
+    value_width: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """A step program. ``registers``: their widths by name; the first takes what the stage before sent. ``rotary``: the
+    buffer of frequencies, and the factor of its sines and cosines, by the table's name. ``layers``: of the cache.
+    ``depths``: how many operations the first layers take, one number for each layer. ``result``: the register of hidden
+    states or logits."""
+
+    operations: tuple[Operation, ...]
+    registers: dict[str, int]
+    rotary: dict[str, tuple[str, float]]
+    layers: tuple[CacheLayer, ...]
+    depths: tuple[int, ...]
+    result: str
+    matrices: frozenset[str] = field(default_factory=frozenset)
+    """Names of weights that are held packed."""
+
+    def __str__(self) -> str:
+        return "\n".join(str(each) for each in self.operations)

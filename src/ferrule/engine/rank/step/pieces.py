@@ -1,0 +1,52 @@
+"""Where the rows of a packed matrix are stored: slices of a checkpoint that make a parameter, or one of its experts.
+
+As `weights.loading`, which fills ordinary parameters: experts are stacked in one parameter, while most checkpoints
+store them one by one, and gate and up apart.
+"""
+
+from __future__ import annotations
+
+from transformers.core_model_loading import Concatenate, MergeModulelist
+
+from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.loading import Recipe, within
+from ferrule.engine.weights.matrix import Piece
+from ferrule.engine.weights.slicing import Slicing
+
+
+def of_matrix(recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint) -> list[Piece] | None:
+    """Of a parameter with two dimensions; None where it must be converted as a whole."""
+    if recipe.converter is not None or (cut is not None and cut.pad):
+        return None
+    (keys,) = recipe.sources.values()
+    return [Piece(checkpoint.tensors[keys[-1]], cut)]
+
+
+def of_expert(recipe: Recipe, cut: Slicing | None, expert: int, checkpoint: Checkpoint) -> list[Piece] | None:
+    """Of this rank's expert number ``expert`` of a stacked parameter; None where it must be converted as a whole."""
+    first, inner = 0, cut
+    if cut is not None and cut.dim == 0:
+        first, inner = cut.ranges[0][0], None
+    if recipe.converter is None:
+        (keys,) = recipe.sources.values()
+        within_one = None if inner is None else Slicing(inner.dim - 1, inner.of, inner.ranges)
+        return [Piece(checkpoint.tensors[keys[-1]], within_one, first + expert)]
+    operations = recipe.converter.operations
+    kinds = [type(operation) for operation in operations]
+    if kinds[:1] != [MergeModulelist] or operations[0].dim != 0 or kinds[1:] not in ([], [Concatenate]):
+        return None
+    joined = operations[1].dim if len(operations) == 2 else None
+    if joined not in (None, 1):
+        return None
+    pieces, offset = [], 0
+    for pattern in recipe.converter.source_patterns:
+        if pattern not in recipe.sources:
+            continue
+        weight = checkpoint.tensors[recipe.sources[pattern][first + expert]]
+        if joined is None:
+            part = None if inner is None else Slicing(inner.dim - 1, inner.of, inner.ranges)
+        else:
+            part = within(inner, joined, offset, weight.shape)
+            offset += weight.shape[0]
+        pieces.append(Piece(weight, part))
+    return pieces

@@ -1,0 +1,106 @@
+"""A runner whose steps are native programs: Python says which tokens, and nothing more per layer or per token."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ferrule._native import STATUS, kernel_instructions
+from ferrule.engine.devices import Device
+from ferrule.engine.options import STEP_TIMEOUT, RankOptions
+from ferrule.engine.rank.batch import Batch
+from ferrule.engine.rank.model import Blueprint, blueprint, restore_buffers
+from ferrule.engine.rank.step.assemble import Assembled
+from ferrule.engine.rank.step.describe import describe
+from ferrule.engine.rank.step.load import load_weights
+from ferrule.engine.types import Progress
+from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.fabric import Group
+
+OK = STATUS["OK"]
+
+
+class StepRunner:
+    """`Runner`. ``stage``: the ranks of this rank's stage. Raises `Unfit` before anything is loaded where the model has
+    no step program."""
+
+    def __init__(
+        self,
+        options: RankOptions,
+        world: Group,
+        stage: Group,
+        device: Device,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        self.options, self.world, self.stage, self.plan = options, world, stage, options.plan
+        self.shard = self.plan.shards[world.rank]
+        self.device, self.device_title = device, f"{device.title}, {kernel_instructions()}"
+
+        def loaded(done: int, total: int) -> None:
+            on_progress(Progress(world.rank, "load", done, total))
+
+        with Checkpoint(Path(options.directory)) as checkpoint:
+            built: Blueprint = blueprint(Path(options.directory), options.dtype, self.shard, stage, checkpoint)
+            self.description = describe(built.model, built.base, self.shard, stage.size)
+            weights = load_weights(built, self.description, checkpoint, loaded)
+        restore_buffers(built.model, device.torch_device)
+        buffers = dict(built.model.named_buffers())
+        self.torch_dtype, self.hidden_size = built.dtype, built.hidden_size
+        self.dtype = str(built.dtype).removeprefix("torch.")
+        self.weight_bytes = weights.bytes
+        self.assembled = Assembled(self.description, weights, buffers, built.dtype, stage, options.threads)
+        self.program = self.assembled.program
+
+    def run(self, batch: Batch) -> Tensor | None:
+        """See `Runner.run`."""
+        for identity in batch.released:
+            self.program.release(identity)
+        if not batch.spans:
+            return None
+        rows = batch.logit_rows()
+        self._step(batch, rows, 0)
+        if not self.shard.has_head:
+            hidden = self._result("hidden", len(batch.tokens), self.hidden_size)
+            self.world.send(hidden.to(self.torch_dtype), dst=self.world.rank + self.plan.tensor)
+            return None
+        if self.world.rank != self.plan.driver:
+            return None
+        return self._result("logits", len(rows), self.description.registers["logits"])
+
+    def capture(self, batch: Batch, depth: int, rows: Sequence[int]) -> Tensor:
+        """See `Runner.capture`."""
+        self._step(batch, (), self.description.depths[depth - self.shard.first_layer - 1])
+        return self._result("hidden", len(batch.tokens), self.hidden_size)[list(rows)]
+
+    def cache_bytes_per_token(self, sequence: int) -> int:
+        """See `Runner.cache_bytes_per_token`."""
+        return self.program.bytes_per_token
+
+    def cache_memory(self) -> int:
+        """See `Runner.cache_memory`."""
+        return self.device.memory_free()
+
+    def _step(self, batch: Batch, rows: Sequence[int], length: int) -> None:
+        address, received = 0, None
+        if not self.shard.has_embedding:
+            sent = torch.empty((len(batch.tokens), self.hidden_size), dtype=self.torch_dtype)
+            self.world.recv(sent, src=self.world.rank - self.plan.tensor)
+            received = sent.float()
+            address = received.data_ptr()
+        spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]
+        status = self.program.run(spans, batch.tokens, list(rows), address, STEP_TIMEOUT, length)
+        del received  # its memory must live until here
+        if status != OK:
+            self.stage.fail(status)
+
+    def _result(self, register: str, rows: int, width: int) -> Tensor:
+        """A copy of the first ``rows`` of a register."""
+        result = torch.empty((rows, width))
+        address = self.program.address(self.assembled.registers[register])
+        if rows:
+            ctypes.memmove(result.data_ptr(), address, result.nbytes)
+        return result

@@ -1,0 +1,144 @@
+"""Blocks of ggml's formats taken apart: codes, scales and offsets of their groups.
+
+Layouts and meanings are those of ggml-common.h and of the reference functions in ggml-quants.c (``dequantize_row_*``).
+Pure numpy; all in all blocks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrule.engine.weights.bits import exponents
+from ferrule.engine.weights.groups import GroupLayout
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Parts = tuple[Bytes, Floats, Floats | None]
+"""Codes (n, numbers of a block), scales (n, groups of a block) and offsets likewise."""
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """``numbers`` in ``size`` bytes. ``take_apart``: blocks (n, size) -> `Parts`."""
+
+    numbers: int
+    size: int
+    layout: GroupLayout
+    take_apart: Callable[[Bytes], Parts]
+
+
+def _half(blocks: Bytes, at: int) -> Floats:
+    """The float16 at byte ``at`` of each block: (n, 1)."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+
+
+def _lanes(data: Bytes, width: int, bits: int) -> Bytes:
+    """Codes that lie side by side in bytes: of each ``width`` bytes first the lowest ``bits`` of all, then the next."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    blocks, size = data.shape
+    lanes = (data.reshape(blocks, size // width, 1, width) >> shifts) & np.uint8((1 << bits) - 1)
+    return lanes.reshape(blocks, size * 8 // bits)
+
+
+def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
+    """Of a block of 32: bit i belongs to number i. (n, 32), each 0 or 16."""
+    return np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << np.uint8(4)
+
+
+def _q4_0(blocks: Bytes) -> Parts:
+    return _lanes(blocks[:, 2:], 16, 4), _half(blocks, 0), None
+
+
+def _q4_1(blocks: Bytes) -> Parts:
+    return _lanes(blocks[:, 4:], 16, 4), _half(blocks, 0), _half(blocks, 2)
+
+
+def _q5_0(blocks: Bytes) -> Parts:
+    return _lanes(blocks[:, 6:], 16, 4) | _fifth_bits(blocks, 2), _half(blocks, 0), None
+
+
+def _q5_1(blocks: Bytes) -> Parts:
+    return _lanes(blocks[:, 8:], 16, 4) | _fifth_bits(blocks, 4), _half(blocks, 0), _half(blocks, 2)
+
+
+def _q8_0(blocks: Bytes) -> Parts:
+    return blocks[:, 2:] ^ np.uint8(0x80), _half(blocks, 0), None  # signed bytes, from 128 up
+
+
+def _iq4_nl(blocks: Bytes) -> Parts:
+    return _lanes(blocks[:, 2:], 16, 4), _half(blocks, 0), None
+
+
+def _mxfp4(blocks: Bytes) -> Parts:
+    return _lanes(blocks[:, 1:], 16, 4), exponents(blocks[:, :1]), None
+
+
+def _q2_k(blocks: Bytes) -> Parts:
+    """16 groups of 16: two times four bits of scale and minimum each, then codes of 2 bits."""
+    scales, least = blocks[:, :16] & np.uint8(15), blocks[:, :16] >> np.uint8(4)
+    codes = _lanes(blocks[:, 16:80], 32, 2)
+    return codes, _half(blocks, 80) * scales.astype(np.float32), -(_half(blocks, 82) * least.astype(np.float32))
+
+
+def _q3_k(blocks: Bytes) -> Parts:
+    """16 groups of 16: the third bits, codes of 2 bits, scales of 6 bits with 32 for zero (low 4 bits, then high 2)."""
+    codes = _lanes(blocks[:, 32:96], 32, 2) | _lanes(blocks[:, :32], 32, 1) << np.uint8(2)
+    scales = _lanes(blocks[:, 96:104], 8, 4) | _lanes(blocks[:, 104:108], 4, 2) << np.uint8(4)
+    return codes, _half(blocks, 108) * (scales.astype(np.float32) - np.float32(32)), None
+
+
+def _scales_of_8(packed: Bytes) -> tuple[Floats, Floats]:
+    """Of Q4_K and Q5_K: eight scales and minima of 6 bits in 12 bytes. The first four have bytes of their own, in whose
+    high bits those of the last four are."""
+    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1)
+    least = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1)
+    return scales.astype(np.float32), least.astype(np.float32)
+
+
+def _q4_k(blocks: Bytes) -> Parts:
+    scales, least = _scales_of_8(blocks[:, 4:16])
+    return _lanes(blocks[:, 16:], 32, 4), _half(blocks, 0) * scales, -(_half(blocks, 2) * least)
+
+
+def _q5_k(blocks: Bytes) -> Parts:
+    scales, least = _scales_of_8(blocks[:, 4:16])
+    codes = _lanes(blocks[:, 48:], 32, 4) | _lanes(blocks[:, 16:48], 32, 1) << np.uint8(4)
+    return codes, _half(blocks, 0) * scales, -(_half(blocks, 2) * least)
+
+
+def _q6_k(blocks: Bytes) -> Parts:
+    """16 groups of 16: low 4 bits, high 2 bits, signed bytes of scales."""
+    codes = _lanes(blocks[:, :128], 64, 4) | _lanes(blocks[:, 128:192], 32, 2) << np.uint8(4)
+    return codes, _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32), None
+
+
+def _iq4_xs(blocks: Bytes) -> Parts:
+    """8 groups of 32: scales of 6 bits with 32 for zero, high 2 bits of all first, then low 4 bits."""
+    high = _lanes(blocks[:, 2:4], 1, 2)
+    low = _lanes(blocks[:, 4:8], 1, 4)
+    scales = (low | high << np.uint8(4)).astype(np.float32) - np.float32(32)
+    return _lanes(blocks[:, 8:], 16, 4), _half(blocks, 0) * scales, None
+
+
+BLOCK_TYPES: dict[str, BlockType] = {
+    "Q4_0": BlockType(32, 18, GroupLayout(4, 32, "f16", zero=8), _q4_0),
+    "Q4_1": BlockType(32, 20, GroupLayout(4, 32, "f16", offsets=True), _q4_1),
+    "Q5_0": BlockType(32, 22, GroupLayout(5, 32, "f16", zero=16), _q5_0),
+    "Q5_1": BlockType(32, 24, GroupLayout(5, 32, "f16", offsets=True), _q5_1),
+    "Q8_0": BlockType(32, 34, GroupLayout(8, 32, "f16", zero=128), _q8_0),
+    "IQ4_NL": BlockType(32, 18, GroupLayout(4, 32, "f16", values="iq4nl"), _iq4_nl),
+    "MXFP4": BlockType(32, 17, GroupLayout(4, 32, "e8m0", values="fp4"), _mxfp4),
+    # The scales of the following are products of two numbers, which only float32 holds as they are.
+    "Q2_K": BlockType(256, 84, GroupLayout(2, 16, "f32", offsets=True), _q2_k),
+    "Q3_K": BlockType(256, 110, GroupLayout(3, 16, "f32", zero=4), _q3_k),
+    "Q4_K": BlockType(256, 144, GroupLayout(4, 32, "f32", offsets=True), _q4_k),
+    "Q5_K": BlockType(256, 176, GroupLayout(5, 32, "f32", offsets=True), _q5_k),
+    "Q6_K": BlockType(256, 210, GroupLayout(6, 16, "f32", zero=32), _q6_k),
+    "IQ4_XS": BlockType(256, 136, GroupLayout(4, 32, "f32", values="iq4nl"), _iq4_xs),
+}
+"""By the names of `ferrule.model.gguf.types`."""

@@ -1,0 +1,1 @@
+"""GGUF checkpoints: their tensors as weights under the names of transformers' modules."""

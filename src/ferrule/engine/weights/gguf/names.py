@@ -1,0 +1,136 @@
+"""Names of a GGUF file's tensors -> those of transformers' modules, family by family.
+
+llama.cpp's names are those of its ``llama-arch.cpp``; transformers' are those of its modules' parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from ferrule.errors import ModelError
+
+BLOCK = re.compile(r"blk\.(\d+)\.(.+)$")
+IGNORED = re.compile(r"(^|\.)rope_(freqs|factors_long|factors_short)\.weight$|\.attn_rot_embd\.")
+"""Tables that the configuration holds, or that are computed."""
+
+TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""Without ``.weight`` and ``.bias``, which are the same on both sides."""
+
+_EXPERTS = {"ffn_gate_inp": "mlp.gate"}
+_SHARED = {f"ffn_{each}_shexp": f"mlp.shared_experts.{each}_proj" for each in ("gate", "up", "down")}
+_CORRECTED = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
+_FOUR_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """``layer``: names within a layer beside `_LAYER`'s. ``turned``: queries and keys are stored in llama.cpp's order
+    of rows. ``added``: what norms are stored with added to them. ``transposed``: transformers has the experts' inputs
+    before their outputs, and gate and up alternate."""
+
+    layer: dict[str, str] = field(default_factory=dict)
+    turned: bool = False
+    added: float = 0.0
+    transposed: bool = False
+
+    def name(self, leaf: str) -> str | None:
+        return self.layer.get(leaf) or _LAYER.get(leaf)
+
+
+_GEMMA = Family({}, added=1.0)
+_DEEPSEEK = Family({**_LATENT, **_EXPERTS, **_SHARED, **_CORRECTED})
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(turned=True),
+    "mistral": Family(turned=True),
+    "mixtral": Family(_EXPERTS, turned=True),
+    "qwen2": Family(),
+    "qwen3": Family(),
+    "qwen2_moe": Family(
+        {
+            **_EXPERTS,
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+            **{key: value.replace("shared_experts", "shared_expert") for key, value in _SHARED.items()},
+        }
+    ),
+    "qwen3_moe": Family(_EXPERTS),
+    "gemma": _GEMMA,
+    "gemma2": Family(_FOUR_NORMS, added=1.0),
+    "gemma3_text": Family(_FOUR_NORMS, added=1.0),
+    "phi3": Family({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+    "gpt_oss": Family(
+        {
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_post_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.router",
+            "attn_sinks": "self_attn.sinks",
+        },
+        transposed=True,
+    ),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "starcoder2": Family({"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+    "olmo2": Family({"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}),
+    "glm4": Family(
+        {
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+        }
+    ),
+    "glm4_moe": Family({"post_attention_norm": "post_attention_layernorm", **_EXPERTS, **_SHARED, **_CORRECTED}),
+}
+"""By transformers' ``model_type``, as `ferrule.model.gguf.gguf_config` tells it."""
+
+NAMELESS = frozenset({"self_attn.sinks", "mlp.gate.e_score_correction_bias"})
+"""Bare parameters, whose names end without ``.weight`` or ``.bias``."""
+
+
+def family_of(model_type: str, file: str) -> Family:
+    """Raises `ModelError` for a family whose GGUF files are not run here."""
+    found = FAMILIES.get(model_type)
+    if found is None:
+        raise ModelError(
+            f"{file} is a model of the family {model_type!r}, whose GGUF files are not run here; use the directory of "
+            f"its safetensors. These are run: {', '.join(FAMILIES)}"
+        )
+    return found
+
+
+def split_name(name: str) -> tuple[str, str, str]:
+    """The layer's prefix (empty: none), the name within it, and ``weight`` or ``bias`` (or nothing)."""
+    within = BLOCK.match(name)
+    layer, rest = (f"model.layers.{int(within[1])}.", within[2]) if within else ("", name)
+    leaf, dot, suffix = rest.rpartition(".")
+    return (layer, leaf, suffix) if dot and suffix in ("weight", "bias") else (layer, rest, "")

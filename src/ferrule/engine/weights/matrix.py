@@ -1,0 +1,179 @@
+"""Matrices as a rank multiplies by them: packed by the native library, from groups of codes or from plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ferrule._native import Compute, Matrix
+from ferrule.engine.weights.formats.format import StoredTensors, Weight
+from ferrule.engine.weights.formats.grouped import GroupedFormat, steps
+from ferrule.engine.weights.formats.packed import Packed
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle, rectangle
+from ferrule.engine.weights.slicing import Slicing
+
+CODES = ("bf16", "f16", "f32", "integer", "fp4", "iq4nl", "nf4", "e4m3", "e5m2")
+SCALES = ("f16", "bf16", "f32", "e8m0")
+"""In the order of the native library's numbers."""
+PLAIN = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+BLOCK = 16
+"""Rows that lie side by side; results are filled up to a multiple of it."""
+LEAST_GROUP, SPAN = 16, 32
+"""Columns: the smallest group, and what larger groups are multiples of."""
+
+
+def padded(rows: int) -> int:
+    """``rows`` filled up to whole blocks."""
+    return -(-rows // BLOCK) * BLOCK
+
+
+@cache
+def compute(threads: int) -> Compute:
+    """The threads of this process by which torch's modules multiply packed weights."""
+    return Compute(threads)
+
+
+class PackedMatrix(Packed):
+    """A packed weight in a native `Matrix`. ``dtype``: of products; float32 ones are exact, others take activations as
+    8-bit integers where the weight's codes are small integers."""
+
+    def __init__(self, matrix: Matrix, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        self.matrix, self.dtype = matrix, dtype
+        self.shape, self.device, self.bytes = torch.Size(shape), torch.device("cpu"), matrix.bytes
+
+    def multiply(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).float().contiguous()
+        result = torch.empty(rows.shape[0], padded(self.shape[0]))
+        exact = self.dtype is torch.float32
+        threads = compute(torch.get_num_threads())
+        given, made = rows.data_ptr(), result.data_ptr()
+        threads.multiply([self.matrix], given, rows.shape[0], rows.shape[1], made, result.shape[1], exact)
+        return result[:, : self.shape[0]].to(x.dtype).reshape(*x.shape[:-1], self.shape[0])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The slice ``cut`` of a stored weight, or of its matrix ``index`` where it is a stack: rows are outputs, as they
+    are multiplied by. ``cut`` is of the matrix as the module has it, and has no padding."""
+
+    weight: Weight
+    cut: Slicing | None = None
+    index: int | None = None
+
+    @property
+    def part(self) -> Rectangle:
+        cut = self.cut
+        if cut is not None and self.weight.transposed:
+            cut = Slicing(1 - cut.dim, cut.of, cut.ranges)
+        return rectangle(self.weight.matrix, cut)
+
+    def groups(self, part: Rectangle, source: StoredTensors) -> GroupedMatrix | None:
+        """``part`` as groups that can be multiplied by; None where it is to be held as numbers."""
+        if not isinstance(self.weight.format, GroupedFormat):
+            return None
+        return fitting(self.weight.format.groups(self.weight, part, source, self.index or 0))
+
+    def numbers(self, source: StoredTensors) -> Tensor:
+        """All of it: (rows, columns)."""
+        cut = self.cut
+        if self.index is not None:  # one of a stack: its numbers lie together
+            one = Slicing(0, self.weight.shape[0], ((self.index, self.index + 1),))
+            whole = self.weight.format.read(self.weight, one, source)[0][0]
+            parts = [whole]
+            if cut is not None:
+                parts = [whole.narrow(cut.dim, start, stop - start) for start, stop in cut.ranges]
+        else:
+            parts = self.weight.format.read(self.weight, cut, source)
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts, 0 if cut is None else cut.dim)
+        return joined.T if self.weight.transposed else joined
+
+
+def pack(pieces: Sequence[Piece], source: StoredTensors, dtype: torch.dtype) -> PackedMatrix:
+    """The matrix whose rows are those of ``pieces``, one after the other: as it is stored where that can be multiplied,
+    else as numbers of ``dtype``."""
+    rows = sum(piece.part.shape[0] for piece in pieces)
+    columns = pieces[0].part.shape[1]
+    matrix: Matrix | None = None
+    for start, stop in steps(Rectangle(((0, rows),), ((0, columns),))):
+        found = [piece.groups(part, source) for piece, part in _rows_of(pieces, start, stop)]
+        groups = [each for each in found if each is not None]
+        if len(groups) < len(found) or not _alike(groups):
+            return pack_numbers(torch.cat([piece.numbers(source) for piece in pieces]), dtype)
+        first = groups[0]
+        if matrix is None:
+            matrix = _matrix_of(rows, first)
+        codes = np.ascontiguousarray(np.concatenate([each.codes for each in groups]))
+        scales = np.ascontiguousarray(np.concatenate([each.scales for each in groups]), np.float32)
+        at = 0
+        if first.offsets is not None:
+            offsets = np.ascontiguousarray(
+                np.concatenate([each.offsets for each in groups if each.offsets is not None])
+            )
+            at = offsets.ctypes.data
+        matrix.pack_groups(start, stop - start, codes.ctypes.data, scales.ctypes.data, at)
+    assert matrix is not None
+    return PackedMatrix(matrix, (rows, columns), dtype)
+
+
+def pack_numbers(numbers: Tensor, dtype: torch.dtype) -> PackedMatrix:
+    """``numbers`` (out, in), packed as ``dtype``."""
+    held = numbers.to(dtype).contiguous()
+    rows, columns = held.shape
+    matrix = Matrix(rows, columns, CODES.index(PLAIN[dtype]), 0, 0, 0, 0, 0)
+    matrix.pack_plain(0, rows, held.data_ptr(), columns)
+    return PackedMatrix(matrix, (rows, columns), dtype)
+
+
+def fitting(found: GroupedMatrix) -> GroupedMatrix | None:
+    """``found`` in groups of a size by which can be multiplied: 16 columns or a multiple of 32, or a whole row. None
+    where its groups are smaller than that, or cut otherwise."""
+    columns, groups = found.codes.shape[1], found.scales.shape[1]
+    group = columns // groups
+    if group == LEAST_GROUP or group % SPAN == 0 or groups == 1:
+        return found
+    if group % LEAST_GROUP:
+        return None
+    times = group // LEAST_GROUP
+    offsets = None if found.offsets is None else found.offsets.repeat(times, axis=1)
+    return replace(found, scales=found.scales.repeat(times, axis=1), offsets=offsets)
+
+
+def _rows_of(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[tuple[Piece, Rectangle]]:
+    """Which rows of which pieces are rows ``start`` to ``stop`` of all of them together."""
+    place = 0
+    for piece in pieces:
+        rows = piece.part.shape[0]
+        low, high = max(start, place), min(stop, place + rows)
+        if low < high:
+            yield piece, piece.part.some_rows(low - place, high - place)
+        place += rows
+
+
+def _alike(groups: Sequence[GroupedMatrix]) -> bool:
+    """Whether they can stand in one matrix."""
+    first = groups[0]
+    return all(
+        each.layout == first.layout
+        and each.scales.shape[1] == first.scales.shape[1]
+        and (each.order is None) == (first.order is None)
+        and (each.order is None or first.order is None or np.array_equal(each.order, first.order))
+        for each in groups
+    )
+
+
+def _matrix_of(rows: int, first: GroupedMatrix) -> Matrix:
+    layout, columns = first.layout, first.codes.shape[1]
+    group = columns // first.scales.shape[1]
+    if first.scales.shape[1] == 1:
+        group = -(-columns // SPAN) * SPAN
+    numbers = CODES.index(layout.values), layout.bits, SCALES.index(layout.scale)
+    offsets = (1 + layout.zero_points) if layout.offsets else 0
+    matrix = Matrix(rows, columns, *numbers, offsets, layout.zero, group)
+    if first.order is not None:
+        matrix.set_order(first.order.tolist())
+    return matrix
