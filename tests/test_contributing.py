@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def users(module: str, name: str) -> set[str]:
 def test_the_page_tells_how_to_add_each_thing() -> None:
     titles = {"transport", "doctor check", "weight format", "device", "family of models", "page of documentation"}
     assert set(LISTS) == titles
-    assert all(len(paths) >= 3 for paths in LISTS.values())
+    assert all(len(paths) >= 3 and "CHANGELOG.md" in paths for paths in LISTS.values())
 
 
 @pytest.mark.parametrize(("title", "path"), [(title, path) for title, paths in LISTS.items() for path in paths])
@@ -106,6 +107,13 @@ def test_the_transports_are_listed_nowhere_else() -> None:
         if any(all(name.search(line) for name in names) for line in text.splitlines())
     }
     assert {file for file in listing if not any(file.startswith(path) for path in LISTS["transport"])} == set()
+
+
+def test_formats_are_looked_at_without_torch() -> None:
+    """As the page asks for: None in its place makes every import of it fail."""
+    program = "import sys; sys.modules['torch'] = None; import ferrule.engine.weights.formats"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr
 
 
 def test_imports_are_seen_however_they_are_written() -> None:

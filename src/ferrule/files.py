@@ -69,18 +69,9 @@ def locked(path: Path, timeout: float) -> Iterator[None]:
     Raises `TimeoutError` if another process holds it for ``timeout`` seconds, and `OSError` where ``path`` cannot be.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + timeout
     with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"another process has held {path} for {timeout:g} s; wait for it or end it"
-                    ) from None
-                time.sleep(_POLL_SECONDS)
+        if not _lock_within(file.fileno(), timeout):
+            raise TimeoutError(f"another process has held {path} for {timeout:g} s; wait for it or end it")
         yield
 
 
@@ -88,13 +79,10 @@ def hold(path: Path, seconds: float) -> int | None:
     """Take the lock ``path`` (made if missing); returns its descriptor, held as well by each process that inherits it,
     until the last of them dies. None if another process has it for longer than ``seconds``. Raises `OSError`."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + seconds
-    while not _try_lock(lock, fcntl.LOCK_EX):
-        if time.monotonic() > deadline:
-            os.close(lock)
-            return None
-        time.sleep(_POLL_SECONDS)
-    return lock
+    if _lock_within(lock, seconds):
+        return lock
+    os.close(lock)
+    return None
 
 
 def held(path: Path) -> bool:
@@ -114,6 +102,15 @@ def write_whole(path: Path, text: str) -> None:
     fresh = path.with_name(f".{path.name}.new")  # what a killed process left there is written over
     fresh.write_text(text)
     fresh.replace(path)
+
+
+def _lock_within(lock: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not _try_lock(lock, fcntl.LOCK_EX):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
 
 
 def _try_lock(lock: int, kind: int) -> bool:

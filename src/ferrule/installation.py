@@ -17,6 +17,14 @@ def pip_install(extra: str) -> str:
     return command(extra, _direct_url(), sys.executable)
 
 
+def version_of(package: str) -> str | None:
+    """The installed version, without importing the package: some take seconds. None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def command(extra: str, direct_url: Mapping[str, Any], python: str) -> str:
     """As `pip_install`. ``direct_url``: the record that installers leave of what they were given (PEP 610); empty for
     a package from an index."""

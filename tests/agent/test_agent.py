@@ -157,7 +157,7 @@ def test_leaving_is_heard_by_the_others(tmp_path):
                 await until(lambda: a.cluster.knowledge.gone(b.cluster.settings.host))
             assert list(a.cluster.knowledge.members) == [a.cluster.settings.host]
             assert a.cluster.peers == {}
-        assert client.was_taken_out(second)
+        assert client.remembered(second).gone(second.settings.host)
 
     asyncio.run(scene())
 

@@ -50,7 +50,7 @@ class FakeCluster:
         self.kernels = {member.host: f"boot of {member.name}" for member in MEMBERS}
         monkeypatch.setattr(cluster_planner, "ask_here", self.ask_here)
         monkeypatch.setattr(cluster_planner, "ask_member", self.ask_member)
-        monkeypatch.setattr(cluster_planner, "host_reports", self.reports)
+        monkeypatch.setattr(cluster_planner, "ask_all", self.ask_all)
         monkeypatch.setattr(cluster_planner, "parse_report", lambda text, origin: text_of[text])
         monkeypatch.setattr(cluster_planner, "read_calibrations", dict)
 
@@ -72,7 +72,7 @@ class FakeCluster:
         text_of[member.name] = report("abc".index(member.host[0]), self.memory[member.host], self.kernels[member.host])
         return member.name
 
-    async def reports(self, home, members, timeout):
+    async def ask_all(self, home, members, question, timeout):
         return {member.host: HostCores(self.kernels[member.host], (0, 1, 2, 3)) for member in members}
 
 

@@ -25,7 +25,7 @@ class ClusterState:
         for member in members:
             self.knowledge, _ = self.knowledge.introduced(member)
         self.write_ray(desired)
-        self.peers = {OTHER: SimpleNamespace(up=self.up, way=("127.0.0.1", 8421))}
+        self.peers = {OTHER: SimpleNamespace(up=self.up, address=("127.0.0.1", 8421))}
 
     @property
     def member(self):

@@ -18,7 +18,7 @@ from ferrule.lab import Lab, Topology, pair
 from ferrule.links import Bandwidth, Latency, LinkEnd, MeasuredLink, MeasuredPair, examine
 from ferrule.probe import Effort, in_lab_host, new_key, probe_pair, to_csv
 from ferrule.probe.ends import End
-from ferrule.probe.lend import Borrower, lend
+from ferrule.probe.lend import borrow, borrowing, lend
 from ferrule.probe.messages import tcp_exchanges
 from ferrule.probe.probe import confirmed
 
@@ -83,10 +83,10 @@ def test_one_thread_may_drive_both_ends() -> None:
 
 def test_a_socket_is_lent_to_another_process(tmp_path: Path) -> None:
     place = tmp_path / "lent"
-    with connected() as (one, other), Borrower(str(place)) as borrower:
+    with connected() as (one, other), borrowing(str(place)) as listener:
         assert place.stat().st_mode & 0o077 == 0
         lend(str(place), other)
-        with borrower.socket() as lent:
+        with borrow(listener) as lent:
             one.sendall(b"hello")
             assert lent.recv(5) == b"hello"
     assert not place.exists()

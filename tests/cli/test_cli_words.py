@@ -106,8 +106,15 @@ def imported(heavy: str, *commands: tuple[str, ...]) -> None:
 def test_the_shell_is_offered_names(words: str, offered: str, tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/config").write_text("Host strix-7 *.example\n  User me\n")
-    env = {**os.environ, "HOME": str(tmp_path), "_FERRULE_COMPLETE": "complete_bash", "COMP_WORDS": f"ferrule {words}"}
-    env["COMP_CWORD"] = str(len(words.split()))
+    for folder in ("run", "run/ferrule", "run/ferrule/labs"):
+        (tmp_path / folder).mkdir(mode=0o700)
+    (tmp_path / "run/ferrule/labs/.lock").touch()  # labs that were up leave it there
+    env = {**os.environ, "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    env |= {
+        "_FERRULE_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"ferrule {words}",
+        "COMP_CWORD": str(len(words.split())),
+    }
     told = subprocess.run(
         [sys.executable, "-m", "ferrule"], env=env, check=True, capture_output=True, text=True, timeout=60
     )

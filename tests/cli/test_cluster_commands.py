@@ -47,6 +47,20 @@ def test_names_that_other_hosts_chose_are_no_markup():
         assert word in console.file.getvalue()
 
 
+def test_names_of_a_model_and_its_hosts_are_whole_at_80_columns():
+    row = ModelRow(
+        name="Qwen3-30B-A3B", wanted=desired("a" * 32), pid=1, state="ready", address="http://127.0.0.1:8420",
+        on="strix-1", strategy="tensor", hosts=("strix-1", "strix-2"), measured=121.7, predicted=123.0,
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=80)
+    for part in models_table([row]):
+        console.print(part)
+    told = console.file.getvalue()
+    for word in ("Qwen3-30B-A3B", "http://127.0.0.1:8420", "strix-2", "121.7", "(123.0", "recoveries"):
+        assert word in told, told
+    assert "…" not in told
+
+
 @pytest.mark.parametrize(
     ("state", "expected"), [("stopped", "stopped for 3 s"), ("lost", "lost for 3 s"), ("up", "up")]
 )
@@ -71,7 +85,7 @@ def test_what_up_is_told_of_ray_makes_sense(tmp_path, monkeypatch):
         commands.up(ray_port=9000)
     with pytest.raises(ConfigError, match="without --foreground"):
         commands.up(ray=True, foreground=True)
-    monkeypatch.setattr(cluster_ray, "ray_version", lambda: "")
+    monkeypatch.setattr(cluster_ray, "version_of", lambda package: None)
     with pytest.raises(ConfigError, match=r"pip install .*\[cluster\]"):
         commands.up(ray=True)
     assert not list(tmp_path.iterdir())

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ferrule.kmod import PACKAGE, Source
-from ferrule.links import Inventory, Machine, Module, ThunderboltDomain
+from ferrule.links import Inventory, Machine, ThunderboltDomain
 from ferrule.links.doctor.fix import Target
+from ferrule.links.types.machine import Module
 
 KERNEL = "6.12.48-amd64"
 INVENTORY = Inventory(

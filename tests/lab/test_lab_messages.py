@@ -43,7 +43,7 @@ def test_requests_round_trip(request_: messages.Request, kinds: object) -> None:
         (b"[]\n", "object"),
         (b"{}\n", "do"),
         (b'{"do": "dance"}\n', "dance"),
-        (b'{"do": "fault", "cable": "cable0"}\n', "words"),
+        (b'{"do": "fault", "cable": "cable0"}\n', "arguments"),
         (b'{"do": "status", "more": 1}\n', "more"),
         (b'{"do": "console", "host": "' + b"x" * 300 + b'"}\n', "256"),
     ],
@@ -89,7 +89,7 @@ def test_who_does_not_answer_is_named(tmp_path: Path) -> None:
 
 def test_the_order_of_a_usb4_lab_round_trips() -> None:
     plan = Plan((Usb4Host("a"), Usb4Host("b", vendor="amd")), (Usb4Cable("cable0", ("a", 0), ("b", 1), rate=1e9),))
-    order = Order(plan, "", 64, 0.5, 3)
+    order = Order(plan, "", 0.5)
     assert msgspec.json.decode(msgspec.json.encode(order), type=Order) == order
     with pytest.raises(ConfigError, match="two hosts are called a"):
         msgspec.json.decode(msgspec.json.encode(order).replace(b'"name":"b"', b'"name":"a"'), type=Order)

@@ -89,7 +89,7 @@ class Pair:
 @contextmanager
 def running(folder: Path, *cables: Usb4Cable, trace: Path | None = None) -> Iterator[Lab]:
     plan = Plan((Usb4Host("a"), Usb4Host("b", vendor="amd")), cables or (CABLE,))
-    server = Server(folder, msgspec.json.decode(msgspec.json.encode(plan), type=Plan), training=0.01, seed=1)
+    server = Server(folder, msgspec.json.decode(msgspec.json.encode(plan), type=Plan), training=0.01)
     if trace is not None:
         server.trace(trace, 64)
     thread = threading.Thread(target=server.run)

@@ -147,8 +147,8 @@ def test_memory_is_shared_with_the_server_of_a_controller() -> None:
     assert "q35" in alone
     assert not any("memfd" in word for word in alone)
     joined = Qemu(("qemu",)).line(TCG, hardware(controllers=[Path("/a"), Path("/b")], streams=[("session0", 9)]))
-    assert "memory-backend-memfd,id=ram,size=512M,share=on" in joined
-    assert "q35,memory-backend=ram" in joined
+    assert "memory-backend-memfd,id=usb4-memory,size=512M,share=on" in joined
+    assert "q35,memory-backend=usb4-memory" in joined
     assert [word for word in joined if "vfio-user-pci" in word and '"/b"' in word and '"0x11"' in word]
     assert "socket,id=session0,fd=9" in joined
     assert controller_slot(1) == "0000:00:11.0"

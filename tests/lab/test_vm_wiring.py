@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ferrule.errors import ConfigError
@@ -103,7 +104,7 @@ def test_without_a_cable_there_is_no_peer(tmp_path: Path) -> None:
 
 def test_options_survive_the_way_to_the_holder(tmp_path: Path) -> None:
     options = VmOptions(kernel="6.12", modules=("rdma_rxe",), rdma=True, driver=True, hops=3)
-    assert VmOptions.from_json(options.to_json()) == options
+    assert msgspec.json.decode(msgspec.json.encode(options), type=VmOptions) == options
     with pytest.raises(ConfigError, match=r"no kernel '5\.10'; choose 6\.1, 6\.12, newest"):
         VmOptions(kernel="5.10").machines()
     with pytest.raises(ConfigError, match=r"no module .*gone\.ko"):

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from ferrule.errors import ConfigError
-from ferrule.launch import HostEntry
 from ferrule.launch import environment as env
 from ferrule.launch.facts import Face, HostFacts, RdmaFace, with_links
+from ferrule.launch.hostfile import HostEntry
 from ferrule.launch.job import Job, Site, find_addresses, version_skew, with_ports
 from ferrule.links import Probe
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ferrule.errors import ConfigError
-from ferrule.launch import HostEntry, parse_hosts, read_hostfile
-from ferrule.launch.hostfile import parse_hostfile
+from ferrule.launch.hostfile import HostEntry, parse_hostfile, parse_hosts, read_hostfile
 from ferrule.launch.job import share_out
 from ferrule.launch.request import choose_hosts, chosen_variables, forwarded, make_task
 

@@ -19,8 +19,9 @@ from ferrule.cluster.home import ClusterHome, HostSettings, new_host_id
 from ferrule.cluster.records import HostRecord, Member
 from ferrule.cluster.store import Store
 from ferrule.errors import LaunchError
-from ferrule.launch import HostEntry, JobResult, Launcher, LocalPlace, RankOutput, Task, protocol
-from ferrule.launch.places import SshPlace, place_for
+from ferrule.launch import JobResult, Launcher, RankOutput, Task, protocol
+from ferrule.launch.hostfile import HostEntry
+from ferrule.launch.places import LocalPlace, SshPlace, place_for
 from ferrule.secure import KEY_BYTES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux")
@@ -185,7 +186,7 @@ def test_places_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.Monke
     assert "/no/python on other has no Ferrule" in told[4]
     assert "strix-2 over ssh" in told[5]
     assert "a host of the cluster 'desk'" in told[5]
-    assert "ferrule launch --cluster --hosts strix-2" in told[5]
+    assert "give --cluster beside --hosts" in told[5]
 
 
 def test_signal_while_hosts_are_reached(tmp_path: Path) -> None:

@@ -9,21 +9,13 @@ from typing import Any
 import pytest
 from test_doctor import EXPECTED, FINDINGS, read
 
-from ferrule.links import (
-    Clock,
-    Finding,
-    Firewall,
-    FirewallChain,
-    FlowControl,
-    Inventory,
-    NetAddress,
-    NetKind,
-    NetManager,
-    RdmaDevice,
-    ThunderboltRouter,
-    Unreadable,
-)
+from ferrule.links import Finding, Inventory, RdmaDevice
 from ferrule.links.doctor import diagnose
+from ferrule.links.types.firewall import Firewall, FirewallChain
+from ferrule.links.types.inventory import Unreadable
+from ferrule.links.types.machine import Clock
+from ferrule.links.types.net import FlowControl, NetAddress, NetKind, NetManager
+from ferrule.links.types.thunderbolt import ThunderboltRouter
 
 change = dataclasses.replace
 

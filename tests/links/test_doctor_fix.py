@@ -14,11 +14,13 @@ from test_doctor_checks import CX3, E810, STRIX, bare, net, peer, without_module
 
 from ferrule.errors import LinkError
 from ferrule.lab import Lab, pair
-from ferrule.links import Inventory, NetAddress, NetDevice, NetManager, Service
+from ferrule.links import Inventory, NetDevice
 from ferrule.links.doctor import diagnose
 from ferrule.links.doctor.fix import Command, Fix, Journal, NewFile, Step, Target, apply, plan_fixes, undo
 from ferrule.links.doctor.fix.persist import give_address, set_mtu
 from ferrule.links.doctor.fix.plan import choose_address
+from ferrule.links.types.machine import Service
+from ferrule.links.types.net import NetAddress, NetManager
 
 change = dataclasses.replace
 

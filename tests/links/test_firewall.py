@@ -13,16 +13,17 @@ from build_trees import TREES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule.links import Firewall, FirewallChain, FirewallRule, Inventory, NetAddress, NetDevice, Probe, RuleMatch
+from ferrule.links import Inventory, NetDevice, Probe
 from ferrule.links.doctor import diagnose
 from ferrule.links.doctor.packets import Blocked, Packets, blocked
-from ferrule.links.linux.firewall import IPTABLES, NFT, NFT_LINES, UFW, ZONES
-from ferrule.links.linux.firewall.firewalld import parse_zones
-from ferrule.links.linux.firewall.iptables import parse_saved
-from ferrule.links.linux.firewall.nftables import parse_ruleset
-from ferrule.links.linux.firewall.ufw import parse_status
+from ferrule.links.linux.firewall.firewalld import ZONES, parse_zones
+from ferrule.links.linux.firewall.iptables import IPTABLES, parse_saved
+from ferrule.links.linux.firewall.nftables import NFT, NFT_LINES, parse_ruleset
+from ferrule.links.linux.firewall.ufw import UFW, parse_status
 from ferrule.links.linux.machine import SYSTEMCTL, UNITS
 from ferrule.links.record import tree_of
+from ferrule.links.types.firewall import Firewall, FirewallChain, FirewallRule, RuleMatch
+from ferrule.links.types.net import NetAddress
 
 RULES = Path(__file__).parent / "firewalls"
 """nft-*: printed by nftables 1.0.6 in a network namespace; the others follow the programs' manuals."""

@@ -14,7 +14,7 @@ from findings_manual import listed
 import ferrule.links.measured.findings
 from ferrule.links import (
     Bandwidth,
-    Counters,
+    Fault,
     Finding,
     Latency,
     LinkEnd,
@@ -26,7 +26,7 @@ from ferrule.links import (
     examine,
     traffic,
 )
-from ferrule.links.measured import Fault
+from ferrule.links.traffic import Counters
 
 GOOD = Bandwidth(1, 9.4e9, 9.4e9, 9.3e9, 9.3e9)
 ENDS = (

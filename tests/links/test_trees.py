@@ -10,10 +10,11 @@ from build_trees import TREES, records
 from linux_trees import pc, wifi_only
 from tree_builder import LinuxBuild
 
-from ferrule.links import Inventory, NetAddress, NetManager, Probe, Route
+from ferrule.links import Inventory, Probe
 from ferrule.links.linux.addresses import ADDRESS
 from ferrule.links.linux.machine import SYSTEMCTL, UNITS
 from ferrule.links.record import tree_of
+from ferrule.links.types.net import NetAddress, NetManager, Route
 
 
 @cache

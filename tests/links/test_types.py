@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ferrule.links import (
-    Finding,
-    Inventory,
-    Iommu,
-    Machine,
-    Module,
-    NetAddress,
-    PcieLink,
-    Route,
-    ThunderboltPeer,
-    pcie_gb_s,
-    worst,
-)
+from ferrule.links import Finding, Inventory, Machine, PcieLink, ThunderboltPeer, worst
+from ferrule.links.types.machine import Iommu, Module
+from ferrule.links.types.net import NetAddress, Route
+from ferrule.links.types.pcie import pcie_gb_s
 
 
 def test_a_cable_carries_what_its_lanes_do_in_each_direction() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 from ferrule.links.devinfo import DEVINFO
 from ferrule.links.linux.addresses import ADDRESS, ROUTES
-from ferrule.links.linux.firewall import IPTABLES, NFT, NFT_LINES, UFW, UFW_DEFAULTS
+from ferrule.links.linux.firewall.iptables import IPTABLES
+from ferrule.links.linux.firewall.nftables import NFT, NFT_LINES
+from ferrule.links.linux.firewall.ufw import UFW, UFW_DEFAULTS
 from ferrule.links.linux.flow_control import PFC
 from ferrule.links.linux.machine import CHRONY, DMI, MODINFO, SECURE_BOOT, SYSTEMCTL, TIMEDATECTL, UNITS
 from ferrule.links.own import PAUSE

@@ -69,7 +69,7 @@ def test_a_man_in_the_middle_is_found_out_by_both_ends():
         hello = yield WIRE.hello.size
         next(agent)
         yield agent.send(hello)
-        tls = Tls(_own_certificate.__wrapped__().context, server=True)
+        tls = Tls(_own_certificate.__wrapped__()[0], server=True)
         yield from tls.handshake()
         proof = yield from tls.read(32)
         seen.update(converse(towards_agent(proof), agent))
@@ -163,7 +163,5 @@ def test_only_tls_1_3_is_spoken():
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     old.check_hostname, old.verify_mode, old.maximum_version = False, ssl.CERT_NONE, ssl.TLSVersion.TLSv1_2
     for context, refused in ((old, True), (_client_context(), False)):
-        results = converse(
-            Tls(context, server=False).handshake(), Tls(_own_certificate().context, server=True).handshake()
-        )
+        results = converse(Tls(context, server=False).handshake(), Tls(_own_certificate()[0], server=True).handshake())
         assert isinstance(results["server"], AuthError) is refused

@@ -11,7 +11,8 @@ from typing import Any
 import uvicorn
 from fake_engine import FakeEngine
 
-from ferrule.serve import create_app, listen
+from ferrule.serve import listen
+from ferrule.serve.app import create_app
 from ferrule.serve.connections import HttpConfig
 
 DEADLINE = 10.0

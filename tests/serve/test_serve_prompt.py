@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from unittest.mock import patch
 
 import httpx
 import openai
@@ -24,15 +25,16 @@ BYTES = byte_level()
 
 
 class CountingEngine(FakeEngine):
-    """Counts the characters that are tokenized."""
+    """Counts the characters that are tokenized, in all and at once."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.tokenized = 0
+        self.tokenized = self.longest = 0
         quick = self.tokenizer.encode
 
         def counted(text: str, *, add_special_tokens: bool = True) -> list[int]:
             self.tokenized += len(text)
+            self.longest = max(self.longest, len(text))
             return quick(text, add_special_tokens=add_special_tokens)
 
         self.tokenizer.encode = counted  # type: ignore[method-assign]
@@ -53,17 +55,29 @@ def test_a_prompt_far_too_long_is_refused_without_tokenizing_all_of_it(endpoint:
     assert engine.tokenized < len(text) / 10
 
 
+@pytest.mark.parametrize("context", [16_384, 1 << 20])
+def test_what_a_long_context_cannot_hold_is_never_tokenized_as_a_whole(context: int) -> None:
+    """A tokenizer keeps 180 bytes for each character of what it is given at once."""
+    engine = CountingEngine(max_context=context)
+    text = "Grüße aus Köln. " * (context // 4)
+    with pytest.raises(RequestError) as caught:
+        encode(engine, text, field="prompt")
+    assert caught.value.code == "context_length_exceeded"
+    assert engine.longest <= prompt.SEGMENT_CHARACTERS < len(text)
+
+
 @given(
     st.lists(st.sampled_from(["quick ", " ", "the lazy dog. ", "é", "你", "🙂", "\n"]), min_size=1, max_size=400),
-    st.integers(1, 40),
+    st.integers(1, 400),
 )
 def test_what_fits_is_tokenized_as_it_is(words: list[str], context: int) -> None:
     engine = FakeEngine(tokenizer=BYTES, max_context=context)
     text = "".join(words)
     tokens = BYTES.encode(text)
-    if len(tokens) <= context:
-        assert encode(engine, text, field="prompt") == tuple(tokens)
-    else:
+    with patch.object(prompt, "SEGMENT_CHARACTERS", 64):
+        if len(tokens) <= context:
+            assert encode(engine, text, field="prompt") == tuple(tokens)
+            return
         try:
             assert encode(engine, text, field="prompt") == tuple(tokens)
         except RequestError as error:

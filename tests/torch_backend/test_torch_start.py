@@ -62,7 +62,10 @@ def test_importing_it_first_where_torch_also_loads_it(installed: dict[str, str])
 
 @pytest.mark.slow
 def test_a_ferrule_in_which_all_else_is_broken_does_not_break_import_torch(tmp_path: Path) -> None:
-    """Every other module raises when it is imported: a native module of another Python, no numpy, no msgspec, …"""
+    """Every other module raises when it is imported: a native module of another Python, no numpy, no msgspec, …
+
+    Its metadata is lost, too, as where an installation was broken off.
+    """
     package, kept = tmp_path / "ferrule", ("__init__.py", "torch_backend/__init__.py", "torch_backend/registration.py")
     for source in (PROJECT / "src" / "ferrule").rglob("*.py"):
         name = source.relative_to(PROJECT / "src" / "ferrule")
@@ -72,7 +75,6 @@ def test_a_ferrule_in_which_all_else_is_broken_does_not_break_import_torch(tmp_p
     (package / "_native.abi3.so").write_bytes(b"not a library")
     info = tmp_path / "ferrule-0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ferrule\nVersion: 0\n")
     (info / "entry_points.txt").write_text("[torch.backends]\nferrule = ferrule.torch_backend:autoload\n")
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError(name='numpy')")
     found = importlib.util.find_spec("torch")
@@ -99,6 +101,17 @@ else:
         [sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_entry_point_is_tiny() -> None:
+    """What ``import torch`` imports of Ferrule neither imports another room nor looks through what is installed."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(PROJECT / 'src')!r}); import ferrule.torch_backend\n"
+        "assert 'importlib.metadata' not in sys.modules\n"
+        "found = {name for name in sys.modules if name.partition('.')[0] == 'ferrule'}\n"
+        "assert found == {'ferrule', 'ferrule.torch_backend', 'ferrule.torch_backend.registration'}, found"
+    )
+    subprocess.run([sys.executable, "-S", "-c", code], timeout=SECONDS, check=True)
 
 
 def test_import_torch_survives_a_backend_that_cannot_be_registered(

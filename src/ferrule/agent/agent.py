@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from ferrule.agent.device import described
-from ferrule.agent.jobs import Job, base_environment
+from ferrule.agent.jobs import Job
 from ferrule.agent.models.servers import ModelServers
 from ferrule.agent.ray.node import RayNode
 from ferrule.agent.report import Reporter
@@ -27,6 +27,7 @@ from ferrule.cluster.handshake import Caller, Purpose
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.peers import LOST_SECONDS
 from ferrule.cluster.state import ClusterState
+from ferrule.config import outer_environment
 from ferrule.errors import ClusterError, FerruleError
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Agent:
         self.servers = ModelServers(home, self.cluster)
         self.ray = RayNode(home, self.cluster)
         self.jobs: dict[str, Job] = {}
-        self.standby = StandbyProcesses(base_environment)
+        self.standby = StandbyProcesses(outer_environment)
         self.started = time.time()
         self._job_logs = home.directory / "jobs"
         self._strangers: dict[asyncio.StreamWriter, None] = {}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 
 from ferrule.cluster.peers import set_within
+
+log = logging.getLogger(__name__)
 
 TAKE_OVER_SECONDS = 5.0
 """Silence of a host after which another one does what the cluster wants of it."""
@@ -43,6 +46,9 @@ class ControlLoop(ABC):
 
     async def _run(self) -> None:
         while True:
-            await self.reconcile()
+            try:
+                await self.reconcile()
+            except Exception:
+                log.exception("%s cannot do what the cluster wants; it is tried again", type(self).__name__)
             await set_within(self._news, LOOK_SECONDS)
             self._news.clear()

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ferrule.agent.standby import LIFELINE, StandbyProcess
 from ferrule.cluster.messages import CONTROL, StartProcess
-from ferrule.cluster.peers import interface_names, ways_to
-from ferrule.config import OUTER_JOB
+from ferrule.cluster.peers import dial_addresses, interface_names
+from ferrule.config import outer_environment, rank_variables
 from ferrule.errors import ClusterError
 from ferrule.process import end_groups, start, when_ended
 from ferrule.process.lifeline import LISTEN_FD
@@ -79,12 +79,8 @@ class Job:
         if order.rank in self._running or len(self._running) >= _MAX_PROCESSES:
             raise ClusterError(f"rank {order.rank} of {order.job} runs already")
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        place = {
-            "FERRULE_RANK": str(order.rank),
-            "FERRULE_WORLD_SIZE": str(order.world_size),
-            "FERRULE_KEY": self._key,
-            "FERRULE_ADDRESS": ",".join(map(write_address, ways_to(order.meet, interface_names()))),
-        }
+        meet = map(write_address, dial_addresses(order.meet, interface_names()))
+        place = rank_variables(order.rank, order.world_size, meet, self._key)
         fds = [control.fileno()]
         with ExitStack() as stack:
             if (listener := self._listeners.pop(order.rank, None)) is not None:
@@ -125,15 +121,10 @@ class Job:
         shutil.rmtree(self._logs, ignore_errors=True)
 
 
-def base_environment() -> dict[str, str]:
-    """What a rank inherits, whatever it is to do."""
-    return {name: value for name, value in os.environ.items() if name not in OUTER_JOB}
-
-
 def _started(order: StartProcess, place: Mapping[str, str], output: int, fds: Sequence[int]) -> subprocess.Popen[bytes]:
     """``fds``: of the control socket, and of a listening one if the rank has one."""
     control, *listener = map(str, fds)
-    env = {**base_environment(), **order.env, **place}
+    env = {**outer_environment(), **order.env, **place}
     if listener:
         env[LISTEN_FD] = listener[0]
     arguments = [each.replace(CONTROL, control) for each in order.arguments]

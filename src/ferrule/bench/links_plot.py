@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ferrule.bench.ticks import log_ticks
-from ferrule.links.measured import MeasuredPair
+from ferrule.links import MeasuredPair
 from ferrule.units import format_bytes
 
 _COLORS = ("#0b6e4f", "#d1495b", "#2e5aac", "#b07d12", "#6a4c93", "#1b9aaa", "#888888", "#e07a5f")

@@ -34,6 +34,8 @@ from ferrule.process import usable_cores
 CONTEXT = 1024
 WARM = 128
 """Tokens of cache that an engine holds when its peak is read."""
+TOKENS = 16
+"""Timed in a turn."""
 QUIET = 0.04
 """Of all processors, what others may have during a turn."""
 TRIES = 3
@@ -166,9 +168,7 @@ class Here:
     kept: Kept = ALL_KEPT
 
 
-def bench_planned(
-    *, quick: bool = False, rounds: int = ROUNDS, tokens: int = 16, say: Callable[[str], None] = lambda line: None
-) -> list[PlannedRow]:
+def bench_planned(*, quick: bool, rounds: int, say: Callable[[str], None]) -> list[PlannedRow]:
     """Raises `LabError` where there can be no lab."""
     rows: list[PlannedRow] = []
     with tempfile.TemporaryDirectory(prefix="ferrule-bench-") as scratch:
@@ -179,13 +179,13 @@ def bench_planned(
         say("measuring this machine")
         here = Here(measure_device("host", rank=RANK, unit="cpu", threads=1, fresh=True), usable_cores())
         for directory in directories:
-            found = asyncio.run(race(directory, directories, rounds, tokens, 1 if quick else TRIES, say))
+            found = asyncio.run(race(directory, directories, rounds, 1 if quick else TRIES, say))
             rows += rows_of(directory, found, here)
     return rows
 
 
 async def race(
-    directory: Path, directories: Sequence[Path], rounds: int, tokens: int, tries: int, say: Callable[[str], None]
+    directory: Path, directories: Sequence[Path], rounds: int, tries: int, say: Callable[[str], None]
 ) -> dict[Setting, Split]:
     """All splits of one model, one after the other, each in turns with the single ranks of all models; and the latter
     as a split."""
@@ -202,8 +202,8 @@ async def race(
                 for number in range(rounds):
                     say(f"{directory.name}: --tp {setting.tensor} --pp {setting.pipeline}, round {number + 1}")
                     kept = together.measure()
-                    single = {each: await one.turn(Cables(), tokens, tries, bystanders) for each, one in alone.items()}
-                    turns = {cables: await split.turn(cables, tokens, tries, bystanders) for cables in setting.cables}
+                    single = {each: await one.turn(Cables(), tries, bystanders) for each, one in alone.items()}
+                    turns = {cables: await split.turn(cables, tries, bystanders) for cables in setting.cables}
                     made.append(Round(kept, single, turns))
                     singles.append(Round(kept, single, {Cables(): single[directory]}))
                 found[setting] = Split(split.plan, split.peak, plans, made)
@@ -224,7 +224,7 @@ class _Engine:
         """Of the fullest rank's private memory."""
         return max(info.peak_bytes for info in self.ferrule.engine.ranks)
 
-    async def turn(self, cables: Cables, tokens: int, tries: int, bystanders: Bystanders) -> Turn:
+    async def turn(self, cables: Cables, tries: int, bystanders: Bystanders) -> Turn:
         """The first of some that others leave alone; else that which they disturbed least."""
         for cable in self.lab.cables:
             cable.shape(delay=cables.delay, rate=cables.rate)
@@ -232,7 +232,7 @@ class _Engine:
         while len(turns) < tries and (not turns or turns[-1].others > QUIET):
             bystanders.begin()
             # The first token may still have met the cables as they were.
-            seconds = (await self.ferrule.turn(tokens + 1))[1:]
+            seconds = (await self.ferrule.turn(TOKENS + 1))[1:]
             turns.append(Turn(statistics.median(seconds), bystanders.share()))
         return min(turns, key=lambda turn: turn.others)
 

@@ -1,7 +1,7 @@
 """Predict what others measured, from published figures of their machines, and say by how much the planner is wrong.
 
 One number per kind of machine is fitted to the rows that use it: the seconds that an operation costs. All else is what
-makers and others published (``ferrule lab profiles``) and what is known of the programs (plan/cost/runtime.py).
+makers and others published (``ferrule lab profiles``) and what is known of the programs (plan/runtime.py).
 """
 
 from __future__ import annotations

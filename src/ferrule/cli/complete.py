@@ -54,7 +54,7 @@ def lab_hosts(incomplete: str) -> list[str]:
     """Hosts of the labs that are up."""
     from ferrule.lab.daemon import registry
 
-    states = [registry.read_state(lab) for lab in registry.folder().iterdir() if registry.held(lab)]
+    states = [registry.read_state(lab) for lab in registry.folder().iterdir() if lab.is_dir() and registry.held(lab)]
     return _fitting([host.name for state in states if state for host in state.hosts], incomplete)
 
 

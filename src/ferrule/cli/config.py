@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
-
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from ferrule.config import Value, config_path, current_values
+from ferrule.cli.flags import AsJson
+from ferrule.cli.output import new_table, print_json
+from ferrule.config import config_path, current_values
 
 app = typer.Typer(no_args_is_help=True, help="Show the settings, and where each comes from.")
 
 
-@app.callback()
-def _config() -> None:
-    """Show the settings, and where each comes from."""
-
-
 @app.command(epilog="Examples:\n\nferrule config show\n\nferrule config show --json")
-def show(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False) -> None:
+def show(as_json: AsJson = False) -> None:
     """Print each setting's value and its source: default, file or environment. Flags of a command are above all."""
     values = current_values()
     if as_json:
@@ -29,10 +22,14 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.
             each.setting.key: {"value": each.shown, "source": each.source, "variable": each.setting.variable}
             for each in values
         }
-        typer.echo(json.dumps({"path": str(config_path()), "settings": listed}, indent=2))
+        print_json({"path": str(config_path()), "settings": listed})
         return
     console = Console()
-    console.print(_table(values))
+    table = new_table("!setting", "value", "!from", "!variable", box=box.SIMPLE_HEAD, padding=0)
+    for each in values:
+        style = "dim" if each.source == "default" else ""
+        table.add_row(each.setting.key, each.shown, each.source, each.setting.variable, style=style)
+    console.print(table)
     there = "" if config_path().exists() else " (there is none)"
     console.print(f"file: {config_path()}{there}", markup=False, highlight=False, soft_wrap=True)
 
@@ -41,13 +38,3 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.
 def path() -> None:
     """Print where the settings file is, or would be."""
     typer.echo(str(config_path()))
-
-
-def _table(values: tuple[Value, ...]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=0)
-    for heading in ("setting", "value", "from", "variable"):
-        table.add_column(heading, overflow="fold", no_wrap=heading != "value")
-    for each in values:
-        style = "dim" if each.source == "default" else ""
-        table.add_row(each.setting.key, each.shown, each.source, each.setting.variable, style=style)
-    return table

@@ -14,6 +14,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from ferrule.cli.output import new_table
+from ferrule.secure import write_address
 from ferrule.units import format_bytes
 
 if TYPE_CHECKING:
@@ -95,8 +97,7 @@ def speed_words(speed: Speed) -> str:
 
 def base_url(host: str, port: int) -> str:
     """How this machine itself reaches the server."""
-    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    return f"http://{write_address(({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(host, host), port))}"
 
 
 def curl(url: str, model: str, *, chat: bool, with_key: bool) -> str:
@@ -110,9 +111,7 @@ def curl(url: str, model: str, *, chat: bool, with_key: bool) -> str:
 
 def plan_table(plan: Plan, ranks: tuple[RankInfo, ...]) -> Table:
     """One row per rank: what it holds, where it runs and how it talks to the others."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("rank", "pid", "layers", "part", "weights", "transport", "device"):
-        table.add_column(column, justify="right" if column in ("rank", "pid", "weights") else "left")
+    table = new_table(">rank", ">pid", "layers", "part", ">weights", "transport", "device")
     shards = {shard.rank: shard for shard in plan.shards}
     for info in ranks:
         shard = shards[info.rank]

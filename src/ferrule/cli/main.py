@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ferrule import __version__
+from ferrule.cli.output import print_error
 from ferrule.config import SETTINGS, read_config
 from ferrule.errors import FerruleError
 
@@ -117,13 +118,11 @@ app = typer.Typer(
 
 def show(error: FerruleError, *, debug: bool) -> None:
     """Print ``error`` for a person; the traceback only with ``debug``."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(stderr=True)
     if debug:
-        console.print_exception()
-    console.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
+        from rich.console import Console
+
+        Console(stderr=True).print_exception()
+    print_error(str(error))
 
 
 def print_version(wanted: bool) -> None:

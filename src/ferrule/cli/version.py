@@ -2,50 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from ferrule import __version__
+from ferrule.cli.flags import AsJson
+from ferrule.cli.output import print_json
+from ferrule.installation import version_of
+from ferrule.process import usable_cores
 from ferrule.units import format_bytes
 
-EXAMPLES = "Examples:\n\nferrule version\n\nferrule version --json"
-
 PACKAGES = (
-    "torch",
-    "transformers",
-    "safetensors",
-    "tokenizers",
-    "huggingface_hub",
-    "numpy",
-    "fastapi",
-    "uvicorn",
-    "pydantic",
-    "typer",
-    "rich",
-    "httpx",
-    "psutil",
+    *("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy"),
+    *("fastapi", "uvicorn", "pydantic", "typer", "rich", "httpx", "psutil"),
 )
 
 
 app = typer.Typer()
 
 
-@app.command(epilog=EXAMPLES)
-def version(
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
-) -> None:
+@app.command(epilog="Examples:\n\nferrule version\n\nferrule version --json")
+def version(as_json: AsJson = False) -> None:
     """Print the versions that matter in a bug report."""
     found = report()
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
     width = max(map(len, found))
     for name, value in found.items():
@@ -54,7 +40,9 @@ def version(
 
 def report() -> dict[str, str | int | None]:
     """What was found on this machine; None for what is not installed. ``memory`` is for reading."""
-    memory = total_memory()
+    import psutil
+
+    memory = int(psutil.virtual_memory().total)
     return {
         "ferrule": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})",
@@ -62,21 +50,13 @@ def report() -> dict[str, str | int | None]:
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": cpu_model(),
         "cpus": os.cpu_count(),
-        "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus_usable": usable_cores(),
         "memory": format_bytes(memory),
         "memory_bytes": memory,
         "native_module": native_module(),
         "rdma": rdma(),
-        **{name: package_version(name) for name in PACKAGES},
+        **{name: version_of(name) for name in PACKAGES},
     }
-
-
-def package_version(name: str) -> str | None:
-    """The installed version, without importing the package: some take seconds."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def operating_system() -> str:
@@ -97,13 +77,6 @@ def cpu_model() -> str:
             if key.strip() in ("model name", "Model", "cpu model"):
                 return value.strip()
     return platform.processor() or platform.machine()
-
-
-def total_memory() -> int:
-    """The machine's memory in bytes."""
-    import psutil
-
-    return int(psutil.virtual_memory().total)
 
 
 def native_module() -> str | None:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Iterable
+from contextlib import suppress
 from typing import TypeVar
 
 from ferrule.cluster.connection import Connection, connect
 from ferrule.cluster.discovery import Discovery, Heard, installed
 from ferrule.cluster.handshake import Caller, Purpose
-from ferrule.cluster.home import ClusterHome, HostSettings
-from ferrule.cluster.messages import GetReport, GetStatus, Leave, Question, StopAgent
-from ferrule.cluster.peers import first_of, interface_names, ways_to
+from ferrule.cluster.home import ClusterHome
+from ferrule.cluster.messages import GetStatus, Leave, Question, StopAgent
+from ferrule.cluster.peers import dial_addresses, first_of, interface_names
 from ferrule.cluster.records import Knowledge, Member
-from ferrule.cluster.reports import ClusterStatus, HostReport
+from ferrule.cluster.reports import ClusterStatus
 from ferrule.cluster.store import Store
 from ferrule.errors import AuthError, ClusterError, FerruleError
 from ferrule.fabric.join.addresses import own_interfaces
-from ferrule.secure import Address, JoinToken, fingerprint, write_address
+from ferrule.secure import JoinToken, write_address
 
 A = TypeVar("A")
 JOIN_SECONDS = 15.0
@@ -78,8 +78,8 @@ async def connect_member(home: ClusterHome, member: Member, purpose: Purpose) ->
     if member.host == home.settings.host:
         return await connect(home.socket, home.key, caller)
     try:
-        ways = ways_to(member.places, interface_names())
-        return (await first_of(ways, lambda place: connect(place, home.key, caller)))[0]
+        addresses = dial_addresses(member.places, interface_names())
+        return (await first_of(addresses, lambda place: connect(place, home.key, caller)))[0]
     except (ClusterError, AuthError) as error:
         raise ClusterError(f"{member.name} cannot be reached: {error}") from None
 
@@ -93,41 +93,25 @@ def remembered(home: ClusterHome) -> Knowledge:
         store.close()
 
 
-def was_taken_out(home: ClusterHome) -> bool:
-    """Whether this host was taken out of the cluster."""
-    return remembered(home).gone(home.settings.host)
-
-
 def say_goodbye(home: ClusterHome) -> list[str]:
     """Take this host out of the cluster while its agent does not run; returns the names of the hosts that were told."""
-    members = remembered(home).members
     own = home.settings.host
-
-    async def tell(member: Member) -> str | None:
-        try:
-            await ask_member(home, member, Leave(own))
-        except FerruleError:
-            return None
-        return member.name
-
-    async def tell_all() -> list[str | None]:
-        return await asyncio.gather(*(tell(member) for host, member in members.items() if host != own))
-
-    return [name for name in asyncio.run(tell_all()) if name is not None]
+    others = {host: member for host, member in remembered(home).members.items() if host != own}
+    told = asyncio.run(ask_all(home, others.values(), Leave(own), ASK_SECONDS))
+    return [others[host].name for host in told]
 
 
-async def host_reports(home: ClusterHome, members: Sequence[Member], timeout: float) -> dict[str, HostReport]:
-    """What hosts tell of themselves, by host id; those that do not answer in time are left out."""
+async def ask_all(home: ClusterHome, members: Iterable[Member], question: Question[A], timeout: float) -> dict[str, A]:
+    """What the agents of several hosts answer, by host id; those that do not answer in time are left out."""
+    found: dict[str, A] = {}
 
-    async def one(member: Member) -> tuple[str, HostReport | None]:
-        try:
+    async def one(member: Member) -> None:
+        with suppress(FerruleError, TimeoutError):
             async with asyncio.timeout(timeout):
-                return member.host, await ask_member(home, member, GetReport(), timeout=timeout)
-        except (FerruleError, TimeoutError):
-            return member.host, None
+                found[member.host] = await ask_member(home, member, question, timeout=timeout)
 
-    found = await asyncio.gather(*map(one, members))
-    return {host: report for host, report in found if report is not None}
+    await asyncio.gather(*map(one, members))
+    return found
 
 
 def wait_joined(home: ClusterHome, token: JoinToken) -> ClusterStatus:
@@ -188,13 +172,3 @@ def token_of(home: ClusterHome) -> JoinToken:
     found = [face.address for face in own_interfaces() if not face.ip.is_link_local]
     addresses = [settings.listen] if settings.listen else found
     return JoinToken(home.name, home.key, tuple((address, settings.port) for address in addresses))
-
-
-def same_cluster(home: ClusterHome, token: JoinToken) -> bool:
-    return fingerprint(home.key) == token.fingerprint
-
-
-def with_seeds(settings: HostSettings, token: JoinToken, more: Sequence[Address]) -> HostSettings:
-    """The settings of a host that joins: where it may find the others."""
-    places = dict.fromkeys([*more, *token.addresses])
-    return replace(settings, seeds=tuple(map(write_address, places)))

@@ -170,13 +170,13 @@ class Connection:
                 self._write(data)
                 await self._writer.drain()
 
-        ways = [asyncio.create_task(way()) for way in (inwards, outwards)]
+        directions = [asyncio.create_task(carry()) for carry in (inwards, outwards)]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for way in ways:
-                way.cancel()
-            for result in await asyncio.gather(*ways, return_exceptions=True):
+            for task in directions:
+                task.cancel()
+            for result in await asyncio.gather(*directions, return_exceptions=True):
                 if isinstance(result, Exception) and not isinstance(result, OSError | AuthError):
                     raise result
             writer.close()

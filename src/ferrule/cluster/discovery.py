@@ -63,7 +63,8 @@ class Discovery:
         on_heard: Callable[[Heard], None],
         on_gone: Callable[[str], None] = lambda host: None,
     ) -> None:
-        self._cluster, self._fingerprint, self._on_heard, self._on_gone = cluster, fingerprint, on_heard, on_gone
+        self._cluster = {"cluster": cluster, "id": fingerprint}
+        self._on_heard, self._on_gone = on_heard, on_gone
         self._zeroconf: Any = None
         self._browser: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,12 +99,7 @@ class Discovery:
             f"{member.host}.{SERVICE}",
             port=member.port,
             addresses=[ip_address(address).packed for address in member.addresses],
-            properties={
-                "cluster": self._cluster,
-                "id": self._fingerprint,
-                "host": member.host,
-                "name": member.name,
-            },
+            properties=self._cluster | {"host": member.host, "name": member.name},
             server=f"ferrule-{member.host}.local.",
         )
 

@@ -32,7 +32,7 @@ class Purpose(IntEnum):
     """What a connection to an agent is for."""
 
     PEER = 1
-    """From another host's agent: beats, and what both know."""
+    """From another host's agent: heartbeats, and what both know."""
     ASK = 2
     """Questions and orders, one after another."""
     START = 3
@@ -48,7 +48,7 @@ class Caller:
 
 
 def call_steps(key: bytes, caller: Caller, where: str, opening: Opening | None = None) -> Exchange[Line]:
-    """The caller's side. ``where``: for the words of errors.
+    """The caller's side. ``where``: for errors.
 
     Raises `AuthError` (another key, or another cluster) and `ClusterError` (another version, or no Ferrule at all).
     """

@@ -7,13 +7,14 @@ import socket
 import time
 from dataclasses import dataclass
 
-from ferrule.cluster.client import ask_here, ask_member
+from ferrule.cluster.client import ask_all, ask_here, ask_member
 from ferrule.cluster.desired import API_PORT, DesiredModel
 from ferrule.cluster.home import DEFAULT_PORT, ClusterHome
 from ferrule.cluster.messages import GetDesiredModels, GetModels, GetStatus, WriteModel
 from ferrule.cluster.records import Member
 from ferrule.cluster.reports import ModelStatus
 from ferrule.errors import ClusterError, ConfigError, FerruleError
+from ferrule.secure import write_address
 
 _PORTS = 100
 _ASK_SECONDS = 3.0
@@ -36,22 +37,14 @@ async def models(home: ClusterHome) -> list[ModelRow]:
     members = {member.host: member for member in status.hosts}
     wanted = await ask_here(home, GetDesiredModels())
 
-    async def told(host: str) -> dict[str, ModelStatus]:
-        member = members.get(host)
-        if member is None or not member.is_up:
-            return {}
-        try:
-            return {each.name: each for each in await ask_member(home, member, GetModels(), timeout=_ASK_SECONDS)}
-        except FerruleError:
-            return {}
-
-    hosts = sorted({model.host for model in wanted.values()})
-    answers = dict(zip(hosts, await asyncio.gather(*map(told, hosts)), strict=True))
+    serving = {model.host for model in wanted.values()}
+    up = [member for member in status.hosts if member.is_up and member.host in serving]
+    answers = await ask_all(home, up, GetModels(), _ASK_SECONDS)
     found = []
     for name, model in wanted.items():
         member = members.get(model.host)
         on = member.name if member is not None else model.host
-        known = answers[model.host].get(name)
+        known = next((each for each in answers.get(model.host, ()) if each.name == name), None)
         if known is None:
             known = ModelStatus(name=name, wanted=model, pid=None, state="unknown", detail=f"{on} does not answer")
         told_now = vars(known) | {"wanted": model}
@@ -100,13 +93,10 @@ async def free_port(home: ClusterHome, listen: str, wanted: int | None) -> int:
 
 
 def _can_bind(listen: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((listen, port))
-        except OSError:
-            return False
+    try:
+        socket.create_server((listen, port), family=socket.AF_INET6 if ":" in listen else socket.AF_INET).close()
+    except OSError:
+        return False
     return True
 
 
@@ -115,4 +105,4 @@ def _address(model: DesiredModel, member: Member | None, *, own: bool) -> str:
     listen = model.listen
     if listen in ("0.0.0.0", "::"):
         listen = "127.0.0.1" if own else next(iter(member.addresses), listen) if member is not None else listen
-    return f"http://{f'[{listen}]' if ':' in listen else listen}:{model.port}"
+    return f"http://{write_address((listen, model.port))}"

@@ -1,4 +1,4 @@
-"""An agent's ways to the other hosts of its cluster: one connection to each, with beats and what is new."""
+"""An agent's connections to the other hosts of its cluster: one to each, with heartbeats and what is new."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ferrule.secure import Address, write_address
 
 log = logging.getLogger(__name__)
 
-BEAT_SECONDS = 0.5
+HEARTBEAT_SECONDS = 0.5
 LOST_SECONDS = 2.0
 """Silence after which a host counts as lost. Ranks of a model notice earlier, by the fabric's own heartbeat."""
 _DIAL_SECONDS = 3.0
@@ -48,17 +48,12 @@ class OwnHost(Protocol):
 
 
 class Peer:
-    """The way to one host, whose id may not be known yet (``host`` is None: a place to try, for joining).
+    """The connection to one host, whose id may not be known yet (``host`` is None: a place to try, for joining).
 
-    `run` goes on for ever: it dials, beats, and dials again. ``up``: it answered within `LOST_SECONDS`.
+    `run` goes on for ever: it dials, sends heartbeats, and dials again. ``up``: it answered within `LOST_SECONDS`.
     """
 
-    def __init__(
-        self,
-        own: OwnHost,
-        addresses: Callable[[], Sequence[Address]],
-        on_change: Callable[[], None],
-    ) -> None:
+    def __init__(self, own: OwnHost, addresses: Callable[[], Sequence[Address]], on_change: Callable[[], None]) -> None:
         self._own, self._addresses, self._on_change = own, addresses, on_change
         self._news = asyncio.Event()
         self._answered = asyncio.Event()
@@ -70,7 +65,7 @@ class Peer:
         self.since = time.monotonic()
         self.heard = 0.0
         """When it last answered, by `time.monotonic`; 0: never."""
-        self.way: Address | None = None
+        self.address: Address | None = None
         self.problem: str | None = None
         """Why there is no connection, in words."""
         self.refused = False
@@ -122,11 +117,11 @@ class Peer:
 
     async def _dial(self) -> Connection:
         addresses = list(self._addresses())
-        if self.way in addresses:
-            addresses.remove(self.way)
-            addresses.insert(0, self.way)
+        if self.address in addresses:
+            addresses.remove(self.address)
+            addresses.insert(0, self.address)
         caller = Caller(self._own.member.host, Purpose.PEER)
-        connection, self.way = await first_of(addresses, lambda place: connect(place, self._own.key, caller))
+        connection, self.address = await first_of(addresses, lambda place: connect(place, self._own.key, caller))
         return connection
 
     async def _introduce(self, connection: Connection) -> None:
@@ -149,7 +144,7 @@ class Peer:
             self.saw.update((host, self.heard) for host in answer.sees)
             if answer.digest != self._own.knowledge.digest:
                 self._learn(await self._exchange(connection, messages.Known(self._own.all_records())))
-            await set_within(self._news, BEAT_SECONDS)
+            await set_within(self._news, HEARTBEAT_SECONDS)
             self._news.clear()
 
     def _learn(self, answer: messages.AnyMessage) -> None:
@@ -245,13 +240,13 @@ def interface_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(face.name for face in own_interfaces()))
 
 
-def ways_to(places: Iterable[Address], interfaces: Sequence[str]) -> list[Address]:
+def dial_addresses(places: Iterable[Address], interfaces: Sequence[str]) -> list[Address]:
     """``places`` as this host may dial them: a link-local one by way of each of its ``interfaces``."""
-    ways: list[Address] = []
+    found: list[Address] = []
     for host, port in places:
         link_local = ":" in host and ip_address(host).is_link_local
-        ways += [(f"{host}%{interface}", port) for interface in interfaces] if link_local else [(host, port)]
-    return ways
+        found += [(f"{host}%{interface}", port) for interface in interfaces] if link_local else [(host, port)]
+    return found
 
 
 def _out_of_turn(answer: messages.AnyMessage) -> ClusterError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import logging
 import math
 import platform
@@ -15,13 +14,14 @@ from ferrule import __version__
 from ferrule.cluster.desired import DesiredModel, DesiredRay
 from ferrule.cluster.discovery import Discovery, Heard, installed
 from ferrule.cluster.home import ClusterHome, HostSettings
-from ferrule.cluster.peers import Peer, interface_names, ways_to
+from ferrule.cluster.peers import Peer, dial_addresses, interface_names
 from ferrule.cluster.records import RAY, HostRecord, Knowledge, Member, ModelRecord, RayRecord, Record
 from ferrule.cluster.reports import ClusterStatus, HostStatus, SeedStatus
 from ferrule.cluster.store import Store
 from ferrule.config import parse_address
 from ferrule.errors import ClusterError
 from ferrule.fabric.join.addresses import own_interfaces
+from ferrule.installation import version_of
 from ferrule.secure import Address, fingerprint
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ INTERFACES_SECONDS = 5.0
 """How often it is looked whether a cable came or went."""
 _MAX_HEARD = 64
 _MAX_SEEDS = 256
-"""Anybody on the network may claim by multicast DNS to be somewhere."""
+"""Any program on the network may claim by multicast DNS to be somewhere."""
 _LAST_WORD_SECONDS = 1.0
 
 
@@ -57,7 +57,7 @@ class ClusterState:
         self._discovery: Discovery | None = None
         self._faces: tuple[str, ...] = ()
         self._leaving = False
-        self._ray = ray_version()
+        self._ray = version_of("ray") or ""
 
     @property
     def host(self) -> str:
@@ -190,7 +190,7 @@ class ClusterState:
         ups = [peer for peer in self.peers.values() if peer.up]
         self._leaving = host == self.host
         self.write_host(host, None)
-        # The others should hear of it before this host is gone: what is new goes out with the second beat.
+        # The others should hear of it before this host is gone: what is new goes out with the second heartbeat.
         for _ in range(2):
             await asyncio.gather(*(peer.answers(_LAST_WORD_SECONDS) for peer in ups))
 
@@ -240,31 +240,31 @@ class ClusterState:
             up_seconds=now - peer.up_since if peer.up else None,
             heard_seconds=now - peer.heard if peer.heard else None,
             problem=None if peer.up else peer.problem,
-            way=peer.way if peer.up else None,
+            way=peer.address if peer.up else None,
         )
 
-    # Ways to others
+    # Connections to others
 
     def _meet(self) -> None:
-        """Have a way to every member."""
+        """Have a connection to every member."""
         members = self.knowledge.members
         for host in members.keys() - self.peers.keys() - {self.host}:
-            peer = Peer(self, partial(self._ways, host), self._changed)
+            peer = Peer(self, partial(self._addresses_of, host), self._changed)
             self.peers[host] = peer
             self._run(f"peer {host}", peer.run())
         for host in self.peers.keys() - members.keys():
             del self.peers[host]
             self._tasks.pop(f"peer {host}").cancel()
-        known = {way for host in members for way in self._ways(host)}
+        known = {place for host in members for place in self._addresses_of(host)}
         for place in [place for place, peer in self._seeds.items() if place in known and peer.up]:
-            del self._seeds[place]  # a member by now, with a way of its own
+            del self._seeds[place]  # a member by now, with a connection of its own
             self._tasks.pop(f"seed {place}").cancel()
 
-    def _ways(self, host: str) -> list[Address]:
+    def _addresses_of(self, host: str) -> list[Address]:
         member = self.knowledge.members.get(host)
-        ways = ways_to(member.places, self._faces) if member is not None else []
+        found = dial_addresses(member.places, self._faces) if member is not None else []
         heard = self._heard.get(host)
-        return list(dict.fromkeys([*ways, *(heard.addresses if heard is not None else ())]))
+        return list(dict.fromkeys([*found, *(heard.addresses if heard is not None else ())]))
 
     def _try_seed(self, place: Address) -> None:
         """A place where a member may be, of which nothing else is known."""
@@ -330,11 +330,3 @@ class ClusterState:
                 self.dismissed.set()  # an agent that no longer knows what happens must not go on
 
         task.add_done_callback(ended)
-
-
-def ray_version() -> str:
-    """Of the Ray that is installed; empty where none is. Ray itself is not imported: that takes a second."""
-    try:
-        return importlib.metadata.version("ray")
-    except importlib.metadata.PackageNotFoundError:
-        return ""

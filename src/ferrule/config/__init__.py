@@ -11,11 +11,13 @@ from ferrule.config.fabric import (
     check_transport,
     fabric_settings,
     host_id,
+    outer_environment,
+    rank_variables,
 )
 from ferrule.config.file import config_path, parse_config, read_config
 from ferrule.config.models import ModelSettings, model_settings, move_back_seconds
 from ferrule.config.sources import Value, current_values, environment, merge
-from ferrule.config.values import parse_address
+from ferrule.config.values import is_loopback, parse_address
 from ferrule.config.verbs import VerbsSettings, verbs_settings
 
 __all__ = [
@@ -36,11 +38,14 @@ __all__ = [
     "environment",
     "fabric_settings",
     "host_id",
+    "is_loopback",
     "merge",
     "model_settings",
     "move_back_seconds",
+    "outer_environment",
     "parse_address",
     "parse_config",
+    "rank_variables",
     "read_config",
     "verbs_settings",
 ]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast, get_args
 
-from ferrule.config.values import parse_address, read_number, read_seconds
+from ferrule.config.values import parse_address, read_choice, read_number, read_seconds
 from ferrule.errors import ConfigError
 
 TransportChoice = Literal["auto", "shm", "verbs", "tcp"]
 TRANSPORT_CHOICES: tuple[TransportChoice, ...] = ("auto", "shm", "verbs", "tcp")
 Calibration = Literal["cached", "fresh", "never"]
 AlgorithmChoice = Literal["auto", "once", "pieces", "doubling", "tree", "ring"]
-ALGORITHM_CHOICES: tuple[AlgorithmChoice, ...] = ("auto", "once", "pieces", "doubling", "tree", "ring")
+ALGORITHM_CHOICES: tuple[AlgorithmChoice, ...] = get_args(AlgorithmChoice)
+
+_CALIBRATIONS: Mapping[str, Calibration] = {"1": "cached", "fresh": "fresh", "0": "never"}
+_NO_CALIBRATION = "none of 1 (measure links that are not known), fresh (measure all), 0 (none)"
+_NO_ALGORITHM = f"no algorithm; choose one of {', '.join(ALGORITHM_CHOICES)}"
+_NO_ENCRYPTION = "neither 1 (encrypt what goes over cables) nor 0"
 
 DEFAULT_TIMEOUT = 300.0
 """Seconds an operation may wait: long enough for a peer that loads a model, short enough not to look hung forever."""
@@ -26,9 +32,7 @@ _MAX_RAILS = 16
 _MIN_KEY_BYTES = 16
 _MAX_HOST_ID = 64
 _GROUP_VARIABLES = ("FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_ADDRESS", "FERRULE_KEY", "FERRULE_LISTEN_FD")
-OUTER_JOB = frozenset(
-    {"FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_ADDRESS", "FERRULE_KEY", "FERRULE_LISTEN", "FERRULE_LISTEN_FD"}
-)
+OUTER_JOB = frozenset({*_GROUP_VARIABLES, "FERRULE_LISTEN"})
 """What a launcher sets for a rank, and what must not leak into the ranks of a job inside it."""
 
 
@@ -81,16 +85,16 @@ def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> Fabr
     settings = FabricSettings(
         addresses=_addresses(environ),
         key=_key(environ),
-        transport=_transport(environ),
+        transport=check_transport(environ.get("FERRULE_TRANSPORT") or "auto", "FERRULE_TRANSPORT"),
         timeout=_timeout(environ),
         listen=_listen(environ),
         interfaces=tuple(name.strip() for name in environ.get("FERRULE_INTERFACES", "").split(",") if name.strip()),
         rails=_rails(environ),
         heartbeat=_heartbeat(environ),
-        calibrate=_calibration(environ),
-        algorithm=_algorithm(environ),
+        calibrate=_CALIBRATIONS[read_choice(environ, "FERRULE_CALIBRATE", list(_CALIBRATIONS), _NO_CALIBRATION)],
+        algorithm=cast(AlgorithmChoice, read_choice(environ, "FERRULE_ALGORITHM", ALGORITHM_CHOICES, _NO_ALGORITHM)),
         spin_us=read_number(environ, "FERRULE_SPIN_US", 0.0, 1e6) if environ.get("FERRULE_SPIN_US") else None,
-        encrypt=_encrypt(environ),
+        encrypt=read_choice(environ, "FERRULE_ENCRYPT", ("0", "1"), _NO_ENCRYPTION) == "1",
     )
     if settings.encrypt and settings.transport == "verbs":
         raise ConfigError(
@@ -125,6 +129,21 @@ def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> Fabr
     return replace(settings, rank=rank, world_size=world_size, listen_fd=listen_fd)
 
 
+def rank_variables(rank: int, world_size: int, addresses: Iterable[str], key: str) -> dict[str, str]:
+    """What a launcher sets, so that a rank finds the others."""
+    return {
+        "FERRULE_RANK": str(rank),
+        "FERRULE_WORLD_SIZE": str(world_size),
+        "FERRULE_ADDRESS": ",".join(addresses),
+        "FERRULE_KEY": key,
+    }
+
+
+def outer_environment() -> dict[str, str]:
+    """This process's environment without what a launcher set for it: what the ranks of another job inherit."""
+    return {name: value for name, value in os.environ.items() if name not in OUTER_JOB}
+
+
 def host_id(environ: Mapping[str, str]) -> str:
     """``FERRULE_HOST_ID``: makes the rank's host another one than the machine it runs on; empty when not set."""
     text = environ.get("FERRULE_HOST_ID", "")
@@ -136,35 +155,6 @@ def host_id(environ: Mapping[str, str]) -> str:
 def check_transport(text: str, name: str) -> TransportChoice:
     if text not in TRANSPORT_CHOICES:
         raise ConfigError(f"{name}={text!r} is no transport; choose one of {', '.join(TRANSPORT_CHOICES)}")
-    return text
-
-
-def _transport(environ: Mapping[str, str]) -> TransportChoice:
-    return check_transport(environ.get("FERRULE_TRANSPORT") or "auto", "FERRULE_TRANSPORT")
-
-
-def _calibration(environ: Mapping[str, str]) -> Calibration:
-    choices: dict[str, Calibration] = {"1": "cached", "0": "never", "fresh": "fresh"}
-    text = environ.get("FERRULE_CALIBRATE") or "1"
-    if text not in choices:
-        raise ConfigError(
-            f"FERRULE_CALIBRATE={text!r} is none of 1 (measure links that are not known), fresh (measure all), 0 (none)"
-        )
-    return choices[text]
-
-
-def _encrypt(environ: Mapping[str, str]) -> bool:
-    text = environ.get("FERRULE_ENCRYPT") or "0"
-    if text not in ("0", "1"):
-        raise ConfigError(f"FERRULE_ENCRYPT={text!r} is neither 1 (encrypt what goes over cables) nor 0")
-    return text == "1"
-
-
-def _algorithm(environ: Mapping[str, str]) -> AlgorithmChoice:
-    text = environ.get("FERRULE_ALGORITHM") or "auto"
-    if text not in ALGORITHM_CHOICES:
-        choices = ", ".join(ALGORITHM_CHOICES)
-        raise ConfigError(f"FERRULE_ALGORITHM={text!r} is no algorithm; choose one of {choices}")
     return text
 
 

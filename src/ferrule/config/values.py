@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 
 from ferrule.errors import ConfigError
 from ferrule.units import parse_seconds
@@ -16,6 +17,14 @@ def parse_address(text: str, name: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an address, or a name, leads to this machine itself. A name that is not ``localhost`` need not."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def read_seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     text = environ.get(name)
     if not text:
@@ -24,6 +33,14 @@ def read_seconds(environ: Mapping[str, str], name: str, default: float) -> float
         return parse_seconds(text)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
+
+
+def read_choice(environ: Mapping[str, str], name: str, choices: Sequence[str], what: str) -> str:
+    """The first of ``choices`` where it is not set. ``what``: what another text is, for the error."""
+    text = environ.get(name) or choices[0]
+    if text not in choices:
+        raise ConfigError(f"{name}={text!r} is {what}")
+    return text
 
 
 def read_number(environ: Mapping[str, str], name: str, low: float, high: float, *, whole: bool = False) -> float:

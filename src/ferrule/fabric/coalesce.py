@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -57,13 +57,15 @@ class Coalesced:
 
     def then(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` when all of them are done, as `Work.then` does."""
-        self._after(0, callback)
-
-    def _after(self, done: int, callback: Callable[[], object]) -> None:
-        if done == len(self._works):
-            callback()
-        else:
-            self._works[done].then(lambda: self._after(done + 1, callback))
+        when_all(self._works, callback)
 
     def done(self) -> bool:
         return all(work.done() for work in self._works)
+
+
+def when_all(works: Sequence[Work[Any] | Coalesced], callback: Callable[[], object]) -> None:
+    """Call ``callback`` when all ``works`` are done, as `Work.then` does."""
+    if works:
+        works[0].then(lambda: when_all(works[1:], callback))
+    else:
+        callback()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import numpy as np
 
@@ -49,6 +49,16 @@ class Group(Operations):
         self.rank = joined.info.rank
         self.size = joined.info.size
         self.origin: tuple[int, ...] = tuple(range(self.size)) if origin is None else origin
+
+    @property
+    def native_address(self) -> int:
+        """Of the native group, for native code that runs collectives on it by itself. It is there as long as this
+        object is."""
+        return self._core.native.address
+
+    def fail(self, status: int) -> NoReturn:
+        """Raise what ``status``, which native code got from the group at `native_address`, means."""
+        self._core.fail(status)
 
     def coalesce(self, *, timeout: float | None = None, blocking: bool = True) -> Coalesced:
         """``with group.coalesce():`` what is called inside runs together when the block ends.

@@ -1,15 +1,7 @@
 """Read profiles of machines, cables and whole labs from TOML: those that ship with Ferrule, and a user's own files.
 
-A file of one's own has the same tables as those that ship with Ferrule, and may use what those define::
-
-    [cable.my-dock]
-    title = "The dock on my desk"
-    rate = { value = "2.5 Gb/s", source = "iperf3" }
-
-    [lab.desk]
-    title = "Two machines on my desk"
-    hosts = [{ name = "box", machine = "strix-halo", count = 2 }]
-    cables = [{ cable = "my-dock", between = ["box-1", "box-2"] }]
+A file of one's own has the same tables as those that ship with Ferrule, and may use what those define; docs/lab.md
+shows one.
 """
 
 from __future__ import annotations

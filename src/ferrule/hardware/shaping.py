@@ -19,10 +19,10 @@ from ferrule.units import (
     parse_seconds,
 )
 
-MAX_DELAY = 60.0
+MAX_DELAY_SECONDS = 60.0
 _QUEUE_SECONDS = 20e-3
-_LEAST_QUEUE = 256 * 1024
-_STALLED_QUEUE = 64 << 20
+_LEAST_QUEUE_BYTES = 256 * 1024
+_STALLED_QUEUE_BYTES = 64 << 20
 CHANCES = ("loss", "corrupt", "duplicate", "reorder")
 
 
@@ -53,8 +53,8 @@ class Shaping:
     def __post_init__(self) -> None:
         for name in ("delay", "jitter"):
             value = getattr(self, name)
-            if not 0 <= value <= MAX_DELAY:
-                raise ConfigError(f"a cable's {name} must be from 0 to {MAX_DELAY:g} s, not {value:g}")
+            if not 0 <= value <= MAX_DELAY_SECONDS:
+                raise ConfigError(f"a cable's {name} must be from 0 to {MAX_DELAY_SECONDS:g} s, not {value:g}")
         for name in CHANCES:
             value = getattr(self, name)
             if not 0 <= value <= 1:
@@ -82,19 +82,21 @@ class Shaping:
         """The bytes that may wait. Without a rate none do, unless the cable stalls."""
         if self.queue is not None:
             return self.queue
-        return _STALLED_QUEUE if self.rate is None else max(int(self.rate / 8 * _QUEUE_SECONDS), _LEAST_QUEUE)
+        return (
+            _STALLED_QUEUE_BYTES if self.rate is None else max(int(self.rate / 8 * _QUEUE_SECONDS), _LEAST_QUEUE_BYTES)
+        )
 
     def describe(self, *without: str) -> str:
         """``rate=1 Gb/s delay=10 µs``: what is not as in a cable without properties, but for what is told elsewhere."""
-        return self._words([name for name in _FORMATS if name not in without], Shaping())
+        return self._words([name for name in _NUMBERS if name not in without], Shaping())
 
     def differs(self, other: Shaping) -> str:
         """`describe` of the numbers that are not the same in ``other``."""
-        return self._words(list(_FORMATS), other)
+        return self._words(list(_NUMBERS), other)
 
     def _words(self, names: Sequence[str], other: Shaping) -> str:
         values = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(other, name)}
-        return " ".join(f"{name}={'none' if v is None else _FORMATS[name](v)}" for name, v in values.items())
+        return " ".join(f"{name}={'none' if v is None else _NUMBERS[name][1](v)}" for name, v in values.items())
 
 
 def _none_or(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -106,45 +108,37 @@ def _collapse(text: str) -> float:
     return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
 
 
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "rate": _none_or(parse_rate),
-    "delay": parse_seconds,
-    "jitter": parse_seconds,
-    **dict.fromkeys(CHANCES, parse_fraction),
-    "collapse": _none_or(_collapse),
-    "queue": _none_or(parse_bytes),
-    "overhead": parse_bytes,
+_NUMBERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
+    "rate": (_none_or(parse_rate), format_rate),
+    "delay": (parse_seconds, format_seconds),
+    "jitter": (parse_seconds, format_seconds),
+    **dict.fromkeys(CHANCES, (parse_fraction, format_fraction)),
+    "collapse": (_none_or(_collapse), lambda value: f"{value:g}"),
+    "queue": (_none_or(parse_bytes), format_bytes),
+    "overhead": (parse_bytes, format_bytes),
 }
-_FORMATS: dict[str, Callable[[Any], str]] = {
-    "rate": format_rate,
-    "delay": format_seconds,
-    "jitter": format_seconds,
-    **dict.fromkeys(CHANCES, format_fraction),
-    "collapse": lambda value: f"{value:g}",
-    "queue": format_bytes,
-    "overhead": format_bytes,
-}
+"""How each number of `Shaping` is read and written."""
 
 
 def parse_number(name: str, text: str) -> Any:
     """One of the numbers of `Shaping`, as a person writes it. Raises `ConfigError`."""
     try:
-        return _PARSERS[name](text)
+        return _NUMBERS[name][0](text)
     except ValueError:
         raise ConfigError(f"{text!r} is not a number") from None
 
 
-def parse_changes(words: Sequence[str]) -> dict[str, Any]:
+def parse_changes(arguments: Sequence[str]) -> dict[str, Any]:
     """``["delay=300us", "loss=1%"]`` -> ``{"delay": 0.0003, "loss": 0.01}``. Raises `ConfigError`."""
     changes = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals or name not in _PARSERS:
-            raise ConfigError(f"{word!r}: a cable has {', '.join(_PARSERS)}; write for example delay=300us loss=1%")
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if not equals or name not in _NUMBERS:
+            raise ConfigError(f"{argument!r}: a cable has {', '.join(_NUMBERS)}; write for example delay=300us loss=1%")
         try:
             changes[name] = parse_number(name, text)
         except ConfigError as error:
-            raise ConfigError(f"{word}: {error}") from None
+            raise ConfigError(f"{argument}: {error}") from None
     return changes
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 
-from ferrule.errors import LinkError
 from ferrule.kmod.machine import output
 from ferrule.kmod.record import read_record
 from ferrule.kmod.source import MODULE, PACKAGE
@@ -28,14 +27,15 @@ def look(target: Target, inventory: Inventory, *, root: bool | None = None) -> S
     kernel = inventory.machine.kernel or ""
     programs = frozenset(name for name in PROGRAMS if any(target.at(f"{place}/{name}").exists() for place in _PLACES))
     loaded, users = _loaded(target)
-    dkms = _first(r"([0-9][\w.]*)", output(target, "dkms", "--version")) if "dkms" in programs else ""
+    told = output(target, "dkms", "--version") if "dkms" in programs else None
+    dkms = re.search(r"[0-9][\w.]*", told or "")
     return State(
         inventory=inventory,
         root=os.geteuid() == 0 if root is None else root,
         programs=programs,
         headers=target.at(f"/lib/modules/{kernel}/build/Makefile").exists(),
         kernel_package=(target.read(f"/lib/modules/{kernel}/pkgbase") or "").strip(),
-        dkms=dkms,
+        dkms=dkms[0] if dkms else "",
         built=parse_dkms(output(target, "dkms", "status", "-m", PACKAGE) or "") if dkms else (),
         loaded=loaded,
         users=users,
@@ -82,7 +82,7 @@ def _signing(target: Target, inventory: Inventory, programs: frozenset[str]) -> 
     there = target.at(certificate).exists()
     trust: Trust = "unknown"
     if there and "mokutil" in programs:
-        trust = parse_mokutil(_said(target, "mokutil", "--test-key", certificate))
+        trust = parse_mokutil(output(target, "mokutil", "--test-key", certificate, failed=True) or "")
     return Signing(required, machine.secure_boot, certificate, key, there, trust)
 
 
@@ -124,16 +124,3 @@ def _provider(target: Target) -> str:
         for path in sorted(target.at(f"{place}/libibverbs").glob("librxe-rdmav*.so")):
             return f"/{path.relative_to(target.root)}"
     return ""
-
-
-def _said(target: Target, *argv: str) -> str:
-    """Whatever its exit code."""
-    try:
-        return target.run(argv)[1]
-    except LinkError:
-        return ""
-
-
-def _first(pattern: str, text: str | None) -> str:
-    match = re.search(pattern, text or "")
-    return match[1] if match else ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from ferrule.errors import DriverError, LinkError
 from ferrule.links.doctor.fix import Target
@@ -13,20 +14,16 @@ _SECONDS = 900.0
 _ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive", "PATH": SYSTEM_PATH}
 
 
-def _run(argv: Sequence[str]) -> tuple[int, str]:
-    return run_here(argv, _SECONDS, _ENVIRONMENT)
+LIVE = Target(run=partial(run_here, seconds=_SECONDS, environment=_ENVIRONMENT))
 
 
-LIVE = Target(run=_run)
-
-
-def output(target: Target, *argv: str) -> str | None:
-    """What a program printed; None if there is no such program, or it failed."""
+def output(target: Target, *argv: str, failed: bool = False) -> str | None:
+    """What a program printed; None if there is no such program, or it failed, unless ``failed`` ones count, too."""
     try:
         code, told = target.run(argv)
     except LinkError:
         return None
-    return told if code == 0 else None
+    return told if code == 0 or failed else None
 
 
 @contextmanager

@@ -6,15 +6,16 @@ import gzip
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from ferrule.errors import DriverError
 from ferrule.kmod.files import LOAD, LOAD_TEXT, OPTIONS, OPTIONS_MODE, OPTIONS_TEXT
+from ferrule.kmod.machine import as_driver_error
 from ferrule.kmod.record import PLACE
 from ferrule.kmod.source import PACKAGE, Source
+from ferrule.links.doctor.fix.machine import run_here
 
 _SECONDS = 60
 _EPOCH = 1767225600
@@ -145,20 +146,20 @@ def build_deb(source: Source, directory: Path) -> Path:
 
 def _contents(source: Source, name: str) -> Mapping[str, tuple[bytes, int]]:
     """Bytes and mode of each file, by its path in the package."""
-    words = {"name": name, "source": PACKAGE, "version": source.version}
+    fields = {"name": name, "source": PACKAGE, "version": source.version}
     installed = {f"usr/src/{PACKAGE}-{source.version}/{path}": data for path, data in source.tree.items()}
     installed |= {OPTIONS[1:]: OPTIONS_TEXT.encode(), f"usr/lib{LOAD.removeprefix('/etc')}": LOAD_TEXT.encode()}
     documents = f"usr/share/doc/{name}"
     installed[f"{documents}/copyright"] = _COPYRIGHT.encode()
-    installed[f"{documents}/changelog.gz"] = gzip.compress(_CHANGELOG.format(**words).encode(), 9, mtime=0)
+    installed[f"{documents}/changelog.gz"] = gzip.compress(_CHANGELOG.format(**fields).encode(), 9, mtime=0)
     installed[f"usr/share/lintian/overrides/{name}"] = _OVERRIDES.format(name=name, options=OPTIONS[1:]).encode()
     size = sum(len(data) + 1023 >> 10 for data in installed.values())
     control = {
-        "DEBIAN/control": (_CONTROL.format(**words, size=size), 0o644),
+        "DEBIAN/control": (_CONTROL.format(**fields, size=size), 0o644),
         "DEBIAN/conffiles": (f"{OPTIONS}\n", 0o644),
         "DEBIAN/preinst": (_PREINST.format(record=PLACE), 0o755),
-        "DEBIAN/postinst": (_POSTINST.format(**words), 0o755),
-        "DEBIAN/prerm": (_PRERM.format(**words), 0o755),
+        "DEBIAN/postinst": (_POSTINST.format(**fields), 0o755),
+        "DEBIAN/prerm": (_PRERM.format(**fields), 0o755),
         "DEBIAN/md5sums": (_sums(installed), 0o644),
     }
     return {
@@ -175,10 +176,7 @@ def _sums(files: Mapping[str, bytes]) -> str:
 
 def _dpkg_deb(root: Path, file: Path, epoch: int) -> None:
     command = ["dpkg-deb", "--root-owner-group", "-Zxz", "--build", str(root), str(file)]
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS, env=environment)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise DriverError(f"dpkg-deb could not build {file}: {error}") from error
-    if done.returncode:
-        raise DriverError(f"dpkg-deb could not build {file}: {done.stderr.strip() or done.returncode}")
+    with as_driver_error():
+        code, told = run_here(command, _SECONDS, {"SOURCE_DATE_EPOCH": str(epoch)})
+    if code != 0:
+        raise DriverError(f"dpkg-deb could not build {file}: {told or code}")

@@ -38,12 +38,9 @@ class Source:
         return {**self.files, "dkms.conf": dkms_conf(self.version).encode()}
 
 
-def read_source(directory: Path | None = None) -> Source:
-    """``directory`` is found by itself: in an installed package beside this file, else in the source tree.
-
-    Raises `DriverError` where it is not.
-    """
-    place = directory or driver_directory()
+def read_source() -> Source:
+    """The source in `driver_directory`. Raises `DriverError` where it is not."""
+    place = driver_directory()
     files = module_sources(place)
     if not {"Makefile", "main.c"} <= files.keys():
         raise DriverError(f"{place} does not hold the driver's source (Makefile, main.c); reinstall ferrule")
@@ -75,7 +72,9 @@ AUTOINSTALL="yes"
 
 
 def driver_directory() -> Path:
-    """Where the driver's source is. Raises `DriverError`."""
+    """Where the driver's source is: in an installed package beside this file, else in the source tree.
+
+    Raises `DriverError` where it is not."""
     beside = Path(__file__).parent / "kernel"
     tree = Path(__file__).parents[3] / "driver" / "kernel"
     for place in (beside, tree):

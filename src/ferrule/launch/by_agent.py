@@ -122,7 +122,7 @@ class AgentCarrier:
                     return message.code % 256, message.tail if message.code else ""
         finally:
             life.close()
-        raise ClusterError("its agent ended, or the way to it is cut")
+        raise ClusterError("its agent ended, or the connection to it is cut")
 
     async def _start(self, job: str) -> Connection:
         line = await connect_member(self._home, self._member, Purpose.START)

@@ -101,7 +101,7 @@ class Channel:
             self._stdin.close()
 
     def close(self, timeout: float) -> None:
-        """Hang up, and wait ``timeout`` seconds before the way there is cut; at once where no answer has come yet."""
+        """Hang up, and wait ``timeout`` seconds before the connection is cut; at once where no answer has come yet."""
         self.hang_up()
         try:
             self._carrier.wait(timeout if self.facts is not None else 0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from ferrule.config import rank_variables
 from ferrule.launch.facts import HostFacts, RdmaFace
-from ferrule.launch.job import Job, Site, common_faces, faces_toward, joined_by, quickest, ways_to_first
+from ferrule.launch.job import Job, Site, common_faces, faces_toward, joined_by, meeting_addresses, quickest
 from ferrule.secure import write_address
 
 RING_PORT = "MLX_HOSTFILE"
@@ -15,13 +16,9 @@ DEVICES = "MLX_IBV_DEVICES"
 
 def ferrule_env(job: Job, rank: int) -> dict[str, str]:
     """How the fabric's ranks find each other; several addresses of rank 0's host where several cables lead there."""
-    ways = ways_to_first(job, job.site(rank))
-    return {
-        "FERRULE_RANK": str(rank),
-        "FERRULE_WORLD_SIZE": str(job.size),
-        "FERRULE_ADDRESS": ",".join(write_address((address, job.sites[0].ports[0])) for address in ways),
-        "FERRULE_KEY": job.key,
-    }
+    addresses = meeting_addresses(job, job.site(rank))
+    places = (write_address((address, job.sites[0].ports[0])) for address in addresses)
+    return rank_variables(rank, job.size, places, job.key)
 
 
 def torch_env(job: Job, rank: int) -> dict[str, str]:
@@ -36,7 +33,7 @@ def torch_env(job: Job, rank: int) -> dict[str, str]:
         "GROUP_RANK": str(host),
         "GROUP_WORLD_SIZE": str(len(job.sites)),
         "NODE_RANK": str(host),
-        "MASTER_ADDR": ways_to_first(job, site)[0],
+        "MASTER_ADDR": meeting_addresses(job, site)[0],
         "MASTER_PORT": str(job.sites[0].ports[1]),
     }
 
@@ -78,7 +75,7 @@ def mlx_env(job: Job, rank: int) -> dict[str, str]:
     if job.size == 1:
         return {}
     first = job.sites[0]
-    address = ways_to_first(job, job.site(rank))[0]
+    address = meeting_addresses(job, job.site(rank))[0]
     env = {
         "MLX_RANK": str(rank),
         "MLX_WORLD_SIZE": str(job.size),

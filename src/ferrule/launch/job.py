@@ -137,7 +137,7 @@ def faces_toward(site: Site, other: Site) -> list[Face]:
     return sorted(found, key=_slowness)
 
 
-def ways_to_first(job: Job, site: Site) -> list[str]:
+def meeting_addresses(job: Job, site: Site) -> list[str]:
     """The addresses of rank 0's host for ``site``, the best first: the one that the hostfile gives, and nothing else;
     or the usual one, if ``site`` is on a network with it or with no other of them, and then those of all cables."""
     first = job.sites[0]

@@ -28,7 +28,7 @@ FAILURE_GRACE = 1.0
 
 _PING_SECONDS = 3.0
 _SILENCE_SECONDS = 30.0
-"""A supervisor on another machine that hears nothing for so long takes the launcher, or the way to it, for dead."""
+"""A supervisor on another machine that hears nothing for so long takes the launcher, or the connection, for dead."""
 
 _ANSWER_SECONDS = 30.0
 """For a supervisor, once ssh is there, to import what it needs and look at its links."""

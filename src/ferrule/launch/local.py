@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import subprocess
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, Self
 
-from ferrule.config import OUTER_JOB
+from ferrule.config import outer_environment, rank_variables
 from ferrule.errors import ConfigError
 from ferrule.launch.output import RankOutput
 from ferrule.process import Children, Outputs, start
@@ -108,15 +107,8 @@ class LocalLauncher:
 
     def _start_rank(self, rank: int, listener: socket.socket) -> None:
         command = self._command(rank) if callable(self._command) else self._command
-        # Anything of an outer job (its rank, its listening socket) must not leak into this one.
-        env = {name: value for name, value in os.environ.items() if name not in OUTER_JOB}
         host, port = listener.getsockname()[:2]
-        env |= {
-            "FERRULE_RANK": str(rank),
-            "FERRULE_WORLD_SIZE": str(self.ranks),
-            "FERRULE_ADDRESS": f"{host}:{port}",
-            "FERRULE_KEY": self._key,
-        }
+        env = outer_environment() | rank_variables(rank, self.ranks, [f"{host}:{port}"], self._key)
         fds = list(self._pass_fds[rank])
         if rank == 0:
             env["FERRULE_LISTEN_FD"] = str(listener.fileno())

@@ -113,7 +113,7 @@ class SshPlace(Place):
         if cluster is not None:
             return (
                 f"cannot reach {name} over ssh ({last}); it is a host of the cluster {cluster!r}, whose agents need no "
-                f"ssh: ferrule launch --cluster --hosts {name}"
+                "ssh: give --cluster beside --hosts"
             )
         if "resolve hostname" in last:
             return f"unknown host {name} ({last}); write it as ssh knows it, or give it an address in ~/.ssh/config"

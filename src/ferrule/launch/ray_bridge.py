@@ -1,5 +1,5 @@
 """What a launcher runs to talk to Ray: ``nodes PLACE`` lists its nodes as JSON, ``to PLACE NODE ADDRESS CPUS GPUS`` is
-the way to a supervisor on one of them. When it ends, however it ends, so do the ranks there."""
+the connection to a supervisor on one of them. When it ends, however it ends, so do the ranks there."""
 
 from __future__ import annotations
 

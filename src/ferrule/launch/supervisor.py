@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ferrule.config import OUTER_JOB
+from ferrule.config import outer_environment
 from ferrule.launch import protocol
 from ferrule.launch.facts import own_facts
 from ferrule.process import Children, Outputs, adopt_orphans, kill_orphans, start
@@ -32,8 +32,8 @@ _MAX_WAITING = 1 << 20
 
 
 class Supervisor:
-    """One job's ranks on this host. ``below`` and ``above``: where the launcher's words come from and ours go.
-    ``ends``: the addresses of the launcher's end and ours of the way here, where ssh does not tell them."""
+    """One job's ranks on this host. ``below`` and ``above``: where the launcher's messages come from and ours go.
+    ``ends``: the addresses of the launcher's end and ours of the connection to it, where ssh does not tell them."""
 
     def __init__(self, below: int, above: int, *, ends: tuple[str, str] | None = None) -> None:
         self._ends = ends
@@ -159,7 +159,7 @@ class Supervisor:
 
     def _hello(self, hello: protocol.Hello) -> None:
         """Tell who we are, and keep ports free for the ranks."""
-        self._environment = {name: value for name, value in os.environ.items() if name not in OUTER_JOB} | hello.env
+        self._environment = outer_environment() | hello.env
         self._silence = hello.silence
         if hello.protocol != protocol.PROTOCOL:
             self._tell(protocol.Ready(protocol.PROTOCOL))

@@ -1,89 +1,53 @@
 """What cables, interfaces, RDMA devices and PCIe links this machine has, and whether they are well."""
 
 from ferrule.links.findings import SEVERITIES, Finding, Severity, worst
-from ferrule.links.measured import (
+from ferrule.links.measured.findings import both_ways, examine
+from ferrule.links.measured.store import (
+    DIRECTIONS,
     Bandwidth,
+    Fault,
     Latency,
     LinkEnd,
     MeasuredLink,
     MeasuredLinks,
     MeasuredPair,
-    both_ways,
-    examine,
 )
 from ferrule.links.probe import Probe
 from ferrule.links.record import write_record
-from ferrule.links.traffic import Counters, Traffic, read_counters, traffic
-from ferrule.links.types import (
-    UNLIMITED_BYTES,
-    Clock,
-    Firewall,
-    FirewallChain,
-    FirewallRule,
-    FlowControl,
-    Inventory,
-    Iommu,
-    Machine,
-    Module,
-    NetAddress,
-    NetDevice,
-    NetKind,
-    NetManager,
-    PcieLink,
-    RdmaDevice,
-    RdmaPort,
-    Route,
-    RuleMatch,
-    Service,
-    ThunderboltDomain,
-    ThunderboltPeer,
-    ThunderboltRouter,
-    Unreadable,
-    inventory_json,
-    pcie_gb_s,
-)
+from ferrule.links.traffic import Traffic, read_counters, traffic
+from ferrule.links.types.inventory import Inventory, inventory_json
+from ferrule.links.types.machine import UNLIMITED_BYTES, Machine
+from ferrule.links.types.net import NetDevice
+from ferrule.links.types.pcie import PcieLink
+from ferrule.links.types.rdma import RdmaDevice, RdmaPort
+from ferrule.links.types.thunderbolt import ThunderboltDomain, ThunderboltPeer
 
 __all__ = [
+    "DIRECTIONS",
     "SEVERITIES",
     "UNLIMITED_BYTES",
     "Bandwidth",
-    "Clock",
-    "Counters",
+    "Fault",
     "Finding",
-    "Firewall",
-    "FirewallChain",
-    "FirewallRule",
-    "FlowControl",
     "Inventory",
-    "Iommu",
     "Latency",
     "LinkEnd",
     "Machine",
     "MeasuredLink",
     "MeasuredLinks",
     "MeasuredPair",
-    "Module",
-    "NetAddress",
     "NetDevice",
-    "NetKind",
-    "NetManager",
     "PcieLink",
     "Probe",
     "RdmaDevice",
     "RdmaPort",
-    "Route",
-    "RuleMatch",
-    "Service",
     "Severity",
     "ThunderboltDomain",
     "ThunderboltPeer",
-    "ThunderboltRouter",
     "Traffic",
-    "Unreadable",
     "both_ways",
     "examine",
     "inventory_json",
-    "pcie_gb_s",
     "read_counters",
     "traffic",
     "worst",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ferrule.links.types import Evidence
+from ferrule.links.types.inventory import Evidence
 
 Severity = Literal["ok", "note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("ok", "note", "warning", "error")

@@ -9,7 +9,7 @@ import platform
 import socket
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import metadata
 
 from ferrule import __version__
@@ -42,10 +42,6 @@ def versions() -> str:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return in_lines(found)
-
-
-def in_lines(found: Mapping[str, str]) -> str:
     return "".join(f"{name:<14}{version}\n" for name, version in found.items())
 
 

@@ -59,9 +59,9 @@ class PowerMeter:
 
 def nvidia_watts() -> float | None:
     """What all NVIDIA GPUs draw now; None where there is none or it does not tell."""
-    words = ["nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout
+        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout
         return sum(float(line) for line in told.split("\n") if line.strip()) or None
     except (OSError, subprocess.SubprocessError, ValueError):
         return None

@@ -15,7 +15,8 @@ from ferrule.links.reader import Reader
 from ferrule.links.record import Recorder, open_record
 from ferrule.links.redact import Redactor
 from ferrule.links.tree import LiveTree, Tree
-from ferrule.links.types import Inventory, Machine, System
+from ferrule.links.types.inventory import Inventory
+from ferrule.links.types.machine import Machine, System
 
 UNAME = "uname -s"
 OSTYPE = "/proc/sys/kernel/ostype"

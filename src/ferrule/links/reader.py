@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 from ferrule.links.own import VERSIONS
 from ferrule.links.tree import MAX_BYTES, Tree
-from ferrule.links.types import Unreadable
+from ferrule.links.types.inventory import Unreadable
 
 T = TypeVar("T")
 
@@ -214,15 +213,6 @@ def string(value: Any) -> str | None:
 def count(value: Any, high: int = (1 << 64) - 1) -> int | None:
     """``value`` if it is a whole JSON number from 0 to ``high``."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= high else None
-
-
-def decimal(text: str) -> float | None:
-    """A finite number that is not negative."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value >= 0 else None
 
 
 def identity(unique_id: str | None) -> str | None:

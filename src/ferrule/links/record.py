@@ -12,7 +12,6 @@ import json
 import posixpath
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,25 +32,17 @@ _TABLES = ("gids", "pkeys")
 """Most entries in these directories are zeros, and there are hundreds."""
 
 
-@dataclass
 class Recorder:
     """A tree that remembers all that is read of ``tree``, files under their real paths."""
 
-    tree: Tree
-    files: dict[str, str] = field(default_factory=dict)
-    directories: dict[str, list[str]] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
-    commands: dict[str, str] = field(default_factory=dict)
-    _known: dict[str, str] = field(default_factory=dict, repr=False)
-
-    @property
-    def name(self) -> str:
-        return self.tree.name
-
-    @property
-    def live(self) -> bool:
-        return self.tree.live
+    def __init__(self, tree: Tree) -> None:
+        self.tree, self.name, self.live = tree, tree.name, tree.live
+        self.directories: dict[str, list[str]] = {}
+        self.files: dict[str, str] = {}
+        self.links: dict[str, str] = {}
+        self.errors: dict[str, str] = {}
+        self.commands: dict[str, str] = {}
+        self._known: dict[str, str] = {}
 
     def read(self, path: str, limit: int = MAX_BYTES) -> str:
         real = self._real(path)
@@ -100,14 +91,9 @@ class Recorder:
 
     def to_json(self, redactor: Redactor | None, header: Mapping[str, Any]) -> dict[str, Any]:
         """The record, redacted by ``redactor``; the header tells what was."""
-        listed = ((path, names) for path, names in self.directories.items() if names or path not in self.files)
-        parts: dict[str, Any] = {
-            "files": dict(sorted(self.files.items())),
-            "directories": dict(sorted(listed)),
-            "links": dict(sorted(self.links.items())),
-            "errors": dict(sorted(self.errors.items())),
-            "commands": dict(sorted(self.commands.items())),
-        }
+        parts: dict[str, Any] = {part: dict(sorted(getattr(self, part).items())) for part in _PARTS}
+        listed = parts["directories"].items()
+        parts["directories"] = {path: names for path, names in listed if names or path not in self.files}
         if redactor is not None:
             parts = redactor.record(parts)
         redacted = {} if redactor is None else redactor.counts()

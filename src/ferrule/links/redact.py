@@ -265,15 +265,15 @@ class Redactor:
 
     def _boot(self, text: str) -> str:
         """Boot parameters may hold passwords, addresses and names; those that matter here are known."""
-        words = []
+        kept = []
         for word in text.split():
             name, equals, _ = word.partition("=")
             if _BOOT.fullmatch(name):
-                words.append(word)
+                kept.append(word)
                 continue
             self._count("boot parameter", word)
-            words.append(f"{name}=redacted" if equals and re.fullmatch(r"[\w.-]{1,64}", name) else "redacted")
-        return " ".join(words) + "\n"
+            kept.append(f"{name}=redacted" if equals and re.fullmatch(r"[\w.-]{1,64}", name) else "redacted")
+        return " ".join(kept) + "\n"
 
     def _profile(self, told: str) -> str:
         """`system_profiler` tells much; what its keys call private goes. What is no JSON goes as a whole."""

@@ -16,7 +16,7 @@ _MAX_CONNECT_SECONDS = 10
 
 
 def probe_remote(host: str, *, command: str = "ferrule", timeout: float = 30.0) -> Probe:
-    """``host`` as ssh knows it; ``command``: how Ferrule is called there, in the words of that machine's shell.
+    """``host`` as ssh knows it; ``command``: how Ferrule is called there, as one writes it in its shell.
 
     Raises `LinkError` if ssh, or Ferrule there, fails or takes longer than ``timeout`` seconds. ssh never asks for a
     password: a user who wants that logs in first and lets ssh share the connection.
@@ -28,13 +28,13 @@ def probe_remote(host: str, *, command: str = "ferrule", timeout: float = 30.0) 
     return Probe(parse_record(host, told[max(start, 0) :], f"what {host} printed"))
 
 
-def ask_ferrule(host: str, command: str, words: str, name: str, timeout: float, *, late: str) -> bytes:
-    """What ``command words`` prints on ``host``. ``name``: of that command in errors; ``late``: what the host did not
-    do within ``timeout`` seconds, and the cure. Raises `LinkError`."""
+def ask_ferrule(host: str, command: str, arguments: str, name: str, timeout: float, *, late: str) -> bytes:
+    """What ``command arguments`` prints on ``host``. ``name``: of that command in errors; ``late``: what the host did
+    not do within ``timeout`` seconds, and the cure. Raises `LinkError`."""
     if not host or host.startswith("-"):
         raise LinkError(f"{host!r} is no host; write it as for ssh: strix-b or me@strix-b")
     seconds = max(1, min(_MAX_CONNECT_SECONDS, int(timeout)))
-    ssh = ssh_command(host, f"{command} {words}", seconds)
+    ssh = ssh_command(host, f"{command} {arguments}", seconds)
     try:
         done = subprocess.run(ssh, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -47,9 +47,9 @@ def ask_ferrule(host: str, command: str, words: str, name: str, timeout: float, 
 
 
 def ssh_command(
-    host: str, words: str, seconds: int, *, program: Sequence[str] = ("ssh",), options: Sequence[str] = ()
+    host: str, command: str, seconds: int, *, program: Sequence[str] = ("ssh",), options: Sequence[str] = ()
 ) -> list[str]:
-    """What runs ``words`` in the shell of ``host``: it never asks, and gives up connecting after ``seconds``.
+    """What runs ``command`` in the shell of ``host``: it never asks, and gives up connecting after ``seconds``.
 
     ``program``: how to call ssh; ``options``: more of its own. Raises `LinkError` on a machine without it.
     """
@@ -57,7 +57,7 @@ def ssh_command(
     if path is None:
         raise LinkError(f"there is no {program[0]} on this machine; install it: sudo apt install openssh-client")
     own = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds}"]
-    return [path, *program[1:], *own, *options, "--", host, words]
+    return [path, *program[1:], *own, *options, "--", host, command]
 
 
 def _why(host: str, command: str, name: str, code: int, told: str) -> str:

@@ -12,7 +12,7 @@ import posixpath
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -76,14 +76,14 @@ class LiveTree:
         own = own_command(command)
         if own is not None:
             return own()
-        words = shlex.split(command)
-        program = shutil.which(words[0]) or shutil.which(words[0], path=_PLACES)
+        arguments = shlex.split(command)
+        program = shutil.which(arguments[0]) or shutil.which(arguments[0], path=_PLACES)
         if program is None:
-            raise FileNotFoundError(errno.ENOENT, f"there is no `{words[0]}`")
-        seconds = _SLOW_SECONDS.get(words[0], _SECONDS)
+            raise FileNotFoundError(errno.ENOENT, f"there is no `{arguments[0]}`")
+        seconds = _SLOW_SECONDS.get(arguments[0], _SECONDS)
         try:
             done = subprocess.run(
-                [program, *words[1:]],
+                [program, *arguments[1:]],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=False,
@@ -118,9 +118,7 @@ class RecordedTree:
     _targets: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     _real: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
-    def live(self) -> bool:
-        return False
+    live = False
 
     def __post_init__(self) -> None:
         self._targets.update(self.links.values())
@@ -161,26 +159,29 @@ class RecordedTree:
             raise FileNotFoundError(errno.ENOENT, f"`{command}` is not in the record")
         return self.commands[command]
 
-    def _follow(self, path: str, hops: int = 0) -> str:
-        """The path without links, the directory first."""
-        if hops > _MAX_HOPS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        above, _, last = path.rpartition("/")
-        if not above:
-            home = ""
-        elif above in self._real:
-            home = self._real[above]
-        else:
-            home = self._real[above] = self._follow(above, hops)
-        place = f"{home}/{last}"
-        target = self.links.get(place)
-        return place if target is None else self._follow(posixpath.normpath(target), hops + 1)
+    def _follow(self, path: str) -> str:
+        return _followed(path, self.links.get, self._real)
 
     def _fail(self, what: str) -> None:
         name = self.errors.get(what)
         if name is not None:
             code = getattr(errno, name, errno.EIO) if name.startswith("E") else errno.EIO
             raise OSError(code, os.strerror(code))
+
+
+def _followed(path: str, target_of: Callable[[str], str | None], known: dict[str, str], hops: int = 0) -> str:
+    """``path`` without symbolic links, its directory first, and never out of ``/``. ``target_of``: where the link at a
+    place leads, None if there is none; ``known``: directories that were followed before."""
+    if hops > _MAX_HOPS:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    above, _, last = path.rpartition("/")
+    if above and above not in known:
+        known[above] = _followed(above, target_of, known, hops)
+    home = known[above] if above else ""
+    target = target_of(f"{home}/{last}")
+    if target is None:
+        return f"{home}/{last}"
+    return _followed(posixpath.normpath(posixpath.join(f"{home}/", target)), target_of, known, hops + 1)
 
 
 def _absent(path: str) -> FileNotFoundError:
@@ -200,9 +201,7 @@ class DirectoryTree:
     def name(self) -> str:
         return self.root.name
 
-    @property
-    def live(self) -> bool:
-        return False
+    live = False
 
     def read(self, path: str, limit: int = MAX_BYTES) -> str:
         with self._at(self.resolve(path)).open("rb") as file:
@@ -212,29 +211,10 @@ class DirectoryTree:
         return os.listdir(self._at(self.resolve(path)))  # noqa: PTH208 - names, not paths
 
     def resolve(self, path: str) -> str:
-        rest = [part for part in path.split("/") if part]
-        done: list[str] = []
-        hops = 0
-        while rest:
-            part = rest.pop(0)
-            if part == "..":
-                done = done[:-1]
-                continue
-            if part == ".":
-                continue
-            here = self._at("/".join(["", *done, part]))
-            if here.is_symlink():
-                hops += 1
-                if hops > _MAX_HOPS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-                target = str(here.readlink())
-                done = [] if target.startswith("/") else done
-                rest = [one for one in target.split("/") if one] + rest
-            elif here.exists():
-                done.append(part)
-            else:
-                raise _absent(path)
-        return "/" + "/".join(done)
+        found = _followed(path, self._target, {})
+        if not self._at(found).exists():
+            raise _absent(path)
+        return found
 
     def run(self, command: str) -> str:
         file = self.root / "commands" / command.replace("/", "_")
@@ -242,6 +222,10 @@ class DirectoryTree:
             raise FileNotFoundError(errno.ENOENT, f"`{command}` is not in the record")
         with file.open("rb") as opened:
             return opened.read(MAX_BYTES).decode("utf-8", errors="replace")
+
+    def _target(self, place: str) -> str | None:
+        here = self._at(place)
+        return str(here.readlink()) if here.is_symlink() else None
 
     def _at(self, path: str) -> Path:
         return self.root / path.lstrip("/")

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import IO, Any, Self
 
 import msgspec
@@ -74,7 +73,7 @@ class End:
             stderr=self._errors,
             env=os.environ | self._env,
         )
-        self._write({"key": key, "seconds": seconds})
+        self.order(key=key, seconds=seconds)
         self.order(do="describe")
         return self
 
@@ -94,10 +93,6 @@ class End:
         self.interfaces = msgspec.convert(told["interfaces"], tuple[Interface, ...])
         self.devices, self.rdma = told["devices"], told["rdma"]
         return self
-
-    def order(self, **order: Any) -> None:
-        """Give an order; `answer` waits for what comes of it."""
-        self._write(order)
 
     def answer(self, seconds: float) -> dict[str, Any]:
         """Raises `LinkError` with what went wrong there, or when nothing comes in time."""
@@ -141,11 +136,12 @@ class End:
             self._errors.close()
         self._process = self._errors = None
 
-    def _write(self, message: Mapping[str, Any]) -> None:
+    def order(self, **order: Any) -> None:
+        """Give an order; `answer` waits for what comes of it."""
         assert self._process is not None
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
             raise LinkError(f"the probe on {self.name} ended{self._said()}") from error
@@ -163,9 +159,7 @@ class End:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ferrule.fabric.join.control_channel import Deadline
-from ferrule.probe.pipes import GRACE, Pipe
+from ferrule.probe.pipes import GRACE_SECONDS, Pipe
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def run_streams(streams: Sequence[Stream], seconds: float, warm: float, *, start
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(seconds + 3 * GRACE)
+        thread.join(seconds + 3 * GRACE_SECONDS)
     in_use = _in_use(before, psutil.cpu_times())
     return {"rates": [rate for rate, _ in results], "busy": max(in_use, *(share for _, share in results))}
 

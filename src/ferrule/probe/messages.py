@@ -8,8 +8,7 @@ import math
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +28,7 @@ class Exchange:
 
 
 _FIRST_ROUNDS, _LEAST_ROUNDS, _MOST_ROUNDS = 2, 5, 400
-_LONG = 2e-3
+_LONG_SECONDS = 2e-3
 """What takes so many seconds is not quicker or slower by how it is waited for."""
 
 
@@ -57,7 +56,7 @@ def time_messages(
             break  # the link is too slow for such messages
         tried: list[list[float]] = []
         for name, exchange in exchanges.items():
-            if not tried or statistics.median(tried[0]) < _LONG:
+            if not tried or statistics.median(tried[0]) < _LONG_SECONDS:
                 tried.append(_samples(control, name, exchange, size, seconds / len(exchanges), deadline))
         ordered = sorted(min(tried, key=statistics.median))
         found.append([size, ordered[0], statistics.median(ordered), ordered[math.ceil(0.99 * (len(ordered) - 1))]])
@@ -117,30 +116,26 @@ def _sleeping(sock: socket.socket, size: int, rounds: int, starts: bool, deadlin
 
 
 def _polling(sock: socket.socket, size: int, rounds: int, starts: bool, deadline: Deadline) -> list[float]:
-    data = (ctypes.c_char * size)()
-    left = max(deadline.left, 1e-3)
-    with refusing(size):
-        times = _native.raw_tcp_ping_pong(sock.fileno(), ctypes.addressof(data), size, rounds, starts, left)
-    return [microseconds * 1e-6 for microseconds in times]
+    run = functools.partial(_native.raw_tcp_ping_pong, sock.fileno())
+    return timed(size, deadline, lambda at, left: run(at, size, rounds, starts, left))
 
 
 def _alone(
     sock: socket.socket, other: socket.socket, size: int, rounds: int, starts: bool, deadline: Deadline
 ) -> list[float]:
-    data = (ctypes.c_char * size)()
-    left = max(deadline.left, 1e-3)
-    with refusing(size):
-        times = _native.raw_tcp_alone(sock.fileno(), other.fileno(), ctypes.addressof(data), size, rounds, left)
-    return [microseconds * 1e-6 for microseconds in times]
+    run = functools.partial(_native.raw_tcp_alone, sock.fileno(), other.fileno())
+    return timed(size, deadline, lambda at, left: run(at, size, rounds, left))
 
 
-@contextmanager
-def refusing(size: int) -> Iterator[None]:
-    """What goes wrong inside native timing becomes a `LinkError`."""
+def timed(size: int, deadline: Deadline, run: Callable[[int, float], list[float]]) -> list[float]:
+    """Seconds of each round of ``run``, native code that is given the address of ``size`` bytes and the seconds that
+    are left, and tells microseconds. What goes wrong in it becomes a `LinkError`."""
+    data = (ctypes.c_ubyte * size)()
     try:
-        yield
+        times = run(ctypes.addressof(data), max(deadline.left, 1e-3))
     except RuntimeError as error:
         raise LinkError(f"messages of {size} bytes: {error}") from error
+    return [microseconds * 1e-6 for microseconds in times]
 
 
 def send_all(sock: socket.socket, message: bytes, deadline: Deadline) -> None:

@@ -9,10 +9,10 @@ from typing import Protocol
 from ferrule.fabric.join.control_channel import Deadline, read_exactly
 from ferrule.probe.messages import send_all
 
-GRACE = 1.0
+GRACE_SECONDS = 1.0
 """Seconds for what is still under way when a stream's time is over."""
-_CHUNK = 1 << 20
-_PATIENCE = 0.1
+_CHUNK_BYTES = 1 << 20
+_PATIENCE_SECONDS = 0.1
 """How long a thread waits in the kernel before it looks at the clock."""
 _GO = b"G"
 
@@ -67,8 +67,8 @@ class TcpPipe:
         read_exactly(self._socket, len(_GO), deadline, "the other end")
 
     def pour(self, end: float) -> None:
-        self._socket.settimeout(_PATIENCE)
-        view = memoryview(bytes(_CHUNK))
+        self._socket.settimeout(_PATIENCE_SECONDS)
+        view = memoryview(bytes(_CHUNK_BYTES))
         try:
             while time.perf_counter() < end:
                 try:
@@ -80,10 +80,10 @@ class TcpPipe:
             return  # what arrived tells
 
     def drain(self, begin: float, end: float) -> float:
-        self._socket.settimeout(_PATIENCE)
-        buffer = bytearray(_CHUNK)
+        self._socket.settimeout(_PATIENCE_SECONDS)
+        buffer = bytearray(_CHUNK_BYTES)
         meter = Meter(begin, end)
-        while time.perf_counter() < end + GRACE:
+        while time.perf_counter() < end + GRACE_SECONDS:
             try:
                 got = self._socket.recv_into(buffer)
             except TimeoutError:

@@ -14,20 +14,19 @@ from typing import Any
 
 from ferrule.errors import LinkError
 from ferrule.fabric.join.addresses import Interface, pairings
-from ferrule.links import both_ways
-from ferrule.links.measured import Bandwidth, Fault, Latency, LinkEnd, MeasuredLink, MeasuredPair
+from ferrule.links import Bandwidth, Fault, Latency, LinkEnd, MeasuredLink, MeasuredPair, both_ways
 from ferrule.probe.ends import End
 
 SIZES = (64, 512, 4096, 32768, 262144, 1 << 20)
-_ETHERNET, _GAPS = 14, 24
+_ETHERNET_BYTES, _GAPS_BYTES = 14, 24
 """Bytes beside a packet: a frame's header; and, on a real Ethernet cable, preamble, checksum and gap."""
-_TUNNEL_FRAME, _TUNNEL_HEADER = 4084, 12
+_TUNNEL_FRAME_BYTES, _TUNNEL_HEADER_BYTES = 4084, 12
 """thunderbolt-net cuts packets into frames of 4 KiB with a header each (drivers/net/thunderbolt in Linux)."""
 _HIDDEN = 1.2
 """Of both ways together: while other programs had the processors, 0.6 came out as up to so much."""
 _ROUND_TRIPS = 15
 """TCP needs about so many to find its speed."""
-_MOST_WARM = 1.5
+_MOST_WARM_SECONDS = 1.5
 _KNOCK_SECONDS = 1.3
 _SPARE_SECONDS = 6.0
 _PAIRING_SECONDS = 10.0
@@ -105,7 +104,7 @@ def probe_pair(
     well = []
     for pairing in todo:
         say(f"{first.name} {pairing.first.name} ↔ {second.name} {pairing.second.name}")
-        link = _Run(first, second, pairing, effort, speeds or {}).link()
+        link = _Run((first, second), pairing, effort, speeds or {}).link()
         if link is None:
             continue
         links.append(link)
@@ -114,7 +113,7 @@ def probe_pair(
         well.append(pairing)
         if first.rdma.get(pairing.first.name) and second.rdma.get(pairing.second.name):
             say(f"{link.name}, RDMA")
-            rdma = _Run(first, second, pairing, effort.of_rdma, speeds or {}, "verbs").link()
+            rdma = _Run((first, second), pairing, effort.of_rdma, speeds or {}, "verbs").link()
             links += [] if rdma is None else [rdma]
     together = None
     if len(well) > 1:
@@ -126,33 +125,25 @@ def probe_pair(
     return MeasuredPair((first.name, second.name), time.time(), tuple(links), together)
 
 
+@dataclass(frozen=True)
 class _Run:
     """One link, by one transport."""
 
-    def __init__(
-        self,
-        first: End,
-        second: End,
-        pairing: _Pairing,
-        effort: Effort,
-        speeds: Mapping[str, float],
-        transport: str = "tcp",
-    ) -> None:
-        self._ends = first, second
-        self._pairing = pairing
-        self._effort = effort
-        self._speeds = speeds
-        self._transport = transport
+    ends: tuple[End, End]
+    pairing: _Pairing
+    effort: Effort
+    speeds: Mapping[str, float]
+    transport: str = "tcp"
 
     def link(self) -> MeasuredLink | None:
         """None: a guess that was wrong."""
-        first, second = self._ends
-        pairing = self._pairing
+        first, second = self.ends
+        pairing = self.pairing
         faces = pairing.first, pairing.second
         link = MeasuredLink(
             ends=(self._end(first, faces[0]), self._end(second, faces[1])),
             at=time.time(),
-            transport=self._transport,
+            transport=self.transport,
             mtu=min(face.mtu for face in faces),
         )
         try:
@@ -160,16 +151,16 @@ class _Run:
         except LinkError as error:
             return None if pairing.guessed else self._failed(link, error)
         latency = tuple(Latency(*numbers) for numbers in answers[0]["latency"])
-        framing = _framing(link, answers[0]["mss"]) if self._transport == "tcp" else 1.0
+        framing = _framing(link, answers[0]["mss"]) if self.transport == "tcp" else 1.0
         link = dataclasses.replace(link, latency=latency, framing=framing)
         found: list[Bandwidth] = []
         settled = False
-        for streams in self._effort.streams:
+        for streams in self.effort.streams:
             measure = functools.partial(
-                _bandwidth, first, second, [pairing], streams, self._effort, latency[0].median, self._transport
+                _bandwidth, first, second, [pairing], streams, self.effort, latency[0].median, self.transport
             )
             try:
-                one = confirmed(measure, 1 if settled else self._effort.looks)
+                one = confirmed(measure, 1 if settled else self.effort.looks)
             except LinkError as error:
                 return self._failed(link, error)
             settled = settled or in_doubt(one)
@@ -181,35 +172,35 @@ class _Run:
 
     def _failed(self, link: MeasuredLink, error: LinkError) -> MeasuredLink:
         """With why, as far as that can be found out. By RDMA only what was said: over TCP the link is well."""
-        if self._transport != "tcp":
+        if self.transport != "tcp":
             return dataclasses.replace(link, fault="no-rdma", detail=str(error))
         fault, detail = self._knock()
         return dataclasses.replace(link, fault=fault, detail=detail or str(error))
 
     def _latency(self) -> list[dict[str, Any]]:
         """One connection for what the ends say to each other, and one for the messages."""
-        flows = [self._pairing.flow("forth")] * 2
-        what: dict[str, Any] = {"sizes": self._effort.sizes}
-        if self._transport == "tcp" and all(end.here for end in self._ends):
+        flows = [self.pairing.flow("forth")] * 2
+        what: dict[str, Any] = {"sizes": self.effort.sizes}
+        if self.transport == "tcp" and all(end.here for end in self.ends):
             what["lend"] = f"{tempfile.gettempdir()}/ferrule-probe-{secrets.token_hex(8)}"
-        return _measure(*self._ends, flows, self._effort.message, transport=self._transport, **what)
+        return _measure(*self.ends, flows, self.effort.message, transport=self.transport, **what)
 
     def _end(self, end: End, face: Interface) -> LinkEnd:
         device = end.devices.get(face.name, {})
         identity = f"{end.identity} {face.identity}" if end.identity and face.identity else ""
-        speed = self._speeds.get(self._pairing.first.name, device.get("speed"))
+        speed = self.speeds.get(self.pairing.first.name, device.get("speed"))
         return LinkEnd(end.name, face.name, face.address, identity, end.kernel, device.get("kind") or "", speed)
 
     def _knock(self) -> tuple[Fault, str]:
         """Why nothing came through: let both ends knock at the other, and count what arrives."""
-        first, second = self._ends
-        mine, theirs = self._pairing.first, self._pairing.second
+        first, second = self.ends
+        mine, theirs = self.pairing.first, self.pairing.second
         ways = ((first, mine, theirs), (second, theirs, mine))
         for end, own, other in ways:
             end.order(
                 do="knock",
                 address=other.address,
-                port=self._pairing.port,
+                port=self.pairing.port,
                 source=own.address,
                 interface=own.name,
                 seconds=_KNOCK_SECONDS,
@@ -251,7 +242,7 @@ def _bandwidth(
     transport: str = "tcp",
 ) -> Bandwidth:
     """Goodput forth, back, and both at once; all of ``pairs`` together."""
-    warm = max(effort.warm, min(_MOST_WARM, _ROUND_TRIPS * 2 * latency))
+    warm = max(effort.warm, min(_MOST_WARM_SECONDS, _ROUND_TRIPS * 2 * latency))
     rates = []
     for ways in (("forth",), ("back",), ("forth", "back")):
         flows = [pairing.flow(way) for pairing in pairs for way in ways for _ in range(streams)]
@@ -292,9 +283,9 @@ def _framing(link: MeasuredLink, mss: int) -> float:
     if not 0 < mss < link.mtu:
         return 1.0
     kinds = {end.kind for end in link.ends}
-    beside = _ETHERNET
+    beside = _ETHERNET_BYTES
     if "thunderbolt" in kinds:
-        beside += _TUNNEL_HEADER * -(-link.mtu // _TUNNEL_FRAME)
+        beside += _TUNNEL_HEADER_BYTES * -(-link.mtu // _TUNNEL_FRAME_BYTES)
     elif "ethernet" in kinds:
-        beside += _GAPS
+        beside += _GAPS_BYTES
     return (link.mtu + beside) / mss

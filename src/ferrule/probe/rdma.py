@@ -16,10 +16,10 @@ from ferrule.fabric.join.mesh import epoch_number
 from ferrule.fabric.transports.verbs.pairs import Pair
 from ferrule.fabric.transports.verbs.paths import Port
 from ferrule.fabric.transports.verbs.ports import Found, find_ports
-from ferrule.probe.messages import refusing
-from ferrule.probe.pipes import GRACE, Meter
+from ferrule.probe.messages import timed
+from ferrule.probe.pipes import GRACE_SECONDS, Meter
 
-_CHUNK = 256 << 10
+_CHUNK_BYTES = 256 << 10
 _MORE, _LAST = 1, 0
 """The first byte of a chunk: more will follow, or not."""
 _SPIN_US, _YIELD_US = 40.0, 1000.0
@@ -43,23 +43,23 @@ def ports_of(interface: str, addresses: frozenset[str], netdevs: Mapping[tuple[s
 
 
 class RdmaPipe:
-    """A queue pair between both ends of ``link``, whose socket it takes over. Both ends make it at the same time.
+    """A queue pair between both ends of ``channel``, whose socket it takes over. Both ends make it at the same time.
 
     ``first``: of the two ends, this is the one that starts. Raises `LinkError` with the reason why there is none.
     """
 
-    def __init__(self, link: ControlChannel, found: Found, *, first: bool, deadline: Deadline) -> None:
+    def __init__(self, channel: ControlChannel, found: Found, *, first: bool, deadline: Deadline) -> None:
         rank, other = (0, 1) if first else (1, 0)
-        pair = Pair(rank, other, link, deadline)
+        pair = Pair(rank, other, channel, deadline)
         reason = pair.connect(found, verbs_settings(environment()))
         if not pair.endpoints:
             raise LinkError(f"no queue pair works over this link: {reason}")
-        # A group has a lane for collectives, too. Its socket, by which it would notice that the other end is gone,
-        # leads nowhere: the lane for messages has the real one.
+        # A group has a stream for collectives, too. Its socket, by which it would notice that the other end is gone,
+        # leads nowhere: the stream for messages has the real one.
         ends = socket.socketpair()
         self._nowhere = ends[1]
-        fds = ends[0].detach(), link.socket.detach()
-        epoch = epoch_number(link.identity.epoch)
+        fds = ends[0].detach(), channel.socket.detach()
+        epoch = epoch_number(channel.identity.epoch)
         channels = (
             _native.Channel.verbs(rank, other, fd, epoch, endpoint)
             for fd, endpoint in zip(fds, pair.endpoints, strict=True)
@@ -73,12 +73,8 @@ class RdmaPipe:
         self._nowhere.close()
 
     def play(self, size: int, rounds: int, starts: bool, deadline: Deadline) -> list[float]:
-        """A `Way` for messages."""
-        data = (ctypes.c_ubyte * size)()
-        at = ctypes.addressof(data)
-        with refusing(size):
-            times = self._native.time("send_recv", at, at, size, _BYTE, rounds, max(deadline.left, 1e-3))
-        return [microseconds * 1e-6 for microseconds in times]
+        """As `ferrule.probe.messages.Exchange.play`."""
+        return timed(size, deadline, lambda at, left: self._native.time("send_recv", at, at, size, _BYTE, rounds, left))
 
     def say(self, deadline: Deadline) -> None:
         self._checked(self._native.send, (ctypes.c_ubyte * 1)(), deadline)
@@ -87,23 +83,23 @@ class RdmaPipe:
         self._checked(self._native.recv, (ctypes.c_ubyte * 1)(), deadline)
 
     def pour(self, end: float) -> None:
-        data = (ctypes.c_ubyte * _CHUNK)(_MORE)
+        data = (ctypes.c_ubyte * _CHUNK_BYTES)(_MORE)
         at = ctypes.addressof(data)
         while (now := time.perf_counter()) < end:
-            if self._native.send(at, _CHUNK, _BYTE, self._other, end - now + GRACE):
+            if self._native.send(at, _CHUNK_BYTES, _BYTE, self._other, end - now + GRACE_SECONDS):
                 return  # what arrived tells
         data[0] = _LAST
-        self._native.send(at, _CHUNK, _BYTE, self._other, GRACE)
+        self._native.send(at, _CHUNK_BYTES, _BYTE, self._other, GRACE_SECONDS)
 
     def drain(self, begin: float, end: float) -> float:
-        data = (ctypes.c_ubyte * _CHUNK)()
+        data = (ctypes.c_ubyte * _CHUNK_BYTES)()
         at = ctypes.addressof(data)
         meter = Meter(begin, end)
         while True:
-            left = max(end - time.perf_counter(), 0.0) + GRACE
-            if self._native.recv(at, _CHUNK, _BYTE, self._other, left) or data[0] == _LAST:
+            left = max(end - time.perf_counter(), 0.0) + GRACE_SECONDS
+            if self._native.recv(at, _CHUNK_BYTES, _BYTE, self._other, left) or data[0] == _LAST:
                 return meter.rate
-            meter.add(_CHUNK)
+            meter.add(_CHUNK_BYTES)
 
     def _checked(
         self, step: Callable[[int, int, int, int, float], int], word: ctypes.Array[ctypes.c_ubyte], deadline: Deadline

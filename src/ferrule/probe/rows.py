@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 
-from ferrule.links.measured import DIRECTIONS, Bandwidth, MeasuredPair
+from ferrule.links import DIRECTIONS, Bandwidth, MeasuredPair
 
 COLUMNS = (
     "at",

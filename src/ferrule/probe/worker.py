@@ -32,7 +32,7 @@ from ferrule.fabric.join.listen import listen_on, resolve
 from ferrule.fabric.transports.verbs.ports import Found
 from ferrule.links import Probe
 from ferrule.probe.flows import Stream, run_streams
-from ferrule.probe.lend import Borrower, lend
+from ferrule.probe.lend import borrow, borrowing, lend
 from ferrule.probe.messages import Exchange, tcp_exchanges, time_messages
 from ferrule.probe.pipes import Pipe, TcpPipe
 from ferrule.probe.rdma import RdmaPipe, ports_of
@@ -109,7 +109,7 @@ class Worker:
         deadline = Deadline(timeout)
         with ExitStack() as opened:
             place = what.get("lend")
-            borrower = opened.enter_context(Borrower(place)) if place and dials else None
+            listener = opened.enter_context(borrowing(place)) if place and dials else None
             connections = self._dial(epoch, flows, deadline) if dials else self._accept(epoch, flows, deadline)
             for connection in connections:
                 opened.callback(connection.socket.close)
@@ -121,14 +121,16 @@ class Worker:
                     pipes.append(RdmaPipe(connection, self._rdma(name), first=dials, deadline=deadline))
                     opened.callback(pipes[-1].close)
             if "sizes" in what:
-                words, messages = connections
+                control, messages = connections
                 if place and not dials:
                     lend(place, messages.socket)
-                other = None if borrower is None else opened.enter_context(borrower.socket())
+                other = None if listener is None else opened.enter_context(borrow(listener))
                 exchanges = {"verbs": Exchange(pipes[0].play)} if pipes else tcp_exchanges(messages.socket, other)
                 return {
                     "mss": mss,
-                    "latency": time_messages(words, exchanges, what["sizes"], seconds, starts=dials, deadline=deadline),
+                    "latency": time_messages(
+                        control, exchanges, what["sizes"], seconds, starts=dials, deadline=deadline
+                    ),
                 }
             # Forth is from the end that dials.
             carriers: Sequence[Pipe] = pipes or [TcpPipe(each.socket) for each in connections]
@@ -154,17 +156,17 @@ class Worker:
             for number, flow in enumerate(flows)
         ]
         found = dial(calls, self._key, deadline)
-        links = [link for link in found if isinstance(link, ControlChannel)]
+        channels = [one for one in found if isinstance(one, ControlChannel)]
         for problem in found:
             if not isinstance(problem, ControlChannel):
-                for link in links:
-                    link.socket.close()
+                for channel in channels:
+                    channel.socket.close()
                 raise problem
-        return links
+        return channels
 
     def _accept(self, epoch: str, flows: Sequence[dict[str, Any]], deadline: Deadline) -> list[ControlChannel]:
         """A connection for each flow, in their order; strangers are turned away."""
-        links: dict[int, ControlChannel] = {}
+        channels: dict[int, ControlChannel] = {}
         deadline = Deadline(min(deadline.left, _CONNECT_SECONDS))
         for listener in {flow["listener"]: self._listeners[flow["listener"]] for flow in flows}.values():
             expected = sum(1 for flow in flows if self._listeners[flow["listener"]] is listener)
@@ -175,13 +177,13 @@ class Worker:
                 except TimeoutError:
                     raise FabricTimeout(f"no connection came within {deadline.seconds:g} s") from None
                 try:
-                    link = _welcome(sock, self._key, bytes.fromhex(epoch))
+                    channel = _welcome(sock, self._key, bytes.fromhex(epoch))
                 except (Stranger, FerruleError, OSError):
                     sock.close()
                     continue
-                links[link.identity.rail] = link
+                channels[channel.identity.rail] = channel
                 expected -= 1
-        return [links[number] for number in range(len(flows))]
+        return [channels[number] for number in range(len(flows))]
 
     def _knock(self, address: str, port: int, source: str, interface: str, seconds: float) -> dict[str, Any]:
         """Does anything arrive here, and does the other end answer?"""

@@ -55,7 +55,7 @@ def encrypted(cable: socket.socket, key: bytes, *, server: bool) -> socket.socke
     """
     inner, outer = socket.socketpair()
     with cable, inner:
-        _process().take(cable, inner, key, server)
+        _process_of(os.getpid()).take(cable, inner, key, server)
     return outer
 
 
@@ -81,11 +81,8 @@ class _Process:
 
 @cache
 def _process_of(pid: int) -> _Process:
+    """A fork has one of its own."""
     return _Process()
-
-
-def _process() -> _Process:
-    return _process_of(os.getpid())  # a fork has one of its own
 
 
 class _Carrier(threading.Thread):

@@ -11,7 +11,6 @@ import hashlib
 import ssl
 import struct
 import tempfile
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -110,23 +109,15 @@ def client_opening() -> Exchange[Line]:
 
 def server_opening() -> Opening:
     """What begins TLS at the server's end, with this process's certificate."""
-    own = _own_certificate()
+    context, binding = _own_certificate()
 
     def opening() -> Exchange[Line]:
-        tls = Tls(own.context, server=True)
+        tls = Tls(context, server=True)
         yield from tls.handshake()
-        tls.binding = own.binding
+        tls.binding = binding
         return tls
 
     return opening
-
-
-@dataclass(frozen=True)
-class _Own:
-    """This process's certificate, ready for use."""
-
-    context: ssl.SSLContext
-    binding: bytes
 
 
 @cache
@@ -139,7 +130,8 @@ def _client_context() -> ssl.SSLContext:
 
 
 @cache
-def _own_certificate() -> _Own:
+def _own_certificate() -> tuple[ssl.SSLContext, bytes]:
+    """This process's certificate, ready for use, and its binding."""
     certificate, pem = _make_certificate()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -149,7 +141,7 @@ def _own_certificate() -> _Own:
         file.touch(mode=0o600)
         file.write_bytes(pem)
         context.load_cert_chain(file)
-    return _Own(context, hashlib.sha256(certificate).digest())
+    return (context, hashlib.sha256(certificate).digest())
 
 
 def _make_certificate() -> tuple[bytes, bytes]:

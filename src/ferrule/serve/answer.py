@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from fastapi.responses import Response
+from msgspec import UNSET
 from starlette.types import Message, Receive, Scope, Send
 
 from ferrule.engine import Engine
 from ferrule.serve.errors import ApiError, api_error
-from ferrule.serve.objects import AnswerBody, ErrorBody, Usage, respond
+from ferrule.serve.identity import Identity
+from ferrule.serve.objects import AnswerBody, ChatChoice, ErrorBody, TextChoice, Usage, respond
 from ferrule.serve.prompt import TokenizerPool
 from ferrule.serve.sequences import Job, run_jobs
 from ferrule.serve.text import Vocabulary
@@ -90,23 +94,30 @@ class Collected:
         self.finish = piece.finish
 
 
-class Form(Protocol):
-    """How an endpoint writes its answers."""
+@dataclass(frozen=True)
+class Form(ABC):
+    """How an endpoint writes its answers. ``event_kind``: what the objects of a stream are called."""
 
-    @property
-    def include_usage(self) -> bool: ...
+    event_kind: ClassVar[str]
+    identity: Identity
+    include_usage: bool
 
+    @abstractmethod
     def whole(self, answers: Sequence[Collected], usage: Usage) -> AnswerBody: ...
 
+    @abstractmethod
     def opening(self) -> list[AnswerBody]:
         """The events before the first piece."""
-        ...
 
+    @abstractmethod
     def events(self, piece: Piece) -> list[AnswerBody]: ...
+
+    def event(self, choice: ChatChoice | TextChoice) -> AnswerBody:
+        return self.identity.body(self.event_kind, [choice], None if self.include_usage else UNSET)
 
     def closing(self, usage: Usage) -> AnswerBody:
         """The event that carries the usage counts."""
-        ...
+        return self.identity.body(self.event_kind, [], usage)
 
 
 class ClientGoneError(ApiError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hmac
-from ipaddress import ip_address
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ferrule.config import is_loopback
 from ferrule.serve.errors import ApiError
 from ferrule.units import format_bytes
 
@@ -98,12 +98,7 @@ def is_loopback_name(host: str) -> bool:
     """Whether a ``Host`` header (with or without port) names this machine to itself."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     name = name.lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:  # a name, and not one that always means loopback
-        return False
+    return name.endswith(".localhost") or is_loopback(name)
 
 
 def is_json(content_type: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
-from ferrule.serve.answer import Answer, Collected, Service
+from ferrule.serve.answer import Answer, Collected, Form, Service
 from ferrule.serve.identity import Identity
 from ferrule.serve.objects import AnswerBody, ChatChoice, ChatLogprobs, ChatMessage, ChatToken, Delta, Usage
 from ferrule.serve.prompt import chat_prompt
@@ -24,22 +24,17 @@ def answer_chat(service: Service, body: ChatRequest, identity: Identity) -> Answ
     params = sampling_params(body, engine.default_sampling, vocab_size=engine.vocab_size)
     prompt = chat_prompt(engine, body.messages)
     jobs = [Job(index, prompt, own, tuple(body.stop)) for index, own in enumerate(choices(params, body.n or 1))]
-    form = ChatForm(identity, len(jobs), bool(body.logprobs), wants_usage(body))
+    form = ChatForm(identity, body.wants_usage, len(jobs), bool(body.logprobs))
     return Answer(service, jobs, form, prompt_tokens=len(prompt), stream=bool(body.stream))
 
 
-def wants_usage(body: ChatRequest) -> bool:
-    return body.stream_options is not None and body.stream_options.include_usage
-
-
 @dataclass(frozen=True)
-class ChatForm:
+class ChatForm(Form):
     """Answers as ``chat.completion`` and ``chat.completion.chunk`` objects."""
 
-    identity: Identity
+    event_kind = "chat.completion.chunk"
     count: int
     logprobs: bool
-    include_usage: bool
 
     def whole(self, answers: Sequence[Collected], usage: Usage) -> AnswerBody:
         choices = [
@@ -54,22 +49,16 @@ class ChatForm:
         return self.identity.body("chat.completion", choices, usage)
 
     def opening(self) -> list[AnswerBody]:
-        return [self._chunk(ChatChoice(index, delta=Delta("assistant", ""))) for index in range(self.count)]
+        return [self.event(ChatChoice(index, delta=Delta("assistant", ""))) for index in range(self.count)]
 
     def events(self, piece: Piece) -> list[AnswerBody]:
         made = []
         if piece.text or piece.logprobs:
             delta, logprobs = Delta(content=piece.text), self._logprobs(piece.logprobs)
-            made.append(self._chunk(ChatChoice(piece.index, delta=delta, logprobs=logprobs)))
+            made.append(self.event(ChatChoice(piece.index, delta=delta, logprobs=logprobs)))
         if piece.finish is not None:
-            made.append(self._chunk(ChatChoice(piece.index, delta=Delta(), finish_reason=piece.finish)))
+            made.append(self.event(ChatChoice(piece.index, delta=Delta(), finish_reason=piece.finish)))
         return made
-
-    def closing(self, usage: Usage) -> AnswerBody:
-        return self.identity.body("chat.completion.chunk", [], usage)
-
-    def _chunk(self, choice: ChatChoice) -> AnswerBody:
-        return self.identity.body("chat.completion.chunk", [choice], None if self.include_usage else UNSET)
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if not self.logprobs:

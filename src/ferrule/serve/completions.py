@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msgspec import UNSET
-
 from ferrule.engine import Engine
 from ferrule.errors import RequestError
-from ferrule.serve.answer import Answer, Collected, Service
+from ferrule.serve.answer import Answer, Collected, Form, Service
 from ferrule.serve.identity import Identity
 from ferrule.serve.objects import AnswerBody, TextChoice, TextLogprobs, Usage
 from ferrule.serve.prompt import encode, too_long
@@ -28,12 +26,7 @@ def answer_completion(service: Service, body: CompletionRequest, identity: Ident
     asked = [(prompt, own) for prompt in prompts for own in choices(params, body.n or 1)]
     jobs = [Job(index, prompt, own, tuple(body.stop), continues=True) for index, (prompt, own) in enumerate(asked)]
     echoes = [prompt_text(engine, prompt) for prompt in body.prompt for _ in range(body.n or 1)] if body.echo else []
-    form = CompletionForm(
-        identity,
-        tuple(echoes or [""] * len(jobs)),
-        logprobs=body.logprobs is not None,
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
-    )
+    form = CompletionForm(identity, body.wants_usage, tuple(echoes or [""] * len(jobs)), body.logprobs is not None)
     total = sum(len(prompt) for prompt in prompts)
     return Answer(service, jobs, form, prompt_tokens=total, stream=bool(body.stream))
 
@@ -58,13 +51,12 @@ def prompt_text(engine: Engine, prompt: str | list[int]) -> str:
 
 
 @dataclass(frozen=True)
-class CompletionForm:
+class CompletionForm(Form):
     """Answers as ``text_completion`` objects. ``echoes``: what each answer begins with, the prompt or nothing."""
 
-    identity: Identity
+    event_kind = "text_completion"
     echoes: tuple[str, ...]
     logprobs: bool
-    include_usage: bool
 
     def whole(self, answers: Sequence[Collected], usage: Usage) -> AnswerBody:
         choices = [
@@ -74,16 +66,10 @@ class CompletionForm:
         return self.identity.body("text_completion", choices, usage)
 
     def opening(self) -> list[AnswerBody]:
-        return [self._event(self._choice(index, echo, (), None)) for index, echo in enumerate(self.echoes) if echo]
+        return [self.event(self._choice(index, echo, (), None)) for index, echo in enumerate(self.echoes) if echo]
 
     def events(self, piece: Piece) -> list[AnswerBody]:
-        return [self._event(self._choice(piece.index, piece.text, piece.logprobs, piece.finish))]
-
-    def closing(self, usage: Usage) -> AnswerBody:
-        return self.identity.body("text_completion", [], usage)
-
-    def _event(self, choice: TextChoice) -> AnswerBody:
-        return self.identity.body("text_completion", [choice], None if self.include_usage else UNSET)
+        return [self.event(self._choice(piece.index, piece.text, piece.logprobs, piece.finish))]
 
     def _choice(self, index: int, text: str, entries: Sequence[TokenLogprob], finish: str | None) -> TextChoice:
         return TextChoice(index, text, _logprobs(entries) if self.logprobs else None, finish)

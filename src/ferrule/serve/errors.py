@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -24,27 +25,21 @@ TYPES: Final[Mapping[int, str]] = {
 }
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An answer that is an error. ``param`` is the field at fault and ``code`` a word for programs, where there is one.
 
     ``retry_after``: seconds after which the same request may succeed.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.retry_after = retry_after
+    status: int
+    message: str
+    code: str | None = field(default=None, kw_only=True)
+    param: str | None = field(default=None, kw_only=True)
+    retry_after: int | None = field(default=None, kw_only=True)
+
+    def __str__(self) -> str:
+        return self.message
 
     @property
     def type(self) -> str:
@@ -89,15 +84,15 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     first = errors[0]
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "it cannot be parsed")
-        where = f"at character {first['loc'][-1]}"
-        return ApiError(400, f"the body is not valid JSON: {reason} {where}", code="invalid_json")
-    field = ".".join(str(part) for part in first["loc"] if part != "body")
-    if not field:
+        place = first["loc"][-1]
+        return ApiError(400, f"the body is not valid JSON: {reason} at character {place}", code="invalid_json")
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    if not where:
         return ApiError(400, "the body must be a JSON object", code="invalid_json")
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
-        return ApiError(400, f"{field}: this field is required", code="missing_required_parameter", param=field)
-    return ApiError(400, f"{field}: {message}", code="invalid_value", param=field)
+        return ApiError(400, f"{where}: this field is required", code="missing_required_parameter", param=where)
+    return ApiError(400, f"{where}: {message}", code="invalid_value", param=where)
 
 
 def http_error(error: HTTPException, path: str) -> ApiError:

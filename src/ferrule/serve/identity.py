@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
@@ -24,7 +25,7 @@ class Identity:
     fingerprint: str
 
     def body(
-        self, kind: str, choices: list[ChatChoice] | list[TextChoice], usage: Usage | UnsetType | None = UNSET
+        self, kind: str, choices: Sequence[ChatChoice | TextChoice], usage: Usage | UnsetType | None = UNSET
     ) -> AnswerBody:
         return AnswerBody(self.id, kind, self.created, self.model, self.fingerprint, choices, usage)
 

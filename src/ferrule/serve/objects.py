@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
@@ -83,7 +85,7 @@ class AnswerBody(msgspec.Struct):
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChatChoice] | list[TextChoice]
+    choices: Sequence[ChatChoice | TextChoice]
     usage: Usage | UnsetType | None = UNSET
 
 

@@ -122,6 +122,10 @@ class GenerationRequest(Body):
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool | None = None
 
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
 
 class Message(Body):
     role: Role

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 
 import uvicorn
@@ -149,15 +149,12 @@ async def _unless(stop: asyncio.Event, starting: Awaitable[Engine]) -> Engine | 
 
 async def _watch(engine: Engine, stop: asyncio.Event) -> None:
     """Wait for ``stop``; log once if the engine fails meanwhile."""
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        while not stopped.done() and engine.health().state != "failed":
-            await asyncio.wait([stopped], timeout=HEALTH_SECONDS)
-        if not stopped.done():
-            log.error("the model has failed; requests get status 503 until a restart: %s", engine.health().error)
-        await stopped
-    finally:
-        stopped.cancel()
+    while not stop.is_set() and engine.health().state != "failed":
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), HEALTH_SECONDS)
+    if not stop.is_set():
+        log.error("the model has failed; requests get status 503 until a restart: %s", engine.health().error)
+    await stop.wait()
 
 
 async def _close(engine: Engine | None) -> None:

@@ -13,18 +13,7 @@ from torch import Tensor
 from ferrule.errors import FabricError
 from ferrule.fabric import Group
 from ferrule.torch_backend.reductions import bits, fold_bits, is_bitwise, numbers, operand
-from ferrule.torch_backend.tensors import (
-    MOVED,
-    Finish,
-    in_out,
-    line_of,
-    pack,
-    place_of,
-    source,
-    target,
-    unpacked,
-    widest,
-)
+from ferrule.torch_backend.tensors import MOVED, Finish, line_of, pack, place_of, source, target, unpacked, widest
 
 
 class Step(NamedTuple):
@@ -92,7 +81,7 @@ def reduce_scatter_list(group: Group, out: Tensor, parts: Sequence[Tensor], op: 
 
 
 def broadcast(group: Group, t: Tensor, root: int) -> Step:
-    line, finish = in_out(t)
+    line, finish = target(t, read=True)
     return Step(partial(group.broadcast, line, root), None if group.rank == root else finish)
 
 

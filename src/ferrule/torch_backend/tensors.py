@@ -43,25 +43,14 @@ def source(t: Tensor) -> Tensor:
     return line_of(t.contiguous())
 
 
-def target(t: Tensor) -> tuple[Tensor, Finish | None]:
-    """What to write in the place of ``t``; its shape may be another."""
+def target(t: Tensor, *, read: bool = False) -> tuple[Tensor, Finish | None]:
+    """What to write in the place of ``t``, after it was ``read`` or not; its shape may be another."""
     if place_of(t) is not None:
         return t, None
     check(t)
     if t.is_contiguous():
         return line_of(t), None
-    buffer = torch.empty_like(t, memory_format=torch.contiguous_format)
-    return line_of(buffer), lambda: t.detach().copy_(buffer)
-
-
-def in_out(t: Tensor) -> tuple[Tensor, Finish | None]:
-    """What to read and write in the place of ``t``; its shape may be another."""
-    if place_of(t) is not None:
-        return t, None
-    check(t)
-    if t.is_contiguous():
-        return line_of(t), None
-    buffer = t.detach().contiguous()
+    buffer = t.detach().contiguous() if read else torch.empty_like(t, memory_format=torch.contiguous_format)
     return line_of(buffer), lambda: t.detach().copy_(buffer)
 
 

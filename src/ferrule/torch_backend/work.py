@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 
 from ferrule.errors import FerruleError
-from ferrule.fabric.coalesce import Coalesced
+from ferrule.fabric.coalesce import Coalesced, when_all
 from ferrule.fabric.work import Work as FabricWork
 from ferrule.torch_backend.tensors import Finish
 
@@ -113,15 +113,8 @@ class Pending(Work):
             self._fulfil(future)
         else:
             fulfil = threading.Thread(target=self._fulfil, args=(future,), name="ferrule future")
-            self._after(0, fulfil.start)
+            when_all([part.operation for part in self.parts], fulfil.start)
         return future
-
-    def _after(self, done: int, action: Callable[[], object]) -> None:
-        """Do it when all parts are done, of which the first ``done`` are already."""
-        if done == len(self.parts):
-            action()
-        else:
-            self.parts[done].operation.then(lambda: self._after(done + 1, action))
 
     def _fulfil(self, future: Future[list[Tensor]]) -> None:
         try:

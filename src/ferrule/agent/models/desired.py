@@ -127,11 +127,7 @@ Action = Move | Stop | Accept | Start
 
 
 def plan(
-    actual: Mapping[str, Server],
-    ending: Collection[str],
-    desired: Mapping[str, DesiredModel],
-    view: View,
-    now: float,
+    actual: Mapping[str, Server], ending: Collection[str], desired: Mapping[str, DesiredModel], view: View, now: float
 ) -> list[Action]:
     """``ending``: models whose old process has still to end here, which has the port and the memory."""
     moves = [move for name, model in desired.items() if (move := _move(name, model, actual.get(name), view, now))]

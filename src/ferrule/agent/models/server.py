@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ferrule.agent.log import log_to
 from ferrule.agent.placement.planner import ClusterPlanner, Placed
 from ferrule.cluster.client import ask_here
 from ferrule.cluster.desired import DesiredModel
@@ -146,7 +147,7 @@ async def _run(home: ClusterHome, name: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     directory, name = Path(arguments[0]), arguments[1]
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    log_to(None)
     for chatty in ("httpx", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     home = ClusterHome(directory.name, directory.parent)

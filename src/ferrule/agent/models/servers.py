@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Protocol, assert_never
+from collections.abc import Callable
+from typing import assert_never
 
 from ferrule.agent.control_loop import ControlLoop
 from ferrule.agent.jobs import tail
@@ -31,10 +31,9 @@ from ferrule.agent.models.desired import (
     after,
     plan,
 )
-from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.records import Knowledge
 from ferrule.cluster.reports import ModelStatus, ServerState
+from ferrule.cluster.state import ClusterState
 from ferrule.errors import ClusterError
 from ferrule.process import end_groups, last_line, signal_group, start, when_ended
 
@@ -42,22 +41,6 @@ log = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0
 _KILLED_SECONDS = 1.0
-
-
-class Cluster(Protocol):
-    """What model servers ask of the `ClusterState`."""
-
-    @property
-    def host(self) -> str: ...
-
-    @property
-    def knowledge(self) -> Knowledge: ...
-
-    def is_up(self, host: str) -> bool: ...
-
-    def silent_seconds(self, host: str) -> float: ...
-
-    def write_model(self, name: str, value: DesiredModel | None) -> None: ...
 
 
 def server_command(home: ClusterHome, name: str) -> list[str]:
@@ -70,7 +53,7 @@ class ModelServers(ControlLoop):
     def __init__(
         self,
         home: ClusterHome,
-        cluster: Cluster,
+        cluster: ClusterState,
         command: Callable[[ClusterHome, str], list[str]] = server_command,
     ) -> None:
         super().__init__()
@@ -119,9 +102,10 @@ class ModelServers(ControlLoop):
 
     def planned(self) -> list[Action]:
         """What is to be done now."""
-        desired = self._cluster.knowledge.models
-        view = view_of(self._cluster, {model.host for model in desired.values()})
-        return plan(self._servers, self._ending.values(), desired, view, time.monotonic())
+        cluster, desired = self._cluster, self._cluster.knowledge.models
+        up = {host for host in cluster.knowledge.members if cluster.is_up(host)}
+        silent = {model.host: cluster.silent_seconds(model.host) for model in desired.values()}
+        return plan(self._servers, self._ending.values(), desired, View(cluster.host, up, silent), time.monotonic())
 
     def _do(self, action: Action) -> None:
         match action:
@@ -179,9 +163,3 @@ class ModelServers(ControlLoop):
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         if process in self._ending:
             signal_group(process.pid, signal.SIGKILL)  # it is not reaped, so its number is still its own
-
-
-def view_of(cluster: Cluster, named: Collection[str]) -> View:
-    """``named``: the ids of hosts that records name."""
-    silent: Mapping[str, float] = {host: cluster.silent_seconds(host) for host in named}
-    return View(cluster.host, {host for host in cluster.knowledge.members if cluster.is_up(host)}, silent)

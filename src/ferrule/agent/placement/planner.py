@@ -11,9 +11,9 @@ from functools import partial
 from ferrule.agent.placement.cores import HostCores, rank_threads, reports_by_share
 from ferrule.agent.placement.ranks import ClusterStarter
 from ferrule.agent.placement.standby import ClusterStandby
-from ferrule.cluster.client import ask_here, ask_member, host_reports
+from ferrule.cluster.client import ask_all, ask_here, ask_member
 from ferrule.cluster.home import ClusterHome
-from ferrule.cluster.messages import DescribeDevice, GetReachable, GetStatus
+from ferrule.cluster.messages import DescribeDevice, GetReachable, GetReport, GetStatus
 from ferrule.cluster.records import Member
 from ferrule.config import environment, move_back_seconds
 from ferrule.engine.host.placement import Deployment, Loss, RankStarter
@@ -191,7 +191,7 @@ class ClusterPlanner:
 
     async def _cores(self, members: Sequence[Member]) -> dict[str, HostCores]:
         """The processors of each host that answers in time."""
-        reports = await host_reports(self._home, members, REPORT_SECONDS)
+        reports = await ask_all(self._home, members, GetReport(), REPORT_SECONDS)
         return {host: HostCores(report.kernel, report.cpus) for host, report in reports.items()}
 
     def _spread(self, spec: ModelSpec, members: Sequence[Member]) -> tuple[Placed, list[Member]]:

@@ -82,7 +82,7 @@ class ClusterRanks:
         job = f"ranks-{secrets.token_hex(6)}"
         members = {member.host: member for member in self._members}
         places = await _all_or_none(self._begin(member, job) for member in members.values())
-        # Rank 0's host first; the others know a way to it. On a host of its own no cable need be plugged in.
+        # Rank 0's host first; the others know how to reach it. On a host of its own no cable need be plugged in.
         meet = [(address, port) for port, addresses in places for address in addresses]
         if len(members) == 1:
             meet = [(LOOPBACK, places[0][0])]

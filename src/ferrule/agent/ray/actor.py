@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -23,12 +22,12 @@ class HostAgent:
         """The host's name."""
         return self._home.settings.name
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Devices, memory, links, load, heat and power, as in ``ferrule status --json``."""
-        found: dict[str, Any] = msgspec.to_builtins(ask(self._home, GetReport()))
+        found: dict[str, object] = msgspec.to_builtins(ask(self._home, GetReport()))
         return found
 
-    def cluster(self) -> dict[str, Any]:
+    def cluster(self) -> dict[str, object]:
         """The members of the cluster, and how this host sees them."""
-        found: dict[str, Any] = msgspec.to_builtins(ask(self._home, GetStatus()))
+        found: dict[str, object] = msgspec.to_builtins(ask(self._home, GetStatus()))
         return found

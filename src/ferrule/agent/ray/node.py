@@ -226,12 +226,12 @@ class RayNode(ControlLoop):
 
     def _own_address(self) -> str:
         """The address at which most of the others reach this host, as far as is known: Ray's nodes have one each."""
-        ways = [peer.way[0].partition("%")[0] for peer in self._cluster.peers.values() if peer.up and peer.way]
+        up = [peer.address for peer in self._cluster.peers.values() if peer.up and peer.address]
         toward: Counter[str] = Counter()
-        for way in ways:
-            if ip_address(way).version == 4:
+        for other in (address[0].partition("%")[0] for address in up):
+            if ip_address(other).version == 4:
                 with suppress(OSError):  # its cable is out by now
-                    toward[address_toward(way)] += 1
+                    toward[address_toward(other)] += 1
         if toward:
             return toward.most_common(1)[0][0]
         own = self._cluster.settings.listen

@@ -109,8 +109,8 @@ class NodeProcess:
                 time.sleep(_POLL_SECONDS / 5)
         kill_orphans()
 
-    def forget(self) -> None:
-        """Take the short way to Ray's directory away."""
+    def remove_symlink(self) -> None:
+        """Remove the symbolic link to Ray's directory."""
         if self._temp.is_symlink():
             self._temp.unlink()
 
@@ -119,28 +119,22 @@ class NodeProcess:
 
     def _check_ports(self) -> None:
         for what, port in self._order.ports.items():
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((self._order.address, port))
-                except OSError as error:
-                    raise _RefusedError(
-                        f"port {port}, for Ray's {what}, cannot be had at {self._order.address} "
-                        f"({error.strerror}); choose others: ferrule up --ray --ray-port PORT"
-                    ) from None
+            try:
+                socket.create_server((self._order.address, port)).close()
+            except OSError as error:
+                raise _RefusedError(
+                    f"port {port}, for Ray's {what}, cannot be had at {self._order.address} "
+                    f"({os.strerror(error.errno or 0)}); choose others: ferrule up --ray --ray-port PORT"
+                ) from None
 
     def _await_head(self) -> None:
         """Ray itself would try for minutes, and say nothing."""
         place = self._order.head
         deadline = time.monotonic() + HEAD_SECONDS
-        while True:
-            try:
-                socket.create_connection(place, timeout=_DIAL_SECONDS).close()
-                return
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    where = f"{place[0]}:{place[1]}"
-                    raise _RefusedError(f"Ray's head does not answer at {where}: {error.strerror or error}") from None
+        while (error := _dial_problem(place)) is not None:
+            if time.monotonic() > deadline:
+                where = f"{place[0]}:{place[1]}"
+                raise _RefusedError(f"Ray's head does not answer at {where}: {error.strerror or error}")
             if self._told_to_end(_POLL_SECONDS):
                 sys.exit(0)
 
@@ -149,7 +143,7 @@ class NodeProcess:
         assert self._ray is not None
         deadline = time.monotonic() + START_SECONDS
         port = (self._order.address, self._order.ports["node manager"])
-        while not _listens(port):
+        while _dial_problem(port) is not None:
             self._look(deadline, "did not start")
         command = [sys.executable, "-P", "-m", "ferrule.agent.ray.introduce", *self._order.introduce]
         actor = self._start(command, log)
@@ -173,12 +167,13 @@ class NodeProcess:
         return bool(select.select([self._ears], [], [], seconds)[0])
 
 
-def _listens(place: tuple[str, int]) -> bool:
+def _dial_problem(place: tuple[str, int]) -> OSError | None:
+    """Why nothing answers there; None where something does."""
     try:
         socket.create_connection(place, timeout=_DIAL_SECONDS).close()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error
+    return None
 
 
 def _say(what: NodeUp | NodeFailed) -> None:
@@ -203,7 +198,7 @@ def main() -> int:
         return 1
     finally:
         process.end()
-        process.forget()
+        process.remove_symlink()
     return 0
 
 

@@ -31,7 +31,7 @@ def token_file(home: ClusterHome) -> Path:
 
 
 def temp_directory(home: ClusterHome) -> Path:
-    """Where Ray has its sessions: in the cluster's directory, by way of a link where sockets need a shorter path.
+    """Where Ray has its sessions: in the cluster's directory, by a symbolic link where sockets need a shorter path.
 
     Raises `ClusterError`."""
     own = home.directory / "ray" / "tmp"
@@ -39,22 +39,22 @@ def temp_directory(home: ClusterHome) -> Path:
     if len(str(own).encode()) <= _MAX_TEMP:
         return own
     try:
-        link = _link(home)
+        short = _symlink(home)
     except PermissionError as error:
         raise ClusterError(str(error)) from None
-    if len(str(link).encode()) > _MAX_TEMP:
-        raise ClusterError(f"the path of {link} is too long for Ray's sockets; set XDG_RUNTIME_DIR to a shorter one")
-    if not link.is_symlink() or link.readlink() != own:
-        link.unlink(missing_ok=True)
-        link.symlink_to(own)
-    return link
+    if len(str(short).encode()) > _MAX_TEMP:
+        raise ClusterError(f"the path of {short} is too long for Ray's sockets; set XDG_RUNTIME_DIR to a shorter one")
+    if not short.is_symlink() or short.readlink() != own:
+        short.unlink(missing_ok=True)
+        short.symlink_to(own)
+    return short
 
 
-def remove_link(home: ClusterHome) -> None:
+def remove_symlink(home: ClusterHome) -> None:
     """Before the cluster's directory is removed."""
     with suppress(OSError, ClusterError):
-        _link(home).unlink(missing_ok=True)
+        _symlink(home).unlink(missing_ok=True)
 
 
-def _link(home: ClusterHome) -> Path:
+def _symlink(home: ClusterHome) -> Path:
     return runtime_directory("ray") / home.settings.host[:8]

@@ -44,7 +44,7 @@ class Player(Protocol):
 
     def rails(self) -> dict[str, int]:
         """By transport, over how many rails this rank reaches another; empty where that is not known."""
-        ...
+        return {}
 
 
 def time_calls(calls: Sequence[Callable[[], Any]], samples: int) -> list[float]:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import ferrule.fabric as fabric
-from ferrule.bench.fabric.rank import Task, time_calls
+from ferrule.bench.fabric.rank import Player, Task, time_calls
 from ferrule.bench.fabric.rank_arrays import Arrays, zeros
 from ferrule.config import TransportChoice
 from ferrule.fabric.arrays import locate
@@ -26,7 +26,7 @@ def open_player(rank: int, *, timeout: float, transports: Sequence[TransportChoi
         yield FerrulePlayer(groups, timeout)
 
 
-class FerrulePlayer:
+class FerrulePlayer(Player):
     def __init__(self, groups: dict[str, fabric.Group], timeout: float) -> None:
         self._groups = groups
         self._timeout = timeout

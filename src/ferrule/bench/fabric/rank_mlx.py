@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ferrule.bench.fabric.rank import Task, time_calls
+from ferrule.bench.fabric.rank import Player, Task, time_calls
 from ferrule.bench.fabric.rank_arrays import Arrays
 
 
@@ -18,13 +18,10 @@ def open_player(rank: int) -> Iterator[MlxPlayer]:
     yield MlxPlayer(mx.distributed.init(strict=True, backend="ring"))
 
 
-class MlxPlayer:
+class MlxPlayer(Player):
     def __init__(self, group: Any) -> None:
         self._group = group
         self._arrays = Arrays(group.size(), _zeros)
-
-    def rails(self) -> dict[str, int]:
-        return {}
 
     def play(self, task: Task) -> list[float]:
         source, _ = self._arrays.pair(task)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from ferrule import _native
-from ferrule.bench.fabric.rank import Task
+from ferrule.bench.fabric.rank import Player, Task
 from ferrule.fabric import DTYPE_BYTES
 
 
@@ -20,16 +20,13 @@ def open_player(rank: int, *, timeout: float, sockets: list[int], memory: int) -
     yield RawPlayer(rank, timeout, sockets[rank], np.frombuffer(shared, np.uint8))
 
 
-class RawPlayer:
+class RawPlayer(Player):
     def __init__(self, rank: int, timeout: float, socket: int, memory: np.ndarray) -> None:
         self._starts = rank == 0
         self._timeout = timeout
         self._socket = socket
         self._memory = memory
         self._buffers = np.zeros((2, 0), np.uint8)
-
-    def rails(self) -> dict[str, int]:
-        return {}
 
     def play(self, task: Task) -> list[float]:
         size = task.count * DTYPE_BYTES[task.dtype]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ferrule.bench.fabric.rank import Task, time_calls
+from ferrule.bench.fabric.rank import Player, Task, time_calls
 from ferrule.bench.fabric.rank_arrays import Arrays, zeros
 
 
@@ -53,14 +53,11 @@ class _Done(dist.Work):
 _DONE = _Done()
 
 
-class TorchPlayer:
+class TorchPlayer(Player):
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank = rank
         self._ranks = ranks
         self._arrays = Arrays(ranks, zeros)
-
-    def rails(self) -> dict[str, int]:
-        return {}
 
     def play(self, task: Task) -> list[float]:
         source, target = self._arrays.pair(task)

@@ -10,12 +10,6 @@ from ferrule.cli.bench import plan as bench_plan
 
 app = typer.Typer(no_args_is_help=True, help="Measure what this machine can do, beside other libraries.")
 
-
-@app.callback()
-def _bench() -> None:
-    """Measure what this machine can do, beside other libraries."""
-
-
 app.command(epilog=bench_fabric.EXAMPLES)(bench_fabric.fabric)
 app.command(epilog=bench_decode.EXAMPLES)(bench_decode.decode)
 app.command(epilog=bench_plan.EXAMPLES)(bench_plan.plan)

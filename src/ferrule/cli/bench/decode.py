@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ferrule.cli.extras import needs
+from ferrule.cli.flags import RowsFile
+from ferrule.cli.output import new_table, write_file
 
 if TYPE_CHECKING:
     from ferrule.bench.decode import DecodeRow
@@ -26,14 +28,13 @@ def decode(
         bool, typer.Option("--quick", help="A tiny model and few tokens: shows that it runs, not how fast.")
     ] = False,
     model: Annotated[
-        Path | None,
-        typer.Option("--model", exists=True, file_okay=False, help="Measure this model, not a random 0.5B Llama."),
+        Path | None, typer.Option(exists=True, file_okay=False, help="Measure this model, not a random 0.5B Llama.")
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", min=2, help="Tensor parallel ranks beside the single one.")] = 2,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads per rank.")] = 1,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns that each contestant takes.")] = 5,
-    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens per turn.")] = 24,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
+    ranks: Annotated[int, typer.Option(min=2, help="Tensor parallel ranks beside the single one.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads per rank.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns that each contestant takes.")] = 5,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens per turn.")] = 24,
+    json_file: RowsFile = None,
 ) -> None:
     """Tokens per second at batch 1: one rank, several, and transformers alone and over Gloo, taking turns."""
     with needs("bench", "bench decode"):
@@ -54,9 +55,7 @@ def decode(
             say=status.update,
         )
     console.print(_table(rows, usable_cores()))
-    if json_file is not None:
-        json_file.write_text(to_json(rows) + "\n")
-        console.print(f"wrote {json_file}")
+    write_file(json_file, to_json(rows) + "\n")
 
 
 def _table(rows: list[DecodeRow], cores: int) -> Table:
@@ -66,18 +65,8 @@ def _table(rows: list[DecodeRow], cores: int) -> Table:
     peer = next(row for row in rows if row.impl == "transformers-tp-gloo")
     first = rows[0]
     title = f"{first.model}, {first.dtype}, batch 1, {first.threads} thread(s) per rank, {cores} cores; ms per token"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)  # 80 columns
-    for heading in (
-        "implementation",
-        "ranks",
-        "min",
-        "median",
-        "p99",
-        "tokens\nper s",
-        "× one\nrank",
-        "× TP over\nGloo",
-    ):
-        table.add_column(heading, justify="left" if heading == "implementation" else "right", no_wrap=True)
+    columns = (">!ranks", ">!min", ">!median", ">!p99", ">!tokens\nper s", ">!× one\nrank", ">!× TP over\nGloo")
+    table = new_table("!implementation", *columns, title=title, box=box.SIMPLE_HEAD, padding=0)  # 80 columns
     for row in rows:
         numbers = (f"{value:.1f}" for value in (row.min_ms, row.median_ms, row.p99_ms, row.tokens_per_s))
         ratios = (f"{o.min_ms / row.min_ms:.2f}, {o.median_ms / row.median_ms:.2f}" for o in (alone, peer))

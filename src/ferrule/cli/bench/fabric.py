@@ -18,6 +18,8 @@ from ferrule.bench.fabric.operations import OPERATIONS
 from ferrule.bench.fabric.rows import find_row, to_csv, to_json
 from ferrule.bench.fabric.sweep import DEFAULT_SIZES, IMPLS
 from ferrule.cli.extras import needs
+from ferrule.cli.flags import RowsFile
+from ferrule.cli.output import check_folders, new_table, write_file
 from ferrule.config import TRANSPORT_CHOICES
 from ferrule.errors import ConfigError
 from ferrule.fabric import DTYPE_BYTES
@@ -50,16 +52,14 @@ def fabric(
         bool, typer.Option("--bars", help="Measure what the project holds itself to, whatever else is asked for.")
     ] = False,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Also write the rows to this file.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
+    json_file: RowsFile = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Also draw them, such as rows.png.")] = None,
 ) -> None:
     """Time collectives between processes of this machine, beside its limits, Gloo, Open MPI and MLX.
 
     All take turns on the same cores, so that whatever else the machine does hits them alike.
     """
-    for path in (csv_file, json_file, plot_file):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ConfigError(f"cannot write {path}: {path.resolve().parent} is no folder")
+    check_folders((csv_file, json_file, plot_file))
     if plot_file is not None:
         with needs("bench", "bench fabric --plot"):
             import matplotlib  # noqa: F401 - better now than after minutes of measuring
@@ -84,7 +84,13 @@ def fabric(
         console.print(table)
     for note in result.notes:
         console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    _write(result.rows, csv_file, json_file, plot_file, console)
+    write_file(csv_file, to_csv(result.rows))
+    write_file(json_file, to_json(result.rows))
+    if plot_file is not None:
+        from ferrule.bench.fabric.plot import plot
+
+        plot(result.rows, plot_file)
+        typer.echo(f"wrote {plot_file}")
 
 
 def _names(text: str) -> list[str]:
@@ -95,22 +101,6 @@ def _number_of(flag: str, text: str) -> int:
     if not text.isdigit():
         raise ConfigError(f"{flag}: {text!r} is no number; write for example 2 or 1,2,4")
     return int(text)
-
-
-def _write(
-    rows: Sequence[Row], csv_file: Path | None, json_file: Path | None, plot_file: Path | None, console: Console
-) -> None:
-    if csv_file is not None:
-        csv_file.write_text(to_csv(rows))
-    if json_file is not None:
-        json_file.write_text(to_json(rows))
-    if plot_file is not None:
-        from ferrule.bench.fabric.plot import plot
-
-        plot(rows, plot_file)
-    for path in (csv_file, json_file, plot_file):
-        if path is not None:
-            console.print(f"wrote {path}")
 
 
 def _tables(rows: Sequence[Row]) -> list[Table]:
@@ -142,20 +132,15 @@ def _who(row: Row) -> str:
 
 
 def _new_table(title: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    table.caption = "GB/s: bus bandwidth. × limit: median, over that of a bare socket or bare shared memory one way"
-    for heading in ("size", "implementation", "min", "median", "p99", "GB/s", "× limit"):
-        left = heading in ("size", "implementation")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
-    return table
+    columns = ("!size", "!implementation", ">!min", ">!median", ">!p99", ">!GB/s", ">!× limit")
+    caption = "GB/s: bus bandwidth. × limit: median, over that of a bare socket or bare shared memory one way"
+    return new_table(*columns, title=title, caption=caption, box=box.SIMPLE_HEAD)
 
 
 def _bars_table(bars: Sequence[Bar]) -> Table:
-    table = Table(title="What Ferrule holds itself to", box=box.SIMPLE_HEAD)
-    table.caption = "Met by the median ratio or difference of all turns; that of minima stands beside it"
-    table.add_column("what", overflow="fold")  # breaks in a narrow terminal, so that the numbers keep their heads
-    for heading in ("bar", "median", "min", "met"):
-        table.add_column(heading, justify="left" if heading == "met" else "right", no_wrap=True)
+    columns = ("what", ">!bar", ">!median", ">!min", "!met")  # the first breaks, so that the numbers keep their heads
+    caption = "Met by the median ratio or difference of all turns; that of minima stands beside it"
+    table = new_table(*columns, title="What Ferrule holds itself to", caption=caption, box=box.SIMPLE_HEAD)
     for bar in bars:
         limit = f"{'≥' if bar.at_least else '≤'} {bar.limit:g} {bar.unit}"
         met = {True: "[green]yes[/]", False: "[red]no[/]", None: "—"}[bar.met]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from ferrule.cli.extras import needs
+from ferrule.cli.flags import RowsFile
+from ferrule.cli.output import new_table, write_file
 
 if TYPE_CHECKING:
     from ferrule.bench.planned import PlannedRow
@@ -26,14 +26,12 @@ def plan(
         bool, typer.Option("--lab", help="Also against the built-in engine on emulated hosts (as root, half an hour).")
     ] = False,
     quick: Annotated[
-        bool,
-        typer.Option("--quick", help="With --lab: a tiny model; shows that it runs, no more."),
+        bool, typer.Option("--quick", help="With --lab: a tiny model; shows that it runs, no more.")
     ] = False,
     rounds: Annotated[
-        int | None,
-        typer.Option("--rounds", min=1, help="With --lab: how often to measure [default: 15, 1 with --quick]."),
+        int | None, typer.Option(min=1, help="With --lab: how often to measure [default: 15, 1 with --quick].")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
+    json_file: RowsFile = None,
 ) -> None:
     """How far the planner's predictions are from measurements: published ones, and of the built-in engine."""
     from ferrule.bench.published import bench_published
@@ -55,15 +53,13 @@ def plan(
             + (f": {worst.model} on {worst.hosts} hosts, {worst.cables.delay * 1e6:g} µs" if worst.loss else ""),
             highlight=False,
         )
-    if json_file is not None:
-        json_file.write_text(_json(published, rows))
-        console.print(f"wrote {json_file}")
+    write_file(json_file, _json(published, rows))
 
 
 def _show_published(console: Console, bench: PublishedBench) -> None:
-    table = Table(title="What others measured, in tokens per second, and what is predicted")
-    for heading in ("measurement", "hosts", "split", "streams", "measured", "predicted", "error"):
-        table.add_column(heading, justify="left" if heading in ("measurement", "split") else "right")
+    columns = ("measurement", ">hosts", "split", ">streams", ">measured", ">predicted", ">error")
+    title = "What others measured, in tokens per second, and what is predicted"
+    table = new_table(*columns, title=title, box=box.HEAVY_HEAD)
     before = None
     for row in bench.rows:
         name = "" if row.series is before else row.series.name
@@ -80,14 +76,9 @@ def _show_published(console: Console, bench: PublishedBench) -> None:
 
 
 def _show_planned(console: Console, rows: list[PlannedRow]) -> None:
-    table = Table(
-        title="The built-in engine on emulated hosts: ms per token of one stream, MiB on the fullest rank",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),  # all of it in 80 columns
-    )
-    for heading in ("model", "tp", "pp", "cables", "ms", "predicted", "error", "MiB", "predicted"):
-        left = heading in ("model", "cables")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    columns = ("!model", ">!tp", ">!pp", "!cables", ">!ms", ">!predicted", ">!error", ">!MiB", ">!predicted")
+    title = "The built-in engine on emulated hosts: ms per token of one stream, MiB on the fullest rank"
+    table = new_table(*columns, title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # all of it in 80 columns
     for row in rows:
         rate = "" if row.cables.rate is None else f", {row.cables.rate / 1e6:g} Mb/s"
         calibrates = row.tensor == row.pipeline == 1

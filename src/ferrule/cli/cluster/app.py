@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
+from dataclasses import replace
 from ipaddress import ip_address
-from typing import Annotated
+from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ferrule.agent.ray.token import remove_link
+from ferrule.agent.ray.token import remove_symlink
 from ferrule.agent.start import agent_command, start_agent
 from ferrule.cli import complete
 from ferrule.cli.cluster import ray as cluster_ray
-from ferrule.cli.cluster.flags import AsJson, InCluster
 from ferrule.cli.cluster.tables import hosts_table, show
+from ferrule.cli.flags import AsJson, InCluster
+from ferrule.cli.output import print_json
 from ferrule.cluster import client, service
 from ferrule.cluster.discovery import installed
 from ferrule.cluster.home import (
@@ -32,21 +32,17 @@ from ferrule.cluster.home import (
     new_host_id,
     own_host_name,
 )
-from ferrule.cluster.messages import GetStatus, Leave
+from ferrule.cluster.messages import GetReport, GetStatus, Leave
 from ferrule.cluster.reports import ClusterStatus, HostReport
 from ferrule.config import parse_address
 from ferrule.errors import ClusterError, ConfigError
 from ferrule.installation import pip_install
-from ferrule.secure import KEY_BYTES, JoinToken
+from ferrule.secure import KEY_BYTES, JoinToken, fingerprint, write_address
 from ferrule.units import parse_bytes
 
 UP_EXAMPLES = (
     "Examples:\n\nferrule up\n\nferrule up --join ferrule1-...\n\nferrule up --join ferrule1-... --address 192.168.1.5"
 )
-DOWN_EXAMPLES = "Examples:\n\nferrule down"
-STATUS_EXAMPLES = "Examples:\n\nferrule status\n\nferrule status --json"
-LEAVE_EXAMPLES = "Examples:\n\nferrule leave\n\nferrule leave --host strix-2"
-TOKEN_EXAMPLES = "Examples:\n\nferrule token"
 
 REPORT_SECONDS = 3.0
 
@@ -56,25 +52,22 @@ app = typer.Typer()
 
 @app.command(epilog=UP_EXAMPLES)
 def up(
-    join: Annotated[
-        str | None, typer.Option("--join", metavar="TOKEN", help="Join the cluster whose host printed this.")
-    ] = None,
+    join: Annotated[str | None, typer.Option(metavar="TOKEN", help="Join the cluster whose host printed this.")] = None,
     address: Annotated[
         list[str] | None,
-        typer.Option("--address", metavar="HOST[:PORT]", help="Where a host of it is, if mDNS does not reach there."),
+        typer.Option(metavar="HOST[:PORT]", help="Where a host of it is, if mDNS does not reach there."),
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="NAME", envvar="FERRULE_CLUSTER", help="What to call a new one.")
+        str | None, typer.Option(metavar="NAME", envvar="FERRULE_CLUSTER", help="What to call a new one.")
     ] = None,
     host_name: Annotated[
-        str | None,
-        typer.Option("--host-name", metavar="NAME", help="What to call this host, if not by its own name."),
+        str | None, typer.Option(metavar="NAME", help="What to call this host, if not by its own name.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", min=1, max=65535, help=f"Where the agent listens; {DEFAULT_PORT} at first.")
+        int | None, typer.Option(min=1, max=65535, help=f"Where the agent listens; {DEFAULT_PORT} at first.")
     ] = None,
     listen: Annotated[
-        str | None, typer.Option("--listen", metavar="ADDRESS", help="Only at this address; all if left out.")
+        str | None, typer.Option(metavar="ADDRESS", help="Only at this address; all if left out.")
     ] = None,
     mdns: Annotated[
         bool | None, typer.Option("--mdns/--no-mdns", help="Tell of this host, and hear of others, by multicast DNS.")
@@ -83,10 +76,10 @@ def up(
         bool | None, typer.Option("--ray/--no-ray", help="Also run Ray on all hosts, from now on; or no more.")
     ] = None,
     ray_port: Annotated[
-        int | None, typer.Option("--ray-port", help="The first of the 300 ports that Ray takes on each host; 8600.")
+        int | None, typer.Option(help="The first of the 300 ports that Ray takes on each host; 8600.")
     ] = None,
     ray_memory: Annotated[
-        str | None, typer.Option("--ray-memory", metavar="SIZE", help="Of Ray's objects on each host; 200 MiB.")
+        str | None, typer.Option(metavar="SIZE", help="Of Ray's objects on each host; 200 MiB.")
     ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay, as a service manager wants it.")] = False,
 ) -> None:
@@ -107,7 +100,7 @@ def up(
         _check_listen(listen)
     token = JoinToken.decode(join) if join is not None else None
     home = _home(token, cluster)
-    if home.exists and not home.is_running() and client.was_taken_out(home):
+    if home.exists and not home.is_running() and client.remembered(home).gone(home.settings.host):
         if token is None:
             raise ClusterError(f"this host was taken out of the cluster {home.name!r}: join it again, or ferrule leave")
         home.remove()
@@ -124,7 +117,13 @@ def up(
             console.print(f"this host's agent of the cluster {home.name!r} runs already", highlight=False)
         _show(console, home)
         return
-    _adapt(home, token, seeds, host_name, port, listen, mdns)
+    told: dict[str, Any] = {"name": host_name or None, "port": port, "listen": listen, "mdns": mdns}
+    if token is not None or seeds:
+        places = [*seeds, *(token.addresses if token is not None else ())]
+        told["seeds"] = tuple(dict.fromkeys(map(write_address, places)))
+    # What was told this time is kept for the next times.
+    kept = {field: value for field, value in told.items() if value is not None}
+    home.write_settings(replace(home.settings, **kept))
     if foreground:
         os.execv(sys.executable, agent_command(home))
     try:
@@ -149,16 +148,13 @@ def up(
 def _home(token: JoinToken | None, cluster: str | None) -> ClusterHome:
     """Of which cluster the words speak. Raises `ConfigError` or `ClusterError`."""
     if token is None:
-        known = known_clusters()
-        if cluster is None and len(known) == 1:
-            return known[0]
-        if cluster is None and known:
+        if cluster is None and known_clusters():
             return choose_cluster(None)
         return ClusterHome(cluster or DEFAULT_CLUSTER)
     if cluster is not None and cluster != token.cluster:
         raise ConfigError(f"the token is of the cluster {token.cluster!r}, not of {cluster!r}")
     home = ClusterHome(token.cluster)
-    if home.exists and not client.same_cluster(home, token):
+    if home.exists and fingerprint(home.key) != token.fingerprint:
         raise ClusterError(
             f"this host is in another cluster that is called {token.cluster!r}, too; leave that first: ferrule leave"
         )
@@ -174,32 +170,6 @@ def _refuse_second_cluster(home: ClusterHome) -> None:
             f"there is a cluster {home.name!r} already, on {where}: join it with what `ferrule token` prints there "
             "(ferrule up --join TOKEN), or make another one: ferrule up --cluster NAME"
         )
-
-
-def _adapt(
-    home: ClusterHome,
-    token: JoinToken | None,
-    seeds: list[tuple[str, int]],
-    host_name: str | None,
-    port: int | None,
-    listen: str | None,
-    mdns: bool | None,
-) -> None:
-    """Keep what was told this time for the next times."""
-    old = home.settings
-    new = HostSettings(
-        old.host,
-        host_name or old.name,
-        port or old.port,
-        old.listen if listen is None else listen,
-        old.seeds,
-        old.mdns if mdns is None else mdns,
-    )
-    if token is not None:
-        new = client.with_seeds(new, token, seeds)
-    elif seeds:
-        new = client.with_seeds(new, JoinToken(home.name, home.key), seeds)
-    home.write_settings(new)
 
 
 def _check_listen(text: str) -> None:
@@ -227,8 +197,7 @@ def _show(console: Console, home: ClusterHome) -> None:
     reports = _reports(home, status)
     show([*hosts_table(status, reports), *cluster_ray.ray_lines(status, reports)])
     console.print(
-        "\nAnother machine joins by this line (with it programs can be run here; keep it secret):\n",
-        style="dim",
+        "\nAnother machine joins by this line (with it programs can be run here; keep it secret):\n", style="dim"
     )
     typer.echo(f"ferrule up --join {client.token_of(home).encode()}")
     if not installed():
@@ -239,7 +208,7 @@ def _show(console: Console, home: ClusterHome) -> None:
         )
 
 
-@app.command(epilog=DOWN_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule down")
 def down(cluster: InCluster = None) -> None:
     """Stop this host's agent, and all that it runs. `ferrule up` comes back to the cluster."""
     home = choose_cluster(cluster)
@@ -247,16 +216,13 @@ def down(cluster: InCluster = None) -> None:
     typer.echo(f"this host's agent of the cluster {home.name!r} {'has stopped' if stopped else 'was not running'}")
 
 
-@app.command(epilog=LEAVE_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule leave\n\nferrule leave --host strix-2")
 def leave(
     cluster: InCluster = None,
     host: Annotated[
         str | None,
         typer.Option(
-            "--host",
-            metavar="NAME",
-            help="Another one, such as a machine that is gone for good.",
-            autocompletion=complete.hosts,
+            metavar="NAME", help="Another one, such as a machine that is gone for good.", autocompletion=complete.hosts
         ),
     ] = None,
 ) -> None:
@@ -278,7 +244,7 @@ def leave(
     if service.remove(home):
         typer.echo("the service is gone")
     client.stop_agent(home)
-    remove_link(home)
+    remove_symlink(home)
     home.remove()
     typer.echo(f"this host has left the cluster {home.name!r}")
 
@@ -297,27 +263,25 @@ def _say_goodbye(home: ClusterHome) -> None:
         )
 
 
-@app.command(epilog=TOKEN_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule token")
 def token(cluster: InCluster = None) -> None:
     """Print the line by which another machine joins. With it programs can be run on all hosts: keep it secret."""
     typer.echo(f"ferrule up --join {client.token_of(choose_cluster(cluster)).encode()}")
 
 
-@app.command(epilog=STATUS_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule status\n\nferrule status --json")
 def status(cluster: InCluster = None, as_json: AsJson = False) -> None:
     """Show the hosts of the cluster, what they have, and how they are."""
     home = choose_cluster(cluster)
     found = client.ask(home, GetStatus())
     reports = _reports(home, found)
     if as_json:
-        told = msgspec.to_builtins(found)
-        for fields in told["hosts"]:
-            fields["report"] = msgspec.to_builtins(reports.get(fields["host"]))
-        typer.echo(json.dumps(told, indent=2))
+        hosts = [vars(host) | {"report": reports.get(host.host)} for host in found.hosts]
+        print_json(vars(found) | {"hosts": hosts})
         return
     show([*hosts_table(found, reports), *cluster_ray.ray_lines(found, reports)])
 
 
 def _reports(home: ClusterHome, status: ClusterStatus) -> dict[str, HostReport]:
     members = [member for member in status.hosts if member.is_up]
-    return asyncio.run(client.host_reports(home, members, REPORT_SECONDS))
+    return asyncio.run(client.ask_all(home, members, GetReport(), REPORT_SECONDS))

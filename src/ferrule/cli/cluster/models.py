@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
-from ferrule.cli.cluster.flags import AsJson, InCluster
 from ferrule.cli.cluster.tables import models_table, show
+from ferrule.cli.flags import AsJson, InCluster
+from ferrule.cli.output import print_json
 from ferrule.cli.serving.model import DEMO
 from ferrule.cluster import client
 from ferrule.cluster import models as cluster_models
@@ -24,9 +23,7 @@ from ferrule.cluster.home import ClusterHome, choose_cluster, known_clusters
 from ferrule.cluster.messages import GetStatus
 from ferrule.cluster.models import ModelRow
 from ferrule.errors import ClusterError
-
-MODELS_EXAMPLES = "Examples:\n\nferrule models\n\nferrule models --json"
-STOP_EXAMPLES = "Examples:\n\nferrule stop Qwen3-8B"
+from ferrule.model.gguf import full_path, model_name
 
 _POLL_SECONDS = 0.3
 
@@ -49,9 +46,11 @@ def serve_on_cluster(
     Raises what keeps it from that."""
     model = desired.model
     path = Path(model).expanduser()
-    if model != DEMO and path.is_dir():
-        model = str(path.resolve())
-    name = name or ("ferrule-demo" if model == DEMO else path.resolve().name if path.is_dir() else model)
+    given = model
+    if model != DEMO and path.exists():
+        model = str(full_path(path))
+        given = model_name(path)
+    name = name or ("ferrule-demo" if model == DEMO else given)
 
     async def order() -> None:
         given = await cluster_models.free_port(home, desired.listen, port)
@@ -104,12 +103,12 @@ def _show_ready(console: Console, home: ClusterHome, name: str, row: ModelRow) -
 app = typer.Typer()
 
 
-@app.command(epilog=MODELS_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule models\n\nferrule models --json")
 def models(cluster: InCluster = None, as_json: AsJson = False) -> None:
     """Show the models that the cluster serves, where, and how they are."""
     found = asyncio.run(cluster_models.models(choose_cluster(cluster)))
     if as_json:
-        typer.echo(json.dumps(msgspec.to_builtins(found), indent=2))
+        print_json(found)
         return
     if not found:
         typer.echo("no model is up; serve one, for example: ferrule serve --demo")
@@ -117,7 +116,7 @@ def models(cluster: InCluster = None, as_json: AsJson = False) -> None:
     show(models_table(found))
 
 
-@app.command(epilog=STOP_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule stop Qwen3-8B")
 def stop(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As `ferrule models` shows it.")],
     cluster: InCluster = None,

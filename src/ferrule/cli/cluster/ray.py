@@ -13,9 +13,8 @@ from ferrule.cluster import client
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import GetRay, WantRay
 from ferrule.cluster.reports import ClusterStatus, HostReport
-from ferrule.cluster.state import ray_version
 from ferrule.errors import ClusterError, ConfigError
-from ferrule.installation import pip_install
+from ferrule.installation import pip_install, version_of
 from ferrule.units import format_bytes
 
 UP_SECONDS = 180.0
@@ -25,7 +24,7 @@ _STATES = {"head": "green", "node": "green", "starting": "yellow", "failed": "bo
 
 def check_installed() -> None:
     """Raises `ConfigError` where Ray cannot run here."""
-    if not ray_version():
+    if version_of("ray") is None:
         raise ConfigError(f"Ray needs the cluster extra (ray is not installed): {pip_install('cluster')}")
 
 

@@ -7,18 +7,14 @@ import getpass
 import typer
 
 from ferrule.agent.start import agent_command
-from ferrule.cli.cluster.flags import InCluster
+from ferrule.cli.flags import InCluster
 from ferrule.cluster import service
 from ferrule.cluster.home import choose_cluster
-
-INSTALL_EXAMPLES = "Examples:\n\nferrule up && ferrule service install"
-REMOVE_EXAMPLES = "Examples:\n\nferrule service remove"
-PRINT_EXAMPLES = "Examples:\n\nferrule service print > ~/.config/systemd/user/ferrule-home.service"
 
 app = typer.Typer(no_args_is_help=True, help="Have the agent come up with the machine (systemd).")
 
 
-@app.command(epilog=INSTALL_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule up && ferrule service install")
 def install(cluster: InCluster = None) -> None:
     """Run this host's agent as a service of the user: from now on, and after each start of the machine."""
     home = choose_cluster(cluster)
@@ -29,14 +25,14 @@ def install(cluster: InCluster = None) -> None:
         typer.echo(f"it stops when you log out, unless: loginctl enable-linger {user}")
 
 
-@app.command(epilog=REMOVE_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule service remove")
 def remove(cluster: InCluster = None) -> None:
     """Stop the service and take it away. The host remains a member: `ferrule up` starts the agent by hand."""
     home = choose_cluster(cluster)
     typer.echo("the service is gone" if service.remove(home) else "there was no service")
 
 
-@app.command("print", epilog=PRINT_EXAMPLES)
+@app.command("print", epilog="Examples:\n\nferrule service print > ~/.config/systemd/user/ferrule-home.service")
 def show(cluster: InCluster = None) -> None:
     """Print what systemd would be told, for another service manager or another place."""
     home = choose_cluster(cluster)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
+from ferrule.cli.output import new_table, wide_console
 from ferrule.cluster.models import ModelRow
 from ferrule.cluster.reports import ClusterStatus, HostReport, HostStatus, LinkReport
 from ferrule.units import format_bytes
@@ -16,24 +16,21 @@ _STYLES = {
     "here": "green", "up": "green", "stopped": "yellow", "lost": "bold red",
     "ready": "green", "failed": "bold red", "unknown": "bold red", "waiting": "yellow", "recovering": "yellow",
 }  # fmt: skip
-_WIDE = 160
 
 
 def show(parts: Iterable[RenderableType]) -> None:
     """Tables as wide as they need to be where the output is no terminal."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, _WIDE))
+    console = wide_console()
     for part in parts:
         console.print(part, highlight=False)
 
 
 def hosts_table(status: ClusterStatus, reports: Mapping[str, HostReport]) -> Iterator[RenderableType]:
     """A row for each host, and why some cannot be reached. ``reports``: by host id, of those that answered."""
-    title = f"cluster {status.cluster}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
-    for column in ("host", "state", "address", "devices", "free memory", "links", "load", "heat"):
-        table.add_column(column, header_style="dim", no_wrap=column in ("host", "state"))
+    columns = ("!host", "!state", "address", "devices", "free memory", "links", "load", "heat")
+    table = new_table(
+        *columns, title=f"cluster {status.cluster}", title_justify="left", title_style="bold", header_style="dim"
+    )
     hosts = sorted(status.hosts, key=lambda each: (each.state != "here", each.name))
     for host in hosts:
         table.add_row(*_row(host, reports.get(host.host)))
@@ -89,9 +86,8 @@ def _since(seconds: float | None) -> str:
 
 def models_table(rows: Sequence[ModelRow]) -> Iterator[RenderableType]:
     """A row for each model, and what is wrong with those that are not ready."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("model", "state", "address", "on", "split", "tok/s", "recoveries"):
-        table.add_column(column, header_style="dim", no_wrap=column in ("model", "state", "address", "recoveries"))
+    columns = ("!model", "!state", "!address", "!on", "split", "tok/s", "!recoveries")
+    table = new_table(*columns, padding=(0, 1, 0, 0), header_style="dim")  # 80 columns
     for row in rows:
         state = Text(row.state, style=_STYLES.get(row.state, ""))
         split = f"{row.strategy} on {', '.join(dict.fromkeys(row.hosts))}" if row.hosts else "-"

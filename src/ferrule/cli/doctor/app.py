@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.text import Text
 from typer.core import TyperCommand
 
 from ferrule.cli.doctor.fix import fix_all, undo_all
-from ferrule.cli.doctor.text import report
+from ferrule.cli.doctor.text import EXIT_CODES, show_report
+from ferrule.cli.flags import RemoteCommand
+from ferrule.cli.output import print_error, print_json
 from ferrule.errors import ConfigError, LinkError
 from ferrule.links import Inventory, Probe, worst
 from ferrule.links.doctor import diagnose, diagnosis_json
@@ -28,7 +28,6 @@ EXAMPLES = (
 LOCAL = "local"
 USAGE = 3
 """Exit code for wrong flags; 2 is for findings that are errors."""
-_CODES = {"ok": 0, "note": 0, "warning": 1, "error": 2}
 
 
 class Command(TyperCommand):
@@ -52,8 +51,7 @@ def doctor(
     host: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME",
-            help="Look at that host, over ssh; several are compared. `local` is the one you are on.",
+            metavar="NAME", help="Look at that host, over ssh; several are compared. `local` is the one you are on."
         ),
     ] = None,
     tree: Annotated[
@@ -66,9 +64,7 @@ def doctor(
     undo: Annotated[bool, typer.Option("--undo", help="Take back what --fix did.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --fix and --undo: do not ask.")] = False,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="How long a host may take.")] = "30s",
-    remote_command: Annotated[
-        str, typer.Option(metavar="COMMAND", help="How ferrule is called on the other hosts.")
-    ] = "ferrule",
+    remote_command: RemoteCommand = "ferrule",
 ) -> None:
     """Look at the cables, interfaces and RDMA devices; say what is wrong, what it costs, and the cure.
 
@@ -85,18 +81,16 @@ def doctor(
     findings = diagnose(inventories)
     if as_json:
         lost = [{"host": name, "error": str(error)} for name, error in unreached]
-        typer.echo(json.dumps({**diagnosis_json(inventories, findings), "unreached": lost}, indent=2))
+        print_json({**diagnosis_json(inventories, findings), "unreached": lost})
     elif inventories:
-        console = Console()
-        for part in report(inventories, findings):
-            console.print(part, highlight=False, soft_wrap=isinstance(part, Text) and part.no_wrap is True)
+        show_report(Console(), inventories, findings)
     for _, error in unreached:
-        Console(stderr=True).print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
-    raise typer.Exit(LinkError.exit_code if unreached else _CODES[worst(findings)])
+        print_error(str(error))
+    raise typer.Exit(LinkError.exit_code if unreached else EXIT_CODES[worst(findings)])
 
 
 def _wrong(what: str) -> NoReturn:
-    Console(stderr=True).print(Text("error: ", style="bold red") + Text(what), soft_wrap=True)
+    print_error(what)
     raise typer.Exit(USAGE)
 
 
@@ -110,9 +104,8 @@ def _change(hosts: list[str], trees: list[Path], *, fix: bool, undo: bool, yes: 
         raise typer.Exit
     inventory, findings = fix_all(console, Target(), yes=yes)
     console.print()
-    for part in report([inventory], findings):
-        console.print(part, highlight=False, soft_wrap=isinstance(part, Text) and part.no_wrap is True)
-    raise typer.Exit(_CODES[worst(findings)])
+    show_report(console, [inventory], findings)
+    raise typer.Exit(EXIT_CODES[worst(findings)])
 
 
 def _read(

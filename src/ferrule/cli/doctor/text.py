@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator, Sequence
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +14,14 @@ from ferrule.links import SEVERITIES, Finding, Inventory, Severity
 from ferrule.links.doctor import relevant
 
 STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan", "ok": "bold green"}
+EXIT_CODES: dict[Severity, int] = {"error": 2, "warning": 1, "note": 0, "ok": 0}
 _MAX_EVIDENCE = 6
+
+
+def show_report(console: Console, inventories: Sequence[Inventory], findings: Sequence[Finding]) -> None:
+    """Print `report`; its commands are never cut."""
+    for part in report(inventories, findings):
+        console.print(part, highlight=False, soft_wrap=isinstance(part, Text) and part.no_wrap is True)
 
 
 def report(inventories: Sequence[Inventory], findings: Sequence[Finding]) -> Iterator[RenderableType]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -16,30 +15,27 @@ from rich.console import Console
 from rich.text import Text
 
 from ferrule import kmod as driver
-from ferrule.cli.kmod.text import checks_json, checks_words, needs_words, state_json, state_words
+from ferrule.cli.flags import AsJson
+from ferrule.cli.kmod.text import checks_words, needs_words, state_json, state_words
+from ferrule.cli.output import print_json
 from ferrule.config import environment, verbs_settings
 from ferrule.errors import DriverError, LinkError
 from ferrule.fabric.transports.verbs.ports import find_ports
 from ferrule.kmod import LIVE, State
 from ferrule.links import Probe
 
-STATUS_EXAMPLES = "Examples:\n\nferrule driver status\n\nferrule driver status --json | jq .loaded"
 INSTALL_EXAMPLES = (
     "Examples:\n\nferrule driver install --dry-run\n\n"
     'sudo "$(command -v ferrule)" driver install\n\nsudo "$(command -v ferrule)" driver install --packages --yes'
 )
-UNINSTALL_EXAMPLES = 'Examples:\n\nsudo "$(command -v ferrule)" driver uninstall'
-CHECK_EXAMPLES = "Examples:\n\nferrule driver check && FERRULE_TRANSPORT=verbs ferrule launch -n 2 train.py"
-PACKAGE_EXAMPLES = "Examples:\n\nferrule driver package --output dist"
 
 app = typer.Typer(no_args_is_help=True, help="The kernel module that makes a USB4 cable an RDMA device.")
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 
 
-@app.command(epilog=STATUS_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule driver status\n\nferrule driver status --json | jq .loaded")
 def status(as_json: AsJson = False) -> None:
     """Say what there is of the driver, what this machine has for it, and what is missing.
 
@@ -47,11 +43,9 @@ def status(as_json: AsJson = False) -> None:
     """
     state, source = _look(), driver.read_source()
     if as_json:
-        typer.echo(json.dumps(state_json(state, source.version), indent=2))
+        print_json(state_json(state, source.version))
     else:
-        console = Console()
-        for line in state_words(state, source.version):
-            console.print(line, highlight=False, soft_wrap=True)
+        _print(Console(), state_words(state, source.version))
     raise typer.Exit(0 if state.loaded == source.version else 1)
 
 
@@ -77,8 +71,7 @@ def install(
         state = _look()
         lacking = driver.needs(state)
     stopped = [one for one in lacking if one.stops and not (force and one.forced)]
-    for line in needs_words(state, lacking):
-        console.print(line, highlight=False, soft_wrap=True)
+    _print(console, needs_words(state, lacking))
     if state.record is not None and state.record.phase != "installed":
         console.print(f"What was begun and not finished is taken back first ({state.record.version}).", highlight=False)
     steps = driver.plan_install(state, source)
@@ -89,17 +82,13 @@ def install(
     if stopped:
         count = "one thing is" if len(stopped) == 1 else f"{len(stopped)} things are"
         raise DriverError(f"{count} missing (above), so nothing was done")
-    if dry_run:
-        raise typer.Exit
-    _need_root("install", f"{' --packages' * packages}{' --force' * force}")
-    if not yes:
-        typer.confirm("Do it?", abort=True)
+    _agree("install", f"{' --packages' * packages}{' --force' * force}", yes=yes, dry_run=dry_run)
     with _interruptible():
         driver.install(LIVE, source, state.inventory, _teller(console))
     console.print(Text("installed, loaded, and checked. ", style="green") + Text("`ferrule driver status` says more."))
 
 
-@app.command(epilog=UNINSTALL_EXAMPLES)
+@app.command(epilog='Examples:\n\nsudo "$(command -v ferrule)" driver uninstall')
 def uninstall(yes: Yes = False, dry_run: DryRun = False) -> None:
     """Unload the driver, and take away all that `install` brought. What you changed in its options file stays.
 
@@ -122,17 +111,13 @@ def uninstall(yes: Yes = False, dry_run: DryRun = False) -> None:
         raise typer.Exit
     steps = driver.plan_removal(state, state.record.version)
     _show(console, f"To take {driver.MODULE} {state.record.version} away:", [driver.describe(step) for step in steps])
-    if dry_run:
-        raise typer.Exit
-    _need_root("uninstall", "")
-    if not yes:
-        typer.confirm("Do it?", abort=True)
+    _agree("uninstall", "", yes=yes, dry_run=dry_run)
     with _interruptible():
         driver.uninstall(LIVE, state.inventory, _teller(console))
     console.print("gone")
 
 
-@app.command(epilog=CHECK_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule driver check && FERRULE_TRANSPORT=verbs ferrule launch -n 2 train.py")
 def check(
     as_json: AsJson = False,
     device: Annotated[str, typer.Option(metavar="NAME", help="Only this RDMA device will do.")] = "",
@@ -146,18 +131,15 @@ def check(
     checks = driver.check(_look(), find_ports(verbs_settings(environment()), software=True), device)
     good = driver.usable(checks)
     if as_json:
-        typer.echo(json.dumps({"usable": good, "checks": checks_json(checks)}, indent=2))
+        print_json({"usable": good, "checks": checks})
     else:
-        for line in checks_words(checks):
-            Console().print(line, highlight=False, soft_wrap=True)
+        _print(Console(), checks_words(checks))
     if not good:
         raise DriverError("RDMA cannot be used here; programs would take TCP, or fail")
 
 
-@app.command(epilog=PACKAGE_EXAMPLES)
-def package(
-    output: Annotated[Path, typer.Option(metavar="DIRECTORY", help="Where to write it.")] = Path(),
-) -> None:
+@app.command(epilog="Examples:\n\nferrule driver package --output dist")
+def package(output: Annotated[Path, typer.Option(metavar="DIRECTORY", help="Where to write it.")] = Path()) -> None:
     """Write a .deb package of the driver, for machines that have no Ferrule. Needs no root."""
     typer.echo(driver.build_deb(driver.read_source(), output))
 
@@ -166,17 +148,25 @@ def _look() -> State:
     return driver.look(LIVE, Probe.live().inventory())
 
 
-def _show(console: Console, title: str, steps: list[str]) -> None:
-    console.print(Text(title, style="bold"))
-    for step in steps:
-        console.print(Text(f"    {step}"), soft_wrap=True)
+def _print(console: Console, lines: Iterable[Text]) -> None:
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
-def _need_root(verb: str, flags: str) -> None:
+def _show(console: Console, title: str, steps: Iterable[str]) -> None:
+    _print(console, [Text(title, style="bold"), *(Text(f"    {step}") for step in steps)])
+
+
+def _agree(verb: str, flags: str, *, yes: bool, dry_run: bool = False, question: str = "Do it?") -> None:
+    """Before anything is done: ends here with ``dry_run``, without root, or where the answer is no."""
+    if dry_run:
+        raise typer.Exit
     if os.geteuid() != 0:
         raise DriverError(
             f'this needs root, and nothing was done; run it again so: sudo "$(command -v ferrule)" driver {verb}{flags}'
         )
+    if not yes:
+        typer.confirm(question, abort=True)
 
 
 def _packages(console: Console, state: State, names: tuple[str, ...], *, yes: bool) -> None:
@@ -187,9 +177,7 @@ def _packages(console: Console, state: State, names: tuple[str, ...], *, yes: bo
             f"it is not known how {state.inventory.machine.os_name} installs packages; do it by hand, then go on"
         )
     _show(console, "First, the distribution's packages:", [shlex.join(command)])
-    _need_root("install", " --packages")
-    if not yes:
-        typer.confirm("Install them?", abort=True)
+    _agree("install", " --packages", yes=yes, question="Install them?")
     with _interruptible():
         try:
             code, told = LIVE.run(command)

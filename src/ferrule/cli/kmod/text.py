@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from rich.text import Text
 
@@ -95,20 +93,20 @@ def _driver(state: State, brought: str) -> str:
     return f"{MODULE} {state.loaded or 'of unknown version'} is loaded; this Ferrule brings {brought}"
 
 
-def state_json(state: State, brought: str) -> dict[str, Any]:
+def state_json(state: State, brought: str) -> dict[str, object]:
     machine = state.inventory.machine
     return {
         "brought": brought,
         "loaded": state.loaded,
         "on_disk": state.on_disk,
         "signer": state.signer,
-        "built": [dataclasses.asdict(one) for one in state.built],
-        "record": dataclasses.asdict(state.record) if state.record else None,
+        "built": state.built,
+        "record": state.record,
         "package": state.package,
         "kernel": state.kernel,
         "headers": state.headers,
         "dkms": state.dkms,
-        "signing": dataclasses.asdict(state.signing),
+        "signing": state.signing,
         "thunderbolt_loaded": machine.module("thunderbolt") is not None,
         "controllers": [one.pci_address or one.name for one in state.inventory.thunderbolt],
         "peers": [one.name for one in state.inventory.peers],
@@ -126,7 +124,7 @@ def state_json(state: State, brought: str) -> dict[str, Any]:
         "provider": state.provider,
         "memlock_bytes": None if machine.memlock_bytes == UNLIMITED_BYTES else machine.memlock_bytes,
         "memlock_unlimited": machine.memlock_bytes == UNLIMITED_BYTES,
-        "needs": [dataclasses.asdict(one) for one in needs(state)],
+        "needs": needs(state),
     }
 
 
@@ -135,7 +133,3 @@ def checks_words(checks: Sequence[Check]) -> Iterator[Text]:
         yield Text("ok    " if one.ok else "FAIL  ", style="green" if one.ok else "bold red") + Text(one.what)
         if one.cure:
             yield Text(f"      {one.cure}")
-
-
-def checks_json(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(one) for one in checks]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from dataclasses import asdict
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
-from ferrule.cli.complete import lab_hosts, lab_profiles
+from ferrule.cli.complete import lab_hosts
+from ferrule.cli.flags import AsJson, LabName, LabProfile
 from ferrule.cli.lab import demo as lab_demo
 from ferrule.cli.lab import usb4 as lab_usb4
 from ferrule.cli.lab import vm as lab_vm
 from ferrule.cli.lab.tables import check_tables, lab_tables, profile_tables, profiles_json
+from ferrule.cli.output import print_json
 from ferrule.hardware import shipped
 from ferrule.lab.netns import control
 from ferrule.lab.netns.check import check as check_shaper
@@ -25,8 +24,6 @@ from ferrule.lab.netns.status import LabStatus
 from ferrule.units import format_seconds
 
 UP_EXAMPLES = "Examples:\n\nferrule lab up two-strix\n\nferrule lab up desk.toml\n\nferrule lab up two-strix --as other"
-DOWN_EXAMPLES = "Examples:\n\nferrule lab down two-strix\n\nferrule lab down --all"
-STATUS_EXAMPLES = "Examples:\n\nferrule lab status\n\nferrule lab status --json"
 SHELL_EXAMPLES = (
     "Examples:\n\nferrule lab shell strix-1\n\nferrule lab shell strix-1 -- ping -c 3 strix-2\n\n"
     "ferrule lab shell strix-1 -- ferrule links show"
@@ -35,8 +32,6 @@ FAULT_EXAMPLES = (
     "Examples:\n\nferrule lab fault cable0 delay=300us loss=1%\n\nferrule lab fault cable0 cut --from strix-1\n\n"
     "ferrule lab fault cable0 unplug\n\nferrule lab fault cable0 clear"
 )
-CHECK_EXAMPLES = "Examples:\n\nferrule lab check\n\nferrule lab check --json"
-PROFILES_EXAMPLES = "Examples:\n\nferrule lab profiles\n\nferrule lab profiles --json"
 
 app = typer.Typer(no_args_is_help=True, help="Rehearse on emulated machines and cables, all on this one.")
 
@@ -44,20 +39,13 @@ app.add_typer(lab_demo.app, name="demo")
 app.add_typer(lab_vm.app, name="vm")
 app.add_typer(lab_usb4.app, name="usb4")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
-
-@app.callback()
-def _lab() -> None:
-    """Rehearse on emulated machines and cables, all on this one."""
-
-
-@app.command(epilog=PROFILES_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule lab profiles\n\nferrule lab profiles --json")
 def profiles(as_json: AsJson = False) -> None:
     """List the labs, machines and cables that are known, each figure with its source in --json."""
     known = shipped()
     if as_json:
-        typer.echo(json.dumps(profiles_json(known), indent=2))
+        print_json(profiles_json(known))
         return
     console = Console()
     for table in profile_tables(known):
@@ -76,14 +64,9 @@ InLab = Annotated[str | None, typer.Option("--lab", metavar="NAME", help="Of thi
 
 @app.command(epilog=UP_EXAMPLES)
 def up(
-    lab: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME|FILE", help="One of `ferrule lab profiles`, or a TOML file.", autocompletion=lab_profiles
-        ),
-    ],
-    name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Call it so, not as its profile.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of what chance does to packets.")] = 0,
+    lab: LabProfile,
+    name: LabName = None,
+    seed: Annotated[int, typer.Option(help="Of what chance does to packets.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Start a lab: its hosts and cables stay until `ferrule lab down`.
@@ -92,7 +75,7 @@ def up(
     """
     status = control.up(lab, name=name, seed=seed)
     if as_json:
-        typer.echo(json.dumps(msgspec.to_builtins(status), indent=2))
+        print_json(status)
         return
     console = Console()
     _show(console, status)
@@ -101,7 +84,7 @@ def up(
     console.print(f"\nferrule lab shell {first} -- {words}", highlight=False)
 
 
-@app.command(epilog=DOWN_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule lab down two-strix\n\nferrule lab down --all")
 def down(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Labs to end.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="End all, and clear away what killed ones left.")] = False,
@@ -113,12 +96,12 @@ def down(
     typer.echo(f"ended {', '.join(ended)}" if ended else "no lab was up")
 
 
-@app.command(epilog=STATUS_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule lab status\n\nferrule lab status --json")
 def status(as_json: AsJson = False) -> None:
     """Show the labs that are up, their cables and what is wrong with them."""
     found, gone = control.labs()
     if as_json:
-        typer.echo(json.dumps({"labs": msgspec.to_builtins(found), "cleared": gone}, indent=2))
+        print_json({"labs": found, "cleared": gone})
         return
     console = Console()
     for each in found:
@@ -161,7 +144,7 @@ def fault(
     typer.echo(f"{cable}: {'; '.join(now.faults) or 'well'}")
 
 
-@app.command(epilog=CHECK_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule lab check\n\nferrule lab check --json")
 def check(as_json: AsJson = False) -> None:
     """Measure how true emulated cables are on this machine: the shaper's own cost, delays, rates, faults.
 
@@ -172,7 +155,7 @@ def check(as_json: AsJson = False) -> None:
     with console.status("Measuring (nothing else should run now)") as shown:
         found = check_shaper(say=lambda line: shown.update(f"Measuring {line}"))
     if as_json:
-        typer.echo(json.dumps(asdict(found) | {"true": found.true}, indent=2))
+        print_json(vars(found) | {"true": found.true})
     else:
         for table in check_tables(found):
             console.print(table, highlight=False)

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from ferrule.cli.extras import needs
+from ferrule.cli.output import new_table, write_file
 from ferrule.units import format_seconds, parse_seconds
 
 if TYPE_CHECKING:
@@ -32,19 +34,15 @@ def _demo() -> None:
 
 @app.command(epilog=EXAMPLES)
 def latency(
-    delays: Annotated[
-        str, typer.Option("--delays", help="Latencies of the cable, one way.")
-    ] = "3us,10us,50us,300us,1ms,3ms",
+    delays: Annotated[str, typer.Option(help="Latencies of the cable, one way.")] = "3us,10us,50us,300us,1ms,3ms",
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model", help="demo (the model that ships with Ferrule), or a directory; else a random 0.5B Llama."
-        ),
+        typer.Option(help="demo (the model that ships with Ferrule), or a directory; else a random 0.5B Llama."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A tiny model: shows that it runs, not how fast.")] = False,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads per rank.")] = 1,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns at each latency.")] = 3,
-    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens per turn.")] = 16,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads per rank.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns at each latency.")] = 3,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens per turn.")] = 16,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw it to this file, such as latency.png.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write what was measured to this file.")] = None,
 ) -> None:
@@ -75,9 +73,7 @@ def latency(
             f"Other programs used {bench.busy:.0%} of this machine's processors before this began. Ranks in step wait "
             "for the slowest core: end them and measure again before you believe these figures."
         )
-    if json_file is not None:
-        json_file.write_text(to_json(bench) + "\n")
-        console.print(f"wrote {json_file}")
+    write_file(json_file, to_json(bench) + "\n")
     if plot_file is not None:
         plot(bench, plot_file)
         console.print(f"wrote {plot_file}")
@@ -86,12 +82,9 @@ def latency(
 def _table(bench: LatencyBench) -> Table:
     tensor, pipeline = bench.of("tensor"), bench.of("pipeline")
     title = f"{bench.model}, {bench.layers} layers, two emulated hosts"
-    table = Table(
-        title=title,
-        caption="ms per token; predicted: without delay + messages × latency",
-    )
-    for heading in ("latency", "tensor", "predicted", "pipeline", "predicted", "tokens/s", "faster"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    columns = (">!latency", ">!tensor", ">!predicted", ">!pipeline", ">!predicted", ">!tokens/s", ">!faster")
+    caption = "ms per token; predicted: without delay + messages × latency"
+    table = new_table(*columns, title=title, caption=caption, box=box.HEAVY_HEAD)
     for one, other in zip(tensor, pipeline, strict=True):
         guesses = [f"{row.predicted_ms:.1f} {row.error:+.0%}" if row.delay else "" for row in (one, other)]
         table.add_row(

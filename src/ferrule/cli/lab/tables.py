@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
 
 from rich.table import Table
 
+from ferrule.cli.output import new_table
 from ferrule.hardware import LabProfile, Profiles
 from ferrule.lab.netns.check import Check
 from ferrule.lab.netns.status import LabStatus
-from ferrule.units import format_bytes, format_rate, format_seconds
+from ferrule.units import format_rate, format_seconds
 
 
 def profile_tables(profiles: Profiles) -> Iterator[Table]:
@@ -21,16 +20,16 @@ def profile_tables(profiles: Profiles) -> Iterator[Table]:
     for lab in profiles.labs.values():
         labs.add_row(lab.name, lab.title, " ".join(lab.hosts), _wiring(lab))
     yield labs
-    machines = _table("machine", "what it is", "memory", "its bandwidth", "16 bit", "busy", "price")
+    machines = _table("machine", "what it is", "memory\nGiB", "\nGB/s", "16 bit\nTFLOP/s", "busy\nW", "price\n$")
     for machine in profiles.machines.values():
         machines.add_row(
             machine.name,
             machine.title,
-            format_bytes(int(machine.memory.value)),
-            f"{machine.memory_bandwidth.value / 1e9:.0f} GB/s",
-            f"{machine.half_precision.value / 1e12:.3g} TFLOP/s",
-            f"{machine.watts_busy.value:.0f} W" if machine.watts_busy else "",
-            f"${machine.price.value:,.0f}" if machine.price else "",
+            f"{machine.memory.value / 2**30:.0f}",
+            f"{machine.memory_bandwidth.value / 1e9:.0f}",
+            f"{machine.half_precision.value / 1e12:.3g}",
+            f"{machine.watts_busy.value:.0f}" if machine.watts_busy else "",
+            f"{machine.price.value:,.0f}" if machine.price else "",
         )
     yield machines
     cables = _table("cable", "what it is", "rate", "delay", "more")
@@ -60,7 +59,7 @@ def lab_tables(status: LabStatus) -> Iterator[Table]:
     yield cables
 
 
-def profiles_json(profiles: Profiles) -> dict[str, Any]:
+def profiles_json(profiles: Profiles) -> dict[str, object]:
     """All of it, with the sources."""
     return {
         "labs": {
@@ -73,7 +72,7 @@ def profiles_json(profiles: Profiles) -> dict[str, Any]:
             }
             for lab in profiles.labs.values()
         },
-        "machines": {machine.name: asdict(machine) for machine in profiles.machines.values()},
+        "machines": profiles.machines,
         "cables": {
             cable.name: {
                 "title": cable.title,
@@ -92,10 +91,8 @@ def _wiring(lab: LabProfile) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=number == 0)  # the first one has names, which one copies
-    return table
+    first, *others = columns  # the first one has names, which one copies
+    return new_table(f"!{first}", *others, padding=(0, 1), pad_edge=False)
 
 
 def check_tables(found: Check) -> Iterator[Table]:

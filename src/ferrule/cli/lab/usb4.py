@@ -29,9 +29,9 @@ def trace(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A pcapng file of a USB4 lab.")],
     control: Annotated[bool, typer.Option("--control", help="Only control packets, no frames of paths.")] = False,
     only: Annotated[
-        str, typer.Option("--only", metavar="WORDS", help="Only what such an interface saw: cable0, strix-1 router...")
+        str, typer.Option(metavar="WORDS", help="Only what such an interface saw: cable0, strix-1 router...")
     ] = "",
-    most: Annotated[int | None, typer.Option("--most", metavar="N", min=1, help="At most so many packets.")] = None,
+    most: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many packets.")] = None,
 ) -> None:
     """Print what crossed the cables of a lab, and what hosts and their own routers said to each other."""
     chosen = (each for each in read(file) if (each.control or not control) and only in each.interface)

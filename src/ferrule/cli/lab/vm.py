@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from ferrule.cli.complete import lab_profiles, vm_hosts
+from ferrule.cli.complete import vm_hosts
+from ferrule.cli.flags import AsJson, LabName, LabProfile
+from ferrule.cli.output import new_table, print_json
 from ferrule.errors import ConfigError
 from ferrule.lab.usb4.messages import CableState
 from ferrule.lab.vm import control, once
-from ferrule.lab.vm.faults import WORDS
+from ferrule.lab.vm.faults import FAULT_ARGUMENTS
 from ferrule.lab.vm.kernel.debug import DEBUG_KERNELS
 from ferrule.lab.vm.options import KERNELS, VmOptions
 from ferrule.lab.vm.status import VmStatus
@@ -29,52 +28,40 @@ RUN_EXAMPLES = (
     "ferrule lab vm run two-strix --rdma -- ibv_devinfo\n\nferrule lab vm run two-strix --driver -- ib_write_lat\n\n"
     "ferrule lab vm run two-strix --peer 'nc -l -p 9000' -- sh -c 'echo hello | nc $PEER 9000'"
 )
-SHELL_EXAMPLES = "Examples:\n\nferrule lab vm shell two-strix\n\nferrule lab vm shell two-strix strix-2 -- dmesg -w"
 FAULT_EXAMPLES = (
     "Examples:\n\nferrule lab vm fault two-strix cable0 unplug\n\nferrule lab vm fault two-strix cable0 replug"
 )
-DOWN_EXAMPLES = "Examples:\n\nferrule lab vm down two-strix\n\nferrule lab vm down --all"
 
 app = typer.Typer(
     no_args_is_help=True, help="The same labs as virtual machines: real kernels, and USB4 cables without hardware."
 )
 
-Profile = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME|FILE", help="One of `ferrule lab profiles`, or a TOML file.", autocompletion=lab_profiles
-    ),
-]
 Host = Annotated[str, typer.Argument(help="Which host.", autocompletion=vm_hosts)]
 Kernel = Annotated[
-    str,
-    typer.Option("--kernel", metavar="NAME|SUITE", help=f"{', '.join([*KERNELS, *DEBUG_KERNELS])}, or a Debian suite."),
+    str, typer.Option(metavar="NAME|SUITE", help=f"{', '.join([*KERNELS, *DEBUG_KERNELS])}, or a Debian suite.")
 ]
-Cpus = Annotated[int, typer.Option("--cpus", min=1, help="Processors of each host.")]
-Memory = Annotated[int, typer.Option("--memory", metavar="MIB", min=256, help="Memory of each host, in MiB.")]
+Cpus = Annotated[int, typer.Option(min=1, help="Processors of each host.")]
+Memory = Annotated[int, typer.Option(metavar="MIB", min=256, help="Memory of each host, in MiB.")]
 Modules = Annotated[
-    list[str] | None,
-    typer.Option("--module", metavar="NAME|FILE.ko", help="Loaded at the start, too; may be repeated."),
+    list[str] | None, typer.Option(metavar="NAME|FILE.ko", help="Loaded at the start, too; may be repeated.")
 ]
-Packages = Annotated[
-    list[str] | None, typer.Option("--package", metavar="NAME", help="Programs of this Debian package, too.")
-]
+Packages = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Programs of this Debian package, too.")]
 Rdma = Annotated[bool, typer.Option("--rdma", help="Soft-RoCE on each cable, perftest and ibv_* tools.")]
 Driver = Annotated[
     bool, typer.Option("--driver", help="Our RDMA driver, built for the hosts' kernel; perftest and ibv_* tools.")
 ]
 Python = Annotated[bool, typer.Option("--python", help="This Python and `ferrule` itself in the guests.")]
 Trace = Annotated[
-    Path | None, typer.Option("--trace", metavar="FILE", help="Write what crosses the cables: ferrule lab usb4 trace.")
+    Path | None,
+    typer.Option(metavar="FILE", resolve_path=True, help="Write what crosses the cables: ferrule lab usb4 trace."),
 ]
-Hops = Annotated[int, typer.Option("--hops", min=2, max=64, help="Rings of each host controller; Strix Halo has 3.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+Hops = Annotated[int, typer.Option(min=2, max=64, help="Rings of each host controller; Strix Halo has 3.")]
 
 
 @app.command(epilog=UP_EXAMPLES)
 def up(
-    lab: Profile,
-    name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Call it so, not as its profile.")] = None,
+    lab: LabProfile,
+    name: LabName = None,
     kernel: Kernel = "newest",
     cpus: Cpus = 1,
     memory: Memory = 1024,
@@ -91,11 +78,12 @@ def up(
 
     Needs Debian on x86-64 and its package archive, no root and no KVM; nothing is installed.
     """
-    options = _options(kernel, cpus, memory, module, package, rdma, driver, python, trace, hops)
+    given = _modules(module), tuple(package or ())
+    options = VmOptions(kernel, cpus, memory, *given, rdma, driver, python, str(trace or ""), hops)
     _fetch(options)
     status = control.up(lab, options, name=name)
     if as_json:
-        typer.echo(json.dumps(msgspec.to_builtins(status), indent=2))
+        print_json(status)
         return
     console = Console()
     _show(console, status)
@@ -104,16 +92,13 @@ def up(
 
 @app.command(epilog=RUN_EXAMPLES)
 def run(
-    lab: Profile,
+    lab: LabProfile,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What runs, and its arguments.")],
     on: Annotated[
-        str | None,
-        typer.Option("--on", metavar="HOST", help="Where; by default on the first host.", autocompletion=vm_hosts),
+        str | None, typer.Option(metavar="HOST", help="Where; by default on the first host.", autocompletion=vm_hosts)
     ] = None,
-    peer: Annotated[
-        str, typer.Option("--peer", metavar="COMMAND", help="Runs on the peer meanwhile, as a server does.")
-    ] = "",
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the command.")] = 600,
+    peer: Annotated[str, typer.Option(metavar="COMMAND", help="Runs on the peer meanwhile, as a server does.")] = "",
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For the command.")] = 600,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until all cables are up.")] = True,
     kernel: Kernel = "newest",
     cpus: Cpus = 1,
@@ -133,7 +118,8 @@ def run(
     PEER_ADDRESS; hosts know each other by name. A lone `ping`, `iperf3` or program of perftest (ib_write_lat) goes to
     the peer.
     """
-    options = _options(kernel, cpus, memory, module, package, rdma, driver, python, trace, hops)
+    given = _modules(module), tuple(package or ())
+    options = VmOptions(kernel, cpus, memory, *given, rdma, driver, python, str(trace or ""), hops)
     place = once.find(lab)
     if place is None:
         _fetch(options)
@@ -142,9 +128,9 @@ def run(
     raise typer.Exit(once.run(lab, options, command, on=on, peer_command=peer, timeout=timeout, wait=wait))
 
 
-@app.command(epilog=SHELL_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule lab vm shell two-strix\n\nferrule lab vm shell two-strix strix-2 -- dmesg -w")
 def shell(
-    lab: Profile,
+    lab: LabProfile,
     host: Annotated[
         str | None, typer.Argument(help="Where; by default on the first host.", autocompletion=vm_hosts)
     ] = None,
@@ -159,18 +145,17 @@ def shell(
     raise typer.Exit(once.shell(lab, host, command or ["bash", "-i"]))
 
 
-@app.command(epilog=FAULT_EXAMPLES + "\n\nFaults:\n\n" + "\n\n".join(f"{kind}: {what}" for kind, what in WORDS.items()))
+@app.command(
+    epilog=FAULT_EXAMPLES + "\n\nFaults:\n\n" + "\n\n".join(f"{kind}: {what}" for kind, what in FAULT_ARGUMENTS.items())
+)
 def fault(
-    lab: Profile,
+    lab: LabProfile,
     cable: Annotated[str, typer.Argument(help="A cable's name, such as cable0.")],
     words: Annotated[list[str], typer.Argument(metavar="FAULT...", help="What happens to it.")],
     sender: Annotated[
         str | None,
         typer.Option(
-            "--from",
-            metavar="HOST",
-            help="Only to what this host sends, or its controller.",
-            autocompletion=vm_hosts,
+            "--from", metavar="HOST", help="Only to what this host sends, or its controller.", autocompletion=vm_hosts
         ),
     ] = None,
 ) -> None:
@@ -180,13 +165,13 @@ def fault(
 
 
 @app.command()
-def reboot(lab: Profile, host: Host) -> None:
+def reboot(lab: LabProfile, host: Host) -> None:
     """Cut a host's power, and boot it again."""
     control.reboot(_up(lab), host)
 
 
 @app.command()
-def console(lab: Profile, host: Host) -> None:
+def console(lab: LabProfile, host: Host) -> None:
     """Print what a host said on its console, its kernel's messages among it."""
     typer.echo(control.console(_up(lab), host), nl=False)
 
@@ -196,7 +181,7 @@ def status(as_json: AsJson = False) -> None:
     """Show the labs of virtual machines that are up."""
     found = control.labs()
     if as_json:
-        typer.echo(json.dumps(msgspec.to_builtins(found), indent=2))
+        print_json(found)
         return
     for each in found:
         _show(Console(), each)
@@ -204,7 +189,7 @@ def status(as_json: AsJson = False) -> None:
         typer.echo("no lab is up; start one, for example: ferrule lab vm up two-strix")
 
 
-@app.command(epilog=DOWN_EXAMPLES)
+@app.command(epilog="Examples:\n\nferrule lab vm down two-strix\n\nferrule lab vm down --all")
 def down(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Labs to end.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="End all.")] = False,
@@ -216,30 +201,9 @@ def down(
     typer.echo(f"ended {', '.join(ended)}" if ended else "no lab was up")
 
 
-def _options(
-    kernel: str,
-    cpus: int,
-    memory: int,
-    modules: list[str] | None,
-    packages: list[str] | None,
-    rdma: bool,
-    driver: bool,
-    python: bool,
-    trace: Path | None,
-    hops: int,
-) -> VmOptions:
-    return VmOptions(
-        kernel=kernel,
-        cpus=cpus,
-        memory_mb=memory,
-        modules=tuple(str(Path(one).resolve()) if one.endswith(".ko") else one for one in modules or ()),
-        packages=tuple(packages or ()),
-        rdma=rdma,
-        driver=driver,
-        python=python,
-        trace=str(trace.resolve()) if trace else "",
-        hops=hops,
-    )
+def _modules(names: list[str] | None) -> tuple[str, ...]:
+    """Files by their whole paths: another process reads them."""
+    return tuple(str(Path(one).resolve()) if one.endswith(".ko") else one for one in names or ())
 
 
 def _up(lab: str) -> str:
@@ -261,7 +225,7 @@ def _fetch(options: VmOptions) -> None:
 
 def _show(console: Console, status: VmStatus) -> None:
     console.print(f"[bold]{status.name}[/bold]: {status.title}", highlight=False)
-    table = Table("cable", "made for", "hosts", "addresses", "now", box=None, header_style="bold", pad_edge=False)
+    table = new_table("cable", "made for", "hosts", "addresses", "now", padding=(0, 1), pad_edge=False)
     for cable in status.cables:
         hosts, addresses = " ".join(cable.ends), " ".join(cable.ends.values())
         table.add_row(cable.name, cable.made_for, hosts, addresses, _health(cable))

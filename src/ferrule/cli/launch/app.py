@@ -33,20 +33,14 @@ PASS_ON = {"allow_interspersed_args": False}
 Ranks = Annotated[int | None, typer.Option("-n", "--ranks", help="How many ranks; by default as many as slots.")]
 Hosts = Annotated[
     str | None,
-    typer.Option(
-        "--hosts",
-        metavar="A,B:2",
-        help="Hosts as ssh knows them, each with its slots.",
-        autocompletion=complete.hosts,
-    ),
+    typer.Option(metavar="A,B:2", help="Hosts as ssh knows them, each with its slots.", autocompletion=complete.hosts),
 ]
 Hostfile = Annotated[
-    Path | None,
-    typer.Option("--hostfile", metavar="FILE", help="Hosts in TOML, in MLX's JSON, or as lines: HOST slots=N."),
+    Path | None, typer.Option(metavar="FILE", help="Hosts in TOML, in MLX's JSON, or as lines: HOST slots=N.")
 ]
-Python = Annotated[str | None, typer.Option("--python", metavar="PATH", help="The Python with Ferrule on other hosts.")]
-Ssh = Annotated[str, typer.Option("--ssh", metavar="COMMAND", help="How to call ssh.")]
-ConnectTimeout = Annotated[float, typer.Option("--connect-timeout", help="Seconds to try to reach a host.", min=1)]
+Python = Annotated[str | None, typer.Option(metavar="PATH", help="The Python with Ferrule on other hosts.")]
+Ssh = Annotated[str, typer.Option(metavar="COMMAND", help="How to call ssh.")]
+ConnectTimeout = Annotated[float, typer.Option(help="Seconds to try to reach a host.", min=1)]
 
 
 app = typer.Typer()
@@ -63,21 +57,18 @@ def launch(
     hostfile: Hostfile = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="The command is a Python module.")] = False,
     env: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="NAME[=VALUE]", help="A variable for all ranks; repeatable."),
+        list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="A variable for all ranks; repeatable.")
     ] = None,
     encrypt: Encrypt = None,
-    cwd: Annotated[str | None, typer.Option("--cwd", help="Where to run, on all hosts; by default here.")] = None,
-    log_dir: Annotated[Path | None, typer.Option("--log-dir", help="Also write rank-N.log into this folder.")] = None,
+    cwd: Annotated[str | None, typer.Option(help="Where to run, on all hosts; by default here.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Also write rank-N.log into this folder.")] = None,
     python: Python = None,
     ssh: Ssh = "ssh",
     connect_timeout: ConnectTimeout = 10,
-    grace: Annotated[float, typer.Option("--grace", help="Seconds that ranks have to end after Ctrl-C.", min=0)] = 5,
+    grace: Annotated[float, typer.Option(help="Seconds that ranks have to end after Ctrl-C.", min=0)] = 5,
     cluster: Annotated[bool, typer.Option("--cluster", help="On the hosts of the cluster: see ferrule up.")] = False,
     ray: Annotated[bool, typer.Option("--ray", help="On the nodes of the cluster's Ray, or of $RAY_ADDRESS.")] = False,
-    ray_address: Annotated[
-        str | None, typer.Option("--ray-address", metavar="HOST:PORT", help="On the nodes of this Ray.")
-    ] = None,
+    ray_address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="On the nodes of this Ray.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run where, and run nothing.")] = False,
 ) -> None:
     """Run a program as several ranks, here and on other hosts: over ssh, by agents, by Ray.

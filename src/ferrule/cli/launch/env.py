@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ferrule.cli.cluster import ray as cluster_ray
-from ferrule.cli.cluster.flags import InCluster
+from ferrule.cli.flags import InCluster
 from ferrule.cli.launch.app import ConnectTimeout, Hostfile, Hosts, Python, Ranks, Ssh, places, warn
 from ferrule.cluster.home import choose_cluster
 from ferrule.errors import ConfigError
@@ -37,8 +37,8 @@ def env(
     ranks: Ranks = None,
     hosts: Hosts = None,
     hostfile: Hostfile = None,
-    rank: Annotated[int, typer.Option("--rank", help="Of this rank.", min=0)] = 0,
-    port: Annotated[int, typer.Option("--port", help="The first of the ports to use.", min=1, max=65000)] = PORT,
+    rank: Annotated[int, typer.Option(help="Of this rank.", min=0)] = 0,
+    port: Annotated[int, typer.Option(help="The first of the ports to use.", min=1, max=65000)] = PORT,
     python: Python = None,
     ssh: Ssh = "ssh",
     connect_timeout: ConnectTimeout = 10,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from ferrule.cli.links import probe as links_probe
 from ferrule.cli.links.measured import matrix
 from ferrule.cli.links.tables import overview
 from ferrule.cli.links.watch import watch
+from ferrule.cli.output import print_json
 from ferrule.errors import ConfigError
 from ferrule.links import MeasuredLinks, Probe, inventory_json, write_record
 
@@ -29,11 +29,6 @@ app = typer.Typer(no_args_is_help=True, help="Find the cables of this machine, a
 Tree = Annotated[
     Path | None, typer.Option("--tree", metavar="FILE", help="Of a recorded machine, instead of this one.")
 ]
-
-
-@app.callback()
-def _links() -> None:
-    """Find the cables of this machine, and save what it says about them."""
 
 
 @app.command(epilog=SHOW_EXAMPLES)
@@ -56,8 +51,7 @@ def show(
     inventory = (Probe.live() if tree is None else Probe.recorded(tree)).inventory()
     measured = MeasuredLinks().pairs() if tree is None else ()
     if as_json:
-        found = inventory_json(inventory) | {"measured": [asdict(pair) for pair in measured]}
-        typer.echo(json.dumps(found, indent=2))
+        print_json(inventory_json(inventory) | {"measured": measured})
         return
     console = Console()
     for part in overview(inventory):

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ferrule.cli.output import new_table
 from ferrule.links import Bandwidth, MeasuredLink, MeasuredPair
 from ferrule.units import format_bytes, format_seconds
 
@@ -91,9 +92,4 @@ def _ago(seconds: float) -> str:
 
 
 def _table(*columns: str) -> Table:
-    """``>`` before a column's name: aligned to the right."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in columns:
-        right = column.startswith(">")
-        table.add_column(column.removeprefix(">"), justify="right" if right else "left", overflow="fold")
-    return table
+    return new_table(*columns, header_style="dim")

@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from ferrule.cli.complete import probed_hosts
-from ferrule.cli.doctor.text import report
+from ferrule.cli.doctor.text import EXIT_CODES, show_report
 from ferrule.cli.extras import needs
+from ferrule.cli.flags import RemoteCommand
 from ferrule.cli.links.measured import pair_parts
+from ferrule.cli.output import check_folders, print_json, write_file
 from ferrule.errors import ConfigError
 from ferrule.hardware import shipped
 from ferrule.lab.netns import control
 from ferrule.links import Finding, MeasuredLinks, MeasuredPair, examine, worst
 from ferrule.links.doctor import finding_json
-from ferrule.probe import (
-    QUICK,
-    Effort,
-    End,
-    in_standing_lab,
-    new_key,
-    over_ssh,
-    probe_pair,
-    this_machine,
-    to_csv,
-)
+from ferrule.probe import QUICK, Effort, End, in_standing_lab, new_key, over_ssh, probe_pair, this_machine, to_csv
 
 EXAMPLES = (
     "Examples:\n\nferrule links probe strix-b\n\nferrule links probe strix-b strix-c --mesh --plot links.png\n\n"
     "ferrule links probe --lab two-strix\n\nferrule lab shell strix-1 -- ferrule links probe strix-2"
 )
-_CODES = {"ok": 0, "note": 0, "warning": 1, "error": 2}
 _PAIR_SECONDS = 150.0
 """No agent lives longer than so long for each pair of hosts."""
 
@@ -62,10 +51,7 @@ def probe(
             autocompletion=probed_hosts,
         ),
     ] = None,
-    lab: Annotated[
-        str | None,
-        typer.Option("--lab", metavar="NAME", help="Between hosts of this lab: all, or HOST..."),
-    ] = None,
+    lab: Annotated[str | None, typer.Option(metavar="NAME", help="Between hosts of this lab: all, or HOST...")] = None,
     mesh: Annotated[bool, typer.Option("--mesh", help="Also between the hosts, not only from this one.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A second for each link, and coarser.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print numbers and findings as JSON.")] = False,
@@ -73,18 +59,14 @@ def probe(
     plot_file: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Also draw latency and bandwidth, such as links.png.")
     ] = None,
-    remote_command: Annotated[
-        str, typer.Option(metavar="COMMAND", help="How ferrule is called on the other hosts.")
-    ] = "ferrule",
+    remote_command: RemoteCommand = "ferrule",
 ) -> None:
     """Measure latency and bandwidth of every link between hosts, and say what is wrong with them.
 
     Loads the links for some seconds each; nothing else should use them meanwhile. Exit code: 0 all is well or notes
     only, 1 warnings, 2 errors; 8 a host could not be reached.
     """
-    for path in (csv_file, plot_file):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ConfigError(f"cannot write {path}: {path.resolve().parent} is no folder")
+    check_folders((csv_file, plot_file))
     if plot_file is not None:
         with needs("bench", "links probe --plot"):
             import matplotlib  # noqa: F401 - better now than after the measurement
@@ -99,24 +81,20 @@ def probe(
             findings += examine(pair, known.find(*pair.hosts))
             known.store(pair)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "worst": worst(tuple(findings)),
-                    "pairs": [asdict(pair) for pair in pairs],
-                    "findings": [finding_json(one) for one in findings],
-                },
-                indent=2,
-            )
-        )
+        told = [finding_json(one) for one in findings]
+        print_json({"worst": worst(tuple(findings)), "pairs": pairs, "findings": told})
     else:
         for pair in pairs:
             for part in pair_parts(pair):
                 console.print(part, highlight=False)
-        for told in report((), findings):
-            console.print(told, highlight=False, soft_wrap=isinstance(told, Text) and told.no_wrap is True)
-    _write(pairs, csv_file, plot_file)
-    raise typer.Exit(_CODES[worst(tuple(findings))])
+        show_report(console, (), findings)
+    write_file(csv_file, to_csv(pairs), err=True)
+    if plot_file is not None:
+        from ferrule.bench.links_plot import plot
+
+        plot(pairs, plot_file)
+        typer.echo(f"wrote {plot_file}", err=True)
+    raise typer.Exit(EXIT_CODES[worst(tuple(findings))])
 
 
 def _wanted(hosts: Sequence[str], lab: str | None, mesh: bool, remote_command: str) -> _Wanted:
@@ -167,18 +145,6 @@ def _measure(wanted: _Wanted, effort: Effort, say: Callable[[str], None]) -> Ite
             end.meet()
         for one, other in wanted.pairs:
             yield probe_pair(wanted.ends[one], wanted.ends[other], effort, say, speeds=wanted.speeds)
-
-
-def _write(pairs: Sequence[MeasuredPair], csv_file: Path | None, plot_file: Path | None) -> None:
-    if csv_file is not None:
-        csv_file.write_text(to_csv(pairs))
-    if plot_file is not None:
-        from ferrule.bench.links_plot import plot
-
-        plot(pairs, plot_file)
-    for path in (csv_file, plot_file):
-        if path is not None:
-            typer.echo(f"wrote {path}", err=True)
 
 
 def probe_server() -> None:

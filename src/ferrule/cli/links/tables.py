@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ferrule.cli.output import new_table
 from ferrule.links import (
     UNLIMITED_BYTES,
     Inventory,
@@ -65,7 +66,7 @@ def machine_lines(machine: Machine) -> Iterator[Text]:
 
 def cables_table(inventory: Inventory) -> Table:
     """A row per cable, dock or empty socket; Gb/s as lanes times speed, from there to here and back."""
-    table = _table("USB4 and Thunderbolt (Gb/s)", "socket", "to", ">in", ">out", "interface", "services")
+    table = _table("USB4 and Thunderbolt (Gb/s)", "socket", "to", ">!in", ">!out", "interface", "services")
     for domain in inventory.thunderbolt:
         rows = [*(_peer_row(one) for one in domain.peers), *_device_rows(domain)]
         for name, *cells in rows or _empty_rows(domain):
@@ -107,7 +108,7 @@ def _rate(lanes: int | None, speed: float | None, whole: float | None) -> str:
 
 def interfaces_table(inventory: Inventory) -> Table:
     """A row per network interface, those that only exist in the kernel last."""
-    table = _table("Network interfaces", "name", "kind", "state", ">Gb/s", ">MTU", "address", ">errors")
+    table = _table("Network interfaces", "name", "kind", "state", ">!Gb/s", ">!MTU", "address", ">!errors")
     ordered = sorted(inventory.netdevs, key=lambda one: one.kind in ("virtual", "loopback"))
     for one in ordered:
         if one.kind == "loopback" or (one.kind == "virtual" and not one.addresses):
@@ -115,7 +116,7 @@ def interfaces_table(inventory: Inventory) -> Table:
         addresses = [f"{address.address}/{address.prefix}" for address in one.addresses if address.scope != "link"]
         table.add_row(
             one.name,
-            _kind(one),
+            one.label or one.kind,  # a Mac's own name for it, such as ``Thunderbolt 1``, says more
             _state(one),
             "" if one.speed_gb_s is None else f"{one.speed_gb_s:g}",
             "" if one.mtu is None else str(one.mtu),
@@ -123,11 +124,6 @@ def interfaces_table(inventory: Inventory) -> Table:
             _errors(one),
         )
     return table
-
-
-def _kind(one: NetDevice) -> str:
-    """A Mac's own name for it, such as ``Thunderbolt 1``, says more."""
-    return one.kind if one.label is None else one.label
 
 
 def _state(one: NetDevice) -> Text:
@@ -146,7 +142,7 @@ def _errors(one: NetDevice) -> str:
 
 def rdma_table(devices: Sequence[RdmaDevice]) -> Table:
     """A row per port, called ``device:port`` as programs that use them do."""
-    table = _table("RDMA", "port", "state", ">Gb/s", "wire", "interface", "GIDs")
+    table = _table("RDMA", "port", "state", ">!Gb/s", "wire", "interface", "GIDs")
     for device in devices:
         for port in device.ports:
             table.add_row(
@@ -169,7 +165,7 @@ def _gids(port: RdmaPort) -> str:
 
 def pcie_table(links: Sequence[PcieLink]) -> Table:
     """A row per adapter: what its link does, what it could do, and what its slot could."""
-    table = _table("PCIe (generation ×lanes)", "address", "what", "now", "card can", "slot can", ">Gb/s")
+    table = _table("PCIe (generation ×lanes)", "address", "what", "now", "card can", "slot can", ">!Gb/s")
     for link in links:
         now, most = _lanes(link.current_gt_s, link.current_width), _lanes(link.max_gt_s, link.max_width)
         table.add_row(
@@ -207,10 +203,4 @@ def _unreadable(inventory: Inventory) -> Iterator[Text]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """``>`` before a column's name: aligned to the right. Nothing is cut off on a narrow terminal, but folded."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
-    table.header_style = "dim"
-    for column in columns:
-        right = column.startswith(">")
-        table.add_column(column.removeprefix(">"), justify="right" if right else "left", overflow="fold", no_wrap=right)
-    return table
+    return new_table(*columns, title=title, title_justify="left", title_style="bold", header_style="dim")

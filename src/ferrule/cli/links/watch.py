@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from ferrule.cli.output import new_table
 from ferrule.links import Traffic, read_counters, traffic
 from ferrule.units import format_bytes
 
@@ -40,9 +41,7 @@ def _readings(pause: Callable[[float], None]) -> Iterator[tuple[Traffic, ...]]:
 
 def traffic_table(now: Sequence[Traffic]) -> Table:
     """A row per interface that has ever carried anything; faults of this second are red."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("interface", "in", "out", "errors and drops", "since the start"):
-        table.add_column(column, justify="left" if column == "interface" else "right")
+    table = new_table("interface", ">in", ">out", ">errors and drops", ">since the start", header_style="dim")
     for one in sorted(now, key=lambda one: -(one.received + one.sent)):
         faults = f"[bold red]{one.faults}[/]" if one.faults else "0"
         rates = (f"{format_bytes(round(rate))}/s" for rate in (one.received, one.sent))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console, RenderableType
@@ -16,6 +14,8 @@ from rich.text import Text
 from ferrule.agent.device import RANK
 from ferrule.cli.complete import lab_profiles, models
 from ferrule.cli.extras import needs
+from ferrule.cli.flags import RemoteCommand
+from ferrule.cli.output import print_json, wide_console
 from ferrule.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,24 +33,8 @@ LOCAL = "local"
 """Among --hosts: this machine, which is always there."""
 
 
-class Goal(StrEnum):
-    """What makes one plan better than another."""
-
-    latency = "latency"
-    throughput = "throughput"
-    ttft = "ttft"
-    context = "context"
-    energy = "energy"
-
-
-class Over(StrEnum):
-    """What a picture shows tokens per second over."""
-
-    hosts = "hosts"
-    latency = "latency"
-    context = "context"
-
-
+Goal = Literal["latency", "throughput", "ttft", "context", "energy"]
+Over = Literal["hosts", "latency", "context"]
 _FORMATS = {
     "ferrule": ("bfloat16", "int8", "int4"),
     "mlx": ("mlx-8bit", "mlx-6bit", "mlx-4bit"),
@@ -76,52 +60,43 @@ def plan(
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(
-            "--profile",
-            metavar="LAB",
-            help="Machines and cables of `ferrule lab profiles`.",
-            autocompletion=lab_profiles,
-        ),
+        typer.Option(metavar="LAB", help="Machines and cables of `ferrule lab profiles`.", autocompletion=lab_profiles),
     ] = None,
     cluster: Annotated[
-        Path | None, typer.Option("--cluster", metavar="FILE", help="Machines and cables that a TOML file describes.")
+        Path | None, typer.Option(metavar="FILE", help="Machines and cables that a TOML file describes.")
     ] = None,
-    hosts: Annotated[
-        str | None, typer.Option("--hosts", metavar="A,B", help="This machine and these, asked over ssh.")
-    ] = None,
-    objective: Annotated[Goal, typer.Option("--objective", help="What the best plan is best in.")] = Goal.latency,
+    hosts: Annotated[str | None, typer.Option(metavar="A,B", help="This machine and these, asked over ssh.")] = None,
+    objective: Annotated[Goal, typer.Option(help="What the best plan is best in.")] = "latency",
     context: Annotated[
-        int, typer.Option("--context", min=1, metavar="TOKENS", help="There must be room for so many per sequence.")
+        int, typer.Option(min=1, metavar="TOKENS", help="There must be room for so many per sequence.")
     ] = 4096,
     prompt: Annotated[
-        int, typer.Option("--prompt", min=1, metavar="TOKENS", help="Time to the first token is for such a prompt.")
+        int, typer.Option(min=1, metavar="TOKENS", help="Time to the first token is for such a prompt.")
     ] = 512,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, metavar="N", help="Sequences at once.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences at once.")] = 1,
     weights: Annotated[
-        str | None, typer.Option("--weights", metavar="FORMAT", help="As if stored so: int4, mlx-4bit, q4_k_m, fp8...")
+        str | None, typer.Option(metavar="FORMAT", help="As if stored so: int4, mlx-4bit, q4_k_m, fp8...")
     ] = None,
     runtime: Annotated[
-        str, typer.Option("--runtime", metavar="NAME", help="The engine: ferrule, mlx, vllm, llama.cpp-rpc, exo-grpc.")
+        str, typer.Option(metavar="NAME", help="The engine: ferrule, mlx, vllm, llama.cpp-rpc, exo-grpc.")
     ] = "ferrule",
     kwh_price: Annotated[
-        float | None, typer.Option("--kwh-price", min=0, metavar="DOLLARS", help="Of electricity, to count its price.")
+        float | None, typer.Option(min=0, metavar="DOLLARS", help="Of electricity, to count its price.")
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, max=64, metavar="N", help="Show so many plans.")] = 5,
+    top: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Show so many plans.")] = 5,
     explain: Annotated[bool, typer.Option("--explain", help="Show each term of the best plan's times.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     picture: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw tokens per second over --over.")
     ] = None,
-    over: Annotated[Over, typer.Option("--over", help="What --plot shows tokens per second over.")] = Over.hosts,
+    over: Annotated[Over, typer.Option(help="What --plot shows tokens per second over.")] = "hosts",
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure this machine now, not only if it is not known yet.")
     ] = False,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE.toml", help="Save machines and cables for --cluster.")
+        Path | None, typer.Option(metavar="FILE.toml", help="Save machines and cables for --cluster.")
     ] = None,
-    remote_command: Annotated[
-        str, typer.Option(metavar="COMMAND", help="How ferrule is called on the other hosts.")
-    ] = "ferrule",
+    remote_command: RemoteCommand = "ferrule",
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit this machine's efficiency to what `ferrule serve` measured on it.")
     ] = False,
@@ -224,12 +199,7 @@ def _question(
     lighter = [each for each in lighter if each[1].bytes < 0.9 * model.bytes]
     lighter.sort(key=lambda each: -each[1].bytes)
     return Question(
-        model,
-        cluster,
-        Workload(context, prompt, concurrency, kwh_price=kwh_price),
-        objective.value,
-        runtime,
-        tuple(lighter),
+        model, cluster, Workload(context, prompt, concurrency, kwh_price=kwh_price), objective, runtime, tuple(lighter)
     )
 
 
@@ -244,7 +214,7 @@ def _show(question: Question, answers: SearchResult, top: int, *, explain: bool,
     sentence = verdict(question, best, answers.single, split)
     found, changes = bottleneck(question, best), what_ifs(question, best, split)
     if as_json:
-        typer.echo(json.dumps(answer_json(question, answers, shown, best, found, changes, sentence), indent=2))
+        print_json(answer_json(question, answers, shown, best, found, changes, sentence))
         return
     _print(text.header(question), "", text.plans_table(question, shown, best, answers.single))
     _print(*text.obstacles(question, shown), "", *text.reasons(question, found, changes, sentence))
@@ -277,7 +247,7 @@ def _nothing_fits(question: Question, *, as_json: bool) -> NoReturn:
 
     found = shortage(question)
     if as_json:
-        typer.echo(json.dumps(shortage_json(question, found), indent=2))
+        print_json(shortage_json(question, found))
     else:
         _print(text.header(question), "", *text.shortage_lines(question, found), *text.warnings(question), "")
     raise found.error(question.model.name)
@@ -286,14 +256,12 @@ def _nothing_fits(question: Question, *, as_json: bool) -> NoReturn:
 def _plot(question: Question, path: Path, over: Over) -> None:
     from ferrule.bench.plan_plot import plot_plans
 
-    plot_plans(question, path, over.value)
+    plot_plans(question, path, over)
     Console(stderr=True).print(f"wrote {path}", highlight=False)
 
 
 def _print(*parts: RenderableType) -> None:
     """Tables as wide as they need to be where the output is no terminal."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, 160))
+    console = wide_console()
     for part in parts:
         console.print(part, highlight=False, soft_wrap=not isinstance(part, Table) and not isinstance(part, Text))

@@ -32,9 +32,6 @@ def fit_and_show(console: Console) -> None:
     table.add_column(justify="left")
     table.add_column(justify="right")
     table.add_row("bytes and arithmetic", f"{found.speed:.2f} × as fast as the benchmark says")
-    table.add_row(
-        "an operation",
-        f"{found.launch_seconds * 1e6:.1f} µs; the benchmark says {benchmarked * 1e6:.1f} µs",
-    )
+    table.add_row("an operation", f"{found.launch_seconds * 1e6:.1f} µs; the benchmark says {benchmarked * 1e6:.1f} µs")
     table.add_row("mean error of predictions", f"{found.before:.0%} before, {found.after:.0%} now")
     console.print(table)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from ferrule.plan import Candidate, Question, SearchResult, Term
 from ferrule.plan.cluster import CORES_KEEP
@@ -12,7 +10,7 @@ from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
 from ferrule.plan.saved import VERSION, ModelFacts
 
 
-def question_json(question: Question) -> dict[str, Any]:
+def question_json(question: Question) -> dict[str, object]:
     model, cluster = question.model, question.cluster
     return {
         "version": VERSION,
@@ -22,16 +20,16 @@ def question_json(question: Question) -> dict[str, Any]:
             "active_parameters": model.active_parameters,
             "counted": model.counted,
             "max_context": model.max_context,
-            "notes": list(model.notes),
+            "notes": model.notes,
         },
         "cluster": {
-            "devices": [asdict(device) for device in cluster.devices],
-            "links": [asdict(link) for link in cluster.links],
+            "devices": cluster.devices,
+            "links": cluster.links,
             "cores": cluster.cores,
             **{name: getattr(cluster, name) for name in CORES_KEEP},
-            "notes": list(cluster.notes),
+            "notes": cluster.notes,
         },
-        "work": asdict(question.work),
+        "work": question.work,
         "objective": question.objective,
         "runtime": question.runtime.name,
         "cautions": cautions(question),
@@ -46,7 +44,7 @@ def answer_json(
     found: Bottleneck,
     changes: Sequence[WhatIf],
     verdict: str,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Plans, the best first; which of them the engine can run best; the best machine alone; why, and what would help.
 
     In seconds, bytes, watts, US dollars.
@@ -55,10 +53,10 @@ def answer_json(
         "plans": [candidate_json(each) for each in candidates],
         "best": candidates.index(best),
         "exact": answers.exact,
-        "notes": list(answers.notes),
+        "notes": answers.notes,
         "alone": candidate_json(answers.single),
         "verdict": verdict,
-        "bottleneck": {**asdict(found), "words": found.text},
+        "bottleneck": {**vars(found), "words": found.text},
         "what_if": [
             {"words": each.text, "before": each.before, "after": each.after, "unit": question.aim.unit}
             for each in changes
@@ -66,7 +64,7 @@ def answer_json(
     }
 
 
-def shortage_json(question: Question, found: Shortage) -> dict[str, Any]:
+def shortage_json(question: Question, found: Shortage) -> dict[str, object]:
     """The same where nothing fits."""
     return question_json(question) | {
         "plans": [],
@@ -81,13 +79,13 @@ def shortage_json(question: Question, found: Shortage) -> dict[str, Any]:
     }
 
 
-def candidate_json(candidate: Candidate) -> dict[str, Any]:
+def candidate_json(candidate: Candidate) -> dict[str, object]:
     plan, prediction = candidate.plan, candidate.prediction
     return {
         "strategy": plan.strategy,
         "obstacle": plan.obstacle,
         "fits": prediction.fits,
-        "stages": [asdict(stage) for stage in plan.stages],
+        "stages": plan.stages,
         "token_seconds": prediction.token_seconds,
         "tokens_per_s": prediction.tokens_per_s,
         "ttft_seconds": prediction.ttft_seconds,
@@ -98,12 +96,12 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "watts": prediction.watts,
         "joules_per_token": prediction.joules,
         "dollars_per_million": prediction.dollars_per_million,
-        "memory": [{**asdict(use), "margin": use.margin} for use in prediction.memory],
+        "memory": [{**vars(use), "margin": use.margin} for use in prediction.memory],
         "terms": [_term(term, prediction.token_seconds) for term in prediction.terms],
         "prompt_terms": [_term(term, prediction.ttft_seconds) for term in prediction.prompt_terms],
         "step_terms": [_term(term, prediction.step_seconds) for term in prediction.step_terms],
     }
 
 
-def _term(term: Term, total: float) -> dict[str, Any]:
-    return {**asdict(term), "part": term.seconds / total if total else 0.0}
+def _term(term: Term, total: float) -> dict[str, object]:
+    return {**vars(term), "part": term.seconds / total if total else 0.0}

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ferrule.cli.output import new_table
 from ferrule.model import ModelSpec
 from ferrule.plan import BUILT_IN_ENGINE, Candidate, Objective, Plan, Question, SearchResult, Stage, Term
 from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
@@ -255,10 +256,4 @@ def shortage_lines(question: Question, found: Shortage) -> Iterator[RenderableTy
 
 
 def _table(*columns: str) -> Table:
-    """Of numbers the heading begins with >."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(
-            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
-        )
-    return table
+    return new_table(*columns, padding=(0, 1), pad_edge=False)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,18 +36,16 @@ def chat(
         str | None, typer.Argument(metavar="URL", help="The server's address; the default is one on this machine.")
     ] = None,
     once: Annotated[
-        str | None, typer.Option("--once", metavar="MESSAGE", help="Send one message, print the answer, exit.")
+        str | None, typer.Option(metavar="MESSAGE", help="Send one message, print the answer, exit.")
     ] = None,
-    system: Annotated[
-        str | None, typer.Option("--system", metavar="TEXT", help="What the model is told first.")
-    ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Which model; the default is the first served.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told first.")] = None,
+    model: Annotated[str | None, typer.Option(help="Which model; the default is the first served.")] = None,
     api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="FERRULE_API_KEY", metavar="KEY", help="The server's API key.")
+        str | None, typer.Option(envvar="FERRULE_API_KEY", metavar="KEY", help="The server's API key.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Most tokens of an answer.")] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", min=0, max=2, help="0 is greedy.")] = None,
-    port: Annotated[int, typer.Option("--port", envvar="FERRULE_PORT", help="The port, where no URL is given.")] = 8420,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
+    port: Annotated[int, typer.Option(envvar="FERRULE_PORT", help="The port, where no URL is given.")] = 8420,
 ) -> None:
     """Talk to a server of the OpenAI API."""
     from rich.console import Console
@@ -74,7 +73,7 @@ def chat(
 class Talk:
     """A conversation and its history."""
 
-    def __init__(self, server: ChatServer, model: str, opening: Messages, options: dict[str, Any]) -> None:
+    def __init__(self, server: ChatServer, model: str, opening: Messages, options: Mapping[str, float | None]) -> None:
         self.model = model
         self._server = server
         self._opening = opening

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator, Sequence
-from ipaddress import ip_address
 from typing import Any
 
 import httpx
 
+from ferrule.config import is_loopback
 from ferrule.errors import ConfigError, EngineError, FerruleError
 
 CONNECT_SECONDS = 10.0
@@ -78,13 +78,6 @@ def base_url(url: str) -> str:
         raise ConfigError(f"{url!r} is not an HTTP address; write for example http://127.0.0.1:8420")
     whole = whole.rstrip("/")
     return whole if whole.endswith("/v1") else f"{whole}/v1"
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
 
 
 def pieces(lines: Iterator[str]) -> Iterator[str]:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ferrule.cli.complete import served_models
 from ferrule.cli.extras import needs
-from ferrule.cli.serving.model import Dtype, DtypeFlag, MaxContext, Pp, SelfTest, Threads, Tp, engine_options
+from ferrule.cli.serving.model import MODEL, Dtype, MaxContext, Pp, SelfTest, Threads, Tp
 from ferrule.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,14 +31,7 @@ app = typer.Typer()
 
 @app.command(epilog=EXAMPLES)
 def generate(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A Hugging Face directory, a hub id (owner/name), or demo.",
-            autocompletion=served_models,
-        ),
-    ],
+    model: Annotated[str, MODEL],
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="What to say to the model; - reads it from standard input.")
     ],
@@ -47,24 +39,18 @@ def generate(
         bool | None,
         typer.Option("--chat/--raw", help="As a message by the model's chat template, or as text to continue."),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Most tokens to generate.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0, help="0 always takes the likeliest.")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option("--top-p", min=0.0001, max=1, help="Keep this much probability.")
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", min=0, help="Keep the k likeliest tokens; 0 keeps all.")
-    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens to generate.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 always takes the likeliest.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.0001, max=1, help="Keep this much probability.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="Keep the k likeliest tokens; 0 keeps all.")] = None,
     min_p: Annotated[
-        float | None, typer.Option("--min-p", min=0, max=1, help="Drop tokens less likely than this share of the best.")
+        float | None, typer.Option(min=0, max=1, help="Drop tokens less likely than this share of the best.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     tp: Tp = None,
     pp: Pp = None,
-    dtype: DtypeFlag = Dtype.auto,
+    dtype: Dtype = "auto",
     max_context: MaxContext = None,
     threads: Threads = None,
     self_test: SelfTest = True,
@@ -72,6 +58,7 @@ def generate(
     """Load a model, print its answer to one prompt, and exit."""
     with needs("serve", "generate"):
         import ferrule.serve  # noqa: F401 - to tell now what is missing
+        from ferrule.engine import EngineOptions
     import asyncio
 
     from rich.console import Console
@@ -80,8 +67,8 @@ def generate(
         prompt = sys.stdin.read()
     if not prompt:
         raise ConfigError("the prompt is empty")
-    options = engine_options(
-        model, tp=tp, pp=pp, dtype=dtype, max_context=max_context, threads=threads, self_test=self_test
+    options = EngineOptions(
+        model, tp or 1, pp or 1, dtype, max_context=max_context, threads=threads, self_test=self_test
     )
     given = {
         "max_tokens": max_tokens,

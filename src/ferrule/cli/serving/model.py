@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
-if TYPE_CHECKING:
-    from ferrule.engine import EngineOptions
+from ferrule.cli.complete import served_models
 
 DEMO = "demo"
 DEMO_RANKS = 2
 """The embedded model would fit many times over; it is split so that there is something to see."""
 
 
-class Dtype(StrEnum):
-    """What the model computes in; ``auto`` is what its weights were saved in."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
+MODEL = typer.Argument(
+    metavar="MODEL",
+    help="A Hugging Face directory, a GGUF file, a hub id (owner/name), or demo.",
+    autocompletion=served_models,
+)
 Tp = Annotated[
-    int | None, typer.Option("--tp", min=1, metavar="N", help="Tensor parallel: cut every layer into N ranks' parts.")
+    int | None, typer.Option(min=1, metavar="N", help="Tensor parallel: cut every layer into N ranks' parts.")
 ]
 Pp = Annotated[
-    int | None,
-    typer.Option("--pp", min=1, metavar="N", help="Pipeline parallel: cut the stack of layers into N stages."),
+    int | None, typer.Option(min=1, metavar="N", help="Pipeline parallel: cut the stack of layers into N stages.")
 ]
-DtypeFlag = Annotated[
-    Dtype, typer.Option("--dtype", help="What to compute in; auto is what the weights were saved in.")
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"],
+    typer.Option("--dtype", help="What to compute in; auto is what the weights were saved in."),
 ]
 MaxContext = Annotated[
-    int | None,
-    typer.Option("--max-context", min=1, metavar="TOKENS", help="Most tokens of prompt and answer together."),
+    int | None, typer.Option(min=1, metavar="TOKENS", help="Most tokens of prompt and answer together.")
 ]
 Threads = Annotated[
-    int | None,
-    typer.Option("--threads", min=1, metavar="N", help="CPU threads per rank; the default shares the cores."),
+    int | None, typer.Option(min=1, metavar="N", help="CPU threads per rank; the default shares the cores.")
 ]
 SelfTest = Annotated[
     bool,
@@ -59,33 +51,3 @@ Encrypt = Annotated[
         help="Encrypt what ranks say over cables (TLS 1.3); if left out, as FERRULE_ENCRYPT says on each host.",
     ),
 ]
-
-
-def engine_options(
-    model: str,
-    *,
-    tp: int | None,
-    pp: int | None,
-    dtype: Dtype,
-    max_context: int | None,
-    threads: int | None,
-    self_test: bool,
-    name: str | None = None,
-    standby: bool = False,
-    encrypt: bool | None = None,
-) -> EngineOptions:
-    """The flags as the engine takes them."""
-    from ferrule.engine import EngineOptions
-
-    return EngineOptions(
-        model=model,
-        tensor=tp or 1,
-        pipeline=pp or 1,
-        dtype=dtype.value,
-        max_context=max_context,
-        threads=threads,
-        name=name,
-        self_test=self_test,
-        standby=standby,
-        encrypt=encrypt,
-    )

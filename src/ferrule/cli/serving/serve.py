@@ -12,20 +12,9 @@ import typer
 from ferrule.cli import complete
 from ferrule.cli.cluster.models import cluster_hosts, running_cluster, serve_on_cluster
 from ferrule.cli.extras import needs
-from ferrule.cli.serving.model import (
-    DEMO,
-    DEMO_RANKS,
-    Dtype,
-    DtypeFlag,
-    Encrypt,
-    MaxContext,
-    Pp,
-    SelfTest,
-    Threads,
-    Tp,
-    engine_options,
-)
+from ferrule.cli.serving.model import DEMO, DEMO_RANKS, MODEL, Dtype, Encrypt, MaxContext, Pp, SelfTest, Threads, Tp
 from ferrule.cluster.desired import DesiredModel
+from ferrule.config import is_loopback
 from ferrule.errors import ConfigError, FerruleError
 
 if TYPE_CHECKING:
@@ -53,55 +42,41 @@ app = typer.Typer()
 
 @app.command(epilog=EXAMPLES)
 def serve(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="A Hugging Face directory, a hub id (owner/name), or demo.",
-            autocompletion=complete.served_models,
-        ),
-    ] = None,
+    model: Annotated[str | None, MODEL] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the embedded model on two ranks.")] = False,
     tp: Tp = None,
     pp: Pp = None,
     plan: Annotated[
-        Path | None,
-        typer.Option("--plan", metavar="FILE", help="Split as `ferrule plan MODEL --json > FILE` has found out."),
+        Path | None, typer.Option(metavar="FILE", help="Split as `ferrule plan MODEL --json > FILE` has found out.")
     ] = None,
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; beyond loopback needs a key.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback needs a key.")] = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option(
-            "--port",
             envvar="FERRULE_PORT",
             min=0,
             max=65535,
             help=f"Port to listen on, 0 for a free one; {DEFAULT_PORT} if left out.",
         ),
     ] = None,
-    dtype: DtypeFlag = Dtype.auto,
+    dtype: Dtype = "auto",
     max_context: MaxContext = None,
     api_key: Annotated[
         str | None,
         typer.Option(
-            "--api-key",
             envvar="FERRULE_API_KEY",
             metavar="KEY",
             help="What clients must send. Better given by the variable: flags are seen in process lists.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="What clients call the model; the default is its own.")
+        str | None, typer.Option(metavar="NAME", help="What clients call the model; the default is its own.")
     ] = None,
     threads: Threads = None,
     self_test: SelfTest = True,
     hosts: Annotated[
         str | None,
-        typer.Option(
-            "--hosts", metavar="A,B", help="In a cluster: only on these of its hosts.", autocompletion=complete.hosts
-        ),
+        typer.Option(metavar="A,B", help="In a cluster: only on these of its hosts.", autocompletion=complete.hosts),
     ] = None,
     here: Annotated[
         bool, typer.Option("--here", help="On this machine alone, until Ctrl-C, although it is in a cluster.")
@@ -132,7 +107,6 @@ def serve(
     if home is not None:
         if api_key is not None:
             raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
-        beyond = not _is_loopback(host)
         if saved is not None:
             saved.require_hosts(cluster_hosts(home), "this cluster")
         desired = DesiredModel(
@@ -140,11 +114,11 @@ def serve(
             host=home.settings.host,
             owner=home.settings.host,
             listen=host,
-            key=beyond,
+            key=not is_loopback(host),
             hosts=tuple(each.strip() for each in hosts.split(",")) if hosts else None,
             tensor=tp,
             pipeline=pp,
-            dtype=dtype.value,
+            dtype=dtype,
             max_context=max_context,
             threads=threads,
             self_test=self_test,
@@ -160,7 +134,7 @@ def serve(
     if console.is_terminal:  # the imports below take seconds, in which a blank screen looks like a hang
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
     with needs("serve", "serve"):
-        from ferrule.engine import start
+        from ferrule.engine import EngineOptions, start
         from ferrule.engine.host.speed import speed_of
         from ferrule.engine.source import local, read_config
         from ferrule.serve import listen
@@ -169,11 +143,11 @@ def serve(
 
     from ferrule.cli.display import Loading, show_ready
 
-    options = engine_options(
+    options = EngineOptions(
         chosen,
-        tp=tp,
-        pp=pp,
-        dtype=dtype,
+        tp or 1,
+        pp or 1,
+        dtype,
         max_context=max_context,
         threads=threads,
         self_test=self_test,
@@ -224,15 +198,6 @@ def _plan_here(device: DeviceSpec, model: ModelSpec) -> Plan:
     return plan_machine(model, calibrated(device))
 
 
-def _is_loopback(host: str) -> bool:
-    from ipaddress import ip_address
-
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def this_machine(console: Console, threads: int | None, *, measure: bool) -> DeviceSpec | None:
     """What the planner knows of this machine, for a prediction; None where it knows nothing. ``measure``: find out, the
     first time, which takes seconds."""
@@ -257,5 +222,7 @@ def choose(model: str | None, *, demo: bool) -> str:
     if demo:
         return DEMO
     if model is None:
-        raise ConfigError("no model is given; name a directory or a hub id, or try the embedded one with --demo")
+        raise ConfigError(
+            "no model is given; name a directory, a GGUF file or a hub id, or try the embedded one with --demo"
+        )
     return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import socket
 import struct
@@ -122,7 +121,7 @@ class ControlChannel:
         return head == b"" or (head is not None and head[_LENGTH.size :] == _ABORT)
 
     def _mac(self, label: bytes, number: int, payload: bytes) -> bytes:
-        return hmac.new(self._key, label + number.to_bytes(8, "little") + payload, hashlib.sha256).digest()
+        return hmac.digest(self._key, label + number.to_bytes(8, "little") + payload, "sha256")
 
 
 def _encrypted(sock: socket.socket, key: bytes, *, server: bool) -> socket.socket:

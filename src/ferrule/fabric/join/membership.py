@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -125,4 +124,4 @@ def check_alive(mesh: Mesh, members: Sequence[int]) -> None:
 def _epoch(membership: Membership, number: int, color: int) -> bytes:
     """Every member can work it out alone, and no two groups have the same."""
     text = struct.pack("<Q q", number, color)
-    return hmac.new(membership.epoch_key, b"ferrule split\0" + text, hashlib.sha256).digest()
+    return hmac.digest(membership.epoch_key, b"ferrule split\0" + text, "sha256")

@@ -11,7 +11,6 @@ rank on which that was finished and lost a rank at once, look for each other in 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import secrets
 import threading
@@ -66,7 +65,7 @@ class _Gathering:
         self._here: dict[int, ControlChannel] = {}
         self._problem = ""
         self._in_vain = 0
-        epoch = hmac.new(self._lineage.key, b"ferrule reform\0", hashlib.sha256).digest()[:16]
+        epoch = hmac.digest(self._lineage.key, b"ferrule reform\0", "sha256")[:16]
         self._pending = PendingPeers(epoch, self._rank, len(self._lineage.members), ())
         self._pending.handle(Role.REFORM, self._arrived)
         self._mesh.acceptor.open(self._pending)
@@ -165,7 +164,7 @@ class _Gathering:
     ) -> tuple[Joined, Membership] | None:
         mesh, rank = self._mesh, members.index(self._rank)
         new_members = tuple(self._lineage.members[old] for old in members)
-        key = hmac.new(self._lineage.key, b"ferrule reformed\0" + number, hashlib.sha256).digest()
+        key = hmac.digest(self._lineage.key, b"ferrule reformed\0" + number, "sha256")
         deadline = self._deadline.watched(lambda: check_alive(mesh, new_members))
         pending = PendingPeers(key[:16], rank, len(members), STREAMS)
         mesh.acceptor.open(pending)

@@ -97,7 +97,7 @@ def measure(
     ``second``: another connection over the same interfaces, given on both ranks or on none. Then both together are
     measured, too, and count if they are faster by `SECOND_SOCKET_GAIN`.
     """
-    alpha = _latency(channel.socket, channel, higher, deadline)
+    alpha = _latency(channel, higher, deadline)
     one = Measured(alpha, *_bandwidths([channel], higher, deadline))
     if second is None:
         return one
@@ -115,40 +115,40 @@ def _bandwidths(channels: Sequence[ControlChannel], higher: bool, deadline: Dead
     return _send_bursts(channels, deadline), down
 
 
-def _latency(sock: socket.socket, channel: ControlChannel, higher: bool, deadline: Deadline) -> float:
+def _latency(channel: ControlChannel, higher: bool, deadline: Deadline) -> float:
     """Seconds that a small message takes at best: whatever else the hosts are doing now is not the link's fault.
 
     Both ways of waiting are tried: to spin is quicker while there is a core for that, to sleep where there is none.
     """
     small = np.zeros(_SMALL_BYTES, np.uint8)
     word = bytes(_SMALL_BYTES)
-    where = f"rank {channel.peer}"
-    _exchange(sock, word, channel, deadline)
+    _send(channel, word, deadline)
+    _receive(channel, len(word), deadline)
     best = float("inf")
     for _ in range(_SLEEPING_ROUNDS):
         begin = time.perf_counter()
         if higher:
-            _send(sock, word, channel, deadline)
-        read_exactly(sock, len(word), deadline, where)
+            _send(channel, word, deadline)
+        _receive(channel, len(word), deadline)
         if higher:
             best = min(best, (time.perf_counter() - begin) / 2)
         else:
-            _send(sock, word, channel, deadline)
+            _send(channel, word, deadline)
     begin = time.perf_counter()
     for number in range(_MAX_SETS):
         try:
             times = _native.raw_tcp_ping_pong(
-                sock.fileno(), small.ctypes.data, _SMALL_BYTES, _ROUNDS, higher, max(deadline.left, 1e-3)
+                channel.socket.fileno(), small.ctypes.data, _SMALL_BYTES, _ROUNDS, higher, max(deadline.left, 1e-3)
             )
         except RuntimeError as error:
-            raise RendezvousError(f"{where} left while the link to it was measured ({error})") from error
+            raise RendezvousError(f"rank {channel.peer} left while the link to it was measured ({error})") from error
         if higher:
             best = min(best, *(microseconds * 1e-6 for microseconds in times))
             # On a busy machine a set may take long.
             enough = number + 1 == _MAX_SETS or time.perf_counter() - begin > _SETS_SECONDS
-            _send(sock, _RESULT.pack(best if enough else math.nan), channel, deadline)
+            _send(channel, _RESULT.pack(best if enough else math.nan), deadline)
         else:
-            (best,) = _RESULT.unpack(read_exactly(sock, _RESULT.size, deadline, where))
+            (best,) = _RESULT.unpack(_receive(channel, _RESULT.size, deadline))
             enough = not math.isnan(best)
         if enough:
             break
@@ -165,8 +165,7 @@ def _send_bursts(channels: Sequence[ControlChannel], deadline: Deadline) -> floa
         size *= 4 if seconds < _BURST_SECONDS / 8 else 2
     # The way there and back of the answer is in it, too: little beside a burst, and never in favour of the link.
     beta = seconds / size
-    first = channels[0]
-    _send(first.socket, _COUNT.pack(0) + _RESULT.pack(beta), first, deadline)
+    _send(channels[0], _COUNT.pack(0) + _RESULT.pack(beta), deadline)
     return beta
 
 
@@ -175,33 +174,32 @@ def _send_burst(channels: Sequence[ControlChannel], size: int, deadline: Deadlin
     first = channels[0]
     part = memoryview(bytes(size // len(channels)))
     begin = time.perf_counter()
-    _send(first.socket, _COUNT.pack(size), first, deadline)
+    _send(first, _COUNT.pack(size), deadline)
     if len(channels) == 1:
-        _send(first.socket, part, first, deadline)
+        _send(first, part, deadline)
     else:
         _in_turn(channels, len(part), deadline, lambda sock, done: sock.send(part[done : done + _SLICE]), write=True)
-    read_exactly(first.socket, 1, deadline, f"rank {first.peer}")
+    _receive(first, 1, deadline)
     return time.perf_counter() - begin
 
 
 def _receive_bursts(channels: Sequence[ControlChannel], deadline: Deadline) -> float:
     first = channels[0]
-    where = f"rank {first.peer}"
     buffer = memoryview(bytearray(1 << 20))
     while True:
-        (size,) = _COUNT.unpack(read_exactly(first.socket, _COUNT.size, deadline, where))
+        (size,) = _COUNT.unpack(_receive(first, _COUNT.size, deadline))
         if size == 0:
-            (beta,) = _RESULT.unpack(read_exactly(first.socket, _RESULT.size, deadline, where))
+            (beta,) = _RESULT.unpack(_receive(first, _RESULT.size, deadline))
             return float(beta)
         if size > _LAST_BURST * 2:
-            raise RendezvousError(f"{where} announced a burst of {size} bytes, which none of ours has")
+            raise RendezvousError(f"rank {first.peer} announced a burst of {size} bytes, which none of ours has")
         part = size // len(channels)
 
         def receive(sock: socket.socket, done: int, part: int = part) -> int:
             return sock.recv_into(buffer, min(part - done, len(buffer)))
 
         _in_turn(channels, part, deadline, receive)
-        _send(first.socket, b"\1", first, deadline)
+        _send(first, b"\1", deadline)
 
 
 def _in_turn(
@@ -239,15 +237,14 @@ def _in_turn(
                 del done[fd]
 
 
-def _exchange(sock: socket.socket, word: bytes, channel: ControlChannel, deadline: Deadline) -> None:
-    _send(sock, word, channel, deadline)
-    read_exactly(sock, len(word), deadline, f"rank {channel.peer}")
+def _receive(channel: ControlChannel, count: int, deadline: Deadline) -> bytes:
+    return read_exactly(channel.socket, count, deadline, f"rank {channel.peer}")
 
 
-def _send(sock: socket.socket, data: bytes | memoryview, channel: ControlChannel, deadline: Deadline) -> None:
-    sock.settimeout(max(deadline.left, 1e-3))
+def _send(channel: ControlChannel, data: bytes | memoryview, deadline: Deadline) -> None:
+    channel.socket.settimeout(max(deadline.left, 1e-3))
     try:
-        sock.sendall(data)
+        channel.socket.sendall(data)
     except OSError as error:
         raise _lost(channel, error) from error
 

@@ -16,7 +16,7 @@ from ferrule.fabric.transports.protocol import PeerConnections, Session
 _SPIN_US = 40.0
 _YIELD_US = 20_000.0
 """As long as most stages of a pipeline wait for the others: a core that has slept is slower for milliseconds. Another
-process that needs the core gets it at once (native/src/core/wait.cpp)."""
+process that needs the core gets it at once (native/src/wait/wait.cpp)."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def up(
 ) -> str:
     """Make a lab's directory and start the process that holds it; returns the lab's name.
 
-    ``program``: the command of that process, but for its arguments; ``down``: the words of the command that ends labs
+    ``program``: the command of that process, but for its arguments; ``down``: the command that ends labs
     of this kind. Raises `ConfigError` for a name that is taken, and what the process says.
     """
     title = registry.check_name(name or profile.name)

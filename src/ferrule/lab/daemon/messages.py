@@ -12,7 +12,10 @@ from msgspec import Meta
 
 from ferrule.errors import ConfigError, FerruleError, LabError
 
-_MOST_REQUEST, _MOST_ANSWER = 1 << 20, 1 << 27  # bytes; the longest answer is what a guest wrote to its console
+_MOST_REQUEST_BYTES, _MOST_ANSWER_BYTES = (
+    1 << 20,
+    1 << 27,
+)  # bytes; the longest answer is what a guest wrote to its console
 _T = TypeVar("_T")
 Name = Annotated[str, Meta(max_length=256)]
 
@@ -30,10 +33,10 @@ class Status(Request, frozen=True):
 
 
 class Fault(Request, frozen=True):
-    """``words``: as `ferrule lab fault` and `ferrule lab vm fault` take them."""
+    """``arguments``: as `ferrule lab fault` and `ferrule lab vm fault` take them."""
 
     cable: Name
-    words: tuple[Name, ...]
+    arguments: tuple[Name, ...]
     sender: Name | None = None
 
 
@@ -86,7 +89,7 @@ def refusal(error: Exception, log: Path) -> bytes:
 
 def read_line(connection: socket.socket) -> bytes:
     """A request; nothing where it does not end within the limit. Raises `OSError`."""
-    line = connection.makefile("rb").readline(_MOST_REQUEST)
+    line = connection.makefile("rb").readline(_MOST_REQUEST_BYTES)
     return line if line.endswith(b"\n") else b""
 
 
@@ -130,6 +133,6 @@ def ask(control: Path, request: Request, kind: type[_T], *, seconds: float, who:
     try:
         with connect(control, seconds) as connection:
             send(connection, request)
-            return take(connection.makefile("rb").readline(_MOST_ANSWER), kind)
+            return take(connection.makefile("rb").readline(_MOST_ANSWER_BYTES), kind)
     except (OSError, msgspec.MsgspecError) as error:
         raise LabError(f"{who} does not answer ({error}){cure}") from error

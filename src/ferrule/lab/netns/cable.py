@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from ferrule.errors import LabError
 from ferrule.hardware import CableSpec, Shaping, changed
+from ferrule.lab.netns.interfaces import Interfaces
 from ferrule.lab.netns.namespace import Namespace
-from ferrule.lab.netns.netlink import Netlink
 from ferrule.lab.netns.pace import MOST_SEGMENT_BYTES, as_a_card, before_the_shaper, segment_bytes
 from ferrule.lab.netns.panel import Flow, Panel
-from ferrule.lab.netns.port import Ports
 
 CableState = Literal["up", "cut", "dark"]
 
@@ -34,8 +33,8 @@ class Cable:
         number: int,
         spec: CableSpec,
         panel: Panel,
-        hosts: Mapping[int, Namespace],
-        kernels: Mapping[int, Netlink],
+        hosts: Sequence[Namespace],
+        kernels: Sequence[Interfaces],
         mtu: int,
         names: Sequence[str],
     ) -> None:
@@ -245,9 +244,7 @@ class Cable:
         """Chance falls on frames, and checksums must be there for a receiver to find what was altered."""
         if on != self._segments:
             for host in self.hosts:
-                ports = Ports(self._namespaces[host])
-                ports.offload(self.interface, on)
-                ports.close()
+                self._kernels[host].offload(self.interface, on)
             self._segments = on
 
     @property

@@ -117,7 +117,7 @@ def check(
             lab.cables[0].shape(rate=rate)
             paced.append(Held("rate", rate, stream_rate(lab) * _FRAME / _SEGMENT, RATE_SHARE * rate))
         say("faults")
-        acts = tuple((words, _acts(lab, words)) for words in FAULTS)
+        acts = tuple((fault, _acts(lab, fault)) for fault in FAULTS)
     return Check(kernel_delay, added, kernel_rate, shaper_rate, tuple(held), tuple(paced), acts)
 
 
@@ -169,8 +169,8 @@ def _count(delay: float) -> int:
     return max(40, min(_PACKETS, int(1.0 / delay) if delay else _PACKETS))
 
 
-def _acts(lab: Lab, words: str) -> float:
+def _acts(lab: Lab, fault: str) -> float:
     """Seconds until a fault has acted: after that no packet passes as before it."""
     begin = time.perf_counter()
-    parse_fault([words]).apply(lab.cables[0])
+    parse_fault([fault]).apply(lab.cables[0])
     return time.perf_counter() - begin

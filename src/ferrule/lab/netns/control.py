@@ -30,9 +30,9 @@ def up(name_or_file: str, *, name: str | None = None, seed: int = 0) -> LabStatu
     """
     profile = find_lab(name_or_file)
     program = [*_rights(), sys.executable, "-m", "ferrule.lab.netns.daemon"]
-    words = "ferrule lab down"
+    end = "ferrule lab down"
     return status(
-        client.up(registry.LABS, profile, name_or_file, name, program, str(seed), seconds=UP_SECONDS, down=words)
+        client.up(registry.LABS, profile, name_or_file, name, program, str(seed), seconds=UP_SECONDS, down=end)
     )
 
 
@@ -52,9 +52,9 @@ def status(name: str) -> LabStatus:
     return client.ask(registry.folder() / name, Status(), LabStatus)
 
 
-def fault(name: str, cable: str, words: Sequence[str], sender: str | None = None) -> CableStatus:
+def fault(name: str, cable: str, arguments: Sequence[str], sender: str | None = None) -> CableStatus:
     """Let something happen to a cable, see `ferrule.lab.netns.faults`; how it is then. Raises `ConfigError`, too."""
-    return client.ask(registry.folder() / name, Fault(cable, tuple(words), sender), CableStatus)
+    return client.ask(registry.folder() / name, Fault(cable, tuple(arguments), sender), CableStatus)
 
 
 def choose(name: str | None, host: str | None = None) -> str:

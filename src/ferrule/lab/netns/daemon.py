@@ -93,7 +93,7 @@ class HeldLab:
         for number, found in enumerate(self._lab.cables):
             if found.interface == wanted.cable:
                 sender = None if wanted.sender is None else self._lab.named(wanted.sender)
-                parse_fault(wanted.words, sender).apply(found)
+                parse_fault(wanted.arguments, sender).apply(found)
                 return self._cable(number)
         known = ", ".join(each.interface for each in self._lab.cables)
         raise ConfigError(f"the lab has no cable {wanted.cable!r}, only {known}")

@@ -1,4 +1,4 @@
-"""Faults of a cable in words: what `ferrule lab fault` reads. Pure but for `Fault.apply`."""
+"""Faults of a cable, as `ferrule lab fault` takes them. Pure but for `Fault.apply`."""
 
 from __future__ import annotations
 
@@ -60,15 +60,17 @@ class Fault:
             _OF_THE_WHOLE[self.kind](cable)
 
 
-def parse_fault(words: Sequence[str], sender: int | None = None) -> Fault:
+def parse_fault(arguments: Sequence[str], sender: int | None = None) -> Fault:
     """``["stall"]`` or ``["delay=300us", "loss=1%"]``. Raises `ConfigError`."""
-    if not words:
+    if not arguments:
         raise ConfigError(f"name a fault: {', '.join(KINDS)}, or numbers such as delay=300us loss=1%")
-    if len(words) == 1 and words[0] in KINDS:
-        if sender is not None and words[0] not in _AT_AN_END:
-            raise ConfigError(f"{words[0]} happens to the whole cable, not to one end; leave --from out")
-        return Fault(words[0], {}, sender)
-    for word in words:
-        if "=" not in word:
-            raise ConfigError(f"there is no fault {word!r}; one of {', '.join(KINDS)}, or numbers such as delay=300us")
-    return Fault(None, parse_changes(words), sender)
+    if len(arguments) == 1 and arguments[0] in KINDS:
+        if sender is not None and arguments[0] not in _AT_AN_END:
+            raise ConfigError(f"{arguments[0]} happens to the whole cable, not to one end; leave --from out")
+        return Fault(arguments[0], {}, sender)
+    for argument in arguments:
+        if "=" not in argument:
+            raise ConfigError(
+                f"there is no fault {argument!r}; one of {', '.join(KINDS)}, or numbers such as delay=300us"
+            )
+    return Fault(None, parse_changes(arguments), sender)

@@ -7,16 +7,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, Self
 
 from ferrule.errors import ConfigError, LabError
 from ferrule.hardware import Topology
 from ferrule.lab.netns.cable import Cable
+from ferrule.lab.netns.interfaces import Interfaces
 from ferrule.lab.netns.iproute import batch
 from ferrule.lab.netns.namespace import ENTER, Namespace, inode_of, kill_inside, processes_in
-from ferrule.lab.netns.netlink import Netlink
 from ferrule.lab.netns.pace import as_a_card
 from ferrule.lab.netns.panel import Panel
 from ferrule.process import tied
@@ -34,16 +34,10 @@ _KILL_SECONDS = 5.0
 def obstacle() -> str | None:
     """Why there can be no lab on this machine (rights, tools, kernel), or None where there can."""
     try:
-        namespace = Namespace()
-        try:
+        with closing(Namespace()) as namespace:
             batch(namespace, ["link add name probe type bridge", "link add name end0 type veth peer name end1"])
-            kernel = Netlink(namespace)
-            try:
+            with closing(Interfaces(namespace)) as kernel:
                 kernel.pace("end0", as_a_card(1e6, 1500))
-            finally:
-                kernel.close()
-        finally:
-            namespace.close()
     except LabError as error:
         return str(error)
     return None
@@ -88,7 +82,7 @@ class Lab:
         self._seed = seed
         self._panel: Panel | None = None
         self._hosts: list[Namespace] = []
-        self._kernels: list[Netlink] = []
+        self._kernels: list[Interfaces] = []
         self._processes: list[subprocess.Popen[Any]] = []
         self._new_ports = itertools.count(PORT + 1)
 
@@ -106,12 +100,10 @@ class Lab:
     def _build(self) -> None:
         self._panel = Panel(self._seed)
         self._hosts = [Namespace(ipv6=self._ipv6) for _ in range(self.topology.hosts)]
-        ends = dict(enumerate(self._hosts))
-        self._kernels = [Netlink(namespace) for namespace in self._hosts]
-        kernels = dict(enumerate(self._kernels))
-        specs = self.topology.cables
+        self._kernels = [Interfaces(namespace) for namespace in self._hosts]
         self.cables = tuple(
-            Cable(number, spec, self._panel, ends, kernels, self._mtu, self._names) for number, spec in enumerate(specs)
+            Cable(number, spec, self._panel, self._hosts, self._kernels, self._mtu, self._names)
+            for number, spec in enumerate(self.topology.cables)
         )
         batch(self._panel.namespace, [line for cable in self.cables for line in cable.panel_lines()])
         for host, namespace in enumerate(self._hosts):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _QUEUE_SECONDS = 20e-3
-_BUCKET_SECONDS, _LEAST_BUCKET, _MARGIN = 1e-3, 70_000, 64
+_BUCKET_SECONDS, _LEAST_BUCKET_BYTES, _MARGIN_BYTES = 1e-3, 70_000, 64
 _SMOOTH_SHARE = 0.999
 _SEGMENT_SECONDS, _LEAST_SEGMENTS, MOST_SEGMENT_BYTES = 500e-6, 3, 65536
-_ETHERNET = 14
+_ETHERNET_BYTES = 14
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def as_a_card(bits_per_second: float, mtu: int) -> Pace:
     The bucket holds a millisecond, and at least one of the large packets that TCP hands over, so that none has to be
     cut up; the queue before it holds 20 ms.
     """
-    least = _LEAST_BUCKET if mtu < 60_000 else mtu + _MARGIN
+    least = _LEAST_BUCKET_BYTES if mtu < 60_000 else mtu + _MARGIN_BYTES
     return _pace(bits_per_second, max(int(bits_per_second / 8 * _BUCKET_SECONDS), least))
 
 
@@ -37,8 +37,8 @@ def before_the_shaper(bits_per_second: float, mtu: int, overhead: int) -> Pace:
     TCP. Its rate is that of full frames with their ``overhead``, a little less than the shaper's, in whose own queue
     nothing then grows.
     """
-    frame = mtu + _ETHERNET
-    bucket = max(int(bits_per_second / 8 * _BUCKET_SECONDS), 2 * segment_bytes(bits_per_second, mtu) + _MARGIN)
+    frame = mtu + _ETHERNET_BYTES
+    bucket = max(int(bits_per_second / 8 * _BUCKET_SECONDS), 2 * segment_bytes(bits_per_second, mtu) + _MARGIN_BYTES)
     return _pace(bits_per_second * _SMOOTH_SHARE * frame / (frame + overhead), bucket)
 
 

@@ -10,8 +10,8 @@ from typing import Literal
 from ferrule import _emulation
 from ferrule.errors import LabError
 from ferrule.hardware import Shaping
+from ferrule.lab.netns.interfaces import Interfaces
 from ferrule.lab.netns.namespace import Namespace
-from ferrule.lab.netns.port import Ports
 
 Flow = Literal["moves", "stalled", "mute", "dark"]
 _MOST_CABLES = 1 << 10
@@ -23,7 +23,7 @@ class Panel:
 
     def __init__(self, seed: int) -> None:
         self.namespace = Namespace()
-        self.ports = Ports(self.namespace)
+        self.ports = Interfaces(self.namespace)
         self._seed = seed
         self._shaper: _emulation.Shaper | None = None
 
@@ -64,7 +64,8 @@ class Panel:
             with host.entered():
                 setting = Path("/proc/sys/net/ipv4/tcp_congestion_control")
                 if setting.read_text().strip() == "bbr":
-                    setting.write_text("cubic" if _may_use("cubic") else "reno")
+                    allowed = setting.with_name("tcp_allowed_congestion_control").read_text().split()
+                    setting.write_text("cubic" if "cubic" in allowed else "reno")
 
     def close(self) -> None:
         """End the shaper, and let go of the namespace. Safe to call twice."""
@@ -73,7 +74,3 @@ class Panel:
             self._shaper = None
         self.ports.close()
         self.namespace.close()
-
-
-def _may_use(congestion_control: str) -> bool:
-    return congestion_control in Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -40,7 +41,7 @@ _STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _LOCK_SECONDS = 1.0
 _PREFIX, _LOCK = "ferrule-usb4-", "lock"
-_LONGEST_PATH = 100  # bytes of a socket's path; the kernel takes 107
+_LONGEST_PATH_BYTES = 100  # bytes of a socket's path; the kernel takes 107
 _NOTHING = type(None)
 _T = TypeVar("_T")
 
@@ -50,8 +51,8 @@ class Usb4Lab:
     and with the thread that made it.
 
     ``directory``: for its sockets, empty or not there yet; default: one of its own, which goes with it. ``trace``: a
-    pcapng file to write, with at most ``trace_bytes`` of each packet. ``training``: seconds from plugging in to a link.
-    ``seed``: of what chance does. Raises `ConfigError` for what does not fit together, `LabError` if it does not start.
+    pcapng file to write. ``training``: seconds from plugging in to a link. Raises `ConfigError` for what does not fit
+    together, `LabError` if it does not start.
     """
 
     def __init__(
@@ -61,9 +62,7 @@ class Usb4Lab:
         *,
         directory: Path | None = None,
         trace: Path | None = None,
-        trace_bytes: int = 4096,
         training: float = TRAINING_SECONDS,
-        seed: int = 0,
     ) -> None:
         if sys.platform != "linux":
             raise LabError(f"emulated USB4 controllers need Linux, and this is {sys.platform}")
@@ -80,10 +79,12 @@ class Usb4Lab:
         try:
             if self._own:
                 self._lock = _hold(self.directory)
-            self._check_paths()
+            for socket in (path for host in self.plan.hosts for path in self.sockets(host.name)):
+                if len(str(socket).encode()) > _LONGEST_PATH_BYTES:
+                    raise ConfigError(f"{socket} is too long for a socket; give the lab a shorter directory")
             path = "" if trace is None else str(trace.absolute())
             order = self.directory / ORDER
-            order.write_bytes(msgspec.json.encode(Order(self.plan, path, trace_bytes, training, seed)))
+            order.write_bytes(msgspec.json.encode(Order(self.plan, path, training)))
             self._start([sys.executable, "-m", "ferrule.lab.usb4.server", str(order)])
         except BaseException:
             self.close()
@@ -99,16 +100,7 @@ class Usb4Lab:
         Its ``-machine`` must say ``memory-backend=usb4-memory``. Writes to registers must not be posted: a driver that
         stops a ring takes the memory back at once. (QEMU does not post them where registers are mapped, as ours are.)
         """
-        memory = f"memory-backend-memfd,id=usb4-memory,size={memory_mb}M,share=on"
-        arguments = ["-object", memory]
-        for path in self.sockets(host):
-            device = {
-                "driver": "vfio-user-pci",
-                "rombar": 0,
-                "socket": {"type": "unix", "path": str(path)},
-            }
-            arguments += ["-device", json.dumps(device)]
-        return arguments
+        return qemu_arguments(self.sockets(host), memory_mb)
 
     def plug(self, cable: str) -> None:
         self._ask(Plug(cable, True), _NOTHING)
@@ -165,12 +157,6 @@ class Usb4Lab:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_paths(self) -> None:
-        for host in self.plan.hosts:
-            for path in self.sockets(host.name):
-                if len(str(path).encode()) > _LONGEST_PATH:
-                    raise ConfigError(f"{path} is too long for a socket; give the lab a shorter directory")
-
     def _start(self, command: list[str]) -> None:
         try:
             self._process, _ = start_until_ready(command, self.directory / LOG, _START_SECONDS, outlive=False)
@@ -180,6 +166,17 @@ class Usb4Lab:
     def _ask(self, request: Request, kind: type[_T]) -> _T:
         who = f"the USB4 lab in {self.directory}"
         return ask(self.directory / CONTROL, request, kind, seconds=_ASK_SECONDS, who=who)
+
+
+def qemu_arguments(sockets: Sequence[Path], memory_mb: int, slots: Sequence[int] = ()) -> list[str]:
+    """As `Usb4Lab.qemu_arguments`; ``slots``: the PCI slot of each controller, default: as QEMU chooses."""
+    # The server of the controllers reads and writes the guest's memory as hardware does.
+    arguments = ["-object", f"memory-backend-memfd,id=usb4-memory,size={memory_mb}M,share=on"]
+    for path, slot in zip_longest(sockets, slots):
+        place = {} if slot is None else {"addr": f"{slot:#x}"}
+        device = {"driver": "vfio-user-pci", "rombar": 0, **place, "socket": {"type": "unix", "path": str(path)}}
+        arguments += ["-device", json.dumps(device)]
+    return arguments
 
 
 def _hold(directory: Path) -> int:

@@ -13,9 +13,7 @@ class Order(msgspec.Struct, frozen=True):
 
     plan: Plan
     trace: str
-    trace_bytes: int
     training: float
-    seed: int
 
 
 class Plug(Request, frozen=True):

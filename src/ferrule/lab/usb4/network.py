@@ -52,14 +52,13 @@ class Network:
         plan: Plan,
         engine: _emulation.Usb4Engine,
         training: float = TRAINING_SECONDS,
-        seed: int = 0,
         wake: Callable[[int], bool] = lambda controller: False,
     ) -> None:
         self.plan = plan
         self._engine = engine
         self._training = training
         self._wake = wake
-        self._random = random.Random(seed)
+        self._random = random.Random(0)  # so that chance does the same again
         self._powered: list[bool] = []
         self.routers: list[Router] = []
         for host, number in plan.controllers():
@@ -72,7 +71,7 @@ class Network:
             cable = Cable(len(self.cables), spec, (plan.place(spec.a), plan.place(spec.b)))
             for end in (0, 1):
                 self._at[cable.ends[end]] = (cable, end)
-                engine.add_wire(seed * 1000 + self.wire(cable, end), self.interface(cable, end))
+                engine.add_wire(self.wire(cable, end), self.interface(cable, end))
             self.cables.append(cable)
             self._shape(cable)
         self._pending: dict[tuple[int, int], _PendingEvent] = {}

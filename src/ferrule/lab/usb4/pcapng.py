@@ -14,7 +14,7 @@ _SECTION, _INTERFACE, _PACKET = 0x0A0D0D0A, 1, 6
 _MAGIC = 0x1A2B3C4D
 _END, _NAME, _APPLICATION, _RESOLUTION = 0, 2, 4, 9
 _NANOSECONDS = 9
-_MOST_BLOCK = 1 << 24
+_MOST_BLOCK_BYTES = 1 << 24
 
 
 class PcapngError(ValueError):
@@ -61,7 +61,7 @@ def decode(data: bytes | mmap) -> Iterator[Interface | Captured]:
         kind, size = struct.unpack_from("<II", data, at)
         if at == 0 and kind != _SECTION:
             raise PcapngError("this is no pcapng file")
-        if size % 4 or not 12 <= size <= _MOST_BLOCK:
+        if size % 4 or not 12 <= size <= _MOST_BLOCK_BYTES:
             raise PcapngError(f"a block of {size} bytes at {at}")
         if at + size > len(data):
             return
@@ -108,13 +108,9 @@ def _options(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _option(code: int, value: bytes = b"") -> bytes:
-    return struct.pack("<HH", code, len(value)) + _padded(value)
+    return struct.pack("<HH", code, len(value)) + value + bytes(-len(value) % 4)
 
 
 def _block(kind: int, body: bytes) -> bytes:
     size = struct.pack("<I", 12 + len(body))
     return struct.pack("<I", kind) + size + body + size
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 4)

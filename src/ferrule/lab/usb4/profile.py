@@ -138,9 +138,9 @@ class Fault:
             raise ConfigError(f"{self.kind} needs the host from which nothing arrives")
 
 
-def parse_fault(words: str, sender: str | None = None) -> Fault:
+def parse_fault(text: str, sender: str | None = None) -> Fault:
     """``drop=1%``, ``corrupt=0.001``, ``half-lane``. Raises `ConfigError`."""
-    kind, equals, value = words.partition("=")
+    kind, equals, value = text.partition("=")
     if kind not in {each.value for each in FaultKind}:
         raise ConfigError(f"there is no fault {kind!r}; there are {', '.join(FAULTS)}")
     try:

@@ -29,16 +29,17 @@ from ferrule.lab.usb4.profile import CONTROL, LOG, Fault, Plan, socket_name
 from ferrule.lab.usb4.session import Gone, Session
 
 _CONTROL_SECONDS = 5.0
-_LONGEST_WAIT = 1.0
+_LONGEST_WAIT_SECONDS = 1.0
 _MOST_LEFT = 64
 _MOST_TAKEN = 64
+_TRACED_BYTES = 4096  # of each packet, at most
 
 
 class Server:
-    def __init__(self, folder: Path, plan: Plan, *, training: float, seed: int) -> None:
+    def __init__(self, folder: Path, plan: Plan, *, training: float) -> None:
         self._folder = folder
         self._engine = _emulation.Usb4Engine()
-        self._network = Network(plan, self._engine, training, seed, self._wake)
+        self._network = Network(plan, self._engine, training, self._wake)
         self._selector = selectors.DefaultSelector()
         self._sessions: dict[int, Session] = {}
         self._down = False
@@ -47,7 +48,7 @@ class Server:
         self._listen(CONTROL, self._accept_control)
         self._selector.register(self._engine.control_event(), selectors.EVENT_READ, self._take_control)
 
-    def trace(self, path: Path, most: int) -> None:
+    def trace(self, path: Path, most: int = _TRACED_BYTES) -> None:
         with path.open("wb") as file:
             file.write(trace.head(self._network.interfaces()))
             file.flush()
@@ -56,7 +57,9 @@ class Server:
     def run(self) -> None:
         while not self._down:
             deadline = self._network.deadline()
-            wait = _LONGEST_WAIT if deadline is None else min(_LONGEST_WAIT, deadline - time.monotonic())
+            wait = (
+                _LONGEST_WAIT_SECONDS if deadline is None else min(_LONGEST_WAIT_SECONDS, deadline - time.monotonic())
+            )
             if wait <= 0:
                 self._network.update(time.monotonic())
                 wait = 0
@@ -169,9 +172,9 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # through `close`, which writes the rest of the trace
     file = Path(arguments[0])
     order = msgspec.json.decode(file.read_bytes(), type=Order)
-    server = Server(file.parent, order.plan, training=order.training, seed=order.seed)
+    server = Server(file.parent, order.plan, training=order.training)
     if order.trace:
-        server.trace(Path(order.trace), order.trace_bytes)
+        server.trace(Path(order.trace))
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     os.close(sys.stdout.fileno())

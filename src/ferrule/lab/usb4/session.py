@@ -27,7 +27,7 @@ _REGIONS, _IRQS = 9, 5
 _CONFIG_REGION, _MSIX_IRQ = 7, 2
 _MOST_FDS = 16
 _MOST_WAITING = 64
-_CHUNK = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _SEND_SECONDS = 5.0
 _PAGE = 0x1000
 _RING_PAGES = ((0x0000, _PAGE), (0x8000, _PAGE))
@@ -76,7 +76,7 @@ class Session:
     def receive(self) -> None:
         """Answer what has come. Raises `Gone`."""
         try:
-            data, fds, _, _ = socket.recv_fds(self.connection, _CHUNK, _MOST_FDS)
+            data, fds, _, _ = socket.recv_fds(self.connection, _CHUNK_BYTES, _MOST_FDS)
         except BlockingIOError:
             return
         except OSError as error:

@@ -7,6 +7,7 @@
     with JoinedGuests(find_lab("two-strix")) as lab:  # its hosts, joined by emulated USB4 cables
         lab.wait_for_cables(120)
         lab["strix-1"].check("ping -c 1 strix-2")
+        lab.usb4.unplug("cable0")
 
 See docs/lab.md and docs/virtual-usb4.md.
 """

@@ -30,8 +30,8 @@ class Job:
     env: dict[str, str]
 
 
-def job(words: Sequence[str], host: str, wiring: Wiring, peer_command: str = "") -> Job:
-    """What runs when ``words`` are to run on ``host``, and ``peer_command`` on its peer meanwhile.
+def job(command: Sequence[str], host: str, wiring: Wiring, peer_command: str = "") -> Job:
+    """What runs when ``command`` is to run on ``host``, and ``peer_command`` on its peer meanwhile.
 
     The peer is the host at the other end of the first cable. ``{peer}``, ``{peer_address}`` and ``{host}`` are replaced
     in both; programs find them as PEER, PEER_ADDRESS and FERRULE_HOST_ID. A lone ``ping``, ``iperf3`` or program of
@@ -43,9 +43,9 @@ def job(words: Sequence[str], host: str, wiring: Wiring, peer_command: str = "")
     if neighbours:
         known |= {"peer": neighbours[0].host, "peer_address": neighbours[0].address}
         env |= {"PEER": neighbours[0].host, "PEER_ADDRESS": neighbours[0].address}
-    script = shlex.join(_fill(word, known) for word in words)
-    if len(words) == 1 and not peer_command:
-        whole, peer_command = _lone(words[0])
+    script = shlex.join(_fill(word, known) for word in command)
+    if len(command) == 1 and not peer_command:
+        whole, peer_command = _lone(command[0])
         script = _fill(whole, known) if whole else script
     other = _fill(peer_command, known)
     if other and not neighbours:

@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from ferrule.errors import ConfigError, LabError
 from ferrule.hardware import find_lab
 from ferrule.lab.daemon import client, messages, registry
@@ -34,8 +36,19 @@ def up(name_or_file: str, options: VmOptions, *, name: str | None = None) -> VmS
     profile = find_lab(name_or_file)
     wire(profile)
     program = [sys.executable, "-m", "ferrule.lab.vm.daemon"]
-    words, seconds = "ferrule lab vm down", _UP_SECONDS
-    return status(client.up(KIND, profile, name_or_file, name, program, options.to_json(), seconds=seconds, down=words))
+    end, seconds = "ferrule lab vm down", _UP_SECONDS
+    return status(
+        client.up(
+            KIND,
+            profile,
+            name_or_file,
+            name,
+            program,
+            msgspec.json.encode(options).decode(),
+            seconds=seconds,
+            down=end,
+        )
+    )
 
 
 def down(names: Sequence[str] = ()) -> list[str]:
@@ -57,9 +70,9 @@ def status(name: str) -> VmStatus:
     return _ask(name, Status(), VmStatus)
 
 
-def fault(name: str, cable: str, words: Sequence[str], sender: str | None = None) -> CableState:
+def fault(name: str, cable: str, arguments: Sequence[str], sender: str | None = None) -> CableState:
     """Let something happen to a cable, see `ferrule.lab.vm.faults`; how it is then."""
-    return _ask(name, Fault(cable, tuple(words), sender), CableState)
+    return _ask(name, Fault(cable, tuple(arguments), sender), CableState)
 
 
 def console(name: str, host: str) -> str:

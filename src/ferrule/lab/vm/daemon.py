@@ -100,7 +100,7 @@ class HeldGuests:
 @contextmanager
 def hold(server: Server, wanted: str, options: str) -> Iterator[Held]:
     """The guests of a profile, until the block ends: they live and die with the thread that started them."""
-    with VmOptions.from_json(options).joined(find_lab(wanted)) as lab:
+    with msgspec.json.decode(options, type=VmOptions).joined(find_lab(wanted)) as lab:
         held = HeldGuests(server.folder, wanted, lab)
 
         def reboot(host: str) -> None:
@@ -115,7 +115,7 @@ def hold(server: Server, wanted: str, options: str) -> Iterator[Held]:
                 case Status():
                     return held.status()
                 case Fault():
-                    return apply_fault(lab, request.cable, request.words, request.sender)
+                    return apply_fault(lab, request.cable, request.arguments, request.sender)
                 case Console():
                     return lab[request.host].console()
                 case Reboot():

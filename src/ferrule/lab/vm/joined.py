@@ -1,10 +1,4 @@
-"""A lab of virtual machines: a guest for each host of a profile, joined by emulated USB4 cables.
-
-with JoinedGuests(find_lab("two-strix")) as lab:
-    lab.wait_for_cables(60)
-    lab["strix-1"].check("ping -c 3 strix-2")
-    lab.usb4.unplug("cable0")
-"""
+"""A lab of virtual machines: a guest for each host of a profile, joined by emulated USB4 cables."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ from ferrule.lab.vm.image.sources import base_suite, host_release, host_sources,
 from ferrule.lab.vm.image.tree import Tree, fetch_tree
 from ferrule.lab.vm.kernel.debug import DEBUG_KERNELS, debug_kernel
 from ferrule.lab.vm.kernel.kernel import Kernel, fetch_kernel, module_name
-from ferrule.lab.vm.kernel.module import FROM_SOURCE, build_from_source, built_once
+from ferrule.lab.vm.kernel.module import FROM_SOURCE, ModuleBuilder
 from ferrule.lab.vm.machine.accel import choose_accelerator
 from ferrule.lab.vm.machine.guest import Guest, Result, write_image
 from ferrule.lab.vm.machine.process import Machine
 from ferrule.lab.vm.machine.qemu import EXACT, VFIO_USER_SINCE, Accelerator, Qemu, find_qemu
-from ferrule.lab.vm.machine.running import RunningGuest, stream_names
+from ferrule.lab.vm.machine.running import RunningGuest
 
 _BASE = ("bash", "busybox-static", "iproute2", "kmod")
 
@@ -30,8 +30,8 @@ RDMA = ("ibverbs-providers", "ibverbs-utils", "librdmacm1", "perftest", "rdmacm-
 
 
 class VmLab:
-    """Boots guests. Everything that they need is fetched by package name on first use and kept in ``cache``
-    (default: `default_cache`); nothing is installed and no rights are needed.
+    """Boots guests. Everything that they need is fetched by package name on first use and kept in `default_cache`;
+    nothing is installed and no rights are needed.
 
     ``packages``: whose programs and libraries guests have, beside bash, busybox, iproute2 and kmod; ``programs``: the
     release that these are taken from; default: the host's own. ``suite``: the release that the kernel is taken from,
@@ -41,7 +41,6 @@ class VmLab:
 
     def __init__(
         self,
-        cache: Path | None = None,
         *,
         packages: Sequence[str] = RDMA,
         programs: str | None = None,
@@ -50,7 +49,7 @@ class VmLab:
         reason = obstacle()
         if reason is not None:
             raise LabError(reason)
-        self._cache = (cache or default_cache()).resolve()
+        self._cache = default_cache().resolve()
         self._cache.mkdir(parents=True, exist_ok=True)
         self._packages = (*_BASE, *packages)
         self._release = host_release()
@@ -65,19 +64,10 @@ class VmLab:
     def boot(self, guest: Guest) -> RunningGuest:
         """Start ``guest``; several may run at a time. It is killed when the calling thread ends."""
         own = self._own_modules(guest)
-        machine = Machine(
-            self.qemu,
-            EXACT if guest.exact_time else self.accelerator,
-            self.kernel.image,
-            cpus=guest.cpus,
-            memory_mb=guest.memory_mb,
-            streams=stream_names(guest),
-            terminals=guest.terminals,
-            controllers=guest.controllers,
-            disk=guest.disk,
-        )
+        accelerator = EXACT if guest.exact_time else self.accelerator
+        machine = Machine(self.qemu, accelerator, self.kernel.image, guest)
         try:
-            write_image(guest, machine, self.tree, self.kernel, own)
+            write_image(guest, machine.image, self.tree, self.kernel, own)
             machine.start()
         except BaseException:
             machine.close()
@@ -93,15 +83,7 @@ class VmLab:
         """The module ``name`` (for `Guest.modules`), built for `kernel` from the directory ``source``, whose Makefile
         has ``obj-m``. The build is kept until a file of ``source`` changes. ``stands_in``: see
         `ferrule.lab.vm.kernel.module.build_module`. Raises `LabError` if it fails."""
-        return built_once(
-            source,
-            name,
-            self._archive(self._suite),
-            self.kernel,
-            self._archive(base_suite(self._suite)),
-            self._cache / self._suite,
-            stands_in=stands_in,
-        )
+        return self._builder.from_directory(source, name, stands_in=stands_in)
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -114,6 +96,11 @@ class VmLab:
             return stock
         compilers = self._archive(base_suite(self._suite))
         return debug_kernel(self._debug, stock, archive, compilers, cache, depmod)
+
+    @cached_property
+    def _builder(self) -> ModuleBuilder:
+        compilers = self._archive(base_suite(self._suite))
+        return ModuleBuilder(self.kernel, self._archive(self._suite), compilers, self._cache / self._suite)
 
     @cached_property
     def tree(self) -> Tree:
@@ -136,8 +123,7 @@ class VmLab:
             if isinstance(module, Path):
                 own[module_name(module.name)] = module
             elif module in FROM_SOURCE and not self.kernel.has_module(module):
-                directory = self._cache / self._suite
-                own[module] = build_from_source(module, self._archive(self._suite), self.kernel, directory)
+                own[module] = self._builder.from_source(module)
         return own
 
     def _archive(self, suite: str) -> Archive:

@@ -17,7 +17,7 @@ from ferrule.lab.vm import control
 from ferrule.lab.vm.command import Job, job
 from ferrule.lab.vm.control import Borrowed
 from ferrule.lab.vm.joined import JoinedGuests
-from ferrule.lab.vm.machine.process import tail
+from ferrule.lab.vm.machine.guest import tail
 from ferrule.lab.vm.machine.session import Session, SessionLost, SessionTimeout
 from ferrule.lab.vm.machine.terminal import interact
 from ferrule.lab.vm.options import VmOptions
@@ -87,14 +87,14 @@ def _own_session(guests: JoinedGuests, host: str, terminal: bool) -> Iterator[Bo
 def run(
     name_or_file: str,
     options: VmOptions,
-    words: Sequence[str],
+    command: Sequence[str],
     *,
     on: str | None = None,
     peer_command: str = "",
     timeout: float = 600,
     wait: bool = True,
 ) -> int:
-    """The exit status of a command on a host of a lab; see `ferrule.lab.vm.command.job` for what its words mean.
+    """The exit status of a command on a host of a lab; see `ferrule.lab.vm.command.job` for what it may leave out.
 
     What it writes goes to this process's output and errors, what its peer writes to its errors. ``timeout`` in seconds
     counts from when the host's cables are up (``wait``). Raises `GuestError` when it takes longer.
@@ -102,7 +102,7 @@ def run(
     with ExitStack() as held:
         where = held.enter_context(place(name_or_file, options))
         host = where.host(on)
-        wanted = job(words, host, where.wiring, peer_command)
+        wanted = job(command, host, where.wiring, peer_command)
         with where.borrow(host, False) as here, _explained(where, host):
             _ready(here.session, host, wait)
             if wanted.peer_script:
@@ -145,8 +145,8 @@ def _ready(session: Session, host: str, cables: bool) -> None:
     except SessionTimeout:
         raise GuestError(f"{host} did not come up within {BOOT_SECONDS:g} s") from None
     if status != 0:
-        words = b"".join(said).decode(errors="replace").strip()
-        raise GuestError(f"{host}: {words} (--no-wait runs the command all the same)")
+        text = b"".join(said).decode(errors="replace").strip()
+        raise GuestError(f"{host}: {text} (--no-wait runs the command all the same)")
 
 
 @contextmanager
@@ -155,12 +155,12 @@ def _peer(where: Place, wanted: Job, timeout: float) -> Iterator[None]:
     listens = threading.Event()
     ended: list[int | FerruleError] = []
 
-    def hear(words: bytes) -> None:
+    def hear(data: bytes) -> None:
         if not listens.is_set():
-            words, ready = without_ready(words)
+            data, ready = without_ready(data)
             if ready:
                 listens.set()
-        _write(2)(words)
+        _write(2)(data)
 
     def serve(session: Session) -> None:
         try:
@@ -183,9 +183,9 @@ def _peer(where: Place, wanted: Job, timeout: float) -> Iterator[None]:
             thread.join(_LEAVE_SECONDS)
 
 
-def without_ready(words: bytes) -> tuple[bytes, bool]:
+def without_ready(data: bytes) -> tuple[bytes, bool]:
     """What a peer's command said itself, and whether `READY` was among it: behind a line of its own, or its newline."""
-    return words.replace(READY, b"", 1), READY in words
+    return data.replace(READY, b"", 1), READY in data
 
 
 def _serve(command: str) -> str:
@@ -208,8 +208,8 @@ def _with_env(wanted: Job, script: str) -> str:
 
 
 def _write(descriptor: int) -> Callable[[bytes], object]:
-    def write(words: bytes) -> None:
-        while words:
-            words = words[os.write(descriptor, words) :]
+    def write(data: bytes) -> None:
+        while data:
+            data = data[os.write(descriptor, data) :]
 
     return write

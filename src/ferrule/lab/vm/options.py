@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
-
-import msgspec
 
 from ferrule.errors import ConfigError
 from ferrule.hardware import LabProfile
@@ -106,13 +103,6 @@ class VmOptions:
             memory_mb=self.memory_mb,
             terminals=2,
         )
-
-    def to_json(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        return msgspec.json.decode(text, type=cls)
 
 
 _FERRULE = '#!/bin/sh\nexec python3 -m ferrule "$@"\n'

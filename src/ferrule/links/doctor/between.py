@@ -13,7 +13,9 @@ from ferrule.links.doctor.cures import by_hand, set_mtu
 from ferrule.links.doctor.netdev import CABLES, addresses_evidence, subnets, usable
 from ferrule.links.doctor.thunderbolt import called
 from ferrule.links.findings import Finding
-from ferrule.links.types import Inventory, NetDevice, ThunderboltDomain, ThunderboltPeer
+from ferrule.links.types.inventory import Inventory
+from ferrule.links.types.net import NetDevice
+from ferrule.links.types.thunderbolt import ThunderboltDomain, ThunderboltPeer
 
 _CLOCK_SECONDS = 1.0
 _SPEED_IDS = ("cable-asymmetric", "cable-half-speed", "cable-one-lane")

@@ -8,7 +8,8 @@ from ferrule.links.doctor import costs
 from ferrule.links.doctor.cures import by_hand
 from ferrule.links.doctor.netdev import CABLES, addresses_evidence, subnets, usable
 from ferrule.links.findings import Finding
-from ferrule.links.types import Inventory, NetDevice
+from ferrule.links.types.inventory import Inventory
+from ferrule.links.types.net import NetDevice
 
 SLOW_MBPS = 5_000
 

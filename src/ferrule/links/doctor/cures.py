@@ -7,7 +7,8 @@ A `Cure` is for the family that `family` gives a machine: ``debian`` (with Ubunt
 from __future__ import annotations
 
 from ferrule.links.findings import Cure
-from ferrule.links.types import Inventory, Machine
+from ferrule.links.types.inventory import Inventory
+from ferrule.links.types.machine import Machine
 
 FAMILIES = {
     "debian": ("debian", "ubuntu", "linuxmint", "pop", "raspbian"),

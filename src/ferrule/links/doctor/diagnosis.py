@@ -20,7 +20,7 @@ from ferrule.links.doctor import (
 )
 from ferrule.links.doctor.cures import family
 from ferrule.links.findings import SEVERITIES, Finding, worst
-from ferrule.links.types import Inventory
+from ferrule.links.types.inventory import Inventory
 
 SCHEMA = 1
 _CHECKS = (

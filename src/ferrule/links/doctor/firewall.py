@@ -8,10 +8,13 @@ from ferrule.links.doctor.cures import by_hand, run
 from ferrule.links.doctor.netdev import CABLES, subnets
 from ferrule.links.doctor.packets import PORTS, Blocked, Packets, blocked
 from ferrule.links.findings import Cure, Finding, Severity
-from ferrule.links.linux.firewall import NFT, UFW_DEFAULTS
+from ferrule.links.linux.firewall.nftables import NFT
+from ferrule.links.linux.firewall.ufw import UFW_DEFAULTS
 from ferrule.links.linux.machine import SYSTEMCTL
 from ferrule.links.macos.machine import FIREWALL
-from ferrule.links.types import Firewall, Inventory, NetDevice
+from ferrule.links.types.firewall import Firewall
+from ferrule.links.types.inventory import Inventory
+from ferrule.links.types.net import NetDevice
 
 _WHY = "Hosts that cannot reach each other time out when a model starts: ranks listen on ports that the system chooses"
 _TRUST = "Trust what comes over the cables, which no other machine is on."
@@ -119,33 +122,23 @@ def _evidence(inventory: Inventory, firewall: Firewall, *, drops: bool) -> tuple
 
 
 def _open(inventory: Inventory, kind: str, names: Sequence[str]) -> tuple[Cure, ...]:
-    if not names:
-        return _open_subnet(inventory, kind)
-    match kind:
-        case "firewalld":
-            commands = [f"sudo firewall-cmd --permanent --zone=trusted --change-interface={name}" for name in names]
-            return run(_TRUST, *commands, "sudo firewall-cmd --reload")
-        case "ufw":
-            return run(_TRUST, *(f"sudo ufw insert 1 allow in on {name}" for name in names))
-        case "macos":
-            return by_hand("System Settings, Network, Firewall, Options: allow python3 to receive connections.")
-        case _:
-            rules = (f"sudo nft insert rule inet filter input iifname {name} accept" for name in names)
-            return run(f"{_TRUST} (The names of table and chain may differ: `sudo nft list chains`.)", *rules)
-
-
-def _open_subnet(inventory: Inventory, kind: str) -> tuple[Cure, ...]:
-    """Where the cable is also the way to the internet, only the machines in its subnet are trusted."""
+    """Where there are no interfaces of cables only, the machines in the subnet are trusted."""
     nets = [str(net) for one in inventory.netdevs if one.kind in CABLES for net in subnets(one) if net.version == 4]
-    text = "Trust the other machines in this subnet, if they are all yours."
     net = nets[0] if nets else "SUBNET"
+    text = _TRUST if names else "Trust the other machines in this subnet, if they are all yours."
     match kind:
         case "firewalld":
-            command = f"sudo firewall-cmd --permanent --zone=trusted --add-source={net}"
-            return run(text, command, "sudo firewall-cmd --reload")
+            zone = "sudo firewall-cmd --permanent --zone=trusted"
+            commands = [f"{zone} --change-interface={name}" for name in names] or [f"{zone} --add-source={net}"]
+            return run(text, *commands, "sudo firewall-cmd --reload")
         case "ufw":
-            return run(text, f"sudo ufw allow from {net}")
+            rules = [f"sudo ufw insert 1 allow in on {name}" for name in names]
+            return run(text, *(rules or [f"sudo ufw allow from {net}"]))
         case "macos":
             return by_hand("System Settings, Network, Firewall, Options: allow python3 to receive connections.")
         case _:
-            return run(text, f"sudo nft insert rule inet filter input ip saddr {net} accept")
+            chain = "sudo nft insert rule inet filter input"
+            if not names:
+                return run(text, f"{chain} ip saddr {net} accept")
+            rules = [f"{chain} iifname {name} accept" for name in names]
+            return run(f"{text} (The names of table and chain may differ: `sudo nft list chains`.)", *rules)

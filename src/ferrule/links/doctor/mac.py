@@ -10,7 +10,9 @@ from ferrule.links.doctor.cures import by_hand
 from ferrule.links.doctor.thunderbolt import called
 from ferrule.links.findings import Cure, Finding
 from ferrule.links.macos.machine import RDMA_CTL, SW_VERS
-from ferrule.links.types import Inventory, RdmaPort, ThunderboltDomain, ThunderboltPeer
+from ferrule.links.types.inventory import Inventory
+from ferrule.links.types.rdma import RdmaPort
+from ferrule.links.types.thunderbolt import ThunderboltDomain, ThunderboltPeer
 
 TB5_GB_S = 80.0
 FORBIDDEN = "1"

@@ -15,7 +15,7 @@ from ferrule.links.linux.machine import (
     SECURE_BOOT,
     TIMEDATECTL,
 )
-from ferrule.links.types import Inventory
+from ferrule.links.types.inventory import Inventory
 
 DRIVER_KERNEL = (6, 12)
 """The oldest that RDMA over USB4 is known to build on."""

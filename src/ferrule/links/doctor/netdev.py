@@ -13,7 +13,8 @@ from ferrule.links.findings import Cure, Finding, Severity
 from ferrule.links.linux.addresses import ADDRESS, ROUTES
 from ferrule.links.macos.net import COUNTERS, IFCONFIG
 from ferrule.links.macos.net import ROUTES as MAC_ROUTES
-from ferrule.links.types import Inventory, NetDevice, Route
+from ferrule.links.types.inventory import Inventory
+from ferrule.links.types.net import NetDevice, Route
 
 CABLES = ("thunderbolt", "ethernet", "infiniband")
 JUMBO = 9000

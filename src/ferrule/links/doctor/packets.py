@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ferrule.links.types import Firewall, FirewallChain, FirewallRule, NetDevice, RuleMatch
+from ferrule.links.types.firewall import Firewall, FirewallChain, FirewallRule, RuleMatch
+from ferrule.links.types.net import NetDevice
 
 PORTS = (32768, 60999)
 """Where ranks listen: the kernel chooses in ``net.ipv4.ip_local_port_range``, this by default."""
@@ -25,6 +26,7 @@ Fit = Literal["no", "some", "unknown", "yes"]
 _HOOKS = ("ingress", "prerouting", "input")
 _TCP = ("tcp", "6", "all", "0", "ip")
 _FAMILY = ("ipv4", "2")
+_TO_THIS_HOST = ("local", "host", "unicast")
 _MAX_DEPTH = 16
 _MAX_RULES = 20_000
 """No real walk is that long; a damaged record's chains may lead in circles."""
@@ -138,10 +140,6 @@ def _interface(values: Iterable[str], packets: Packets) -> Fit:
     return _certain(any(fnmatch.fnmatchcase(packets.interface, pattern) for pattern in patterns))
 
 
-def _kind(values: Iterable[str], packets: Packets) -> Fit:
-    return _certain(any(value in ("local", "host", "unicast") for value in values))
-
-
 def _port(values: Iterable[str], packets: Packets) -> Fit:
     low, high = PORTS
     within = 0
@@ -152,14 +150,6 @@ def _port(values: Iterable[str], packets: Packets) -> Fit:
         first, last = max(low, int(match[1])), min(high, int(match[2] or match[1]))
         within += max(0, last - first + 1)
     return "no" if not within else "yes" if within >= high - low + 1 else "some"
-
-
-def _source(values: Iterable[str], packets: Packets) -> Fit:
-    return _networks(values, packets.sources)
-
-
-def _destination(values: Iterable[str], packets: Packets) -> Fit:
-    return _networks(values, packets.destinations)
 
 
 def _networks(values: Iterable[str], wanted: tuple[ipaddress.IPv4Network, ...]) -> Fit:
@@ -194,10 +184,10 @@ _TESTS: dict[str, Callable[[tuple[str, ...], Packets], Fit]] = {
     "interface": _interface,
     "family": lambda values, packets: _certain(any(value in _FAMILY for value in values)),
     "protocol": lambda values, packets: _certain(any(value in _TCP for value in values)),
-    "source": _source,
-    "destination": _destination,
+    "source": lambda values, packets: _networks(values, packets.sources),
+    "destination": lambda values, packets: _networks(values, packets.destinations),
     "port": _port,
     "state": lambda values, packets: _certain("new" in values),
-    "kind": _kind,
+    "kind": lambda values, packets: _certain(any(value in _TO_THIS_HOST for value in values)),
     "other": lambda values, packets: "unknown",
 }

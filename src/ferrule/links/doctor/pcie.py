@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from ferrule.links.doctor.cures import by_hand
 from ferrule.links.findings import Finding
-from ferrule.links.types import Inventory, PcieLink
+from ferrule.links.types.inventory import Inventory
+from ferrule.links.types.pcie import PcieLink
 
 GENERATIONS = {2.5: "1.0", 5.0: "2.0", 8.0: "3.0", 16.0: "4.0", 32.0: "5.0", 64.0: "6.0"}
 """Of PCI Express, by gigatransfers per second."""

@@ -12,7 +12,10 @@ from ferrule.links.linux.flow_control import PFC
 from ferrule.links.linux.machine import SYSTEMCTL
 from ferrule.links.linux.rdma import OWN_DRIVER
 from ferrule.links.own import PAUSE
-from ferrule.links.types import UNLIMITED_BYTES, Evidence, FlowControl, Inventory, RdmaDevice, RdmaPort
+from ferrule.links.types.inventory import Evidence, Inventory
+from ferrule.links.types.machine import UNLIMITED_BYTES
+from ferrule.links.types.net import FlowControl
+from ferrule.links.types.rdma import RdmaDevice, RdmaPort
 from ferrule.units import format_bytes
 
 MEMLOCK_BYTES = 1 << 30

@@ -11,7 +11,7 @@ from ferrule.links.doctor.cures import by_hand, upgrade
 from ferrule.links.findings import Cure, Finding, Severity
 from ferrule.links.own import VERSIONS
 from ferrule.links.reader import natural
-from ferrule.links.types import Evidence, Inventory
+from ferrule.links.types.inventory import Evidence, Inventory
 
 _KERNEL = "/proc/sys/kernel/osrelease"
 _PACKAGES = {"debian": "full-upgrade", "fedora": "kernel", "arch": "linux"}

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from ferrule.links.doctor import costs
 from ferrule.links.doctor.cures import by_hand, install, load_module, run
 from ferrule.links.findings import Cure, Finding
-from ferrule.links.types import Inventory, ThunderboltDomain, ThunderboltPeer, ThunderboltRouter
+from ferrule.links.types.inventory import Inventory
+from ferrule.links.types.thunderbolt import ThunderboltDomain, ThunderboltPeer, ThunderboltRouter
 
 LANE_GB_S = 20.0
 """Each lane of Thunderbolt 3, 4 and USB4 at 40 Gb/s."""

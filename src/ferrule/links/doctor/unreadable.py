@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ferrule.links.doctor.cures import by_hand, run
 from ferrule.links.findings import Cure, Finding
 from ferrule.links.reader import shortened
-from ferrule.links.types import Inventory, Unreadable
+from ferrule.links.types.inventory import Inventory, Unreadable
 
 _FORBIDDEN = re.compile(r"not permitted|permission denied|must be root|superuser", re.IGNORECASE)
 

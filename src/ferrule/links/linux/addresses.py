@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferrule.links.reader import Reader, count, string, table, tables, whole
-from ferrule.links.types import NetAddress, Route
+from ferrule.links.types.net import NetAddress, Route
 
 ADDRESS = "ip -json -details address"
 ROUTES = ("ip -json route", "ip -json -6 route")

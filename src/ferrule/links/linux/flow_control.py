@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from ferrule.links.own import PAUSE
 from ferrule.links.reader import Reader
-from ferrule.links.types import FlowControl, NetDevice
+from ferrule.links.types.net import FlowControl, NetDevice
 
 PFC = "dcb pfc show dev"
 """Followed by the name of an interface."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from ferrule.links.devinfo import DEVINFO
-from ferrule.links.linux import firewall
 from ferrule.links.linux.addresses import ADDRESS, ROUTES, read_addressing
+from ferrule.links.linux.firewall import filters
 from ferrule.links.linux.flow_control import read_flow_control
 from ferrule.links.linux.machine import COMMANDS, read_clock, read_machine, read_services
 from ferrule.links.linux.net import read_netdevs
@@ -15,11 +15,11 @@ from ferrule.links.linux.pcie import read_pcie
 from ferrule.links.linux.rdma import CLASS, read_rdma, roce_netdevs
 from ferrule.links.linux.thunderbolt import read_thunderbolt
 from ferrule.links.reader import Reader
-from ferrule.links.types import Inventory
+from ferrule.links.types.inventory import Inventory
 
 
 def read_linux(reader: Reader, tree: str) -> Inventory:
-    reader.prefetch((ADDRESS, *ROUTES, *COMMANDS, *firewall.COMMANDS, *([DEVINFO] if reader.exists(CLASS) else ())))
+    reader.prefetch((ADDRESS, *ROUTES, *COMMANDS, *filters.COMMANDS, *([DEVINFO] if reader.exists(CLASS) else ())))
     addressing = read_addressing(reader)
     services = read_services(reader)
     machine = read_machine(reader, tree, read_clock(reader, services))
@@ -27,15 +27,14 @@ def read_linux(reader: Reader, tree: str) -> Inventory:
     rdma = read_rdma(reader)
     netdevs = read_flow_control(reader, read_netdevs(reader, addressing), roce_netdevs(rdma))
     netdevs = tuple(dataclasses.replace(one, manager=read_manager(reader, one.name, services)) for one in netdevs)
-    pcie = read_pcie(reader)
     return Inventory(
         machine=machine,
         thunderbolt=thunderbolt,
         netdevs=netdevs,
         rdma=rdma,
-        pcie=pcie,
+        pcie=read_pcie(reader),
         routes=addressing.routes,
-        firewalls=firewall.read_firewalls(reader, services),
+        firewalls=filters.read_firewalls(reader, services),
         services=services,
         unreadable=tuple(reader.unreadable),
         seen=reader.seen,

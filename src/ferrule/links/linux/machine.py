@@ -6,9 +6,9 @@ import collections
 import re
 import shlex
 
-from ferrule.links.linux.firewall import FIREWALL_UNITS
+from ferrule.links.linux.firewall.filters import FIREWALL_UNITS
 from ferrule.links.reader import Reader, software, whole
-from ferrule.links.types import UNLIMITED_BYTES, Clock, Iommu, Machine, Module, Service
+from ferrule.links.types.machine import UNLIMITED_BYTES, Clock, Iommu, Machine, Module, Service
 
 DMI = "/sys/class/dmi/id"
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"

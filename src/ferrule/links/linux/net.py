@@ -10,7 +10,7 @@ import re
 
 from ferrule.links.linux.addresses import Addressing
 from ferrule.links.reader import PCI_ADDRESS, Reader
-from ferrule.links.types import NetCounters, NetDevice, NetKind
+from ferrule.links.types.net import NetCounters, NetDevice, NetKind
 
 CLASS = "/sys/class/net"
 
@@ -32,6 +32,8 @@ def _netdev(reader: Reader, name: str, addressing: Addressing) -> NetDevice:
     kind = _kind(reader, path, driver, attached=parts != [""])
     flags = reader.matched(f"{path}/flags", "0x[0-9a-f]{1,8}", lambda match: int(match[0], 16))
     speed = reader.number(f"{path}/speed", -1, 0xFFFFFFFF)
+    duplex = reader.text(f"{path}/duplex")
+    assigned = reader.number(f"{path}/addr_assign_type", 0, 255)
     return NetDevice(
         name=name,
         path=path,
@@ -42,13 +44,13 @@ def _netdev(reader: Reader, name: str, addressing: Addressing) -> NetDevice:
         thunderbolt=next((match[1] for match in map(_SERVICE.fullmatch, parts) if match), None),
         # -1 and 2^32-1 are how drivers say that they do not know.
         speed_mbps=speed if speed is not None and 0 < speed <= _MAX_MBPS else None,
-        duplex=_known(reader.text(f"{path}/duplex")),
+        duplex=duplex if duplex in ("full", "half") else None,
         mtu=reader.number(f"{path}/mtu", 0, 1 << 31),
         carrier=reader.flag(f"{path}/carrier"),
         operstate=reader.text(f"{path}/operstate"),
         enabled=None if flags is None else bool(flags & _IFF_UP),
         mac=_mac(reader, f"{path}/address"),
-        mac_random=_random(reader.number(f"{path}/addr_assign_type", 0, 255)),
+        mac_random=None if assigned is None else assigned == 1,
         addresses=addressing.of(name),
         wireless=kind == "wifi",
         master=reader.last(f"{path}/master"),
@@ -76,18 +78,10 @@ def _kind(reader: Reader, path: str, driver: str | None, *, attached: bool) -> N
     return "ethernet" if attached else "virtual"
 
 
-def _known(text: str | None) -> str | None:
-    return text if text in ("full", "half") else None
-
-
 def _mac(reader: Reader, path: str) -> str | None:
     """6 bytes for Ethernet, 20 for InfiniBand; zeros mean that there is none."""
     text = reader.matched(path, r"[0-9a-f]{2}(?::[0-9a-f]{2}){0,31}", lambda match: match[0])
     return text if text and text.strip("0:") else None
-
-
-def _random(assigned: int | None) -> bool | None:
-    return None if assigned is None else assigned == 1
 
 
 def _members(reader: Reader, path: str) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ import re
 
 from ferrule.links.linux.net import CLASS
 from ferrule.links.reader import Reader
-from ferrule.links.types import NetManager, Service
+from ferrule.links.types.machine import Service
+from ferrule.links.types.net import NetManager
 
 NM_DEVICES = "/run/NetworkManager/devices"
 NETWORKD_LINKS = "/run/systemd/netif/links"

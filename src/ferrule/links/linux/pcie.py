@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ferrule.links.pci_names import class_name, device_name, vendor_name
 from ferrule.links.reader import PCI_ADDRESS, Reader
-from ferrule.links.types import PcieLink
+from ferrule.links.types.pcie import PcieLink
 
 DEVICES = "/sys/bus/pci/devices"
 

@@ -11,7 +11,7 @@ import re
 
 from ferrule.links.devinfo import DEVINFO, port_mtus
 from ferrule.links.reader import PCI_ADDRESS, Reader
-from ferrule.links.types import Gid, RdmaDevice, RdmaPort
+from ferrule.links.types.rdma import Gid, RdmaDevice, RdmaPort
 
 CLASS = "/sys/class/infiniband"
 
@@ -139,12 +139,8 @@ def _gids(reader: Reader, port: str, layer: str | None) -> tuple[Gid, ...]:
         if kind == "IB/RoCE v1":
             kind = None if layer == "InfiniBand" else "RoCE v1"
         netdev = reader.text(f"{port}/gid_attrs/ndevs/{name}")
-        found.append(Gid(int(name), value, kind, netdev, _address(gid)))
+        found.append(Gid(int(name), value, kind, netdev, str(gid.ipv4_mapped or gid)))
     return tuple(found)
-
-
-def _address(gid: ipaddress.IPv6Address) -> str:
-    return str(gid.ipv4_mapped or gid)
 
 
 def _pkeys(reader: Reader, folder: str) -> tuple[str, ...]:

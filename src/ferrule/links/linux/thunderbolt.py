@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from ferrule.links.reader import PCI_ADDRESS, Reader, identity
-from ferrule.links.types import (
+from ferrule.links.types.thunderbolt import (
     NhiRings,
     Retimer,
     ThunderboltDomain,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from ferrule.links.reader import Reader, software, string, tables, whole
-from ferrule.links.types import Firewall, Machine
+from ferrule.links.types.firewall import Firewall
+from ferrule.links.types.machine import Machine
 
 SW_VERS = "sw_vers"
 UNAME = "uname -rm"
@@ -24,6 +25,7 @@ def read_machine(reader: Reader, tree: str) -> Machine:
     hardware = reader.json(HARDWARE, needed=True)
     entries = tables(hardware.get("SPHardwareDataType")) if isinstance(hardware, dict) else []
     entry = entries[0] if entries else {}
+    model = string(entry.get("machine_model"))
     return Machine(
         tree=tree,
         system="macos",
@@ -35,7 +37,7 @@ def read_machine(reader: Reader, tree: str) -> Machine:
         kernel=kernel[0] if len(kernel) == 2 else None,
         architecture=kernel[1] if len(kernel) == 2 else None,
         vendor="Apple",
-        product=" ".join(filter(None, (string(entry.get("machine_name")), _model(entry.get("machine_model"))))) or None,
+        product=" ".join(filter(None, (string(entry.get("machine_name")), model and f"({model})"))) or None,
         cpu=string(entry.get("chip_type")) or sysctl.get("machdep.cpu.brand_string"),
         cpus=whole(sysctl.get("hw.ncpu", "")),
         memory_bytes=whole(sysctl.get("hw.memsize", "")),
@@ -48,11 +50,6 @@ def read_firewalls(reader: Reader) -> tuple[Firewall, ...]:
     told = reader.output(FIREWALL)
     state = re.search(r"State = ([0-9])", told or "")
     return () if state is None else (Firewall("macos", state[1] != "0"),)
-
-
-def _model(value: object) -> str | None:
-    name = string(value)
-    return None if name is None else f"({name})"
 
 
 def _fields(text: str | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ferrule.links.linux.addresses import checked
 from ferrule.links.reader import Reader, whole
-from ferrule.links.types import NetAddress, NetCounters, NetDevice, NetKind, Route
+from ferrule.links.types.net import NetAddress, NetCounters, NetDevice, NetKind, Route
 
 IFCONFIG = "ifconfig -a"
 PORTS = "networksetup -listallhardwareports"

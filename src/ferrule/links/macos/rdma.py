@@ -7,7 +7,7 @@ import re
 
 from ferrule.links.devinfo import DEVINFO, blocks, leading
 from ferrule.links.reader import Reader
-from ferrule.links.types import Gid, RdmaDevice, RdmaPort
+from ferrule.links.types.rdma import Gid, RdmaDevice, RdmaPort
 
 DEVICES = "ibv_devices"
 COMMANDS = (DEVICES, DEVINFO)

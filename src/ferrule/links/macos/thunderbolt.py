@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ferrule.links.reader import Reader, decimal, identity, natural, string, table, tables, whole
-from ferrule.links.types import (
+from ferrule.links.reader import Reader, identity, natural, string, table, tables, whole
+from ferrule.links.types.thunderbolt import (
     ThunderboltDomain,
     ThunderboltPeer,
     ThunderboltPort,
@@ -97,7 +97,7 @@ def _speed(reader: Reader, where: str, text: str | None) -> float | None:
     if match is None:
         reader.problem(where, f"{text!r} is no speed")
         return None
-    return decimal(match[1])
+    return float(match[1])
 
 
 def _router(port: ThunderboltPort, item: dict[str, Any]) -> ThunderboltRouter:

@@ -11,7 +11,7 @@ from ferrule.links.doctor.costs import MESSAGE_BYTES, MESSAGES_PER_TOKEN
 from ferrule.links.doctor.cures import by_hand
 from ferrule.links.findings import SEVERITIES, Finding, Severity
 from ferrule.links.measured.store import Bandwidth, MeasuredLink, MeasuredPair
-from ferrule.links.types import Evidence
+from ferrule.links.types.inventory import Evidence
 from ferrule.units import format_rate, format_seconds
 
 LATENCY_NOTE, LATENCY_WARNING = 60e-6, 150e-6
@@ -36,6 +36,33 @@ idle, a good one of 10 Gb/s takes 0.95 of them."""
 
 Verdict = Literal["", "limited", "shared", "collapse"]
 """How both ways go at once, the worst last; ``limited``: by the processors, so nothing is known of the cable."""
+
+_AT_ONCE: dict[Verdict, tuple[str, Severity, str, str, str]] = {
+    "collapse": (
+        "probe-collapse",
+        "error",
+        "Under load in both directions the link collapses",
+        "An all-reduce sends both ways at once, so collectives get only this.",
+        "Replug both ends. With thunderbolt-net try a newer kernel and another socket, and one cable per controller; "
+        "on Ethernet look for half duplex: ethtool INTERFACE.",
+    ),
+    "shared": (
+        "probe-shared",
+        "warning",
+        "Both directions share the link",
+        "An all-reduce sends both ways at once and takes longer than it would, up to twice as long.",
+        "Look for half duplex (ethtool INTERFACE), a PCIe link that is too narrow (ferrule links show), or another "
+        "program that uses the link.",
+    ),
+    "limited": (
+        "probe-limited",
+        "note",
+        "The processors were the limit under load in both directions",
+        "The link itself may do better; programs that move as much as this will meet the same limit.",
+        "End what else uses the processors and measure again.",
+    ),
+}
+"""The finding of each verdict: its id, severity, and what, why and cure in words."""
 
 _WHERE = "ferrule links probe"
 
@@ -148,47 +175,16 @@ def _both_ways(link: MeasuredLink) -> Iterator[Finding]:
     one = max(link.bandwidth, key=lambda one: (get_args(Verdict).index(both_ways(one)), -one.together))
     verdict = both_ways(one)
     streams = f"{one.streams} stream{'s' if one.streams > 1 else ''}"
-    lines = (
+    lines: tuple[Evidence, ...] = (
         _line(link, f"one way, {streams}", one.forth, one.back),
         _line(link, f"both ways at once, {streams}", one.both_forth, one.both_back),
     )
-    gets = f"together they get {one.together:.2f} times what one direction gets alone, where a good cable has 2"
-    if verdict == "collapse":
-        yield Finding(
-            "probe-collapse",
-            "error",
-            link.name,
-            f"Under load in both directions the link collapses: {gets}.",
-            lines,
-            "An all-reduce sends both ways at once, so collectives get only this.",
-            by_hand(
-                "Replug both ends. With thunderbolt-net try a newer kernel and another socket, and one cable per "
-                "controller; on Ethernet look for half duplex: ethtool INTERFACE."
-            ),
-        )
-    elif verdict == "shared":
-        yield Finding(
-            "probe-shared",
-            "warning",
-            link.name,
-            f"Both directions share the link: {gets}.",
-            lines,
-            "An all-reduce sends both ways at once and takes longer than it would, up to twice as long.",
-            by_hand(
-                "Look for half duplex (ethtool INTERFACE), a PCIe link that is too narrow (ferrule links show), or "
-                "another program that uses the link."
-            ),
-        )
-    elif verdict == "limited":
-        yield Finding(
-            "probe-limited",
-            "note",
-            link.name,
-            f"The processors were the limit under load in both directions: {gets}.",
-            (*lines, (_WHERE, f"processors in use meanwhile: {one.busy:.0%}")),
-            "The link itself may do better; programs that move as much as this will meet the same limit.",
-            by_hand("End what else uses the processors and measure again."),
-        )
+    if verdict == "limited":
+        lines = (*lines, (_WHERE, f"processors in use meanwhile: {one.busy:.0%}"))
+    if verdict:
+        finding, severity, what, why, cure = _AT_ONCE[verdict]
+        gets = f"together they get {one.together:.2f} times what one direction gets alone, where a good cable has 2"
+        yield Finding(finding, severity, link.name, f"{what}: {gets}.", lines, why, by_hand(cure))
 
 
 def _trained_unequally(link: MeasuredLink) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["accept", "drop", "reject", "jump", "goto", "return", "continue"]
+Policy = Literal["accept", "drop", "reject"]
 MatchField = Literal["interface", "family", "protocol", "source", "destination", "port", "state", "kind", "other"]
 
 
@@ -44,7 +45,7 @@ class FirewallChain:
     rules: tuple[FirewallRule, ...] = ()
     hook: str | None = None
     priority: int = 0
-    policy: Literal["accept", "drop", "reject"] = "accept"
+    policy: Policy = "accept"
     policy_line: str = ""
     netdevs: tuple[str, ...] = ()
 

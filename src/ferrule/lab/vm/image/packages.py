@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ferrule.errors import LabError
@@ -44,6 +45,7 @@ Acquire::Retries "3";
 """
 
 
+@dataclass(frozen=True)
 class Archive:
     """The packages of one suite of the host's mirror.
 
@@ -51,10 +53,9 @@ class Archive:
     `ferrule.lab.vm.image.sources.suite_sources`. Lists are fetched anew when they are an hour old.
     """
 
-    def __init__(self, directory: Path, suite: str, sources: Sequence[Source]) -> None:
-        self._root = directory
-        self._suite = suite
-        self._sources = sources
+    directory: Path
+    suite: str
+    sources: Sequence[Source]
 
     def depends(self, package: str) -> list[str]:
         """Names of the packages that ``package`` depends on, virtual ones and alternatives left out."""
@@ -69,7 +70,7 @@ class Archive:
             name, _, value = line.strip().partition(": ")
             if name == "Candidate" and value != "(none)":
                 return value
-        raise LabError(f"the suite {self._suite} has no package {package}")
+        raise LabError(f"the suite {self.suite} has no package {package}")
 
     def unpack(self, packages: Sequence[str], into: Path) -> None:
         """Fetch exactly these packages (``name`` or ``name=version``) and unpack them below ``into``."""
@@ -95,28 +96,28 @@ class Archive:
         self._apt("apt-get", "install", "--download-only", *options, *packages, what=self._purpose(packages))
 
     def _purpose(self, packages: Sequence[str]) -> str:
-        return f"fetch {', '.join(packages)} from {self._suite}"
+        return f"fetch {', '.join(packages)} from {self.suite}"
 
     def _apt(self, *command: str, what: str, cwd: Path | None = None) -> str:
-        made_once(self._root, self._make)
-        with locked(self._root / "lock", _DOWNLOAD_SECONDS):
-            updated = self._root / _UPDATED
+        made_once(self.directory, self._make)
+        with locked(self.directory / "lock", _DOWNLOAD_SECONDS):
+            updated = self.directory / _UPDATED
             if not updated.exists() or time.time() - updated.stat().st_mtime > _STALE_SECONDS:
-                self._update(self._root)
-            return run(command, timeout=_DOWNLOAD_SECONDS, what=what, cwd=cwd, env=self._env(self._root))
+                self._update(self.directory)
+            return run(command, timeout=_DOWNLOAD_SECONDS, what=what, cwd=cwd, env=self._env(self.directory))
 
     def _make(self, root: Path) -> None:
         for name in ("state", "lists/partial", "cache/archives/partial", "empty", "sources"):
             (root / name).mkdir(parents=True)
         (root / "state" / "status").touch()
-        (root / "sources" / "lab.sources").write_text("\n".join(source.stanza() for source in self._sources))
+        (root / "sources" / "lab.sources").write_text("\n".join(source.stanza() for source in self.sources))
         # How the host reaches its mirror (proxies, methods, time limits) holds for us too; its hooks do not.
         acquire = run(["apt-config", "dump", "Acquire"], timeout=30, what="read apt's configuration")
         (root / "acquire.conf").write_text(acquire)
         self._update(root)
 
     def _update(self, root: Path) -> None:
-        what = f"fetch the package lists of {self._suite}: what the cache lacks comes from this host's package archive"
+        what = f"fetch the package lists of {self.suite}: what the cache lacks comes from this host's package archive"
         run(["apt-get", "update", "-q"], timeout=_UPDATE_SECONDS, what=what, env=self._env(root))
         (root / _UPDATED).touch()
 
@@ -124,8 +125,8 @@ class Archive:
         # Written anew because the directory was made under another name.
         configuration = root / "apt.conf"
         text = (root / "acquire.conf").read_text() + _CONFIGURATION.format(root=root)
-        if self._suite.endswith("-backports"):  # apt takes nothing from there unless it is told to
-            text += f'APT::Default-Release "{self._suite}";\n'
+        if self.suite.endswith("-backports"):  # apt takes nothing from there unless it is told to
+            text += f'APT::Default-Release "{self.suite}";\n'
         if not configuration.exists() or configuration.read_text() != text:
             configuration.write_text(text)
         return {"APT_CONFIG": str(configuration)}

@@ -22,7 +22,7 @@ class Tree:
     root: Path
 
     def command(self, program: str, *arguments: str) -> list[str]:
-        """The words that run ``program`` of this tree on the host; it sees ``program`` as its own name."""
+        """The command that runs ``program`` of this tree on the host; it sees ``program`` as its own name."""
         libraries = self.root / LIBRARIES.lstrip("/")
         # QEMU is linked with a library of PulseAudio that lies in that one's own directory.
         search = ":".join(str(path) for path in (libraries, libraries / "pulseaudio", self.root / "usr" / "lib"))

@@ -33,14 +33,15 @@ class Compiler:
     tree: Tree | None = None
 
     def make(self, headers: Path, source: Path, *, what: str) -> None:
-        """Build the module in ``source`` against ``headers``. Raises `LabError` with the compiler's last words."""
+        """Build the module in ``source`` against ``headers``. Raises `LabError` with what the compiler said."""
         # No type information for debuggers: it would need pahole.
         options = [f"-j{os.cpu_count() or 1}", f"M={source}", f"CC={self.name}", "CONFIG_DEBUG_INFO_BTF_MODULES="]
         command = ["make", "-s", "-C", str(headers), *options, "modules"]
-        self._run(command, [_top(headers), source], _SECONDS, what)
+        unpacked = headers.parents[2]  # with all packages of the headers, which refer to each other
+        self._run(command, [unpacked, source], _SECONDS, what)
 
     def make_kernel(
-        self, source: Path, words: Sequence[str], shown: Sequence[Path], *, timeout: float, what: str
+        self, source: Path, arguments: Sequence[str], shown: Sequence[Path], *, timeout: float, what: str
     ) -> None:
         """Run make in a kernel's ``source`` with these targets and variables, when nothing else wants the processors.
 
@@ -48,7 +49,7 @@ class Compiler:
         """
         tools = [f"CC={self.name}", f"HOSTCC={self.name}"]
         jobs = f"-j{os.cpu_count() or 1}"
-        self._run(["nice", "make", "-s", "-C", str(source), jobs, *tools, *words], shown, timeout, what)
+        self._run(["nice", "make", "-s", "-C", str(source), jobs, *tools, *arguments], shown, timeout, what)
 
     def _run(self, command: Sequence[str], shown: Sequence[Path], timeout: float, what: str) -> None:
         if self.tree is None:
@@ -132,8 +133,3 @@ def _inside(root: Path, shown: Sequence[Path], command: Sequence[str]) -> list[s
     lines += [f"mkdir -p {shlex.quote(str(root))}/tmp"]
     lines += [f"exec chroot {shlex.quote(str(root))} env -i {environment} {shlex.join(command)} CROSS_COMPILE="]
     return [*_unshare(), "bash", "-c", "\n".join(lines)]
-
-
-def _top(headers: Path) -> Path:
-    """What the headers' packages were unpacked into: they refer to each other."""
-    return headers.parents[2]

@@ -97,10 +97,10 @@ class Kernel:
         """Modules that another one asks for by name before or after itself: `softdep NAME pre: A B post: C`."""
         found: dict[str, list[str]] = {}
         for line in (self.modules / "modules.softdep").read_text().splitlines():
-            words = line.split()
-            if words[:1] == ["softdep"]:
-                names = [word for word in words[2:] if not word.endswith(":")]
-                found.setdefault(_plain(words[1]), []).extend(name for name in names if self.has_module(name))
+            fields = line.split()
+            if fields[:1] == ["softdep"]:
+                names = [word for word in fields[2:] if not word.endswith(":")]
+                found.setdefault(_plain(fields[1]), []).extend(name for name in names if self.has_module(name))
         return found
 
 

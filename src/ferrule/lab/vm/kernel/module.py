@@ -7,6 +7,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ferrule.errors import LabError
@@ -20,21 +21,59 @@ FROM_SOURCE = {"siw": "drivers/infiniband/sw/siw"}
 """Modules that are in the kernel's source but not in the distribution's kernel: name to directory."""
 
 
-def build_from_source(name: str, archive: Archive, kernel: Kernel, cache: Path) -> Path:
-    """The file of the module ``name`` of `FROM_SOURCE`, built for ``kernel`` on the first call."""
+@dataclass(frozen=True)
+class ModuleBuilder:
+    """Builds modules for ``kernel``, the same one only once: what is built is kept in ``cache``.
 
-    def sources(scratch: Path) -> dict[str, bytes]:
-        return _extract(archive, kernel, FROM_SOURCE[name], scratch)
+    ``archive``: where the kernel's headers and source are; ``compilers``: where the compiler is if this host has
+    another one. Raises `LabError` where a module cannot be built.
+    """
 
-    made = cache / f"module-{name}-{kernel.release}"
-    return _built(made, name, sources, archive, kernel, archive, cache, stands_in=False)
+    kernel: Kernel
+    archive: Archive
+    compilers: Archive
+    cache: Path
+
+    def from_source(self, name: str) -> Path:
+        """The file of the module ``name`` of `FROM_SOURCE`."""
+
+        def sources(scratch: Path) -> dict[str, bytes]:
+            return _extract(self.archive, self.kernel, FROM_SOURCE[name], scratch)
+
+        return self._built(name, "", sources)
+
+    def from_directory(self, source: Path, name: str, *, stands_in: bool = False) -> Path:
+        """As `build_module`; ``source`` stays as it is."""
+        files = module_sources(source)
+        if "Makefile" not in files:
+            raise LabError(f"{source} has no Makefile; a kernel module needs one with obj-m := {name}.o")
+        digest = hashlib.sha256(repr((files, stands_in)).encode()).hexdigest()[:12]
+        return self._built(name, f"-{digest}", lambda _: files, stands_in=stands_in)
+
+    def _built(
+        self, name: str, suffix: str, sources: Callable[[Path], Mapping[str, bytes]], *, stands_in: bool = False
+    ) -> Path:
+        """``sources`` gives the module's files, and may use an empty directory."""
+
+        def make(target: Path) -> None:
+            headers = fetch_headers(self.archive, self.kernel, self.cache / f"headers-{self.kernel.release}")
+            compiler = compiler_for(headers, lambda: self.compilers, self.cache)
+            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+                source = Path(scratch) / "module"
+                for file, data in sources(Path(scratch)).items():
+                    (source / file).parent.mkdir(parents=True, exist_ok=True)
+                    (source / file).write_bytes(data)
+                built = build_module(source, name, headers, compiler, stands_in=stands_in)
+                shutil.copyfile(built, target / f"{name}.ko")
+
+        return made_once(self.cache / f"module-{name}-{self.kernel.release}{suffix}", make) / f"{name}.ko"
 
 
 def build_module(source: Path, name: str, headers: Path, compiler: Compiler, *, stands_in: bool = False) -> Path:
     """Build the module in the directory ``source`` against a kernel's ``headers``; gives the path of ``name``.ko.
 
     ``source`` has a Makefile with ``obj-m``. ``stands_in``: it exports what one of the kernel's own modules does, and
-    that one's users shall take it. Raises `LabError` with the compiler's last words.
+    that one's users shall take it. Raises `LabError` with what the compiler said.
     """
     what = f"build the kernel module {name}"
     compiler.make(headers, source, what=what)
@@ -58,54 +97,12 @@ def take_checksums(source: Path, symbols: str) -> int:
     for path in source.glob(".*.o.cmd"):
         lines = path.read_text().splitlines()
         for number, line in enumerate(lines):
-            words = line.split()
-            if len(words) == 3 and words[0] == "#SYMVER" and words[1] in known:
-                lines[number] = f"#SYMVER {words[1]} {known[words[1]]}"
+            fields = line.split()
+            if len(fields) == 3 and fields[0] == "#SYMVER" and fields[1] in known:
+                lines[number] = f"#SYMVER {fields[1]} {known[fields[1]]}"
                 count += 1
         path.write_text("\n".join(lines) + "\n")
     return count
-
-
-def built_once(
-    source: Path, name: str, archive: Archive, kernel: Kernel, compilers: Archive, cache: Path, *, stands_in: bool
-) -> Path:
-    """As `build_module`, for ``kernel``, but of the same files only once. ``source`` stays as it is.
-
-    ``archive``: where its headers are; ``compilers``: where the compiler is if this host has another one.
-    """
-    files = module_sources(source)
-    if "Makefile" not in files:
-        raise LabError(f"{source} has no Makefile; a kernel module needs one with obj-m := {name}.o")
-    digest = hashlib.sha256(repr((files, stands_in)).encode()).hexdigest()[:12]
-    made = cache / f"module-{name}-{kernel.release}-{digest}"
-    return _built(made, name, lambda _: files, archive, kernel, compilers, cache, stands_in=stands_in)
-
-
-def _built(
-    made: Path,
-    name: str,
-    sources: Callable[[Path], Mapping[str, bytes]],
-    archive: Archive,
-    kernel: Kernel,
-    compilers: Archive,
-    cache: Path,
-    *,
-    stands_in: bool,
-) -> Path:
-    """The module's file in the directory ``made``; ``sources`` gives its files, and may use an empty directory."""
-
-    def make(target: Path) -> None:
-        headers = fetch_headers(archive, kernel, cache / f"headers-{kernel.release}")
-        compiler = compiler_for(headers, lambda: compilers, cache)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            source = Path(scratch) / "module"
-            for file, data in sources(Path(scratch)).items():
-                (source / file).parent.mkdir(parents=True, exist_ok=True)
-                (source / file).write_bytes(data)
-            built = build_module(source, name, headers, compiler, stands_in=stands_in)
-            shutil.copyfile(built, target / f"{name}.ko")
-
-    return made_once(made, make) / f"{name}.ko"
 
 
 def _extract(archive: Archive, kernel: Kernel, directory: str, scratch: Path) -> dict[str, bytes]:

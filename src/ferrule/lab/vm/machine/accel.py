@@ -12,6 +12,7 @@ from ferrule.files import write_whole
 from ferrule.lab.vm.image.cache import locked
 from ferrule.lab.vm.image.cpio import CpioWriter
 from ferrule.lab.vm.image.tree import Tree
+from ferrule.lab.vm.machine.guest import Guest
 from ferrule.lab.vm.machine.process import Machine
 from ferrule.lab.vm.machine.qemu import KVM, TCG, Accelerator, Qemu
 from ferrule.process import boot_id
@@ -48,7 +49,7 @@ def _boots(accelerator: Accelerator, qemu: Qemu, kernel: Path, tree: Tree) -> bo
     cpio.file("/bin/busybox", tree.find("busybox").read_bytes(), mode=0o755)
     cpio.file("/init", _INIT.encode(), mode=0o755)
     cpio.close()
-    with closing(Machine(qemu, accelerator, kernel, cpus=1, memory_mb=512)) as machine:
+    with closing(Machine(qemu, accelerator, kernel, Guest("", cpus=1, memory_mb=512))) as machine:
         machine.image.write(image.getvalue())
         machine.start()
         try:

@@ -6,19 +6,19 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 from ferrule.errors import ConfigError, GuestError, LabError
 from ferrule.lab.vm.image import python
 from ferrule.lab.vm.image.image import Image
 from ferrule.lab.vm.image.tree import Tree
 from ferrule.lab.vm.kernel.kernel import Kernel
-from ferrule.lab.vm.machine.process import Machine, tail
 
 _INIT = Path(__file__).with_name("init.sh")
 _KERNEL_LOG = Path(__file__).with_name("kernel_log.sh")
 _DISK_INIT = Path(__file__).with_name("disk_init.sh")
 _NEEDED_MODULES = ("virtio_pci", "virtio_console")
+_TAIL_LINES = 30
 _DISK_MODULES = ("virtio_blk", "ext4")
 _AT_HAND = (
     "dummy",
@@ -85,6 +85,16 @@ class Guest:
         if self.disk is not None and (self.sessions or self.terminals):
             raise ConfigError("a guest with a system on a disk runs one script; it has no sessions and terminals")
 
+    @property
+    def session_numbers(self) -> range:
+        """Of its sessions; 0 is the lab's own."""
+        return range(self.sessions + 1) if self.sessions else range(0)
+
+    @property
+    def streams(self) -> list[str]:
+        """Names of the ports of its sessions, by which guest and host talk."""
+        return [f"{kind}{number}" for number in self.session_numbers for kind in ("session", "errors")]
+
 
 @dataclass(frozen=True)
 class Result:
@@ -107,9 +117,14 @@ class Result:
         return self
 
 
-def write_image(guest: Guest, machine: Machine, tree: Tree, kernel: Kernel, own: Mapping[str, Path]) -> None:
-    """Fill the machine's image with what ``guest`` asks for; ``own``: files of modules that are not the kernel's."""
-    image = Image(machine.image, tree)
+def tail(console: str) -> str:
+    """The last lines of what a guest said."""
+    return "\n".join(console.splitlines()[-_TAIL_LINES:]) or "(nothing)"
+
+
+def write_image(guest: Guest, out: BinaryIO, tree: Tree, kernel: Kernel, own: Mapping[str, Path]) -> None:
+    """Write the image with what ``guest`` asks for to ``out``; ``own``: files of modules that are not the kernel's."""
+    image = Image(out, tree)
     image.file("/init", _INIT.read_bytes(), mode=0o755)
     image.file("/usr/bin/lab-kernel-log", _KERNEL_LOG.read_bytes(), mode=0o755)
     script = guest.script if guest.script.startswith("#!") else f"#!/bin/bash\n{guest.script}"
@@ -147,13 +162,10 @@ def _add(image: Image, path: str, content: str | bytes | Path) -> None:
         if not content.exists():
             raise LabError(f"the guest's file {path} should come from {content}, which does not exist")
         if content.is_dir():
-            image.add_files((f"{path}/{file.relative_to(content)}", file) for file in _files_below(content))
+            files = sorted(file for file in content.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+            image.add_files((f"{path}/{file.relative_to(content)}", file) for file in files)
         else:
             image.add_files([(path, content)])
     else:
         data = content.encode() if isinstance(content, str) else content
         image.file(path, data, mode=0o755 if data.startswith(b"#!") else 0o644)
-
-
-def _files_below(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file() and "__pycache__" not in path.parts)

@@ -10,41 +10,26 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from ferrule.errors import GuestError, LabError
+from ferrule.lab.vm.machine.guest import Guest, tail
 from ferrule.lab.vm.machine.qemu import Accelerator, Hardware, Qemu
 from ferrule.process import start
 
-_TAIL_LINES = 30
-
 
 class Machine:
-    """A guest's process. Fill `image`, then `start`, `wait` and `close`.
+    """The process of ``guest``. Fill `image`, then `start`, `wait` and `close`.
 
-    ``streams``: names of ports by which guest and host talk; ``terminals``: how many consoles it has beside the serial
-    one; ``controllers``, ``disk``: see `Hardware`. The kernel ends the process when the *thread* that called `start`
-    ends, so start from one that lives on.
+    The kernel ends the process when the *thread* that called `start` ends, so start from one that lives on.
     """
 
-    def __init__(
-        self,
-        qemu: Qemu,
-        accelerator: Accelerator,
-        kernel: Path,
-        *,
-        cpus: int,
-        memory_mb: int,
-        streams: Sequence[str] = (),
-        terminals: int = 0,
-        controllers: Sequence[Path] = (),
-        disk: Path | None = None,
-    ) -> None:
+    def __init__(self, qemu: Qemu, accelerator: Accelerator, kernel: Path, guest: Guest) -> None:
         self._ours: dict[str, socket.socket] = {}
         self._theirs: dict[str, socket.socket] = {}
-        for name in (*streams, *map(_terminal, range(terminals))):
+        terminals = [_terminal(number) for number in range(guest.terminals)]
+        for name in (*guest.streams, *terminals):
             self._ours[name], self._theirs[name] = socket.socketpair()
         self.image, self._console, self._results = map(_unnamed, ("image", "console", "results"))
         self._errors: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
@@ -53,12 +38,12 @@ class Machine:
             image=_path(self.image),
             console=_path(self._console),
             results=_path(self._results),
-            cpus=cpus,
-            memory_mb=memory_mb,
-            streams=[(name, self._theirs[name].fileno()) for name in streams],
-            terminals=[self._theirs[_terminal(number)].fileno() for number in range(terminals)],
-            controllers=controllers,
-            disk=disk,
+            cpus=guest.cpus,
+            memory_mb=guest.memory_mb,
+            streams=[(name, self._theirs[name].fileno()) for name in guest.streams],
+            terminals=[self._theirs[name].fileno() for name in terminals],
+            controllers=guest.controllers,
+            disk=guest.disk,
         )
         self._command = qemu.line(accelerator, hardware)
         self._env = qemu.env
@@ -71,7 +56,7 @@ class Machine:
         return self._process.pid
 
     def stream(self, name: str) -> socket.socket:
-        """Our end of one of ``streams``."""
+        """Our end of one of `Guest.streams`."""
         return self._ours[name]
 
     def terminal(self, number: int) -> socket.socket:
@@ -132,11 +117,6 @@ class Machine:
     def _said(self) -> str:
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()
-
-
-def tail(console: str) -> str:
-    """The last lines of what a guest said."""
-    return "\n".join(console.splitlines()[-_TAIL_LINES:]) or "(nothing)"
 
 
 def _unnamed(name: str) -> BinaryIO:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ferrule.errors import LabError
+from ferrule.lab.usb4.lab import qemu_arguments
 from ferrule.lab.vm.image.commands import run
 from ferrule.lab.vm.image.packages import Archive
 from ferrule.lab.vm.image.tree import LIBRARIES, fetch_tree
@@ -19,19 +20,19 @@ _PACKAGE = "qemu-system-x86"
 VFIO_USER_SINCE = (10, 1)
 """The first version of QEMU that has devices which another process serves (vfio-user)."""
 
-_KERNEL_WORDS = "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off nokaslr rcupdate.rcu_expedited=1"
+_KERNEL_PARAMETERS = "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off nokaslr rcupdate.rcu_expedited=1"
 _FIRST_SLOT = 0x10
 """The PCI slot of a guest's first controller; the next ones follow."""
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """How guest code runs. ``name``: ``kvm`` or ``tcg``; ``cpu``: what guests see; ``words``: for their kernel."""
+    """How guest code runs. ``name``: ``kvm`` or ``tcg``; ``cpu``: what guests see; ``parameters``: of their kernel."""
 
     name: str
     options: str
     cpu: str
-    words: str = ""
+    parameters: str = ""
 
 
 # The plain model boots fastest under emulation; the additions are what current numpy wheels are compiled for.
@@ -69,7 +70,7 @@ def controller_slot(number: int) -> str:
 
 @dataclass(frozen=True)
 class Qemu:
-    """``command``: the words that start it; ``modules``: where it finds its parts if not in its own directory."""
+    """``command``: program and arguments; ``modules``: where it finds its parts if not in its own directory."""
 
     command: tuple[str, ...]
     modules: Path | None = None
@@ -81,45 +82,38 @@ class Qemu:
 
     def line(self, accelerator: Accelerator, hardware: Hardware) -> list[str]:
         """The command that boots a guest."""
-        memory = f"{hardware.memory_mb}M"
-        words = [
+        arguments = [
             *self.command,
             "-accel", accelerator.options,
             "-cpu", accelerator.cpu,
-            "-m", memory,
+            "-m", f"{hardware.memory_mb}M",
             "-smp", str(hardware.cpus),
             "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-kernel", str(hardware.kernel),
             "-initrd", hardware.image,
-            "-append", f"{_KERNEL_WORDS} {accelerator.words}",
+            "-append", f"{_KERNEL_PARAMETERS} {accelerator.parameters}",
             "-serial", f"file:{hardware.console}",
             "-device", "virtio-serial",
             "-chardev", f"file,id=results,path={hardware.results}",
             "-device", "virtserialport,chardev=results,name=lab.results",
         ]  # fmt: skip
         for name, descriptor in hardware.streams:
-            words += ["-chardev", f"socket,id={name},fd={descriptor}"]
-            words += ["-device", f"virtserialport,chardev={name},name=lab.{name}"]
+            arguments += ["-chardev", f"socket,id={name},fd={descriptor}"]
+            arguments += ["-device", f"virtserialport,chardev={name},name=lab.{name}"]
         for number, descriptor in enumerate(hardware.terminals):
-            words += ["-chardev", f"socket,id=terminal{number},fd={descriptor}"]
-            words += ["-device", f"virtconsole,chardev=terminal{number}"]
+            arguments += ["-chardev", f"socket,id=terminal{number},fd={descriptor}"]
+            arguments += ["-device", f"virtconsole,chardev=terminal{number}"]
         if hardware.disk is not None:
             file = {"driver": "file", "filename": str(hardware.disk), "cache": {"no-flush": True}}
-            words += ["-blockdev", json.dumps({"driver": "raw", "node-name": "disk", "file": file})]
-            words += ["-device", "virtio-blk-pci,drive=disk"]
+            arguments += ["-blockdev", json.dumps({"driver": "raw", "node-name": "disk", "file": file})]
+            arguments += ["-device", "virtio-blk-pci,drive=disk"]
         if accelerator is EXACT:
-            words += ["-icount", "shift=0,sleep=off"]
+            arguments += ["-icount", "shift=0,sleep=off"]
         if not hardware.controllers:
-            return [*words, "-machine", "q35"]
-        # Their server reads and writes the guest's memory as hardware does.
-        words += ["-object", f"memory-backend-memfd,id=ram,size={memory},share=on"]
-        words += ["-machine", "q35,memory-backend=ram"]
-        for number, path in enumerate(hardware.controllers):
-            socket = {"type": "unix", "path": str(path)}
-            place = f"{_FIRST_SLOT + number:#x}"
-            device = {"driver": "vfio-user-pci", "rombar": 0, "addr": place, "socket": socket}
-            words += ["-device", json.dumps(device)]
-        return words
+            return [*arguments, "-machine", "q35"]
+        slots = range(_FIRST_SLOT, _FIRST_SLOT + len(hardware.controllers))
+        arguments += ["-machine", "q35,memory-backend=usb4-memory"]
+        return arguments + qemu_arguments(hardware.controllers, hardware.memory_mb, slots)
 
 
 def find_qemu(archive: Archive, cache: Path, *, since: tuple[int, int]) -> Qemu:

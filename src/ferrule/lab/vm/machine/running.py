@@ -29,10 +29,9 @@ class RunningGuest:
         self._machine = machine
         self._started = time.monotonic()
         self.name = guest.name
-        streams = [(machine.stream(f"session{number}"), machine.stream(f"errors{number}")) for number in _own(guest)]
-        self._sessions = [Session(*pair) for pair in streams]
+        self._sessions = [Session(*self.sockets(number)) for number in guest.session_numbers]
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for number in range(1, guest.sessions + 1):
+        for number in guest.session_numbers[1:]:
             self._free.put(number)
         self._ours = threading.Lock()
 
@@ -169,15 +168,6 @@ class RunningGuest:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the reason
             return error
         return self._machine.error(f"{self.name} went down")
-
-
-def stream_names(guest: Guest) -> list[str]:
-    """The ports of a guest's sessions; the first one is the lab's own."""
-    return [f"{kind}{number}" for number in _own(guest) for kind in ("session", "errors")]
-
-
-def _own(guest: Guest) -> range:
-    return range(guest.sessions + 1) if guest.sessions else range(0)
 
 
 def _first_line(script: str) -> str:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from ferrule.errors import LabError
 
-_CHUNK = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _LOOK_SECONDS = 0.5
-_MOST_SCRIPT = 1 << 20
+_MOST_SCRIPT_BYTES = 1 << 20
 
 Sink = Callable[[bytes], object]
 
@@ -77,8 +77,8 @@ class Session:
                     errors(chunk)
                 elif not chunk:
                     raise SessionLost("the guest went down")
-                elif words := reply.feed(chunk):
-                    output(words)
+                elif data := reply.feed(chunk):
+                    output(data)
         # The guest's writes to its ports end in the order in which it made them: what is to come is there.
         while select.select([self._errors], [], [], 0)[0] and (chunk := _read(self._errors)):
             errors(chunk)
@@ -115,18 +115,18 @@ class Reply:
     def feed(self, chunk: bytes) -> bytes:
         """What of the output is certain not to belong to the mark."""
         self._held += chunk
-        words, mark, rest = self._held.partition(self._mark)
+        data, mark, rest = self._held.partition(self._mark)
         if mark:
             number, newline, _ = rest.partition(b"\n")
             if newline:
                 self.status = int(number)
                 self._held = b""
-                return words
+                return data
             self._held = mark + rest
-            return words
-        keep = next(size for size in range(len(self._mark) - 1, -1, -1) if words.endswith(self._mark[:size]))
-        words, self._held = words[: len(words) - keep], words[len(words) - keep :]
-        return words
+            return data
+        keep = next(size for size in range(len(self._mark) - 1, -1, -1) if data.endswith(self._mark[:size]))
+        data, self._held = data[: len(data) - keep], data[len(data) - keep :]
+        return data
 
 
 def nowhere(_: bytes) -> None:
@@ -136,7 +136,7 @@ def nowhere(_: bytes) -> None:
 def _read(end: socket.socket) -> bytes:
     """What is there, or nothing if the guest is gone."""
     try:
-        return end.recv(_CHUNK)
+        return end.recv(_CHUNK_BYTES)
     except ConnectionError:
         return b""
 
@@ -144,7 +144,9 @@ def _read(end: socket.socket) -> bytes:
 def request(mark: str, script: str) -> bytes:
     """The line that asks a guest to run ``script``."""
     encoded = script.encode()
-    if len(encoded) > _MOST_SCRIPT:
-        raise LabError(f"a command for a guest has at most {_MOST_SCRIPT} bytes, not {len(encoded)}; give it as a file")
+    if len(encoded) > _MOST_SCRIPT_BYTES:
+        raise LabError(
+            f"a command for a guest has at most {_MOST_SCRIPT_BYTES} bytes, not {len(encoded)}; give it as a file"
+        )
     # The first newline ends what a client that died has left of a line.
     return f"\n{mark} ".encode() + base64.b64encode(encoded) + b" end\n"

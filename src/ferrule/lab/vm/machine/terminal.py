@@ -21,7 +21,7 @@ _MOST_SECONDS = 30 * 24 * 3600.0
 _LOOK_SECONDS = 0.1
 _AGAIN_SECONDS = 1.0
 _END_OF_INPUT = b"\x04"  # Ctrl-D
-_CHUNK = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
 def interact(session: Session, terminal: socket.socket, number: int, command: Sequence[str], env: str) -> int:
@@ -63,19 +63,19 @@ def interact(session: Session, terminal: socket.socket, number: int, command: Se
 def _pass_on(terminal: socket.socket, ends: Sequence[int]) -> bool:
     """What is there to read from ``ends``; False at the end of the input."""
     ready = select.select(ends, [], [], _LOOK_SECONDS)[0]
-    typed = os.read(0, _CHUNK) if 0 in ready else b""
+    typed = os.read(0, _CHUNK_BYTES) if 0 in ready else b""
     if typed:
         _send(terminal, typed)
     with suppress(ConnectionError):  # a guest that has gone: the session says so
-        if terminal.fileno() in ready and (shown := terminal.recv(_CHUNK)):
+        if terminal.fileno() in ready and (shown := terminal.recv(_CHUNK_BYTES)):
             os.write(1, shown)
     return bool(typed) or 0 not in ready
 
 
-def _send(terminal: socket.socket, words: bytes) -> None:
+def _send(terminal: socket.socket, data: bytes) -> None:
     terminal.setblocking(True)
     with suppress(ConnectionError):
-        terminal.sendall(words)
+        terminal.sendall(data)
     terminal.setblocking(False)
 
 

@@ -1,4 +1,4 @@
-"""What a fix does, as data: commands as lists of words (never text for a shell), files, and how each is taken back."""
+"""What a fix does, as data: commands as lists of arguments, never text for a shell; files; how each is taken back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="command"):
-    """A program and its words. ``whole``: if it fails, it has done nothing.
+    """A program and its arguments. ``whole``: if it fails, it has done nothing.
 
     To undo something: ``device`` is the interface without which nothing is left to undo; ``expect`` is what
     ``ip link show`` must tell of it, or else it was changed since, and it is left alone.

@@ -6,16 +6,13 @@ import dataclasses
 import datetime
 import os
 import re
-import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from ferrule.errors import LinkError
 from ferrule.links.doctor.fix.actions import Fix
-from ferrule.links.doctor.fix.machine import write_synced
+from ferrule.links.doctor.fix.machine import read_state, sync_folder, write_state
 
 SCHEMA = 1
 _MAX_BYTES = 1 << 20
@@ -34,10 +31,6 @@ class Entry:
     begun: int = 0
     uncertain: bool = False
     complete: bool = False
-
-
-class _Header(msgspec.Struct):
-    schema: int
 
 
 @dataclass(frozen=True)
@@ -66,30 +59,19 @@ class Journal:
 
     def write(self, entry: Entry) -> None:
         """Replaces what was there in one go; it is on the disk when this returns."""
-        fresh = self.folder / f".{secrets.token_hex(8)}"
         try:
-            write_synced(fresh, msgspec.json.format(msgspec.json.encode(entry), indent=1).decode() + "\n", 0o600)
-            fresh.replace(self._path(entry.number))
-            self._sync()
+            write_state(self._path(entry.number), entry, 0o600)
         except OSError as error:
-            fresh.unlink(missing_ok=True)
             raise LinkError(
                 f"cannot write the journal in {self.folder}: {error.strerror}; nothing more is done"
             ) from error
 
     def forget(self, entry: Entry) -> None:
         self._path(entry.number).unlink(missing_ok=True)
-        self._sync()
+        sync_folder(self.folder)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number}.json"
-
-    def _sync(self) -> None:
-        handle = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
     def _check(self, path: Path) -> None:
         """What stands here is run as root, so only we may have written it."""
@@ -102,15 +84,14 @@ class Journal:
         self._check(path)
         try:
             with path.open("rb") as file:
-                data = file.read(_MAX_BYTES)
-            if msgspec.json.decode(data, type=_Header).schema != SCHEMA:
-                raise LinkError(f"{path} was written by another version of Ferrule; undo with that one")
-            entry = dataclasses.replace(msgspec.json.decode(data, type=Entry), number=number)
+                entry = read_state(file.read(_MAX_BYTES), Entry, SCHEMA)
         except (OSError, ValueError, RecursionError) as error:
             raise LinkError(f"{path} is damaged ({error}); undo by hand what it names, then remove it") from error
+        if entry is None:
+            raise LinkError(f"{path} was written by another version of Ferrule; undo with that one")
         if not 0 <= entry.begun <= len(entry.fix.steps):
             raise LinkError(f"{path} is damaged; undo by hand what it names, then remove it")
-        return entry
+        return dataclasses.replace(entry, number=number)
 
 
 def advanced(entry: Entry, begun: int, *, uncertain: bool = False) -> Entry:

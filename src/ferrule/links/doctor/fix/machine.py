@@ -10,12 +10,16 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from ferrule.errors import LinkError
 from ferrule.process import signal_group, start
 
 SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 _SECONDS = 30.0
+_T = TypeVar("_T")
 
 Runner = Callable[[Sequence[str]], tuple[int, str]]
 """Runs a program; gives its exit code and what it printed, errors included. Raises `LinkError` if it cannot."""
@@ -112,3 +116,35 @@ def write_synced(path: Path, text: str, mode: int) -> None:
         file.flush()
         os.fchmod(file.fileno(), mode)
         os.fsync(file.fileno())
+
+
+class _Header(msgspec.Struct):
+    schema: int
+
+
+def write_state(path: Path, state: object, mode: int) -> None:
+    """Replace a state file in one go; it is on the disk when this returns. Raises `OSError`."""
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        write_synced(fresh, msgspec.json.format(msgspec.json.encode(state), indent=1).decode() + "\n", mode)
+        fresh.replace(path)
+        sync_folder(path.parent)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def read_state(data: bytes | str, kind: type[_T], schema: int) -> _T | None:
+    """What is in a state file; None if its ``schema`` is another one. Raises `ValueError` or `RecursionError`."""
+    if msgspec.json.decode(data, type=_Header).schema != schema:
+        return None
+    return msgspec.json.decode(data, type=kind)
+
+
+def sync_folder(folder: Path) -> None:
+    """What was made, renamed and removed in it is on the disk when this returns. Raises `OSError`."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

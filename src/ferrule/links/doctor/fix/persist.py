@@ -12,7 +12,8 @@ import uuid
 from collections.abc import Sequence
 
 from ferrule.links.doctor.fix.actions import Command, NewFile, RemoveFile, Step
-from ferrule.links.types import Inventory, NetManager
+from ferrule.links.types.inventory import Inventory
+from ferrule.links.types.net import NetManager
 
 MARK = "# Written by `ferrule doctor --fix`; `ferrule doctor --undo` takes it away.\n"
 NO_MANAGER = (

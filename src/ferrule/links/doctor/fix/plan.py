@@ -12,7 +12,8 @@ from ferrule.links.doctor.fix.persist import MARK, give_address, is_shared, last
 from ferrule.links.doctor.netdev import JUMBO, THUNDERBOLT_MTU, subnets
 from ferrule.links.doctor.rdma import RDMA_MODULE
 from ferrule.links.findings import Finding
-from ferrule.links.types import Inventory, NetDevice
+from ferrule.links.types.inventory import Inventory
+from ferrule.links.types.net import NetDevice
 
 LIMITS = "/etc/security/limits.d/90-ferrule-memlock.conf"
 MANAGER = "/etc/systemd/system.conf.d/90-ferrule-memlock.conf"

@@ -9,7 +9,8 @@ from ferrule.links.linux.firewall.iptables import IPTABLES, parse_saved
 from ferrule.links.linux.firewall.nftables import NFT, NFT_LINES, parse_ruleset
 from ferrule.links.linux.firewall.ufw import UFW, UFW_DEFAULTS, parse_status, policy_of_defaults
 from ferrule.links.reader import Reader
-from ferrule.links.types import Firewall, FirewallChain, Service
+from ferrule.links.types.firewall import Firewall, FirewallChain
+from ferrule.links.types.machine import Service
 
 FIREWALL_UNITS = ("firewalld", "ufw", "nftables", "iptables")
 COMMANDS = (NFT, NFT_LINES, IPTABLES, UFW, ZONES)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import get_args
 
 from ferrule.links.reader import shortened
-from ferrule.links.types import FirewallChain, FirewallRule, RuleMatch, Verdict
+from ferrule.links.types.firewall import FirewallChain, FirewallRule, MatchField, Policy, RuleMatch, Verdict
 
 ZONES = "firewall-cmd --list-all-zones"
 
-_TARGETS: dict[str, Verdict] = {"ACCEPT": "accept", "DROP": "drop", "default": "reject", "%%REJECT%%": "reject"}
-_RICH: dict[str, Verdict] = {"accept": "accept", "drop": "drop", "reject": "reject"}
+_TARGETS: dict[str, Policy] = {"ACCEPT": "accept", "DROP": "drop", "default": "reject", "%%REJECT%%": "reject"}
+_RICH: dict[str, Verdict] = {one: one for one in get_args(Policy)}
+_LEADS: dict[str, MatchField] = {"sources": "source", "interfaces": "interface"}
+"""Settings by which packets come into a zone, the first one first."""
 
 
 @dataclass
@@ -35,22 +37,15 @@ def parse_zones(text: str) -> tuple[FirewallChain, ...]:
     if not zones:
         return ()
     rules = [
-        FirewallRule(f"{zone.name}: {key}: {' '.join(zone.listed(key))}", "goto", (match,), f"zone {zone.name}")
-        for key, kind in (("sources", "source"), ("interfaces", "interface"))
+        FirewallRule(f"{zone.name}: {key}: {' '.join(values)}", "goto", (RuleMatch(kind, values),), f"zone {zone.name}")
+        for key, kind in _LEADS.items()
         for zone in zones
-        for match in [_lead(kind, tuple(zone.listed(key)))]
-        if match is not None
+        if (values := tuple(zone.listed(key)))
     ]
     # Older versions do not mark the default zone; then it is the one that most distributions ship.
     default = [zone for zone in zones if "default" in zone.marks] or [zone for zone in zones if zone.name == "public"]
     rules += [FirewallRule(f"{zone.name} ({zone.marks})", "goto", (), f"zone {zone.name}") for zone in default[:1]]
     return (FirewallChain("firewalld", tuple(rules), "input"), *map(_chain, zones))
-
-
-def _lead(kind: str, values: tuple[str, ...]) -> RuleMatch | None:
-    if not values:
-        return None
-    return RuleMatch("interface", values) if kind == "interface" else RuleMatch("source", values)
 
 
 def _zones(text: str) -> list[_Zone]:
@@ -67,23 +62,16 @@ def _zones(text: str) -> list[_Zone]:
 
 def _chain(zone: _Zone) -> FirewallChain:
     rules = [_rich(line) for line in zone.rich]
-    if zone.listed("ports"):
-        ports = (one.partition("/") for one in zone.listed("ports"))
-        for number, _, protocol in ports:
-            matches = (RuleMatch("protocol", (protocol,)), RuleMatch("port", (number,)))
-            rules.append(FirewallRule(f"{zone.name}: ports: {number}/{protocol}", "accept", matches))
+    for number, _, protocol in (one.partition("/") for one in zone.listed("ports")):
+        matches = (RuleMatch("protocol", (protocol,)), RuleMatch("port", (number,)))
+        rules.append(FirewallRule(f"{zone.name}: ports: {number}/{protocol}", "accept", matches))
     rules += [
         FirewallRule(f"{zone.name}: protocols: {one}", "accept", (RuleMatch("protocol", (one,)),))
         for one in zone.listed("protocols")
     ]
-    target = zone.settings["target"]
-    policy: Literal["accept", "drop", "reject"] = "accept"
-    if _TARGETS.get(target, "reject") != "accept":
-        policy = "drop" if target == "DROP" else "reject"
-        # Zones are entered by a goto, so what falls out of one is decided here.
-        rules.append(FirewallRule(_line(zone), policy))
-    else:
-        rules.append(FirewallRule(_line(zone), "accept"))
+    policy = _TARGETS.get(zone.settings["target"], "reject")
+    # Zones are entered by a goto, so what falls out of one is decided here.
+    rules.append(FirewallRule(_line(zone), policy))
     return FirewallChain(f"zone {zone.name}", tuple(rules), None, 0, policy, _line(zone))
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Literal
 
 from ferrule.links.reader import shortened
-from ferrule.links.types import FirewallChain, FirewallRule, MatchField, RuleMatch, Verdict
+from ferrule.links.types.firewall import FirewallChain, FirewallRule, MatchField, Policy, RuleMatch, Verdict
 
 IPTABLES = "iptables-save"
 
@@ -39,7 +38,7 @@ _VERDICTS: dict[str, Verdict] = {"ACCEPT": "accept", "DROP": "drop", "REJECT": "
 
 def parse_saved(text: str) -> tuple[FirewallChain, ...]:
     """All chains of the tables that filter what comes in. Never raises."""
-    chains: dict[str, tuple[str | None, int, Literal["accept", "drop"], str]] = {}
+    chains: dict[str, tuple[str | None, int, Policy, str]] = {}
     rules: dict[str, list[FirewallRule]] = {}
     home = ""
     for line in text.splitlines():
@@ -48,13 +47,9 @@ def parse_saved(text: str) -> tuple[FirewallChain, ...]:
         elif home not in _PRIORITIES:
             continue
         elif match := re.match(r":(\S{1,64}) (ACCEPT|DROP|-)", line):
-            policy: Literal["accept", "drop"] = "drop" if match[2] == "DROP" else "accept"
-            chains[f"{home} {match[1]}"] = (
-                _HOOKS.get((home, match[1])),
-                _PRIORITIES[home],
-                policy,
-                shortened(line),
-            )
+            policy: Policy = "drop" if match[2] == "DROP" else "accept"
+            hook = _HOOKS.get((home, match[1]))
+            chains[f"{home} {match[1]}"] = (hook, _PRIORITIES[home], policy, shortened(line))
         elif match := re.match(r"(?:\[[0-9:]{1,40}\] )?-A (\S{1,64})(?: |$)", line):
             found = _rule(line[match.end() :], shortened(line), home)
             if found is not None:
@@ -90,7 +85,7 @@ def _rule(text: str, line: str, home: str) -> FirewallRule | None:
 
 
 def _match(field: MatchField, value: str, *, negated: bool) -> RuleMatch:
-    values = value.lower().split(",") if field not in ("interface",) else [value]
+    values = value.lower().split(",") if field != "interface" else [value]
     if field == "port":
         values = [one.replace(":", "-") for one in values]
     return RuleMatch(field, tuple(values), negated)

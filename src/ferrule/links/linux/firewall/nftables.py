@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, get_args
 
 from ferrule.links.reader import shortened, table, tables
-from ferrule.links.types import FirewallChain, FirewallRule, RuleMatch, Verdict
+from ferrule.links.types.firewall import FirewallChain, FirewallRule, Policy, RuleMatch, Verdict
 
 NFT = "nft -j -t list ruleset"
 NFT_LINES = "nft -a -t list ruleset"
@@ -24,15 +24,7 @@ _SILENT = {"counter", "log", "mangle", "ct helper", "notrack", "comment"}
 """Statements that decide nothing."""
 _META: dict[str, Any] = {"iifname": "interface", "iif": "interface", "l4proto": "protocol", "pkttype": "kind"}
 _IPV6 = RuleMatch("family", ("ipv6",))
-_VERDICTS: dict[str, Verdict] = {
-    "accept": "accept",
-    "drop": "drop",
-    "reject": "reject",
-    "jump": "jump",
-    "goto": "goto",
-    "return": "return",
-    "continue": "continue",
-}
+_VERDICTS: dict[str, Verdict] = {one: one for one in get_args(Verdict)}
 _MAX_LINE = 256
 
 
@@ -66,7 +58,7 @@ def _name(entry: Mapping[str, Any], chain: str) -> str:
 
 def _chain(chain: Mapping[str, Any], rules: list[FirewallRule], texts: Mapping[str, str]) -> FirewallChain:
     name, hook, priority = _name(chain, "name"), chain.get("hook"), chain.get("prio")
-    policy: Literal["accept", "drop"] = "drop" if chain.get("policy") == "drop" else "accept"
+    policy: Policy = "drop" if chain.get("policy") == "drop" else "accept"
     devices = _devices(chain.get("dev"), texts.get(name, ""))
     if hook == "ingress" and not devices:
         hook = None  # it is of some interface, and which one was not told

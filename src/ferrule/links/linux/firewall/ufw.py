@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from ferrule.links.types import FirewallChain, FirewallRule, RuleMatch, Verdict
+from ferrule.links.types.firewall import FirewallChain, FirewallRule, Policy, RuleMatch, Verdict
 
 UFW = "ufw status verbose"
 UFW_DEFAULTS = "/etc/default/ufw"
 
 _ACTIONS: dict[str, Verdict] = {"ALLOW": "accept", "DENY": "drop", "REJECT": "reject", "LIMIT": "accept"}
-_POLICIES: dict[str, Literal["accept", "drop", "reject"]] = {"allow": "accept", "deny": "drop", "reject": "reject"}
+_POLICIES: dict[str, Policy] = {"allow": "accept", "deny": "drop", "reject": "reject"}
 _DEFAULT_POLICIES = {"ACCEPT": "accept", "DROP": "drop", "REJECT": "drop"}
 _RULE = re.compile(r"(\S.{0,200}?)\s{2,}(ALLOW|DENY|REJECT|LIMIT)(?: (IN|OUT|FWD))?\s{2,}(\S.{0,200}?)\s*(?:#.*)?")
 
