@@ -173,6 +173,8 @@ class Group:
     def failure(self) -> tuple[int, int, float, str]: ...
 
 def kernel_instructions() -> str: ...
+def quantise(element: int, numbers: int, groups: int, bits: int, codes: int, scales: int) -> None:
+    """``groups`` times 32 numbers (0: bfloat16, 1: float16, 2: float32) as codes of 4 or 8 bits and float32 scales."""
 
 class Matrix:
     """A packed matrix. Codes and scales are the numbers of `ferrule.engine.weights.matrix`; arrays are addresses."""

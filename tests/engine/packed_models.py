@@ -53,9 +53,9 @@ def ranges(draw: st.DrawFn, length: int, border: int) -> tuple[tuple[int, int], 
     return tuple(zip(ends[::2], ends[1::2], strict=False))
 
 
-def check_cut(directory: Path, data: st.DataObject, key: str = "m.weight") -> None:
+def check_cut(directory: Path, data: st.DataObject, key: str = "m.weight", weights: str | None = None) -> None:
     """A cut of weight ``key`` anywhere that its format allows is that part of the whole."""
-    with Checkpoint(directory) as checkpoint:
+    with Checkpoint(directory, weights) as checkpoint:
         weight = checkpoint.tensors[key]
         whole = checkpoint.read(key)[0]
         dim = data.draw(st.integers(0, len(weight.shape) - 1))

@@ -38,9 +38,9 @@ FAMILIES = (
 )
 
 
-def logits_of(directory: Path, tensor: int, pipeline: int, ids: list[int]) -> torch.Tensor:
+def logits_of(directory: Path, tensor: int, pipeline: int, ids: list[int], weights: str | None = None) -> torch.Tensor:
     plan = plan_for(directory, tensor, pipeline)
-    options = RankOptions(str(directory), "float32", plan, 1, 128, 4, 64, ())
+    options = RankOptions(str(directory), "float32", plan, 1, 128, 4, 64, (), weights=weights)
 
     stages = [thread_groups(tensor) for _ in range(pipeline)]
 
@@ -167,12 +167,12 @@ def test_packed_experts(name: str, tmp_path: Path) -> None:
     check_packed(directory, (2, 1))
 
 
-def check_packed(directory: Path, split: tuple[int, int]) -> None:
+def check_packed(directory: Path, split: tuple[int, int], weights: str | None = None) -> None:
     ids = torch.randint(3, 131, (1, TOKENS), generator=torch.Generator().manual_seed(1))
     plain = directory.with_name(f"{directory.name}-plain")
     with torch.inference_mode():
         expected = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()(ids).logits[0]
-    logits = logits_of(directory, *split, ids[0].tolist())
+    logits = logits_of(directory, *split, ids[0].tolist(), weights)
     assert (logits - expected[-len(logits) :]).abs().max() < 1e-4
 
 

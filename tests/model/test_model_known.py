@@ -30,7 +30,7 @@ def test_parameters_are_those_that_the_makers_publish(name: str, file: Path) -> 
         ("qwen3-235b-a22b", None, 470.2),
         ("qwen3-235b-a22b", "mlx-8bit", 249.8),
         ("qwen3-235b-a22b", "mlx-4bit", 132.2),
-        ("qwen3-235b-a22b", "int4", 124.5),
+        ("qwen3-235b-a22b", "gptq-int4", 124.5),
         ("gpt-oss-120b", None, 65.2),
         ("mixtral-8x7b", None, 93.4),
     ],

@@ -293,7 +293,7 @@ def test_other_weights_count_by_the_index_that_lies_there(model_type: str, tmp_p
     write_index(write_config(tmp_path, model_type=model_type), dict.fromkeys(TENSORS, "part-1.safetensors"), total)
     stored, lighter = (read_model(str(tmp_path), weights=weights) for weights in (None, "int8"))
     assert stored.bytes == pytest.approx(total, rel=0.01)
-    assert (lighter.counted, lighter.stored) == ("index", "int8 by row")
+    assert (lighter.counted, lighter.stored) == ("index", "int8 in groups of 32")
     assert 0.5 <= lighter.bytes / stored.bytes < 0.8
     assert lighter.notes == stored.notes, "also that arithmetic and the index differ"
 

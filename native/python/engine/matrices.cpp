@@ -7,6 +7,7 @@
 
 #include "kernels/isa.h"
 #include "kernels/pack.h"
+#include "kernels/quantise.h"
 #include "python/engine/engine.h"
 
 namespace nb = nanobind;
@@ -79,6 +80,16 @@ void PyMatrix::pack_plain(std::size_t first, std::size_t rows, std::uintptr_t nu
 
 void bind_matrices(nb::module_& module) {
   module.def("kernel_instructions", [] { return name_of(isa()); });
+  module.def(
+      "quantise",
+      [](int element, std::uintptr_t numbers, std::size_t groups, int bits, std::uintptr_t codes,
+         std::uintptr_t scales) {
+        if (element < 0 || element > 2 || (bits != 4 && bits != 8)) throw std::invalid_argument("element or bits");
+        const nb::gil_scoped_release release;
+        quantise(static_cast<Element>(element), at<void>(numbers), groups, bits, reinterpret_cast<std::uint8_t*>(codes),
+                 reinterpret_cast<float*>(scales));
+      },
+      "element"_a, "numbers"_a, "groups"_a, "bits"_a, "codes"_a, "scales"_a);
   nb::class_<PyMatrix>(module, "Matrix")
       .def(nb::init<std::size_t, std::size_t, int, int, int, int, int, std::size_t>(), "rows"_a, "columns"_a, "codes"_a,
            "bits"_a, "scale"_a, "offsets"_a, "zero"_a, "group"_a)

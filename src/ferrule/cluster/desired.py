@@ -42,6 +42,7 @@ class DesiredModel:
     key: bool = False
     hosts: tuple[Name, ...] | None = None
     dtype: str | None = None
+    weights: str | None = None
     max_context: Count | None = None
     threads: Count | None = None
     tensor: Count | None = None

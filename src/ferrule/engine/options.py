@@ -20,6 +20,8 @@ RETURN_TIMEOUT = 20.0
 """The same where ranks start again on machines that have done it before: one that is not there by then will not come.
 After each start that failed it is doubled, up to `MEET_TIMEOUT`."""
 
+WEIGHTS = ("int8", "int4")
+"""What plain weights can be quantised to while they are loaded."""
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -31,7 +33,7 @@ class EngineOptions:
     None shares the machine's cores out. ``max_sequences``: how many sequences run at once. ``batch_tokens``: the most
     tokens computed in one step. ``self_test``: compare a split model with its reference before it is ready.
     ``standby``: keep processes ready that take over when ranks die. ``encrypt``: what ranks say over cables; None: as
-    ``FERRULE_ENCRYPT`` says on each host."""
+    ``FERRULE_ENCRYPT`` says on each host. ``weights``: a name of `WEIGHTS`, or None: as they are stored."""
 
     model: str
     tensor: int = 1
@@ -45,10 +47,13 @@ class EngineOptions:
     self_test: bool = True
     standby: bool = False
     encrypt: bool | None = None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
             raise ConfigError(f"--dtype {self.dtype!r} is not one of {', '.join(DTYPE_NAMES)}")
+        if self.weights is not None and self.weights not in WEIGHTS:
+            raise ConfigError(f"--weights {self.weights!r} is not one of {', '.join(WEIGHTS)}")
         for flag, value in (
             ("--tp", self.tensor),
             ("--pp", self.pipeline),
@@ -66,7 +71,7 @@ class RankOptions:
     """What one rank needs to know; handed to its process as JSON. ``end_tokens``: ids that end an answer.
     ``identity``: which model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds.
     ``meet_seconds``: in which all ranks must have found each other. ``device``: a name of `engine.devices`.
-    ``encrypt``: as in `EngineOptions`.
+    ``encrypt`` and ``weights``: as in `EngineOptions`.
     """
 
     directory: str
@@ -82,6 +87,7 @@ class RankOptions:
     meet_seconds: float = MEET_TIMEOUT
     device: str = "cpu"
     encrypt: bool | None = None
+    weights: str | None = None
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

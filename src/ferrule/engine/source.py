@@ -24,6 +24,7 @@ from ferrule.model import ModelSpec, Stored, demo_path, spec_of_tensors
 from ferrule.model.family import SAME_CLASS
 from ferrule.model.gguf import SUFFIX, gguf_config, gguf_file, gguf_text, model_name, read_gguf_model
 from ferrule.model.headers import read_json
+from ferrule.model.storage import named_format
 
 DEMO = "demo"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -141,9 +142,10 @@ def saved_dtype(config: Any) -> str:
     return name if name in COMPUTED else "float32"
 
 
-def describe(directory: Path, config: Any) -> ModelSpec:
-    """Counts and sizes for the planner. Checks all files on the way; raises `ModelError` where one is damaged."""
-    with Checkpoint(directory) as checkpoint:
+def describe(directory: Path, config: Any, weights: str | None = None) -> ModelSpec:
+    """Counts and sizes for the planner. Checks all files on the way; raises `ModelError` where one is damaged.
+    ``weights``: as in `Checkpoint`."""
+    with Checkpoint(directory, weights) as checkpoint:
         tensors = [Stored(key, each.format.name, each.shape, each.bytes) for key, each in checkpoint.tensors.items()]
     known = {field: getattr(config, field) for field in FIELDS}  # some architectures have other names for these
     gguf = gguf_file(directory)
@@ -152,6 +154,8 @@ def describe(directory: Path, config: Any) -> ModelSpec:
     for each in ("quantization_config", "quantization"):  # what tensors take is known already
         told.pop(each, None)
     spec = spec_of_tensors(model_name(directory), told, file, tensors, cuts_of(config))
+    if weights is not None:
+        spec = replace(spec, stored=named_format(weights).text)
     if gguf is not None:
         spec = replace(spec, stored=gguf_text(read_gguf_model(gguf)))
     name = (config.architectures or [type(config).__name__])[0]

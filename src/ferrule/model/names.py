@@ -67,11 +67,16 @@ def place_of(name: str) -> Place | None:
     return "embedding" if _EMBEDDING.search(name) else "final"
 
 
+def is_router(name: str) -> bool:
+    """Whether a layer's tensor, by its ``name`` within the layer, chooses experts."""
+    return _ROUTER.search(name) is not None
+
+
 def role_of(name: str, cuts: Cuts) -> Role | None:
     """What a layer's tensor is, by its ``name`` within the layer; None: it is no weight."""
     if _NO_WEIGHT.search(f".{name}"):
         return None
-    if _ROUTER.search(name):
+    if is_router(name):
         return Role("other")
     if _SHARED.search(name):
         return Role("shared", cut=not _ROW_BIAS.search(name))

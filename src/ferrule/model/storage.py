@@ -6,10 +6,11 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ferrule.errors import ConfigError
+from ferrule.model.on_load import BITS, GROUP
 
 PLAIN = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "float8_e4m3fn": 1}
 """Bytes per number of torch's names for dtypes."""
@@ -38,8 +39,8 @@ class Format:
     ``group_bytes`` per ``group`` numbers along the inner dimension (scales, and zero points or offsets); group 0 is a
     whole row. ``block``: square blocks instead, with ``group_bytes`` each. ``flat``: as many numbers of the flattened
     tensor instead. ``inner_bytes``: for each inner index. ``tensor_bytes``: for each tensor, and with ``told_shape``
-    its shape in decimals. ``exceptions``: other formats of modules by name, or by ``re:`` and a regular expression;
-    None: not quantised.
+    its shape in decimals. ``whole_groups``: rows that are none stay plain. ``exceptions``: other formats of modules by
+    name, or by ``re:`` and a regular expression; None: not quantised.
     """
 
     text: str
@@ -52,6 +53,7 @@ class Format:
     inner_bytes: int = 0
     tensor_bytes: int = 0
     told_shape: bool = False
+    whole_groups: bool = False
     roles: frozenset[Role] = frozenset()
     exceptions: Mapping[str, Format | None] = field(default_factory=dict)
 
@@ -69,6 +71,8 @@ class Format:
     def bytes(self, tensor: Tensor) -> int:
         """What ``tensor`` takes, all copies."""
         own = self.of(tensor.name) if self.bits > 0 and tensor.role in self.roles else None
+        if own is not None and own.whole_groups and tensor.shape[-1] % own.group:
+            own = None
         return tensor.parameters * self.plain if own is None else tensor.copies * own._one(tensor.shape)
 
     def _one(self, shape: tuple[int, ...]) -> int:
@@ -100,8 +104,8 @@ MATRICES: frozenset[Role] = frozenset({"linear", "expert", "embedding", "head", 
 
 
 def named_format(text: str) -> Format:
-    """A format by the name that a user gives: ``bfloat16``, ``fp8``, ``int8``, ``int4``, ``mlx-8bit``, ``mlx-4bit``,
-    ``mxfp4``, ``q8_0``, ``q4_k_m``. Raises `ConfigError` for another name."""
+    """A format by the name that a user gives: ``bfloat16``, ``fp8``, ``int8`` and ``int4`` (as the engine
+    quantises while it loads), ``gptq-int4``, ``mlx-8bit``, ``mlx-4bit``, ``mxfp4``, ``q8_0``, ``q4_k_m``. Raises `ConfigError` for another name."""
     found = _NAMED.get(_SHORT.get(text.lower(), text.lower()))
     if found is None:
         raise ConfigError(f"no weights are stored as {text!r}; use one of {', '.join(_NAMED)}")
@@ -109,11 +113,23 @@ def named_format(text: str) -> Format:
 
 
 _SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "f16": "float16", "f32": "float32"}
+_ON_LOAD = {
+    name: Format(
+        f"{name} in groups of {GROUP}",
+        bits=bits,
+        group=GROUP,
+        group_bytes=2,
+        whole_groups=True,
+        roles=MATRICES - {"router"},
+    )
+    for name, bits in BITS.items()
+}
 _NAMED = {
     **{name: Format(name, plain=size) for name, size in PLAIN.items() if size in (2, 4)},
     "fp8": Format("fp8 in blocks of 128", bits=8, block=(128, 128), group_bytes=4, roles=LINEAR),
-    "int8": Format("int8 by row", bits=8, group_bytes=2, roles=LINEAR),
-    "int4": Format("4-bit in groups of 128", bits=4, group=128, group_bytes=2.5, inner_bytes=4, roles=LINEAR),
+    "int8": _ON_LOAD["int8"],
+    "int4": replace(_ON_LOAD["int4"], exceptions=dict.fromkeys(("embed_tokens", "lm_head"), _ON_LOAD["int8"])),
+    "gptq-int4": Format("4-bit in groups of 128", bits=4, group=128, group_bytes=2.5, inner_bytes=4, roles=LINEAR),
     "mlx-8bit": Format("8-bit in groups of 64", bits=8, group=64, group_bytes=4, roles=MATRICES),
     "mlx-6bit": Format("6-bit in groups of 64", bits=6, group=64, group_bytes=4, roles=MATRICES),
     "mlx-4bit": Format("4-bit in groups of 64", bits=4, group=64, group_bytes=4, roles=MATRICES),

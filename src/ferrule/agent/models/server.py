@@ -31,7 +31,7 @@ from ferrule.serve.server import listen, serve
 log = logging.getLogger(__name__)
 
 TELL_SECONDS = 0.3
-_OPTIONS = ("dtype", "max_context", "threads", "tensor", "pipeline", "self_test", "standby", "encrypt")
+_OPTIONS = ("dtype", "weights", "max_context", "threads", "tensor", "pipeline", "self_test", "standby", "encrypt")
 
 
 def options_of(desired: DesiredModel, name: str) -> EngineOptions:

@@ -38,7 +38,7 @@ Over = Literal["hosts", "latency", "context"]
 _FORMATS = {
     "ferrule": ("bfloat16", "int8", "int4"),
     "mlx": ("mlx-8bit", "mlx-6bit", "mlx-4bit"),
-    "vllm": ("fp8", "int4"),
+    "vllm": ("fp8", "gptq-int4"),
     "llama.cpp-rpc": ("q8_0", "q4_k_m"),
     "exo-grpc": ("mlx-8bit", "mlx-4bit"),
 }
@@ -191,8 +191,8 @@ def _question(
     lighter = []
     for stored in _FORMATS[engine]:
         try:
-            elsewhere = runtime is BUILT_IN_ENGINE and stored not in PLAIN
-            words = f"{stored}, in another engine" if elsewhere else stored
+            flag = runtime is BUILT_IN_ENGINE and stored not in PLAIN
+            words = f"{stored} (--weights {stored})" if flag else stored
             lighter.append((words, read_model(name, weights=stored)))
         except FerruleError:  # a GGUF file cannot be counted as if it were stored otherwise
             break

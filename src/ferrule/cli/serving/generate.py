@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ferrule.cli.extras import needs
-from ferrule.cli.serving.model import MODEL, Dtype, MaxContext, Pp, SelfTest, Threads, Tp
+from ferrule.cli.serving.model import MODEL, Dtype, MaxContext, Pp, SelfTest, Threads, Tp, Weights
 from ferrule.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def generate(
     tp: Tp = None,
     pp: Pp = None,
     dtype: Dtype = "auto",
+    weights: Weights = None,
     max_context: MaxContext = None,
     threads: Threads = None,
     self_test: SelfTest = True,
@@ -68,7 +69,14 @@ def generate(
     if not prompt:
         raise ConfigError("the prompt is empty")
     options = EngineOptions(
-        model, tp or 1, pp or 1, dtype, max_context=max_context, threads=threads, self_test=self_test
+        model,
+        tp or 1,
+        pp or 1,
+        dtype,
+        max_context=max_context,
+        threads=threads,
+        self_test=self_test,
+        weights=weights,
     )
     given = {
         "max_tokens": max_tokens,

@@ -28,6 +28,10 @@ Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option("--dtype", help="What to compute in; auto is what the weights were saved in."),
 ]
+Weights = Annotated[
+    Literal["int8", "int4"] | None,
+    typer.Option("--weights", help="Quantise plain weights to this while they are loaded; left out: as stored."),
+]
 MaxContext = Annotated[
     int | None, typer.Option(min=1, metavar="TOKENS", help="Most tokens of prompt and answer together.")
 ]

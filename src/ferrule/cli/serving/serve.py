@@ -12,7 +12,19 @@ import typer
 from ferrule.cli import complete
 from ferrule.cli.cluster.models import cluster_hosts, running_cluster, serve_on_cluster
 from ferrule.cli.extras import needs
-from ferrule.cli.serving.model import DEMO, DEMO_RANKS, MODEL, Dtype, Encrypt, MaxContext, Pp, SelfTest, Threads, Tp
+from ferrule.cli.serving.model import (
+    DEMO,
+    DEMO_RANKS,
+    MODEL,
+    Dtype,
+    Encrypt,
+    MaxContext,
+    Pp,
+    SelfTest,
+    Threads,
+    Tp,
+    Weights,
+)
 from ferrule.cluster.desired import DesiredModel
 from ferrule.config import is_loopback
 from ferrule.errors import ConfigError, FerruleError
@@ -60,6 +72,7 @@ def serve(
         ),
     ] = None,
     dtype: Dtype = "auto",
+    weights: Weights = None,
     max_context: MaxContext = None,
     api_key: Annotated[
         str | None,
@@ -119,6 +132,7 @@ def serve(
             tensor=tp,
             pipeline=pp,
             dtype=dtype,
+            weights=weights,
             max_context=max_context,
             threads=threads,
             self_test=self_test,
@@ -154,6 +168,7 @@ def serve(
         name=name,
         standby=standby,
         encrypt=encrypt,
+        weights=weights,
     )
     if saved is not None:
         saved.require_hosts({gethostname()}, "this machine")

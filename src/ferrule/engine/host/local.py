@@ -69,6 +69,7 @@ class LocalEngine:
             identity=model.identity,
             self_test=options.self_test,
             encrypt=options.encrypt,
+            weights=options.weights,
         )
         self._supervisor = Supervisor(rank_options, planner, self)
 

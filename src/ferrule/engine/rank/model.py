@@ -115,12 +115,20 @@ def blueprint(directory: Path, dtype: str, shard: Shard, group: Group, checkpoin
     return Blueprint(model, base, torch_dtype, config.hidden_size, cache, made_of, slicings, aliases, stage_input)
 
 
-def build(directory: Path, dtype: str, shard: Shard, group: Group, device: Device, on_bytes: BytesRead) -> ShardedModel:
-    """Build and load one rank's part. ``group`` is the ranks of this stage.
+def build(
+    directory: Path,
+    dtype: str,
+    shard: Shard,
+    group: Group,
+    device: Device,
+    on_bytes: BytesRead,
+    weights: str | None = None,
+) -> ShardedModel:
+    """Build and load one rank's part. ``group`` is the ranks of this stage. ``weights``: as in `Checkpoint`.
 
     Raises `ModelError` and `PlanError` before any weight is read where the model cannot be run or cut as planned.
     """
-    with Checkpoint(directory) as checkpoint:
+    with Checkpoint(directory, weights) as checkpoint:
         plan = blueprint(directory, dtype, shard, group, checkpoint)
         size = plan.fill(checkpoint, on_bytes, device.torch_device)
     restore_buffers(plan.model, device.torch_device)

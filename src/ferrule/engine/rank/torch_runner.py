@@ -37,7 +37,8 @@ class TorchRunner:
             on_progress(Progress(world.rank, "load", done, total))
 
         self.device, self.device_title = device, f"{device.title}, transformers"
-        self.model: ShardedModel = build(Path(options.directory), options.dtype, self.shard, stage, device, loaded)
+        directory = Path(options.directory)
+        self.model: ShardedModel = build(directory, options.dtype, self.shard, stage, device, loaded, options.weights)
         self.weight_bytes = self.model.weight_bytes
         self.dtype = str(self.model.dtype).removeprefix("torch.")
 

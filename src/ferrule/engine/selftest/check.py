@@ -49,7 +49,8 @@ def expected(
     model that is not split, or of which no host has all files."""
     if not options.self_test or world.size == 1 or not options.identity:
         return None
-    case = Case(options.identity, vocabulary, options.context, options.plan.shards[0].last_layer)
+    most = options.plan.shards[0].last_layer
+    case = Case(options.identity, vocabulary, options.context, most, options.weights)
     kept = recall(case)
     owners = [rank for rank, has in enumerate(tell_all(world, kept is not None, LOAD_TIMEOUT)) if has]
     owner = next(iter([*owners, *obtained.sources]), None)

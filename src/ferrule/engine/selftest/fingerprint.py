@@ -26,16 +26,18 @@ OnProgress = Callable[[int, int], None]
 @dataclass(frozen=True)
 class Case:
     """One fingerprint: of the model ``identity`` with prompts that fit ``context``; the long prompt goes through the
-    first ``most_layers`` layers (those of the first stage) at the most."""
+    first ``most_layers`` layers (those of the first stage) at the most. ``weights``: as in `Checkpoint`."""
 
     identity: str
     vocabulary: int
     context: int
     most_layers: int
+    weights: str | None = None
 
     def file(self) -> Path:
         parts = (VERSION, transformers.__version__, self.vocabulary, prefixes(self.context), long_tokens(self.context))
-        told = hashlib.blake2b(repr((*parts, self.most_layers)).encode(), digest_size=8).hexdigest()
+        parts = (*parts, self.most_layers, *([self.weights] if self.weights else []))
+        told = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
         return cache_directory() / "fingerprints" / f"{self.identity}-{told}.npz"
 
 
@@ -72,7 +74,7 @@ def recall(case: Case) -> Fingerprint | None:
 
 def compute(directory: Path, case: Case, on_progress: OnProgress) -> Fingerprint:
     """Read the model of ``directory`` in one piece, and keep what it computes where that can be written."""
-    with Checkpoint(directory) as checkpoint:
+    with Checkpoint(directory, case.weights) as checkpoint:
         reference = Reference(directory, checkpoint, on_progress)
         lengths = prefixes(case.context)
         rows = short_rows(lengths)

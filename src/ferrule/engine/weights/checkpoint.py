@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from ferrule.engine.weights.bits import RAW
 from ferrule.engine.weights.formats import Weight, recognise
+from ferrule.engine.weights.formats.on_load import already_packed, quantised_on_load
 from ferrule.engine.weights.gguf.stored import GgufTensors
 from ferrule.errors import ModelError, PlanError
 from ferrule.model.gguf import gguf_file
@@ -37,9 +38,12 @@ class Checkpoint:
 
     Raises `ModelError` where there are no weights, the index is not what it should be, a file is missing or
     truncated, a file lacks a tensor that the index promises, or a tensor has a dtype that is not run here.
+
+    ``weights``: plain matrices are read as they are once quantised so (`formats.on_load`). Raises `ConfigError` where
+    they are stored packed already.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, weights: str | None = None) -> None:
         self.directory = directory
         self._files: dict[str, Path] = {}
         self._open: dict[Path, Any] = {}
@@ -50,11 +54,15 @@ class Checkpoint:
         self.gguf = GgufTensors(gguf) if gguf is not None else None
         if self.gguf is not None:
             self.stored, self.tensors = self.gguf.stored, self.gguf.tensors
+            if weights is not None:
+                raise already_packed(weights, f"{gguf.name if gguf else directory}", "GGUF")
             return
         files = _scan(directory)
         self._files = {tensor.name: file for file, tensors in files.items() for tensor in tensors}
         self.stored = {tensor.name: tensor for tensors in files.values() for tensor in tensors}
         self.tensors = recognise(self.stored, _settings(directory), self)
+        if weights is not None:
+            self.tensors = quantised_on_load(self.tensors, weights, str(directory))
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ferrule.model.storage import PLAIN
 from ferrule.plan.prediction import Candidate
 from ferrule.plan.question import Question
 from ferrule.plan.runtime import BUILT_IN_ENGINE
@@ -25,8 +24,6 @@ def cautions(question: Question) -> list[str]:
         )
     if question.runtime is not BUILT_IN_ENGINE:
         return found
-    if question.model.stored not in PLAIN:
-        found.append("the built-in engine runs no quantised weights yet: these figures are of one that does")
     fast = [device for device in question.cluster.devices if not device.kind.endswith("(cpu)")]
     if any(device.half_flops > PROCESSOR_FLOPS for device in fast):
         found.append("the built-in engine does not compute on GPUs yet: these figures are of one that does")

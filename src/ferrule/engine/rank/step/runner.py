@@ -43,7 +43,7 @@ class StepRunner:
         def loaded(done: int, total: int) -> None:
             on_progress(Progress(world.rank, "load", done, total))
 
-        with Checkpoint(Path(options.directory)) as checkpoint:
+        with Checkpoint(Path(options.directory), options.weights) as checkpoint:
             built: Blueprint = blueprint(Path(options.directory), options.dtype, self.shard, stage, checkpoint)
             self.description = describe(built.model, built.base, self.shard, stage.size)
             weights = load_weights(built, self.description, checkpoint, loaded)
