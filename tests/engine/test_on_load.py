@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 import torch
 from gguf.quants import dequantize, quantize
@@ -16,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from test_parity import plan_for
 from test_step import check_packed
 from tiny_models import make
-from transformers import AutoModelForCausalLM
 
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.source import describe, read_config

@@ -104,8 +104,9 @@ MATRICES: frozenset[Role] = frozenset({"linear", "expert", "embedding", "head", 
 
 
 def named_format(text: str) -> Format:
-    """A format by the name that a user gives: ``bfloat16``, ``fp8``, ``int8`` and ``int4`` (as the engine
-    quantises while it loads), ``gptq-int4``, ``mlx-8bit``, ``mlx-4bit``, ``mxfp4``, ``q8_0``, ``q4_k_m``. Raises `ConfigError` for another name."""
+    """A format by the name that a user gives: ``bfloat16``, ``fp8``, ``int8`` and ``int4`` (as the engine quantises
+    while it loads), ``gptq-int4``, ``mlx-8bit``, ``mlx-4bit``, ``mxfp4``, ``q8_0``, ``q4_k_m``. Raises `ConfigError`
+    for another name."""
     found = _NAMED.get(_SHORT.get(text.lower(), text.lower()))
     if found is None:
         raise ConfigError(f"no weights are stored as {text!r}; use one of {', '.join(_NAMED)}")

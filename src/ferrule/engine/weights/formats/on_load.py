@@ -15,7 +15,7 @@ from ferrule._native import quantise
 from ferrule.engine.weights.bits import float32_of, pick
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight
-from ferrule.engine.weights.formats.plain import Plain
+from ferrule.engine.weights.formats.registry import FORMATS
 from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle
 from ferrule.errors import ConfigError
 from ferrule.model.headers import Stored
@@ -76,7 +76,8 @@ def _quantised(plain: NDArray[Any], element: int, layout: GroupLayout) -> Groupe
 def quantised_on_load(tensors: Mapping[str, Weight], weights: str, where: str) -> dict[str, Weight]:
     """``tensors`` of the model ``where``, those that ``--weights`` means as they are once quantised. Raises
     `ConfigError` where some are stored packed already."""
-    packed = next((each for each in tensors.values() if not isinstance(each.format, Plain)), None)
+    plain = FORMATS[-1]
+    packed = next((each for each in tensors.values() if each.format is not plain), None)
     if packed is not None:
         raise already_packed(weights, where, packed.format.name)
     form = OnLoad(weights)
