@@ -22,6 +22,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+SOAK_SECONDS = 4 * 3600
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("soak") is not None:
+            item.add_marker(pytest.mark.timeout(SOAK_SECONDS))
+
+
 @pytest.fixture(scope="session")
 def vm_lab() -> vm.VmLab:
     """A VM lab whose parts are all fetched.

@@ -7,9 +7,9 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from ferrule.bench.decode import DecodeRow
+from ferrule.bench.engine.rows import EngineRow
 from ferrule.bench.fabric.bars import Bar
-from ferrule.cli.bench.decode import _table as decode_table
+from ferrule.cli.bench.engine import _table as engine_table
 from ferrule.cli.bench.fabric import _bars_table as bars_table
 
 
@@ -28,12 +28,15 @@ def test_bars_keep_their_heads_and_numbers() -> None:
     assert "…" not in told
 
 
-def test_decode_keeps_its_heads_and_numbers() -> None:
-    names = (("ferrule", 1), ("ferrule", 2), ("transformers", 1), ("transformers-tp-gloo", 2))
-    rows = [DecodeRow("m", "bfloat16", impl, n, 1, 1234.5, 1334.5, 1434.5, 1000.5) for impl, n in names]
-    told = shown(decode_table(rows, 2))
-    for word in ("implementation", "ranks", "min", "median", "p99", "tokens", "per s", "× TP over", "Gloo", "1434.5"):
+def test_engines_keep_their_heads_and_numbers() -> None:
+    rows = [
+        EngineRow("transformers", 1, 16, "bfloat16", "decode", 1, 12.34, 1.234, 123.4, None, 81.2, 99.9),
+        EngineRow("llama.cpp", 1, 2, "int8", "prefill", 1, 1234.5, 1034.5, 2234.5, 812.3, None, None),
+        EngineRow("ferrule", 2, 1, "int4", "serve", 64, 12345.6, 1.5, 99999.9, 8123.4, 123.4, 1234.5),
+    ]
+    told = shown(engine_table(rows, 2))
+    for word in ("engine", "ranks", "weights", "phase", "streams", "tok/s", "min", "max", "first", "gap", "p99"):
         assert word in told
-    assert "transformers-tp-gloo" in told
-    assert "1.00, 1.00" in told
+    for word in ("transformers", "1×16", "bfloat16", "prefill", "12346", "100000", "8123", "1234"):
+        assert word in told
     assert "…" not in told

@@ -73,7 +73,7 @@ def no_tokenizer(model: Path) -> None:
 
 def quantized(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4"}
+    config["quantization_config"] = {"quant_method": "quip"}
     (model / "config.json").write_text(json.dumps(config))
 
 
@@ -86,12 +86,13 @@ def quantized(model: Path) -> None:
         (unknown_architecture, (), 3, "nonesuch"),
         (index_promises_more, (), 3, "lacks model.nonesuch"),
         (no_tokenizer, (), 3, "no tokenizer that can be read"),
-        (quantized, (), 3, "is quantized (mxfp4)"),
+        (quantized, (), 3, "is quantized (quip)"),
         (None, ("--tp", "3"), 4, "does not divide by 3"),
         (None, ("--pp", "99"), 4, "cannot fill 99 pipeline stages"),
         (None, ("--tp", "0"), 2, "--tp"),
         (None, ("--max-context", "1000000"), 2, "--max-context 1000000 is more than the 1024 tokens"),
         (None, ("--dtype", "int3"), 2, "--dtype"),
+        (None, ("--weights", "int3"), 2, "--weights"),
         (None, ("--host", "0.0.0.0"), 2, "FERRULE_API_KEY"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

@@ -20,7 +20,7 @@ from typing import Literal
 
 import psutil
 
-from ferrule.bench.decode import Ferrule
+from ferrule.bench.engine.contestants import Ferrule
 from ferrule.bench.random_model import given_or_random
 from ferrule.engine import EngineOptions
 from ferrule.engine.source import DEMO

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ferrule.agent.device import RANK
 from ferrule.bench.bystanders import Bystanders
-from ferrule.bench.decode import PROMPT, Ferrule
+from ferrule.bench.engine.contestants import PROMPT, Ferrule, seconds_per_token
 from ferrule.bench.random_model import RandomModel, save_random_llama
 from ferrule.engine import EngineOptions
 from ferrule.lab import Lab, Shaping, mesh, pair
@@ -233,7 +233,7 @@ class _Engine:
             bystanders.begin()
             # The first token may still have met the cables as they were.
             seconds = (await self.ferrule.turn(TOKENS + 1))[1:]
-            turns.append(Turn(statistics.median(seconds), bystanders.share()))
+            turns.append(Turn(seconds_per_token(seconds), bystanders.share()))
         return min(turns, key=lambda turn: turn.others)
 
 

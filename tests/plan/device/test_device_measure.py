@@ -137,7 +137,7 @@ def test_this_machine(tmp_path: Path) -> None:
     assert 1e-8 < figures.launch_seconds < 1
     assert 50 << 20 < figures.runtime_bytes < 4 << 30
     assert figures.eager_seconds is not None
-    assert figures.launch_seconds < figures.eager_seconds < 0.1
+    assert 1e-8 < figures.eager_seconds < 0.1
     assert 0 <= figures.resume_seconds < 0.1
 
 

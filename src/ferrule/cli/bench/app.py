@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from ferrule.cli.bench import decode as bench_decode
+from ferrule.cli.bench import engine as bench_engine
 from ferrule.cli.bench import fabric as bench_fabric
 from ferrule.cli.bench import plan as bench_plan
 
 app = typer.Typer(no_args_is_help=True, help="Measure what this machine can do, beside other libraries.")
 
 app.command(epilog=bench_fabric.EXAMPLES)(bench_fabric.fabric)
-app.command(epilog=bench_decode.EXAMPLES)(bench_decode.decode)
+app.command(epilog=bench_engine.EXAMPLES)(bench_engine.engine)
 app.command(epilog=bench_plan.EXAMPLES)(bench_plan.plan)

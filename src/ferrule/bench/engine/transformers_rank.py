@@ -1,7 +1,7 @@
-"""The peer in `ferrule.bench.decode`: ``python -m ferrule.bench.transformers_rank MODEL PROMPT_TOKENS FD``.
+"""The peer in `ferrule bench engine`: ``python -m ferrule.bench.engine.transformers_rank MODEL FD``.
 
 transformers as its documentation uses it; with a world of more than one rank, its own tensor parallelism over Gloo.
-Reads a number of tokens per line from the socket FD and answers with a JSON list of seconds per token.
+Reads lines from the socket FD, tokens of a prompt and of its answer, and answers with a JSON list of seconds per token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 
 def main(arguments: list[str]) -> None:
-    directory, prompt, control = arguments[0], int(arguments[1]), socket.socket(fileno=int(arguments[2]))
+    directory, control = arguments[0], socket.socket(fileno=int(arguments[1]))
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     transformers.logging.set_verbosity_error()
     options = {}
@@ -32,12 +32,12 @@ def main(arguments: list[str]) -> None:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", **options).eval()
     control.sendall(b"[]\n")
     for line in control.makefile():
-        seconds = generate(model, prompt, int(line))
+        seconds = generate(model, *map(int, line.split()))
         control.sendall(json.dumps(seconds).encode() + b"\n")
 
 
 def generate(model: torch.nn.Module, prompt: int, tokens: int) -> list[float]:
-    """Greedy tokens after a prompt; the seconds of every token but the first."""
+    """Greedy tokens after a prompt; the seconds of each."""
     cache = DynamicCache(config=model.config)
     ids = torch.arange(3, 3 + prompt).unsqueeze(0)
     seconds = []
@@ -49,7 +49,7 @@ def generate(model: torch.nn.Module, prompt: int, tokens: int) -> list[float]:
             out = model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1)
             ids = out.logits[:, -1:].argmax(-1)
             seconds.append(time.perf_counter() - begin)
-    return seconds[1:]
+    return seconds
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Measure engines side by side: decode, prefill and serving, by format of the weights."""
