@@ -27,7 +27,7 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
 Size = Annotated[int, Meta(ge=1, le=MAX_BYTES)]
 Transport = Literal["tcp", "verbs"]
-Way = Literal["forth", "back"]
+Direction = Literal["forth", "back"]
 """Forth is from the end that dials."""
 
 _T = TypeVar("_T")
@@ -63,7 +63,7 @@ class Flow(msgspec.Struct, frozen=True):
     port: Port
     source: str
     interface: str
-    way: Way
+    direction: Direction
 
 
 class Measure(Order, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from ferrule.links import Bandwidth, Fault, LinkEnd, MeasuredLink, MeasuredPair,
 from ferrule.probe.ends import AnswerT, End
 from ferrule.probe.orders import (
     Device,
+    Direction,
     Flow,
     Knock,
     Knocked,
@@ -30,7 +31,6 @@ from ferrule.probe.orders import (
     TimeMessages,
     TimeStreams,
     Transport,
-    Way,
 )
 
 SIZES = (64, 512, 4096, 32768, 262144, 1 << 20)
@@ -90,8 +90,8 @@ class _Pairing:
     def guessed(self) -> bool:
         return self.first.ip.is_link_local
 
-    def flow(self, way: Way) -> Flow:
-        return Flow(self.number, self.second.address, self.port, self.first.address, self.first.name, way)
+    def flow(self, direction: Direction) -> Flow:
+        return Flow(self.number, self.second.address, self.port, self.first.address, self.first.name, direction)
 
 
 def probe_pair(
@@ -210,13 +210,13 @@ class _Run:
         """Why nothing came through: let both ends knock at the other, and count what arrives."""
         first, second = self.ends
         mine, theirs = self.pairing.first, self.pairing.second
-        ways = ((first, mine, theirs), (second, theirs, mine))
-        for end, own, other in ways:
+        knocks = ((first, mine, theirs), (second, theirs, mine))
+        for end, own, other in knocks:
             end.order(Knock(other.address, self.pairing.port, own.address, own.name, _KNOCK_SECONDS))
-        answers = [end.answer(_KNOCK_SECONDS + _SPARE_SECONDS, Knocked) for end, _, _ in ways]
+        answers = [end.answer(_KNOCK_SECONDS + _SPARE_SECONDS, Knocked) for end, _, _ in knocks]
         frames = [answer.frames for answer in answers]
         detail = "frames received while both ends knocked for " + (
-            f"{_KNOCK_SECONDS:g} s: " + ", ".join(f"{frames[n]} at {ways[n][0].name}" for n in range(2))
+            f"{_KNOCK_SECONDS:g} s: " + ", ".join(f"{frames[n]} at {knocks[n][0].name}" for n in range(2))
         )
         if any(answer.answered for answer in answers):
             return "large", "connections open, but a measurement over them did not end"
@@ -253,11 +253,13 @@ def _bandwidth(
     warm = max(effort.warm, min(_MOST_WARM_SECONDS, _ROUND_TRIPS * 2 * latency))
     seconds = effort.stream + warm
     rates = []
-    directions: tuple[tuple[Way, ...], ...] = (("forth",), ("back",), ("forth", "back"))
-    for ways in directions:
+    loads: tuple[tuple[Direction, ...], ...] = (("forth",), ("back",), ("forth", "back"))
+    for directions in loads:
         order = TimeStreams(
             epoch=secrets.token_bytes(16),
-            flows=tuple(pairing.flow(way) for pairing in pairs for way in ways for _ in range(streams)),
+            flows=tuple(
+                pairing.flow(direction) for pairing in pairs for direction in directions for _ in range(streams)
+            ),
             seconds=seconds,
             timeout=seconds + _SPARE_SECONDS / 2 + _pairing_seconds(transport),
             transport=transport,
@@ -265,10 +267,12 @@ def _bandwidth(
         )
         answers = _measure(first, second, order, Rates)
         busy = max(answer.busy for answer in answers)  # what counts is that of the last run, both ways
-        for way in ways:
+        for direction in directions:
             # What arrived: forth at the second end, back at the first.
-            arrived = answers[1 if way == "forth" else 0].rates
-            rates.append(sum(rate for flow, rate in zip(order.flows, arrived, strict=True) if flow.way == way))
+            arrived = answers[1 if direction == "forth" else 0].rates
+            rates.append(
+                sum(rate for flow, rate in zip(order.flows, arrived, strict=True) if flow.direction == direction)
+            )
     forth, back, both_forth, both_back = rates
     return Bandwidth(streams, forth, back, both_forth, both_back, busy)
 

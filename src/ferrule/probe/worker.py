@@ -145,7 +145,7 @@ class Worker:
                 return Latencies(mss, tuple(latency))
             carriers: Sequence[Pipe] = pipes or [TcpPipe(each.socket) for each in connections]
             streams = [
-                Stream(pipe, "send" if (flow.way == "forth") == dials else "receive")
+                Stream(pipe, "send" if (flow.direction == "forth") == dials else "receive")
                 for pipe, flow in zip(carriers, flows, strict=True)
             ]
             rates, busy = run_streams(streams, order.seconds, order.warm, starts=dials, deadline=deadline)
