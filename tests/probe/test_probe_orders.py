@@ -63,6 +63,7 @@ def test_answers_too(answer: Answer) -> None:
         b'{"do":"dance"}',
         b'{"places":[]}',
         b"[1]",
+        b'{"do":"describe","more":' + b"[" * 100_000,
         encode(structs.replace(MESSAGES, sizes=(1 << 40,))),
         encode(structs.replace(STREAMS, epoch=b"short")),
         encode(structs.replace(STREAMS, flows=(FLOW,) * 1000)),

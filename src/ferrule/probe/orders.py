@@ -189,5 +189,5 @@ def _decode(decoder: msgspec.json.Decoder[_T], line: bytes) -> _T:
         if len(line) > LINE_LIMIT:
             raise msgspec.DecodeError(f"more than {LINE_LIMIT} bytes")
         return decoder.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise LinkError(f"this is nothing that the probe of ferrule {__version__} says: {error}") from error

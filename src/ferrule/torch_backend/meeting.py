@@ -124,7 +124,7 @@ def _word_of(said: bytes) -> Listening | Failed:
         if len(said) > _WORD_LIMIT:
             raise msgspec.DecodeError(f"{len(said)} bytes")
         return _words.decode(said)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise RendezvousError(
             f"rank 0 has told torch's store what this version of ferrule does not say ({error}); install the same one "
             "on all hosts"
