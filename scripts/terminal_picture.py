@@ -1,6 +1,6 @@
-"""Draw docs/serve.svg: what `ferrule serve --demo` prints, and one answer through `ferrule chat`.
+"""Draw docs/pictures/serve.svg: what `ferrule serve --demo` prints, and one answer through `ferrule chat`.
 
-    .venv/bin/python scripts/terminal_picture.py docs/serve.svg
+    .venv/bin/python scripts/terminal_picture.py docs/pictures/serve.svg
 
 Everything in the picture is what the programs really printed in this run; left out are the lines of progress, which on
 a terminal are bars that vanish.

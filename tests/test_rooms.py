@@ -1,13 +1,18 @@
-"""No room names a module of a higher room in a string: import-linter sees imports only."""
+"""How the house is built: no room names a module of a higher room in a string (import-linter sees imports only), and
+no folder has more files than fit on a screen."""
 
 import ast
 import re
+import subprocess
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+MOST_FILES = 20
+FOLDERS = ("src", "native", "driver", "tests", "docs")
 MODULE = re.compile(r"\bferrule(?:\.[a-z_][a-z_0-9]*)+")
 
 
@@ -84,3 +89,25 @@ def test_the_check_sees_what_it_is_for(source, expected):
     rooms = ["ferrule.serve", "ferrule.engine", "ferrule.fabric"]
     known = {"ferrule", "ferrule.serve", "ferrule.serve.app", "ferrule.engine.rank", "ferrule.fabric"}
     assert upward_names(source, "ferrule.engine.host.start", rooms, known) == expected
+
+
+def too_full(files: list[str]) -> list[str]:
+    """The folders that hold more than `MOST_FILES` of the ``files`` themselves, and what to do."""
+    counts = Counter(file.rpartition("/")[0] for file in files)
+    return [
+        f"{folder} has {count} files, more than {MOST_FILES}: divide it"
+        for folder, count in sorted(counts.items())
+        if count > MOST_FILES
+    ]
+
+
+def test_no_folder_is_too_full():
+    """Nor one of recorded data, which could be excepted here by name and reason."""
+    tracked = subprocess.run(["git", "ls-files", *FOLDERS], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert too_full(tracked.stdout.splitlines()) == []
+
+
+def test_a_full_folder_is_named():
+    files = [f"docs/{number}.md" for number in range(MOST_FILES)]
+    assert too_full([*files, "docs/pictures/one.png"]) == []
+    assert too_full([*files, "docs/one.md"]) == ["docs has 21 files, more than 20: divide it"]

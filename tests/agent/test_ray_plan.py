@@ -68,7 +68,7 @@ def test_a_node_that_ends_is_started_again_later_and_later_until_it_was_up():
         ({"up": {A}}, "the host of Ray's head does not answer"),
         ({"members": {A: MEMBERS[A]}}, "the host of Ray's head does not answer"),
         ({"own": replace(MEMBERS[A], ray="")}, "Ray is not installed here"),
-        ({"no_way": "there is no way to 10.0.0.2"}, "there is no way"),
+        ({"no_route": "there is no route to 10.0.0.2"}, "there is no route"),
     ],
 )
 def test_a_host_that_cannot_have_a_node_says_why_once(change, why):

@@ -20,6 +20,7 @@ from ferrule.probe import Effort, in_lab_host, new_key, probe_pair, to_csv
 from ferrule.probe.ends import End
 from ferrule.probe.lend import borrow, borrowing, lend
 from ferrule.probe.messages import tcp_exchanges
+from ferrule.probe.orders import Description
 from ferrule.probe.probe import confirmed
 
 EFFORT = Effort(message=0.04, stream=0.5, warm=0.2, streams=(1,), sizes=(64, 4096))
@@ -65,7 +66,8 @@ def test_another_version_there_is_refused_with_the_cure(
     monkeypatch: pytest.MonkeyPatch, theirs: str, newest: str
 ) -> None:
     end = End("strix-b", [])
-    monkeypatch.setattr(end, "answer", lambda seconds: {"version": theirs})
+    told = Description("strix-b", "", "", theirs, (), {}, {})
+    monkeypatch.setattr(end, "answer", lambda seconds, kind: told)
     with pytest.raises(LinkError, match=rf"strix-b has ferrule {theirs}, this .* install {newest} from"):
         end.meet()
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "engine")]  # the makers of servers and of tiny models
+ENGINE = HERE.parent / "engine"
+sys.path[:0] = map(str, (HERE, ENGINE, ENGINE / "gguf"))  # the makers of servers and of tiny models
 
 from server_process import Server, start_server  # noqa: E402
 

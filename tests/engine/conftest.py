@@ -2,4 +2,5 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "fabric")]  # the makers of tiny models, and of groups of threads
+FOLDERS = (HERE, HERE / "weights", HERE / "shards", HERE.parent / "fabric")
+sys.path[:0] = map(str, FOLDERS)  # the makers of tiny models, and of groups of threads

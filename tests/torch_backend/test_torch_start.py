@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import msgspec
 import pytest
 import torch.distributed as dist
 from torch_ranks import SECONDS
@@ -20,7 +21,7 @@ from torch_ranks import SECONDS
 from ferrule import fabric
 from ferrule.errors import ConfigError, RendezvousError
 from ferrule.torch_backend import autoload, register
-from ferrule.torch_backend.meeting import meet
+from ferrule.torch_backend.meeting import Listening, meet
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
@@ -212,8 +213,17 @@ def test_own_key_is_not_told(environment: pytest.MonkeyPatch) -> None:
 def test_key_of_some_ranks_only(environment: pytest.MonkeyPatch, own: str, told: str) -> None:
     environment.setenv("FERRULE_KEY", own)
     store = dist.HashStore()
-    store.set("ferrule/1", json.dumps({"host": "127.0.0.1", "port": 1, "key": told}))
+    word = Listening("127.0.0.1", 1, bytes.fromhex(told))
+    store.set("ferrule/1", msgspec.json.encode(word).decode())
     with pytest.raises(ConfigError, match="FERRULE_KEY is set for"):
+        meet(store, 1, 2, 5.0)
+
+
+@pytest.mark.parametrize("word", ["", "{}", '{"type":"listening","host":"a","port":70000,"key":""}', " " * (1 << 17)])
+def test_word_that_rank_0_does_not_say(environment: pytest.MonkeyPatch, word: str) -> None:
+    store = dist.HashStore()
+    store.set("ferrule/1", word)
+    with pytest.raises(RendezvousError, match="does not say"):
         meet(store, 1, 2, 5.0)
 
 

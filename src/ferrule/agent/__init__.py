@@ -1,1 +1,1 @@
-"""The process on each host that holds models and jobs as the cluster wants them: composes engine and cluster."""
+"""The agent: a daemon on each host that starts and stops models, jobs and Ray nodes as the cluster's records say."""

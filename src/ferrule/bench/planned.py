@@ -268,7 +268,8 @@ def _cluster(here: Here, ranks: int, cables: Cables) -> ClusterSpec:
     rail = emulated_rail("cable", Shaping(delay=cables.delay, rate=cables.rate))
     devices = tuple(replace(here.device, name=name, kind=here.device.kind) for name in names)
     links = tuple(LinkSpec(ends, (rail,)) for ends in combinations(names, 2))
-    return ClusterSpec(devices, links, here.cores, **here.kept.named())
+    kept = here.kept
+    return ClusterSpec(devices, links, here.cores, (), kept.together, kept.in_turns, kept.awake)
 
 
 def _work() -> Workload:

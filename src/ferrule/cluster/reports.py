@@ -70,13 +70,13 @@ class HostReport:
 @dataclass(frozen=True, kw_only=True)
 class HostStatus(Member):
     """A member and how another host sees it. ``state``: ``stopped`` where its agent said so, ``lost`` where it went
-    without a word. ``problem``: why there is no connection; ``way``: the address by which there is one."""
+    without a word. ``problem``: why there is no connection; ``reached_at``: the address by which there is one."""
 
     state: Literal["here", "up", "stopped", "lost"]
     up_seconds: float | None = None
     heard_seconds: float | None = None
     problem: str | None = None
-    way: Address | None = None
+    reached_at: Address | None = None
 
     @property
     def is_up(self) -> bool:

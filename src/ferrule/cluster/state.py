@@ -240,7 +240,7 @@ class ClusterState:
             up_seconds=now - peer.up_since if peer.up else None,
             heard_seconds=now - peer.heard if peer.heard else None,
             problem=None if peer.up else peer.problem,
-            way=peer.address if peer.up else None,
+            reached_at=peer.address if peer.up else None,
         )
 
     # Connections to others

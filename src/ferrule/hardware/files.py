@@ -168,19 +168,19 @@ class _Wiring:
         return LabProfile(name, _text(table, "title", self.where), names, tuple(hosts.values()), tuple(cables))
 
     def _ends(self, entry: Mapping[str, Any], names: Sequence[str]) -> list[tuple[int, ...]]:
-        ways = [way for way in ("between", "mesh", "switch") if way in entry]
-        if len(ways) != 1:
+        keys = [key for key in ("between", "mesh", "switch") if key in entry]
+        if len(keys) != 1:
             raise ConfigError(f"{self.where}, cables: each needs one of between, mesh or switch, with names of hosts")
-        wanted = entry[ways[0]]
+        wanted = entry[keys[0]]
         if not isinstance(wanted, list) or len(wanted) < 2 or len(set(map(str, wanted))) != len(wanted):
-            raise ConfigError(f"{self.where}, cables: {ways[0]} lists two different hosts or more")
+            raise ConfigError(f"{self.where}, cables: {keys[0]} lists two different hosts or more")
         for name in wanted:
             if name not in names:
                 raise ConfigError(f"{self.where}, cables: there is no host {name!r}, only {', '.join(names)}")
         hosts = tuple(names.index(name) for name in wanted)
-        if ways[0] == "between" and len(hosts) != 2:
+        if keys[0] == "between" and len(hosts) != 2:
             raise ConfigError(f"{self.where}, cables: between lists two hosts, not {len(hosts)}; see mesh and switch")
-        return list(combinations(hosts, 2)) if ways[0] == "mesh" else [hosts]
+        return list(combinations(hosts, 2)) if keys[0] == "mesh" else [hosts]
 
     def _entries(self, table: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
         entries = table.get(key, [])

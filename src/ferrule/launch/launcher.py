@@ -102,7 +102,11 @@ class Launcher:
         if several:
             listen = "::" if ":" in "".join(self._places[0].entry.addresses[:1]) else "0.0.0.0"
         for place in self._places:
-            self._channels.append(self._open(place))
+            try:
+                self._channels.append(Channel(place))
+            except OSError as error:
+                what = error.filename or "a supervisor"
+                raise LaunchError(f"cannot run {what}: {error.strerror or error}") from error
         for host, channel in enumerate(self._channels):
             ports = len(self._ranks[host]) + (MEETING_PORTS - 1 if host == 0 else 0)
             silence = _SILENCE_SECONDS if channel.place.distant else None
@@ -113,12 +117,6 @@ class Launcher:
         self._await_hellos()
         self.job = self._make_job()
         return self.job
-
-    def _open(self, place: Place) -> Channel:
-        try:
-            return Channel(place)
-        except OSError as error:
-            raise LaunchError(f"cannot run {error.filename or 'a supervisor'}: {error.strerror or error}") from error
 
     def _ping(self) -> None:
         """Also while the rest of the launcher waits for the reader of its output."""

@@ -29,10 +29,8 @@ def choose_hosts(
         entries = read_hostfile(hostfile)
     elif ranks is None:
         raise ConfigError("how many ranks? give -n 2, or hosts: --hosts strix-a,strix-b")
-    elif not 1 <= ranks <= MAX_SLOTS:
-        raise ConfigError(f"-n {ranks} is no number of ranks from 1 to {MAX_SLOTS}")
     else:
-        entries = (HostEntry("localhost", ranks),)
+        entries = spread(("localhost",), ranks)
     return tuple(replace(entry, python=entry.python or python) for entry in entries)
 
 

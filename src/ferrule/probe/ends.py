@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import select
@@ -12,9 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any, Self
-
-import msgspec
+from typing import IO, Self, TypeVar
 
 from ferrule import __version__
 from ferrule.errors import ConfigError, LinkError
@@ -23,6 +20,18 @@ from ferrule.lab import Lab
 from ferrule.lab.netns import control
 from ferrule.links.reader import natural
 from ferrule.links.remote import ssh_command
+from ferrule.probe.orders import (
+    LINE_LIMIT,
+    Answer,
+    Describe,
+    Description,
+    Device,
+    Failed,
+    Order,
+    Start,
+    decode_answer,
+    encode,
+)
 from ferrule.probe.worker import MARK
 from ferrule.process import tied
 
@@ -31,6 +40,8 @@ _SSH_SECONDS = 8
 _END_SECONDS = 3.0
 _LAST_WORDS_SECONDS = 0.5
 _WORKER = (sys.executable, "-m", "ferrule.probe.worker")
+
+AnswerT = TypeVar("AnswerT", bound=Answer)
 
 
 class End:
@@ -55,15 +66,15 @@ class End:
         self.identity = ""
         self.kernel = ""
         self.interfaces: tuple[Interface, ...] = ()
-        self.devices: dict[str, dict[str, Any]] = {}
-        self.rdma: dict[str, list[str]] = {}
+        self.devices: Mapping[str, Device] = {}
+        self.rdma: Mapping[str, Sequence[str]] = {}
         self._command = command
         self._env = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._rest = b""
 
-    def launch(self, key: str, seconds: float) -> Self:
+    def launch(self, key: bytes, seconds: float) -> Self:
         """Start the agent, which lives for at most ``seconds``; several hosts' may start at the same time."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
@@ -73,29 +84,29 @@ class End:
             stderr=self._errors,
             env=os.environ | self._env,
         )
-        self.order(key=key, seconds=seconds)
-        self.order(do="describe")
+        self._tell(Start(key, seconds))
+        self.order(Describe())
         return self
 
     def meet(self) -> Self:
         """Wait until it says who it is. Raises `LinkError`."""
         try:
-            told = self.answer(START_SECONDS)
+            told = self.answer(START_SECONDS, Description)
         except LinkError as error:
             raise LinkError(f"{error}{self._hint}") from error
-        if told["version"] != __version__:
-            newest = max(str(told["version"]), __version__, key=natural)
+        if told.version != __version__:
+            newest = max(told.version, __version__, key=natural)
             raise LinkError(
-                f"{self.name} has ferrule {told['version']}, this machine {__version__}; on the older one, "
+                f"{self.name} has ferrule {told.version}, this machine {__version__}; on the older one, "
                 f"install {newest} from where the other one got it"
             )
-        self.name, self.identity, self.kernel = told["host"], told["identity"], told["kernel"]
-        self.interfaces = msgspec.convert(told["interfaces"], tuple[Interface, ...])
-        self.devices, self.rdma = told["devices"], told["rdma"]
+        self.name, self.identity, self.kernel = told.host, told.identity, told.kernel
+        self.interfaces, self.devices, self.rdma = told.interfaces, told.devices, told.rdma
         return self
 
-    def answer(self, seconds: float) -> dict[str, Any]:
-        """Raises `LinkError` with what went wrong there, or when nothing comes in time."""
+    def answer(self, seconds: float, kind: type[AnswerT]) -> AnswerT:
+        """To the oldest order that has none yet. Raises `LinkError` with what went wrong there, or when nothing
+        comes in time."""
         assert self._process is not None
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
@@ -104,13 +115,11 @@ class End:
             line, newline, rest = self._rest.partition(b"\n")
             if newline:
                 self._rest = rest
-                text = line.decode(errors="replace")
-                if text.startswith(MARK):
-                    found: dict[str, Any] = json.loads(text.removeprefix(MARK))
-                    if "error" in found:
-                        raise LinkError(f"{self.name}: {found['error']}")
-                    return found
+                if line.startswith(MARK):
+                    return expected(kind, decode_answer(line.removeprefix(MARK)), self.name)
                 continue
+            if len(line) > LINE_LIMIT + len(MARK):
+                raise LinkError(f"{self.name} sent a line of more than {LINE_LIMIT} bytes, which no answer has")
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([descriptor], [], [], left)[0]:
                 raise LinkError(f"{self.name} did not answer within {seconds:g} s{self._said()}")
@@ -136,12 +145,15 @@ class End:
             self._errors.close()
         self._process = self._errors = None
 
-    def order(self, **order: Any) -> None:
+    def order(self, order: Order) -> None:
         """Give an order; `answer` waits for what comes of it."""
+        self._tell(order)
+
+    def _tell(self, message: Start | Order) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.write(encode(message) + b"\n")
             self._process.stdin.flush()
         except OSError as error:
             raise LinkError(f"the probe on {self.name} ended{self._said()}") from error
@@ -163,9 +175,18 @@ class End:
         self.close()
 
 
-def new_key() -> str:
+def expected(kind: type[AnswerT], answer: Answer, name: str) -> AnswerT:
+    """The ``answer`` of the host with that name. Raises `LinkError` where it failed, or is of another kind."""
+    if isinstance(answer, Failed):
+        raise LinkError(f"{name}: {answer.error}")
+    if not isinstance(answer, kind):
+        raise LinkError(f"{name} answered {type(answer).__name__} where {kind.__name__} was due")
+    return answer
+
+
+def new_key() -> bytes:
     """A fresh key, for one measurement."""
-    return secrets.token_hex(32)
+    return secrets.token_bytes(32)
 
 
 def in_standing_lab(lab: str, host: str) -> End:

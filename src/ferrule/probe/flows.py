@@ -20,7 +20,9 @@ class Stream:
     does: Literal["send", "receive"]
 
 
-def run_streams(streams: Sequence[Stream], seconds: float, warm: float, *, starts: bool, deadline: Deadline) -> Any:
+def run_streams(
+    streams: Sequence[Stream], seconds: float, warm: float, *, starts: bool, deadline: Deadline
+) -> tuple[list[float], float]:
     """All at once for ``seconds``, of which the first ``warm`` do not count. For each stream its goodput in bits/s here
     (0 where this end sends), and how busy this machine was meanwhile: which part of its processors was in use, or of
     one by the busiest thread.
@@ -53,7 +55,7 @@ def run_streams(streams: Sequence[Stream], seconds: float, warm: float, *, start
     for thread in threads:
         thread.join(seconds + 3 * GRACE_SECONDS)
     in_use = _in_use(before, psutil.cpu_times())
-    return {"rates": [rate for rate, _ in results], "busy": max(in_use, *(share for _, share in results))}
+    return [rate for rate, _ in results], max(in_use, *(share for _, share in results))
 
 
 def _in_use(before: Any, after: Any) -> float:

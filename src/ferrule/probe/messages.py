@@ -10,11 +10,20 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from ferrule import _native
 from ferrule.errors import LinkError
 from ferrule.fabric.join.control_channel import ControlChannel, Deadline, read_exactly
+from ferrule.links import Latency
+
+_FIRST_ROUNDS, _LEAST_ROUNDS, _MOST_ROUNDS = 2, 5, 400
+_LONG_SECONDS = 2e-3
+"""What takes so many seconds is not quicker or slower by how it is waited for."""
+MAX_BYTES = 1 << 28
+"""Of the largest message that may be asked for."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +36,12 @@ class Exchange:
     alone: bool = False
 
 
-_FIRST_ROUNDS, _LEAST_ROUNDS, _MOST_ROUNDS = 2, 5, 400
-_LONG_SECONDS = 2e-3
-"""What takes so many seconds is not quicker or slower by how it is waited for."""
+class Rounds(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """To the end that does not start: so many with messages of ``size`` bytes; 0: that was all."""
+
+    exchange: str
+    size: Annotated[int, Meta(ge=0, le=MAX_BYTES)]
+    rounds: Annotated[int, Meta(ge=0, le=_MOST_ROUNDS)]
 
 
 def time_messages(
@@ -40,16 +52,18 @@ def time_messages(
     *,
     starts: bool,
     deadline: Deadline,
-) -> list[Any]:
-    """Messages of each size to and fro, for about ``seconds`` each: ``[size, minimum, median, p99]``, one way.
+) -> list[Latency]:
+    """Messages of each size to and fro, for about ``seconds`` each.
 
     All ``exchanges`` are tried, and the quickest counts. ``control`` is the connection on which the ends agree, and no
     exchange uses it. The end that does not start gets an empty list.
     """
-    found: list[Any] = []
+    found: list[Latency] = []
     if not starts:
-        while (order := control.receive(dict, deadline)).get("rounds"):
-            exchanges[order["exchange"]].play(order["size"], order["rounds"], False, deadline)
+        while (order := control.receive(Rounds, deadline)).rounds:
+            if order.exchange not in exchanges:
+                raise LinkError(f"the other end asks for messages by {order.exchange!r}, which this one does not know")
+            exchanges[order.exchange].play(order.size, order.rounds, False, deadline)
         return []
     for size in sizes:
         if _expected(found, size) > deadline.left / 2:
@@ -59,18 +73,19 @@ def time_messages(
             if not tried or statistics.median(tried[0]) < _LONG_SECONDS:
                 tried.append(_samples(control, name, exchange, size, seconds / len(exchanges), deadline))
         ordered = sorted(min(tried, key=statistics.median))
-        found.append([size, ordered[0], statistics.median(ordered), ordered[math.ceil(0.99 * (len(ordered) - 1))]])
-    control.send({"rounds": 0}, deadline)
+        p99 = ordered[math.ceil(0.99 * (len(ordered) - 1))]
+        found.append(Latency(size, ordered[0], statistics.median(ordered), p99))
+    control.send(Rounds("", 0, 0), deadline)
     return found
 
 
-def _expected(found: Sequence[Any], size: int) -> float:
+def _expected(found: Sequence[Latency], size: int) -> float:
     """Seconds that measuring messages of ``size`` bytes takes at least, from those before."""
     if len(found) < 2:
         return 0.0
-    (first, _, at_first, _), (last, _, at_last, _) = found[0], found[-1]
-    one_way = at_last + max(0.0, at_last - at_first) * (size - last) / (last - first)
-    return float(2 * (_FIRST_ROUNDS + _LEAST_ROUNDS) * one_way)
+    first, last = found[0], found[-1]
+    one_way = last.median + max(0.0, last.median - first.median) * (size - last.size) / (last.size - first.size)
+    return 2 * (_FIRST_ROUNDS + _LEAST_ROUNDS) * one_way
 
 
 def _samples(
@@ -80,7 +95,7 @@ def _samples(
     rounds = _FIRST_ROUNDS
     for turn in range(2):
         if not exchange.alone:
-            control.send({"exchange": name, "size": size, "rounds": rounds}, deadline)
+            control.send(Rounds(name, size, rounds), deadline)
         samples = exchange.play(size, rounds, True, deadline)
         if turn == 0:
             rounds = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(seconds / (2 * min(samples)))))

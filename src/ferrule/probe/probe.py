@@ -10,12 +10,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec import structs
 
 from ferrule.errors import LinkError
 from ferrule.fabric.join.addresses import Interface, pairings
-from ferrule.links import Bandwidth, Fault, Latency, LinkEnd, MeasuredLink, MeasuredPair, both_ways
-from ferrule.probe.ends import End
+from ferrule.links import Bandwidth, Fault, LinkEnd, MeasuredLink, MeasuredPair, both_ways
+from ferrule.probe.ends import AnswerT, End
+from ferrule.probe.orders import (
+    Device,
+    Direction,
+    Flow,
+    Knock,
+    Knocked,
+    Latencies,
+    Listen,
+    Listening,
+    Measure,
+    Rates,
+    TimeMessages,
+    TimeStreams,
+    Transport,
+)
 
 SIZES = (64, 512, 4096, 32768, 262144, 1 << 20)
 _ETHERNET_BYTES, _GAPS_BYTES = 14, 24
@@ -74,15 +90,8 @@ class _Pairing:
     def guessed(self) -> bool:
         return self.first.ip.is_link_local
 
-    def flow(self, way: str) -> dict[str, Any]:
-        return {
-            "listener": self.number,
-            "address": self.second.address,
-            "port": self.port,
-            "source": self.first.address,
-            "interface": self.first.name,
-            "way": way,
-        }
+    def flow(self, direction: Direction) -> Flow:
+        return Flow(self.number, self.second.address, self.port, self.first.address, self.first.name, direction)
 
 
 def probe_pair(
@@ -97,8 +106,8 @@ def probe_pair(
     the first end, where it is known better than the system tells. Raises `LinkError` when an end is lost.
     """
     pairs = pairings(first.interfaces, second.interfaces)
-    second.order(do="listen", places=[(face.address, face.name) for _, face in pairs])
-    ports = second.answer(_SPARE_SECONDS)["ports"]
+    second.order(Listen(tuple((face.address, face.name) for _, face in pairs)))
+    ports = second.answer(_SPARE_SECONDS, Listening).ports
     todo = [_Pairing(number, *faces, port) for number, (faces, port) in enumerate(zip(pairs, ports, strict=True))]
     links = []
     well = []
@@ -133,7 +142,7 @@ class _Run:
     pairing: _Pairing
     effort: Effort
     speeds: Mapping[str, float]
-    transport: str = "tcp"
+    transport: Transport = "tcp"
 
     def link(self) -> MeasuredLink | None:
         """None: a guess that was wrong."""
@@ -150,8 +159,8 @@ class _Run:
             answers = self._latency()
         except LinkError as error:
             return None if pairing.guessed else self._failed(link, error)
-        latency = tuple(Latency(*numbers) for numbers in answers[0]["latency"])
-        framing = _framing(link, answers[0]["mss"]) if self.transport == "tcp" else 1.0
+        latency = answers[0].latency
+        framing = _framing(link, answers[0].mss) if self.transport == "tcp" else 1.0
         link = dataclasses.replace(link, latency=latency, framing=framing)
         found: list[Bandwidth] = []
         settled = False
@@ -177,40 +186,39 @@ class _Run:
         fault, detail = self._knock()
         return dataclasses.replace(link, fault=fault, detail=detail or str(error))
 
-    def _latency(self) -> list[dict[str, Any]]:
+    def _latency(self) -> list[Latencies]:
         """One connection for what the ends say to each other, and one for the messages."""
-        flows = [self.pairing.flow("forth")] * 2
-        what: dict[str, Any] = {"sizes": self.effort.sizes}
-        if self.transport == "tcp" and all(end.here for end in self.ends):
-            what["lend"] = f"{tempfile.gettempdir()}/ferrule-probe-{secrets.token_hex(8)}"
-        return _measure(*self.ends, flows, self.effort.message, transport=self.transport, **what)
+        lends = self.transport == "tcp" and all(end.here for end in self.ends)
+        order = TimeMessages(
+            epoch=secrets.token_bytes(16),
+            flows=(self.pairing.flow("forth"),) * 2,
+            seconds=self.effort.message,
+            timeout=len(self.effort.sizes) * _SIZE_SECONDS + _pairing_seconds(self.transport),
+            transport=self.transport,
+            sizes=self.effort.sizes,
+            lend=f"{tempfile.gettempdir()}/ferrule-probe-{secrets.token_hex(8)}" if lends else "",
+        )
+        return _measure(*self.ends, order, Latencies)
 
     def _end(self, end: End, face: Interface) -> LinkEnd:
-        device = end.devices.get(face.name, {})
+        device = end.devices.get(face.name, Device("", None))
         identity = f"{end.identity} {face.identity}" if end.identity and face.identity else ""
-        speed = self.speeds.get(self.pairing.first.name, device.get("speed"))
-        return LinkEnd(end.name, face.name, face.address, identity, end.kernel, device.get("kind") or "", speed)
+        speed = self.speeds.get(self.pairing.first.name, device.speed)
+        return LinkEnd(end.name, face.name, face.address, identity, end.kernel, device.kind, speed)
 
     def _knock(self) -> tuple[Fault, str]:
         """Why nothing came through: let both ends knock at the other, and count what arrives."""
         first, second = self.ends
         mine, theirs = self.pairing.first, self.pairing.second
-        ways = ((first, mine, theirs), (second, theirs, mine))
-        for end, own, other in ways:
-            end.order(
-                do="knock",
-                address=other.address,
-                port=self.pairing.port,
-                source=own.address,
-                interface=own.name,
-                seconds=_KNOCK_SECONDS,
-            )
-        answers = [end.answer(_KNOCK_SECONDS + _SPARE_SECONDS) for end, _, _ in ways]
-        frames = [answer["frames"] for answer in answers]
+        knocks = ((first, mine, theirs), (second, theirs, mine))
+        for end, own, other in knocks:
+            end.order(Knock(other.address, self.pairing.port, own.address, own.name, _KNOCK_SECONDS))
+        answers = [end.answer(_KNOCK_SECONDS + _SPARE_SECONDS, Knocked) for end, _, _ in knocks]
+        frames = [answer.frames for answer in answers]
         detail = "frames received while both ends knocked for " + (
-            f"{_KNOCK_SECONDS:g} s: " + ", ".join(f"{frames[n]} at {ways[n][0].name}" for n in range(2))
+            f"{_KNOCK_SECONDS:g} s: " + ", ".join(f"{frames[n]} at {knocks[n][0].name}" for n in range(2))
         )
-        if any(answer["answered"] for answer in answers):
+        if any(answer.answered for answer in answers):
             return "large", "connections open, but a measurement over them did not end"
         if not any(frames):
             return "stall", detail
@@ -239,38 +247,49 @@ def _bandwidth(
     streams: int,
     effort: Effort,
     latency: float,
-    transport: str = "tcp",
+    transport: Transport = "tcp",
 ) -> Bandwidth:
     """Goodput forth, back, and both at once; all of ``pairs`` together."""
     warm = max(effort.warm, min(_MOST_WARM_SECONDS, _ROUND_TRIPS * 2 * latency))
+    seconds = effort.stream + warm
     rates = []
-    for ways in (("forth",), ("back",), ("forth", "back")):
-        flows = [pairing.flow(way) for pairing in pairs for way in ways for _ in range(streams)]
-        answers = _measure(first, second, flows, effort.stream + warm, warm=warm, transport=transport)
-        busy = max(answer["busy"] for answer in answers)  # what counts is that of the last run, both ways
-        for way in ways:
+    loads: tuple[tuple[Direction, ...], ...] = (("forth",), ("back",), ("forth", "back"))
+    for directions in loads:
+        order = TimeStreams(
+            epoch=secrets.token_bytes(16),
+            flows=tuple(
+                pairing.flow(direction) for pairing in pairs for direction in directions for _ in range(streams)
+            ),
+            seconds=seconds,
+            timeout=seconds + _SPARE_SECONDS / 2 + _pairing_seconds(transport),
+            transport=transport,
+            warm=warm,
+        )
+        answers = _measure(first, second, order, Rates)
+        busy = max(answer.busy for answer in answers)  # what counts is that of the last run, both ways
+        for direction in directions:
             # What arrived: forth at the second end, back at the first.
-            arrived = answers[1 if way == "forth" else 0]["rates"]
-            rates.append(sum(rate for flow, rate in zip(flows, arrived, strict=True) if flow["way"] == way))
+            arrived = answers[1 if direction == "forth" else 0].rates
+            rates.append(
+                sum(rate for flow, rate in zip(order.flows, arrived, strict=True) if flow.direction == direction)
+            )
     forth, back, both_forth, both_back = rates
     return Bandwidth(streams, forth, back, both_forth, both_back, busy)
 
 
-def _measure(
-    first: End, second: End, flows: Sequence[dict[str, Any]], seconds: float, **what: Any
-) -> list[dict[str, Any]]:
+def _pairing_seconds(transport: Transport) -> float:
+    return _PAIRING_SECONDS if transport == "verbs" else 0.0
+
+
+def _measure(first: End, second: End, order: Measure, kind: type[AnswerT]) -> list[AnswerT]:
     """Both ends do it at the same time. Raises `LinkError` if either says that it failed, after both have ended."""
-    epoch = secrets.token_hex(16)
-    timeout = len(what["sizes"]) * _SIZE_SECONDS if "sizes" in what else seconds + _SPARE_SECONDS / 2
-    if what["transport"] == "verbs":
-        timeout += _PAIRING_SECONDS
     for end, dials in ((second, False), (first, True)):
-        end.order(do="measure", epoch=epoch, dials=dials, flows=flows, seconds=seconds, timeout=timeout, **what)
-    answers: list[dict[str, Any]] = []
+        end.order(structs.replace(order, dials=dials))
+    answers: list[AnswerT] = []
     problem: LinkError | None = None
     for end in (first, second):
         try:
-            answers.append(end.answer(timeout + _SPARE_SECONDS))
+            answers.append(end.answer(order.timeout + _SPARE_SECONDS, kind))
         except LinkError as error:
             problem = problem or error
     if problem is not None:

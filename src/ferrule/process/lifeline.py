@@ -1,5 +1,5 @@
-"""The line from a process to its starter, and the program that such a process is:
-``python -m ferrule.process.lifeline MODULE [ARGUMENT ...] DESCRIPTOR``.
+"""Heartbeats and messages over a socket pair between a child process and its parent, and the program that runs as
+such a child: ``python -m ferrule.process.lifeline MODULE [ARGUMENT ...] DESCRIPTOR``.
 
 A process that is stopped, or hangs in the kernel, does not end. So it sends a heartbeat every second, from before it
 imports ``MODULE``, which takes seconds, until its end, from a thread of its own. It imports little, so that the first

@@ -1,4 +1,4 @@
-"""Reading what may hang: a driver, a file of one, a program that asks one."""
+"""Polling by a background thread of what may block for ever, such as a device driver, with a fallback value."""
 
 from __future__ import annotations
 

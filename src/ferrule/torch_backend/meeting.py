@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
-import json
 import os
 import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Annotated
 
+import msgspec
 import numpy as np
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
@@ -21,6 +22,25 @@ from ferrule.config import FabricSettings, environment, fabric_settings
 from ferrule.errors import ConfigError, FerruleError, RendezvousError
 
 _LOCALHOST = "127.0.0.1"
+_WORD_LIMIT = 1 << 16
+"""Bytes of what rank 0 says at most."""
+
+
+class Listening(msgspec.Struct, frozen=True, tag="listening"):
+    """Rank 0 to the others: where it listens. ``key``: the cluster key, empty where the environment has it."""
+
+    host: str
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    key: Annotated[bytes, msgspec.Meta(max_length=1024)]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Rank 0 to the others: why it could not start."""
+
+    error: str
+
+
+_words: msgspec.json.Decoder[Listening | Failed] = msgspec.json.Decoder(Listening | Failed)
 
 
 def meet(store: Store, rank: int, size: int, timeout: float) -> fabric.Group:
@@ -65,12 +85,12 @@ def _lead(store: Store, record: str, settings: FabricSettings) -> fabric.Group:
         listener, name, address = _listen(_known_hosts(store))
         port = listener.getsockname()[1]
         key = settings.key or secrets.token_bytes(32)
-        word = {"host": name, "port": port, "key": "" if settings.key else key.hex()}
+        word = Listening(name, port, b"" if settings.key else key)
     except FerruleError as error:
-        store.set(record, json.dumps({"error": str(error)}))
+        store.set(record, msgspec.json.encode(Failed(str(error))).decode())
         raise
     with listener:
-        store.set(record, json.dumps(word))
+        store.set(record, msgspec.json.encode(word).decode())
         try:
             return fabric.init(
                 settings=replace(settings, addresses=((address, port),), key=key, listen_fd=os.dup(listener.fileno()))
@@ -89,14 +109,26 @@ def _follow(store: Store, record: str, settings: FabricSettings) -> fabric.Group
             f"rank {settings.rank}: rank 0 of the group has not told torch's store where it listens within "
             f"{settings.timeout:g} s; see whether it runs, and that all ranks use the backend ferrule ({error})"
         ) from error
-    word = json.loads(store.get(record))
-    if "error" in word:
-        raise RendezvousError(f"rank 0 of the group could not start: {word['error']}")
-    if bool(word["key"]) == bool(settings.key):
+    word = _word_of(store.get(record))
+    if isinstance(word, Failed):
+        raise RendezvousError(f"rank 0 of the group could not start: {word.error}")
+    if bool(word.key) == bool(settings.key):
         having, lacking = ("this rank", "rank 0") if settings.key else ("rank 0", "this rank")
         raise ConfigError(f"FERRULE_KEY is set for {having} but not for {lacking} of the group; set it for all or none")
-    key = settings.key or bytes.fromhex(word["key"])
-    return fabric.init(settings=replace(settings, addresses=((word["host"], word["port"]),), key=key))
+    return fabric.init(settings=replace(settings, addresses=((word.host, word.port),), key=settings.key or word.key))
+
+
+def _word_of(said: bytes) -> Listening | Failed:
+    """Raises `RendezvousError` where rank 0 cannot have said that."""
+    try:
+        if len(said) > _WORD_LIMIT:
+            raise msgspec.DecodeError(f"{len(said)} bytes")
+        return _words.decode(said)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RendezvousError(
+            f"rank 0 has told torch's store what this version of ferrule does not say ({error}); install the same one "
+            "on all hosts"
+        ) from error
 
 
 def _known_hosts(store: Store) -> list[str]:

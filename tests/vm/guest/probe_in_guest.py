@@ -13,13 +13,12 @@ import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
-
-import msgspec
+from typing import cast
 
 from ferrule.errors import FerruleError, LinkError
-from ferrule.fabric.join.addresses import Interface
 from ferrule.probe import Effort, End, probe_pair
+from ferrule.probe.ends import AnswerT, expected
+from ferrule.probe.orders import Answer, Describe, Description, Failed, Order
 from ferrule.probe.worker import Worker
 
 KEY = bytes(32)
@@ -29,13 +28,14 @@ EFFORT = Effort(message=0.05, stream=0.3, warm=0.1, streams=(1,), sizes=(64, 409
 
 def serve(orders: Connection) -> None:
     worker = Worker(KEY)
+    answer: Answer
     while True:
         try:
             answer = worker.carry_out(orders.recv())
         except EOFError:
             return
         except (FerruleError, OSError) as error:
-            answer = {"error": str(error)}
+            answer = Failed(str(error))
         orders.send(answer)
 
 
@@ -49,22 +49,18 @@ class Forked:
         self._orders, theirs = multiprocessing.Pipe()
         multiprocessing.get_context("fork").Process(target=serve, args=(theirs,), daemon=True).start()
         theirs.close()
-        self.order(do="describe")
-        told = self.answer(SECONDS)
-        self.identity, self.kernel = told["identity"], told["kernel"]
-        self.interfaces = msgspec.convert(told["interfaces"], tuple[Interface, ...])
-        self.devices, self.rdma = told["devices"], told["rdma"]
+        self.order(Describe())
+        told = self.answer(SECONDS, Description)
+        self.identity, self.kernel = told.identity, told.kernel
+        self.interfaces, self.devices, self.rdma = told.interfaces, told.devices, told.rdma
 
-    def order(self, **order: Any) -> None:
+    def order(self, order: Order) -> None:
         self._orders.send(order)
 
-    def answer(self, seconds: float) -> dict[str, Any]:
+    def answer(self, seconds: float, kind: type[AnswerT]) -> AnswerT:
         if not self._orders.poll(seconds + SECONDS):
             raise LinkError(f"{self.name} did not answer within {seconds + SECONDS:g} s")
-        answer: dict[str, Any] = self._orders.recv()
-        if "error" in answer:
-            raise LinkError(f"{self.name}: {answer['error']}")
-        return answer
+        return expected(kind, self._orders.recv(), self.name)
 
 
 def main() -> None:

@@ -89,10 +89,6 @@ class ModelServers(ControlLoop):
         return (*served, *(ModelStatus(name=name, wanted=None, pid=pid, state="ending") for name, pid in ending))
 
     async def reconcile(self) -> None:
-        self.advance()
-
-    def advance(self) -> None:
-        """Do what is to be done now."""
         for action in self.planned():
             try:
                 self._do(action)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from ferrule.plan.cluster.live import HostReport
-from ferrule.plan.cluster.spec import DeviceSpec
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,10 @@ def _by_share(report: HostReport, part: float) -> HostReport:
     if part == 1:
         return report
     note = f"{report.device.name} shares its machine with other hosts: it counts with {part:.0%} of that"
-    return msgspec.structs.replace(report, device=_part_of(report.device, part), notes=(*report.notes, note))
-
-
-def _part_of(device: DeviceSpec, part: float) -> DeviceSpec:
-    return replace(
-        device,
-        memory=int(device.memory * part),
-        memory_bandwidth=device.memory_bandwidth * part,
-        flops={dtype: rate * part for dtype, rate in device.flops.items()},
+    device = replace(
+        report.device,
+        memory=int(report.device.memory * part),
+        memory_bandwidth=report.device.memory_bandwidth * part,
+        flops={dtype: rate * part for dtype, rate in report.device.flops.items()},
     )
+    return msgspec.structs.replace(report, device=device, notes=(*report.notes, note))

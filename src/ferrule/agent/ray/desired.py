@@ -119,7 +119,7 @@ class Node:
 class View:
     """The cluster as this host sees it. ``up``: the ids of the hosts that answer, its own too; ``head_silent``: for how
     many seconds nothing was heard of the head's host. ``addresses``: this host's that Ray could use; ``address``: the
-    one at which most others reach it; ``toward``: the one by which it reaches Ray's head, or ``no_way``: why there is
+    one at which most others reach it; ``toward``: the one by which it reaches Ray's head, or ``no_route``: why there is
     none."""
 
     own: Member
@@ -129,7 +129,7 @@ class View:
     addresses: Collection[str]
     address: str
     toward: str = ""
-    no_way: str = ""
+    no_route: str = ""
 
 
 # What may happen to the node
@@ -258,8 +258,8 @@ def _planned(node: Node, desired: DesiredRay | None, view: View) -> NodePlan | G
         return GiveUp(problem)
     if desired.head == view.own.host:
         return NodePlan(desired, view.own.name, desired.address, is_head=True)
-    if view.no_way:
-        return GiveUp(view.no_way)
+    if view.no_route:
+        return GiveUp(view.no_route)
     return NodePlan(desired, view.own.name, view.toward, is_head=False)
 
 

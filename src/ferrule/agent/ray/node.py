@@ -127,7 +127,7 @@ class RayNode(ControlLoop):
         try:
             return replace(view, toward=address_toward(desired.address))
         except OSError as error:
-            return replace(view, no_way=f"there is no way to {desired.address}: {error.strerror or error}")
+            return replace(view, no_route=f"there is no route to {desired.address}: {error.strerror or error}")
 
     async def _do(self, action: Action) -> None:
         match action:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ferrule import _native
 from ferrule.bench.fabric.job import JobError
+from ferrule.bench.fabric.rank import FerruleOptions, MlxOptions, Options, RawOptions, TorchOptions
 from ferrule.lab import ROUTED, Lab
 from ferrule.launch import LocalLauncher
 
@@ -49,26 +51,20 @@ def pick_cpus(ranks: int) -> tuple[int, ...] | None:
 
 
 def launch_ferrule(setting: Setting, transports: Sequence[str], rails: int, control: Path, logs: Path) -> LocalLauncher:
-    options = {"timeout": OPERATION_SECONDS, "transports": list(transports)}
-    return _python(setting, "rank_ferrule", options, control, logs, env={"FERRULE_RAILS": str(rails)})
+    options = FerruleOptions(OPERATION_SECONDS, tuple(transports))
+    return _python(setting, options, control, logs, env={"FERRULE_RAILS": str(rails)})
 
 
 def launch_torch(
     setting: Setting, backend: str, transport: str, rails: int, control: Path, logs: Path
 ) -> LocalLauncher:
-    options = {
-        "timeout": OPERATION_SECONDS,
-        "backend": backend,
-        "store": str(logs.with_name("store")),
-        "ranks": setting.ranks,
-    }
+    options = TorchOptions(OPERATION_SECONDS, backend, str(logs.with_name("store")), setting.ranks)
     interfaces = [_LOOPBACK] * setting.ranks
     if setting.lab is not None:
         lab = setting.lab
         interfaces = [ROUTED if lab.forwarding else lab.interfaces(rank % lab.size)[0] for rank in range(setting.ranks)]
     return _python(
         setting,
-        "rank_torch",
         options,
         control,
         logs,
@@ -85,7 +81,7 @@ def launch_mlx(setting: Setting, control: Path, logs: Path) -> LocalLauncher:
     hostfile = logs.with_name("hosts.json")
     hostfile.write_text(json.dumps(hosts))
     rank_env = [{"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hostfile)} for rank in range(setting.ranks)]
-    return _python(setting, "rank_mlx", {}, control, logs, rank_env=rank_env)
+    return _python(setting, MlxOptions(), control, logs, rank_env=rank_env)
 
 
 def launch_raw(setting: Setting, control: Path, logs: Path) -> LocalLauncher:
@@ -99,16 +95,15 @@ def launch_raw(setting: Setting, control: Path, logs: Path) -> LocalLauncher:
         memory = stack.enter_context(tempfile.TemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         memory.truncate(_native.raw_shm_bytes())
         fds = [end.fileno() for end in ends]
-        options = {"timeout": OPERATION_SECONDS, "sockets": fds, "memory": memory.fileno()}
+        options = RawOptions(OPERATION_SECONDS, tuple(fds), memory.fileno())
         two = Setting(setting.folder, 2, pick_cpus(2))
         pass_fds = [[fd, memory.fileno()] for fd in fds]
-        return _python(two, "rank_raw", options, control, logs, pass_fds=pass_fds)
+        return _python(two, options, control, logs, pass_fds=pass_fds)
 
 
 def _python(
     setting: Setting,
-    module: str,
-    options: dict[str, Any],
+    options: Options,
     control: Path,
     logs: Path,
     *,
@@ -116,7 +111,7 @@ def _python(
     rank_env: Sequence[Mapping[str, str]] | None = None,
     pass_fds: Sequence[Sequence[int]] | None = None,
 ) -> LocalLauncher:
-    argv = [sys.executable, "-m", "ferrule.bench.fabric.rank", module, str(control), json.dumps(options)]
+    argv = [sys.executable, "-m", "ferrule.bench.fabric.rank", str(control), msgspec.json.encode(options).decode()]
     command: list[str] | Callable[[int], list[str]] = argv
     own = rank_env or [{}] * setting.ranks
     lab = setting.lab

@@ -1,14 +1,13 @@
 """One rank of a contestant: does what the benchmark asks for over a socket, and sleeps while others have their turn.
 
-``python -m ferrule.bench.fabric.rank PLAYER SOCKET OPTIONS``: connects to the Unix socket SOCKET and says ``rank N``,
-and behind that ``TRANSPORT=RAILS`` as far as it knows. Each line that comes is a task, ``OP COUNT DTYPE SAMPLES IMPL
-TRANSPORT``; the answer is one line: ``ok`` with microseconds per sample (on rank 0), or ``error`` and a reason. The end
-of the socket ends the rank. mpi_rank.c speaks the same.
+``python -m ferrule.bench.fabric.rank SOCKET OPTIONS``: plays for the library whose `Options` these are (JSON), connects
+to the Unix socket SOCKET and says ``rank N``, and behind that ``TRANSPORT=RAILS`` as far as it knows. Each line that
+comes is a task, ``OP COUNT DTYPE SAMPLES IMPL TRANSPORT``; the answer is one line: ``ok`` with microseconds per sample
+(on rank 0), or ``error`` and a reason. The end of the socket ends the rank. mpi_rank.c speaks the same.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -18,6 +17,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
+
+import msgspec
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,39 @@ class Task:
         return cls(op, int(count), dtype, int(samples), impl, transport)
 
 
+class RawOptions(msgspec.Struct, frozen=True, tag="rank_raw"):
+    """``timeout``: seconds of an operation. ``sockets``: a connected descriptor per rank; ``memory``: one of a file of
+    zeros to share."""
+
+    timeout: float
+    sockets: tuple[int, ...]
+    memory: int
+
+
+class FerruleOptions(msgspec.Struct, frozen=True, tag="rank_ferrule"):
+    timeout: float
+    transports: tuple[str, ...]
+
+
+class TorchOptions(msgspec.Struct, frozen=True, tag="rank_torch"):
+    """``store``: a file by which the ranks meet."""
+
+    timeout: float
+    backend: str
+    store: str
+    ranks: int
+
+
+class MlxOptions(msgspec.Struct, frozen=True, tag="rank_mlx"):
+    pass
+
+
+Options = RawOptions | FerruleOptions | TorchOptions | MlxOptions
+"""The tag is the module beside this one that plays."""
+
+
 class Player(Protocol):
-    """A rank of some library. `open_player` of a module makes one from the rank's number and options."""
+    """A rank of some library. `open_player` of a module makes one from the rank's number and its options."""
 
     def play(self, task: Task) -> list[float]:
         """Microseconds of each sample, as this rank saw them."""
@@ -59,12 +91,12 @@ def time_calls(calls: Sequence[Callable[[], Any]], samples: int) -> list[float]:
     return times
 
 
-def main(module: str, path: str, options: str) -> None:
+def main(path: str, text: str) -> None:
     rank = int(os.environ["FERRULE_RANK"])
-    open_player: Callable[..., AbstractContextManager[Player]] = import_module(
-        f"ferrule.bench.fabric.{module}"
-    ).open_player
-    with open_player(rank, **json.loads(options)) as player, socket.socket(socket.AF_UNIX) as control:
+    options: Options = msgspec.json.decode(text, type=Options)
+    module = import_module(f"ferrule.bench.fabric.{options.__struct_config__.tag}")
+    open_player: Callable[[int, Options], AbstractContextManager[Player]] = module.open_player
+    with open_player(rank, options) as player, socket.socket(socket.AF_UNIX) as control:
         control.connect(path)
         lines = control.makefile("rw")
         found = " ".join(f"{transport}={count}" for transport, count in player.rails().items())

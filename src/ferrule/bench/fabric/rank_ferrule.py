@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import ferrule.fabric as fabric
-from ferrule.bench.fabric.rank import Player, Task, time_calls
+from ferrule.bench.fabric.rank import FerruleOptions, Player, Task, time_calls
 from ferrule.bench.fabric.rank_arrays import Arrays, zeros
-from ferrule.config import TransportChoice
+from ferrule.config import check_transport
 from ferrule.fabric.arrays import locate
 
 
 @contextmanager
-def open_player(rank: int, *, timeout: float, transports: Sequence[TransportChoice]) -> Iterator[FerrulePlayer]:
+def open_player(rank: int, options: FerruleOptions) -> Iterator[FerrulePlayer]:
     groups: dict[str, fabric.Group] = {}
     with ExitStack() as stack:
-        world = stack.enter_context(fabric.init(transport="tcp", timeout=timeout))
-        for name in transports:
-            member = world.split(0, rank, transport=name)
+        world = stack.enter_context(fabric.init(transport="tcp", timeout=options.timeout))
+        for name in options.transports:
+            member = world.split(0, rank, transport=check_transport(name, "transport"))
             assert member is not None  # every rank has the same color
             groups[name] = stack.enter_context(member)
-        yield FerrulePlayer(groups, timeout)
+        yield FerrulePlayer(groups, options.timeout)
 
 
 class FerrulePlayer(Player):

@@ -8,12 +8,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from ferrule.bench.fabric.rank import Player, Task, time_calls
+from ferrule.bench.fabric.rank import MlxOptions, Player, Task, time_calls
 from ferrule.bench.fabric.rank_arrays import Arrays
 
 
 @contextmanager
-def open_player(rank: int) -> Iterator[MlxPlayer]:
+def open_player(rank: int, options: MlxOptions) -> Iterator[MlxPlayer]:
     mx.set_default_device(mx.cpu)
     yield MlxPlayer(mx.distributed.init(strict=True, backend="ring"))
 

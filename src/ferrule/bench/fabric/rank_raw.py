@@ -9,15 +9,14 @@ from contextlib import contextmanager
 import numpy as np
 
 from ferrule import _native
-from ferrule.bench.fabric.rank import Player, Task
+from ferrule.bench.fabric.rank import Player, RawOptions, Task
 from ferrule.fabric import DTYPE_BYTES
 
 
 @contextmanager
-def open_player(rank: int, *, timeout: float, sockets: list[int], memory: int) -> Iterator[RawPlayer]:
-    """``sockets``: a connected descriptor per rank; ``memory``: one of a file of zeros to share."""
-    shared = mmap.mmap(memory, _native.raw_shm_bytes())
-    yield RawPlayer(rank, timeout, sockets[rank], np.frombuffer(shared, np.uint8))
+def open_player(rank: int, options: RawOptions) -> Iterator[RawPlayer]:
+    shared = mmap.mmap(options.memory, _native.raw_shm_bytes())
+    yield RawPlayer(rank, options.timeout, options.sockets[rank], np.frombuffer(shared, np.uint8))
 
 
 class RawPlayer(Player):

@@ -13,20 +13,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ferrule.bench.fabric.rank import Player, Task, time_calls
+from ferrule.bench.fabric.rank import Player, Task, TorchOptions, time_calls
 from ferrule.bench.fabric.rank_arrays import Arrays, zeros
 
 
 @contextmanager
-def open_player(rank: int, *, timeout: float, backend: str, store: str, ranks: int) -> Iterator[TorchPlayer]:
+def open_player(rank: int, options: TorchOptions) -> Iterator[TorchPlayer]:
     torch.set_num_threads(1)
+    backend, ranks = options.backend, options.ranks
     if backend == "ferrule":
         import ferrule.torch  # noqa: F401 - registers the backend
     elif backend == "nothing":
         dist.Backend.register_backend(backend, _Nothing.create, extended_api=True, devices=["cpu"])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    timeout = timedelta(seconds=options.timeout)
     dist.init_process_group(
-        backend, init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout)
+        backend, init_method=f"file://{options.store}", rank=rank, world_size=ranks, timeout=timeout
     )
     try:
         yield TorchPlayer(rank, ranks)

@@ -54,7 +54,7 @@ def _row(host: HostStatus, report: HostReport | None) -> list[Text | str]:
     if host.state in ("lost", "stopped"):
         state += Text(f" {_since(host.heard_seconds)}", style="dim")
     name = Text(host.name)  # not markup: another host chose it
-    address = Text(str(host.way[0]) if host.way else next(iter(host.addresses), "-"))
+    address = Text(str(host.reached_at[0]) if host.reached_at else next(iter(host.addresses), "-"))
     if report is None:
         return [name, state, address, *["-"] * 5]
     devices = [f"{each.name} {format_bytes(each.memory)}" for each in report.devices]

@@ -1,4 +1,4 @@
-"""What is found out and decided about a model before any rank is started."""
+"""Preparation of a model before any rank starts: its files found, tokenizer and sizes read, the options checked."""
 
 from __future__ import annotations
 

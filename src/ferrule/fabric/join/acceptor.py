@@ -264,7 +264,8 @@ class Acceptor:
                 answer = b""
         except StopIteration as end:
             channel = ControlChannel(incoming.sock, end.value, server=True)
-            pending = self._pending(channel.identity.epoch)
+            with self._lock:
+                pending = self._by_epoch.get(channel.identity.epoch)
             if pending is None:
                 channel.socket.close()
             else:
@@ -277,10 +278,6 @@ class Acceptor:
         except OSError as error:
             _log.info("%s left: %s", incoming.name, error)
             self._drop(incoming)
-
-    def _pending(self, epoch: bytes) -> PendingPeers | None:
-        with self._lock:
-            return self._by_epoch.get(epoch)
 
     def _decide(self, who: Identity) -> bytes | Refusal | None:
         """Welcome, a refusal, or None: not known yet."""

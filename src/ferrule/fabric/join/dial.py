@@ -8,8 +8,8 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,7 +65,7 @@ def dial(
     A host has `CONNECT_SECONDS` to answer; once it has, its rank has until the deadline to shake hands. ``loop``:
     what has to be served meanwhile.
     """
-    with _loop_or_new(loop) as using:
+    with _using(loop) as using:
         attempts = [Attempt(call, key, using) for call in calls]
         started: list[Attempt] = []
         try:
@@ -106,7 +106,7 @@ def reach(
     """
     # Several addresses may lead there at the same time: by this number the target knows that they are one process.
     identity = replace(identity, rail=secrets.randbits(31))
-    with _loop_or_new(loop) as using:
+    with _using(loop) as using:
         attempts = [Attempt(Call(address, identity, encrypt=encrypt), key, using) for address in addresses]
         for attempt in attempts:
             attempt.start()
@@ -129,13 +129,9 @@ def reach(
     )
 
 
-@contextmanager
-def _loop_or_new(loop: Loop | None) -> Iterator[Loop]:
-    if loop is not None:
-        yield loop
-    else:
-        with closing(Loop()) as own:
-            yield own
+def _using(loop: Loop | None) -> AbstractContextManager[Loop]:
+    """``loop``, or a new one that is closed at the end."""
+    return closing(Loop()) if loop is None else nullcontext(loop)
 
 
 def _try_again(attempts: Sequence[Attempt]) -> None:

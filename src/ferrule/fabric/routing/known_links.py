@@ -33,11 +33,6 @@ class _File(Struct, frozen=True):
     links: dict[str, Measured]
 
 
-def default_path() -> Path:
-    """``$XDG_CACHE_HOME/ferrule/links.json``, by default below ``~/.cache``. Raises `RuntimeError` without a home."""
-    return cache_directory() / "links.json"
-
-
 def link_ends(own: RankHost, other: RankHost, rail: Rail, *, higher: bool) -> Ends | None:
     """The ends of ``rail`` from ``own`` to ``other``; None where nothing tells that it is the same one tomorrow.
 
@@ -61,12 +56,13 @@ def _end(host: RankHost, interface: str, address: str) -> str | None:
 
 
 class KnownLinks:
-    """The file. Whatever is wrong with it, links are only measured anew: it raises nothing."""
+    """The file, ``links.json`` of the cache unless told otherwise. Whatever is wrong with it, links are only measured
+    anew: it raises nothing."""
 
     def __init__(self, path: Path | None = None, now: float | None = None) -> None:
         self._now = time.time() if now is None else now
         try:
-            self._path = path or default_path()
+            self._path = path or cache_directory() / "links.json"
         except RuntimeError as error:
             _log.info("links are not remembered: %s", error)
             self._path = Path(os.devnull)

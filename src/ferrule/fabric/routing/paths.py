@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ferrule.fabric.join.addresses import pairings
 from ferrule.fabric.join.hosts import RankHost
@@ -51,11 +51,7 @@ def candidates(rank: int, own: RankHost, peer: int, other: RankHost, sockets: in
         for base, (mine, theirs) in enumerate(pairs)
     ]
     bases.append(Rail(0, (other.address, other.port), base=len(pairs)))
-    return tuple(
-        Rail(rail.base + copy * len(bases), rail.address, rail.source, rail.interface, rail.other_interface, rail.base)
-        for copy in range(sockets)
-        for rail in bases
-    )
+    return tuple(replace(rail, number=rail.base + copy * len(bases)) for copy in range(sockets) for rail in bases)
 
 
 def keep(rails: Sequence[Rail], reached: Collection[int]) -> tuple[Rail, ...]:

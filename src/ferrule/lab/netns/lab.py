@@ -126,8 +126,8 @@ class Lab:
             hop = self.topology.next_hop(host, other)
             if hop is not None and other != host:
                 cable = self.between(host, hop)[0]
-                way = f"via {cable.address(hop)} dev {cable.interface} src 10.78.{host}.1"
-                lines.append(f"route add 10.78.{other}.1/32 {way}")
+                route = f"via {cable.address(hop)} dev {cable.interface} src 10.78.{host}.1"
+                lines.append(f"route add 10.78.{other}.1/32 {route}")
         return lines
 
     @property

@@ -304,17 +304,17 @@ class Network:
 
     def _unreachable(self, controller: int, route: int) -> Notification:
         """Behind a cable is another host's router, which answers to its own connection manager only."""
-        event = Event.NOT_CONNECTED if self._way(controller, route) is None else Event.BAD_ADDRESS
+        event = Event.NOT_CONNECTED if self._cable_of(controller, route) is None else Event.BAD_ADDRESS
         return Notification(route, event, route & 0x3F, from_router=True)
 
-    def _way(self, controller: int, route: int) -> tuple[Cable, int] | None:
+    def _cable_of(self, controller: int, route: int) -> tuple[Cable, int] | None:
         """The cable to which a route leads, and the end of it that is here; None if its link is not up."""
         port = self.routers[controller].port_of(route & 0x3F)
         found = self._at.get((controller, -1 if port is None else port))
         return found if found is not None and found[0].link == Link.UP else None
 
     def _pass_on(self, controller: int, packet: XDomain, now: float) -> None:
-        found = self._way(controller, packet.route)
+        found = self._cable_of(controller, packet.route)
         # Lost without a word: kernels up to 7.3 at least take a notification for the answer to whatever is open, and
         # free a response that they are just sending twice.
         if found is None or packet.route >> 6:

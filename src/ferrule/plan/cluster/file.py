@@ -186,11 +186,11 @@ def _rails(
     known: Profiles,
 ) -> list[Ends]:
     table = Link.read(entry, where)
-    joined = [(way, ends) for way in ("between", "mesh", "switch") if (ends := getattr(table, way)) is not None]
+    joined = [(key, ends) for key in ("between", "mesh", "switch") if (ends := getattr(table, key)) is not None]
     if len(joined) != 1:
         raise ConfigError(f"{where}: each link needs one of between, mesh or switch, with names of devices")
-    ((way, ends),) = joined
-    _check_names(ends, f"{where}, {way}", devices)
+    ((key, ends),) = joined
+    _check_names(ends, f"{where}, {key}", devices)
     cable = None if table.cable is None else _known(table.cable, "cable", known.cables, where)
     if cable is None and (table.latency is None or table.bandwidth is None):
         missing = "latency" if table.latency is None else "bandwidth"
@@ -249,26 +249,26 @@ def some(names: Collection[str]) -> str:
 
 
 def _route(entry: Mapping[str, Any], where: str, cluster: ClusterSpec) -> tuple[str, ...]:
-    """All devices on the way, both ends included."""
+    """All devices on the path, both ends included."""
     table = Route.read(entry, where)
     known = cluster.by_name
     for key, names in (("from", [table.origin]), ("to", [table.to]), ("via", table.via)):
         _check_names(names, f"{where}, {key}", known)
     ends = (table.origin, table.to)
-    way = (ends[0], *table.via, ends[1])
-    for name in way:
-        if way.count(name) > 1:
-            raise ConfigError(f"{where}: the route passes {name} twice: {' → '.join(way)}; leave out the circle")
+    path = (ends[0], *table.via, ends[1])
+    for name in path:
+        if path.count(name) > 1:
+            raise ConfigError(f"{where}: the route passes {name} twice: {' → '.join(path)}; leave out the circle")
     if cluster.link(*ends) is not None:
         raise ConfigError(f"{where}: {ends[0]} and {ends[1]} share a link, so messages need no route; leave it out")
-    for one, other in pairwise(way):
+    for one, other in pairwise(path):
         if cluster.link(one, other) is None:
             joined = [name for name in known if cluster.link(one, name) is not None]
             raise ConfigError(
                 f"{where}, via: {one} and {other} share no link; "
                 + (f"{one} has links to {some(joined)}" if joined else f"add a [[link]] between {one} and another")
             )
-    return way
+    return path
 
 
 def _other_routes(cluster: ClusterSpec, routes: Sequence[Sequence[str]]) -> list[str]:
@@ -278,11 +278,11 @@ def _other_routes(cluster: ClusterSpec, routes: Sequence[Sequence[str]]) -> list
     linked = [(min(pair), max(pair)) for pair in (tuple(place[end] for end in link.between) for link in cluster.links)]
     found = find_routes(linked, names, cluster.costs(names))
     notes = []
-    for way in routes:
-        one, other = place[way[0]], place[way[-1]]
+    for route in routes:
+        one, other = place[route[0]], place[route[-1]]
         passed = [names[number] for number in found[max(one, other), min(one, other)]]
         taken = passed if one > other else passed[::-1]
-        if taken != list(way[1:-1]):
-            cheapest = " → ".join((way[0], *taken, way[-1]))
-            notes.append(f"route {' → '.join(way)}: the fabric takes the cheapest one, {cheapest}")
+        if taken != list(route[1:-1]):
+            cheapest = " → ".join((route[0], *taken, route[-1]))
+            notes.append(f"route {' → '.join(route)}: the fabric takes the cheapest one, {cheapest}")
     return notes

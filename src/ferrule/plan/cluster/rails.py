@@ -56,8 +56,8 @@ class Sources:
         rails: list[RailSpec] = []
         notes: list[str] = []
         for mine, theirs in pairings(one.interfaces, other.interfaces):
-            way = Rail(0, (theirs.address, 0), mine.address, mine.name, theirs.name)
-            known = self.calibrated.find(link_ends(one, other, way, higher=False))
+            rail = Rail(0, (theirs.address, 0), mine.address, mine.name, theirs.name)
+            known = self.calibrated.find(link_ends(one, other, rail, higher=False))
             if known is not None:
                 rails.append(_calibrated(mine.name, known))
             elif not (mine.ip.is_link_local and theirs.ip.is_link_local):

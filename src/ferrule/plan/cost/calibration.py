@@ -155,8 +155,8 @@ def save_record(record: Record, folder: Path | None = None) -> None:
 
 def read_records(folder: Path | None = None) -> list[Record]:
     """The oldest first. What cannot be read is left out."""
-    entries = _read((folder or cache_directory()) / "planner-records.json", list[Any])
-    return [record for entry in entries or () if (record := _converted(entry, Record)) is not None]
+    entries = _read((folder or cache_directory()) / "planner-records.json", list[msgspec.Raw])
+    return [record for entry in entries or () if (record := _entry(entry, Record)) is not None]
 
 
 def save_calibrations(calibrations: Iterable[Calibration], folder: Path | None = None) -> None:
@@ -167,8 +167,8 @@ def save_calibrations(calibrations: Iterable[Calibration], folder: Path | None =
 
 def read_calibrations(folder: Path | None = None) -> dict[str, Calibration]:
     """By kind of device. What cannot be read is left out."""
-    entries = _read((folder or cache_directory()) / "planner-calibrations.json", dict[str, Any]) or {}
-    found = {kind: _converted(entry, Calibration) for kind, entry in entries.items()}
+    entries = _read((folder or cache_directory()) / "planner-calibrations.json", dict[str, msgspec.Raw]) or {}
+    found = {kind: _entry(entry, Calibration) for kind, entry in entries.items()}
     return {kind: calibration for kind, calibration in found.items() if calibration is not None}
 
 
@@ -186,9 +186,9 @@ def _read(file: Path, kind: type[_T]) -> _T | None:
         return None
 
 
-def _converted(entry: object, kind: type[_T]) -> _T | None:
+def _entry(entry: msgspec.Raw, kind: type[_T]) -> _T | None:
     try:
-        return msgspec.convert(entry, kind)
-    except msgspec.ValidationError as error:
+        return msgspec.json.decode(entry, type=kind)
+    except msgspec.DecodeError as error:
         _log.warning("a %s of the planner is left out: %s", kind.__name__.lower(), error)
         return None

@@ -16,10 +16,9 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ferrule.errors import PlanError
-from ferrule.plan.cluster.spec import CORES_KEEP
 from ferrule.process import usable_cores
 
 ANSWER_SECONDS = 60.0
@@ -33,10 +32,6 @@ class Kept(NamedTuple):
     together: float
     in_turns: float | None = None
     awake: float = 1.0
-
-    def named(self) -> dict[str, Any]:
-        """As fields of a `ClusterSpec`."""
-        return dict(zip(CORES_KEEP, self, strict=True))
 
 
 ALL_KEPT = Kept(1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,40 +78,31 @@ def paths(
     ``low`` and ``high``: the ports of the lower and the higher rank; ``types``: those that both take, the better one
     first; ``met``: the addresses by which the ranks met.
     """
-    found: list[tuple[int, int, VerbsPath]] = []
-    for one in low:
-        for other in high:
-            if one.wire != other.wire:
-                continue
-            for rank, ends in _joints(one, other, met):
-                for order, kind in enumerate(types):
-                    if kind == "RC" or one.wire != "iwarp":
-                        found.append((rank, order, VerbsPath(ends, kind)))
-    found.sort(key=lambda item: item[:2])
-    return [path for _, _, path in found]
+    found = [
+        (joint[0], order, VerbsPath(joint[1], kind))
+        for one in low
+        for other in high
+        if one.wire == other.wire and (joint := _joint(one, other, met)) is not None
+        for order, kind in enumerate(types)
+        if kind == "RC" or one.wire != "iwarp"
+    ]
+    return [path for _, _, path in sorted(found, key=lambda item: item[:2])]
 
 
-def _joints(one: Port, other: Port, met: tuple[str, str]) -> Iterator[tuple[int, tuple[End, End]]]:
+def _joint(one: Port, other: Port, met: tuple[str, str]) -> tuple[int, tuple[End, End]] | None:
     """How two ports of the same kind may reach each other, with a rank: lower is more likely."""
     if one.wire == "infiniband":
         # The subnet's name is its manager's choice, and mostly the default: it says who is not in reach.
-        if one.lid and other.lid and one.subnet == other.subnet:
-            yield 1, (End(one.device, one.number, 0), End(other.device, other.number, 0))
-        return
-    best: tuple[int, tuple[End, End]] | None = None
-    for mine in one.gids:
-        for theirs in other.gids:
-            if mine.version != theirs.version:
-                continue
-            distance = _distance(mine, theirs, met)
-            if distance is None:
-                continue
-            # RoCE v2 passes routers and switches as any UDP packet does.
-            rank = 2 * distance + (mine.version == 1)
-            if best is None or rank < best[0]:
-                best = rank, (_end(one, mine), _end(other, theirs))
-    if best is not None:
-        yield best
+        joined = one.lid and other.lid and one.subnet == other.subnet
+        return (1, (End(one.device, one.number, 0), End(other.device, other.number, 0))) if joined else None
+    # RoCE v2 passes routers and switches as any UDP packet does.
+    ranked = [
+        (2 * distance + (mine.version == 1), (_end(one, mine), _end(other, theirs)))
+        for mine in one.gids
+        for theirs in other.gids
+        if mine.version == theirs.version and (distance := _distance(mine, theirs, met)) is not None
+    ]
+    return min(ranked, key=lambda item: item[0], default=None)
 
 
 def _end(port: Port, gid: Gid) -> End:

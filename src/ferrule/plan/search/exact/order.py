@@ -275,15 +275,15 @@ class OrderSearch:
         at, step = self._layers, last
         while True:
             ends.append(at)
-            ways: list[tuple[float, int, int, _State | None]] = []
+            choices: list[tuple[float, int, int, _State | None]] = []
             for source, index, hop in step.sources:
                 runs = self._spans.runs_to(index, at)
                 if source is None:
-                    ways.append((float(runs[0]), 0, index, None))
+                    choices.append((float(runs[0]), 0, index, None))
                 else:
                     costs = source.best + runs
-                    ways.append((float(costs.min()) + hop, int(costs.argmin()), index, source))
-            _, at, index, before = min(ways, key=lambda way: way[:3])
+                    choices.append((float(costs.min()) + hop, int(costs.argmin()), index, source))
+            _, at, index, before = min(choices, key=lambda choice: choice[:3])
             options.append(index)
             if before is None:
                 return Found(seconds, tuple(reversed(options)), tuple(reversed(ends)))

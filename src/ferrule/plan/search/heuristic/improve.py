@@ -53,16 +53,16 @@ class Improver:
             if self._pricing.runnable and len({len(names) for names in other}) > 1:
                 continue
             seen.add(other)
-            choices = [[known[names]] if names in known else self._pricing.ways(names) for names in other]
+            choices = [[known[names]] if names in known else self._pricing.cuttings(names) for names in other]
             for chosen in itertools.product(*choices):
                 yield self._pricing.price(chosen)
 
     def _recut(self, groups: Groups) -> Iterator[Priced]:
         """Another way to cut one stage's layers."""
         for place, group in enumerate(groups):
-            for way in self._pricing.ways(group.devices):
-                if way != group:
-                    yield self._pricing.price((*groups[:place], way, *groups[place + 1 :]))
+            for cutting in self._pricing.cuttings(group.devices):
+                if cutting != group:
+                    yield self._pricing.price((*groups[:place], cutting, *groups[place + 1 :]))
 
     def _orders(self, order: Order) -> Iterator[Order]:
         """The likeliest changes first."""

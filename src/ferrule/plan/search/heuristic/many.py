@@ -95,8 +95,8 @@ class _ManySearch:
         for seed in self._seeds():
             around = self._around(seed, _WIDE[-1], set(self.near))
             for width in (width for width in _WIDE if width <= len(around)):
-                for way in self.pricing.ways(sorted(around[:width])):
-                    priced = self.pricing.price((way,))
+                for cutting in self.pricing.cuttings(sorted(around[:width])):
+                    priced = self.pricing.price((cutting,))
                     if width not in best or priced.goal < best[width].goal:
                         best[width] = priced
         return list(best.values())
@@ -171,7 +171,7 @@ class _ManySearch:
             names = [seed] if width == 1 else self._around(seed, width, free)
             if len(names) == width:
                 free -= set(names)
-                found += self.pricing.ways(sorted(names))[:1]
+                found += self.pricing.cuttings(sorted(names))[:1]
         pricing = self.pricing
         return sorted(found, key=lambda group: (pricing.seconds(group), -pricing.room(group), group.devices))
 

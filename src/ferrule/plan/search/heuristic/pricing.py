@@ -21,7 +21,7 @@ from ferrule.plan.search.stages.cuttings import cuttings_of
 NO_CABLE = 1.0
 """Seconds for a hop that others would have to relay, so that it is avoided."""
 _NO_ROOM = 1e9
-_MOST_WAYS = 3
+_MOST_CUTTINGS = 3
 _ROUNDING = 1e-9
 
 Groups = tuple[Cutting, ...]
@@ -48,7 +48,7 @@ class Pricing:
         self.many = objective in ("throughput", "energy")
         self.alone = Measure("prompt" if objective == "ttft" else "token")
         self._tables: dict[tuple[object, ...], StageTable] = {}
-        self._ways: dict[tuple[object, ...], list[Cutting]] = {}
+        self._cuttings: dict[tuple[object, ...], list[Cutting]] = {}
 
     def measure(self, stages: int) -> tuple[Measure, int]:
         """Of a step: what is timed, and how many batches there are."""
@@ -70,21 +70,21 @@ class Pricing:
             self._tables[key] = self.costs.table(cutting, measure)
         return self._tables[key]
 
-    def ways(self, names: Sequence[str]) -> list[Cutting]:
+    def cuttings(self, names: Sequence[str]) -> list[Cutting]:
         """A few quick ways to cut layers over some devices that have room for one, the quickest for its room first."""
         names = tuple(names)
         key = self.like(names)
-        if key not in self._ways:
+        if key not in self._cuttings:
             every = cuttings_of(self.costs, names)
             if self.runnable:
-                every = [way for way in every if stage_obstacle(self.model, way.stage(0, 1)) is None]
+                every = [cutting for cutting in every if stage_obstacle(self.model, cutting.stage(0, 1)) is None]
             chosen: list[Cutting] = []
-            for way in sorted((way for way in every if self.room(way)), key=self.slowness):
-                table = self.table(way, self.alone)
+            for cutting in sorted((cutting for cutting in every if self.room(cutting)), key=self.slowness):
+                table = self.table(cutting, self.alone)
                 if not any(table.no_better_than(self.table(other, self.alone)) for other in chosen):
-                    chosen.append(way)
-            self._ways[key] = chosen[:_MOST_WAYS]
-        return [Cutting(names, way.shares, way.experts) for way in self._ways[key]]
+                    chosen.append(cutting)
+            self._cuttings[key] = chosen[:_MOST_CUTTINGS]
+        return [Cutting(names, cutting.shares, cutting.experts) for cutting in self._cuttings[key]]
 
     def seconds(self, group: Cutting) -> float:
         """Of all layers."""

@@ -171,11 +171,11 @@ class StageCosts:
 
     def hop(self, here: Sequence[str], there: Sequence[str], measure: Measure, *, last: bool = False) -> float:
         """Seconds from one stage to the next, or (``last``) of word of the next step from the last stage back to the
-        first; infinite where there is no way."""
+        first; infinite where there is no path."""
         passes = list(self.passes(measure))
         sizes = [word_bytes(self.runtime, one) if last else message_bytes(self.question, one, 1) for one in passes]
-        ways = [self._pair(a, there[b]) for a, b in zip(here, fellows(len(here), len(there)), strict=True)]
-        slowest = sum(max(alpha + size * beta for alpha, beta in ways) for size in sizes)
+        pairs = [self._pair(a, there[b]) for a, b in zip(here, fellows(len(here), len(there)), strict=True)]
+        slowest = sum(max(alpha + size * beta for alpha, beta in pairs) for size in sizes)
         return slowest + entry_seconds(self.question, there, last=last) * len(passes)
 
     @remembered

@@ -88,7 +88,7 @@ def _proportions(costs: StageCosts, names: tuple[str, ...], piece: Share, total:
     within = by_speed
     if by_speed is not None and any(given > limit for given, limit in zip(by_speed, most, strict=True)):
         within = whole_shares(total, seconds, before=before, most=most)
-    yield from dict.fromkeys(way for way in (by_speed, within, by_memory) if way is not None)
+    yield from dict.fromkeys(shares for shares in (by_speed, within, by_memory) if shares is not None)
 
 
 def alike(costs: StageCosts, names: Sequence[str]) -> bool:
