@@ -54,11 +54,13 @@ class Peers:
 
 @dataclass
 class EngineBench:
-    """``levels``: streams at once through HTTP; ``tokens``: of a turn of decoding and of a served answer; ``prefill``:
-    of the prompt that is timed. ``say`` gets a line about what is happening."""
+    """``serve``: the command `ferrule serve`. ``levels``: streams at once through HTTP; ``tokens``: of a turn of decoding;
+    ``served_tokens``: of a served answer; ``prefill``: of the prompt that is timed. ``say`` gets a line about what is
+    happening."""
 
     directory: Path
     scratch: Path
+    serve: Sequence[str]
     ranks: int = 2
     threads: int = 1
     formats: Sequence[str] = FORMATS
@@ -119,7 +121,7 @@ class EngineBench:
         """On all cores that are meant: as many ranks, or as many threads."""
         most, weights = max(self.levels, default=1), None if form == AS_STORED else form
         whole = Who("ferrule", self.ranks, self.threads, form)
-        found = [(whole, ferrule_server(self.directory, self.ranks, self.threads, weights))]
+        found = [(whole, ferrule_server(self.serve, self.directory, self.ranks, self.threads, weights))]
         if self.peers.llama_server is not None:
             threads = self.threads * self.ranks
             server = llama_server(self.peers.llama_server, self._gguf(form), threads, most)
@@ -162,6 +164,7 @@ def _ranks(count: int) -> str:
 
 def bench_engine(
     *,
+    serve: Sequence[str],
     quick: bool = False,
     model: Path | None = None,
     ranks: int = 2,
@@ -181,7 +184,7 @@ def bench_engine(
     with tempfile.TemporaryDirectory(prefix="ferrule-bench-") as scratch:
         directory = given_or_random(model, Path(scratch), say, quick=quick)
         bench = EngineBench(
-            directory, Path(scratch), ranks, threads, formats,
+            directory, Path(scratch), serve, ranks, threads, formats,
             [each for each in levels if each <= 4] if quick else levels,
             2 if quick else rounds, tokens, peers=peers or Peers(), say=say,
         )  # fmt: skip

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -100,8 +99,9 @@ class Server:
         return times
 
 
-def ferrule_server(directory: Path, ranks: int, threads: int, weights: str | None) -> Server:
-    command = [sys.executable, "-m", "ferrule.cli.main", "serve", str(directory), "--here", "--no-self-test"]
+def ferrule_server(serve: Sequence[str], directory: Path, ranks: int, threads: int, weights: str | None) -> Server:
+    """``serve``: the command `ferrule serve`."""
+    command = [*serve, str(directory), "--here", "--no-self-test"]
     command += ["--no-standby", "--tp", str(ranks), "--threads", str(threads), "--port", "{port}"]
     return Server([*command, *(["--weights", weights] if weights else [])])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,6 +70,7 @@ def engine(
     console = Console()
     with console.status("Measuring engines (nothing else should run now)") as status:
         rows = bench_engine(
+            serve=[sys.executable, "-m", "ferrule.cli.main", "serve"],
             quick=quick,
             model=model,
             ranks=ranks,
