@@ -139,7 +139,8 @@ class Heartbeat {
   std::uint64_t sequence_ = 0;
   Clock::time_point next_beat_ = Clock::now();
   Clock::time_point looked_ = Clock::now();  // when the thread last looked around
-  Clock::duration late_{};                   // how much too late that was
+  Clock::duration late_{};                   // how much too late it has recently been
+  Clock::time_point late_at_{};              // when that was found
   bool closing_ = false;
 
   std::vector<pollfd> polled_;

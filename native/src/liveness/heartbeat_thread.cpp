@@ -17,6 +17,8 @@ constexpr std::size_t kReadBytes = 4096;
 
 // How many verdicts on unknown groups are kept: a split that one rank has finished and another has not.
 constexpr std::size_t kEarly = 32;
+// How long it is remembered that this process was stopped: the others' word that it was given up may come a bit later.
+constexpr std::chrono::seconds kRemembered{1};
 
 }  // namespace
 
@@ -32,8 +34,12 @@ void Heartbeat::run() {
     const Clock::time_point now = Clock::now();
     // A machine that is too busy for this thread, or a process that was stopped, suspects no peer for what it missed.
     looked_ = now;
-    late_ = std::max(now - planned, Clock::duration::zero());
-    detector_.excuse(late_, now);
+    const Clock::duration late = std::max(now - planned, Clock::duration::zero());
+    if (late > interval_ || now - late_at_ > kRemembered) {
+      late_ = late;
+      late_at_ = now;
+    }
+    detector_.excuse(late, now);
     for (std::size_t i = 0; i < places_.size(); ++i) {
       if (polled_[i].revents != 0) serve(places_[i], now);
     }

@@ -54,7 +54,7 @@ class Peers:
 
 @dataclass
 class EngineBench:
-    """``serve``: the command `ferrule serve`. ``levels``: streams at once through HTTP; ``tokens``: of a turn of decoding;
+    """``serve``: the command `ferrule serve`. ``levels``: streams at once through HTTP; ``tokens``: of a decoding turn;
     ``served_tokens``: of a served answer; ``prefill``: of the prompt that is timed. ``say`` gets a line about what is
     happening."""
 
