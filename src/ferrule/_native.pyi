@@ -225,6 +225,9 @@ class Program:
         mean: bool,
     ) -> None: ...
     def product(self, source: _View, to: int, matrices: list[Matrix], bias: list[float]) -> None: ...
+    def head_product(
+        self, source: _View, to: int, source_stride: int, to_stride: int, kept: int, matrices: list[Matrix]
+    ) -> None: ...
     def rotate(self, heads: _View, count: int, width: int, table: int, interleaved: bool) -> None: ...
     def attend(
         self,
@@ -257,6 +260,7 @@ class Program:
         choice_bias: list[float],
         groups: int,
         chosen_groups: int,
+        group_best: int,
         first: int,
         inner: int,
         kind: int,

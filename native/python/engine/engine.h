@@ -32,7 +32,7 @@ class PyMatrix {
   void check(std::size_t first, std::size_t rows) const;
 
   MatrixLayout layout_;
-  PageMemory memory_;
+  SharedMemory memory_;
   std::vector<std::int32_t> order_;
 };
 

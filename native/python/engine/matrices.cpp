@@ -50,7 +50,7 @@ PyMatrix::PyMatrix(std::size_t rows, std::size_t columns, int codes, int bits, i
   layout_.zero = zero;
   layout_.group = group;
   if (const char* const wrong = invalid(layout_)) throw std::invalid_argument(wrong);
-  memory_ = PageMemory(layout_.bytes());
+  memory_ = SharedMemory(layout_.bytes());
 }
 
 void PyMatrix::set_order(std::vector<std::int32_t> order) {

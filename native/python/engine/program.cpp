@@ -28,7 +28,7 @@ std::vector<CacheLayer> layers_of(const std::vector<std::tuple<std::size_t, std:
   std::vector<CacheLayer> layers;
   for (const auto& [heads, width, value_width] : given) {
     if (width == 0 || width % 2 != 0 || width > kMostWidth || value_width == 0) {
-      throw std::invalid_argument("keys have an even width up to 512");
+      throw std::invalid_argument("keys have an even width up to " + std::to_string(kMostWidth));
     }
     layers.push_back({heads, width, value_width});
   }
@@ -83,6 +83,17 @@ class PyProgram {
     operation->to = to;
     for (PyMatrix* const matrix : matrices) operation->matrices.push_back(hold(*matrix));
     operation->bias = std::move(bias);
+    program_.add(std::move(operation));
+  }
+  void head_product(const ViewGiven& from, std::size_t to, std::size_t from_stride, std::size_t to_stride,
+                    std::size_t kept, const std::vector<PyMatrix*>& matrices) {
+    auto operation = std::make_unique<HeadProduct>();
+    operation->from = view(from);
+    operation->to = to;
+    operation->from_stride = from_stride;
+    operation->to_stride = to_stride;
+    operation->kept = kept;
+    for (PyMatrix* const matrix : matrices) operation->matrices.push_back(hold(*matrix));
     program_.add(std::move(operation));
   }
   void rotate(const ViewGiven& heads, std::size_t count, std::size_t width, std::size_t table, bool interleaved) {
@@ -152,8 +163,8 @@ class PyProgram {
   // `matrices` and `biases`: of each expert those of gate and up together, then those of down; biases may be empty.
   void experts(const ViewGiven& x, std::size_t logits, std::size_t to, std::size_t total, std::size_t chosen,
                int scoring, bool normalize, float factor, Floats choice_bias, std::size_t groups,
-               std::size_t chosen_groups, std::size_t first, std::size_t inner, int kind, bool interleaved,
-               const std::vector<PyMatrix*>& matrices, const std::vector<Floats>& biases) {
+               std::size_t chosen_groups, std::size_t group_best, std::size_t first, std::size_t inner, int kind,
+               bool interleaved, const std::vector<PyMatrix*>& matrices, const std::vector<Floats>& biases) {
     if (matrices.size() % 2 != 0 || (!biases.empty() && biases.size() != matrices.size())) {
       throw std::invalid_argument("an expert has two matrices, and two biases or none");
     }
@@ -169,6 +180,7 @@ class PyProgram {
     operation->choice_bias = std::move(choice_bias);
     operation->groups = groups;
     operation->chosen_groups = chosen_groups;
+    operation->group_best = group_best;
     operation->first = first;
     operation->inner = inner;
     operation->kind = static_cast<Activation>(kind);
@@ -239,6 +251,8 @@ void bind_programs(nb::module_& module) {
       .def("embed", &PyProgram::embed, "table"_a, "first"_a, "factor"_a, "shared"_a, "to"_a)
       .def("norm", &PyProgram::norm, "source"_a, "to"_a, "width"_a, "count"_a, "weight"_a, "bias"_a, "eps"_a, "mean"_a)
       .def("product", &PyProgram::product, "source"_a, "to"_a, "matrices"_a, "bias"_a)
+      .def("head_product", &PyProgram::head_product, "source"_a, "to"_a, "source_stride"_a, "to_stride"_a, "kept"_a,
+           "matrices"_a)
       .def("rotate", &PyProgram::rotate, "heads"_a, "count"_a, "width"_a, "table"_a, "interleaved"_a)
       .def("attend", &PyProgram::attend, "query"_a, "key"_a, "value"_a, "to"_a, "layer"_a, "heads"_a, "scale"_a,
            "softcap"_a, "window"_a, "sinks"_a)
@@ -248,8 +262,8 @@ void bind_programs(nb::module_& module) {
       .def("select", &PyProgram::select, "source"_a, "to"_a)
       .def("gather", &PyProgram::gather, "source"_a, "to"_a, "features"_a)
       .def("experts", &PyProgram::experts, "x"_a, "logits"_a, "to"_a, "total"_a, "chosen"_a, "scoring"_a, "normalize"_a,
-           "factor"_a, "choice_bias"_a, "groups"_a, "chosen_groups"_a, "first"_a, "inner"_a, "kind"_a, "interleaved"_a,
-           "matrices"_a, "biases"_a)
+           "factor"_a, "choice_bias"_a, "groups"_a, "chosen_groups"_a, "group_best"_a, "first"_a, "inner"_a, "kind"_a,
+           "interleaved"_a, "matrices"_a, "biases"_a)
       .def("run", &PyProgram::run, "spans"_a, "tokens"_a, "wanted"_a, "hidden"_a, "timeout"_a, "length"_a)
       .def("address", &PyProgram::address, "register"_a)
       .def("release", &PyProgram::release, "sequence"_a)

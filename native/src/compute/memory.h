@@ -2,29 +2,18 @@
 // look-ups of addresses.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <cstddef>
 #include <cstdint>
-#include <new>
+#include <memory>
 #include <utility>
 
 namespace ferrule {
 
+// Zeros, from a large page's border on.
 class PageMemory {
  public:
   PageMemory() = default;
-  // Zeros. Throws std::bad_alloc.
-  explicit PageMemory(std::size_t bytes) : bytes_(bytes) {
-    if (bytes == 0) return;
-    void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) throw std::bad_alloc();
-    data_ = static_cast<std::uint8_t*>(at);
-#ifdef MADV_HUGEPAGE
-    constexpr std::size_t kLarge = std::size_t{2} << 20;
-    if (bytes >= kLarge) ::madvise(at, bytes, MADV_HUGEPAGE);
-#endif
-  }
+  explicit PageMemory(std::size_t bytes);  // Throws std::bad_alloc.
   PageMemory(PageMemory&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   PageMemory& operator=(PageMemory&& other) noexcept {
@@ -32,9 +21,7 @@ class PageMemory {
     std::swap(bytes_, other.bytes_);
     return *this;
   }
-  ~PageMemory() {
-    if (data_ != nullptr) ::munmap(data_, bytes_);
-  }
+  ~PageMemory();
 
   std::uint8_t* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
@@ -42,6 +29,20 @@ class PageMemory {
  private:
   std::uint8_t* data_ = nullptr;
   std::size_t bytes_ = 0;
+};
+
+// A part of some pages that others share. Matrices lie side by side, since many are smaller than a large page. The
+// pages go when all parts of them have gone; what is behind the last part was never touched, and takes no memory.
+class SharedMemory {
+ public:
+  SharedMemory() = default;
+  explicit SharedMemory(std::size_t bytes);  // Zeros. Throws std::bad_alloc.
+
+  std::uint8_t* data() const { return data_; }
+
+ private:
+  std::shared_ptr<PageMemory> pages_;
+  std::uint8_t* data_ = nullptr;
 };
 
 }  // namespace ferrule

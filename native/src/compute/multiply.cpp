@@ -1,81 +1,127 @@
 #include "compute/multiply.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "assertions.h"
 #include "kernels/isa.h"
 
 namespace ferrule {
 
-#define FERRULE_DECLARE(name)         \
-  namespace name {                    \
-  extern const ProductTable products; \
+#define FERRULE_DECLARE(name)                                                                                 \
+  namespace name {                                                                                            \
+  extern const ProductTable products;                                                                         \
+  extern const SmallTable small_products;                                                                     \
+  void exact(const PackedMatrix& matrix, const Activations& x, std::size_t first, std::size_t last, float* y, \
+             std::size_t stride);                                                                             \
   }
 FERRULE_EACH_ISA(FERRULE_DECLARE)
 #undef FERRULE_DECLARE
 
 namespace {
 
-const ProductTable& products() {
-  switch (isa()) {
+struct Kernels {
+  const ProductTable& products;
+  const SmallTable& small;
+  ProductFunction exact;
+};
+
+const Kernels& kernels() {
+  static const Kernels chosen = [] {
+    switch (isa()) {
 #define FERRULE_CASE(name) \
   case Isa::name:          \
-    return name::products;
-    FERRULE_EACH_ISA(FERRULE_CASE)
+    return Kernels{name::products, name::small_products, name::exact};
+      FERRULE_EACH_ISA(FERRULE_CASE)
 #undef FERRULE_CASE
-    default:
-      return base::products;
-  }
+      default:
+        return Kernels{base::products, base::small_products, base::exact};
+    }
+  }();
+  return chosen;
 }
 
 Form form_of(const MatrixLayout& layout, Precision precision) {
-  if (layout.codes == Codes::bf16 && products().bf16_pairs) return Form::bf16;
+  if (layout.codes == Codes::bf16 && kernels().products.bf16_pairs) return Form::bf16;
   if (precision == Precision::fast && layout.small_integers()) return Form::int8;
   return Form::f32;
 }
 
+// The code that means zero; of codes that are looked up the byte.
+std::int32_t zero_of(const MatrixLayout& layout) { return layout.codes == Codes::integer ? layout.zero : 128; }
+
+std::size_t width_of(Form form) { return form == Form::f32 ? 4 : form == Form::bf16 ? 2 : 1; }
+
 ProductFunction function_of(const MatrixLayout& layout, Form form) {
   switch (layout.codes) {
     case Codes::bf16:
-      return products().bf16;
+      return kernels().products.bf16;
     case Codes::f16:
-      return products().f16;
+      return kernels().products.f16;
     case Codes::f32:
-      return products().f32;
+      return kernels().products.f32;
     default:
       break;
   }
-  if (form == Form::f32) return products().exact;
-  return layout.codes == Codes::integer ? products().small[layout.bits] : products().table_small;
+  if (form == Form::f32) return kernels().exact;
+  return layout.codes == Codes::integer ? kernels().small.integers[layout.bits] : kernels().small.table;
 }
 
 }  // namespace
 
-const Activations& Multiplier::converted(Form form, const float* x, std::size_t count, std::size_t stride,
-                                         std::size_t columns, std::size_t padded) {
-  Converted& to = converted_[static_cast<std::size_t>(form)];
-  if (to.ready) return to.activations;
-  const std::size_t width = form == Form::f32 ? 4 : form == Form::bf16 ? 2 : 1;
-  const std::size_t spans = padded / kSpan;
-  if (to.values.size() < count * padded * width) to.values.resize(count * padded * width);
-  if (form == Form::int8 && to.scales.size() < count * spans) {
-    to.scales.resize(count * spans);
-    to.sums.resize(kSums * count * spans);
+void Multiplier::begin(Converted& to, const Want& want, std::size_t count) {
+  const std::size_t numbers = count * want.padded;
+  const std::size_t spans = numbers / kSpan;
+  if (to.values.size() < numbers * width_of(want.form)) to.values.resize(numbers * width_of(want.form));
+  if (want.form == Form::int8 && to.scales.size() < spans) {
+    to.scales.resize(spans);
+    to.starts.resize(kSums * spans);
+    to.sums.resize(kSums * spans);
   }
-  const ConvertFunction convert = products().convert[static_cast<std::size_t>(form)];
-  const auto rows = [&](std::size_t first, std::size_t last) {
-    for (std::size_t i = first; i < last; ++i) {
-      convert(x + i * stride, columns, padded, to.values.data() + i * padded * width, to.scales.data() + i * spans,
-              to.sums.data() + kSums * i * spans);
-    }
-  };
-  if (count > 1) {
-    pool_.share(count, rows);
-  } else {
-    rows(0, count);
-  }
-  to.activations = {form, count, padded, to.values.data(), to.scales.data(), to.sums.data()};
+  to.want = want;
   to.ready = true;
+  to.activations = {want.form,        count,         want.padded, to.values.data(), to.scales.data(),
+                    to.starts.data(), to.sums.data()};
+}
+
+void Multiplier::convert(Converted& to, std::size_t first, std::size_t count, const float* x, std::size_t stride,
+                         std::size_t columns) {
+  const Want& want = to.want;
+  const ConvertFunction function = kernels().products.convert[static_cast<std::size_t>(want.form)];
+  const std::size_t spans = want.padded / kSpan;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t row = first + i;
+    std::uint8_t* const values = to.values.data() + row * want.padded * width_of(want.form);
+    if (want.form != Form::int8) {
+      function(x + row * stride, columns, want.padded, {.values = values});
+      continue;
+    }
+    // A tile begins at `first`; its activations lie side by side.
+    function(x + row * stride, columns, want.padded,
+             {to.values.data() + first * want.padded + i * kQuad, count, to.scales.data() + first * spans + i,
+              to.starts.data() + first * spans * kSums + i, to.sums.data() + first * spans * kSums + i, want.zero});
+  }
+}
+
+const Activations& Multiplier::converted(const Want& want, const float* x, std::size_t count, std::size_t stride,
+                                         std::size_t columns) {
+  const auto same = [&](const Converted& each) { return each.ready && each.want == want; };
+  if (const auto found = std::ranges::find_if(converted_, same); found != converted_.end()) return found->activations;
+  auto& to = *std::ranges::find_if(converted_, [](const Converted& each) { return !each.ready; });
+  begin(to, want, count);
+  tiles_.clear();
+  const std::size_t most = want.form == Form::int8 ? kernels().small.at_once : 1;
+  for (std::size_t first = 0; first < count; first += tiles_.back().count) {
+    tiles_.push_back({first, tile_size(count - first, most)});
+  }
+  const auto some = [&](std::size_t from, std::size_t end) {
+    for (std::size_t t = from; t < end; ++t) convert(to, tiles_[t].first, tiles_[t].count, x, stride, columns);
+  };
+  if (tiles_.size() > 1) {
+    pool_.share(tiles_.size(), some);
+  } else {
+    some(0, tiles_.size());
+  }
   return to.activations;
 }
 
@@ -86,6 +132,35 @@ void Multiplier::multiply(std::span<const Factor> factors, const float* x, std::
     return multiply_together(factors, x, count, stride, precision);
   }
   for (const Factor& factor : factors) multiply_ordered(factor, x, count, stride, precision);
+}
+
+void Multiplier::multiply_each(std::span<const Factor> factors, std::span<const float* const> x, std::size_t count,
+                               std::size_t stride, Precision precision) {
+  FERRULE_ASSERT(factors.size() == x.size());
+  if (count == 0) return;
+  pool_.share(factors.size(), [&](std::size_t first, std::size_t last) {
+    static thread_local Converted given;
+    static thread_local std::vector<float> results;
+    for (std::size_t f = first; f < last; ++f) {
+      const Factor& factor = factors[f];
+      const MatrixLayout& layout = factor.matrix.layout;
+      FERRULE_ASSERT(factor.matrix.order == nullptr);
+      const Form form = form_of(layout, precision);
+      begin(given, {form, zero_of(layout), (layout.padded_columns() + kSpan - 1) / kSpan * kSpan}, count);
+      const std::size_t most = form == Form::int8 ? kernels().small.at_once : 1;
+      for (std::size_t at = 0; at < count;) {
+        const std::size_t some = tile_size(count - at, most);
+        convert(given, at, some, x[f], stride, layout.columns);
+        at += some;
+      }
+      const std::size_t width = layout.blocks() * kBlockRows;
+      results.resize(count * width);
+      function_of(layout, form)(factor.matrix, given.activations, 0, layout.blocks(), results.data(), width);
+      for (std::size_t i = 0; i < count; ++i) {
+        std::memcpy(factor.y + i * factor.stride, results.data() + i * width, layout.rows * sizeof(float));
+      }
+    }
+  });
 }
 
 void Multiplier::multiply_ordered(const Factor& factor, const float* x, std::size_t count, std::size_t stride,
@@ -111,7 +186,7 @@ void Multiplier::multiply_together(std::span<const Factor> factors, const float*
     ProductFunction run;
     std::size_t first;  // block, over all factors
   };
-  Piece pieces[8];
+  Piece pieces[kMostFactors];
   FERRULE_ASSERT(factors.size() <= std::size(pieces));
   std::size_t blocks = 0;
   const std::size_t columns = factors.front().matrix.layout.columns;
@@ -123,8 +198,8 @@ void Multiplier::multiply_together(std::span<const Factor> factors, const float*
   for (std::size_t i = 0; i < factors.size(); ++i) {
     const PackedMatrix& matrix = factors[i].matrix;
     const Form form = form_of(matrix.layout, precision);
-    pieces[i] = {&factors[i], &converted(form, x, count, stride, columns, padded), function_of(matrix.layout, form),
-                 blocks};
+    const Want want{form, form == Form::int8 ? zero_of(matrix.layout) : 0, padded};
+    pieces[i] = {&factors[i], &converted(want, x, count, stride, columns), function_of(matrix.layout, form), blocks};
     blocks += matrix.layout.blocks();
   }
   pool_.share(blocks, [&](std::size_t first, std::size_t last) {

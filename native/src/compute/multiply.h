@@ -1,6 +1,7 @@
 // Products of packed matrices with activations, shared out over the threads of a pool.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -29,25 +30,47 @@ class Multiplier {
   // All factors times the same activations x (count, columns): x[i * stride + column].
   void multiply(std::span<const Factor> factors, const float* x, std::size_t count, std::size_t stride,
                 Precision precision);
+  // Each factor times activations of its own, x[f] (count, columns): x[f][i * stride + column]. Results of whole rows
+  // of a matrix only, without those that fill its last block.
+  void multiply_each(std::span<const Factor> factors, std::span<const float* const> x, std::size_t count,
+                     std::size_t stride, Precision precision);
 
  private:
+  struct Want {
+    Form form;
+    std::int32_t zero;   // of int8
+    std::size_t padded;  // columns
+    bool operator==(const Want&) const = default;
+  };
+  struct Converted {
+    Want want{};
+    Activations activations;
+    std::vector<std::uint8_t> values;
+    std::vector<float> scales;
+    std::vector<std::int32_t> starts;
+    std::vector<float> sums;
+    bool ready = false;
+  };
+  struct Tile {
+    std::size_t first, count;
+  };
+
   void multiply_ordered(const Factor& factor, const float* x, std::size_t count, std::size_t stride,
                         Precision precision);
   void multiply_together(std::span<const Factor> factors, const float* x, std::size_t count, std::size_t stride,
                          Precision precision);
-  const Activations& converted(Form form, const float* x, std::size_t count, std::size_t stride, std::size_t columns,
-                               std::size_t padded);
+  const Activations& converted(const Want& want, const float* x, std::size_t count, std::size_t stride,
+                               std::size_t columns);
+  static void begin(Converted& to, const Want& want, std::size_t count);
+  // Activations `first` on, `count` of them: a tile.
+  static void convert(Converted& to, std::size_t first, std::size_t count, const float* x, std::size_t stride,
+                      std::size_t columns);
 
-  struct Converted {
-    Activations activations;
-    std::vector<std::uint8_t> values;
-    std::vector<float> scales;
-    std::vector<std::int32_t> sums;
-    bool ready = false;
-  };
+  static constexpr std::size_t kMostFactors = 8;
 
   Pool& pool_;
-  Converted converted_[3];  // by form
+  std::array<Converted, kMostFactors> converted_;
+  std::vector<Tile> tiles_;
   std::vector<float> ordered_;
 };
 

@@ -32,32 +32,66 @@ struct Queries {
   alignas(64) std::uint16_t narrow[kMostQueries][kMostWidth];
 };
 
+// Two sums for each query, so that one need not wait for the other.
 template <Element kElement, int kCount>
 void logits_of(const AttentionTile& tile, const Queries& queries, const std::uint8_t* keys, F (&logits)[kCount]) {
-  for (F& each : logits) each = zero();
+  F other[kCount];
+  for (int t = 0; t < kCount; ++t) logits[t] = other[t] = zero();
   if constexpr (kElement == Element::bf16) {
-    for (std::size_t k = 0; k < tile.width; k += 2) {
+    const auto pair = [&](F(&sums)[kCount], std::size_t k) {
       const U pairs = load_bytes(keys + k / 2 * 64);
 #ifdef FERRULE_BF16_PAIRS
       for (int t = 0; t < kCount; ++t) {
-        std::uint32_t pair;
-        std::memcpy(&pair, &queries.narrow[t][k], sizeof pair);
-        logits[t] = dot2(logits[t], pairs, pair);
+        std::uint32_t two;
+        std::memcpy(&two, &queries.narrow[t][k], sizeof two);
+        sums[t] = dot2(sums[t], pairs, two);
       }
 #else
       const F even = even_bf16(pairs);
       const F odd = odd_bf16(pairs);
       for (int t = 0; t < kCount; ++t) {
-        logits[t] = fma(even, set1(queries.numbers[t][k]), logits[t]);
-        logits[t] = fma(odd, set1(queries.numbers[t][k + 1]), logits[t]);
+        sums[t] = fma(even, set1(queries.numbers[t][k]), sums[t]);
+        sums[t] = fma(odd, set1(queries.numbers[t][k + 1]), sums[t]);
       }
 #endif
+    };
+    std::size_t k = 0;
+    for (; k + 4 <= tile.width; k += 4) {
+      pair(logits, k);
+      pair(other, k + 2);
     }
+    if (k < tile.width) pair(logits, k);
   } else {
-    for (std::size_t k = 0; k < tile.width; ++k) {
+    const auto one = [&](F(&sums)[kCount], std::size_t k) {
       const F key = load_value<kElement>(keys, k * kPageTokens);
-      for (int t = 0; t < kCount; ++t) logits[t] = fma(key, set1(queries.numbers[t][k]), logits[t]);
+      for (int t = 0; t < kCount; ++t) sums[t] = fma(key, set1(queries.numbers[t][k]), sums[t]);
+    };
+    for (std::size_t k = 0; k < tile.width; k += 2) {
+      one(logits, k);
+      one(other, k + 1);
     }
+  }
+  for (int t = 0; t < kCount; ++t) logits[t] = logits[t] + other[t];
+}
+
+// Add `tokens` values by weight to numbers `from` of the results on, kParts vectors of each.
+template <Element kElement, int kCount, int kParts>
+void add_values(const AttentionTile& tile, const std::uint8_t* values, const float (&weights)[kCount][kPageTokens],
+                std::size_t tokens, std::size_t from) {
+  F out[kCount][kParts];
+  for (int t = 0; t < kCount; ++t) {
+    for (int p = 0; p < kParts; ++p) out[t][p] = load(tile.out[t] + from + 16 * p);
+  }
+  for (std::size_t j = 0; j < tokens; ++j) {
+    F value[kParts];
+    for (int p = 0; p < kParts; ++p) value[p] = load_value<kElement>(values, j * tile.value_width + from + 16 * p);
+    for (int t = 0; t < kCount; ++t) {
+      const F weight = set1(weights[t][j]);
+      for (int p = 0; p < kParts; ++p) out[t][p] = fma(weight, value[p], out[t][p]);
+    }
+  }
+  for (int t = 0; t < kCount; ++t) {
+    for (int p = 0; p < kParts; ++p) store(tile.out[t] + from + 16 * p, out[t][p]);
   }
 }
 
@@ -93,16 +127,18 @@ void attend_as(const AttentionTile& tile) {
     for (int t = 0; t < kCount; ++t) {
       F scaled = logits[t] * set1(tile.scale);
       if (tile.softcap > 0) scaled = tanh(scaled / set1(tile.softcap)) * set1(tile.softcap);
-      store(weights[t], scaled);
       const std::int64_t first = page * kTokens;
       const std::int64_t from = tile.window == 0 ? 0 : tile.positions[t] - tile.window + 1;
-      if (first < from || first + kTokens - 1 > tile.positions[t]) {
+      const bool partly = first < from || first + kTokens - 1 > tile.positions[t];
+      const auto unseen = [&](std::int64_t token) { return first + token < from || first + token > tile.positions[t]; };
+      if (partly) {
+        store(weights[t], scaled);
         for (std::int64_t j = 0; j < kTokens; ++j) {
-          if (first + j < from || first + j > tile.positions[t]) weights[t][j] = kNever;
+          if (unseen(j)) weights[t][j] = kNever;
         }
+        scaled = load(weights[t]);
       }
-      const F masked = load(weights[t]);
-      const float high = highest(masked);
+      const float high = highest(scaled);
       if (high > top[t]) {
         if (total[t] != 0) {
           alignas(64) float by[16];
@@ -118,26 +154,23 @@ void attend_as(const AttentionTile& tile) {
         std::memset(weights[t], 0, sizeof weights[t]);
         continue;
       }
-      const F weight = exp(masked - set1(top[t]));
-      store(weights[t], weight);
-      for (std::size_t j = 0; j < kPageTokens; ++j) {  // e^-87 is not nothing
-        const std::int64_t at = first + static_cast<std::int64_t>(j);
-        if (at < from || at > tile.positions[t]) weights[t][j] = 0;
+      store(weights[t], exp(scaled - set1(top[t])));
+      if (partly) {  // e^-87 is not nothing
+        for (std::int64_t j = 0; j < kTokens; ++j) {
+          if (unseen(j)) weights[t][j] = 0;
+        }
       }
       total[t] += sum(load(weights[t]));
     }
     // Tokens behind the last one have not been written: whatever is there must not come into the sums.
     const auto tokens = static_cast<std::size_t>(least<std::int64_t>(kTokens, last - page * kTokens + 1));
     const std::uint8_t* values = tile.values[page];
-    for (std::size_t i = 0; i < tile.value_width; i += 16) {
-      F out[kCount];
-      for (int t = 0; t < kCount; ++t) out[t] = load(tile.out[t] + i);
-      for (std::size_t j = 0; j < tokens; ++j) {
-        const F value = load_value<kElement>(values, j * tile.value_width + i);
-        for (int t = 0; t < kCount; ++t) out[t] = fma(set1(weights[t][j]), value, out[t]);
-      }
-      for (int t = 0; t < kCount; ++t) store(tile.out[t] + i, out[t]);
+    constexpr int kParts = kCount < 4 ? 4 : kCount < 8 ? 2 : 1;
+    std::size_t i = 0;
+    for (; i + 16 * kParts <= tile.value_width; i += 16 * kParts) {
+      add_values<kElement, kCount, kParts>(tile, values, weights, tokens, i);
     }
+    for (; i < tile.value_width; i += 16) add_values<kElement, kCount, 1>(tile, values, weights, tokens, i);
   }
   for (int t = 0; t < kCount; ++t) {
     const F by = set1(1.0F / total[t]);

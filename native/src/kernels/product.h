@@ -18,20 +18,38 @@ struct PackedMatrix {
 // The forms of activations that products take.
 enum class Form : std::uint8_t { f32, bf16, int8 };
 
-// Activations (count, padded columns) in one form: row after row, filled up with zeros. int8: each span of 32 columns
-// has a scale; beside them are sums of its first and last 16 columns, and of both.
+// Activations (count, padded columns) in one form. Plain ones lie row after row, filled up with zeros. As int8 each
+// span of 32 columns has a scale, and tiles of some activations lie one after the other, each cut into quads of 4
+// columns: (quads, activations of the tile, 4). Beside them are, of a span's first and last 16 columns and of both,
+// their sums: `starts` times minus the code that means zero, `sums` times the span's scale.
 constexpr std::size_t kSums = 3;
 struct Activations {
   Form form = Form::f32;
   std::size_t count = 0;
   std::size_t columns = 0;  // padded to whole spans
   const void* values = nullptr;
-  const float* scales = nullptr;       // (count, columns / 32)
-  const std::int32_t* sums = nullptr;  // (count, columns / 32, kSums)
+  const float* scales = nullptr;         // by tile (spans, activations)
+  const std::int32_t* starts = nullptr;  // by tile (spans, kSums, activations)
+  const float* sums = nullptr;           // the same
 };
 
-using ConvertFunction = void (*)(const float* x, std::size_t columns, std::size_t padded, void* values, float* scales,
-                                 std::int32_t* sums);
+// How many activations the next tile has, where `left` are left and `most` fit.
+constexpr std::size_t tile_size(std::size_t left, std::size_t most) {
+  if (left >= most) return most;
+  return left < 5 ? left : 4;
+}
+
+// Where one activation goes. The rest is for int8: `step` activations are in its tile, and the pointers lead to its own
+// place in that. `zero`: the code that means zero.
+struct ConvertTo {
+  void* values = nullptr;
+  std::size_t step = 1;
+  float* scales = nullptr;
+  std::int32_t* starts = nullptr;
+  float* sums = nullptr;
+  std::int32_t zero = 0;
+};
+using ConvertFunction = void (*)(const float* x, std::size_t columns, std::size_t padded, const ConvertTo& to);
 // y[i * stride + row] for each of the activations i and the rows of blocks first to last. Whole blocks are written.
 using ProductFunction = void (*)(const PackedMatrix& matrix, const Activations& x, std::size_t first, std::size_t last,
                                  float* y, std::size_t stride);
@@ -40,9 +58,13 @@ struct ProductTable {
   bool bf16_pairs;             // whether the product of bfloat16 takes bfloat16 activations
   ConvertFunction convert[3];  // by Form
   ProductFunction bf16, f16, f32;
-  ProductFunction small[9];     // by bits: integers, activations as int8
-  ProductFunction table_small;  // 4-bit codes that are looked up, activations as int8
-  ProductFunction exact;        // any groups, activations as float32
+};
+
+// Activations as int8.
+struct SmallTable {
+  ProductFunction integers[9];  // by bits
+  ProductFunction table;        // 4-bit codes that are looked up
+  std::size_t at_once;          // activations of a tile
 };
 
 }  // namespace ferrule

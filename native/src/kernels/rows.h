@@ -32,7 +32,7 @@ struct AttentionTile {
   const std::uint8_t* const* values = nullptr;
 };
 constexpr std::size_t kMostQueries = 8;
-constexpr std::size_t kMostWidth = 512;
+constexpr std::size_t kMostWidth = 640;  // latents of 512 and their rotary part
 
 struct RowTable {
   // y = x / rms(x) * weight; with `mean`, x less its mean before that, and bias (may be nullptr) added.

@@ -43,25 +43,16 @@ KvCache::Page KvCache::take() {
   return page;
 }
 
-std::uint8_t* KvCache::place(Page page, std::size_t layer, std::size_t head) {
+std::uint8_t* KvCache::keys(Page page, std::size_t layer, std::size_t head) {
   const CacheLayer& of = layers_[layer];
   return slabs_[page / pages_per_slab_].data() + page % pages_per_slab_ * page_bytes_ + layer_starts_[layer] +
          head * (of.key_bytes(element_) + of.value_bytes(element_));
 }
 
-std::uint8_t* KvCache::keys(std::int64_t sequence, std::size_t layer, std::size_t page, std::size_t head) {
-  return place(sequences_.at(sequence)[page], layer, head);
-}
-
-std::uint8_t* KvCache::values(std::int64_t sequence, std::size_t layer, std::size_t page, std::size_t head) {
-  return keys(sequence, layer, page, head) + layers_[layer].key_bytes(element_);
-}
-
-void KvCache::store(std::int64_t sequence, std::size_t layer, std::size_t position, std::size_t head, const float* key,
+void KvCache::store(Page page, std::size_t layer, std::size_t token, std::size_t head, const float* key,
                     const float* value) {
   const CacheLayer& of = layers_[layer];
-  const std::size_t token = position % kPageTokens;
-  std::uint8_t* const to = keys(sequence, layer, position / kPageTokens, head);
+  std::uint8_t* const to = keys(page, layer, head);
   std::uint8_t* const values_to =
       to + of.key_bytes(element_) + token * of.padded_value_width() * element_bytes(element_);
   const RowTable& kernels = row_kernels();

@@ -37,17 +37,15 @@ class KvCache {
   void release(std::int64_t sequence);
   bool has(std::int64_t sequence) const { return sequences_.contains(sequence); }
 
-  // Page `page` of a sequence: the key/value head's keys, and values.
-  std::uint8_t* keys(std::int64_t sequence, std::size_t layer, std::size_t page, std::size_t head);
-  std::uint8_t* values(std::int64_t sequence, std::size_t layer, std::size_t page, std::size_t head);
-  // Store a token's key and value.
-  void store(std::int64_t sequence, std::size_t layer, std::size_t position, std::size_t head, const float* key,
-             const float* value);
+  using Page = std::uint32_t;
+  // Of a sequence, in the order of its tokens.
+  const std::vector<Page>& pages(std::int64_t sequence) const { return sequences_.at(sequence); }
+  // The keys of a key/value head; behind them lie its values.
+  std::uint8_t* keys(Page page, std::size_t layer, std::size_t head);
+  // Store the key and value of the token that is in place `token` of a page.
+  void store(Page page, std::size_t layer, std::size_t token, std::size_t head, const float* key, const float* value);
 
  private:
-  using Page = std::uint32_t;
-
-  std::uint8_t* place(Page page, std::size_t layer, std::size_t head);
   Page take();
 
   static constexpr std::size_t kSlabBytes = std::size_t{4} << 20;

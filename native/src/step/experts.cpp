@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 namespace ferrule {
@@ -40,16 +41,15 @@ void Experts::choose(const float* logits_of, std::vector<Choice>& best) {
   if (groups > 1) {
     const std::size_t size = total / groups;
     std::vector<float> of_group(groups);
-    for (std::size_t g = 0; g < groups; ++g) {  // DeepSeek-V3: the sum of a group's two best
+    for (std::size_t g = 0; g < groups; ++g) {
       const std::vector<float> members(by.begin() + static_cast<std::ptrdiff_t>(g * size),
                                        by.begin() + static_cast<std::ptrdiff_t>((g + 1) * size));
-      const std::vector<std::size_t> two = largest(members, std::min<std::size_t>(2, size));
-      for (const std::size_t each : two) of_group[g] += members[each];
+      for (const std::size_t each : largest(members, std::min(group_best, size))) of_group[g] += members[each];
     }
     const std::vector<std::size_t> kept = largest(of_group, chosen_groups);
     for (std::size_t g = 0; g < groups; ++g) {
       if (std::ranges::find(kept, g) != kept.end()) continue;
-      std::fill_n(by.begin() + static_cast<std::ptrdiff_t>(g * size), size, 0.0F);
+      std::fill_n(by.begin() + static_cast<std::ptrdiff_t>(g * size), size, -std::numeric_limits<float>::infinity());
     }
   }
   best.clear();

@@ -28,9 +28,10 @@ struct Experts final : StepOperation {
   Scoring scoring = Scoring::softmax;
   bool normalize = false;  // the chosen weights to a sum of one
   float factor = 1;
-  std::vector<float> choice_bias;             // or none
-  std::size_t groups = 1, chosen_groups = 1;  // of experts: only those of the best groups can be chosen
-  std::size_t first = 0;                      // the model's number of experts.front()
+  std::vector<float> choice_bias;  // or none
+  // Of experts: only those of the best groups can be chosen, by the sum of a group's `group_best` best ones.
+  std::size_t groups = 1, chosen_groups = 1, group_best = 2;
+  std::size_t first = 0;  // the model's number of experts.front()
   std::size_t inner = 0;
   Activation kind = Activation::silu;
   bool interleaved = false;  // the results of gate and up alternate

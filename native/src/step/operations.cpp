@@ -54,6 +54,26 @@ void Product::run(Step& step) {
   each_row(step, [&](std::size_t i) { machine.kernels.add(out.row(i), bias.data(), bias.size(), 1); });
 }
 
+void HeadProduct::run(Step& step) {
+  Register& out = step.at(to);
+  factors_.clear();
+  given_.clear();
+  for (std::size_t h = 0; h < matrices.size(); ++h) {
+    factors_.push_back({matrices[h], out.numbers.data() + h * to_stride, out.width});
+    given_.push_back(at(step, from, 0) + h * from_stride);
+  }
+  Machine& machine = step.machine;
+  machine.multiplier.multiply_each(factors_, given_, step.count, step.at(from.reg).width, machine.precision);
+  if (kept == 0) return;
+  each_row(step, [&](std::size_t i) {
+    for (std::size_t h = 0; h < matrices.size(); ++h) {
+      const MatrixLayout& layout = matrices[h].layout;
+      std::memcpy(out.row(i) + h * to_stride + layout.rows, at(step, from, i) + h * from_stride + layout.columns,
+                  kept * sizeof(float));
+    }
+  });
+}
+
 void Rotate::run(Step& step) {
   const RotaryTable& angles = step.machine.rotary[table];
   const std::size_t half = angles.frequencies.size();
@@ -74,10 +94,12 @@ void Attend::run(Step& step) {
   std::size_t row = 0;
   for (std::size_t span = 0; span < step.spans.size(); ++span) {
     const SequenceSpan& given = step.spans[span];
+    const std::vector<KvCache::Page>& pages = cache.pages(given.sequence);
     for (std::size_t i = 0; i < given.tokens; ++i, ++row) {
+      const std::size_t position = given.seen + i;
       for (std::size_t head = 0; head < of.heads; ++head) {
-        cache.store(given.sequence, layer, given.seen + i, head, at(step, key, row) + head * of.width,
-                    at(step, value, row) + head * of.value_width);
+        cache.store(pages[position / kPageTokens], layer, position % kPageTokens, head,
+                    at(step, key, row) + head * of.width, at(step, value, row) + head * of.value_width);
       }
     }
     for (std::size_t head = 0; head < of.heads; ++head) {
@@ -123,12 +145,12 @@ void Attend::run_tile(Step& step, const Tile& tile, std::size_t row) const {
     positions[i] = static_cast<std::int64_t>(span.seen + token);
     if (!sinks.empty()) logits_of_sinks[i] = sinks[head];
   }
-  const std::size_t pages = (span.seen + span.tokens + kPageTokens - 1) / kPageTokens;
+  const std::vector<KvCache::Page>& pages = cache.pages(span.sequence);
   static thread_local std::vector<const std::uint8_t*> keys, values;
-  keys.resize(pages);
-  values.resize(pages);
-  for (std::size_t page = 0; page < pages; ++page) {
-    keys[page] = cache.keys(span.sequence, layer, page, tile.head);
+  keys.resize(pages.size());
+  values.resize(pages.size());
+  for (std::size_t page = 0; page < pages.size(); ++page) {
+    keys[page] = cache.keys(pages[page], layer, tile.head);
     values[page] = keys[page] + of.key_bytes(cache.element());
   }
   AttentionTile work;

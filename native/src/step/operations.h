@@ -48,6 +48,20 @@ struct Product final : StepOperation {
   void run(Step& step) override;
 };
 
+// Each head times a matrix of its own: head h takes the numbers from h * from_stride on, as many as its matrix has
+// columns, and puts its results, and behind them `kept` numbers that follow in `from`, from h * to_stride on.
+struct HeadProduct final : StepOperation {
+  View from;
+  std::size_t to = 0;
+  std::size_t from_stride = 0, to_stride = 0, kept = 0;
+  std::vector<PackedMatrix> matrices;
+  void run(Step& step) override;
+
+ private:
+  std::vector<Factor> factors_;
+  std::vector<const float*> given_;
+};
+
 struct Rotate final : StepOperation {
   View heads;
   std::size_t count = 0, width = 0;

@@ -56,11 +56,6 @@ inline F two_to(F n) { return {two_to(n.a), two_to(n.b)}; }  // n: whole, above 
 
 inline I iset1(std::int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I operator+(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-inline I minus_shifted(std::int32_t x, int shift) {  // -(x << shift)
-  const __m256i shifted = _mm256_sll_epi32(_mm256_set1_epi32(x), _mm_cvtsi32_si128(shift));
-  const __m256i all = _mm256_sub_epi32(_mm256_setzero_si256(), shifted);
-  return {all, all};
-}
 inline F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline std::int32_t sum(I x) {

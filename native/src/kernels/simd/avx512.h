@@ -40,10 +40,6 @@ inline F two_to(F n) { return {_mm512_scalef_ps(_mm512_set1_ps(1), n.v)}; }  // 
 
 inline I iset1(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
-inline I minus_shifted(std::int32_t x, int shift) {  // -(x << shift)
-  const __m512i shifted = _mm512_sll_epi32(_mm512_set1_epi32(x), _mm_cvtsi32_si128(shift));
-  return {_mm512_sub_epi32(_mm512_setzero_si512(), shifted)};
-}
 inline F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline I to_int(F a) { return {_mm512_cvtps_epi32(a.v)}; }
 inline std::int32_t sum(I a) { return _mm512_reduce_add_epi32(a.v); }

@@ -81,7 +81,6 @@ inline F two_to(F n) {
 
 inline I iset1(std::int32_t x) { return {x + Ints{}}; }
 inline I operator+(I a, I b) { return {a.v + b.v}; }
-inline I minus_shifted(std::int32_t x, int shift) { return iset1(-(x * (1 << shift))); }
 inline F to_float(I a) { return {__builtin_convertvector(a.v, Floats)}; }
 inline I to_int(F a) { FERRULE_EACH(I, static_cast<std::int32_t>(__builtin_rintf(a.v[i]))); }
 inline std::int32_t sum(I a) {
