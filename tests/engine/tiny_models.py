@@ -169,6 +169,9 @@ def make(name: str, directory: Path, dtype: torch.dtype = torch.float32, **chang
         for key, parameter in model.named_parameters():
             centre = 1.0 if "norm" in key and key.endswith("weight") else 0.0
             parameter.copy_(centre + 0.08 * torch.randn(parameter.shape))
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape))
     model.save_pretrained(directory)
     return directory
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +93,19 @@ def read_config(directory: Path) -> Any:
     if not file.exists():
         raise ModelError(f"{directory} holds no config.json and no GGUF file; is it a model directory?")
     fields = {} if file.suffix == SUFFIX else read_json(file)
+    load = partial(_load_gguf_config, file) if file.suffix == SUFFIX else partial(_load_config, directory, fields)
+    return _checked(load, fields, str(file), str(directory))
+
+
+def config_of(fields: dict[str, Any], name: str) -> Any:
+    """The same of the parsed ``config.json`` of a model that is not here."""
+    return _checked(lambda: _made_config(fields), fields, f"{name}: config.json", name)
+
+
+def _checked(load: Callable[[], Any], fields: dict[str, Any], file: str, name: str) -> Any:
+    """``name``: of the model, in errors."""
     try:
-        config = _load_gguf_config(file) if file.suffix == SUFFIX else _load_config(directory, fields)
+        config = load()
     except ModelError:
         raise
     except Exception as error:  # noqa: BLE001 - numbers may be anything, and so is what transformers' checks raise
@@ -102,31 +115,35 @@ def read_config(directory: Path) -> Any:
     if quantization_of(fields) and method not in known_methods():
         known = ", ".join(sorted(known_methods()))
         raise ModelError(
-            f"{directory} is quantized ({method}), which this engine does not run; use weights of {known}, bfloat16 or "
+            f"{name} is quantized ({method}), which this engine does not run; use weights of {known}, bfloat16 or "
             "float16"
         )
     refusal = layers_refusal(config)
     if refusal is not None:
-        raise ModelError(f"{directory} ({config.model_type}) {refusal}")
+        raise ModelError(f"{name} ({config.model_type}) {refusal}")
     if config.get_text_config() is not config:
-        raise ModelError(f"{directory} is a multimodal {config.model_type} model; only text models are run")
+        raise ModelError(f"{name} is a multimodal {config.model_type} model; only text models are run")
     try:
         heads, _ = getattr(config, "num_attention_heads", None), getattr(config, "num_key_value_heads", None)
     except RuntimeError:  # transformers: a number that differs between layers was asked for as if it did not
         raise ModelError(
-            f"the layers of {directory} ({config.model_type}) differ in their numbers of heads, which is not run here"
+            f"the layers of {name} ({config.model_type}) differ in their numbers of heads, which is not run here"
         ) from None
     if not heads:
-        raise ModelError(f"{directory} ({config.model_type}) is not a transformer decoder with attention heads")
+        raise ModelError(f"{name} ({config.model_type}) is not a transformer decoder with attention heads")
     return config
 
 
 def _load_config(directory: Path, fields: dict[str, Any]) -> Any:
-    same = SAME_CLASS.get(str(fields.get("model_type")))
-    if same is None:
+    if str(fields.get("model_type")) not in SAME_CLASS:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    return _made_config(fields)
+
+
+def _made_config(fields: dict[str, Any]) -> Any:
+    model_type = str(fields.get("model_type"))
     own = {name: value for name, value in fields.items() if name not in ("model_type", "auto_map")}
-    return AutoConfig.for_model(same, **own)
+    return AutoConfig.for_model(SAME_CLASS.get(model_type, model_type), **own)
 
 
 def _load_gguf_config(file: Path) -> Any:

@@ -121,6 +121,7 @@ def _layer(shape: Shape, layer: LayerShape, weights: defaultdict[Kind, Weights],
         width=layer.shared_width if layer.experts else layer.width,
         heads_cut=cuts.attention == "heads",
         collectives=_collectives(shape.hidden_size, layer, cuts),
+        program_operations=layer.program_operations,
     )
 
 

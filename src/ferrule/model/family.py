@@ -185,6 +185,24 @@ FAMILIES: dict[str, Family] = {
 }
 """By transformers' ``model_type``."""
 
+PROGRAMS = frozenset(
+    {
+        "llama",
+        "mistral",
+        "mixtral",
+        "phi3",
+        "granite",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "gpt_oss",
+        "gemma2",
+        "gemma3_text",
+    }
+    | {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4", "glm4_moe", "starcoder2"}
+)
+"""Families whose steps the built-in engine runs as native programs (engine/rank/step/families.py)."""
+
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 """A ``model_type`` that transformers does not have -> that of the class which its ``auto_map`` only repeats."""
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+VECTOR = 16
+"""The built-in engine fills values up to so many numbers."""
+
 Kind = Literal["attention", "key_value", "dense", "routed", "shared", "norm", "other"]
 AttentionKind = Literal["full", "sliding", "latent"]
 
@@ -58,9 +61,10 @@ WHOLE = Share()
 class CachePolicy:
     """How an engine keeps keys and values.
 
-    ``element_bytes``: bytes of one number. ``latents``: latent attention keeps its latents, or (False) keys and
-    values expanded by head. ``windows``: layers with a sliding window forget what is behind it, or (False) keep all.
-    ``sharing``: layers that read the keys and values of earlier ones keep none, or (False) a copy.
+    ``element_bytes``: bytes of one number. ``latents``: latent attention keeps its latents once, or (False) as the
+    built-in engine does: see `AttentionSpec.latents_kept`. ``windows``: layers with a sliding window forget what is
+    behind it, or (False) keep all. ``sharing``: layers that read the keys and values of earlier ones keep none, or
+    (False) a copy.
     """
 
     element_bytes: float = 2.0
@@ -82,8 +86,9 @@ class AttentionSpec:
     ``key_width`` and ``value_width``: numbers per head as attention sees them (latent attention: expanded).
     ``window``: how many tokens back a token sees, itself included; None: all. ``latent_width``: numbers per token
     that latent attention (DeepSeek-V2, 2024) must keep: the latent and the rotary part of the key; ``latent_rank``:
-    those of them that also stand for the value. ``shared_cache``: reads the keys and values of an earlier layer and
-    keeps none.
+    those of them that also stand for the value. ``latents_kept``: the built-in engine keeps latents, those that stand
+    for the value twice, or (False) keys and values expanded by head. ``shared_cache``: reads the keys and values of an
+    earlier layer and keeps none.
     """
 
     kind: AttentionKind
@@ -94,6 +99,7 @@ class AttentionSpec:
     window: int | None = None
     latent_width: int = 0
     latent_rank: int = 0
+    latents_kept: bool = False
     shared_cache: bool = False
 
     def seen(self, tokens: int) -> int:
@@ -105,6 +111,8 @@ class AttentionSpec:
         keeps all of them."""
         if self.kind == "latent" and policy.latents:
             return self.latent_width
+        if self.latents_kept:
+            return self.latent_width + -(-self.latent_rank // VECTOR) * VECTOR
         return self.key_value_heads * (self.key_width + self.value_width) * share
 
     def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
@@ -187,6 +195,7 @@ class LayerSpec:
     ``experts``: None for a dense layer. ``width``: the inner size of its dense part (or shared experts), 0 where it
     has none. ``heads_cut``: tensor parallel ranks compute, and cache, only their heads; where it is False each rank
     has all of them. ``collectives``: what one pass through the layer exchanges when it is cut over ranks, in order.
+    ``program_operations``: of the built-in engine's step program; None: it has none for this family.
     """
 
     weights: LayerWeights
@@ -195,6 +204,7 @@ class LayerSpec:
     width: int = 0
     heads_cut: bool = True
     collectives: tuple[Collective, ...] = ()
+    program_operations: int | None = None
 
     @cached_property
     def bytes(self) -> int:

@@ -66,6 +66,21 @@ def read_model(model: str, *, weights: str | None = None, hub: Hub | None = None
     )
 
 
+def config_fields(model: str, *, hub: Hub | None = None) -> dict[str, Any] | None:
+    """The parsed ``config.json`` of a known model, or of one that the hub has; None where its files are here."""
+    known = known_models().get(model.lower())
+    if known is not None:
+        fields: dict[str, Any] = json.loads(known.read_text())["config"]
+        return fields
+    if Path(model).expanduser().exists() or not HUB_ID.fullmatch(model):
+        return None
+    reader = hub or Hub.from_environment()
+    if reader.downloaded(model) is not None:
+        return None
+    told: dict[str, Any] = _hub_config(model, reader)
+    return told
+
+
 def known_models() -> dict[str, Path]:
     """Short names of published models whose configurations ship with Ferrule (facts only, with their sources)."""
     directory = Path(str(resources.files("ferrule.model") / "known"))
@@ -137,11 +152,8 @@ def _from_hub(hub_id: str, weights: str | None, hub: Hub) -> ModelSpec:
     downloaded = hub.downloaded(hub_id)
     if downloaded is not None:
         return replace(_directory(downloaded, weights), name=hub_id)
-    text = hub.file(hub_id, "config.json", CONFIG_BYTES)
-    if text is None:
-        raise ModelError(f"{hub_id}: {hub.endpoint} knows no such model, or it has no config.json")
     file = f"{hub_id}: config.json"
-    config = parse_json(text, file)
+    config = _hub_config(hub_id, hub)
     if weights and read_shape(config, file).known:
         return _configured(hub_id, config, file, weights)  # without asking the hub for more
     index = hub.file(hub_id, INDEX)
@@ -155,6 +167,13 @@ def _from_hub(hub_id: str, weights: str | None, hub: Hub) -> ModelSpec:
     if weights:
         return _indexed(hub_id, config, file, index_of(stored), weights)
     return spec_of_tensors(hub_id, config, file, stored)
+
+
+def _hub_config(hub_id: str, hub: Hub) -> Any:
+    text = hub.file(hub_id, "config.json", CONFIG_BYTES)
+    if text is None:
+        raise ModelError(f"{hub_id}: {hub.endpoint} knows no such model, or it has no config.json")
+    return parse_json(text, f"{hub_id}: config.json")
 
 
 def _indexed(name: str, config: Any, file: str, index: Index, weights: str | None) -> ModelSpec:

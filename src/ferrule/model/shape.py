@@ -10,6 +10,7 @@ from ferrule.errors import ConfigError
 from ferrule.model.family import ANY, FAMILIES, Cuts, Family
 from ferrule.model.fields import Fields
 from ferrule.model.layer import AttentionSpec, ExpertsSpec
+from ferrule.model.program import has_program, program_operations
 
 MAX_LAYERS = 4096
 _OLD_NAMES = {
@@ -32,12 +33,14 @@ _BY_LAYER = ("intermediate_size", "moe_intermediate_size", "num_experts_per_tok"
 
 @dataclass(frozen=True)
 class LayerShape:
-    """``width``: of the dense part; ``shared_width``: of all shared experts together; 0 where there is none."""
+    """``width``: of the dense part; ``shared_width``: of all shared experts together; 0 where there is none.
+    ``program_operations``: see `LayerSpec`."""
 
     attention: AttentionSpec
     experts: ExpertsSpec | None
     width: int
     shared_width: int
+    program_operations: int | None
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,9 @@ def _layer(fields: Fields, family: Family, index: int, layers: int, hidden: int,
         width = 0
         count = fields.integer("n_shared_experts", "num_shared_experts", default=0, least=0)
         shared = fields.integer("shared_expert_intermediate_size", default=count * experts.width, least=0)
-    return LayerShape(_attention(fields, family, index, layers, hidden, heads), experts, width, shared)
+    attention = _attention(fields, family, index, layers, hidden, heads)
+    operations = program_operations(fields, family, attention, experts, shared)
+    return LayerShape(attention, experts, width, shared, operations)
 
 
 def _experts(fields: Fields, family: Family, index: int, layers: int) -> ExpertsSpec | None:
@@ -178,7 +183,9 @@ def _attention(fields: Fields, family: Family, index: int, layers: int, hidden: 
         rank = fields.integer("kv_lora_rank")
         rotary, plain = fields.integer("qk_rope_head_dim"), fields.integer("qk_nope_head_dim")
         value = fields.integer("v_head_dim", default=hidden // heads)
-        return AttentionSpec("latent", heads, heads, rotary + plain, value, window, rank + rotary, rank)
+        return AttentionSpec(
+            "latent", heads, heads, rotary + plain, value, window, rank + rotary, rank, has_program(fields)
+        )
     key_value = fields.integer("num_key_value_heads", default=heads)
     width = fields.maybe("head_dim")
     if width is None:

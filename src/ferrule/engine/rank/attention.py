@@ -2,8 +2,7 @@
 
 Registered with transformers under the name ``ferrule``: its attention modules call `batch_attention` with the new
 tokens' queries, keys and values; storing the keys and values and reading the earlier ones happens here, so no
-transformers cache is involved. (Latent attention is therefore cached expanded, by head, which tensor parallelism
-shares out; caching the latents themselves would be smaller and slower.)
+transformers cache is involved. (Latent attention is therefore cached expanded, by head; step programs keep latents.)
 """
 
 from __future__ import annotations

@@ -96,23 +96,39 @@ def blueprint(directory: Path, dtype: str, shard: Shard, group: Group, checkpoin
     """
     config = read_config(directory)
     torch_dtype: torch.dtype = getattr(torch, saved_dtype(config) if dtype == "auto" else dtype)
-    attention.register()
-    cache = KVCache()
-    model = empty(config, torch_dtype, attention.NAME)
+    model = empty(config, torch_dtype)
     made_of = recipes(model, list(checkpoint.tensors))
-    base = model.get_submodule(model.base_model_prefix)
     aliases = tied(model, made_of)
-    slicings: dict[str, Slicing] = {}
-    if group.size > 1:
-        slicings = _cut(model, base, config, group, aliases)
-        for name, cut in slicings.items():
-            recipe = made_of.get(aliases.get(name, name))  # None: missing, which is said when it is loaded
-            weight = whole_weight(recipe, cut, checkpoint) if recipe is not None else None
-            if weight is not None:
-                check_border(weight, cut)
+    part = cut_out(model, config, shard, group, aliases)
+    for name, cut in part.slicings.items():
+        recipe = made_of.get(aliases.get(name, name))  # None: missing, which is said when it is loaded
+        weight = whole_weight(recipe, cut, checkpoint) if recipe is not None else None
+        if weight is not None:
+            check_border(weight, cut)
+    return Blueprint(
+        model, part.base, torch_dtype, config.hidden_size, part.cache, made_of, part.slicings, aliases, part.stage_input
+    )
+
+
+@dataclass
+class Part:
+    """What is left of a model without memory on one rank: see `Blueprint`."""
+
+    base: nn.Module
+    slicings: dict[str, Slicing]
+    stage_input: StageInput | None
+    cache: KVCache
+
+
+def cut_out(model: Any, config: Any, shard: Shard, group: Group, aliases: dict[str, str]) -> Part:
+    """Leave of ``model`` what ``shard`` holds, whose layers the ranks of ``group`` share. ``aliases``: of `tied`; names
+    that cutting changes are added. Raises `PlanError` where it cannot be cut so."""
+    base = model.get_submodule(model.base_model_prefix)
+    slicings = _cut(model, base, config, group, aliases) if group.size > 1 else {}
     stage_input = _keep_stage(model, base, config, shard)
+    cache = KVCache()
     attention.attach(base, cache, mask_windows(config))
-    return Blueprint(model, base, torch_dtype, config.hidden_size, cache, made_of, slicings, aliases, stage_input)
+    return Part(base, slicings, stage_input, cache)
 
 
 def build(
@@ -135,12 +151,14 @@ def build(
     return ShardedModel(plan.model, plan.base, shard, plan.cache, plan.dtype, plan.hidden_size, size, plan.stage_input)
 
 
-def empty(config: Any, dtype: torch.dtype, attention_name: str) -> Any:
-    """The architecture as transformers builds it, without memory. Raises `ModelError` for what is not run here."""
+def empty(config: Any, dtype: torch.dtype, attend: str = attention.NAME) -> Any:
+    """The architecture as transformers builds it, without memory. ``attend``: its attention function. Raises
+    `ModelError` for what is not run here."""
+    attention.register()
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attention_name, trust_remote_code=False
+                config, dtype=dtype, attn_implementation=attend, trust_remote_code=False
             )
     except (KeyError, ValueError) as error:  # not a causal language model, or one with attention of its own
         raise ModelError(f"{type(config).__name__} cannot be built to run here: {error}") from None

@@ -9,7 +9,7 @@ import torch
 
 from ferrule._native import Matrix, Program
 from ferrule.engine.rank.step import operations as described
-from ferrule.engine.rank.step.load import Weights
+from ferrule.engine.rank.step.load import Weights, head_part
 from ferrule.engine.rank.step.operations import Description, Operation, View
 from ferrule.fabric import Group
 
@@ -81,6 +81,12 @@ class Assembled:
         self.program.product(self._view(it.source), self.registers[it.to], matrices, bias)
 
     @_add.register
+    def _(self, it: described.HeadProduct) -> None:
+        matrices = [self._matrix(head_part(it.weight, it.part, head)) for head in range(it.heads)]
+        strides = it.source_stride, it.to_stride
+        self.program.head_product(self._view(it.source), self.registers[it.to], *strides, it.kept, matrices)
+
+    @_add.register
     def _(self, it: described.Rotate) -> None:
         self.program.rotate(self._view(it.heads), it.count, it.width, self.tables[it.table], it.interleaved)
 
@@ -124,5 +130,6 @@ class Assembled:
         self.program.experts(
             self._view(it.x), self.registers[it.logits], self.registers[it.to], it.total, it.chosen,
             SCORINGS.index(it.scoring), it.normalize, it.factor, self._vector(it.choice_bias), it.groups,
-            it.chosen_groups, it.first, it.inner, ACTIVATIONS.index(it.activation), it.interleaved, matrices, biases,
+            it.chosen_groups, it.group_best, it.first, it.inner, ACTIVATIONS.index(it.activation), it.interleaved,
+            matrices, biases,
         )  # fmt: skip

@@ -17,6 +17,8 @@ from ferrule.engine.rank.step.operations import (
     Experts,
     Gate,
     Gather,
+    HeadParts,
+    HeadProduct,
     Norm,
     Operation,
     Product,
@@ -32,7 +34,14 @@ BLOCK = 16
 """The results of a product are filled up to a multiple of this."""
 STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """Kinds of rotary positions whose frequencies do not depend on the sequence."""
-SCORING = {"MixtralTopKRouter": "softmax", "Qwen3MoeTopKRouter": "softmax", "GptOssTopKRouter": "softmax_of_chosen"}
+SCORING = {
+    "MixtralTopKRouter": "softmax",
+    "Qwen3MoeTopKRouter": "softmax",
+    "GptOssTopKRouter": "softmax_of_chosen",
+    "DeepseekV2TopkRouter": "softmax",
+    "DeepseekV3TopkRouter": "sigmoid",
+    "Glm4MoeTopkRouter": "sigmoid",
+}
 """How a router's logits become weights, by its class."""
 
 
@@ -57,6 +66,7 @@ class _Describer:
         self.caches: list[CacheLayer] = []
         self.depths: list[int] = []
         self.matrices: set[str] = set()
+        self.by_head: dict[str, HeadParts] = {}
 
     def description(self) -> Description:
         layers = list(self.base.layers)  # type: ignore[arg-type]
@@ -74,7 +84,7 @@ class _Describer:
             result = "logits"
         return Description(
             tuple(self.operations), self.registers, self.rotary, tuple(self.caches), tuple(self.depths), result,
-            frozenset(self.matrices),
+            frozenset(self.matrices), self.by_head,
         )  # fmt: skip
 
     def _embed(self) -> None:
@@ -89,7 +99,10 @@ class _Describer:
 
     def _layer(self, layer: Any, family: Family) -> None:
         self._norm(getattr(layer, family.attention_norm), family, View("hidden"), View("normed"))
-        self._attention(layer.self_attn, family)
+        if getattr(layer.self_attn, "kv_b_proj", None) is not None:
+            self._latent_attention(layer.self_attn, family)
+        else:
+            self._attention(layer.self_attn, family)
         self._residual(layer, family, family.attention_after, layer.self_attn.o_proj)
         self._norm(getattr(layer, family.mlp_norm), family, View("hidden"), View("normed"))
         mlp = layer.mlp
@@ -97,14 +110,14 @@ class _Describer:
             self._experts(mlp)
             self._residual(layer, family, family.mlp_after, None)
         else:
-            self._dense(mlp)
-            self._residual(layer, family, family.mlp_after, mlp.down_proj)
+            down = self._dense(mlp, "sum")
+            self._residual(layer, family, family.mlp_after, down)
 
     def _residual(self, layer: Any, family: Family, after: str, linear: Any) -> None:
         """Sum the ranks' parts and add them to the hidden states, through the norm ``after`` where there is one."""
         shared = self.ranks > 1
-        if linear is not None and shared and not isinstance(linear, RowParallelLinear):
-            raise Unfit(f"{self._name(linear)} is not cut by rows")
+        if linear is not None:
+            self._check_partial(linear)
         bias = "" if linear is None or linear.bias is None else f"{self._name(linear)}.bias"
         factor = float(getattr(layer, "residual_multiplier", 1.0))
         if not after:
@@ -113,6 +126,10 @@ class _Describer:
         self._add(Reduce("sum", "sum", add=False, shared=shared, bias=bias))
         self._norm(getattr(layer, after), family, View("sum"), View("sum"))
         self._add(Reduce("sum", "hidden", factor=factor))
+
+    def _check_partial(self, linear: Any) -> None:
+        if self.ranks > 1 and not isinstance(linear, RowParallelLinear):
+            raise Unfit(f"{self._name(linear)} is not cut by rows")
 
     def _norm(
         self, module: Any, family: Family, source: View, to: View, width: int | None = None, count: int = 1
@@ -145,7 +162,7 @@ class _Describer:
                 self._norm(getattr(attention, name), family, view, view, width, count)
         table = self._rotary(attention)
         for view, count in ((query, heads), (key, held)):
-            self._add(Rotate(view, count, width, table))
+            self._add(Rotate(view, count, width, table, family.interleaved))
         window = getattr(attention, "sliding_window", None)
         if family.window:
             window = getattr(self.config, "sliding_window", None)
@@ -154,11 +171,50 @@ class _Describer:
         if softcap is not None and "Gemma2" not in type(attention).__name__:
             raise Unfit(f"{type(attention).__name__} says that its logits are bounded, and does not do it")
         sinks = f"{self._name(attention)}.sinks" if hasattr(attention, "sinks") else ""
-        self.registers["attended"] = max(self.registers.get("attended", 0), heads * width)
+        self._widen("attended", heads * width)
         scale, cap = float(attention.scaling), float(softcap or 0.0)
         self._add(Attend(query, key, value, "attended", len(self.caches), heads, scale, cap, window, sinks))
         self.caches.append(CacheLayer(held, width, width))
         self._product(View("attended"), "sum", attention.o_proj, biased=False)
+
+    def _latent_attention(self, attention: Any, family: Family) -> None:
+        """Latent attention (DeepSeek-V2, 2024) on its latents: queries are brought among them by the keys' part of the
+        last projection, so that one key and value is kept for all heads."""
+        key, turned = int(attention.qk_nope_head_dim), int(attention.qk_rope_head_dim)
+        rank, value = int(attention.kv_lora_rank), int(attention.v_head_dim)
+        heads = attention.kv_b_proj.weight.shape[0] // (key + value)
+        if attention.q_lora_rank is None:
+            self._product(View("normed"), "query", attention.q_proj)
+            self._product(View("normed"), "latent", attention.kv_a_proj_with_mqa)
+            latent = View("latent")
+        else:
+            self._product(View("normed"), "latent", attention.q_a_proj, attention.kv_a_proj_with_mqa)
+            latent = View("latent", _padded(attention.q_lora_rank))
+            first = View("latent")
+            self._norm(attention.q_a_layernorm, family, first, first, int(attention.q_lora_rank))
+            self._product(first, "query", attention.q_b_proj)
+        self._norm(attention.kv_a_layernorm, family, latent, latent, rank)
+        table = self._rotary(attention)
+        pairs = family.interleaved or bool(getattr(self.config, "rope_interleave", False))
+        self._add(Rotate(View("query", key), heads, key + turned, table, pairs))
+        self._add(Rotate(View("latent", latent.offset + rank), 1, turned, table, pairs))
+        weight = self._weight(attention.kv_b_proj)
+        if attention.kv_b_proj.bias is not None:
+            raise Unfit(f"{self._name(attention.kv_b_proj)} has a bias")
+        self.by_head[weight] = HeadParts(key, value)
+        self._widen("absorbed", heads * (rank + turned))
+        self._add(HeadProduct(View("query"), "absorbed", weight, "key", heads, key + turned, rank + turned, turned))
+        self._widen("answers", heads * rank)
+        self._add(
+            Attend(View("absorbed"), latent, latent, "answers", len(self.caches), heads, float(attention.scaling))
+        )
+        self.caches.append(CacheLayer(1, rank + turned, rank))
+        self._widen("attended", heads * value)
+        self._add(HeadProduct(View("answers"), "attended", weight, "value", heads, rank, value))
+        self._product(View("attended"), "sum", attention.o_proj, biased=False)
+
+    def _widen(self, register: str, width: int) -> None:
+        self.registers[register] = max(self.registers.get(register, 0), width)
 
     def _fused_heads(self, fused: nn.Linear, width: int) -> tuple[int, int]:
         """Query and key/value heads of a fused projection on this rank."""
@@ -181,30 +237,33 @@ class _Describer:
         self.rotary[prefix or "all"] = name, float(getattr(module, f"{prefix}attention_scaling"))
         return prefix or "all"
 
-    def _dense(self, mlp: Any) -> None:
+    def _dense(self, mlp: Any, to: str) -> Any:
+        """The block ``mlp``, whose result (this rank's part) goes to register ``to``. Returns its last linear layer."""
+        up: View | None
         activation = self._activation(mlp)
         if getattr(mlp, "gate_up_proj", None) is not None:
             inner = mlp.gate_up_proj.weight.shape[0] // 2
             self._product(View("normed"), "gate_up", mlp.gate_up_proj)
-            up = inner
+            up = View("gate_up", inner)
+        elif getattr(mlp, "c_fc", None) is not None:
+            inner = mlp.c_fc.weight.shape[0]
+            self._product(View("normed"), "gate_up", mlp.c_fc)
+            up = None
         else:
             inner = mlp.gate_proj.weight.shape[0]
             self._product(View("normed"), "gate_up", mlp.gate_proj, mlp.up_proj)
-            up = _padded(inner)
-        self.registers["inner"] = max(self.registers.get("inner", 0), inner)
-        self._add(Gate(View("gate_up"), View("gate_up", up), "inner", inner, activation))
-        self._product(View("inner"), "sum", mlp.down_proj, biased=False)
+            up = View("gate_up", _padded(inner))
+        self._widen("inner", inner)
+        self._add(Gate(View("gate_up"), up, "inner", inner, activation))
+        down = mlp.c_proj if up is None else mlp.down_proj
+        self._product(View("inner"), to, down, biased=False)
+        return down
 
     def _experts(self, mlp: Any) -> None:
         experts = mlp.experts
         router: Any = getattr(mlp, "gate", None) or getattr(mlp, "router", None)
         kind = type(router).__name__
-        scoring = {
-            "MixtralTopKRouter": "softmax",
-            "Qwen3MoeTopKRouter": "softmax",
-            "GptOssTopKRouter": "softmax_of_chosen",
-        }
-        if kind not in scoring:
+        if kind not in SCORING:
             raise Unfit(f"{kind} chooses experts in its own way")
         gpt_oss = kind == "GptOssTopKRouter"
         held, dim = experts.gate_up_proj.shape[0], 2 if gpt_oss else 1
@@ -212,6 +271,8 @@ class _Describer:
         if gpt_oss and (experts.alpha, experts.limit) != (1.702, 7.0):
             raise Unfit(f"{name} has a gate of its own")
         first = getattr(experts, "first_expert", 0)
+        greedy = getattr(router, "topk_method", None) == "greedy"
+        bias = f"{self._name(router)}.e_score_correction_bias"
         self._product(View("normed"), "routed", router)
         self.matrices |= {f"{name}.gate_up_proj", f"{name}.down_proj"}
         self._add(
@@ -224,12 +285,21 @@ class _Describer:
                 gate_up_bias=f"{name}.gate_up_proj_bias" if gpt_oss else "",
                 down_bias=f"{name}.down_proj_bias" if gpt_oss else "",
                 normalize=kind == "MixtralTopKRouter" or bool(getattr(router, "norm_topk_prob", False)),
+                factor=float(getattr(router, "routed_scaling_factor", 1.0)),
+                choice_bias=bias if hasattr(router, "e_score_correction_bias") else "",
+                groups=1 if greedy else int(getattr(router, "num_group", None) or 1),
+                chosen_groups=int(getattr(router, "topk_group", None) or 1),
+                group_best=1 if kind == "DeepseekV2TopkRouter" else 2,
                 transposed=gpt_oss, interleaved=gpt_oss,
             )
         )  # fmt: skip
+        if getattr(mlp, "shared_experts", None) is not None:
+            self._check_partial(self._dense(mlp.shared_experts, "shared"))
+            self._add(Reduce("shared", "sum"))
 
     def _activation(self, module: Any) -> str:
-        name = type(getattr(module, "act_fn", None) or getattr(module, "activation_fn", None)).__name__
+        found = next((act for each in ("act_fn", "activation_fn", "act") if (act := getattr(module, each, None))), None)
+        name = type(found).__name__
         if name not in ACTIVATIONS:
             raise Unfit(f"{name} is no activation that is known")
         return ACTIVATIONS[name]
@@ -261,7 +331,7 @@ class _Describer:
                 raise Unfit(f"{self._name(module)} takes its input whole")
         biases = [f"{self._name(each)}.bias" if getattr(each, "bias", None) is not None else "" for each in modules]
         width = sum(_padded(each.weight.shape[0]) for each in modules)
-        self.registers[to] = max(self.registers.get(to, 0), width)
+        self._widen(to, width)
         weights = tuple(self._weight(each) for each in modules)
         self._add(Product(source, to, weights, tuple(biases) if biased and any(biases) else ()))
 

@@ -25,7 +25,8 @@ ACTIVATIONS = {
 class Family:
     """``attention_norm``, ``mlp_norm``: before these blocks. ``attention_after``, ``mlp_after``: of their results,
     before they are added; empty where there is none. ``added``: what norms add to their weights. ``window``: that
-    layers have the configuration's sliding window, though their modules do not hold it."""
+    layers have the configuration's sliding window, though their modules do not hold it. ``interleaved``: rotary
+    positions turn numbers 2 i and 2 i + 1."""
 
     attention_norm: str = "input_layernorm"
     attention_after: str = ""
@@ -33,6 +34,7 @@ class Family:
     mlp_after: str = ""
     added: float = 0.0
     window: bool = False
+    interleaved: bool = False
 
 
 _GEMMA = Family(
@@ -54,4 +56,11 @@ FAMILIES: dict[str, Family] = {
     "GptOssDecoderLayer": Family(),
     "Gemma2DecoderLayer": _GEMMA,
     "Gemma3DecoderLayer": _GEMMA,
+    "DeepseekV2DecoderLayer": Family(interleaved=True),
+    "DeepseekV3DecoderLayer": Family(),
+    "Glm4DecoderLayer": Family(
+        attention_after="post_self_attn_layernorm", mlp_after="post_mlp_layernorm", interleaved=True
+    ),
+    "Glm4MoeDecoderLayer": Family(),
+    "Starcoder2DecoderLayer": Family(window=True),
 }

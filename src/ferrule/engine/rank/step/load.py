@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ferrule.engine.rank.model import Blueprint
-from ferrule.engine.rank.step.operations import Description, Experts
+from ferrule.engine.rank.step.operations import Description, Experts, HeadParts
 from ferrule.engine.rank.step.pieces import of_expert, of_matrix
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.loading import (
@@ -55,6 +56,11 @@ def load_weights(
             found = _stack(blueprint, name, recipe, cut, empty, stacks[name], checkpoint)
             weights.matrices.update({f"{name}[{index}]": each for index, each in enumerate(found)})
             weights.bytes += sum(each.bytes for each in found)
+        elif name in description.by_head:
+            whole = _filled(blueprint, name, recipe, cut, empty, checkpoint)
+            for part, matrix in _head_parts(name, whole, description.by_head[name], blueprint.dtype):
+                weights.matrices[part] = matrix
+                weights.bytes += matrix.bytes
         elif name in description.matrices and empty.dim() == 2:
             pieces = of_matrix(recipe, cut, checkpoint)
             if pieces is None:
@@ -88,6 +94,17 @@ def _filled(
     held = torch.empty(empty.shape, dtype=empty.dtype)
     fill(held, blueprint.aliases.get(name, name), recipe, cut, checkpoint, blueprint.model)
     return held
+
+
+def head_part(name: str, part: str, head: int) -> str:
+    """Under which name a head's part of weight ``name`` is among `Weights.matrices`."""
+    return f"{name}[{head}].{part}"
+
+
+def _head_parts(name: str, whole: Tensor, parts: HeadParts, dtype: torch.dtype) -> Iterator[tuple[str, PackedMatrix]]:
+    for head, rows in enumerate(torch.split(whole, parts.key + parts.value)):
+        yield head_part(name, "key", head), pack_numbers(rows[: parts.key].T, dtype)
+        yield head_part(name, "value", head), pack_numbers(rows[parts.key :], dtype)
 
 
 def _stack(

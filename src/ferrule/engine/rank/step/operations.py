@@ -7,7 +7,7 @@ model's parameters are. Pure: nothing here computes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class View(NamedTuple):
@@ -66,6 +66,22 @@ class Product(Operation):
     to: str
     matrices: tuple[str, ...]
     biases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HeadProduct(Operation):
+    """``heads`` runs of numbers of ``source``, ``source_stride`` apart, each times the ``part`` of its head of
+    ``weight`` (`HeadParts`); behind each result come the ``kept`` numbers that follow in ``source``. Results are
+    ``to_stride`` apart."""
+
+    source: View
+    to: str
+    weight: str
+    part: Literal["key", "value"]
+    heads: int
+    source_stride: int
+    to_stride: int
+    kept: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +164,8 @@ class Gather(Operation):
 @dataclass(frozen=True)
 class Experts(Operation):
     """The experts that the router's ``logits`` choose, summed by weight: this rank's part. ``first``, ``held``: which
-    experts it has. ``interleaved``: rows of gate and up alternate."""
+    experts it has. ``groups``: only experts of the ``chosen_groups`` best can be chosen, by the sum of the
+    ``group_best`` best of each. ``interleaved``: rows of gate and up alternate."""
 
     x: View
     logits: str
@@ -169,6 +186,7 @@ class Experts(Operation):
     choice_bias: str = ""
     groups: int = 1
     chosen_groups: int = 1
+    group_best: int = 2
     transposed: bool = False
     interleaved: bool = False
 
@@ -180,6 +198,14 @@ class CacheLayer:
     heads: int
     width: int
     value_width: int
+
+
+class HeadParts(NamedTuple):
+    """How latent attention's last projection is held: of each head its ``key`` rows, transposed, by which queries are
+    brought among the latents, and its ``value`` rows, by which results come back."""
+
+    key: int
+    value: int
 
 
 @dataclass(frozen=True)
@@ -197,6 +223,8 @@ class Description:
     result: str
     matrices: frozenset[str] = field(default_factory=frozenset)
     """Names of weights that are held packed."""
+    by_head: dict[str, HeadParts] = field(default_factory=dict)
+    """Those of them that are held as two matrices for each head."""
 
     def __str__(self) -> str:
         return "\n".join(str(each) for each in self.operations)
