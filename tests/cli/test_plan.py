@@ -62,6 +62,28 @@ def test_plans_of_a_profile_with_the_one_machine_and_the_reason() -> None:
         assert words in told.output
 
 
+def test_the_step_of_a_plan() -> None:
+    told = run("qwen3-30b-a3b", "--profile", "two-strix", "--explain-step")
+    assert told.exit_code == 0, told.output
+    for words in (
+        "the step of rank 0: layers 0 to 47, a part of 2 of each; 629 operations, 98 of them with all ranks",
+        "each of 48 layers: 0-47",
+        "q_proj 2048 × 2048, k_proj 256 × 2048, v_proj 256 × 2048",
+        "8 of 128 experts by softmax; silu, 384 wide",
+        "the sum over ranks, added",
+    ):
+        assert words in told.output
+    steps = json.loads(run("llama-3.1-8b", "--profile", "two-strix", "--explain-step", "--json").stdout)["steps"]
+    assert [len(part["layers"]) for part in steps[0]["parts"]] == [0, 32, 0]
+    assert steps[0]["unfit"] is None
+
+
+def test_steps_of_another_engine_are_not_known() -> None:
+    told = run("llama-3.1-8b", "--profile", "two-strix", "--runtime", "vllm", "--explain-step")
+    assert told.exit_code == 2
+    assert "--explain-step is of the built-in engine: leave --runtime vllm out" in told.output
+
+
 def test_json_holds_the_same(tmp_path: Path) -> None:
     told = run("llama-3.2-3b", "--cluster", desk(tmp_path), "--concurrency", "4", "--objective", "throughput", "--json")
     assert told.exit_code == 0, told.output

@@ -5,11 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ferrule.model.layer import BUILT_IN, COMPACT, CachePolicy, LayerSpec
+from ferrule.model.program import OUTER_OPERATIONS
 from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.spec import DeviceSpec
 
 MOST_COMPUTED_BYTES = 4.0
 """Weights in float64 are computed with in float32."""
+
+
+EXPERT_OPERATIONS = 3
+"""Of a step program, for every expert that is touched: two products and what lies between."""
+FROM_PYTHON = 8
+"""An operation that is started from Python through transformers' modules takes as long as so many of a step program:
+14 us and 1.8 us, where both were measured with the embedded model."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,8 @@ class Runtime:
     ``attention_operations``, ``dense_operations`` and ``expert_operations``: how many operations (kernels) those parts
     of a layer are, norms and residual sums included; ``each_expert_operations``: more for every expert that is touched,
     where an engine works through them one by one. ``end_operations``: embedding, last norm, output matrix, sampling.
+    ``program_end_operations``: the same where the engine runs a native program for the model (`LayerSpec`), in whose
+    operations all are counted then; None: it has no such programs.
     ``stage_operations``: of every stage but the first before its layers. ``message_seconds``: its own work for a
     message between stages, and ``collective_seconds`` for a collective, beside
     what the fabric's model counts. ``layer_message_bytes``: what goes to another stage for each of its layers with
@@ -39,6 +49,7 @@ class Runtime:
     expert_operations: int = 16
     each_expert_operations: int = 0
     end_operations: int = 8
+    program_end_operations: int | None = None
     stage_operations: int = 0
     message_seconds: float = 0.0
     collective_seconds: float = 0.0
@@ -82,8 +93,15 @@ class Runtime:
         """What a stage there takes longer after it has waited for others."""
         return device.resume_seconds if self.eager else 0.0
 
+    def end_of(self, model: ModelSpec) -> int:
+        """Of what is no layer of ``model``."""
+        program = model.decoder[0].program_operations is not None
+        return self.program_end_operations if program and self.program_end_operations else self.end_operations
+
     def operations(self, layer: LayerSpec, experts_touched: float = 0.0) -> float:
         """Of one pass through ``layer`` on a device that needs so many of its experts."""
+        if self.program_end_operations is not None and layer.program_operations is not None:
+            return layer.program_operations + EXPERT_OPERATIONS * experts_touched
         if layer.experts is None:
             return self.attention_operations + self.dense_operations
         shared = self.dense_operations if layer.weights.shared.bytes else 0
@@ -95,12 +113,13 @@ BUILT_IN_ENGINE = Runtime(
     "ferrule",
     cache=BUILT_IN,
     # Counted in the layers of transformers: reshapes and views are calls too, on a CPU as dear as small kernels.
-    attention_operations=40,
-    dense_operations=14,
-    expert_operations=24,
-    each_expert_operations=8,
-    end_operations=30,
-    # What is to be run, positions, their rotation, the mask: about 30, measured without layers.
+    attention_operations=40 * FROM_PYTHON,
+    dense_operations=14 * FROM_PYTHON,
+    expert_operations=24 * FROM_PYTHON,
+    each_expert_operations=8 * FROM_PYTHON,
+    end_operations=30 * FROM_PYTHON,
+    program_end_operations=OUTER_OPERATIONS + 60,  # what Python does for a token takes as long as 60
+    # What is to be run and what has come, about as long.
     stage_operations=30,
     message_seconds=20e-6,
     collective_seconds=5e-6,

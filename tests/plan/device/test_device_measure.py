@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from ferrule.agent.device import RANK
 from ferrule.errors import ConfigError, PlanError
 from ferrule.links.power import PowerMeter
 from ferrule.plan.device import measure as device_measure
-from ferrule.plan.device.backend import Backend, NumpyBackend
+from ferrule.plan.device.backend import Backend, choose_backend
 from ferrule.plan.device.benchmark import Effort, Figures, launch_seconds, product_rate, read_rate
 from ferrule.plan.device.disk import disk_read
 from ferrule.plan.device.measure import RankNeeds, device_from, measure_device, measure_figures
@@ -69,13 +70,20 @@ def test_a_folder_in_memory_is_no_disk() -> None:
     assert why
 
 
-def test_numbers_of_numpy() -> None:
-    backend: Backend = NumpyBackend(1)
-    assert read_rate(backend, "fp32", 1 << 20, 0.001) > 1e6
-    assert product_rate(backend, "fp32", 2, 0.001) > 1e5
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_numbers_of_processors(dtype: str) -> None:
+    backend: Backend = choose_backend("cpu", 2)
+    assert read_rate(backend, dtype, 1 << 20, 0.001) > 1e6
+    assert product_rate(backend, dtype, 2, 0.001) > 1e5
     assert 0 < launch_seconds(backend, 0.001) < 0.1
-    with pytest.raises(ConfigError, match=r"bf16.*\[engine\]'"):
-        backend.linear(1, 8, 8, "bf16")
+    product = backend.linear(3, 40, 64, dtype)()
+    assert isinstance(product, np.ndarray)
+    assert product[:, :40] == pytest.approx(np.ones((3, 40)))
+
+
+def test_a_gpu_that_is_not_there_is_told() -> None:
+    with pytest.raises(ConfigError, match="torch finds no device 'mps' here, only cpu"):
+        choose_backend("mps", 1)
 
 
 def test_figures_make_a_device() -> None:
@@ -122,7 +130,7 @@ def test_what_was_measured_is_known_until_something_changes(tmp_path: Path, monk
     assert measure() == 6
     device = measure_device("box", rank=RANK, cache=cache, model=tmp_path)
     assert (device.name, len(runs)) == ("box", 6)
-    assert device.eager_seconds == pytest.approx(5e-3 / (6 * (40 + 14) + 30))  # of 6 layers, and the two ends
+    assert device.eager_seconds == pytest.approx(5e-3 / (6 * 12 + 65))  # of 6 layers, and the two ends
     assert device.resume_seconds == 1e-3
     assert 0 < device.memory <= FIGURES.memory_total
 

@@ -352,4 +352,4 @@ def test_the_heuristic_is_near_the_best(objective: Objective) -> None:
     if objective == "latency":
         assert min(told.token_seconds for told in found) <= best.token_seconds * 1.05
     else:
-        assert min(told.step_seconds for told in found) <= best.step_seconds * 1.05
+        assert min(told.step_seconds for told in found) <= best.step_seconds * 1.08

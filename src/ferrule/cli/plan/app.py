@@ -26,6 +26,7 @@ EXAMPLES = (
     "ferrule plan Qwen/Qwen3-30B-A3B --cluster desk.toml --objective throughput --concurrency 16\n\n"
     "ferrule plan llama-3.3-70b --hosts strix-b --save desk.toml\n\n"
     "ferrule plan llama-3.3-70b --profile mac-four --runtime mlx --explain\n\n"
+    "ferrule plan qwen3-30b-a3b --profile two-strix --explain-step\n\n"
     "ferrule plan llama-3.3-70b --profile mac-four --plot hosts.png --over hosts"
 )
 
@@ -85,6 +86,9 @@ def plan(
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Show so many plans.")] = 5,
     explain: Annotated[bool, typer.Option("--explain", help="Show each term of the best plan's times.")] = False,
+    explain_step: Annotated[
+        bool, typer.Option("--explain-step", help="Show the operations of a rank's step in the best plan.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     picture: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw tokens per second over --over.")
@@ -131,6 +135,10 @@ def plan(
     if model is None:
         return
     question = _question(model, machines, weights, runtime, objective, (context, prompt, concurrency, kwh_price))
+    if explain_step:
+        from ferrule.cli.plan.step import check_engine
+
+        check_engine(question.runtime)
     if picture is not None:
         with needs("bench", "plan --plot"):
             import matplotlib  # noqa: F401 - better now than after the search
@@ -139,7 +147,7 @@ def plan(
     answers = search(question)
     if answers.best is None:
         _nothing_fits(question, as_json=as_json)
-    _show(question, answers, top, explain=explain, as_json=as_json)
+    _show(question, answers, top, explain=explain, steps_of=model if explain_step else None, as_json=as_json)
     if picture is not None:
         _plot(question, picture, over)
 
@@ -203,8 +211,11 @@ def _question(
     )
 
 
-def _show(question: Question, answers: SearchResult, top: int, *, explain: bool, as_json: bool) -> None:
-    from ferrule.cli.plan import text
+def _show(
+    question: Question, answers: SearchResult, top: int, *, explain: bool, steps_of: str | None, as_json: bool
+) -> None:
+    """``steps_of``: the model, as it was asked for, where the steps of the best plan's ranks are to be shown."""
+    from ferrule.cli.plan import step, text
     from ferrule.cli.plan.json import answer_json
     from ferrule.plan.explain import bottleneck, verdict, what_ifs
 
@@ -213,14 +224,18 @@ def _show(question: Question, answers: SearchResult, top: int, *, explain: bool,
     split = next((each for each in candidates if len(each.plan.devices) > 1 and each.prediction.fits), None)
     sentence = verdict(question, best, answers.single, split)
     found, changes = bottleneck(question, best), what_ifs(question, best, split)
+    steps = step.steps_of(steps_of, best.plan) if steps_of is not None else []
     if as_json:
-        print_json(answer_json(question, answers, shown, best, found, changes, sentence))
+        answer = answer_json(question, answers, shown, best, found, changes, sentence)
+        print_json(answer | ({"steps": steps} if steps else {}))
         return
     _print(text.header(question), "", text.plans_table(question, shown, best, answers.single))
     _print(*text.obstacles(question, shown), "", *text.reasons(question, found, changes, sentence))
     _print("", text.memory_table(best))
     if explain:
         _print("", *text.terms_tables(best))
+    for each in steps:
+        _print("", *step.step_text(each))
     _print("", *text.warnings(question), *text.notes(question, answers))
 
 

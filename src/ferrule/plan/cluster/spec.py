@@ -27,8 +27,8 @@ class DeviceSpec:
     ``kind``: devices of one kind share a calibration. ``memory``: the bytes that a model may fill.
     ``memory_bandwidth``: bytes per second that reading weights gets. ``flops``: operations per second by type.
     ``launch_seconds``: what each operation (kernel) of a layer costs beside its bytes and arithmetic, the one number of
-    a device that is fitted to measurements; ``eager_seconds``: the same of an engine that starts them one by one from
-    Python, None where that is not known apart. ``resume_seconds``: what a stage of that engine takes longer after it
+    a device that is fitted to measurements; ``eager_seconds``: the same of the built-in engine, None where that is not
+    known apart. ``resume_seconds``: what a stage of that engine takes longer after it
     has waited for others, as caches have cooled. ``disk_read``: bytes per second. ``runtime_bytes``: what the serving
     process holds before any weight. ``watts_idle``, ``watts_busy``: of the whole machine; ``price`` in US dollars.
     ``measured``: by the built-in benchmark, not from what a maker states.

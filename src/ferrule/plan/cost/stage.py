@@ -202,7 +202,7 @@ class StageCost:
         share = self._model.vocabulary_share(self._stage.width) if cut else 1.0
         head = self._model.head.held(share) + self._model.final.bytes
         flops = 2 * which.sequences * (self._model.head.parameters * share + self._model.final.parameters)
-        operations = self._runtime.end_operations
+        operations = self._runtime.end_of(self._model)
         slowest = max((self._roofline(device, head, 0, flops, operations) for device in self._devices), key=sum)
         collectives = self._model.last_collectives if cut else ()
         return Seconds(*slowest, self._collectives(collectives, which.sequences))

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from ferrule import __version__
+from ferrule._native import kernel_instructions
 from ferrule.errors import PlanError
 from ferrule.files import cache_directory, locked, write_whole
 from ferrule.links.reader import identity
@@ -141,9 +142,9 @@ def device_from(figures: Figures, name: str, memory: int) -> DeviceSpec:
 
 def _eager_seconds(token_seconds: float) -> float:
     """Per operation of an engine that takes so long for a token of the embedded model. Its few weights are in caches:
-    all of that is starting operations."""
+    all of that counts as starting operations."""
     model = read_model(str(demo_path()))
-    return token_seconds / (sum(map(BUILT_IN_ENGINE.operations, model.decoder)) + BUILT_IN_ENGINE.end_operations)
+    return token_seconds / (sum(map(BUILT_IN_ENGINE.operations, model.decoder)) + BUILT_IN_ENGINE.end_of(model))
 
 
 @dataclass(frozen=True)
@@ -165,11 +166,9 @@ def rank_needs(rank: str, timeout: float = TIMEOUT, *, timed: bool = True) -> Ra
 
 
 def _benchmark(effort: Effort, timeout: float) -> Figures:
-    # numpy's linear algebra takes its threads from the environment.
-    env = {name: str(effort.threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
     what = "the benchmark of this machine"
     arguments = ["-m", "ferrule.plan.device.benchmark", msgspec.json.encode(effort).decode()]
-    return _answer(_python(arguments, timeout, env, what), Figures, what)
+    return _answer(_python(arguments, timeout, {}, what), Figures, what)
 
 
 def _answer(told: str, kind: type[_T], what: str) -> _T:
@@ -242,7 +241,8 @@ def _key(effort: Effort) -> str:
     folder = next((path for path in (Path(effort.folder), *Path(effort.folder).parents) if path.is_dir()), Path("/"))
     disk = str(folder.stat().st_dev)
     asked = msgspec.json.encode(replace(effort, folder=""), order="sorted").decode()
-    return " | ".join([f"ferrule {__version__}", *versions, *hardware, f"disk {disk}", asked])
+    kernels = f"kernels {kernel_instructions()}"
+    return " | ".join([f"ferrule {__version__}", kernels, *versions, *hardware, f"disk {disk}", asked])
 
 
 def _machine() -> str:
