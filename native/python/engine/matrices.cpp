@@ -65,10 +65,15 @@ void PyMatrix::check(std::size_t first, std::size_t rows) const {
 }
 
 void PyMatrix::pack_groups(std::size_t first, std::size_t rows, std::uintptr_t codes, std::uintptr_t scales,
-                           std::uintptr_t offsets) {
+                           std::uintptr_t offsets, std::uintptr_t supers, std::uintptr_t super_offsets) {
   check(first, rows);
+  if (layout_.nested() && (supers == 0 || (layout_.offsets == Offsets::numbers && super_offsets == 0))) {
+    throw std::invalid_argument("nested scales are multiples of something");
+  }
   const nb::gil_scoped_release release;
-  ferrule::pack_groups(layout_, {first, rows, at<std::uint8_t>(codes), at<float>(scales), at<float>(offsets)},
+  ferrule::pack_groups(layout_,
+                       {first, rows, at<std::uint8_t>(codes), at<float>(scales), at<float>(offsets), at<float>(supers),
+                        at<float>(super_offsets)},
                        memory_.data());
 }
 
@@ -94,7 +99,8 @@ void bind_matrices(nb::module_& module) {
       .def(nb::init<std::size_t, std::size_t, int, int, int, int, int, std::size_t>(), "rows"_a, "columns"_a, "codes"_a,
            "bits"_a, "scale"_a, "offsets"_a, "zero"_a, "group"_a)
       .def("set_order", &PyMatrix::set_order)
-      .def("pack_groups", &PyMatrix::pack_groups)
+      .def("pack_groups", &PyMatrix::pack_groups, "first"_a, "rows"_a, "codes"_a, "scales"_a, "offsets"_a = 0,
+           "supers"_a = 0, "super_offsets"_a = 0)
       .def("pack_plain", &PyMatrix::pack_plain)
       .def_prop_ro("bytes", &PyMatrix::bytes);
   nb::class_<PyCompute>(module, "Compute").def(nb::init<int>(), "threads"_a).def("multiply", &multiply);

@@ -21,18 +21,27 @@ inline void fetch(const std::uint8_t* p, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + kAhead + at);
 }
 
-inline F scales_at(ScaleKind kind, const std::uint8_t* p) {
+inline F plain_scales(ScaleKind kind, const std::uint8_t* p) {
   if (kind == ScaleKind::f16) return load_f16(p);
   if (kind == ScaleKind::bf16) return load_bf16(p);
   if (kind == ScaleKind::f32) return load(reinterpret_cast<const float*>(p));
   return load_e8m0(p);
 }
 
+// Scale `which` of the unit at `unit`; `super`: what lies before the units of 256 columns, where scales are nested.
+inline F scales_at(const MatrixLayout& layout, const std::uint8_t* unit, const std::uint8_t* super, std::size_t which) {
+  const std::uint8_t* const at = unit + which * layout.scale_bytes();
+  if (layout.nested()) return load_f16(super) * load_i8(at);
+  return plain_scales(layout.scale, at);
+}
+
 // What is added to the numbers of a group, whose scale is `scale`.
-inline F offsets_at(const MatrixLayout& layout, const std::uint8_t* meta, std::size_t which, F scale) {
-  const std::uint8_t* const at = meta + layout.offset_start(which);
+inline F offsets_at(const MatrixLayout& layout, const std::uint8_t* unit, const std::uint8_t* super, std::size_t which,
+                    F scale) {
+  const std::uint8_t* const at = unit + layout.offset_start(which);
   if (layout.offsets == Offsets::zero_points) return zero() - load_u8(at) * scale;
-  return scales_at(layout.scale, at);
+  if (layout.nested()) return load_f16(super + 2 * kBlockRows) * load_i8(at);
+  return plain_scales(layout.scale, at);
 }
 
 // The codes of quad kQuad of a span, a byte for each row and column.

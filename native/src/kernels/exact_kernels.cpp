@@ -44,14 +44,20 @@ void exact_tile(const MatrixLayout& layout, const std::uint8_t* w, const Activat
   const auto* values = static_cast<const float*>(x.values) + first * x.columns;
   F total[kCount];
   for (F& each : total) each = zero();
+  const std::size_t per_super = layout.nested() ? layout.units_per_super() : layout.groups();
+  const std::uint8_t* super = w;
   for (std::size_t unit = 0; unit < layout.groups(); ++unit, w += unit_bytes) {
+    if (unit % per_super == 0) {
+      super = w;
+      w += layout.super_bytes();
+    }
     fetch(w, unit_bytes);
     const float* at = values + unit * layout.unit();
     const auto close = [&](F(&sums)[kCount], std::size_t which, std::size_t start, std::size_t length) {
-      const F scale = scales_at(layout.scale, w + which * layout.scale_bytes());
+      const F scale = scales_at(layout, w, super, which);
       for (int b = 0; b < kCount; ++b) total[b] = fma(sums[b], scale, total[b]);
       if (layout.offsets == Offsets::none) return;
-      const F offset = offsets_at(layout, w, which, scale);
+      const F offset = offsets_at(layout, w, super, which, scale);
       for (int b = 0; b < kCount; ++b) {
         float added = 0;
         for (std::size_t k = 0; k < length; ++k) added += at[static_cast<std::size_t>(b) * x.columns + start + k];

@@ -20,6 +20,7 @@ std::size_t MatrixLayout::scale_bytes() const {
     case ScaleKind::f32:
       return 4 * kBlockRows;
     case ScaleKind::e8m0:
+    case ScaleKind::nested:
       return kBlockRows;
   }
   return 0;
@@ -27,7 +28,8 @@ std::size_t MatrixLayout::scale_bytes() const {
 
 std::size_t MatrixLayout::block_bytes() const {
   if (plain()) return padded_columns() * kBlockRows * (codes == Codes::f32 ? 4 : 2);
-  return groups() * (meta_bytes() + unit() / kSpan * span_bytes());
+  const std::size_t units = groups() * (meta_bytes() + unit() / kSpan * span_bytes());
+  return units + (nested() ? groups() / units_per_super() * super_bytes() : 0);
 }
 
 const char* invalid(const MatrixLayout& layout) {
@@ -41,11 +43,14 @@ const char* invalid(const MatrixLayout& layout) {
   if (table && layout.bits != 4) return "codes that are looked up have 4 bits";
   if (layout.codes >= Codes::e4m3 && layout.bits != 8) return "codes that are floats have 8 bits";
   if (layout.bits < 2 || layout.bits > 8 || layout.bits == 7) return "codes have 2, 3, 4, 5, 6 or 8 bits";
-  if (layout.scale > ScaleKind::e8m0) return "no such kind of scales";
+  if (layout.scale > ScaleKind::nested) return "no such kind of scales";
   if (layout.group != 16 && (layout.group == 0 || layout.group % kSpan != 0)) {
     return "a group has 16 columns or a multiple of 32";
   }
   if (layout.offsets > Offsets::zero_points) return "no such kind of offsets";
+  if (layout.nested() && (layout.columns % kSuper != 0 || layout.group > kSpan)) {
+    return "nested scales are of groups of 16 or 32 columns, and of 256 together";
+  }
   if (layout.zero < 0 || layout.zero > 255 || (layout.zero != 0 && layout.codes != Codes::integer)) {
     return "a zero is a code of an integer";
   }

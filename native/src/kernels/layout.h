@@ -6,6 +6,8 @@
 //     columns. A span is cut into quads of 4 columns; a vector of 64 bytes has one byte for each row and column of a
 //     quad, and several quads in the bits of its bytes. Codes of 3, 5 and 6 bits lie in two planes, of low and of high
 //     bits. Groups of 16 columns are in pairs: two scales (and two offsets) before each span.
+// Nested scales are whole numbers of -128 to 127, times a float16 for each 256 columns, which lie before these; so are
+// offsets that are held as scales are.
 // Rows are filled up to 16 and columns to a whole span: their scales and plain numbers are zero.
 #pragma once
 
@@ -15,7 +17,7 @@
 namespace ferrule {
 
 enum class Codes : std::uint8_t { bf16, f16, f32, integer, fp4, iq4nl, nf4, e4m3, e5m2 };
-enum class ScaleKind : std::uint8_t { f16, bf16, f32, e8m0 };
+enum class ScaleKind : std::uint8_t { f16, bf16, f32, e8m0, nested };
 // What is added to the numbers of a group: nothing, a number that is held as scales are, or minus its scale times a
 // code that means zero.
 enum class Offsets : std::uint8_t { none, numbers, zero_points };
@@ -23,6 +25,7 @@ enum class Offsets : std::uint8_t { none, numbers, zero_points };
 constexpr std::size_t kBlockRows = 16;
 constexpr std::size_t kSpan = 32;  // columns
 constexpr std::size_t kQuad = 4;
+constexpr std::size_t kSuper = 256;  // columns
 
 struct MatrixLayout {
   std::size_t rows = 0;
@@ -52,6 +55,11 @@ struct MatrixLayout {
     return scales_per_unit() * scale_bytes() + which * offset_bytes();
   }
   std::size_t meta_bytes() const { return offset_start(scales_per_unit()); }
+  bool nested() const { return scale == ScaleKind::nested; }
+  // What lies before the units of 256 columns with nested scales: by what scales and, if there are any, offsets are
+  // multiplied.
+  std::size_t super_bytes() const { return nested() ? 2 * kBlockRows * (offsets == Offsets::numbers ? 2 : 1) : 0; }
+  std::size_t units_per_super() const { return kSuper / unit(); }
   std::size_t span_bytes() const { return kBlockRows * kSpan * bits / 8; }
   std::size_t block_bytes() const;
   std::size_t bytes() const { return blocks() * block_bytes(); }

@@ -22,6 +22,8 @@ float scale_at(ScaleKind kind, const std::uint8_t* at, std::size_t row) {
       return bits<float>(word);
     case ScaleKind::e8m0:
       return bits<float>(static_cast<std::uint32_t>(at[row]) << 23);
+    case ScaleKind::nested:  // a number of two places
+      break;
   }
   return 0;
 }
@@ -82,17 +84,27 @@ void read_row(const PackedMatrix& matrix, std::size_t row, float* out) {
   const std::size_t low = layout.bits == 3 ? 2 : layout.bits == 5 || layout.bits == 6 ? 4 : layout.bits;
   const std::size_t high = layout.bits - low;
   const std::size_t unit_bytes = layout.meta_bytes() + layout.unit() / kSpan * layout.span_bytes();
+  // What is nested lies behind this, before the units of 256 columns.
+  const std::size_t super_bytes = layout.super_bytes() + (layout.nested() ? layout.units_per_super() * unit_bytes : 0);
+  const auto number_at = [&](const std::uint8_t* place, const std::uint8_t* super) {
+    if (!layout.nested()) return scale_at(layout.scale, place, lane);
+    return scale_at(ScaleKind::f16, super, lane) * static_cast<float>(static_cast<std::int8_t>(place[lane]));
+  };
   for (std::size_t k = 0; k < layout.columns; ++k) {
-    const std::uint8_t* const unit = at + k / layout.unit() * unit_bytes;
+    const std::size_t count = k / layout.unit();
+    const std::uint8_t* const super = layout.nested() ? at + k / kSuper * super_bytes : at;
+    const std::uint8_t* const unit = layout.nested()
+                                         ? super + layout.super_bytes() + count % layout.units_per_super() * unit_bytes
+                                         : at + count * unit_bytes;
     const std::size_t within = k % layout.unit();
     const std::size_t which = layout.scales_per_unit() == 2 ? within / layout.group : 0;
     const std::uint8_t* const span = unit + layout.meta_bytes() + within / kSpan * layout.span_bytes();
     unsigned code = bits_at(span, low, lane, within % kSpan);
     if (high != 0) code |= bits_at(span + 64 * low, high, lane, within % kSpan) << low;
-    const float scale = scale_at(layout.scale, unit + which * layout.scale_bytes(), lane);
+    const float scale = number_at(unit + which * layout.scale_bytes(), super);
     out[k] = value_of(layout, code) * scale;
     const std::uint8_t* const offset = unit + layout.offset_start(which);
-    if (layout.offsets == Offsets::numbers) out[k] += scale_at(layout.scale, offset, lane);
+    if (layout.offsets == Offsets::numbers) out[k] += number_at(offset, super + 2 * kBlockRows);
     if (layout.offsets == Offsets::zero_points) out[k] -= scale * static_cast<float>(offset[lane]);
   }
 }

@@ -47,7 +47,14 @@ void put_scale(ScaleKind kind, std::uint8_t* at, std::size_t row, float value) {
       at[row] = static_cast<std::uint8_t>(bits >> 23);
       break;
     }
+    case ScaleKind::nested:  // put_multiple
+      break;
   }
+}
+
+// How many times `by` a number is.
+void put_multiple(std::uint8_t* at, std::size_t row, float value, float by) {
+  at[row] = static_cast<std::uint8_t>(by == 0 ? 0 : std::lround(value / by));
 }
 
 void pack_block(const MatrixLayout& layout, const GroupedRows& given, std::size_t first, std::uint8_t* out) {
@@ -56,7 +63,19 @@ void pack_block(const MatrixLayout& layout, const GroupedRows& given, std::size_
   const std::size_t per_unit = layout.scales_per_unit();
   const auto [low, high] = planes_of(layout.bits);
   std::memset(out, 0, layout.block_bytes());
+  const std::size_t supers = layout.columns / kSuper;
   for (std::size_t unit = 0; unit < layout.groups(); ++unit) {
+    const std::size_t super = unit * layout.unit() / kSuper;
+    if (layout.nested() && unit % layout.units_per_super() == 0) {
+      for (std::size_t row = 0; row < rows; ++row) {
+        const std::size_t at = (first + row) * supers + super;
+        put_scale(ScaleKind::f16, out, row, given.supers[at]);
+        if (layout.offsets == Offsets::numbers) {
+          put_scale(ScaleKind::f16, out + 2 * kBlockRows, row, given.super_offsets[at]);
+        }
+      }
+      out += layout.super_bytes();
+    }
     for (std::size_t which = 0; which < per_unit; ++which) {
       const std::size_t group = unit * per_unit + which;
       if (group >= groups) continue;
@@ -64,6 +83,14 @@ void pack_block(const MatrixLayout& layout, const GroupedRows& given, std::size_
       std::uint8_t* const offset = out + layout.offset_start(which);
       for (std::size_t row = 0; row < rows; ++row) {
         const std::size_t at = (first + row) * groups + group;
+        if (layout.nested()) {
+          const std::size_t nest = (first + row) * supers + super;
+          put_multiple(scale, row, given.scales[at], given.supers[nest]);
+          if (layout.offsets == Offsets::numbers) {
+            put_multiple(offset, row, given.offsets[at], given.super_offsets[nest]);
+          }
+          continue;
+        }
         put_scale(layout.scale, scale, row, given.scales[at]);
         if (layout.offsets == Offsets::numbers) put_scale(layout.scale, offset, row, given.offsets[at]);
         if (layout.offsets == Offsets::zero_points && given.scales[at] != 0) {

@@ -9,13 +9,16 @@
 namespace ferrule {
 
 // Rows `first` to `first + rows` of a matrix in groups. `codes` (rows, columns), `scales` and, where the layout has
-// them, `offsets` (rows, columns / group): all row after row. `first` is a multiple of 16, and `out` the whole matrix.
+// them, `offsets` (rows, columns / group): all row after row. Where scales are nested, `supers` and `super_offsets`
+// (rows, columns / 256) are what they are whole multiples of. `first` is a multiple of 16, and `out` the whole matrix.
 struct GroupedRows {
   std::size_t first = 0;
   std::size_t rows = 0;
   const std::uint8_t* codes = nullptr;
   const float* scales = nullptr;
   const float* offsets = nullptr;
+  const float* supers = nullptr;
+  const float* super_offsets = nullptr;
 };
 void pack_groups(const MatrixLayout& layout, const GroupedRows& given, std::uint8_t* out);
 

@@ -56,6 +56,14 @@ inline void add_quads(Numbers<kQuads...>, I (&dot)[kRows][kCount], const std::ui
   (one(Numbers<kQuads>{}), ...);
 }
 
+// Scale `which` of a unit, and of what its codes stand for.
+template <bool kTable>
+inline F scale_of(const MatrixLayout& layout, const std::uint8_t* unit, const std::uint8_t* super, std::size_t which,
+                  const Looked& looked) {
+  if constexpr (kTable) return scales_at(layout, unit, super, which) * set1(looked.scale);
+  return scales_at(layout, unit, super, which);
+}
+
 template <int kRows, int kCount>
 inline void start(I (&dot)[kRows][kCount], const std::int32_t* starts) {
   for (int b = 0; b < kCount; ++b) {
@@ -81,28 +89,29 @@ inline void add_scaled(F (&total)[kRows][kCount], const I (&dot)[kRows][kCount],
   }
 }
 
-// Groups of 16 columns: two of them in each span.
-template <int kBits, bool kTable, int kRows, int kCount>
-inline void add_halves(F (&total)[kRows][kCount], const MatrixLayout& layout, const std::uint8_t* w, std::size_t block,
-                       Tile x, const Looked& looked) {
+// One of the two groups of 16 columns in a span.
+template <int kBits, bool kTable, class Quads, int kRows, int kCount>
+inline void add_half(Quads quads, std::size_t which, F (&total)[kRows][kCount], const MatrixLayout& layout,
+                     const std::uint8_t* w, const std::uint8_t* super, std::size_t block, const Tile& x,
+                     const Looked& looked) {
   const std::uint8_t* codes[kRows];
   for (int m = 0; m < kRows; ++m) codes[m] = w + static_cast<std::size_t>(m) * block + layout.meta_bytes();
-  const auto half = [&]<class Quads>(Quads quads, std::size_t which) {
-    I dot[kRows][kCount];
-    start(dot, x.starts + which * kCount);
-    add_quads<kBits, kTable>(quads, dot, codes, x.values, looked);
-    F scale[kRows], offset[kRows];
-    for (int m = 0; m < kRows; ++m) {
-      const std::uint8_t* const meta = w + static_cast<std::size_t>(m) * block;
-      scale[m] = scales_at(layout.scale, meta + which * layout.scale_bytes());
-      if constexpr (kTable) scale[m] = scale[m] * set1(looked.scale);
-      if (layout.offsets != Offsets::none) offset[m] = offsets_at(layout, meta, which, scale[m]);
-    }
-    add_scaled(total, dot, scale, x.scales);
-    if (layout.offsets != Offsets::none) add_offsets(total, offset, x.sums + which * kCount);
-  };
-  half(FirstQuads{}, 0);
-  half(LastQuads{}, 1);
+  I dot[kRows][kCount];
+  start(dot, x.starts + which * kCount);
+  add_quads<kBits, kTable>(quads, dot, codes, x.values, looked);
+  F scale[kRows];
+  for (int m = 0; m < kRows; ++m) {
+    const std::size_t skipped = static_cast<std::size_t>(m) * block;
+    scale[m] = scale_of<kTable>(layout, w + skipped, super + skipped, which, looked);
+  }
+  add_scaled(total, dot, scale, x.scales);
+  if (layout.offsets == Offsets::none) return;
+  F offset[kRows];
+  for (int m = 0; m < kRows; ++m) {
+    const std::size_t skipped = static_cast<std::size_t>(m) * block;
+    offset[m] = offsets_at(layout, w + skipped, super + skipped, which, scale[m]);
+  }
+  add_offsets(total, offset, x.sums + which * kCount);
 }
 
 // `to`: where the results of each block go.
@@ -124,20 +133,27 @@ void small_tile(const MatrixLayout& layout, const std::uint8_t* w, std::size_t b
     x.starts += kSums * kCount;
     x.sums += kSums * kCount;
   };
+  const std::size_t super_bytes = layout.super_bytes();
+  const std::size_t per_super = layout.nested() ? layout.units_per_super() : units;
+  const std::uint8_t* super = w;
   for (std::size_t unit = 0; unit < units; ++unit, w += unit_bytes) {
+    if (unit % per_super == 0) {
+      super = w;
+      w += super_bytes;
+    }
     for (int m = 0; m < kRows; ++m) fetch(w + static_cast<std::size_t>(m) * block, unit_bytes);
     if constexpr (kHalves) {
-      add_halves<kBits, kTable>(total, layout, w, block, x, looked);
+      add_half<kBits, kTable>(FirstQuads{}, 0, total, layout, w, super, block, x, looked);
+      add_half<kBits, kTable>(LastQuads{}, 1, total, layout, w, super, block, x, looked);
       next();
     } else {
       F scale[kRows], offset[kRows];
       const std::uint8_t* codes[kRows];
       for (int m = 0; m < kRows; ++m) {
-        const std::uint8_t* const meta = w + static_cast<std::size_t>(m) * block;
-        scale[m] = scales_at(layout.scale, meta);
-        if constexpr (kTable) scale[m] = scale[m] * set1(looked.scale);
-        if (layout.offsets != Offsets::none) offset[m] = offsets_at(layout, meta, 0, scale[m]);
-        codes[m] = meta + meta_bytes;
+        const std::size_t skipped = static_cast<std::size_t>(m) * block;
+        scale[m] = scale_of<kTable>(layout, w + skipped, super + skipped, 0, looked);
+        if (layout.offsets != Offsets::none) offset[m] = offsets_at(layout, w + skipped, super + skipped, 0, scale[m]);
+        codes[m] = w + skipped + meta_bytes;
       }
       for (std::size_t n = 0; n < spans; ++n) {
         I dot[kRows][kCount];

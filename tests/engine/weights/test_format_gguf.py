@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from ferrule.engine.weights.gguf.stored import GgufTensors
 from ferrule.engine.weights.gguf.weight import byte_shape, needs
 from ferrule.engine.weights.gguf.weights import make
 from ferrule.engine.weights.groups import GroupedMatrix, Rectangle
+from ferrule.engine.weights.matrix import Piece, pack
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError, PlanError
 from ferrule.model import Stored
@@ -133,6 +135,21 @@ def test_any_rectangle_gives_its_groups(kind: str, rows: list[int], columns: lis
     picked = np.concatenate([whole[slice(*span)] for span in some])
     if all(part.shape):
         assert np.array_equal(found.numbers(), np.concatenate([picked[:, slice(*span)] for span in spans], axis=1))
+
+
+@pytest.mark.parametrize("kind", [kind for kind, block in BLOCK_TYPES.items() if block.numbers == 256])
+@pytest.mark.parametrize("columns", [(0, 1024), (256, 768), (32, 544)])
+def test_blocks_of_256_are_held_packed_and_lose_nothing(kind: str, columns: tuple[int, int]) -> None:
+    source = Held({"w": (kind, random_blocks(kind, (40, 1024)))})
+    weight = make("w", {"weight": source.stored["w"]}, (40, 1024))
+    held = pack([Piece(weight, Slicing(1, 1024, (columns,)))], source, torch.float32)
+    width = columns[1] - columns[0]
+    whole = numbers_of(kind, source.data["w"])[:, slice(*columns)]
+    assert np.array_equal(held.multiply(torch.eye(width)).T.numpy(), whole)
+    layout, kinds = BLOCK_TYPES[kind].layout, 1 + BLOCK_TYPES[kind].layout.offsets
+    nested = columns[0] % 256 == 0  # else float32 holds the scales of a block that is cut
+    scales = kinds * (256 // layout.group + 2 if nested else 4 * 256 // layout.group)
+    assert held.bytes == 48 * width // 256 * (32 * layout.bits + scales)  # 40 rows fill 48
 
 
 def test_queries_and_keys_come_in_transformers_order() -> None:

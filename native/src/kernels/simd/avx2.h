@@ -150,6 +150,11 @@ inline F load_u8(const void* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes)),
           _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8)))};
 }
+inline F load_i8(const void* p) {
+  const __m128i codes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)))};
+}
 inline F load_e8m0(const void* p) {
   const __m128i codes = _mm_loadu_si128(static_cast<const __m128i*>(p));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(codes), 23)),

@@ -92,6 +92,9 @@ inline F load_f16(const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(st
 inline F load_u8(const void* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))))};
 }
+inline F load_i8(const void* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))))};
+}
 inline F load_e8m0(const void* p) {
   const __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(code, 23))};

@@ -12,13 +12,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from ferrule.bench.engine.as_gguf import TYPES, write_gguf
 from ferrule.bench.engine.contestants import PROMPT, Contestant, Ferrule, LlamaBench, Transformers
 from ferrule.bench.engine.rows import EngineRow, Turn, Who, decode_turn, prefill_turn, row
 from ferrule.bench.engine.serving import Server, ferrule_server, llama_server, vllm_server
 from ferrule.bench.random_model import given_or_random
 from ferrule.engine import EngineOptions
-from ferrule.errors import ConfigError
+from ferrule.errors import ConfigError, EngineError
 from ferrule.model.headers import read_json
 
 FORMATS = tuple(TYPES)
@@ -56,7 +58,7 @@ class Peers:
 class EngineBench:
     """``serve``: the command `ferrule serve`. ``levels``: streams at once through HTTP; ``tokens``: of a decoding turn;
     ``served_tokens``: of a served answer; ``prefill``: of the prompt that is timed. ``say`` gets a line about what is
-    happening."""
+    happening, ``note`` one about what is to be known of the results."""
 
     directory: Path
     scratch: Path
@@ -71,6 +73,7 @@ class EngineBench:
     prefill: int = 512
     peers: Peers = field(default_factory=Peers)
     say: Callable[[str], None] = lambda line: None
+    note: Callable[[str], None] = lambda line: None
 
     async def run(self) -> list[EngineRow]:
         rows: list[EngineRow] = []
@@ -78,7 +81,10 @@ class EngineBench:
             rows += await self._turns(form)
         for form in self.formats:
             for who, server in self._servers(form):
-                rows += await self._served(who, server)
+                try:
+                    rows += await self._served(who, server)
+                except (EngineError, httpx.HTTPError) as error:  # what the others did is not lost
+                    self.note(f"{who.impl}, {form}, is left out: {error}")
         return rows
 
     async def _turns(self, form: str) -> list[EngineRow]:
@@ -175,6 +181,7 @@ def bench_engine(
     tokens: int = 32,
     peers: Peers | None = None,
     say: Callable[[str], None] = lambda line: None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> list[EngineRow]:
     """Measure ``model`` (plain weights), or a random bfloat16 Llama of half a billion parameters; ``quick``: a tiny one
     and few turns. Raises `ConfigError` for a format that is not known."""
@@ -186,6 +193,6 @@ def bench_engine(
         bench = EngineBench(
             directory, Path(scratch), serve, ranks, threads, formats,
             [each for each in levels if each <= 4] if quick else levels,
-            2 if quick else rounds, tokens, peers=peers or Peers(), say=say,
+            2 if quick else rounds, tokens, peers=peers or Peers(), say=say, note=note,
         )  # fmt: skip
         return asyncio.run(bench.run())

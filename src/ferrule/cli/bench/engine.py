@@ -81,6 +81,7 @@ def engine(
             tokens=tokens,
             peers=Peers.found(llama_cpp, vllm),
             say=status.update,
+            note=lambda line: console.print(line, markup=False),
         )
     console.print(_table(rows, usable_cores()))
     write_file(json_file, to_json(rows) + "\n")

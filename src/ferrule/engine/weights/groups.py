@@ -122,7 +122,8 @@ class GroupedMatrix:
 
     A number is ``(value of its code - layout.zero) * scale + offset`` of its group. The layout's group divides the
     columns evenly. ``order``: where columns do not stand in their place (GPTQ's act-order): for each stored column the
-    matrix's own, or -1 for one that only fills a group up and counts as zero.
+    matrix's own, or -1 for one that only fills a group up and counts as zero. ``supers``, ``super_offsets`` (rows,
+    columns / 256): where scales and offsets are whole multiples, -128 to 127, of one number for each 256 columns.
     """
 
     layout: GroupLayout
@@ -130,6 +131,8 @@ class GroupedMatrix:
     scales: NDArray[np.float32]
     offsets: NDArray[np.float32] | None = None
     order: NDArray[np.int32] | None = None
+    supers: NDArray[np.float32] | None = None
+    super_offsets: NDArray[np.float32] | None = None
 
     def numbers(self) -> NDArray[np.float32]:
         """The matrix, with its columns in their own places: (rows, columns)."""

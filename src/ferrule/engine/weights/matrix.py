@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ferrule._native import Compute, Matrix
@@ -18,7 +19,7 @@ from ferrule.engine.weights.groups import GroupedMatrix, Rectangle, rectangle
 from ferrule.engine.weights.slicing import Slicing
 
 CODES = ("bf16", "f16", "f32", "integer", "fp4", "iq4nl", "nf4", "e4m3", "e5m2")
-SCALES = ("f16", "bf16", "f32", "e8m0")
+SCALES = ("f16", "bf16", "f32", "e8m0", "nested")
 """In the order of the native library's numbers."""
 PLAIN = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 BLOCK = 16
@@ -108,14 +109,12 @@ def pack(pieces: Sequence[Piece], source: StoredTensors, dtype: torch.dtype) -> 
         if matrix is None:
             matrix = _matrix_of(rows, first)
         codes = np.ascontiguousarray(np.concatenate([each.codes for each in groups]))
-        scales = np.ascontiguousarray(np.concatenate([each.scales for each in groups]), np.float32)
-        at = 0
-        if first.offsets is not None:
-            offsets = np.ascontiguousarray(
-                np.concatenate([each.offsets for each in groups if each.offsets is not None])
-            )
-            at = offsets.ctypes.data
-        matrix.pack_groups(start, stop - start, codes.ctypes.data, scales.ctypes.data, at)
+        held = [
+            _joined([getattr(each, name) for each in groups])
+            for name in ("scales", "offsets", "supers", "super_offsets")
+        ]
+        addresses = [0 if each is None else each.ctypes.data for each in held]
+        matrix.pack_groups(start, stop - start, codes.ctypes.data, *addresses)
     assert matrix is not None
     return PackedMatrix(matrix, (rows, columns), dtype)
 
@@ -140,7 +139,12 @@ def fitting(found: GroupedMatrix) -> GroupedMatrix | None:
         return None
     times = group // LEAST_GROUP
     offsets = None if found.offsets is None else found.offsets.repeat(times, axis=1)
-    return replace(found, scales=found.scales.repeat(times, axis=1), offsets=offsets)
+    return replace(found, scales=found.scales.repeat(times, axis=1), offsets=offsets, supers=None, super_offsets=None)
+
+
+def _joined(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
+    there = [part for part in parts if part is not None]
+    return np.ascontiguousarray(np.concatenate(there), np.float32) if there else None
 
 
 def _rows_of(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[tuple[Piece, Rectangle]]:
@@ -160,6 +164,7 @@ def _alike(groups: Sequence[GroupedMatrix]) -> bool:
     return all(
         each.layout == first.layout
         and each.scales.shape[1] == first.scales.shape[1]
+        and (each.supers is None) == (first.supers is None)
         and (each.order is None) == (first.order is None)
         and (each.order is None or first.order is None or np.array_equal(each.order, first.order))
         for each in groups
@@ -171,7 +176,8 @@ def _matrix_of(rows: int, first: GroupedMatrix) -> Matrix:
     group = columns // first.scales.shape[1]
     if first.scales.shape[1] == 1:
         group = -(-columns // SPAN) * SPAN
-    numbers = CODES.index(layout.values), layout.bits, SCALES.index(layout.scale)
+    scale = layout.scale if first.supers is None else "nested"
+    numbers = CODES.index(layout.values), layout.bits, SCALES.index(scale)
     offsets = (1 + layout.zero_points) if layout.offsets else 0
     matrix = Matrix(rows, columns, *numbers, offsets, layout.zero, group)
     if first.order is not None:

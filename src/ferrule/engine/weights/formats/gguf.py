@@ -58,35 +58,41 @@ class GgufGroups(GroupedFormat):
         made = cast(GgufWeight, weight)
         rows = each_row(part.rows)
         found = [self._columns(made, rows, span, source, index) for span in part.columns]
-        codes, scales, offsets = zip(*found, strict=True)
-        has_offsets = self.kind.layout.offsets
-        return GroupedMatrix(
-            self.kind.layout,
-            _side_by_side(codes),
-            _side_by_side(scales),
-            _side_by_side(offsets) if has_offsets else None,
-        )
+        joined = [
+            None if any(part is None for part in parts) else _side_by_side(parts) for parts in zip(*found, strict=True)
+        ]
+        codes, scales, offsets, supers, super_offsets = joined
+        assert codes is not None
+        assert scales is not None
+        return GroupedMatrix(self.kind.layout, codes, scales, offsets, supers=supers, super_offsets=super_offsets)
 
     def _columns(
         self, weight: GgufWeight, rows: NDArray[np.int64], columns: Range, source: StoredTensors, index: int
-    ) -> tuple[NDArray[np.uint8], Floats, Floats]:
-        group = self.kind.layout.group
+    ) -> tuple[NDArray[np.uint8], Floats, Floats | None, Floats | None, Floats | None]:
+        """Codes, scales, offsets, and what these are multiples of where no block is cut: as in `GroupedMatrix`."""
+        group, block = self.kind.layout.group, self.kind.numbers
         codes = np.empty((len(rows), columns[1] - columns[0]), np.uint8)
-        scales = np.empty((len(rows), codes.shape[1] // group), np.float32)
-        offsets = np.empty(scales.shape if self.kind.layout.offsets else (0, 0), np.float32)
-        first = columns[0] // self.kind.numbers * self.kind.numbers
+        first = columns[0] // block * block
         of_codes = slice(columns[0] - first, columns[1] - first)
         of_groups = slice(of_codes.start // group, of_codes.stop // group)
-        if not codes.size:
-            return codes, scales, offsets
-        for _, chosen, blocks in read_rows(weight, rows, columns, source, index):
-            some = slice(None) if chosen is None else chosen
-            parts = self.kind.take_apart(np.ascontiguousarray(blocks).reshape(-1, self.kind.size))
-            codes[some] = parts[0].reshape(len(blocks), -1)[:, of_codes]
-            scales[some] = parts[1].reshape(len(blocks), -1)[:, of_groups]
-            if parts[2] is not None:
-                offsets[some] = parts[2].reshape(len(blocks), -1)[:, of_groups]
-        return codes, scales, offsets
+        held = [np.empty((len(rows), codes.shape[1] // group), np.float32) for _ in range(1 + self.kind.layout.offsets)]
+        whole = of_codes.start == 0 and of_codes.stop % block == 0
+        supers = [np.empty((len(rows), codes.shape[1] // block), np.float32) for _ in self.kind.supers if whole]
+        if codes.size:
+            for _, chosen, blocks in read_rows(weight, rows, columns, source, index):
+                some = slice(None) if chosen is None else chosen
+                flat = np.ascontiguousarray(blocks).reshape(-1, self.kind.size)
+                taken, *numbers = self.kind.take_apart(flat)
+                codes[some] = taken.reshape(len(blocks), -1)[:, of_codes]
+                for to, each in zip(held, numbers, strict=False):
+                    assert each is not None
+                    to[some] = each.reshape(len(blocks), -1)[:, of_groups]
+                for to, each in zip(supers, self.kind.multiples_of(flat), strict=False):
+                    to[some] = each.reshape(len(blocks), -1)
+        scales, offsets = [*held, None][:2]
+        by, offsets_by = [*supers, None, None][:2]
+        assert scales is not None
+        return codes, scales, offsets, by, offsets_by
 
     def read(self, weight: Weight, cut: Slicing | None, source: StoredTensors) -> list[Tensor]:
         def numbers(part: Rectangle, index: int) -> Floats:

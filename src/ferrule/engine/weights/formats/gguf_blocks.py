@@ -23,12 +23,18 @@ Parts = tuple[Bytes, Floats, Floats | None]
 
 @dataclass(frozen=True)
 class BlockType:
-    """``numbers`` in ``size`` bytes. ``take_apart``: blocks (n, size) -> `Parts`."""
+    """``numbers`` in ``size`` bytes. ``take_apart``: blocks (n, size) -> `Parts`. ``supers``: where in a block the
+    float16 is of which all scales are multiples, and that of all offsets."""
 
     numbers: int
     size: int
     layout: GroupLayout
     take_apart: Callable[[Bytes], Parts]
+    supers: tuple[int, ...] = ()
+
+    def multiples_of(self, blocks: Bytes) -> list[Floats]:
+        """For each block (n, size) what its scales and, if there are any, its offsets are multiples of: (n, 1)."""
+        return [sign * _half(blocks, at) for sign, at in zip((1, -1), self.supers, strict=False)]
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
@@ -133,12 +139,12 @@ BLOCK_TYPES: dict[str, BlockType] = {
     "Q8_0": BlockType(32, 34, GroupLayout(8, 32, "f16", zero=128), _q8_0),
     "IQ4_NL": BlockType(32, 18, GroupLayout(4, 32, "f16", values="iq4nl"), _iq4_nl),
     "MXFP4": BlockType(32, 17, GroupLayout(4, 32, "e8m0", values="fp4"), _mxfp4),
-    # The scales of the following are products of two numbers, which only float32 holds as they are.
-    "Q2_K": BlockType(256, 84, GroupLayout(2, 16, "f32", offsets=True), _q2_k),
-    "Q3_K": BlockType(256, 110, GroupLayout(3, 16, "f32", zero=4), _q3_k),
-    "Q4_K": BlockType(256, 144, GroupLayout(4, 32, "f32", offsets=True), _q4_k),
-    "Q5_K": BlockType(256, 176, GroupLayout(5, 32, "f32", offsets=True), _q5_k),
-    "Q6_K": BlockType(256, 210, GroupLayout(6, 16, "f32", zero=32), _q6_k),
-    "IQ4_XS": BlockType(256, 136, GroupLayout(4, 32, "f32", values="iq4nl"), _iq4_xs),
+    # The scales of the following are products of two numbers: of a float16 and a whole one, or float32 holds them.
+    "Q2_K": BlockType(256, 84, GroupLayout(2, 16, "f32", offsets=True), _q2_k, (80, 82)),
+    "Q3_K": BlockType(256, 110, GroupLayout(3, 16, "f32", zero=4), _q3_k, (108,)),
+    "Q4_K": BlockType(256, 144, GroupLayout(4, 32, "f32", offsets=True), _q4_k, (0, 2)),
+    "Q5_K": BlockType(256, 176, GroupLayout(5, 32, "f32", offsets=True), _q5_k, (0, 2)),
+    "Q6_K": BlockType(256, 210, GroupLayout(6, 16, "f32", zero=32), _q6_k, (208,)),
+    "IQ4_XS": BlockType(256, 136, GroupLayout(4, 32, "f32", values="iq4nl"), _iq4_xs, (0,)),
 }
 """By the names of `ferrule.model.gguf.types`."""
