@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +42,7 @@ def given_or_random(model: str | Path | None, folder: Path, say: Callable[[str],
 
 
 def save_random_llama(directory: Path, shape: RandomModel, seed: int = 0) -> Path:
-    """Save a bfloat16 Llama of ``shape`` with the embedded model's tokenizer beside it; returns ``directory``."""
+    """Save a bfloat16 Llama of ``shape`` with a tokenizer of its own; returns ``directory``."""
     import torch
     import transformers
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -65,6 +64,20 @@ def save_random_llama(directory: Path, shape: RandomModel, seed: int = 0) -> Pat
         dtype="bfloat16",
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
-    for file in demo_path().glob("*token*"):
-        shutil.copy(file, directory)
+    _save_tokenizer(directory, shape.vocabulary)
     return directory
+
+
+def _save_tokenizer(directory: Path, vocabulary: int) -> None:
+    """One in which each id has a text of its own, so that every token shows in a stream."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    texts = ["<begin>", "<end>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    texts += [f"Ġ{number}" for number in range(len(texts), vocabulary)]  # Ġ: a space
+    inner = Tokenizer(models.BPE(vocab={text: number for number, text in enumerate(texts[:vocabulary])}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token=texts[0], eos_token=texts[1], pad_token=texts[2]
+    ).save_pretrained(directory)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.engine.rank.batch import Batch
-from ferrule.engine.rank.scheduler import Limits, Scheduler
+from ferrule.engine.rank.scheduler import BESIDE_ANSWERS, Limits, Scheduler
 from ferrule.engine.types import SamplingParams
 
 END = 0
@@ -181,3 +181,26 @@ def test_two_batches_share_the_sequences_so_that_two_stages_work() -> None:
     assert [s.sequence for s in first.spans] == [0, 1]
     assert [s.sequence for s in second.spans] == [2, 3]
     assert scheduler.next_batch() is None
+
+
+def test_answers_do_not_wait_for_many_tokens_of_prompts() -> None:
+    scheduler = Scheduler(Limits(512, 10_000, 8, 4096), frozenset({END}))
+    params = SamplingParams(max_tokens=50)
+    scheduler.add(1, [5] * 600, params)
+    first = scheduler.next_batch()
+    assert first is not None
+    assert [span.tokens for span in first.spans] == [512]  # nobody waits
+    scheduler.complete(first, [])
+    rest = scheduler.next_batch()
+    assert rest is not None
+    assert [span.tokens for span in rest.spans] == [88]
+    scheduler.complete(rest, [7])
+    scheduler.add(2, [5] * 100, params)
+    scheduler.add(3, [5] * 300, params)
+    mixed = scheduler.next_batch()
+    assert mixed is not None
+    assert [(span.sequence, span.tokens) for span in mixed.spans] == [(1, 1), (2, 100), (3, BESIDE_ANSWERS - 100)]
+    scheduler.complete(mixed, [7, 7])
+    following = scheduler.next_batch()
+    assert following is not None
+    assert [(span.sequence, span.tokens) for span in following.spans] == [(1, 1), (2, 1), (3, BESIDE_ANSWERS)]

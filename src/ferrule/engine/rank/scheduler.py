@@ -1,7 +1,8 @@
 """Which sequences run next. Pure bookkeeping: no clocks, no tensors, no I/O.
 
 Continuous batching: at every step each running sequence brings its next token, and what room is left in the batch is
-given to the prompts of new ones, in pieces where they are long. When the cache is full the youngest sequence gives
+given to the prompts of new ones, in pieces where they are long; answers in progress do not wait for more than a few
+prompt tokens at a time. When the cache is full the youngest sequence gives
 its room back and is computed again later from its tokens.
 """
 
@@ -26,6 +27,11 @@ class Limits:
     sequences: int
     context: int
     batches: int = 1
+
+
+BESIDE_ANSWERS = 128
+"""Prompt tokens of a batch that also brings the next tokens of answers: these wait for all of it. Products of so many
+rows are as quick by the token as those of more."""
 
 
 @dataclass
@@ -103,12 +109,15 @@ class Scheduler:
         spans: list[Span] = []
         tokens: list[int] = []
         share = -(-len(self.running) // self.limits.batches)  # so that every pipeline stage has a batch to work on
+        room = self.limits.batch_tokens
         for sequence in sorted(self.running, key=lambda s: s.step > 1):  # long prompts must not hold up answers
-            if len(spans) >= share or len(tokens) >= self.limits.batch_tokens:
+            if sequence.step > 1 and spans and spans[-1].tokens == 1:
+                room = min(room, len(tokens) + BESIDE_ANSWERS)
+            if len(spans) >= share or len(tokens) >= room:
                 break
             if sequence.pending or sequence not in self.running:  # the second: it was just preempted
                 continue
-            count = min(sequence.step, self.limits.batch_tokens - len(tokens))
+            count = min(sequence.step, room - len(tokens))
             if not self._make_room(sequence, count):
                 continue
             last = sequence.cached + count
