@@ -21,7 +21,9 @@ from ferrule.engine.rank.runner import choose_runner
 from ferrule.engine.rank.step.describe import Unfit
 from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
+from ferrule.engine.source import describe, read_config
 from ferrule.fabric import Group
+from ferrule.plan import BUILT_IN_ENGINE
 
 FAMILIES = (
     "llama",
@@ -42,6 +44,7 @@ FAMILIES = (
     "starcoder2",
 )
 
+QUICK = [(2, 1), (1, 2)]
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
@@ -77,7 +80,9 @@ def logits_of(directory: Path, tensor: int, pipeline: int, ids: list[int], weigh
     return logits
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(
+    "split", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in SPLITS]
+)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_equal_those_of_transformers(name: str, split: tuple[int, int], tmp_path: Path) -> None:
     directory = make(name, tmp_path)
@@ -109,11 +114,14 @@ def test_what_models_of_a_family_differ_in(name: str, changes: dict[str, Any], t
 
 
 def test_latent_attention_keeps_latents(tmp_path: Path) -> None:
-    runner, world = runner_of(make("deepseek_v3", tmp_path))
+    directory = make("deepseek_v3", tmp_path)
+    runner, world = runner_of(directory)
     world.close()
-    assert (
-        runner.cache_bytes_per_token(0) == 4 * (16 + 8 + 16) * 4
-    )  # layers, a latent with its turned part, and as value
+    layers, latent, turned = 4, 16, 8
+    assert runner.cache_bytes_per_token(0) == layers * (latent + turned + latent) * 4  # the latent is also the value
+    spec = describe(directory, read_config(directory))
+    policy = BUILT_IN_ENGINE.cache_of(spec)
+    assert sum(layer.cache_bytes(1, policy) for layer in spec.decoder) == runner.cache_bytes_per_token(0)
 
 
 def runner_of(directory: Path, dtype: str = "float32", threads: int = 1) -> tuple[StepRunner, Group]:
