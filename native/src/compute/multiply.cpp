@@ -52,6 +52,12 @@ std::int32_t zero_of(const MatrixLayout& layout) { return layout.codes == Codes:
 
 std::size_t width_of(Form form) { return form == Form::f32 ? 4 : form == Form::bf16 ? 2 : 1; }
 
+// Columns of activations for a matrix: whole spans.
+std::size_t whole_spans(const MatrixLayout& layout) { return (layout.padded_columns() + kSpan - 1) / kSpan * kSpan; }
+
+// Activations of a tile.
+std::size_t at_once(Form form) { return form == Form::int8 ? kernels().small.at_once : 1; }
+
 ProductFunction function_of(const MatrixLayout& layout, Form form) {
   switch (layout.codes) {
     case Codes::bf16:
@@ -110,9 +116,8 @@ const Activations& Multiplier::converted(const Want& want, const float* x, std::
   auto& to = *std::ranges::find_if(converted_, [](const Converted& each) { return !each.ready; });
   begin(to, want, count);
   tiles_.clear();
-  const std::size_t most = want.form == Form::int8 ? kernels().small.at_once : 1;
   for (std::size_t first = 0; first < count; first += tiles_.back().count) {
-    tiles_.push_back({first, tile_size(count - first, most)});
+    tiles_.push_back({first, tile_size(count - first, at_once(want.form))});
   }
   const auto some = [&](std::size_t from, std::size_t end) {
     for (std::size_t t = from; t < end; ++t) convert(to, tiles_[t].first, tiles_[t].count, x, stride, columns);
@@ -146,10 +151,9 @@ void Multiplier::multiply_each(std::span<const Factor> factors, std::span<const 
       const MatrixLayout& layout = factor.matrix.layout;
       FERRULE_ASSERT(factor.matrix.order == nullptr);
       const Form form = form_of(layout, precision);
-      begin(given, {form, zero_of(layout), (layout.padded_columns() + kSpan - 1) / kSpan * kSpan}, count);
-      const std::size_t most = form == Form::int8 ? kernels().small.at_once : 1;
+      begin(given, {form, zero_of(layout), whole_spans(layout)}, count);
       for (std::size_t at = 0; at < count;) {
-        const std::size_t some = tile_size(count - at, most);
+        const std::size_t some = tile_size(count - at, at_once(form));
         convert(given, at, some, x[f], stride, layout.columns);
         at += some;
       }
@@ -193,7 +197,7 @@ void Multiplier::multiply_together(std::span<const Factor> factors, const float*
   std::size_t padded = 0;
   for (const Factor& factor : factors) {
     FERRULE_ASSERT(factor.matrix.layout.columns == columns);
-    padded = std::max(padded, (factor.matrix.layout.padded_columns() + kSpan - 1) / kSpan * kSpan);
+    padded = std::max(padded, whole_spans(factor.matrix.layout));
   }
   for (std::size_t i = 0; i < factors.size(); ++i) {
     const PackedMatrix& matrix = factors[i].matrix;

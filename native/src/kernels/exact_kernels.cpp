@@ -39,12 +39,12 @@ inline void exact_quads(Numbers<kQuads...>, F (&sums)[kCount], const std::uint8_
 template <Codes kCodes, int kBits, int kCount>
 void exact_tile(const MatrixLayout& layout, const std::uint8_t* w, const Activations& x, std::size_t first, float* y,
                 std::size_t stride, const float* table) {
-  const std::size_t unit_bytes = layout.meta_bytes() + layout.unit() / kSpan * layout.span_bytes();
+  const std::size_t unit_bytes = layout.unit_bytes();
   const std::size_t per_unit = layout.scales_per_unit();
   const auto* values = static_cast<const float*>(x.values) + first * x.columns;
   F total[kCount];
   for (F& each : total) each = zero();
-  const std::size_t per_super = layout.nested() ? layout.units_per_super() : layout.groups();
+  const std::size_t per_super = layout.units_per_super();
   const std::uint8_t* super = w;
   for (std::size_t unit = 0; unit < layout.groups(); ++unit, w += unit_bytes) {
     if (unit % per_super == 0) {

@@ -28,8 +28,7 @@ std::size_t MatrixLayout::scale_bytes() const {
 
 std::size_t MatrixLayout::block_bytes() const {
   if (plain()) return padded_columns() * kBlockRows * (codes == Codes::f32 ? 4 : 2);
-  const std::size_t units = groups() * (meta_bytes() + unit() / kSpan * span_bytes());
-  return units + (nested() ? groups() / units_per_super() * super_bytes() : 0);
+  return groups() * unit_bytes() + groups() / units_per_super() * super_bytes();
 }
 
 const char* invalid(const MatrixLayout& layout) {

@@ -59,7 +59,9 @@ struct MatrixLayout {
   // What lies before the units of 256 columns with nested scales: by what scales and, if there are any, offsets are
   // multiplied.
   std::size_t super_bytes() const { return nested() ? 2 * kBlockRows * (offsets == Offsets::numbers ? 2 : 1) : 0; }
-  std::size_t units_per_super() const { return kSuper / unit(); }
+  // Units between two of these; all, where scales are not nested.
+  std::size_t units_per_super() const { return nested() ? kSuper / unit() : groups(); }
+  std::size_t unit_bytes() const { return meta_bytes() + unit() / kSpan * span_bytes(); }
   std::size_t span_bytes() const { return kBlockRows * kSpan * bits / 8; }
   std::size_t block_bytes() const;
   std::size_t bytes() const { return blocks() * block_bytes(); }

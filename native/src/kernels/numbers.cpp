@@ -83,19 +83,16 @@ void read_row(const PackedMatrix& matrix, std::size_t row, float* out) {
   }
   const std::size_t low = layout.bits == 3 ? 2 : layout.bits == 5 || layout.bits == 6 ? 4 : layout.bits;
   const std::size_t high = layout.bits - low;
-  const std::size_t unit_bytes = layout.meta_bytes() + layout.unit() / kSpan * layout.span_bytes();
-  // What is nested lies behind this, before the units of 256 columns.
-  const std::size_t super_bytes = layout.super_bytes() + (layout.nested() ? layout.units_per_super() * unit_bytes : 0);
+  const std::size_t unit_bytes = layout.unit_bytes();
+  const std::size_t per_super = layout.units_per_super();
   const auto number_at = [&](const std::uint8_t* place, const std::uint8_t* super) {
     if (!layout.nested()) return scale_at(layout.scale, place, lane);
     return scale_at(ScaleKind::f16, super, lane) * static_cast<float>(static_cast<std::int8_t>(place[lane]));
   };
   for (std::size_t k = 0; k < layout.columns; ++k) {
     const std::size_t count = k / layout.unit();
-    const std::uint8_t* const super = layout.nested() ? at + k / kSuper * super_bytes : at;
-    const std::uint8_t* const unit = layout.nested()
-                                         ? super + layout.super_bytes() + count % layout.units_per_super() * unit_bytes
-                                         : at + count * unit_bytes;
+    const std::uint8_t* const super = at + count / per_super * (layout.super_bytes() + per_super * unit_bytes);
+    const std::uint8_t* const unit = super + layout.super_bytes() + count % per_super * unit_bytes;
     const std::size_t within = k % layout.unit();
     const std::size_t which = layout.scales_per_unit() == 2 ? within / layout.group : 0;
     const std::uint8_t* const span = unit + layout.meta_bytes() + within / kSpan * layout.span_bytes();

@@ -19,7 +19,6 @@ constexpr int kMost = 12, kHalf = 4;
 #else
 constexpr int kMost = 4, kHalf = 2;
 #endif
-constexpr int kAlone = 1;  // blocks at a time with one activation
 
 // ---- activations
 
@@ -148,8 +147,8 @@ struct BFloat16 {
 constexpr bool kPairs = false;
 #endif
 
-// Calls tile(rows, count, block, first activation) for all blocks and activations: kMost activations at a time, and for
-// one alone kAlone blocks at a time.
+// Calls tile(rows, count, block, first activation) for all blocks and activations: kMost activations at a time. One
+// alone takes the blocks one by one, which reads memory best.
 template <class Tile>
 void for_tiles(std::size_t first, std::size_t last, std::size_t count, Tile&& tile) {
   const auto columns = [&]<int kRows>(Numbers<kRows> rows, std::size_t block) {
@@ -159,13 +158,10 @@ void for_tiles(std::size_t first, std::size_t last, std::size_t count, Tile&& ti
     for (; b < count; ++b) tile(rows, Numbers<1>{}, block, b);
   };
   std::size_t block = first;
-  if (count == 1) {
-    for (; block + kAlone <= last; block += kAlone) tile(Numbers<kAlone>{}, Numbers<1>{}, block, 0);
-    for (; block < last; ++block) tile(Numbers<1>{}, Numbers<1>{}, block, 0);
-    return;
-  }
 #if defined(__AVX512F__)  // registers for two blocks
-  for (; block + 2 <= last; block += 2) columns(Numbers<2>{}, block);
+  if (count > 1) {
+    for (; block + 2 <= last; block += 2) columns(Numbers<2>{}, block);
+  }
 #endif
   for (; block < last; ++block) columns(Numbers<1>{}, block);
 }

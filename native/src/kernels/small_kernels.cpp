@@ -118,7 +118,7 @@ inline void add_half(Quads quads, std::size_t which, F (&total)[kRows][kCount], 
 template <int kBits, bool kTable, bool kHalves, int kRows, int kCount>
 void small_tile(const MatrixLayout& layout, const std::uint8_t* w, std::size_t block, Tile x, float* const (&to)[kRows],
                 std::size_t stride, const Looked& looked) {
-  const std::size_t unit_bytes = layout.meta_bytes() + layout.unit() / kSpan * layout.span_bytes();
+  const std::size_t unit_bytes = layout.unit_bytes();
   const std::size_t spans = layout.unit() / kSpan;
   const std::size_t units = layout.groups();
   const std::size_t meta_bytes = layout.meta_bytes();
@@ -134,7 +134,7 @@ void small_tile(const MatrixLayout& layout, const std::uint8_t* w, std::size_t b
     x.sums += kSums * kCount;
   };
   const std::size_t super_bytes = layout.super_bytes();
-  const std::size_t per_super = layout.nested() ? layout.units_per_super() : units;
+  const std::size_t per_super = layout.units_per_super();
   const std::uint8_t* super = w;
   for (std::size_t unit = 0; unit < units; ++unit, w += unit_bytes) {
     if (unit % per_super == 0) {

@@ -14,7 +14,7 @@ from ferrule.model.layer import (
     Share,
     Weights,
 )
-from ferrule.model.read import config_fields, known_models, read_model, spec_of_tensors
+from ferrule.model.read import known_models, read_configuration, read_model, spec_of_tensors
 from ferrule.model.spec import ModelSpec
 from ferrule.model.split import HeadSplit, Range, part_of, split_heads
 
@@ -33,10 +33,10 @@ __all__ = [
     "Share",
     "Stored",
     "Weights",
-    "config_fields",
     "demo_path",
     "known_models",
     "part_of",
+    "read_configuration",
     "read_model",
     "spec_of_tensors",
     "split_heads",

@@ -198,8 +198,13 @@ PROGRAMS = frozenset(
         "gpt_oss",
         "gemma2",
         "gemma3_text",
+        "deepseek_v2",
+        "deepseek_v3",
+        "kimi_k2",
+        "glm4",
+        "glm4_moe",
+        "starcoder2",
     }
-    | {"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4", "glm4_moe", "starcoder2"}
 )
 """Families whose steps the built-in engine runs as native programs (engine/rank/step/families.py)."""
 

@@ -66,18 +66,25 @@ def read_model(model: str, *, weights: str | None = None, hub: Hub | None = None
     )
 
 
-def config_fields(model: str, *, hub: Hub | None = None) -> dict[str, Any] | None:
-    """The parsed ``config.json`` of a known model, or of one that the hub has; None where its files are here."""
+def read_configuration(model: str, *, hub: Hub | None = None) -> Path | dict[str, Any]:
+    """The directory or GGUF file of ``model``, found as `read_model` finds it; of a model whose files are not here, and
+    of a ``config.json`` given by itself, the parsed configuration. Raises `ModelError` where there is none."""
+    path = demo_path() if model == "demo" else Path(model).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    told: dict[str, Any]
+    if path.is_file():
+        told = read_json(path)
+        return told
     known = known_models().get(model.lower())
     if known is not None:
-        fields: dict[str, Any] = json.loads(known.read_text())["config"]
-        return fields
-    if Path(model).expanduser().exists() or not HUB_ID.fullmatch(model):
-        return None
+        told = json.loads(known.read_text())["config"]
+        return told
     reader = hub or Hub.from_environment()
-    if reader.downloaded(model) is not None:
-        return None
-    told: dict[str, Any] = _hub_config(model, reader)
+    downloaded = reader.downloaded(model)
+    if downloaded is not None:
+        return downloaded
+    told = _hub_config(model, reader)
     return told
 
 

@@ -11,7 +11,7 @@ from tiny_models import CONFIGS, COUNTED, make
 
 from ferrule.engine.rank.step.explain import StepText, explain_step
 from ferrule.engine.source import config_of, read_config
-from ferrule.model import config_fields, read_model
+from ferrule.model import Hub, read_configuration, read_model
 from ferrule.model.family import PROGRAMS
 from ferrule.model.program import OUTER_OPERATIONS
 from ferrule.plan import make_plan
@@ -77,11 +77,27 @@ def test_families_without_programs_say_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2", "gpt-oss-120b", "llama-3.1-8b"])
 def test_models_that_are_not_here_are_told_from_their_configuration(name: str) -> None:
-    fields = config_fields(name)
-    assert fields is not None
+    fields = read_configuration(name)
+    assert isinstance(fields, dict)
     shown = explain_step(config_of(fields, name), make_plan(read_model(name)).shards[0])
     assert shown.unfit is None
     spec = read_model(name)
     assert shown.operations == sum(layer.program_operations or 0 for layer in spec.decoder) + OUTER_OPERATIONS
     read = sum(layer.active_parameters for layer in spec.decoder) + spec.head.parameters + spec.final.parameters
     assert abs(shown.numbers - read) < 0.01 * read
+
+
+def test_a_configuration_is_found_where_the_model_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = make("qwen3", tmp_path / "llama-3.1-8b")  # a directory goes before a known model of its name
+    assert read_configuration("llama-3.1-8b") == Path("llama-3.1-8b")
+    told = read_configuration(str(here / "config.json"))
+    assert isinstance(told, dict)
+    assert explain_step(config_of(told, "it"), make_plan(read_model(str(here))).shards[0]).unfit is None
+    place = tmp_path / "hub" / "models--owner--name"
+    revision = "0" * 40
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text(revision)
+    downloaded = make("qwen3", place / "snapshots" / revision)
+    hub = Hub("http://127.0.0.1:9", downloads=tmp_path / "hub")
+    assert read_configuration("owner/name", hub=hub) == downloaded

@@ -12,7 +12,7 @@ from rich.text import Text
 from ferrule.cli.extras import needs
 from ferrule.cli.output import new_table
 from ferrule.errors import ConfigError
-from ferrule.model import config_fields, demo_path
+from ferrule.model import read_configuration
 from ferrule.plan import BUILT_IN_ENGINE, Plan, Runtime
 
 if TYPE_CHECKING:
@@ -34,11 +34,8 @@ def steps_of(model: str, plan: Plan) -> list[StepText]:
         from ferrule.engine.rank.step.explain import explain_step
         from ferrule.engine.source import config_of, read_config
 
-        fields = config_fields(model)
-        if fields is not None:
-            config = config_of(fields, model)
-        else:
-            config = read_config(demo_path() if model == "demo" else Path(model).expanduser())
+        found = read_configuration(model)
+        config = read_config(found) if isinstance(found, Path) else config_of(found, model)
         return [explain_step(config, shard) for shard in plan.shards if shard.part == 0]
 
 

@@ -2,8 +2,8 @@
 
 Continuous batching: at every step each running sequence brings its next token, and what room is left in the batch is
 given to the prompts of new ones, in pieces where they are long; answers in progress do not wait for more than a few
-prompt tokens at a time. When the cache is full the youngest sequence gives
-its room back and is computed again later from its tokens.
+prompt tokens at a time. When the cache is full the youngest sequence gives its room back and is computed again later
+from its tokens.
 """
 
 from __future__ import annotations
