@@ -42,16 +42,15 @@ class Channel:
     """One peer's pipe. A group takes it over."""
 
     @staticmethod
-    def tcp(rank: int, peer: int, fd: int, epoch: int) -> Channel: ...
+    def tcp(rank: int, peer: int, fds: list[int], epoch: int, best: int = 0) -> Channel:
+        """``fds``: a connected socket per rail, -1 for one that is missing yet; both ends number them alike. ``best``:
+        the rail for small messages."""
     @staticmethod
     def shm(
         rank: int, peer: int, fd: int, epoch: int, segment: Segment, stream: int, mine: int, theirs: int
     ) -> Channel: ...
     @staticmethod
     def verbs(rank: int, peer: int, fd: int, epoch: int, endpoint: VerbsEndpoint) -> Channel: ...
-    @staticmethod
-    def rails(rank: int, peer: int, epoch: int, fds: list[int], best: int, stall_seconds: float) -> Channel:
-        """``fds``: a connected socket per rail, -1 for one that is missing yet; both ends number them alike."""
     @property
     def transport(self) -> str: ...
 
@@ -161,8 +160,9 @@ class Group:
     def barrier(self, timeout: float, /) -> int: ...
     def add_rail(self, stream: int, peer: int, rail: int, fd: int) -> int:
         """Put a fresh socket in the place of a rail. INVALID: the group is closed, and ``fd`` stays the caller's."""
-    def rails(self, stream: int, peer: int) -> list[tuple[bool, int, int, int]]:
-        """Per rail: whether it lives, bytes sent, bytes received, how often it died. Empty: no channel of rails."""
+    def rails(self, stream: int, peer: int) -> list[tuple[bool, int, int, int, bool]]:
+        """Per rail: whether it lives, bytes sent, bytes received, how often it died, and whether it lives but nothing
+        gets through. Empty: no channel of rails."""
     def time(
         self, name: str, source: int, out: int, count: int, dtype: int, samples: int, timeout: float, /
     ) -> list[float]: ...

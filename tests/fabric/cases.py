@@ -6,6 +6,7 @@ Several cases follow each other in one group: a process takes longer to start th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -466,7 +467,10 @@ def sockets(group: Group, arguments: dict[str, Any]) -> None:
 
 
 def rails(group: Group, arguments: dict[str, Any]) -> None:
-    """Rank 0 cuts one of its sockets: results stay right, and the rail comes back, also in a group made meanwhile."""
+    """Rank 0 cuts one of its sockets: results stay right, and the rail comes back, also in a group made meanwhile.
+
+    ``reset``: as a kernel does that knows nothing of the connection; else it ends in order.
+    """
 
     def alive(one: Group) -> list[bool]:
         return [state[0] for stream in (0,) for state in one._core.native.rails(stream, 1 - one.rank)]
@@ -482,7 +486,12 @@ def rails(group: Group, arguments: dict[str, Any]) -> None:
         for fd in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(fd.name))) as sock:
                 if sock.family == socket.AF_INET and "{}:{}".format(*sock.getpeername()) == remote:
-                    sock.shutdown(socket.SHUT_RDWR)
+                    if arguments.get("reset"):
+                        nowhere = bytes(16)  # an address of AF_UNSPEC
+                        assert ctypes.CDLL(None).connect(sock.fileno(), nowhere, len(nowhere)) == 0
+                    else:
+                        sock.shutdown(socket.SHUT_RDWR)
+                    break
     total()
     split = group.split(0)
     assert split is not None

@@ -34,7 +34,7 @@ def thread_groups(
         for a in range(size):
             for b in range(a + 1, size):
                 for rank, peer, sock in zip((a, b), (b, a), socket.socketpair(), strict=True):
-                    stream[rank][peer] = _native.Channel.tcp(rank, peer, sock.detach(), epoch)
+                    stream[rank][peer] = _native.Channel.tcp(rank, peer, [sock.detach()], epoch)
     groups = []
     for rank in range(size):
         native = _native.Group(

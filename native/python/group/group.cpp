@@ -205,11 +205,11 @@ class PyGroup {
     const nb::gil_scoped_release release;
     return static_cast<int>(group_->add_rail(stream, peer, rail, fd));
   }
-  std::vector<std::tuple<bool, std::uint64_t, std::uint64_t, std::uint32_t>> rails(int stream, int peer) const {
+  std::vector<std::tuple<bool, std::uint64_t, std::uint64_t, std::uint32_t, bool>> rails(int stream, int peer) const {
     const nb::gil_scoped_release release;
-    std::vector<std::tuple<bool, std::uint64_t, std::uint64_t, std::uint32_t>> states;
+    std::vector<std::tuple<bool, std::uint64_t, std::uint64_t, std::uint32_t, bool>> states;
     for (const RailState& one : group_->rails(stream, peer)) {
-      states.emplace_back(one.alive, one.bytes_sent, one.bytes_received, one.deaths);
+      states.emplace_back(one.alive, one.bytes_sent, one.bytes_received, one.deaths, one.stalled);
     }
     return states;
   }

@@ -5,7 +5,6 @@
 
 #include "python/transports/verbs.h"
 #include "transports/shm/shm_channel.h"
-#include "transports/tcp/rail_channel.h"
 #include "transports/tcp/tcp_channel.h"
 #include "transports/verbs/verbs_channel.h"
 
@@ -30,10 +29,6 @@ PySegment open(const std::string& place, const nb::bytes& token, int ranks) {
   return PySegment(without_lock([&] { return Segment::open(place, bytes, ranks); }));
 }
 
-PyChannel tcp(int rank, int peer, int fd, std::uint64_t epoch) {
-  return PyChannel(std::make_unique<TcpChannel>(Ends{rank, peer, fd, epoch}));
-}
-
 PyChannel shm(int rank, int peer, int fd, std::uint64_t epoch, const PySegment& segment, int stream, int mine,
               int theirs) {
   if (stream < 0 || stream >= kStreams) throw nb::value_error("there is no such stream");
@@ -48,11 +43,9 @@ PyChannel verbs(int rank, int peer, int fd, std::uint64_t epoch, PyVerbsEndpoint
   return channel;
 }
 
-PyChannel rails(int rank, int peer, std::uint64_t epoch, const std::vector<int>& fds, int best, double stall_seconds) {
-  if (best < 0 || static_cast<std::size_t>(best) >= fds.size() || !(stall_seconds > 0)) {
-    throw nb::value_error("best is one of the rails, and stall_seconds is positive");
-  }
-  return PyChannel(std::make_unique<RailChannel>(Ends{rank, peer, -1, epoch}, fds, best, seconds(stall_seconds)));
+PyChannel tcp(int rank, int peer, const std::vector<int>& fds, std::uint64_t epoch, int best) {
+  if (best < 0 || static_cast<std::size_t>(best) >= fds.size()) throw nb::value_error("best is one of the rails");
+  return PyChannel(std::make_unique<TcpChannel>(Ends{rank, peer, -1, epoch}, fds, best));
 }
 
 }  // namespace
@@ -69,10 +62,9 @@ void bind_channels(nb::module_& module) {
       .def("close", &PySegment::close);
 
   nb::class_<PyChannel>(module, "Channel")
-      .def_static("tcp", &tcp, "rank"_a, "peer"_a, "fd"_a, "epoch"_a)
+      .def_static("tcp", &tcp, "rank"_a, "peer"_a, "fds"_a, "epoch"_a, "best"_a = 0)
       .def_static("shm", &shm, "rank"_a, "peer"_a, "fd"_a, "epoch"_a, "segment"_a, "stream"_a, "mine"_a, "theirs"_a)
       .def_static("verbs", &verbs, "rank"_a, "peer"_a, "fd"_a, "epoch"_a, "endpoint"_a)
-      .def_static("rails", &rails, "rank"_a, "peer"_a, "epoch"_a, "fds"_a, "best"_a, "stall_seconds"_a)
       .def_prop_ro("transport",
                    [](const PyChannel& channel) { return std::string(channel ? channel.get().transport() : ""); });
 }

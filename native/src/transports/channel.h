@@ -1,7 +1,7 @@
 // Channel: an ordered, non-blocking, bidirectional byte pipe to one peer; the interface of every transport.
 //
-// There is a subclass per transport (shm, tcp, verbs), and one that
-// stripes over several rails. The collectives above see only this interface, and sleep on what add_polls says.
+// There is a subclass per transport (shm, tcp, verbs). The collectives above see only this interface, and sleep on what
+// add_polls says.
 //
 // A channel belongs to one stream of a group and is driven by one thread at a time. Only shut_down, add_rail and rails
 // may come from another thread. Where a channel owns a stream socket to its peer, whatever carries its data, the
@@ -49,6 +49,7 @@ struct RailState {
   std::uint64_t bytes_sent;
   std::uint64_t bytes_received;
   std::uint32_t deaths;
+  bool stalled;  // it has a socket, by which nothing gets through
 };
 
 class Channel {
@@ -80,7 +81,7 @@ class Channel {
   virtual void maintain() {}
   virtual const char* transport() const = 0;
 
-  // For a channel that stripes over rails, from any thread: hand it a fresh socket in the place of a rail that ended
+  // For a channel that consists of rails, from any thread: hand it a fresh socket in the place of a rail that ended
   // (false: there is no such rail, and the socket stays the caller's), and how its rails are.
   virtual bool add_rail(int /*rail*/, int /*fd*/) { return false; }
   virtual std::vector<RailState> rails() const { return {}; }

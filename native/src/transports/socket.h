@@ -17,6 +17,13 @@ constexpr int kNoSignal = 0;  // macOS: refuse_signals
 // A write that neither waits nor raises a signal.
 constexpr int kSendFlags = MSG_DONTWAIT | kNoSignal;
 
+// More follows at once, so nothing is gained by sending this in a packet of its own.
+#ifdef MSG_MORE
+constexpr int kMore = MSG_MORE;
+#else
+constexpr int kMore = 0;
+#endif
+
 // Some kinds of sockets have no such option, and need none.
 inline void set_option(int fd, int level, int option, int value) {
   (void)::setsockopt(fd, level, option, &value, sizeof value);

@@ -22,6 +22,13 @@ def test_a_pair_has_as_many_rails_as_are_asked_for_and_loses_none_for_long() -> 
         assert report["split"] == [True] * 3
 
 
+def test_the_only_rail_of_a_pair_is_reset_and_comes_back() -> None:
+    for report in run("rails", 2, transport="tcp", arguments={"reset": True}):
+        assert len(report["numbers"]) == 1
+        assert report["deaths"] >= 1
+        assert report["split"] == [True]
+
+
 def test_ranks_that_share_memory_need_no_rails() -> None:
     for report in run("rails", 2, env={"FERRULE_RAILS": "3"}):
         assert report["text"].count("shared memory") == 1

@@ -12,7 +12,7 @@ from ferrule import _native
 def test_ranks_on_one_segment_need_its_channels() -> None:
     segment = _native.Segment.create(bytes(16), 2)
     pairs = [socket.socketpair() for _ in range(2)]
-    channels = [[None, _native.Channel.tcp(0, 1, mine.detach(), 7)] for mine, _ in pairs]
+    channels = [[None, _native.Channel.tcp(0, 1, [mine.detach()], 7)] for mine, _ in pairs]
     with pytest.raises(ValueError, match="rank 1 is on this rank's segment, but is joined by tcp"):
         _native.Group(0, 7, *channels, segment, [0, 1], 0.0, 0.0)
     for _, theirs in pairs:

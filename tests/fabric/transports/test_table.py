@@ -19,7 +19,7 @@ from ferrule.config import TRANSPORT_CHOICES, FabricSettings, TransportChoice
 from ferrule.fabric.describe import RailInfo
 from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.hosts import RankHost
-from ferrule.fabric.join.mesh import Mesh
+from ferrule.fabric.join.mesh import Live, Mesh
 from ferrule.fabric.routing.calibration import Measured
 from ferrule.fabric.transports import table
 from ferrule.fabric.transports.protocol import PeerConnections, Session
@@ -66,7 +66,7 @@ class LoopSession(Session):
 
     def channel(self, stream: int, to: PeerConnections) -> _native.Channel:
         socket.close(to.take_one(stream))
-        return _native.Channel.tcp(to.rank, to.peer, self._ends[to.peer][stream], to.epoch)
+        return _native.Channel.tcp(to.rank, to.peer, [self._ends[to.peer][stream]], to.epoch)
 
     def describe(self, to: PeerConnections) -> tuple[str, tuple[RailInfo, ...]]:
         return "socket pair", ()
@@ -82,7 +82,7 @@ class LoopTransport:
     def session(self, rank: int, hosts: Sequence[RankHost], deadline: Deadline) -> Session:
         return LoopSession(rank, hosts)
 
-    def repair(self, mesh: Mesh) -> Callable[[], None] | None:
+    def repair(self, mesh: Mesh, first: Live) -> Callable[[], None] | None:
         return None
 
 

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "fuzz/fuzz_input.h"
@@ -44,6 +45,22 @@ void plausible_header(Input& input, const Operation& operation, std::vector<std:
   into.insert(into.end(), bytes, bytes + sizeof bytes);
 }
 
+// The stream as a rail carries it: in one frame or two.
+std::vector<std::uint8_t> framed(const std::vector<std::uint8_t>& stream, std::size_t cut) {
+  std::vector<std::uint8_t> out;
+  for (std::size_t at = 0; at < stream.size();) {
+    ferrule::FrameHeader header;
+    header.offset = at;
+    header.length = static_cast<std::uint32_t>(at == 0 && cut != 0 ? std::min(cut, stream.size()) : stream.size() - at);
+    const auto* const bytes = reinterpret_cast<const std::uint8_t*>(&header);
+    out.insert(out.end(), bytes, bytes + sizeof header);
+    const auto from = stream.begin() + static_cast<std::ptrdiff_t>(at);
+    out.insert(out.end(), from, from + header.length);
+    at += header.length;
+  }
+  return out;
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -70,7 +87,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (int peer = 1; peer < ranks; ++peer) {
       int pair[2];
       if (::socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) std::abort();
-      stream.push_back(std::make_unique<ferrule::TcpChannel>(ferrule::Ends{0, peer, pair[0], kEpoch}));
+      stream.push_back(std::make_unique<ferrule::TcpChannel>(ferrule::Ends{0, peer, -1, kEpoch}, std::span(pair, 1)));
       peers.push_back(pair[1]);
     }
   }
@@ -83,6 +100,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::vector<std::uint8_t> stream;
     if (input.byte() % 4 != 0) plausible_header(input, operation, stream);
     for (std::size_t n = input.byte(); n > 0; --n) stream.push_back(input.byte());
+    if (input.byte() % 8 != 0) stream = framed(stream, input.byte());
     if (::send(peer, stream.data(), stream.size(), MSG_NOSIGNAL | MSG_DONTWAIT) < 0) std::abort();
     ::shutdown(peer, SHUT_WR);
   }

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "fuzz/fuzz_input.h"
-#include "transports/tcp/rail_channel.h"
+#include "transports/tcp/tcp_channel.h"
 
 namespace {
 
@@ -55,7 +55,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   const std::array<int, 2> mine{pairs[0][0], pairs[1][0]};
   {
-    RailChannel channel({0, 1, -1, 7}, mine, 0, std::chrono::seconds(1));
+    TcpChannel channel({0, 1, -1, 7}, mine, 0, std::chrono::seconds(1));
     std::vector<std::byte> into;
     std::size_t filled = 0;
     std::uint64_t taken = 0;

@@ -170,12 +170,13 @@ std::unique_ptr<Group> make_group(int rank, const std::vector<int> (&fds)[2], st
   for (std::size_t stream = 0; stream < options.channels.size(); ++stream) {
     for (int peer = 0; peer < size; ++peer) {
       auto& made = options.channels[stream].emplace_back();
-      const ferrule::Ends ends{rank, peer, fds[stream][static_cast<std::size_t>(peer)], 4711};
+      const int fd = fds[stream][static_cast<std::size_t>(peer)];
       if (peer == rank) continue;
       if (segment == nullptr) {
-        made = std::make_unique<ferrule::TcpChannel>(ends);
+        made = std::make_unique<ferrule::TcpChannel>(ferrule::Ends{rank, peer, -1, 4711}, std::span(&fd, 1));
       } else {
-        made = std::make_unique<ferrule::ShmChannel>(ends, *segment, static_cast<ferrule::Stream>(stream), rank, peer);
+        made = std::make_unique<ferrule::ShmChannel>(ferrule::Ends{rank, peer, fd, 4711}, *segment,
+                                                     static_cast<ferrule::Stream>(stream), rank, peer);
       }
     }
     if (segment != nullptr && stream == 0) {

@@ -12,7 +12,7 @@
 
 #include "group/group.h"
 #include "transports/rail_wires.h"
-#include "transports/tcp/rail_channel.h"
+#include "transports/tcp/tcp_channel.h"
 
 namespace {
 
@@ -105,8 +105,8 @@ class Pair {
         auto& channels = options.channels[static_cast<std::size_t>(stream)];
         channels.resize(2);
         channels[static_cast<std::size_t>(1 - rank)] =
-            std::make_unique<ferrule::RailChannel>(ferrule::Ends{rank, 1 - rank, -1, kEpoch}, mine, 0,
-                                                   std::chrono::duration_cast<ferrule::Clock::duration>(stall));
+            std::make_unique<ferrule::TcpChannel>(ferrule::Ends{rank, 1 - rank, -1, kEpoch}, mine, 0,
+                                                  std::chrono::duration_cast<ferrule::Clock::duration>(stall));
       }
       options.rank = rank;
       options.epoch = kEpoch;
@@ -179,6 +179,57 @@ std::size_t some_count(std::mt19937& random) {
   return random() % kLimits[random() % std::size(kLimits)];
 }
 
+void expect_end(const Pair& pair, Status status, const char* words) {
+  std::vector<std::uint32_t> data(10);
+  require(run(pair, 1, Op::recv, data) == status, "a wait ends with its cause");
+  const std::string message = pair.groups[1]->failure().message;
+  require(message.find(words) != std::string::npos, message.c_str());
+}
+
+void operate_until(const Pair& pair, int rank, unsigned seed, int operations, const std::function<bool()>& enough) {
+  std::mt19937 random(seed + 1);
+  for (int number = 0;; ++number) {
+    const int stream = static_cast<int>(random() % kStreams);
+    operate(pair, rank, stream, number, some_count(random));
+    std::vector<std::uint32_t> more(1, enough() ? 0 : 1);  // both must agree when to stop
+    expect_ok(pair, rank, run(pair, rank, Op::all_reduce, more));
+    if (number >= operations && more[0] == 0) break;
+  }
+}
+
+// The only rail is reset, cut or taken away while it works: a fresh socket goes on where it was.
+void lone(int harms, unsigned seed) {
+  Pair pair(1, Seconds(30));
+  std::atomic<int> harmed{0};
+  std::thread villain([&] {
+    std::mt19937 random(seed);
+    for (; harmed < harms; ++harmed) {
+      const int stream = static_cast<int>(random() % kStreams);
+      const std::uint32_t before[] = {pair.deaths(0, stream), pair.deaths(1, stream)};
+      const std::uint64_t when = pair.sent(0, stream) + random() % 3000000;
+      wait_for([&] { return pair.sent(0, stream) >= when; }, "traffic goes on");
+      const std::uint32_t kind = random() % 3;
+      if (kind == 0) pair.wires[stream][0]->cut();
+      if (kind == 1) {
+        pair.wires[stream][0]->reset();
+        const auto died = [&](int rank) { return pair.deaths(rank, stream) > before[rank]; };
+        wait_for([&] { return died(0) && died(1); }, "both see that a rail was reset");
+      }
+      pair.replace(stream, 0);
+    }
+  });
+  both([&](int rank) { operate_until(pair, rank, seed, 60, [&] { return harmed >= harms; }); });
+  villain.join();
+}
+
+// Nothing takes its place.
+void lone_is_lost() {
+  Pair pair(1);
+  std::thread waiting([&] { expect_end(pair, Status::peer_lost, "died or was cut off"); });
+  pair.wires[1][0]->reset();
+  waiting.join();
+}
+
 enum class Fault { finish, reset, cut, cut_one_way, replaced };
 
 // Ranks work while one rail after another is harmed in the middle of their traffic, and comes back.
@@ -218,16 +269,7 @@ void faults(int operations, int harms, unsigned seed) {
       pair.replace(stream, rail);
     }
   });
-  both([&](int rank) {
-    std::mt19937 random(seed + 1);
-    for (int number = 0;; ++number) {
-      const int stream = static_cast<int>(random() % kStreams);
-      operate(pair, rank, stream, number, some_count(random));
-      std::vector<std::uint32_t> more(1, harmed < harms ? 1 : 0);  // both must agree when to stop
-      expect_ok(pair, rank, run(pair, rank, Op::all_reduce, more));
-      if (number >= operations && more[0] == 0) break;
-    }
-  });
+  both([&](int rank) { operate_until(pair, rank, seed, operations, [&] { return harmed >= harms; }); });
   villain.join();
 }
 
@@ -265,7 +307,7 @@ void unread() {
   Wire wires[2];
   const int fds[] = {wires[0].ends[0], wires[1].ends[0]};
   const auto stall = std::chrono::milliseconds(50);
-  ferrule::RailChannel channel({0, 1, -1, kEpoch}, fds, 0, stall);
+  ferrule::TcpChannel channel({0, 1, -1, kEpoch}, fds, 0, stall);
   const std::vector<std::byte> much(64 << 20);
   std::size_t sent = 0;
   const auto until = TestClock::now() + 10 * stall;
@@ -287,8 +329,8 @@ void cut_while_shut() {
   Wire wires[2];
   const auto stall = std::chrono::milliseconds(50);
   const int fds[2][2] = {{wires[0].ends[0], wires[1].ends[0]}, {wires[0].ends[1], wires[1].ends[1]}};
-  ferrule::RailChannel from({0, 1, -1, kEpoch}, fds[0], 0, stall);
-  ferrule::RailChannel to({1, 0, -1, kEpoch}, fds[1], 0, stall);
+  ferrule::TcpChannel from({0, 1, -1, kEpoch}, fds[0], 0, stall);
+  ferrule::TcpChannel to({1, 0, -1, kEpoch}, fds[1], 0, stall);
   std::vector<std::byte> data(6 << 20);
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 31 / 7);
   std::size_t sent = 0;
@@ -336,13 +378,6 @@ void close_after_send(bool cut) {
   require(run(pair, 1, Op::recv, data[0]) == Status::peer_lost, "a closed group sends no more");
   const std::string message = pair.groups[1]->failure().message;
   require(message.find("closed the group") != std::string::npos, message.c_str());
-}
-
-void expect_end(const Pair& pair, Status status, const char* words) {
-  std::vector<std::uint32_t> data(10);
-  require(run(pair, 1, Op::recv, data) == status, "a wait ends with its cause");
-  const std::string message = pair.groups[1]->failure().message;
-  require(message.find(words) != std::string::npos, message.c_str());
 }
 
 void abort_tells_why() {
@@ -421,6 +456,8 @@ int main(int argc, char** argv) {
   garbage();
   no_such_rail();
   unequal();
+  lone_is_lost();
+  lone(harms, seed);
   faults(100, harms, seed);
   require(open_descriptors() == before, "every descriptor is closed");
   std::puts("ok");

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "testing.h"
+#include "transports/tcp/rail.h"
 #include "transports/tcp/tcp_channel.h"
 
 using namespace ferrule;
@@ -86,28 +87,77 @@ void loopback_copies_and_says_so() {
   ::close(other);
 }
 
-// The memory is the channel's until the kernel gave its word, and poll() does not take that word for a failure.
-void channel_holds_memory_until_the_word() {
+// A long frame in the caller's memory goes without a copy, a copied one does not; the header never does.
+void rail_asks_for_it() {
   const auto [one, other] = tcp_pair();
-  TcpChannel channel({0, 1, one, 7});
-  channel.may_hold_memory();
-  const std::vector<std::byte> data(std::size_t{4} << 20, std::byte{5});
+  Rail rail(0, true);
+  rail.may_hold_memory();
+  rail.open(one);
+  const std::vector<std::byte> data(ZeroCopy::kLeastBytes, std::byte{5});
+  std::thread reader([&, from = other] { read_all(from, 2 * (sizeof(FrameHeader) + data.size())); });
+  Outbound outbound;
+  const ConstBytes parts[] = {data};
+  FrameHeader header;
+  header.length = static_cast<std::uint32_t>(data.size());
+  const auto write = [&](const OutFrame& frame) {
+    Rail::Io io = rail.write(header, {frame.data, frame.size}, &frame);
+    CHECK(testing::soon([&] { return (io = rail.flush()) == Rail::Io::done; }));
+  };
+  write(outbound.copy(parts, data.size()));
+  CHECK(!rail.awaits_word());
+  ZeroCopy here(other);
+  here.enable();
+  write(outbound.refer(data));
+  CHECK(rail.awaits_word() == here.enabled());
+  CHECK(testing::soon([&] { return !rail.holds_memory(); }));
+  reader.join();
+  ::close(other);
+}
+
+// The memory is the channel's until the peer has what was sent and the kernel gave its word, and poll() does not take
+// that word for a failure.
+void channel_holds_memory_until_the_word(std::size_t rails) {
+  std::vector<int> fds[2];
+  for (std::size_t i = 0; i < rails; ++i) {
+    const auto [one, other] = tcp_pair();
+    fds[0].push_back(one);
+    fds[1].push_back(other);
+  }
+  TcpChannel from({0, 1, -1, 7}, fds[0]);
+  from.may_hold_memory();
+  std::vector<std::byte> data(std::size_t{20} << 20);
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 31 / 7);
+  std::vector<std::byte> got(data.size());
+  std::thread reader([&] {
+    TcpChannel to({1, 0, -1, 7}, fds[1]);
+    std::size_t received = 0;
+    CHECK(testing::soon([&] {
+      while (const std::size_t n = to.try_recv(Bytes(got).subspan(received))) received += n;
+      return received == got.size();
+    }));
+    CHECK(testing::soon([&] {
+      to.maintain();
+      return to.gone();
+    }));
+  });
   std::size_t sent = 0;
-  std::thread reader([&, from = other] { read_all(from, data.size()); });
   CHECK(testing::soon([&] {
     const ConstBytes part[] = {ConstBytes(data).subspan(sent)};
-    sent += channel.try_send(part);
+    sent += from.try_send(part);
     return sent == data.size();
   }));
   CHECK(testing::soon([&] {
     std::vector<pollfd> polls;
-    channel.add_polls({true, false}, polls);
+    from.add_polls({true, false}, polls);
     CHECK(::poll(polls.data(), polls.size(), 0) >= 0);
-    if (polls[0].revents != 0) channel.on_poll(polls[0]);
-    return !channel.holds_callers_memory();
+    for (const pollfd& poll : polls) {
+      if (poll.revents != 0) from.on_poll(poll);
+    }
+    return !from.holds_callers_memory();
   }));
+  from.shut_down();
   reader.join();
-  ::close(other);
+  CHECK(got == data);
 }
 
 }  // namespace
@@ -115,6 +165,8 @@ void channel_holds_memory_until_the_word() {
 int main() {
   unix_sockets_have_none();
   loopback_copies_and_says_so();
-  channel_holds_memory_until_the_word();
+  rail_asks_for_it();
+  channel_holds_memory_until_the_word(1);
+  channel_holds_memory_until_the_word(3);
   std::puts("zero_copy: ok");
 }

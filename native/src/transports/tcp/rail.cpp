@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 
 #include "assertions.h"
 #include "transports/socket.h"
@@ -34,22 +35,24 @@ void add(std::atomic<std::uint64_t>& counter, std::uint64_t n) {
 void Rail::open(int fd) {
   FERRULE_ASSERT(fd_ < 0 && fd >= 0);
   fd_ = fd;
-  error_ = 0;
+  error_ = write_error_ = 0;
   sockaddr_storage address{};
   socklen_t size = sizeof address;
   tcp_ = ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
          (address.ss_family == AF_INET || address.ss_family == AF_INET6);
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
 #ifdef TCP_NOTSENT_LOWAT
-  set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
+  if (!alone_) set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
 #endif
   refuse_signals(fd);
+  zero_copy_.emplace(fd);
+  if (may_hold_memory_) zero_copy_->enable();
   inbox_.resize(kInboxBytes);
   unread = {};
   reader = {};
   busy_ = false;
   parked = false;
-  state_ = State::well;
+  become(State::well);
   total_written_ = arrived_ = total_read_ = read_before_ = 0;
   unanswered_ = waits_ = false;
   moved_at_ = {};
@@ -69,19 +72,20 @@ void Rail::close(bool reset) {
   }
   ::close(fd_);
   fd_ = -1;
+  zero_copy_.reset();  // nothing that it still sends is looked at
   busy_ = false;
-  state_ = reset ? State::given_up : State::absent;
+  become(reset ? State::given_up : State::absent);
 }
 
 void Rail::suspect(Clock::time_point now) {
-  FERRULE_ASSERT(state_ == State::well);
-  state_ = State::suspect;
+  FERRULE_ASSERT(state() == State::well);
+  become(State::suspect);
   suspect_since_ = now;
 }
 
 void Rail::blame(Clock::time_point now) {
-  FERRULE_ASSERT(state_ == State::suspect);
-  state_ = State::blamed;
+  FERRULE_ASSERT(state() == State::suspect);
+  become(State::blamed);
   blamed_since_ = now;
 }
 
@@ -97,40 +101,70 @@ Rail::Io Rail::write(const FrameHeader& header, ConstBytes payload, const OutFra
 
 Rail::Io Rail::flush() {
   while (busy_) {
-    iovec vectors[2];
-    std::size_t count = 0;
-    std::size_t skip = written_;
-    if (skip < sizeof header_) {
-      vectors[count++] = {reinterpret_cast<std::byte*>(&header_) + skip, sizeof header_ - skip};
-      skip = 0;
-    } else {
-      skip -= sizeof header_;
-    }
-    if (skip < payload_.size()) {
-      vectors[count++] = {const_cast<std::byte*>(payload_.data()) + skip, payload_.size() - skip};
-    }
-    msghdr message{};
-    message.msg_iov = vectors;
-    message.msg_iovlen = count;
-    const ssize_t n = ::sendmsg(fd_, &message, kSendFlags);
+    const ssize_t n = send_some();
     if (n < 0) {
       if (would_block(errno)) return Io::blocked;
-      error_ = errno;
+      error_ = write_error_ = errno;
       return Io::ended;
     }
     written_ += static_cast<std::size_t>(n);
     FERRULE_ASSERT(written_ <= sizeof header_ + payload_.size());
     total_written_ += static_cast<std::uint64_t>(n);
     add(bytes_sent, static_cast<std::uint64_t>(n));
-    if (written_ != sizeof header_ + payload_.size()) return Io::blocked;
-    busy_ = false;
+    busy_ = written_ != sizeof header_ + payload_.size();
   }
   return Io::done;
 }
 
+// The kernel takes longer for a list of parts than for one.
+ssize_t Rail::send_some() {
+  if (written_ >= sizeof header_) return send_payload(payload_.subspan(written_ - sizeof header_));
+  if (written_ == 0 && frame_ != nullptr && frame_->copied()) {
+    std::memcpy(frame_->headroom(), &header_, sizeof header_);
+    return ::send(fd_, frame_->headroom(), sizeof header_ + payload_.size(), kSendFlags);
+  }
+  const auto* const head = reinterpret_cast<std::byte*>(&header_) + written_;
+  const std::size_t left = sizeof header_ - written_;
+  if (payload_.empty()) return ::send(fd_, head, left, kSendFlags);
+  // The header's own memory changes with the next frame: it is always copied.
+  if (zero_copy_flag() != 0) return ::send(fd_, head, left, kSendFlags | kMore);
+  iovec vectors[2] = {{const_cast<std::byte*>(head), left}, {const_cast<std::byte*>(payload_.data()), payload_.size()}};
+  msghdr message{};
+  message.msg_iov = vectors;
+  message.msg_iovlen = 2;
+  return ::sendmsg(fd_, &message, kSendFlags);
+}
+
+ssize_t Rail::send_payload(ConstBytes rest) {
+  const int zero_copy = zero_copy_flag();
+  const ssize_t n = ::send(fd_, rest.data(), rest.size(), kSendFlags | zero_copy);
+  if (zero_copy == 0) return n;
+  if (n < 0 && errno == ENOBUFS) {
+    zero_copy_->refused();
+    return ::send(fd_, rest.data(), rest.size(), kSendFlags);
+  }
+  if (n > 0) zero_copy_->sent();
+  return n;
+}
+
+int Rail::zero_copy_flag() const {
+  return frame_ != nullptr && !frame_->copied() ? zero_copy_->flag(payload_.size()) : 0;
+}
+
+void Rail::may_hold_memory() {
+  may_hold_memory_ = true;
+  if (zero_copy_) zero_copy_->enable();
+}
+
+bool Rail::holds_memory() {
+  if (!awaits_word()) return false;
+  zero_copy_->reap();
+  return zero_copy_->outstanding();
+}
+
 void Rail::disown() {
-  static constexpr std::array<std::byte, kMaxPayloadBytes> kAnything{};
-  payload_ = ConstBytes(kAnything).first(payload_.size());
+  static std::array<std::byte, kMaxPayloadBytes> anything;  // zeros; not const, so that it takes no room in the file
+  payload_ = ConstBytes(anything).first(payload_.size());
   frame_ = nullptr;
 }
 
@@ -151,7 +185,7 @@ Rail::Io Rail::read(Bytes direct, std::size_t ahead, std::size_t& got) {
   }
   if (n <= 0) {
     if (n < 0 && would_block(errno)) return Io::blocked;
-    error_ = n == 0 ? 0 : errno;
+    error_ = n == 0 ? write_error_ : errno;  // the kernel tells a reset only once
     return Io::ended;
   }
   const auto total = static_cast<std::size_t>(n);

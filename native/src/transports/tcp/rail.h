@@ -1,14 +1,18 @@
-// A rail: one socket of a striped byte stream, with the frames that it sends and reads, and a stall detector.
+// A rail: one socket of a byte stream, with the frames that it sends and reads, and a stall detector.
 #pragma once
+
+#include <sys/types.h>
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "transports/message.h"
 #include "transports/tcp/rail_frame.h"
 #include "transports/tcp/rail_outbound.h"
+#include "transports/tcp/zero_copy.h"
 
 namespace ferrule {
 
@@ -29,7 +33,8 @@ class Rail {
     ended,    // error() tells why; 0: the peer closed it
   };
 
-  explicit Rail(int number) : number_(number) {}
+  // `alone`: the stream has no other rail.
+  Rail(int number, bool alone) : number_(number), alone_(alone) {}
   ~Rail() { close(false); }
   Rail(const Rail&) = delete;
   Rail& operator=(const Rail&) = delete;
@@ -39,8 +44,8 @@ class Rail {
   void close(bool reset);
   int number() const { return number_; }
   bool alive() const { return fd_ >= 0; }
-  State state() const { return state_; }
-  bool doubtful() const { return state_ == State::suspect || state_ == State::blamed; }
+  State state() const { return state_.load(std::memory_order_relaxed); }  // from any thread
+  bool doubtful() const { return state() == State::suspect || state() == State::blamed; }
   int fd() const { return fd_; }
   int error() const { return error_; }
 
@@ -51,6 +56,12 @@ class Rail {
   Io flush();
   // The peer has that frame by another rail and will not look at the rest of it, whose memory may now change.
   void disown();
+  // Long frames in the caller's memory may be sent without a copy, on this socket and those that follow it.
+  void may_hold_memory();
+  // The kernel still reads frames from the caller's memory. Asking takes in what it has said.
+  bool holds_memory();
+  // It has something to say about such frames, which poll() calls an error.
+  bool awaits_word() const { return zero_copy_ && zero_copy_->outstanding(); }
 
   // Read payload to `direct`, and what follows to the inbox, at most `ahead` bytes: done when the socket had all that.
   Io read(Bytes direct, std::size_t ahead, std::size_t& got);
@@ -70,7 +81,7 @@ class Rail {
   // For at least `limit` the peer's kernel answered nothing of what was sent, and none arrived.
   bool stalled(Clock::duration limit) const { return unanswered_ && looked_at_ - still_since_ >= limit; }
   Clock::time_point moved_at() const { return moved_at_; }  // the last bytes, either way
-  void set_well() { state_ = State::well; }
+  void set_well() { become(State::well); }
   void suspect(Clock::time_point now);
   void blame(Clock::time_point now);
   Clock::time_point suspect_since() const { return suspect_since_; }
@@ -90,13 +101,19 @@ class Rail {
   };
   Queued queued() const;
   int probes() const;  // of the peer's window, sent in a row without an answer
+  ssize_t send_some();
+  ssize_t send_payload(ConstBytes rest);
+  int zero_copy_flag() const;  // for the frame that is being written
 
   const int number_;
-  State state_ = State::absent;
+  const bool alone_;
+  void become(State state) { state_.store(state, std::memory_order_relaxed); }
+  std::atomic<State> state_ = State::absent;
   Clock::time_point suspect_since_{};
   Clock::time_point blamed_since_{};
   int fd_ = -1;
   int error_ = 0;
+  int write_error_ = 0;
   bool tcp_ = false;
   std::vector<std::byte> inbox_;
 
@@ -105,6 +122,8 @@ class Rail {
   ConstBytes payload_;
   const OutFrame* frame_ = nullptr;
   std::size_t written_ = 0;  // of header and payload
+  bool may_hold_memory_ = false;
+  std::optional<ZeroCopy> zero_copy_;
 
   std::uint64_t total_written_ = 0;
   std::uint64_t arrived_ = 0;  // at the peer's kernel

@@ -19,7 +19,7 @@ enum class FrameKind : std::uint8_t {
 
 constexpr std::uint8_t kAckNow = 1;  // the sender waits for the acknowledgement of this frame
 constexpr std::uint16_t kFrameMagic = 0x4652;
-constexpr std::uint32_t kMaxPayloadBytes = 256 << 10;
+constexpr std::uint32_t kMaxPayloadBytes = 512 << 10;
 // How far a sender may be ahead of what the receiver's user has taken. So the receiver can always read its rails to
 // their end, wherever it has to keep the bytes, and no acknowledgement is ever stuck behind data.
 constexpr std::uint64_t kRailWindowBytes = 8 << 20;

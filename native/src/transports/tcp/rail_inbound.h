@@ -3,8 +3,10 @@
 // Bytes go straight to the memory that the user offers, where that reaches; the others are copied and kept.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <span>
 #include <vector>
@@ -29,8 +31,13 @@ class Inbound {
   void placed(std::uint64_t position, std::size_t size) { mark(position, size); }
   // The same with a copy, wherever they belong.
   void store(std::uint64_t position, ConstBytes bytes);
+  // How far from `position` on the offer reaches; without end where there is none.
+  std::size_t reach(std::uint64_t position) const {
+    if (offer_.empty()) return std::numeric_limits<std::size_t>::max();
+    return static_cast<std::size_t>(std::max(position, taken_ + offer_.size()) - position);
+  }
   // Whether a user is waiting, but not yet for the byte at `position`.
-  bool early(std::uint64_t position) const { return !offer_.empty() && position >= taken_ + offer_.size(); }
+  bool early(std::uint64_t position) const { return reach(position) == 0; }
 
   std::uint64_t taken() const { return taken_; }        // by the user
   std::uint64_t received() const { return received_; }  // without a gap

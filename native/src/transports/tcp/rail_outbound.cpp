@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "assertions.h"
-#include "transports/tcp/rail_frame.h"
 
 namespace ferrule {
 namespace {
@@ -17,31 +16,33 @@ std::size_t Outbound::copy_room() const {
   // A frame lies in the ring in one piece: before its end or, when that is left empty, at its beginning.
   const std::size_t free = kRingBytes - ring_used_;
   const std::size_t to_end = std::min(kRingBytes - ring_head_, free);
-  return std::min<std::size_t>(std::max(to_end, free - to_end), kMaxPayloadBytes);
+  const std::size_t longest = std::max(to_end, free - to_end);
+  return std::min<std::size_t>(longest - std::min(longest, sizeof(FrameHeader)), kMaxPayloadBytes);
 }
 
 OutFrame& Outbound::copy(std::span<const ConstBytes> parts, std::size_t size) {
   if (!ring_) ring_ = std::make_unique_for_overwrite<std::byte[]>(kRingBytes);
   if (ring_used_ == 0) ring_head_ = 0;  // the same few cache lines as long as the peer keeps up
   std::size_t unused = 0;
-  if (ring_head_ + size > kRingBytes) {
+  const std::size_t whole = sizeof(FrameHeader) + size;
+  if (ring_head_ + whole > kRingBytes) {
     unused = kRingBytes - ring_head_;
     ring_head_ = 0;
   }
-  FERRULE_ASSERT(size != 0 && ring_used_ + unused + size <= kRingBytes);
-  std::byte* const data = ring_.get() + ring_head_;
+  FERRULE_ASSERT(size != 0 && ring_used_ + unused + whole <= kRingBytes);
+  std::byte* const data = ring_.get() + ring_head_ + sizeof(FrameHeader);
   std::size_t done = 0;
   for (const ConstBytes& part : parts) {
     const std::size_t n = std::min(part.size(), size - done);
     if (n != 0) std::memcpy(data + done, part.data(), n);
     done += n;
   }
-  ring_head_ += size;
-  ring_used_ += unused + size;
+  ring_head_ += whole;
+  ring_used_ += unused + whole;
   OutFrame frame;
   frame.data = data;
   frame.size = static_cast<std::uint32_t>(size);
-  frame.ring = static_cast<std::uint32_t>(unused + size);
+  frame.ring = static_cast<std::uint32_t>(unused + whole);
   return append(frame);
 }
 
@@ -68,7 +69,7 @@ void Outbound::acknowledge(std::uint64_t offset) {
   while (!frames_.empty() && frames_.front().end() <= offset) {
     FERRULE_ASSERT(ring_used_ >= frames_.front().ring);
     ring_used_ -= frames_.front().ring;
-    if (frames_.front().ring == 0) --referred_;
+    if (!frames_.front().copied()) --referred_;
     frames_.pop_front();
   }
   FERRULE_ASSERT(frames_.empty() ? acknowledged_ == end_ && ring_used_ == 0 && referred_ == 0

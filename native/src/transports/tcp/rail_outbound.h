@@ -1,4 +1,4 @@
-// Retransmission buffer of a striped byte stream: every byte is kept until the peer has acknowledged it.
+// Retransmission buffer of a byte stream: every byte is kept until the peer has acknowledged it.
 //
 // Small ones are copied to a ring, so that a send can return at once; of large ones only the place is remembered.
 #pragma once
@@ -8,6 +8,8 @@
 #include <deque>
 #include <memory>
 #include <span>
+
+#include "transports/tcp/rail_frame.h"
 
 namespace ferrule {
 
@@ -23,6 +25,9 @@ struct OutFrame {
   bool ack_now = false;
 
   std::uint64_t end() const { return offset + size; }
+  bool copied() const { return ring != 0; }
+  // For a copied frame: room for its header right before `data`, so that one plain write takes both.
+  std::byte* headroom() const { return const_cast<std::byte*>(data) - sizeof(FrameHeader); }
 };
 
 class Outbound {

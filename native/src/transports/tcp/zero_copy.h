@@ -15,8 +15,8 @@ namespace ferrule {
 class ZeroCopy {
  public:
   // Below this size a copy is cheaper than pinning pages and waiting for the kernel's word. That comes when the peer's
-  // kernel has the bytes, so whatever a send promises to buffer (256 KiB) must be smaller.
-  static constexpr std::size_t kLeastBytes = 512 << 10;
+  // kernel has the bytes.
+  static constexpr std::size_t kLeastBytes = 64 << 10;
 
   explicit ZeroCopy(int fd) : fd_(fd) {}
   // From now on ask for it, if this socket has it.

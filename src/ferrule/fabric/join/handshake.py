@@ -21,7 +21,7 @@ from ferrule.secure import Status, Stranger
 from ferrule.secure.handshake import Reply, Wire, WrongKey, challenge_steps, client_steps, hear_hello
 
 # A hello tells rank, target, world size, rail and epoch, as `Identity` has them.
-WIRE = Wire(b"FERRULE\0", number=3, label=b"ferrule ", fields="i i i i 16s", text_bytes=192)
+WIRE = Wire(b"FERRULE\0", number=4, label=b"ferrule ", fields="i i i i 16s", text_bytes=192)
 _RANK = struct.Struct("<i")
 
 

@@ -54,7 +54,7 @@ def rendezvous(settings: FabricSettings, deadline: Deadline) -> tuple[Joined, Me
     coordinator.close()
     if mesh.size > 1:
         acceptor.start()
-    mesh.closers += [stop for transport in TRANSPORTS if (stop := transport.repair(mesh)) is not None]
+    mesh.closers += [stop for transport in TRANSPORTS if (stop := transport.repair(mesh, joined.live)) is not None]
     # Last: others may wait for what this rank says at the end, and it for them.
     mesh.closers.append(relays.close)
     return joined, Membership(mesh, tuple(range(mesh.size)), mesh.hosts, mesh.epoch + settings.key)

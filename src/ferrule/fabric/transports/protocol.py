@@ -12,7 +12,7 @@ from ferrule import _native
 from ferrule.fabric.describe import RailInfo
 from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.hosts import RankHost
-from ferrule.fabric.join.mesh import Mesh
+from ferrule.fabric.join.mesh import Live, Mesh
 from ferrule.fabric.routing.calibration import Measured
 from ferrule.fabric.routing.paths import Path
 
@@ -117,6 +117,9 @@ class Transport(Protocol):
 
     def session(self, rank: int, hosts: Sequence[RankHost], deadline: Deadline) -> Session: ...
 
-    def repair(self, mesh: Mesh) -> Callable[[], None] | None:
-        """Start what repairs its channels, and return what ends that; None: nothing has to be repaired."""
+    def repair(self, mesh: Mesh, first: Live) -> Callable[[], None] | None:
+        """Start what repairs its channels, those of ``first`` and of later groups, and return what ends that.
+
+        None: there is nothing to repair.
+        """
         return None

@@ -16,7 +16,8 @@ from ferrule.fabric.join.mesh import MAX_WATCHED_RAILS, STREAMS, Mesh
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_SECONDS = 0.5
+_PAUSE_SECONDS = 0.2
+"""With a call's own time below the 2 s that a channel waits whose last rail was reset."""
 _ROUTED_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
 
@@ -62,12 +63,13 @@ class RailRepair:
             for peer in range(live.rank):
                 member = live.members[peer]
                 rails = self._mesh.paths[member].rails
-                if len(rails) < 2:
-                    continue
                 for stream, role in enumerate(STREAMS):
                     states = live.native.rails(stream, peer)
+                    # Where all that are left stall, TCP may wait for as long as the cable was out until it tries again.
+                    stall = all(stalled for alive, *_, stalled in states if alive)
                     identity = Identity(role, live.rank, peer, len(live.members), live.pending.epoch)
-                    missing = [rail.number for rail, (alive, *_) in zip(rails, states, strict=False) if not alive]
+                    well = [alive and not stall for alive, *_ in states]
+                    missing = [rail.number for rail, alive in zip(rails, well, strict=False) if not alive]
                     calls += self._mesh.calls(member, [replace(identity, rail=number) for number in missing])
         return calls
 

@@ -10,16 +10,13 @@ from ferrule import _native
 from ferrule.fabric.describe import RailInfo
 from ferrule.fabric.join.control_channel import ControlChannel, Deadline
 from ferrule.fabric.join.hosts import RankHost
-from ferrule.fabric.join.mesh import Mesh
+from ferrule.fabric.join.mesh import Live, Mesh
 from ferrule.fabric.routing.calibration import Measured
 from ferrule.fabric.transports.protocol import PeerConnections, Session
 from ferrule.fabric.transports.tcp.rail_repair import RailRepair
 from ferrule.secure.token import write_address
 
 _NAME = "tcp"
-_STALL_SECONDS = 0.4
-"""A rail on which nothing moves for so long while others move is given up: a few times what TCP takes to send a lost
-packet again."""
 
 
 class TcpSession(Session):
@@ -33,13 +30,13 @@ class TcpSession(Session):
 
     def channel(self, stream: int, to: PeerConnections) -> _native.Channel:
         rails, channels = to.path.rails, to.streams[stream]
-        if len(rails) < 2:
-            return _native.Channel.tcp(to.rank, to.peer, to.take_one(stream), to.epoch)
+        if not rails:  # through other ranks
+            return _native.Channel.tcp(to.rank, to.peer, [to.take_one(stream)], to.epoch)
         fds = [channels[rail.number].socket.detach() if rail.number in channels else -1 for rail in rails]
         # Small messages go over the rail of the lowest latency.
         alphas = [to.measured[rail.number].alpha if rail.number in to.measured else math.inf for rail in rails]
         best = alphas.index(min(alphas))
-        return _native.Channel.rails(to.rank, to.peer, to.epoch, fds, best, _STALL_SECONDS)
+        return _native.Channel.tcp(to.rank, to.peer, fds, to.epoch, best)
 
     def describe(self, to: PeerConnections) -> tuple[str, tuple[RailInfo, ...]]:
         rails = tuple(_rail_info(number, channel, to) for number, channel in to.streams[0].items())
@@ -68,7 +65,7 @@ class TcpTransport:
     def session(self, rank: int, hosts: Sequence[RankHost], deadline: Deadline) -> Session:
         return TcpSession(rank, hosts)
 
-    def repair(self, mesh: Mesh) -> Callable[[], None] | None:
-        """Of rails beside others, and of connections through ranks that may be lost."""
-        several = any(len(path.rails) > 1 for peer, path in mesh.paths.items() if peer < mesh.rank)
-        return RailRepair(mesh).close if mesh.routes or several else None
+    def repair(self, mesh: Mesh, first: Live) -> Callable[[], None] | None:
+        """Of lost rails, and of connections through ranks that may be lost."""
+        rails = any(first.native.rails(0, peer) for peer in range(first.rank))
+        return RailRepair(mesh).close if mesh.routes or rails else None

@@ -4,14 +4,14 @@
 #include <cstring>
 
 #include "assertions.h"
-#include "transports/tcp/rail_channel.h"
+#include "transports/tcp/tcp_channel.h"
 
 namespace ferrule {
 namespace {
 
 // Up to this size a message is copied, so that the send is over when the sockets have it; above, it stays where it is
 // until the peer has it.
-constexpr std::size_t kCopyBytes = 256 << 10;
+constexpr std::size_t kCopyBytes = sizeof(MessageHeader) + (256 << 10);
 constexpr std::size_t kReferBytes = 16 << 10;  // shorter parts of a long message are copied all the same
 // From this size on a message is cut over the rails, into pieces between these two.
 constexpr std::size_t kStripeBytes = 64 << 10;
@@ -21,7 +21,7 @@ constexpr std::size_t kPieceBytes = 128 << 10;
 constexpr std::size_t kDirectReadBytes = 64 << 10;
 // One call moves at most this much, so that the other direction gets its turn while both are busy.
 constexpr std::size_t kTurnBytes = 1 << 20;
-constexpr std::uint64_t kAcknowledgeBytes = 256 << 10;
+constexpr std::uint64_t kAcknowledgeBytes = 512 << 10;
 // While it waits for a small message, one in so many looks goes to all rails.
 constexpr unsigned kLookAround = 8;
 // More gaps between the bytes that arrived come from no honest peer.
@@ -29,7 +29,7 @@ constexpr std::size_t kMaxGaps = 4096;
 
 }  // namespace
 
-std::size_t RailChannel::try_send(std::span<const ConstBytes> parts) {
+std::size_t TcpChannel::try_send(std::span<const ConstBytes> parts) {
   if (arrived_.load(std::memory_order_acquire)) adopt();
   if (gone_) throw loss();
   Parts left;
@@ -53,10 +53,10 @@ std::size_t RailChannel::try_send(std::span<const ConstBytes> parts) {
   return sent;
 }
 
-std::size_t RailChannel::send_some(Parts& parts, std::size_t total) {
+std::size_t TcpChannel::send_some(Parts& parts, std::size_t total) {
   const bool refer = total > kCopyBytes || outbound_.refers();
-  const bool stripe = total >= kStripeBytes;
-  std::size_t piece = total;
+  const bool stripe = total >= kStripeBytes && rails_.size() > 1;
+  std::size_t piece = std::min<std::size_t>(total, kMaxPayloadBytes);
   if (stripe) piece = std::clamp((total + rails_.size() - 1) / rails_.size(), kMinPieceBytes, kPieceBytes);
   std::size_t sent = 0;
   while (sent < total && sent < kTurnBytes) {
@@ -71,7 +71,7 @@ std::size_t RailChannel::send_some(Parts& parts, std::size_t total) {
   return sent;
 }
 
-OutFrame* RailChannel::next_frame(Parts& parts, std::size_t left, std::size_t piece, bool refer) {
+OutFrame* TcpChannel::next_frame(Parts& parts, std::size_t left, std::size_t piece, bool refer) {
   FERRULE_ASSERT(outbound_.end() <= limit_);
   std::size_t size = static_cast<std::size_t>(std::min<std::uint64_t>({left, piece, limit_ - outbound_.end()}));
   ConstBytes& front = *std::ranges::find_if(parts, [](ConstBytes part) { return !part.empty(); });
@@ -92,7 +92,7 @@ OutFrame* RailChannel::next_frame(Parts& parts, std::size_t left, std::size_t pi
   return frame;
 }
 
-void RailChannel::give(Rail& rail, OutFrame& frame) {
+void TcpChannel::give(Rail& rail, OutFrame& frame) {
   frame.rail = rail.number();
   FrameHeader head = header(FrameKind::data);
   head.flags = frame.ack_now ? kAckNow : 0;
@@ -101,31 +101,31 @@ void RailChannel::give(Rail& rail, OutFrame& frame) {
   step(rail, rail.write(head, {frame.data, frame.size}, &frame));
 }
 
-void RailChannel::push() {
+void TcpChannel::push() {
   for (const auto& rail : rails_) {
     if (rail->alive() && rail->busy()) step(*rail, rail->flush());
   }
   while (OutFrame* const frame = outbound_.lost()) {
     Rail* const rail = pick_next();
-    if (rail == nullptr) return;
+    if (rail == nullptr || rail->doubtful()) return;  // it would only have to carry it twice
     outbound_.found();
     frame->ack_now = true;  // the peer may have had it all along
     give(*rail, *frame);
   }
 }
 
-bool RailChannel::usable(const Rail& rail) const {
+bool TcpChannel::usable(const Rail& rail) const {
   if (!rail.alive() || rail.busy()) return false;
   const auto better = [](const auto& other) { return other->state() == Rail::State::well; };
   return !rail.doubtful() || std::ranges::none_of(rails_, better);
 }
 
-Rail* RailChannel::pick() {
+Rail* TcpChannel::pick() {
   if (usable(*rails_[best_])) return rails_[best_].get();
   return pick_next();
 }
 
-Rail* RailChannel::pick_next() {
+Rail* TcpChannel::pick_next() {
   for (std::size_t i = 0; i < rails_.size(); ++i) {
     turn_ = (turn_ + 1) % rails_.size();
     if (usable(*rails_[turn_])) return rails_[turn_].get();
@@ -133,7 +133,7 @@ Rail* RailChannel::pick_next() {
   return nullptr;
 }
 
-bool RailChannel::backlog() const {
+bool TcpChannel::backlog() const {
   // A rail that stalled may keep its rest of a frame that went over another one.
   const auto writes = [](const auto& rail) {
     if (!rail->alive() || !rail->busy()) return false;
@@ -142,7 +142,7 @@ bool RailChannel::backlog() const {
   return outbound_.lost() != nullptr || std::ranges::any_of(rails_, writes);
 }
 
-FrameHeader RailChannel::header(FrameKind kind) {
+FrameHeader TcpChannel::header(FrameKind kind) {
   FrameHeader head;
   head.kind = kind;
   head.received = told_received_ = inbound_.received();
@@ -152,30 +152,34 @@ FrameHeader RailChannel::header(FrameKind kind) {
   return head;
 }
 
-bool RailChannel::owes_acknowledgement() const {
+bool TcpChannel::owes_acknowledgement() const {
   if (gone_ || heard_last_) return false;
   const std::uint64_t received = inbound_.received();
   return must_tell_ || (told_received_ < ask_at_ && received >= ask_at_) ||
          received - told_received_ >= kAcknowledgeBytes || inbound_.taken() - told_taken_ >= kAcknowledgeBytes;
 }
 
-void RailChannel::acknowledge() {
+void TcpChannel::acknowledge() {
   if (Rail* const rail = pick()) step(*rail, rail->write(header(FrameKind::ack), {}, nullptr));
 }
 
-std::size_t RailChannel::try_recv(Bytes into) {
+std::size_t TcpChannel::try_recv(Bytes into) {
   if (into.empty()) return 0;
   inbound_.offer(into);
   std::size_t got = inbound_.take();
+  Rail& expected = *rails_[expected_];
+  if (got == 0 && !gone_ && expected.alive() && !expected.unread.empty()) {
+    read_inbox(expected, false);  // behind a header, read with it
+    got = inbound_.take();
+  }
   if (got == 0 && !gone_) {
     if (arrived_.load(std::memory_order_acquire)) adopt();
-    Rail& expected = *rails_[expected_];
-    const bool alone = into.size() < kDirectReadBytes && inbound_.gaps() == 0 && expected.alive();
-    if (alone) {
+    const bool one = into.size() < kDirectReadBytes && inbound_.gaps() == 0 && expected.alive();
+    if (one) {
       read(expected, false);
       got = inbound_.take();
     }
-    if (!alone || (got == 0 && ++idle_ % kLookAround == 0)) {
+    if (!one || (got == 0 && ++idle_ % kLookAround == 0 && rails_.size() > 1)) {
       read_all(false);
       got = inbound_.take();
     }
@@ -184,13 +188,13 @@ std::size_t RailChannel::try_recv(Bytes into) {
   return got;
 }
 
-void RailChannel::read_all(bool all) {
+void TcpChannel::read_all(bool all) {
   for (const auto& rail : rails_) {
     if (rail->alive()) read(*rail, all);
   }
 }
 
-void RailChannel::read(Rail& rail, bool all) {
+void TcpChannel::read(Rail& rail, bool all) {
   std::size_t turn = 0;
   bool more = true;
   while (rail.alive() && !gone_ && read_inbox(rail, all) && more && (all || turn < kTurnBytes)) {
@@ -215,7 +219,11 @@ void RailChannel::read(Rail& rail, bool all) {
   }
 }
 
-bool RailChannel::read_inbox(Rail& rail, bool all) {
+FrameBounds TcpChannel::bounds() const {
+  return {inbound_.taken() + kRailWindowBytes, outbound_.end(), sizeof(CloseNotice)};
+}
+
+bool TcpChannel::read_inbox(Rail& rail, bool all) {
   FrameReader& reader = rail.reader;
   for (;;) {
     const bool data = reader.left() != 0 && reader.header().kind == FrameKind::data;
@@ -227,8 +235,13 @@ bool RailChannel::read_inbox(Rail& rail, bool all) {
     }
     rail.parked = false;
     ConstBytes payload;
-    const FrameBounds bounds{inbound_.taken() + kRailWindowBytes, outbound_.end(), sizeof(CloseNotice)};
-    switch (reader.step(rail.unread, bounds, payload)) {
+    // What lies behind the offer waits in the inbox for the next one, so that it is copied only once.
+    const std::size_t reach = data && !all ? inbound_.reach(position) : rail.unread.size();
+    ConstBytes input = rail.unread.first(std::min(reach, rail.unread.size()));
+    const std::size_t before = input.size();
+    const FrameReader::Step step = reader.step(input, bounds(), payload);
+    rail.unread = rail.unread.subspan(before - input.size());
+    switch (step) {
       case FrameReader::Step::more:
         return true;
       case FrameReader::Step::broken:
@@ -253,7 +266,7 @@ bool RailChannel::read_inbox(Rail& rail, bool all) {
   }
 }
 
-void RailChannel::take_header(const FrameHeader& head) {
+void TcpChannel::take_header(const FrameHeader& head) {
   limit_ = std::max(limit_, head.received - head.held + kRailWindowBytes);
   if (head.received <= outbound_.begin()) return;
   for (const auto& rail : rails_) {
@@ -262,7 +275,7 @@ void RailChannel::take_header(const FrameHeader& head) {
   outbound_.acknowledge(head.received);
 }
 
-void RailChannel::end_frame(Rail& rail) {
+void TcpChannel::end_frame(Rail& rail) {
   const FrameHeader& head = rail.reader.header();
   if (head.kind == FrameKind::data) {
     expected_ = static_cast<std::size_t>(rail.number());
@@ -279,7 +292,7 @@ void RailChannel::end_frame(Rail& rail) {
   look_for_end();
 }
 
-void RailChannel::look_for_end() {
+void TcpChannel::look_for_end() {
   if (!heard_last_ || gone_) return;
   // What was sent before a goodbye still comes, perhaps by other rails; with an abort it is over at once.
   if (peer_notice_.header.call.op == Op::goodbye && inbound_.received() < last_offset_) return;
