@@ -20,6 +20,7 @@ _PAUSE_SECONDS = 0.2
 """With a call's own time below the 2 s that a channel waits whose last rail was reset."""
 _ROUTED_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
+_END_SECONDS = 2.0
 
 
 class _Closed(Exception):
@@ -35,12 +36,19 @@ class RailRepair:
         # A thread each: calls over a cable that is out are waited for, while those behind a lost rank have little time
         # until they count as lost, too.
         tasks = [(self._lost_rails, _PAUSE_SECONDS), (self._lost_routes, _ROUTED_SECONDS)]
-        for find, pause in tasks if mesh.routes else tasks[:1]:
-            threading.Thread(target=self._run, args=(find, pause), name="ferrule rails", daemon=True).start()
+        self._threads = [
+            threading.Thread(target=self._run, args=task, name="ferrule rails", daemon=True)
+            for task in (tasks if mesh.routes else tasks[:1])
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """Its threads end by themselves, at once."""
+        """Its threads end at once: one that is in native code while the interpreter ends takes the process with it."""
         self._stop.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # where the collector of garbage closes a group
+                thread.join(_END_SECONDS)
 
     def _run(self, find: Callable[[], list[Call]], pause: float) -> None:
         while not self._stop.wait(pause):
