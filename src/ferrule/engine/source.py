@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ from ferrule.engine.architectures import (
     tensor_refusal,
 )
 from ferrule.engine.weights.checkpoint import Checkpoint, quantization_of
-from ferrule.engine.weights.formats import known_methods
+from ferrule.engine.weights.formats import Weight, known_methods
+from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.gguf.names import family_of
 from ferrule.errors import ModelError
-from ferrule.model import ModelSpec, Stored, demo_path, spec_of_tensors
+from ferrule.model import ModelSpec, demo_path, spec_of_tensors
+from ferrule.model.count import Counts
 from ferrule.model.family import SAME_CLASS
 from ferrule.model.gguf import SUFFIX, gguf_config, gguf_file, gguf_text, model_name, read_gguf_model
 from ferrule.model.headers import read_json
+from ferrule.model.holding import Tensors
 from ferrule.model.storage import named_format
 
 DEMO = "demo"
@@ -159,17 +163,26 @@ def saved_dtype(config: Any) -> str:
     return name if name in COMPUTED else "float32"
 
 
-def describe(directory: Path, config: Any, weights: str | None = None) -> ModelSpec:
+def _counts(key: str, weight: Weight, checkpoint: Checkpoint) -> Counts:
+    """``weight`` as it is stored, and as it is held."""
+    form = weight.format
+    held = Tensors(weight.shape, form.packing(weight, checkpoint) if isinstance(form, GroupedFormat) else None)
+    return Counts(key, prod(weight.shape), weight.bytes, held)
+
+
+def describe(directory: Path, config: Any, weights: str | None = None, dtype: str = "auto") -> ModelSpec:
     """Counts and sizes for the planner. Checks all files on the way; raises `ModelError` where one is damaged.
-    ``weights``: as in `Checkpoint`."""
+    ``weights``: as in `Checkpoint`. ``dtype``: what is computed in, ``auto`` for what they were saved in."""
     with Checkpoint(directory, weights) as checkpoint:
-        tensors = [Stored(key, each.format.name, each.shape, each.bytes) for key, each in checkpoint.tensors.items()]
+        tensors = [_counts(key, each, checkpoint) for key, each in checkpoint.tensors.items()]
     known = {field: getattr(config, field) for field in FIELDS}  # some architectures have other names for these
     gguf = gguf_file(directory)
     file = str(gguf or directory / "config.json")
     told = config.to_dict() | known
     for each in ("quantization_config", "quantization"):  # what tensors take is known already
         told.pop(each, None)
+    if dtype != "auto":
+        told["dtype"] = dtype
     spec = spec_of_tensors(model_name(directory), told, file, tensors, cuts_of(config))
     if weights is not None:
         spec = replace(spec, stored=named_format(weights).text)

@@ -44,7 +44,7 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
     """
     directory = resolve(options.model)
     config = read_config(directory)
-    spec = describe(directory, config, options.weights)
+    spec = describe(directory, config, options.weights, options.dtype)
     if options.max_context is not None and options.max_context > spec.max_context:
         raise ConfigError(
             f"--max-context {options.max_context} is more than the {spec.max_context} tokens that this model runs with"

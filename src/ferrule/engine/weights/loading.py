@@ -87,7 +87,7 @@ def load(
         source, cut = aliases.get(name, name), slicings.get(name)
         recipe = made_of[source]
         parent, _, leaf = name.rpartition(".")
-        weight = whole_weight(recipe, cut, checkpoint) if leaf == "weight" else None
+        weight = whole_weight(recipe, checkpoint) if leaf == "weight" else None
         packed = None
         if weight is not None and multiplies(module := model.get_submodule(parent)):
             packed = weight.format.pack(weight, cut, checkpoint, empty.dtype, device)
@@ -107,9 +107,9 @@ def load(
     return held_bytes
 
 
-def whole_weight(recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint) -> Weight | None:
-    """The stored weight that makes a parameter by itself, if one does and no rows of zeros are added to it."""
-    if recipe.converter is not None or (cut is not None and cut.pad):
+def whole_weight(recipe: Recipe, checkpoint: Checkpoint) -> Weight | None:
+    """The stored weight that makes a parameter by itself, if one does."""
+    if recipe.converter is not None:
         return None
     (keys,) = recipe.sources.values()
     return checkpoint.tensors[keys[-1]]

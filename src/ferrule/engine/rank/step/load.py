@@ -66,7 +66,7 @@ def load_weights(
             if pieces is None:
                 matrix = pack_numbers(_filled(blueprint, name, recipe, cut, empty, checkpoint), blueprint.dtype)
             else:
-                matrix = pack(pieces, checkpoint, blueprint.dtype)
+                matrix = pack(pieces, checkpoint, blueprint.dtype, 0 if cut is None else cut.pad)
             check_shape(matrix.shape, empty, name, checkpoint)
             weights.matrices[name] = matrix
             weights.bytes += matrix.bytes
@@ -74,7 +74,7 @@ def load_weights(
             held = _filled(blueprint, name, recipe, cut, empty, checkpoint)
             assign(model, name, held)
             weights.vectors[name] = held.float()
-            weights.bytes += held.nbytes
+            weights.bytes += weights.vectors[name].nbytes
         done += sizes[name]
         on_bytes(done, total)
     for name in description.matrices - weights.matrices.keys():  # tied: one tensor under two names

@@ -15,8 +15,8 @@ from ferrule.engine.weights.slicing import Slicing
 
 
 def of_matrix(recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint) -> list[Piece] | None:
-    """Of a parameter with two dimensions; None where it must be converted as a whole."""
-    if recipe.converter is not None or (cut is not None and cut.pad):
+    """Of a parameter with two dimensions, without padding; None where it must be converted as a whole."""
+    if recipe.converter is not None:
         return None
     (keys,) = recipe.sources.values()
     return [Piece(checkpoint.tensors[keys[-1]], cut)]

@@ -86,6 +86,6 @@ class Format(Protocol):
     def pack(
         self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, device: torch.device
     ) -> Packed | None:
-        """A rank's slice of ``weight`` (of a linear layer, without padding) as it is to be held: packed, for products
+        """A rank's slice of ``weight`` (of a linear layer, with its padding) as it is to be held: packed, for products
         of ``dtype``; None: as an ordinary tensor of numbers."""
         ...

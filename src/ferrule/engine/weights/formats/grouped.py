@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 import numpy as np
 
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle, rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle, packing_of, rectangle
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
+from ferrule.model.packing import LEAST_GROUP, Packing
 
 if TYPE_CHECKING:
     import torch
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 STEP = 1 << 22
 """Numbers that are unpacked at a time: a tensor is never held whole as numbers on its way."""
-LEAST_GROUP = 16
-"""Columns. Where a cut goes through groups they are held as smaller ones with the same scale, down to this size."""
-
 
 Axes = Mapping[str, tuple[int | None, int | None]]
 
@@ -77,6 +75,10 @@ class GroupedFormat(ABC):
         that from ``source``. Columns are cut at multiples of `border`; a group that is cut is returned as smaller
         groups of equal size."""
 
+    def packing(self, weight: Weight, source: StoredTensors) -> Packing | None:
+        """How a rank holds ``weight``; None: as plain numbers."""
+        return packing_of(self.layout(weight))
+
     def border(self, weight: Weight, dim: int) -> int:
         if dim != len(weight.shape) - (2 if weight.transposed else 1):
             return 1
@@ -126,7 +128,9 @@ class GroupedFormat(ABC):
     ) -> Packed | None:
         from ferrule.engine.weights.matrix import Piece, pack
 
-        return pack([Piece(weight, cut)], source, dtype) if device.type == "cpu" and len(weight.shape) == 2 else None
+        if device.type != "cpu" or len(weight.shape) != 2:
+            return None
+        return pack([Piece(weight, cut)], source, dtype, 0 if cut is None else cut.pad)
 
 
 @overload
