@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from ferrule._native import Compute, Matrix
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
-from ferrule.engine.weights.formats.grouped import GroupedFormat, steps
+from ferrule.engine.weights.formats.grouped import NUMBERS_STEP, GroupedFormat, steps
 from ferrule.engine.weights.formats.packed import Packed
 from ferrule.engine.weights.groups import PACKED_VALUES, GroupedMatrix, Rectangle, rectangle
 from ferrule.engine.weights.slicing import Slicing
@@ -53,38 +52,34 @@ class PackedMatrix(Packed):
 @dataclass(frozen=True)
 class Piece:
     """The slice ``cut`` of a stored weight, or of its matrix ``index`` where it is a stack: rows are outputs, as they
-    are multiplied by. ``cut`` is of the matrix as the module has it, and has no padding."""
+    are multiplied by. ``cut`` is of the matrix as the module has it; its padding is left out. ``turned``: what is
+    stored as its rows are inputs."""
 
     weight: Weight
     cut: Slicing | None = None
-    index: int | None = None
+    index: int = 0
+    turned: bool = False
 
     @property
     def part(self) -> Rectangle:
         cut = self.cut
         if cut is not None and self.weight.transposed:
             cut = Slicing(1 - cut.dim, cut.of, cut.ranges)
-        return rectangle(self.weight.matrix, cut)
+        stored = rectangle(self.weight.matrix, cut)
+        return Rectangle(stored.columns, stored.rows) if self.turned else stored
 
     def groups(self, part: Rectangle, source: StoredTensors) -> GroupedMatrix | None:
         """``part`` as groups that can be multiplied by; None where it is to be held as numbers."""
-        if not isinstance(self.weight.format, GroupedFormat):
+        if self.turned or not isinstance(self.weight.format, GroupedFormat):
             return None
-        return fitting(self.weight.format.groups(self.weight, part, source, self.index or 0))
+        return fitting(self.weight.format.groups(self.weight, part, source, self.index))
 
-    def numbers(self, source: StoredTensors) -> Tensor:
-        """All of it: (rows, columns)."""
-        cut = self.cut
-        if self.index is not None:  # one of a stack: its numbers lie together
-            one = Slicing(0, self.weight.shape[0], ((self.index, self.index + 1),))
-            whole = self.weight.format.read(self.weight, one, source)[0][0]
-            parts = [whole]
-            if cut is not None:
-                parts = [whole.narrow(cut.dim, start, stop - start) for start, stop in cut.ranges]
-        else:
-            parts = self.weight.format.read(self.weight, cut, source)
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts, 0 if cut is None else cut.dim)
-        return joined.T if self.weight.transposed else joined
+    def numbers(self, part: Rectangle, source: StoredTensors) -> Tensor:
+        """``part`` as numbers: (rows, columns)."""
+        if self.turned:
+            stored = Rectangle(part.columns, part.rows)
+            return self.weight.format.numbers(self.weight, stored, source, self.index).T
+        return self.weight.format.numbers(self.weight, part, source, self.index)
 
 
 def pack(pieces: Sequence[Piece], source: StoredTensors, dtype: torch.dtype, pad: int = 0) -> PackedMatrix:
@@ -98,7 +93,7 @@ def pack(pieces: Sequence[Piece], source: StoredTensors, dtype: torch.dtype, pad
         found = [piece.groups(part, source) for piece, part in _rows_of(pieces, start, stop)]
         groups = [each for each in found if each is not None]
         if len(groups) < len(found) or not _alike(groups):
-            return _pack_as_numbers(pieces, source, dtype, pad)
+            return _pack_as_numbers(pieces, source, dtype, (rows, columns), pad)
         first = groups[0]
         if matrix is None:
             matrix = _matrix_of(rows + pad, first)
@@ -111,22 +106,34 @@ def pack(pieces: Sequence[Piece], source: StoredTensors, dtype: torch.dtype, pad
         addresses = [0 if each is None else each.ctypes.data for each in held]
         matrix.pack_groups(start, stop - start, codes.ctypes.data, *addresses)
     if matrix is None:  # no rows
-        return _pack_as_numbers(pieces, source, dtype, pad)
+        return _pack_as_numbers(pieces, source, dtype, (rows, columns), pad)
     return PackedMatrix(matrix, (rows + pad, columns), dtype, order_bytes)
 
 
-def _pack_as_numbers(pieces: Sequence[Piece], source: StoredTensors, dtype: torch.dtype, pad: int) -> PackedMatrix:
-    numbers = torch.cat([piece.numbers(source) for piece in pieces])
-    return pack_numbers(functional.pad(numbers, (0, 0, 0, pad)) if pad else numbers, dtype)
+def _pack_as_numbers(
+    pieces: Sequence[Piece], source: StoredTensors, dtype: torch.dtype, shape: tuple[int, int], pad: int
+) -> PackedMatrix:
+    """``shape``: without the padding."""
+    rows, columns = shape
+    matrix = _plain_matrix(rows + pad, columns, dtype)
+    for start, stop in steps(Rectangle(((0, rows),), ((0, columns),)), NUMBERS_STEP):
+        parts = [piece.numbers(part, source).to(dtype) for piece, part in _rows_of(pieces, start, stop)]
+        some = (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
+        matrix.pack_plain(start, stop - start, some.data_ptr(), columns)
+    return PackedMatrix(matrix, (rows + pad, columns), dtype)
 
 
 def pack_numbers(numbers: Tensor, dtype: torch.dtype) -> PackedMatrix:
     """``numbers`` (out, in), packed as ``dtype``."""
     held = numbers.to(dtype).contiguous()
     rows, columns = held.shape
-    matrix = Matrix(rows, columns, CODES.index(PLAIN[dtype]), 0, 0, 0, 0, 0)
+    matrix = _plain_matrix(rows, columns, dtype)
     matrix.pack_plain(0, rows, held.data_ptr(), columns)
     return PackedMatrix(matrix, (rows, columns), dtype)
+
+
+def _plain_matrix(rows: int, columns: int, dtype: torch.dtype) -> Matrix:
+    return Matrix(rows, columns, CODES.index(PLAIN[dtype]), 0, 0, 0, 0, 0)
 
 
 def fitting(found: GroupedMatrix) -> GroupedMatrix | None:

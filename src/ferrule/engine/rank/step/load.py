@@ -57,8 +57,7 @@ def load_weights(
             weights.matrices.update({f"{name}[{index}]": each for index, each in enumerate(found)})
             weights.bytes += sum(each.bytes for each in found)
         elif name in description.by_head:
-            whole = _filled(blueprint, name, recipe, cut, empty, checkpoint)
-            for part, matrix in _head_parts(name, whole, description.by_head[name], blueprint.dtype):
+            for part, matrix in _head_parts(blueprint, name, recipe, cut, empty, description.by_head[name], checkpoint):
                 weights.matrices[part] = matrix
                 weights.bytes += matrix.bytes
         elif name in description.matrices and empty.dim() == 2:
@@ -101,10 +100,23 @@ def head_part(name: str, part: str, head: int) -> str:
     return f"{name}[{head}].{part}"
 
 
-def _head_parts(name: str, whole: Tensor, parts: HeadParts, dtype: torch.dtype) -> Iterator[tuple[str, PackedMatrix]]:
-    for head, rows in enumerate(torch.split(whole, parts.key + parts.value)):
-        yield head_part(name, "key", head), pack_numbers(rows[: parts.key].T, dtype)
-        yield head_part(name, "value", head), pack_numbers(rows[parts.key :], dtype)
+def _head_parts(
+    blueprint: Blueprint,
+    name: str,
+    recipe: Recipe,
+    cut: Slicing | None,
+    empty: Tensor,
+    parts: HeadParts,
+    checkpoint: Checkpoint,
+) -> Iterator[tuple[str, PackedMatrix]]:
+    """Of each head the keys' part, turned, and the values' part. Heads are read one by one."""
+    size = parts.key + parts.value
+    first, of = (0, empty.shape[0]) if cut is None else (cut.ranges[0][0], cut.of)
+    for head in range(empty.shape[0] // size):
+        own = Slicing(0, of, ((first + head * size, first + (head + 1) * size),))
+        rows = _filled(blueprint, name, recipe, own, empty[:size], checkpoint)
+        yield head_part(name, "key", head), pack_numbers(rows[: parts.key].T, blueprint.dtype)
+        yield head_part(name, "value", head), pack_numbers(rows[parts.key :], blueprint.dtype)
 
 
 def _stack(
@@ -119,8 +131,8 @@ def _stack(
     found = []
     for expert in range(experts.held):
         one = empty[expert].T if experts.transposed else empty[expert]
-        pieces = of_expert(recipe, cut, expert, checkpoint)
-        if pieces is None or any(piece.weight.transposed != experts.transposed for piece in pieces):
+        pieces = of_expert(recipe, cut, expert, experts.transposed, checkpoint)
+        if pieces is None:
             break
         matrix = pack(pieces, checkpoint, blueprint.dtype)
         check_shape(matrix.shape, one, name, checkpoint)

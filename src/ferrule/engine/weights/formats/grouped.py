@@ -15,7 +15,7 @@ from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle,
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
-from ferrule.model.packing import LEAST_GROUP, Packing
+from ferrule.model.packing import BLOCK, LEAST_GROUP, Packing
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from ferrule.engine.weights.formats.packed import Packed
 
 STEP = 1 << 22
-"""Numbers that are unpacked at a time: a tensor is never held whole as numbers on its way."""
+"""Codes that are unpacked at a time: a tensor is never held whole as numbers on its way."""
+NUMBERS_STEP = 1 << 20
+"""The same of numbers, which take four times as much."""
 
 Axes = Mapping[str, tuple[int | None, int | None]]
 
@@ -106,6 +108,11 @@ class GroupedFormat(ABC):
             found = found.swapaxes(1, 2)
         return found if stacked else found[0]
 
+    def numbers(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> Tensor:
+        import torch
+
+        return torch.from_numpy(self.groups(weight, part, source, index).numbers())
+
     def needed(self, weight: Weight, cut: Slicing | None) -> Iterator[tuple[str, Slicing | None]]:
         """The slices of stored tensors that `read` of ``cut`` asks for, each within one that it may be sent as."""
         stacked = len(weight.shape) == 3
@@ -151,10 +158,10 @@ def _proportion(cut: Slicing, dim: int, length: int) -> Slicing:
     return Slicing(dim, length, ranges)
 
 
-def steps(part: Rectangle, multiple: int = 16) -> Iterator[tuple[int, int]]:
-    """Rows of ``part`` by which it is read: `STEP` numbers at most, but ``multiple`` rows at least."""
+def steps(part: Rectangle, most: int = STEP) -> Iterator[tuple[int, int]]:
+    """Rows of ``part`` by which it is read: ``most`` numbers at most, but a block of rows at least."""
     rows, columns = part.shape
-    step = max(multiple, STEP // max(columns, 1) // multiple * multiple)
+    step = max(BLOCK, most // max(columns, 1) // BLOCK * BLOCK)
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
 
