@@ -15,15 +15,15 @@ from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.plan import Plan, Shard
 
 
-def held_bytes(directory: Path, plan: Plan, weights: str | None = None) -> tuple[int, ...]:
+def held_bytes(directory: Path, plan: Plan, weights: str | None = None, dtype: str = "auto") -> tuple[int, ...]:
     """Bytes of weights by rank: of packed matrices in the native library, and of tensors."""
-    return tuple(_held(directory, shard, weights) for shard in plan.shards)
+    return tuple(_held(directory, shard, weights, dtype) for shard in plan.shards)
 
 
-def _held(directory: Path, shard: Shard, weights: str | None) -> int:
+def _held(directory: Path, shard: Shard, weights: str | None, dtype: str) -> int:
     group: Any = ThreadGroup(shard.part, Shared(shard.parts))
     with Checkpoint(directory, weights) as checkpoint, torch.inference_mode():
-        built = blueprint(directory, "auto", shard, group, checkpoint)
+        built = blueprint(directory, dtype, shard, group, checkpoint)
         try:
             description = describe(built.model, built.base, shard, shard.parts)
         except Unfit:

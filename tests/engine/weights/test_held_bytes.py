@@ -113,6 +113,14 @@ def test_plain(dtype: torch.dtype, tmp_path: Path) -> None:
     check(make("llama", tmp_path / "m", dtype), *SPLITS)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "olmo2"])
+def test_what_is_computed_in(name: str, tmp_path: Path) -> None:
+    directory = make(name, tmp_path / "m", torch.bfloat16)
+    plan, spec = plan_for(directory, 2, 1), describe(directory, read_config(directory), dtype="float32")
+    assert weight_bytes(spec.in_engine, plan) == held_bytes(directory, plan, dtype="float32")
+
+
 @pytest.mark.parametrize("kind", quick(["F32", "F16", "BF16", *BLOCK_TYPES], "Q4_K"))
 def test_gguf(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf_models, "_round", lambda model, kind: None)
