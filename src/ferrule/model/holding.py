@@ -60,17 +60,16 @@ class Holding:
     def _pieces(
         self, name: str, told: Tensors, kind: Kind | Place, cut: bool, attention: AttentionSpec | None
     ) -> Iterator[Matrices | Numbers]:
-        *stack, rows, columns = (1, *told.shape) if len(told.shape) < 2 else told.shape
-        copies = told.copies * math.prod(stack)
         vector = len(told.shape) < 2 or name.endswith("bias")
         if vector or not (self.program or _linear(name, told, kind)):
             kept = self.float32_router == "all" or (self.float32_router == "bias" and vector)
             wide = self.program or (kept and is_router(name))
-            yield Numbers(FLOAT32 if wide else self.number_bytes, cut, copies * rows * columns)
+            yield Numbers(FLOAT32 if wide else self.number_bytes, cut, told.copies * math.prod(told.shape))
             return
         if self.program and attention is not None and attention.kind == "latent" and is_latents(name):
             yield from self._by_head(name, attention, cut)
             return
+        *stack, rows, columns = told.shape
         if self.inputs_first and _STACK.search(name):
             rows, columns = columns, rows
         how: Cut = "columns" if _COLUMNS.search(name) else "rows"
@@ -81,7 +80,7 @@ class Holding:
         if packing is not None and packing.group >= columns:
             packing = replace(packing, group=0)
         one = Matrices(rows * joined, columns, packing, self.number_bytes, how if cut else None)
-        yield replace(one, copies=copies / joined)
+        yield replace(one, copies=told.copies * math.prod(stack) / joined)
 
     def _by_head(self, name: str, attention: AttentionSpec, cut: bool) -> Iterator[Matrices]:
         """The projection of latents to keys and values: of each head two matrices of plain numbers, which some files
