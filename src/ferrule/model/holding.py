@@ -67,7 +67,8 @@ class Holding:
             yield Numbers(FLOAT32 if wide else self.number_bytes, cut, told.copies * math.prod(told.shape))
             return
         if self.program and attention is not None and attention.kind == "latent" and is_latents(name):
-            yield from self._by_head(name, attention, cut)
+            packing = None if ".attn_v_b." in name else told.packing
+            yield from self._by_head(name, packing, attention, cut)
             return
         *stack, rows, columns = told.shape
         if self.inputs_first and _STACK.search(name):
@@ -76,21 +77,24 @@ class Holding:
         joined = 2 if kind == "routed" and _HALF.search(name) else 1
         if kind == "routed" and self.whole_experts:
             how = "copies"
-        packing = told.packing
-        if packing is not None and packing.group >= columns:
-            packing = replace(packing, group=0)
-        one = Matrices(rows * joined, columns, packing, self.number_bytes, how if cut else None)
+        one = Matrices(rows * joined, columns, _by_row(told.packing, columns), self.number_bytes, how if cut else None)
         yield replace(one, copies=told.copies * math.prod(stack) / joined)
 
-    def _by_head(self, name: str, attention: AttentionSpec, cut: bool) -> Iterator[Matrices]:
-        """The projection of latents to keys and values: of each head two matrices of plain numbers, which some files
-        have in two tensors."""
+    def _by_head(self, name: str, packing: Packing | None, attention: AttentionSpec, cut: bool) -> Iterator[Matrices]:
+        """The projection of latents to keys and values: of each head a matrix of plain numbers, which is turned, and
+        one as it is stored. Some files have them in two tensors, which both become numbers."""
         rank, how = attention.latent_rank, BY_COPIES if cut else None
         key = attention.key_width - (attention.latent_width - rank)
-        for rows, columns, other in ((rank, key, ".attn_v_b."), (attention.value_width, rank, ".attn_k_b.")):
-            if other in name:
-                continue
-            yield Matrices(rows, columns, None, self.number_bytes, how, attention.query_heads)
+        if ".attn_v_b." not in name:
+            yield Matrices(rank, key, None, self.number_bytes, how, attention.query_heads)
+        if ".attn_k_b." not in name:
+            packed = _by_row(packing, rank)
+            yield Matrices(attention.value_width, rank, packed, self.number_bytes, how, attention.query_heads)
+
+
+def _by_row(packing: Packing | None, columns: int) -> Packing | None:
+    """``packing``, with one name for groups of a whole row."""
+    return replace(packing, group=0) if packing is not None and packing.group >= columns else packing
 
 
 def _linear(name: str, told: Tensors, kind: Kind | Place) -> bool:

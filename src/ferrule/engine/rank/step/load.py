@@ -12,6 +12,7 @@ from ferrule.engine.rank.model import Blueprint
 from ferrule.engine.rank.step.operations import Description, Experts, HeadParts
 from ferrule.engine.rank.step.pieces import of_expert, of_matrix
 from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.loading import (
     BytesRead,
     Recipe,
@@ -109,14 +110,19 @@ def _head_parts(
     parts: HeadParts,
     checkpoint: Checkpoint,
 ) -> Iterator[tuple[str, PackedMatrix]]:
-    """Of each head the keys' part, turned, and the values' part. Heads are read one by one."""
+    """Of each head the keys' part, turned and therefore as numbers, and the values' part. Heads are read one by one."""
     size = parts.key + parts.value
-    first, of = (0, empty.shape[0]) if cut is None else (cut.ranges[0][0], cut.of)
+    start, of = (0, empty.shape[0]) if cut is None else (cut.ranges[0][0], cut.of)
     for head in range(empty.shape[0] // size):
-        own = Slicing(0, of, ((first + head * size, first + (head + 1) * size),))
+        first = start + head * size
+        own, values = (Slicing(0, of, ((each, first + size),)) for each in (first, first + parts.key))
         rows = _filled(blueprint, name, recipe, own, empty[:size], checkpoint)
         yield head_part(name, "key", head), pack_numbers(rows[: parts.key].T, blueprint.dtype)
-        yield head_part(name, "value", head), pack_numbers(rows[parts.key :], blueprint.dtype)
+        pieces = of_matrix(recipe, values, checkpoint)
+        if pieces is not None and isinstance(pieces[0].weight.format, GroupedFormat):
+            yield head_part(name, "value", head), pack(pieces, checkpoint, blueprint.dtype)
+        else:
+            yield head_part(name, "value", head), pack_numbers(rows[parts.key :], blueprint.dtype)
 
 
 def _stack(

@@ -175,8 +175,10 @@ class GgufLatent:
         return [torch.from_numpy(each) for each in found]
 
     def numbers(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> Tensor:
-        (rows,) = self.read(weight, None, source)
-        return rows[each_row(part.rows)][:, each_row(part.columns)]
+        border = self.border(weight, 0)
+        first, last = part.rows[0][0] // border * border, -(-part.rows[-1][1] // border) * border
+        (heads,) = self.read(weight, Slicing(0, weight.shape[0], ((first, last),)), source)
+        return heads[each_row(part.rows) - first][:, each_row(part.columns)]
 
     def _heads(self, part: Stored, heads: slice, source: StoredTensors) -> Floats:
         blocks = blocks_of(part, source)[heads]
