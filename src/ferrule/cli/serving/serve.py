@@ -150,7 +150,8 @@ def serve(
     with needs("serve", "serve"):
         from ferrule.engine import EngineOptions, start
         from ferrule.engine.host.speed import speed_of
-        from ferrule.engine.source import local, read_config
+        from ferrule.engine.source import local
+        from ferrule.engine.spec import check_configuration
         from ferrule.serve import listen
         from ferrule.serve import serve as run_server
     import asyncio
@@ -175,7 +176,7 @@ def serve(
     listener = listen(host, port, api_key=api_key)
     directory = local(chosen)
     if directory is not None:
-        read_config(directory)  # what cannot be a model is said before anything is measured
+        check_configuration(directory)  # what cannot be a model is said before anything is measured
     undecided = tp is None and pp is None and saved is None
     device = this_machine(console, threads, measure=undecided)
     choose_plan = saved.for_model if saved is not None else None
