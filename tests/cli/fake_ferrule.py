@@ -5,11 +5,13 @@
 
 import asyncio
 import os
+from contextlib import nullcontext
 from typing import Any
 
 from fake_engine import FakeEngine
 
 import ferrule.engine
+import ferrule.engine.host.local_ranks
 import ferrule.engine.host.speed
 import ferrule.plan.device.measure
 from ferrule.engine import Progress
@@ -24,8 +26,8 @@ def no_device(*_: Any, **__: Any) -> Any:
     raise PlanError("a scripted engine runs nowhere")
 
 
-async def start(options: Any, on_progress: Any = None, choose_plan: Any = None) -> FakeEngine:
-    del choose_plan
+async def start(options: Any, on_progress: Any = None, planner: Any = None, choose_plan: Any = None) -> FakeEngine:
+    del planner, choose_plan
     on_progress(Progress(0, "load", 1 << 20, 2 << 20))
     on_progress(Progress(0, "load", 2 << 20, 2 << 20))
     await asyncio.sleep(float(os.environ.get("FAKE_SLOW_START", 0)))
@@ -38,6 +40,7 @@ async def start(options: Any, on_progress: Any = None, choose_plan: Any = None) 
 
 if __name__ == "__main__":
     ferrule.engine.start = start  # type: ignore[assignment]
+    ferrule.engine.host.local_ranks.LocalPlanner.expecting = lambda *_: nullcontext()  # type: ignore[method-assign]
     ferrule.engine.host.speed.speed_of = no_speed  # type: ignore[assignment]
     ferrule.plan.device.measure.recall_device = no_device
     ferrule.plan.device.measure.measure_device = no_device

@@ -32,7 +32,9 @@ from ferrule.errors import ConfigError, FerruleError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ferrule.engine import Engine
+    from ferrule.engine import Engine, EngineOptions
+    from ferrule.engine.host.local_ranks import LocalPlanner
+    from ferrule.engine.host.prepare import PlanChoice
     from ferrule.engine.host.speed import Speed
     from ferrule.model import ModelSpec
     from ferrule.plan import DeviceSpec, Plan, SavedPlan
@@ -148,15 +150,10 @@ def serve(
     if console.is_terminal:  # the imports below take seconds, in which a blank screen looks like a hang
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
     with needs("serve", "serve"):
-        from ferrule.engine import EngineOptions, start
-        from ferrule.engine.host.speed import speed_of
+        from ferrule.engine import EngineOptions
+        from ferrule.engine.host.local_ranks import LocalPlanner
         from ferrule.engine.source import local
         from ferrule.engine.spec import check_configuration
-        from ferrule.serve import listen
-        from ferrule.serve import serve as run_server
-    import asyncio
-
-    from ferrule.cli.display import Loading, show_ready
 
     options = EngineOptions(
         chosen,
@@ -173,21 +170,46 @@ def serve(
     )
     if saved is not None:
         saved.require_hosts({gethostname()}, "this machine")
-    listener = listen(host, port, api_key=api_key)
     directory = local(chosen)
     if directory is not None:
-        check_configuration(directory)  # what cannot be a model is said before anything is measured
+        check_configuration(directory)  # what cannot be a model is said before anything is measured or started
     undecided = tp is None and pp is None and saved is None
     device = this_machine(console, threads, measure=undecided)
     choose_plan = saved.for_model if saved is not None else None
     if undecided and device is not None:
         choose_plan = partial(_plan_here, device)
+    planner = LocalPlanner(standby=standby)
+    with planner.expecting(options):
+        _run(console, options, planner, choose_plan, device, host, port, api_key)
+
+
+def _run(
+    console: Console,
+    options: EngineOptions,
+    planner: LocalPlanner,
+    choose_plan: PlanChoice | None,
+    device: DeviceSpec | None,
+    host: str,
+    port: int,
+    api_key: str | None,
+) -> None:
+    """Until it is stopped."""
+    with needs("serve", "serve"):
+        from ferrule.engine import start
+        from ferrule.engine.host.speed import speed_of
+        from ferrule.serve import listen
+        from ferrule.serve import serve as run_server
+    import asyncio
+
+    from ferrule.cli.display import Loading, show_ready
+
+    listener = listen(host, port, api_key=api_key)
     speed: Speed | None = None
 
     async def load() -> Engine:
         nonlocal speed
         with Loading(console) as loading:
-            engine = await start(options, on_progress=loading, choose_plan=choose_plan)
+            engine = await start(options, loading, planner=lambda model: planner, choose_plan=choose_plan)
             speed = await speed_of(engine, device)
             return engine
 

@@ -26,7 +26,6 @@ from ferrule.engine.types import (
 )
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable, RequestError
 from ferrule.model.gguf import full_path, model_name
-from ferrule.process import usable_cores
 
 if TYPE_CHECKING:
     from ferrule.lab import Lab
@@ -61,7 +60,7 @@ class LocalEngine:
             directory=str(full_path(model.directory)),
             dtype=options.dtype,
             plan=self.plan,
-            threads=options.threads or max(1, usable_cores() // self.plan.world_size),
+            threads=options.rank_threads(self.plan.world_size),
             context=self.max_context,
             max_sequences=options.max_sequences,
             batch_tokens=options.batch_tokens,

@@ -8,14 +8,14 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.messages import Start, encode
-from ferrule.engine.options import RankOptions
+from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.errors import ModelUnavailable
 from ferrule.launch import LocalLauncher
 
@@ -26,6 +26,9 @@ LOG_TAIL = 5
 """Lines of a dead rank's output that its error quotes."""
 ANSWER_SECONDS = 0.5
 """How long a host of a lab may take to answer before it counts as cut off."""
+Kind = tuple[int, int, bool | None]
+"""What ranks are told at their start: how many they are, their threads, and whether they encrypt; the rest comes over
+their control connections."""
 CLOSED_PORT = 9
 """A port without a listener: a host that can be reached refuses the connection."""
 
@@ -57,13 +60,16 @@ class LocalRanks:
         log = self._logs / f"rank-{rank}.log"
         return " | ".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:]) if log.exists() else ""
 
-    async def discard(self) -> None:
+    def discard(self) -> None:
         """End ranks that were never used."""
         for ours in self.sockets:
             ours.close()
-        await self.stop(0)
+        self._end(0)
 
     async def stop(self, grace: float) -> None:
+        self._end(grace)
+
+    def _end(self, grace: float) -> None:
         self._launcher.stop(grace)
         shutil.rmtree(self._logs, ignore_errors=True)
 
@@ -76,7 +82,7 @@ class LocalStarter:
 
     def __init__(self, lab: Lab | None = None, *, standby: bool = False) -> None:
         self._lab, self._with_standby = lab, standby
-        self._standby: tuple[tuple[int, int], LocalRanks] | None = None
+        self._standby: tuple[Kind, LocalRanks] | None = None
 
     async def start(self, options: RankOptions) -> LocalRanks:
         """Start it from the thread of the event loop, which lives as long as the ranks may."""
@@ -85,8 +91,8 @@ class LocalStarter:
             kind, ranks = ready
             if kind == _kind(options) and all(code is None for code in ranks.poll()):
                 return self._told(ranks, options)
-            await ranks.discard()
-        return self._told(self._start(options), options)
+            ranks.discard()
+        return self._told(self._start(*_kind(options)), options)
 
     @staticmethod
     def _told(ranks: LocalRanks, options: RankOptions) -> LocalRanks:
@@ -95,20 +101,28 @@ class LocalStarter:
                 ours.sendall(encode(Start(options)))
         return ranks
 
+    def expect(self, kind: Kind) -> None:
+        """Have processes do their imports before it is known what they are to run, for a `start` of this kind."""
+        self._standby = kind, self._start(*kind)
+
     async def prepare(self, deployment: Deployment) -> bool:
         if self._standby is not None and any(code is not None for code in self._standby[1].poll()):
-            await self.close()
+            self.discard()
         if self._with_standby and self._standby is None:
-            self._standby = _kind(deployment.options), self._start(deployment.options)
+            self.expect(_kind(deployment.options))
         return True
 
     async def close(self) -> None:
+        self.discard()
+
+    def discard(self) -> None:
+        """End the processes that wait. Safe to call twice."""
         ready, self._standby = self._standby, None
         if ready is not None:
-            await ready[1].discard()
+            ready[1].discard()
 
-    def _start(self, options: RankOptions) -> LocalRanks:
-        lab, size = self._lab, options.plan.world_size
+    def _start(self, size: int, threads: int, encrypt: bool | None) -> LocalRanks:
+        lab = self._lab
         logs = Path(tempfile.mkdtemp(prefix="ferrule-"))
         pairs = [socket.socketpair() for _ in range(size)]
         theirs = [their for _, their in pairs]
@@ -126,7 +140,7 @@ class LocalStarter:
         launcher = LocalLauncher(
             command,
             size,
-            env=rank_environment(options.threads, options.encrypt),
+            env=rank_environment(threads, encrypt),
             rank_env=None if lab is None else lab.rank_env(size, port=lab.new_port()),
             pass_fds=[[their.fileno()] for their in theirs],
             output=logs,
@@ -147,9 +161,8 @@ class LocalStarter:
         return LocalRanks(launcher, [ours for ours, _ in pairs], hosts, logs)
 
 
-def _kind(options: RankOptions) -> tuple[int, int]:
-    """What ranks are told at their start; the rest comes over their control connection."""
-    return options.plan.world_size, options.threads
+def _kind(options: RankOptions) -> Kind:
+    return options.plan.world_size, options.threads, options.encrypt
 
 
 class LocalPlanner:
@@ -159,6 +172,17 @@ class LocalPlanner:
     def __init__(self, lab: Lab | None = None, *, standby: bool = False) -> None:
         self._lab = lab
         self._starter = LocalStarter(lab, standby=standby)
+
+    @contextmanager
+    def expecting(self, options: EngineOptions) -> Iterator[None]:
+        """Have as many ranks as ``options`` ask for do their imports now, while this process does its own and reads the
+        model. Where it turns out otherwise, or nothing is started, they are ended."""
+        size = options.tensor * options.pipeline
+        self._starter.expect((size, options.rank_threads(size), options.encrypt))
+        try:
+            yield
+        finally:
+            self._starter.discard()
 
     async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
         if loss is not None and self._lab is not None:

@@ -19,6 +19,7 @@ from ferrule.engine.types import SamplingParams
 from ferrule.errors import ConfigError
 from ferrule.model import ModelSpec
 from ferrule.plan import Plan, make_plan
+from ferrule.process.memory import trim
 
 Result = TypeVar("Result")
 PlanChoice = Callable[[ModelSpec], Plan]
@@ -52,6 +53,7 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
         )
     plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
     tokenizer = ModelTokenizer(directory)
+    trim()  # reading a large vocabulary takes twice what it then needs
     default_sampling, end_tokens = generation_defaults(directory)
     if tokenizer.eos_token_id is not None:
         end_tokens |= {tokenizer.eos_token_id}
