@@ -95,8 +95,9 @@ def _told(directory: Path) -> dict[str, Any]:
 
 
 def _complete(settings: _Settings, tokenizer: Tokenizer, named: Mapping[str, Any]) -> bool:
-    """Whether transformers would take ``tokenizer`` as it is. It does so of byte-level ones, but for the defaults of
-    classes, and where a class of the model's own is named, which would be code to run and adds nothing."""
+    """Whether ``tokenizer`` is all there is to know: transformers' class takes it as it is; or it is byte-level, of
+    which classes make the same (where one does not, it is the wrong one, and the makers' file counts) but for defaults;
+    or a class of the model's own is named, which would be code to run and adds nothing."""
     if settings.fast_tokenizer_files:
         return False
     name = settings.tokenizer_class
