@@ -81,7 +81,7 @@ def test_a_family_that_is_not_known_here_is_left_to_transformers(tmp_path: Path)
 
 def test_a_model_is_prepared_without_torch_and_transformers() -> None:
     code = (
-        "import sys, ferrule.serve; from ferrule.engine import EngineOptions;"
+        "import sys, ferrule.serve.server; from ferrule.engine import EngineOptions;"
         "from ferrule.engine.host.prepare import prepare;"
         "prepare(EngineOptions('demo')); print({'torch', 'transformers', 'scipy'} & set(sys.modules))"
     )

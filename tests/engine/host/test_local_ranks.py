@@ -50,7 +50,7 @@ def start(planner: LocalPlanner, ranks: int) -> set[int]:
 
 def test_ranks_that_were_expected_are_those_that_start() -> None:
     planner = LocalPlanner()
-    with planner.expecting(EngineOptions("demo", tensor=2)):
+    with planner.expecting(2, EngineOptions("demo")):
         expected = sleeping()
         assert len(expected) == 2
         assert start(planner, 2) == expected
@@ -59,7 +59,7 @@ def test_ranks_that_were_expected_are_those_that_start() -> None:
 
 def test_as_many_as_are_needed_take_the_place_of_others(tmp_path: Path) -> None:
     planner = LocalPlanner()
-    with planner.expecting(EngineOptions("demo")):
+    with planner.expecting(1, EngineOptions("demo")):
         expected = sleeping()
         assert len(expected) == 1
         started = start(planner, 2)
@@ -71,7 +71,7 @@ def test_as_many_as_are_needed_take_the_place_of_others(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_ranks_that_are_not_started(tmp_path: Path) -> None:
     planner = LocalPlanner()
-    with pytest.raises(ValueError, match="no such model"), planner.expecting(EngineOptions("demo", tensor=2)):
+    with pytest.raises(ValueError, match="no such model"), planner.expecting(2, EngineOptions("demo")):
         raise ValueError("no such model")
     assert not sleeping()
     assert not list(tmp_path.glob("ferrule-*")), "logs are left"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from socket import gethostname
+from socket import gethostname, socket
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -154,6 +154,7 @@ def serve(
         from ferrule.engine.host.local_ranks import LocalPlanner
         from ferrule.engine.source import local
         from ferrule.engine.spec import check_configuration
+        from ferrule.serve.listener import listen
 
     options = EngineOptions(
         chosen,
@@ -170,6 +171,7 @@ def serve(
     )
     if saved is not None:
         saved.require_hosts({gethostname()}, "this machine")
+    listener = listen(host, port, api_key=api_key)
     directory = local(chosen)
     if directory is not None:
         check_configuration(directory)  # what cannot be a model is said before anything is measured or started
@@ -179,8 +181,8 @@ def serve(
     if undecided and device is not None:
         choose_plan = partial(_plan_here, device)
     planner = LocalPlanner(standby=standby)
-    with planner.expecting(options):
-        _run(console, options, planner, choose_plan, device, host, port, api_key)
+    with planner.expecting(options.tensor * options.pipeline if saved is None else saved.plan.world_size, options):
+        _run(console, options, planner, choose_plan, device, listener, host, api_key)
 
 
 def _run(
@@ -189,21 +191,19 @@ def _run(
     planner: LocalPlanner,
     choose_plan: PlanChoice | None,
     device: DeviceSpec | None,
+    listener: socket,
     host: str,
-    port: int,
     api_key: str | None,
 ) -> None:
     """Until it is stopped."""
     with needs("serve", "serve"):
         from ferrule.engine import start
         from ferrule.engine.host.speed import speed_of
-        from ferrule.serve import listen
-        from ferrule.serve import serve as run_server
+        from ferrule.serve.server import serve as run_server
     import asyncio
 
     from ferrule.cli.display import Loading, show_ready
 
-    listener = listen(host, port, api_key=api_key)
     speed: Speed | None = None
 
     async def load() -> Engine:

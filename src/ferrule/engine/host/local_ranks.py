@@ -174,11 +174,10 @@ class LocalPlanner:
         self._starter = LocalStarter(lab, standby=standby)
 
     @contextmanager
-    def expecting(self, options: EngineOptions) -> Iterator[None]:
-        """Have as many ranks as ``options`` ask for do their imports now, while this process does its own and reads the
-        model. Where it turns out otherwise, or nothing is started, they are ended."""
-        size = options.tensor * options.pipeline
-        self._starter.expect((size, options.rank_threads(size), options.encrypt))
+    def expecting(self, ranks: int, options: EngineOptions) -> Iterator[None]:
+        """Have so many ranks do their imports now, while this process does its own and reads the model. Where there
+        turn out to be others, or nothing is started, they are ended."""
+        self._starter.expect((ranks, options.rank_threads(ranks), options.encrypt))
         try:
             yield
         finally:
