@@ -7,11 +7,12 @@ import asyncio
 import os
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 from fake_engine import FakeEngine
 
 import ferrule.engine
-import ferrule.engine.host.local_ranks
+import ferrule.engine.host.processes
 import ferrule.engine.host.speed
 import ferrule.plan.device.measure
 from ferrule.engine import Progress
@@ -40,7 +41,7 @@ async def start(options: Any, on_progress: Any = None, planner: Any = None, choo
 
 if __name__ == "__main__":
     ferrule.engine.start = start  # type: ignore[assignment]
-    ferrule.engine.host.local_ranks.LocalPlanner.expecting = lambda *_: nullcontext()  # type: ignore[method-assign]
+    ferrule.engine.host.processes.expecting = lambda *_: nullcontext(Mock())  # type: ignore[assignment]
     ferrule.engine.host.speed.speed_of = no_speed  # type: ignore[assignment]
     ferrule.plan.device.measure.recall_device = no_device
     ferrule.plan.device.measure.measure_device = no_device

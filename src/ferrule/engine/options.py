@@ -8,7 +8,6 @@ import msgspec
 
 from ferrule.errors import ConfigError
 from ferrule.plan import Plan
-from ferrule.process import usable_cores
 
 STEP_TIMEOUT = 600.0
 """Seconds that a rank waits for another within a step, or for the driver's next word; longer than any step takes."""
@@ -65,10 +64,6 @@ class EngineOptions:
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} must be at least 1, not {value}")
-
-    def rank_threads(self, ranks: int) -> int:
-        """CPU threads of each of ``ranks`` on this machine."""
-        return self.threads or max(1, usable_cores() // ranks)
 
 
 @dataclass(frozen=True)

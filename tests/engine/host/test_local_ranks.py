@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ferrule.engine.host.local_ranks import LocalPlanner, LocalStarter
-from ferrule.engine.options import EngineOptions, RankOptions
+from ferrule.engine.host import processes
+from ferrule.engine.host.local_ranks import LocalPlanner
+from ferrule.engine.host.processes import expecting, rank_threads
+from ferrule.engine.options import RankOptions
 from ferrule.model import demo_path, read_model
 from ferrule.plan import make_plan
+
+PYTHON = sys.executable
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +28,7 @@ def idle_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(processes, "usable_cores", lambda: 2)
 
 
 def sleeping() -> set[int]:
@@ -31,7 +37,7 @@ def sleeping() -> set[int]:
 
 def rank_options(ranks: int) -> RankOptions:
     plan = make_plan(read_model(str(demo_path())), tensor=ranks)
-    threads = EngineOptions("demo").rank_threads(ranks)
+    threads = rank_threads(None, ranks)
     return RankOptions(str(demo_path()), "auto", plan, threads, 64, max_sequences=1, batch_tokens=64, end_tokens=())
 
 
@@ -49,20 +55,19 @@ def start(planner: LocalPlanner, ranks: int) -> set[int]:
 
 
 def test_ranks_that_were_expected_are_those_that_start() -> None:
-    planner = LocalPlanner()
-    with planner.expecting(2, EngineOptions("demo")):
+    with expecting(2, None, None) as ranks:
         expected = sleeping()
         assert len(expected) == 2
-        assert start(planner, 2) == expected
+        assert start(LocalPlanner(expected=ranks), 2) == expected
     assert not sleeping()
 
 
-def test_as_many_as_are_needed_take_the_place_of_others(tmp_path: Path) -> None:
-    planner = LocalPlanner()
-    with planner.expecting(1, EngineOptions("demo")):
+@pytest.mark.parametrize(("ranks", "encrypt"), [(1, None), (2, True)])
+def test_those_of_another_kind_are_ended(ranks: int, encrypt: bool | None, tmp_path: Path) -> None:
+    with expecting(ranks, None, encrypt) as others:
         expected = sleeping()
-        assert len(expected) == 1
-        started = start(planner, 2)
+        assert len(expected) == ranks
+        started = start(LocalPlanner(expected=others), 2)
     assert len(started) == 2
     assert not started & expected
     assert not sleeping()
@@ -70,23 +75,20 @@ def test_as_many_as_are_needed_take_the_place_of_others(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_of_ranks_that_are_not_started(tmp_path: Path) -> None:
-    planner = LocalPlanner()
-    with pytest.raises(ValueError, match="no such model"), planner.expecting(2, EngineOptions("demo")):
-        raise ValueError("no such model")
+    with expecting(2, None, None):
+        assert len(sleeping()) == 2
     assert not sleeping()
     assert not list(tmp_path.glob("ferrule-*")), "logs are left"
 
 
-def test_ranks_that_were_told_otherwise_do_not_start() -> None:
-    starter = LocalStarter()
-    options = rank_options(1)
-    starter.expect((1, options.threads, True))
-    expected = sleeping()
+def test_more_than_there_are_cores_are_not_expected() -> None:
+    with expecting(3, None, None) as ranks:
+        assert ranks is None
+        assert not sleeping()
 
-    async def run() -> set[int]:
-        started = await starter.start(options)
-        left = sleeping()
-        await started.stop(0)
-        return left
 
-    assert not asyncio.run(run()) & expected, "they were told to encrypt"
+def test_what_starts_them_waits_for_few_imports() -> None:
+    late = {"numpy", "ferrule.plan", "ferrule.fabric"}
+    code = f"import ferrule.engine.host.processes, sys; print({late} & set(sys.modules))"
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"
