@@ -185,8 +185,8 @@ def _counts(key: str, weight: Weight, checkpoint: Checkpoint) -> Counts:
 
 def describe(directory: Path, config: Any, weights: str | None = None, dtype: str = "auto") -> ModelSpec:
     """Counts and sizes for the planner, by transformers' configuration. Checks all files on the way; raises
-    `ModelError` where one is damaged. ``weights``: as in `Checkpoint`. ``dtype``: what is computed in, ``auto`` for what
-    they were saved in."""
+    `ModelError` where one is damaged. ``weights``: as in `Checkpoint`. ``dtype``: what is computed in, ``auto`` for
+    what they were saved in."""
     known = {field: getattr(config, field) for field in FIELDS}  # some architectures have other names for these
     spec = count_files(directory, config.to_dict() | known, weights, dtype, cuts_of(config))
     name = (config.architectures or [type(config).__name__])[0]
@@ -207,8 +207,8 @@ def count_files(
     cuts: Cuts | None = None,
 ) -> ModelSpec:
     """What the model's files hold, by the ``fields`` of its configuration. ``dtype``: as in `describe`; ``cuts``: as in
-    `spec_of_tensors`. Checks all files on the way; raises `ModelError` where one is damaged, `ConfigError` where a field
-    cannot be."""
+    `spec_of_tensors`. Checks all files on the way; raises `ModelError` where one is damaged, `ConfigError` where a
+    field cannot be."""
     with Checkpoint(directory, weights) as checkpoint:
         tensors = [_counts(key, each, checkpoint) for key, each in checkpoint.tensors.items()]
     # What tensors take is known already.
