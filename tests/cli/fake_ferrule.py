@@ -5,11 +5,14 @@
 
 import asyncio
 import os
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 from fake_engine import FakeEngine
 
 import ferrule.engine
+import ferrule.engine.host.processes
 import ferrule.engine.host.speed
 import ferrule.plan.device.measure
 from ferrule.engine import Progress
@@ -24,8 +27,8 @@ def no_device(*_: Any, **__: Any) -> Any:
     raise PlanError("a scripted engine runs nowhere")
 
 
-async def start(options: Any, on_progress: Any = None, choose_plan: Any = None) -> FakeEngine:
-    del choose_plan
+async def start(options: Any, on_progress: Any = None, planner: Any = None, choose_plan: Any = None) -> FakeEngine:
+    del planner, choose_plan
     on_progress(Progress(0, "load", 1 << 20, 2 << 20))
     on_progress(Progress(0, "load", 2 << 20, 2 << 20))
     await asyncio.sleep(float(os.environ.get("FAKE_SLOW_START", 0)))
@@ -38,6 +41,7 @@ async def start(options: Any, on_progress: Any = None, choose_plan: Any = None) 
 
 if __name__ == "__main__":
     ferrule.engine.start = start  # type: ignore[assignment]
+    ferrule.engine.host.processes.expecting = lambda *_: nullcontext(Mock())  # type: ignore[assignment]
     ferrule.engine.host.speed.speed_of = no_speed  # type: ignore[assignment]
     ferrule.plan.device.measure.recall_device = no_device
     ferrule.plan.device.measure.measure_device = no_device

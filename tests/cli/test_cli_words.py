@@ -244,7 +244,7 @@ def test_the_curl_line_is_for_a_shell() -> None:
 
 @pytest.mark.parametrize(("flag", "value"), [("--encrypt", "1"), ("--no-encrypt", "0")])
 def test_encryption_is_a_variable_of_every_rank(flag: str, value: str) -> None:
-    from ferrule.engine.host.local_ranks import rank_environment
+    from ferrule.engine.host.processes import rank_environment
 
     told = run("launch", "-n", "2", flag, "--dry-run", "train.py")[1]
     assert told.count(f"FERRULE_ENCRYPT={value}") == 2

@@ -7,7 +7,9 @@ import json
 import shlex
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from openai import AsyncOpenAI, BadRequestError
@@ -37,6 +39,14 @@ def test_what_it_prints_when_ready(demo: Server) -> None:
     command = next(line for line in demo.lines if line.startswith("curl "))
     answer = subprocess.run(["sh", "-c", command.strip() + " -s"], capture_output=True, text=True, timeout=60)
     assert json.loads(answer.stdout)["choices"][0]["message"]["role"] == "assistant", shlex.quote(command)
+
+
+def test_the_server_itself_is_small_and_has_no_torch(demo: Server) -> None:
+    server = psutil.Process(demo.process.pid)
+    assert server.memory_info().rss < 150 * 2**20
+    libraries = {Path(each.path).name for each in server.memory_maps()}
+    assert not any(name.startswith("libtorch") for name in libraries)
+    assert all(any("libtorch" in each.path for each in rank.memory_maps()) for rank in demo.ranks()), "it would show"
 
 
 def test_a_streamed_chat_is_what_one_process_would_say(demo: Server) -> None:

@@ -3,39 +3,119 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+from random_packed import FORMATS, PLAIN, write_random, write_random_gguf
 
-from ferrule.bench.random_model import RandomModel, save_random_llama
-from ferrule.engine import EngineOptions, RankInfo, start
+from ferrule.engine import EngineOptions, Progress, RankInfo, start
+from ferrule.engine.source import describe, read_config
+from ferrule.plan.cost import weight_bytes
+from ferrule.plan.plan import make_plan
 
-pytestmark = pytest.mark.slow
+MARGIN = 64_000_000
+"""Threads' stacks, allocator slack, and what is unpacked at a time; does not grow with the model."""
+PERIOD = 0.003
+"""Seconds between two looks at the ranks."""
 
-MIB = 1 << 20
-MARGIN = 48 * MIB
-"""Threads' stacks, allocator slack, oneDNN's kernels and a trial run; does not grow with the model."""
-
-SHAPE = RandomModel("random", hidden=1024, intermediate=4096, layers=8, heads=16, key_value_heads=8, vocabulary=16000)
-PARAMETERS = 2 * 16000 * 1024 + 8 * (3 * 1024 * 4096 + (2 * 1024 + 2 * 512) * 1024)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random_llama(tmp_path_factory.mktemp("model"), SHAPE)
-
-
-async def loaded(directory: Path, tensor: int, pipeline: int) -> tuple[RankInfo, ...]:
-    engine = await start(EngineOptions(str(directory), tensor=tensor, pipeline=pipeline, threads=1, self_test=False))
-    await engine.close()
-    return engine.ranks
+SIZES: dict[str, Any] = {
+    "vocab_size": 64000,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+}
+"""Matrices of more numbers than are unpacked at a time, an embedding of a quarter of a gigabyte."""
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 2)])
-def test_peak_memory_of_a_rank_is_its_shard_and_a_small_margin(tensor: int, pipeline: int, model: Path) -> None:
-    ranks = asyncio.run(loaded(model, tensor, pipeline))
-    whole = sum(rank.weight_bytes for rank in ranks)
-    assert 2 * PARAMETERS <= whole < 2.01 * PARAMETERS  # the norms are on every rank
+def forms(names: Iterable[str], *slow: str) -> list[Any]:
+    """All of ``names``; those that are not ``slow`` are tested by hand: each takes a quarter of a minute."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in slow else pytest.mark.soak) for name in names]
+
+
+class Watch:
+    """The highest anonymous memory of each process below this one, until all of ``ranks`` have loaded."""
+
+    def __init__(self, ranks: int) -> None:
+        self.peaks: defaultdict[int, int] = defaultdict(int)
+        self._loading = set(range(ranks))
+        self._loaded = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def on_progress(self, progress: Progress) -> None:
+        if progress.phase == "warm up":
+            self._loading.discard(progress.rank)
+        if not self._loading:
+            self.end()
+
+    def end(self) -> None:
+        self._loaded.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        this = psutil.Process()
+        while not self._loaded.wait(PERIOD):
+            for child in this.children(recursive=True):
+                try:
+                    lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
+                except OSError:  # it has ended
+                    continue
+                held = next((line.split()[1] for line in lines if line.startswith("RssAnon")), "0")
+                self.peaks[child.pid] = max(self.peaks[child.pid], int(held) * 1024)
+
+
+def check(directory: Path, tensor: int = 1, pipeline: int = 1, weights: str | None = None) -> None:
+    spec = describe(directory, read_config(directory), weights)
+    plan = make_plan(spec, tensor=tensor, pipeline=pipeline)
+    options = EngineOptions(
+        str(directory), tensor=tensor, pipeline=pipeline, threads=1, self_test=False, weights=weights
+    )
+    watch = Watch(plan.world_size)
+
+    async def loaded() -> tuple[RankInfo, ...]:
+        engine = await start(options, watch.on_progress)
+        await engine.close()
+        return engine.ranks
+
+    try:
+        ranks = asyncio.run(loaded())
+    finally:
+        watch.end()
+    assert tuple(rank.weight_bytes for rank in ranks) == weight_bytes(spec.in_engine, plan)
     for rank in ranks:
-        assert rank.weight_bytes < 1.1 * whole / len(ranks)
-        assert rank.peak_bytes - rank.base_bytes < rank.weight_bytes + MARGIN
+        more = watch.peaks[rank.pid] - rank.base_bytes - rank.weight_bytes
+        assert more < MARGIN, f"rank {rank.rank} of {rank.weight_bytes:,} bytes of weights took {more:,} more"
+
+
+@pytest.mark.parametrize("form", forms([*FORMATS, *PLAIN], "int4", "bfloat16", "nf4"))
+def test_peak_memory_of_a_rank_is_its_shard_and_a_small_margin(form: str, tmp_path: Path) -> None:
+    check(write_random(tmp_path / form, form, **SIZES), 2)
+
+
+@pytest.mark.soak
+def test_the_same_of_experts(tmp_path: Path) -> None:
+    sizes = {**SIZES, "intermediate_size": 2048, "num_local_experts": 8, "head_dim": 128}
+    check(write_random(tmp_path / "m", "mxfp4", "gpt_oss", **sizes), 2)
+
+
+@pytest.mark.parametrize("kind", forms(["Q4_0", "Q4_K", "Q6_K", "F16"], "Q4_K"))
+def test_the_same_of_gguf_files(kind: str, tmp_path: Path) -> None:
+    check(write_random_gguf(tmp_path / "m.gguf", kind, **SIZES), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (1, 2)])
+def test_the_same_of_other_splits(tensor: int, pipeline: int, tmp_path: Path) -> None:
+    check(write_random(tmp_path / "m", "int4", **SIZES), tensor, pipeline)
+
+
+@pytest.mark.parametrize("weights", forms(["int8", "int4"], "int4"))
+def test_the_same_of_weights_that_are_quantised(weights: str, tmp_path: Path) -> None:
+    check(write_random(tmp_path / "m", "bfloat16", **SIZES), 2, weights=weights)

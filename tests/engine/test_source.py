@@ -16,7 +16,7 @@ from tiny_models import make
 
 from ferrule.engine.rank.model import ShardedModel
 from ferrule.engine.source import read_config
-from ferrule.engine.tokenizer import ModelTokenizer
+from ferrule.engine.tokenizer.model import ModelTokenizer
 from ferrule.errors import ModelError
 from ferrule.model import demo_path
 

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
 
-from ferrule.process.memory import memory_free
+from ferrule.process.memory import memory_free, private_bytes, trim
 
 
 def _write(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only GNU's C library gives memory back")
+def test_freed_memory_is_given_back() -> None:
+    before = private_bytes()
+    blocks = [bytes(1024) for _ in range(1 << 16)]
+    last = bytes(1024)  # behind which nothing is free, so that the library keeps all of it
+    del blocks
+    kept = private_bytes() - before
+    trim()
+    assert len(last) == 1024
+    assert kept > 32 << 20
+    assert private_bytes() - before < 16 << 20
 
 
 def test_memory_of_the_machine_without_control_groups(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import uvicorn
 from fake_engine import FakeEngine
 
-from ferrule.serve import listen
 from ferrule.serve.app import create_app
 from ferrule.serve.connections import HttpConfig
+from ferrule.serve.listener import listen
 
 DEADLINE = 10.0
 

@@ -9,7 +9,8 @@ import time
 
 from fake_engine import FakeEngine
 
-from ferrule.serve import listen, serve
+from ferrule.serve.listener import listen
+from ferrule.serve.server import serve
 
 
 class SlowEngine(FakeEngine):

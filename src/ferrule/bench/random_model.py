@@ -64,11 +64,11 @@ def save_random_llama(directory: Path, shape: RandomModel, seed: int = 0) -> Pat
         dtype="bfloat16",
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
-    _save_tokenizer(directory, shape.vocabulary)
+    save_tokenizer(directory, shape.vocabulary)
     return directory
 
 
-def _save_tokenizer(directory: Path, vocabulary: int) -> None:
+def save_tokenizer(directory: Path, vocabulary: int) -> None:
     """One in which each id has a text of its own, so that every token shows in a stream."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

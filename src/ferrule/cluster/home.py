@@ -158,6 +158,12 @@ def known_clusters() -> list[ClusterHome]:
     return [home for home in homes if home.exists]
 
 
+def running_cluster() -> ClusterHome | None:
+    """The cluster whose agent runs on this host; None where none does, or several do."""
+    running = [home for home in known_clusters() if home.is_running()]
+    return running[0] if len(running) == 1 else None
+
+
 def choose_cluster(name: str | None) -> ClusterHome:
     """The cluster that is meant: by its name, or the only one. Raises `ClusterError`."""
     known = known_clusters()

@@ -1,18 +1,25 @@
-"""Run a planned model: its shards, their weights, the KV cache, the scheduler and the ranks."""
+"""Run a planned model: its shards, their weights, the KV cache, the scheduler and the ranks.
 
-from ferrule.engine.host.local import LocalEngine, start
-from ferrule.engine.options import EngineOptions
-from ferrule.engine.types import (
-    Engine,
-    FinishReason,
-    Health,
-    Progress,
-    RankInfo,
-    Recovery,
-    SamplingParams,
-    Token,
-    Tokenizer,
-)
+The names below are imported when they are first used: rank processes are started before the planner is imported.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ferrule.engine.host.local import LocalEngine, start
+    from ferrule.engine.options import EngineOptions
+    from ferrule.engine.types import (
+        Engine,
+        FinishReason,
+        Health,
+        Progress,
+        RankInfo,
+        Recovery,
+        SamplingParams,
+        Token,
+        Tokenizer,
+    )
 
 __all__ = [
     "Engine",
@@ -28,3 +35,12 @@ __all__ = [
     "Tokenizer",
     "start",
 ]
+
+_ELSEWHERE = {"LocalEngine": "host.local", "start": "host.local", "EngineOptions": "options"}
+"""Modules of those that are not in `ferrule.engine.types`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ELSEWHERE.get(name, 'types')}"), name)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
-
-from transformers import AutoConfig
 
 from ferrule.engine.architectures import (
     cuts_of,
@@ -19,13 +18,16 @@ from ferrule.engine.architectures import (
     tensor_refusal,
 )
 from ferrule.engine.weights.checkpoint import Checkpoint, quantization_of
-from ferrule.engine.weights.formats import known_methods
+from ferrule.engine.weights.formats import Weight, known_methods
+from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.gguf.names import family_of
 from ferrule.errors import ModelError
-from ferrule.model import ModelSpec, Stored, demo_path, spec_of_tensors
+from ferrule.model import Cuts, ModelSpec, demo_path, spec_of_tensors
+from ferrule.model.count import Counts
 from ferrule.model.family import SAME_CLASS
 from ferrule.model.gguf import SUFFIX, gguf_config, gguf_file, gguf_text, model_name, read_gguf_model
 from ferrule.model.headers import read_json
+from ferrule.model.holding import Tensors
 from ferrule.model.storage import named_format
 
 DEMO = "demo"
@@ -87,11 +89,20 @@ def _download(hub_id: str) -> Path:
         ) from None
 
 
-def read_config(directory: Path) -> Any:
-    """The model's transformers configuration. Raises `ModelError` where it cannot be read or is not run here."""
+def configuration_file(directory: Path) -> Path:
+    """The model's ``config.json``, or its GGUF file. Raises `ModelError` where it has neither."""
     file = gguf_file(directory) or directory / "config.json"
     if not file.exists():
         raise ModelError(f"{directory} holds no config.json and no GGUF file; is it a model directory?")
+    return file
+
+
+def read_config(directory: Path) -> Any:
+    """The model's configuration as transformers has it. Raises `ModelError` where it cannot be read or is not run here.
+
+    The first call imports transformers and torch, which takes seconds and 200 MiB (see `ferrule.engine.spec`).
+    """
+    file = configuration_file(directory)
     fields = {} if file.suffix == SUFFIX else read_json(file)
     load = partial(_load_gguf_config, file) if file.suffix == SUFFIX else partial(_load_config, directory, fields)
     return _checked(load, fields, str(file), str(directory))
@@ -135,18 +146,24 @@ def _checked(load: Callable[[], Any], fields: dict[str, Any], file: str, name: s
 
 
 def _load_config(directory: Path, fields: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
     if str(fields.get("model_type")) not in SAME_CLASS:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     return _made_config(fields)
 
 
 def _made_config(fields: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
     model_type = str(fields.get("model_type"))
     own = {name: value for name, value in fields.items() if name not in ("model_type", "auto_map")}
     return AutoConfig.for_model(SAME_CLASS.get(model_type, model_type), **own)
 
 
 def _load_gguf_config(file: Path) -> Any:
+    from transformers import AutoConfig
+
     fields = gguf_config(read_gguf_model(file))
     model_type = str(fields.pop("model_type"))
     family_of(model_type, str(file))
@@ -159,22 +176,19 @@ def saved_dtype(config: Any) -> str:
     return name if name in COMPUTED else "float32"
 
 
-def describe(directory: Path, config: Any, weights: str | None = None) -> ModelSpec:
-    """Counts and sizes for the planner. Checks all files on the way; raises `ModelError` where one is damaged.
-    ``weights``: as in `Checkpoint`."""
-    with Checkpoint(directory, weights) as checkpoint:
-        tensors = [Stored(key, each.format.name, each.shape, each.bytes) for key, each in checkpoint.tensors.items()]
+def _counts(key: str, weight: Weight, checkpoint: Checkpoint) -> Counts:
+    """``weight`` as it is stored, and as it is held."""
+    form = weight.format
+    held = Tensors(weight.shape, form.packing(weight, checkpoint) if isinstance(form, GroupedFormat) else None)
+    return Counts(key, prod(weight.shape), weight.bytes, held)
+
+
+def describe(directory: Path, config: Any, weights: str | None = None, dtype: str = "auto") -> ModelSpec:
+    """Counts and sizes for the planner, by transformers' configuration. Checks all files on the way; raises
+    `ModelError` where one is damaged. ``weights``: as in `Checkpoint`. ``dtype``: what is computed in, ``auto`` for
+    what they were saved in."""
     known = {field: getattr(config, field) for field in FIELDS}  # some architectures have other names for these
-    gguf = gguf_file(directory)
-    file = str(gguf or directory / "config.json")
-    told = config.to_dict() | known
-    for each in ("quantization_config", "quantization"):  # what tensors take is known already
-        told.pop(each, None)
-    spec = spec_of_tensors(model_name(directory), told, file, tensors, cuts_of(config))
-    if weights is not None:
-        spec = replace(spec, stored=named_format(weights).text)
-    if gguf is not None:
-        spec = replace(spec, stored=gguf_text(read_gguf_model(gguf)))
+    spec = count_files(directory, config.to_dict() | known, weights, dtype, cuts_of(config))
     name = (config.architectures or [type(config).__name__])[0]
     return replace(
         spec,
@@ -183,3 +197,28 @@ def describe(directory: Path, config: Any, weights: str | None = None) -> ModelS
         tensor_refusal=tensor_refusal(config, name),
         pipeline_refusal=pipeline_refusal(config, name),
     )
+
+
+def count_files(
+    directory: Path,
+    fields: Mapping[str, Any],
+    weights: str | None = None,
+    dtype: str = "auto",
+    cuts: Cuts | None = None,
+) -> ModelSpec:
+    """What the model's files hold, by the ``fields`` of its configuration. ``dtype``: as in `describe`; ``cuts``: as in
+    `spec_of_tensors`. Checks all files on the way; raises `ModelError` where one is damaged, `ConfigError` where a
+    field cannot be."""
+    with Checkpoint(directory, weights) as checkpoint:
+        tensors = [_counts(key, each, checkpoint) for key, each in checkpoint.tensors.items()]
+    # What tensors take is known already.
+    told = {key: value for key, value in fields.items() if key not in ("quantization_config", "quantization")}
+    if dtype != "auto":
+        told["dtype"] = dtype
+    spec = spec_of_tensors(model_name(directory), told, str(configuration_file(directory)), tensors, cuts)
+    if weights is not None:
+        spec = replace(spec, stored=named_format(weights).text)
+    gguf = gguf_file(directory)
+    if gguf is not None:
+        spec = replace(spec, stored=gguf_text(read_gguf_model(gguf)))
+    return spec

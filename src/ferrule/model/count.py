@@ -8,26 +8,36 @@ from dataclasses import dataclass, fields, replace
 
 from ferrule.errors import ModelError, PlanError
 from ferrule.model.family import Cuts
+from ferrule.model.holding import MOST_COMPUTED_BYTES, Holding, Tensors
 from ferrule.model.layer import AttentionSpec, Collective, Kind, LayerSpec, LayerWeights, Weights
-from ferrule.model.names import Role, layer_of, place_of, role_of
+from ferrule.model.names import Place, Role, layer_of, place_of, role_of
+from ferrule.model.packing import Pieces
 from ferrule.model.shape import LayerShape, Shape
 from ferrule.model.spec import Counted, ModelSpec
 from ferrule.model.storage import Format
 from ferrule.model.tensors import tensors_of
 
+CLOSE = 0.01
+"""Bytes that differ by no more than this part of them are taken for those of the same tensors."""
+
 
 @dataclass(frozen=True)
 class Counts:
-    """One tensor as it is stored: its ``parameters`` (0 for scales) and ``bytes``."""
+    """One tensor as it is stored: its ``parameters`` (0 for scales) and ``bytes``. ``held``: what the engine makes of
+    it; None where that is not known."""
 
     name: str
     parameters: int
     bytes: int
+    held: Tensors | None = None
 
 
 def expected(shape: Shape, storage: Format) -> list[Counts]:
     """What a model of ``shape`` must hold when it is stored in ``storage``."""
-    return [Counts(tensor.name, tensor.parameters, storage.bytes(tensor)) for tensor in tensors_of(shape)]
+    return [
+        Counts(tensor.name, tensor.parameters, storage.bytes(tensor), storage.held(tensor))
+        for tensor in tensors_of(shape)
+    ]
 
 
 def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, storage: Format) -> ModelSpec:
@@ -35,7 +45,7 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
 
     Raises `ModelError` where a layer has none.
     """
-    cuts = shape.family.cuts
+    cuts, holding = shape.family.cuts, _holding(shape, storage)
     layers: list[defaultdict[Kind, Weights]] = [defaultdict(Weights) for _ in shape.layers]
     places: defaultdict[str, Weights] = defaultdict(Weights)
     for tensor in tensors:
@@ -44,14 +54,14 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
             place = place_of(tensor.name)
             if place is not None:
                 cut = place == "head" or (place == "embedding" and "per_layer" not in tensor.name)
-                places[place] += _weights(tensor, cut)
+                places[place] += _weights(tensor, cut, holding, place)
             continue
         index, leaf = within
         role = role_of(leaf, cuts)
         if index >= len(layers):
-            places["elsewhere"] += _weights(tensor, False)
+            places["elsewhere"] += Weights(tensor.parameters, tensor.bytes, tensor.bytes)
         elif role is not None:
-            _add(layers[index], tensor, role, shape.layers[index].attention, cuts)
+            _add(layers[index], tensor, role, shape.layers[index].attention, cuts, holding)
     empty = next((index for index, weights in enumerate(layers) if not weights), None)
     if empty is not None and shape.known:
         raise ModelError(f"{name} holds no weights for layer {empty} of the {len(layers)} in its config.json")
@@ -87,14 +97,38 @@ def _table(shape: Shape, embedding: Weights) -> Weights:
     if not 0 < parameters < embedding.parameters:
         return embedding
     size = embedding.bytes * parameters // embedding.parameters
-    return Weights(parameters, size, min(size, embedding.whole) if embedding.whole == embedding.bytes else 0)
+    return Weights(parameters, size, min(size, embedding.whole) if embedding.whole == embedding.bytes else 0, None)
 
 
-def _weights(tensor: Counts, cut: bool) -> Weights:
-    return Weights(tensor.parameters, tensor.bytes, 0 if cut else tensor.bytes)
+def _holding(shape: Shape, storage: Format) -> Holding:
+    return Holding(
+        program=any(layer.program_operations is not None for layer in shape.layers),
+        number_bytes=min(storage.plain, MOST_COMPUTED_BYTES),
+        whole_experts=shape.family.cuts.experts == "whole",
+        inputs_first=shape.family.experts_inputs_first,
+        float32_router=shape.family.float32_router,
+    )
 
 
-def _add(layer: defaultdict[Kind, Weights], tensor: Counts, role: Role, attention: AttentionSpec, cuts: Cuts) -> None:
+def _weights(
+    tensor: Counts, cut: bool, holding: Holding, kind: Kind | Place, attention: AttentionSpec | None = None
+) -> Weights:
+    pieces: Pieces | None = None
+    if tensor.held is not None:
+        pieces = holding.pieces(tensor.name, tensor.held, kind, cut=cut, attention=attention)
+    elif not tensor.parameters:  # scales: they are held with their codes
+        pieces = frozenset()
+    return Weights(tensor.parameters, tensor.bytes, 0 if cut else tensor.bytes, pieces)
+
+
+def _add(
+    layer: defaultdict[Kind, Weights],
+    tensor: Counts,
+    role: Role,
+    attention: AttentionSpec,
+    cuts: Cuts,
+    holding: Holding,
+) -> None:
     by_kind = {
         "attention": cuts.attention is not None and (cuts.sinks or not role.sinks),
         "key_value": cuts.attention is not None,
@@ -104,13 +138,23 @@ def _add(layer: defaultdict[Kind, Weights], tensor: Counts, role: Role, attentio
     }
     cut = role.cut and by_kind.get(role.kind, False)
     if not role.fused:
-        layer[role.kind] += _weights(tensor, cut)
+        layer[role.kind] += _weights(tensor, cut, holding, role.kind, attention)
         return
     query = attention.query_heads * attention.key_width
     rest = attention.key_value_heads * (attention.key_width + attention.value_width)
-    parameters, size = tensor.parameters * rest // (query + rest), tensor.bytes * rest // (query + rest)
-    layer["key_value"] += _weights(Counts(tensor.name, parameters, size), cut)
-    layer["attention"] += _weights(Counts(tensor.name, tensor.parameters - parameters, tensor.bytes - size), cut)
+    rest_of = _some(tensor, rest, query + rest)
+    layer["key_value"] += _weights(rest_of, cut, holding, "key_value")
+    whole = _some(tensor, query, query + rest)
+    others = replace(whole, parameters=tensor.parameters - rest_of.parameters, bytes=tensor.bytes - rest_of.bytes)
+    layer["attention"] += _weights(others, cut, holding, "attention")
+
+
+def _some(tensor: Counts, rows: int, of: int) -> Counts:
+    """``rows`` of ``of`` outputs of a tensor."""
+    held = tensor.held
+    if held is not None and held.shape:
+        held = replace(held, shape=(held.shape[0] * rows // of, *held.shape[1:]))
+    return Counts(tensor.name, tensor.parameters * rows // of, tensor.bytes * rows // of, held)
 
 
 def _layer(shape: Shape, layer: LayerShape, weights: defaultdict[Kind, Weights], cuts: Cuts) -> LayerSpec:
@@ -175,7 +219,7 @@ def scaled(spec: ModelSpec, size: int) -> ModelSpec:
         raise PlanError(f"{spec.name}: the weights are said to have {size:,} bytes, less than embedding and norms need")
 
     def resized(weights: Weights) -> Weights:
-        return Weights(weights.parameters, round(weights.bytes * ratio), round(weights.whole * ratio))
+        return Weights(weights.parameters, round(weights.bytes * ratio), round(weights.whole * ratio), None)
 
     decoder = []
     for layer in spec.decoder:
@@ -183,3 +227,27 @@ def scaled(spec: ModelSpec, size: int) -> ModelSpec:
         changed = {kind: weights if kind == "norm" else resized(weights) for kind, weights in kinds.items()}
         decoder.append(replace(layer, weights=LayerWeights(**changed)))
     return replace(spec, decoder=tuple(decoder))
+
+
+def held_as(spec: ModelSpec, other: ModelSpec) -> ModelSpec:
+    """``spec`` with what ``other``, the same model by arithmetic, says of how the engine holds weights: of each kind of
+    each layer that takes as many bytes there, or `CLOSE` to that."""
+
+    def known(own: Weights, told: Weights) -> Weights:
+        alike = own.parameters == told.parameters and abs(own.bytes - told.bytes) <= CLOSE * own.bytes
+        return replace(own, pieces=told.pieces) if own.pieces is None and alike else own
+
+    decoder = []
+    for layer, told in zip(spec.decoder, other.decoder, strict=True):
+        kinds = {
+            each.name: known(getattr(layer.weights, each.name), getattr(told.weights, each.name))
+            for each in fields(LayerWeights)
+        }
+        decoder.append(replace(layer, weights=LayerWeights(**kinds)))
+    return replace(
+        spec,
+        decoder=tuple(decoder),
+        embedding=known(spec.embedding, other.embedding),
+        head=known(spec.head, other.head),
+        final=known(spec.final, other.final),
+    )

@@ -37,8 +37,11 @@ class Family:
     the field is missing). ``norms``: of the hidden size, per layer. ``query_norm``: over a ``head`` or over all heads
     (``whole``), where ``query_norm_if`` says so; ``latent`` attention brings norms of its own. ``window``: which layers
     have the sliding window: none, ``all``, from ``max_window_layers`` on (``late``), or all but every n-th (the
-    number). ``tensor`` and ``stages``: transformers has a plan to cut it that way (without one ``cuts`` says what other
-    engines do). ``defaults``: values that published configurations of the family leave out.
+    number). ``float32_router``: what transformers holds of routers so, whatever it computes in.
+    ``experts_inputs_first``: its experts are stored in stacks of (experts, inputs,
+    outputs). ``tensor`` and ``stages``: it has a
+    plan to cut it that way (without one ``cuts`` says what other engines do). ``defaults``: values that published
+    configurations of the family leave out.
     """
 
     attention: Literal["separate", "fused", "latent"] = "separate"
@@ -52,7 +55,9 @@ class Family:
     query_norm_if: bool | str = True
     window: Literal["all", "late"] | int | None = None
     router_bias: bool = False
+    float32_router: Literal["bias", "all"] | None = None
     expert_bias: bool = False
+    experts_inputs_first: bool = False
     sinks: Literal["all", "sliding"] | None = None
     attention_gate: bool = False
     head_bias: bool | str = False
@@ -123,6 +128,7 @@ FAMILIES: dict[str, Family] = {
         output_bias="+attention_bias",
         window=2,
         expert_bias=True,
+        experts_inputs_first=True,
         sinks="all",
         cuts=Cuts(experts="whole"),
         defaults={"head_dim": 64},
@@ -168,6 +174,7 @@ FAMILIES: dict[str, Family] = {
         query_bias=BIAS,
         window=6,
         router_bias=True,
+        float32_router="all",
         sinks="sliding",
         defaults={"head_dim": 192, "v_head_dim": 128, "sliding_window": 129},
     ),
@@ -178,6 +185,7 @@ FAMILIES: dict[str, Family] = {
         query_norm="head",
         window=4,
         router_bias=True,
+        float32_router="bias",
         attention_gate=True,
         cuts=ONLY_EXPERTS,
     ),

@@ -17,6 +17,7 @@ import msgspec
 
 from ferrule.errors import ModelError
 from ferrule.model.count import Counts
+from ferrule.model.holding import Tensors
 from ferrule.model.storage import Format, is_scale
 
 INDEX = "model.safetensors.index.json"
@@ -31,6 +32,8 @@ DTYPE_BITS = {
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
 }  # fmt: skip
 """Bits per element of the dtypes that the safetensors format names."""
+NUMBERS = frozenset({"F64", "F32", "F16", "BF16"})
+"""Those in which weights are that are not packed."""
 
 
 @dataclass(frozen=True)
@@ -163,4 +166,6 @@ def counts(stored: Stored, storage: Format) -> Counts:
     packed = stored.dtype in ("I32", "U32", "U8", "F4")  # integers that hold several numbers each
     if packed and storage.bits and (bits := storage.bits_of(stored.name)):
         elements = round(stored.bytes * 8 / bits)
-    return Counts(stored.name, elements, stored.bytes)
+    flat = storage.flat and stored.shape[1:] == (1,)  # codes that are called numbers
+    plain = not storage.bits or (stored.dtype in NUMBERS and not flat)
+    return Counts(stored.name, elements, stored.bytes, Tensors(stored.shape) if plain else None)

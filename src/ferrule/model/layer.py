@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
+
+from ferrule.model.packing import Pieces, together
 
 VECTOR = 16
 """The built-in engine fills values up to so many numbers."""
@@ -20,19 +22,39 @@ class Weights:
 
     ``parameters``: how many numbers the model has there; scales and zero points of quantised groups are none.
     ``bytes``: as stored, scales and zero points included. ``whole``: those of the ``bytes`` that every rank holds
-    when the others are shared out by tensor parallelism.
+    when the others are shared out by tensor parallelism. ``pieces``: as the built-in engine holds them; None where that
+    is not known.
     """
 
     parameters: int = 0
     bytes: int = 0
     whole: int = 0
+    pieces: Pieces | None = frozenset()
 
     def __add__(self, other: Weights) -> Weights:
-        return Weights(self.parameters + other.parameters, self.bytes + other.bytes, self.whole + other.whole)
+        unknown = self.pieces is None or other.pieces is None
+        pieces = None if unknown else together((*(self.pieces or ()), *(other.pieces or ())))
+        return Weights(self.parameters + other.parameters, self.bytes + other.bytes, self.whole + other.whole, pieces)
 
     def held(self, share: float) -> int:
         """Bytes on a rank whose share of what is cut is ``share`` (0 to 1)."""
         return self.whole + round((self.bytes - self.whole) * share)
+
+    @property
+    def in_engine(self) -> Weights:
+        """The same with the bytes that the built-in engine holds; as stored where these are not known."""
+        if self.pieces is None:
+            return self
+        size, whole = (sum(piece.bytes(share) for piece in self.pieces) for share in (1.0, 0.0))
+        return HeldWeights(self.parameters, size, whole, self.pieces)
+
+
+@dataclass(frozen=True)
+class HeldWeights(Weights):
+    """As the built-in engine holds them: cut matrices are filled up to whole blocks, and groups may become smaller."""
+
+    def held(self, share: float) -> int:
+        return sum(piece.bytes(share) for piece in self.pieces or ())
 
 
 class Share(NamedTuple):
@@ -187,6 +209,11 @@ class LayerWeights:
         dense, sparse = self.attention + self.key_value + self.dense, self.routed + self.shared
         return dense + sparse + self.norm + self.other
 
+    @property
+    def in_engine(self) -> LayerWeights:
+        """As of `Weights`."""
+        return LayerWeights(**{each.name: getattr(self, each.name).in_engine for each in fields(self)})
+
 
 @dataclass(frozen=True)
 class LayerSpec:
@@ -208,7 +235,12 @@ class LayerSpec:
 
     @cached_property
     def bytes(self) -> int:
-        return self.weights.total.bytes
+        return sum(getattr(self.weights, each.name).bytes for each in fields(self.weights))
+
+    @property
+    def in_engine(self) -> LayerSpec:
+        """The same with the bytes that the built-in engine holds."""
+        return replace(self, weights=self.weights.in_engine)
 
     @property
     def parameters(self) -> int:

@@ -33,6 +33,7 @@ _ATTENTION = re.compile(r"(?:^|\.)(?:self_attn|attention|attn|self_attention)\.|
 _FUSED = re.compile(r"qkv_proj|query_key_value|Wqkv|attn_qkv|c_attn|\.qkv\.")
 _KEY_VALUE = re.compile(r"\.(?:k_proj|v_proj|kv_b_proj|embed_q|unembed_out)\.|attn_(?:k|v|kv_b|k_b|v_b)\.")
 _LATENT = re.compile(r"\.(?:q_a_proj|kv_a_proj_with_mqa)\.|attn_(?:q_a|kv_a_mqa)\.|\.gate_proj\.|attn_gate\.")
+_LATENTS_OUT = re.compile(r"\.(?:kv_b_proj|attn_kv_b|attn_k_b|attn_v_b)\.")
 _SINKS = re.compile(r"sinks?\b|sink_bias")
 _ROW_BIAS = re.compile(r"(?:o_proj|out_proj|dense|down_proj|c_proj|dense_4h_to_h|fc2|attn_output|ffn_down)\.bias$")
 _MLP = re.compile(r"(?:^|\.)(?:mlp|feed_forward|ffn)\.|^ffn_")
@@ -70,6 +71,11 @@ def place_of(name: str) -> Place | None:
 def is_router(name: str) -> bool:
     """Whether a layer's tensor, by its ``name`` within the layer, chooses experts."""
     return _ROUTER.search(name) is not None
+
+
+def is_latents(name: str) -> bool:
+    """Whether tensor ``name`` projects the latents of latent attention to keys and values."""
+    return _LATENTS_OUT.search(name) is not None
 
 
 def role_of(name: str, cuts: Cuts) -> Role | None:

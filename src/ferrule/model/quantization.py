@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from ferrule.errors import ConfigError
 from ferrule.model.fields import Fields
-from ferrule.model.storage import LINEAR, MATRICES, PLAIN, Format
+from ferrule.model.packing import Packing
+from ferrule.model.storage import EXPERTS, LINEAR, MATRICES, PLAIN, Format
 
 SMALL_FLOATS = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
 """Bits and group of MLX's modes whose groups have a scale of a byte."""
@@ -36,7 +37,8 @@ def format_of(config: Fields) -> Format:
         case "gptq" | "awq" | "auto-round" | "intel/auto-round":
             return _grouped(quantized, plain, indexed=method == "gptq")
         case "mxfp4":
-            return Format("mxfp4 in groups of 32", plain, 4, 32, 1, roles=frozenset({"expert"}))
+            packing = Packing(4, 32, 1)
+            return Format("mxfp4 in groups of 32", plain, 4, 32, 1, roles=EXPERTS, packing=packing)
         case "compressed-tensors":
             return _compressed(quantized, plain)
         case "bitsandbytes":
@@ -77,17 +79,21 @@ def _fp8(fields: Fields, plain: int) -> Format:
     skipped = _exceptions(fields, "modules_to_not_convert", "ignored_layers")
     static = 4 if fields.text("activation_scheme") == "static" else 0
     if block is None:
-        return Format("fp8", plain, 8, tensor_bytes=4 + static, roles=LINEAR, exceptions=skipped)
+        told = Format("fp8", plain, 8, tensor_bytes=4 + static, roles=LINEAR, exceptions=skipped)
+        return replace(told, packing=Packing(8, 0, 4))
     if not (isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
         raise fields.error("weight_block_size", "is not a pair of whole numbers")
     text, size = f"fp8 in blocks of {block[0]}", (block[0], block[1])
-    return Format(text, plain, 8, 0, 4, size, tensor_bytes=static, roles=LINEAR, exceptions=skipped)
+    told = Format(text, plain, 8, 0, 4, size, tensor_bytes=static, roles=LINEAR, exceptions=skipped)
+    return replace(told, packing=Packing(8, block[1], 4))
 
 
 def _grouped(fields: Fields, plain: int, *, indexed: bool) -> Format:
     """GPTQ and AWQ: a 16-bit scale and a zero point of ``bits`` per group, GPTQ also a group number per input."""
     bits, group = _bits(fields), max(fields.integer("group_size", default=128, least=-1), 0)
-    general = _one_group(plain, bits, group, indexed)
+    zeros = not (indexed and fields.get("sym")[1] is True)
+    packing = Packing(bits, group, 2, int(zeros), ordered=fields.get("desc_act")[1] is True)
+    general = _one_group(plain, packing, indexed)
     special = _exceptions(fields, "modules_to_not_convert")
     dynamic = fields.within("dynamic")  # GPTQModel: other bits by regular expressions, none where one begins with -:
     for name, value in (dynamic.data if dynamic is not None else {}).items():
@@ -97,13 +103,16 @@ def _grouped(fields: Fields, plain: int, *, indexed: bool) -> Format:
             special[pattern] = None
         elif isinstance(value, Mapping):
             own = Fields(value, f"{fields.file}: dynamic", fields.data)
-            special[pattern] = _one_group(plain, _bits(own), max(own.integer("group_size", least=-1), 0), indexed)
+            size = max(own.integer("group_size", least=-1), 0)
+            special[pattern] = _one_group(plain, replace(packing, bits=_bits(own), group=size), indexed)
     return replace(general, exceptions=special)
 
 
-def _one_group(plain: int, bits: int, group: int, indexed: bool) -> Format:
+def _one_group(plain: int, packing: Packing, indexed: bool) -> Format:
+    bits, group = packing.bits, packing.group
     text = f"{bits}-bit in groups of {group}" if group else f"{bits}-bit by row"
-    return Format(text, plain, bits, group, 2 + bits / 8, inner_bytes=4 if indexed else 0, roles=LINEAR)
+    index = 4 if indexed else 0
+    return Format(text, plain, bits, group, 2 + bits / 8, inner_bytes=index, roles=LINEAR, packing=packing)
 
 
 def _mlx(fields: Fields, plain: int) -> Format:
@@ -122,9 +131,12 @@ def _mlx_mode(fields: Fields, plain: int) -> Format:
     _, mode = fields.get("mode")
     if isinstance(mode, str) and mode in SMALL_FLOATS:
         bits, group = SMALL_FLOATS[mode]
-        return Format(f"{mode} in groups of {group}", plain, bits, group, 1, roles=MATRICES)
+        scale = 2 if mode == "nvfp4" else 1
+        text, packing = f"{mode} in groups of {group}", Packing(bits, group, scale)
+        return Format(text, plain, bits, group, 1, roles=MATRICES, packing=packing)
     bits, group = _bits(fields), fields.integer("group_size", default=64)
-    return Format(f"{bits}-bit in groups of {group}", plain, bits, group, 2 * plain, roles=MATRICES)
+    text, packing = f"{bits}-bit in groups of {group}", Packing(bits, group, plain, plain)
+    return Format(text, plain, bits, group, 2 * plain, roles=MATRICES, packing=packing)
 
 
 def _compressed(fields: Fields, plain: int) -> Format:
@@ -160,12 +172,16 @@ def _compressed_group(group: Fields, form: str, plain: int) -> Format:
     if weights.text("type") == "float" and bits == 4:
         whole = 0 if size == 32 else 4  # nvfp4: a scale of the whole tensor, and one of its inputs
         activations = 4 if whole and inputs is not None and inputs.get("dynamic")[1] is not True else 0
-        return Format(f"fp4 in groups of {size}", plain, 4, size, 1, tensor_bytes=whole + activations, roles=LINEAR)
+        text, packing = f"fp4 in groups of {size}", Packing(4, size, 4 if whole else 1)
+        return Format(text, plain, 4, size, 1, tensor_bytes=whole + activations, roles=LINEAR, packing=packing)
+    packing = Packing(bits, size, plain, int(zeros))
     if form == "pack-quantized":
         _, order = weights.get("actorder")
         index = 4 if order in ("group", True) else 0
         each = plain + (bits / 8 if zeros else 0)
-        return Format(text, plain, bits, size, each, inner_bytes=index, tensor_bytes=16, roles=LINEAR)
+        told = Format(text, plain, bits, size, each, inner_bytes=index, tensor_bytes=16, roles=LINEAR)
+        return replace(told, packing=replace(packing, ordered=index > 0))
+    packing = replace(packing, bits=8)
     each, extra = plain + (1 if zeros else 0), (plain + (1 if zeros else 0)) if static else 0
     _, block = weights.get("block_structure")
     strategy = weights.text("strategy")
@@ -173,10 +189,12 @@ def _compressed_group(group: Fields, form: str, plain: int) -> Format:
         text = "fp8"
     if strategy == "block" and isinstance(block, list) and [type(n) for n in block] == [int, int] and min(block) > 0:
         text = f"{text} in blocks of {block[0]}"
-        return Format(text, plain, 8, 0, each, (block[0], block[1]), tensor_bytes=extra, roles=LINEAR)
+        told = Format(text, plain, 8, 0, each, (block[0], block[1]), tensor_bytes=extra, roles=LINEAR)
+        return replace(told, packing=replace(packing, group=block[1]))
     if strategy == "tensor":
-        return Format(text, plain, 8, tensor_bytes=each + extra, roles=LINEAR)
-    return Format(text, plain, 8, size, each, tensor_bytes=extra, roles=LINEAR)
+        told = Format(text, plain, 8, tensor_bytes=each + extra, roles=LINEAR)
+        return replace(told, packing=replace(packing, group=0))
+    return Format(text, plain, 8, size, each, tensor_bytes=extra, roles=LINEAR, packing=packing)
 
 
 def _bitsandbytes(fields: Fields, plain: int, dtype: str) -> Format:
@@ -185,7 +203,8 @@ def _bitsandbytes(fields: Fields, plain: int, dtype: str) -> Format:
     256 numbers more. The digits of the mean that is then taken from the scales are not known: most often 20."""
     skipped = _exceptions(fields, "llm_int8_skip_modules")
     if not fields.flag("load_in_4bit", "_load_in_4bit", default=False):
-        return Format("int8 by row", plain, 8, 0, 4, tensor_bytes=1, roles=LINEAR, exceptions=skipped)
+        told = Format("int8 by row", plain, 8, 0, 4, tensor_bytes=1, roles=LINEAR, exceptions=skipped)
+        return replace(told, packing=Packing(8, 0, 4))
     kind = fields.text("bnb_4bit_quant_type", "fp4")
     state: dict[str, object] = {"quant_type": kind, "blocksize": 64, "dtype": dtype, "shape": []}
     if nested := fields.flag("bnb_4bit_use_double_quant", default=False):
@@ -200,4 +219,5 @@ def _bitsandbytes(fields: Fields, plain: int, dtype: str) -> Format:
         told_shape=True,
         roles=LINEAR,
         exceptions=skipped,
+        packing=Packing(4, 64, 4) if kind == "nf4" else "numbers",
     )

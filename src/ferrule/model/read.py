@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.errors import ModelError
-from ferrule.model.count import Counts, count, expected, scaled
+from ferrule.model.count import CLOSE, Counts, count, expected, held_as, scaled
 from ferrule.model.embedded import demo_path
 from ferrule.model.family import Cuts
-from ferrule.model.gguf import gguf_config, gguf_file, gguf_text, read_gguf_model
+from ferrule.model.gguf import PACKINGS, SIZES, gguf_config, gguf_file, gguf_text, read_gguf_model
 from ferrule.model.headers import (
     INDEX,
     SINGLE,
@@ -28,15 +28,13 @@ from ferrule.model.headers import (
     read_headers,
     read_json,
 )
+from ferrule.model.holding import Tensors
 from ferrule.model.hub import CONFIG_BYTES, HUB_ID, Hub
 from ferrule.model.names import layer_of, place_of
 from ferrule.model.quantization import format_of
 from ferrule.model.shape import Shape, read_shape
 from ferrule.model.spec import ModelSpec
 from ferrule.model.storage import PLAIN, Format, named_format
-
-CLOSE = 0.01
-"""An index's total that is within this part of what arithmetic gives confirms it."""
 
 
 def read_model(model: str, *, weights: str | None = None, hub: Hub | None = None) -> ModelSpec:
@@ -95,15 +93,22 @@ def known_models() -> dict[str, Path]:
 
 
 def spec_of_tensors(
-    name: str, config: Any, file: str, tensors: Iterable[Stored], cuts: Cuts | None = None
+    name: str, config: Any, file: str, tensors: Iterable[Counts], cuts: Cuts | None = None
 ) -> ModelSpec:
-    """A `ModelSpec` from a parsed ``config.json`` (``file`` names it in errors) and all stored tensors.
+    """A `ModelSpec` from a parsed ``config.json`` (``file`` names it in errors) and all weights.
 
     ``cuts``: what the engine's own plan shares out, where that is known better than from the family.
     """
     shape = read_shape(config, file, cuts)
+    return count(name, shape, tensors, "headers", format_of(shape.fields))
+
+
+def _of_headers(name: str, config: Any, file: str, tensors: Iterable[Stored]) -> ModelSpec:
+    """The same from headers. Of packed weights these do not tell all that says how they are held: arithmetic does."""
+    shape = read_shape(config, file)
     storage = format_of(shape.fields)
-    return count(name, shape, [counts(each, storage) for each in tensors], "headers", storage)
+    spec = count(name, shape, [counts(each, storage) for each in tensors], "headers", storage)
+    return held_as(spec, count(name, shape, expected(shape, storage), "headers", storage)) if storage.bits else spec
 
 
 def _configured(name: str, config: Any, file: str, weights: str | None) -> ModelSpec:
@@ -131,12 +136,12 @@ def _directory(directory: Path, weights: str | None) -> ModelSpec:
         if weights or not all((directory / each).exists() for each in files):
             return _indexed(name, config, str(file), table, weights)
         stored = [tensor for each in files for tensor in read_headers(directory / each)]
-        return spec_of_tensors(name, config, str(file), stored)
+        return _of_headers(name, config, str(file), stored)
     if single.exists():
         stored = read_headers(single)
         if weights:
             return _indexed(name, config, str(file), index_of(stored), weights)
-        return spec_of_tensors(name, config, str(file), stored)
+        return _of_headers(name, config, str(file), stored)
     return _configured(name, config, str(file), weights)
 
 
@@ -145,9 +150,14 @@ def _gguf(file: Path, weights: str | None) -> ModelSpec:
     config = gguf_config(model)
     if weights:
         return _configured(model.name, config, str(file), weights)
-    tensors = [Counts(each.name, math.prod(each.shape), each.bytes) for each in model.tensors]
+    tensors = [Counts(each.name, math.prod(each.shape), each.bytes, _gguf_held(each)) for each in model.tensors]
     shape = read_shape(config, str(file))
     return count(model.name, shape, tensors, "headers", Format(gguf_text(model), plain=PLAIN[config["dtype"]]))
+
+
+def _gguf_held(tensor: Stored) -> Tensors | None:
+    packing = PACKINGS.get(tensor.dtype)
+    return Tensors(tensor.shape, packing) if packing or SIZES[tensor.dtype][0] == 1 else None
 
 
 def _known(file: Path, weights: str | None) -> ModelSpec:
@@ -173,7 +183,7 @@ def _from_hub(hub_id: str, weights: str | None, hub: Hub) -> ModelSpec:
     stored = parse_header(header, f"{hub_id}: {SINGLE}")
     if weights:
         return _indexed(hub_id, config, file, index_of(stored), weights)
-    return spec_of_tensors(hub_id, config, file, stored)
+    return _of_headers(hub_id, config, file, stored)
 
 
 def _hub_config(hub_id: str, hub: Hub) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -62,6 +62,18 @@ class ModelSpec:
         """``decoder`` with one object for all equal layers, so that what depends on a layer alone is computed once."""
         seen: dict[LayerSpec, LayerSpec] = {}
         return tuple(seen.setdefault(layer, layer) for layer in self.decoder)
+
+    @cached_property
+    def in_engine(self) -> ModelSpec:
+        """The same with the bytes that the built-in engine holds in memory, instead of those that are stored."""
+        by_layer = {layer: layer.in_engine for layer in set(self.decoder)}
+        return replace(
+            self,
+            decoder=tuple(by_layer[layer] for layer in self.decoder),
+            embedding=self.embedding.in_engine,
+            head=self.head.in_engine,
+            final=self.final.in_engine,
+        )
 
     @cached_property
     def layer_bytes(self) -> tuple[int, ...]:

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ferrule.errors import ConfigError
+from ferrule.model.holding import Tensors
 from ferrule.model.on_load import BITS, GROUP
+from ferrule.model.packing import Packing
 
 PLAIN = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "float8_e4m3fn": 1}
 """Bytes per number of torch's names for dtypes."""
 
-Role = Literal["linear", "expert", "embedding", "head", "router", "plain"]
-"""What a tensor is to a quantiser; ``plain``: norms, biases and whatever stays as it is."""
+Role = Literal["linear", "expert", "stack", "embedding", "head", "router", "plain"]
+"""What a tensor is to a quantiser; ``stack``: experts that are stored in one tensor; ``plain``: norms, biases and
+whatever stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Format:
     whole row. ``block``: square blocks instead, with ``group_bytes`` each. ``flat``: as many numbers of the flattened
     tensor instead. ``inner_bytes``: for each inner index. ``tensor_bytes``: for each tensor, and with ``told_shape``
     its shape in decimals. ``whole_groups``: rows that are none stay plain. ``exceptions``: other formats of modules by
-    name, or by ``re:`` and a regular expression; None: not quantised.
+    name, or by ``re:`` and a regular expression; None: not quantised. ``packing``: how the engine holds what is
+    quantised; ``"numbers"``: as plain numbers; None: that is not known.
     """
 
     text: str
@@ -56,6 +60,7 @@ class Format:
     whole_groups: bool = False
     roles: frozenset[Role] = frozenset()
     exceptions: Mapping[str, Format | None] = field(default_factory=dict)
+    packing: Packing | Literal["numbers"] | None = None
 
     def of(self, name: str) -> Format | None:
         """How a quantised tensor ``name`` is stored; None where it is an exception that is not quantised."""
@@ -70,10 +75,20 @@ class Format:
 
     def bytes(self, tensor: Tensor) -> int:
         """What ``tensor`` takes, all copies."""
-        own = self.of(tensor.name) if self.bits > 0 and tensor.role in self.roles else None
-        if own is not None and own.whole_groups and tensor.shape[-1] % own.group:
-            own = None
+        own = self._of_tensor(tensor)
         return tensor.parameters * self.plain if own is None else tensor.copies * own._one(tensor.shape)
+
+    def held(self, tensor: Tensor) -> Tensors | None:
+        """``tensor`` as the engine holds it; None where that is not known."""
+        own = self._of_tensor(tensor)
+        if own is None or own.packing == "numbers":
+            return Tensors(tensor.shape, copies=tensor.copies)
+        return None if own.packing is None else Tensors(tensor.shape, own.packing, tensor.copies)
+
+    def _of_tensor(self, tensor: Tensor) -> Format | None:
+        """How ``tensor`` is quantised; None: it is not."""
+        own = self.of(tensor.name) if self.bits > 0 and tensor.role in self.roles else None
+        return None if own is not None and own.whole_groups and tensor.shape[-1] % own.group else own
 
     def _one(self, shape: tuple[int, ...]) -> int:
         outer, inner = math.prod(shape[:-1]), shape[-1]
@@ -99,8 +114,9 @@ def _means(exception: str, name: str) -> bool:
     return f".{exception}." in f".{name}"
 
 
-LINEAR: frozenset[Role] = frozenset({"linear", "expert"})
-MATRICES: frozenset[Role] = frozenset({"linear", "expert", "embedding", "head", "router"})
+EXPERTS: frozenset[Role] = frozenset({"expert", "stack"})
+LINEAR: frozenset[Role] = EXPERTS | {"linear"}
+MATRICES: frozenset[Role] = LINEAR | {"embedding", "head", "router"}
 
 
 def named_format(text: str) -> Format:
@@ -121,21 +137,36 @@ _ON_LOAD = {
         group=GROUP,
         group_bytes=2,
         whole_groups=True,
-        roles=MATRICES - {"router"},
+        roles=MATRICES - {"router", "stack"},
+        packing=Packing(bits, GROUP, 2),
     )
     for name, bits in BITS.items()
 }
 _NAMED = {
     **{name: Format(name, plain=size) for name, size in PLAIN.items() if size in (2, 4)},
-    "fp8": Format("fp8 in blocks of 128", bits=8, block=(128, 128), group_bytes=4, roles=LINEAR),
+    "fp8": Format(
+        "fp8 in blocks of 128", bits=8, block=(128, 128), group_bytes=4, roles=LINEAR, packing=Packing(8, 128, 4)
+    ),
     "int8": _ON_LOAD["int8"],
     "int4": replace(_ON_LOAD["int4"], exceptions=dict.fromkeys(("embed_tokens", "lm_head"), _ON_LOAD["int8"])),
-    "gptq-int4": Format("4-bit in groups of 128", bits=4, group=128, group_bytes=2.5, inner_bytes=4, roles=LINEAR),
-    "mlx-8bit": Format("8-bit in groups of 64", bits=8, group=64, group_bytes=4, roles=MATRICES),
-    "mlx-6bit": Format("6-bit in groups of 64", bits=6, group=64, group_bytes=4, roles=MATRICES),
-    "mlx-4bit": Format("4-bit in groups of 64", bits=4, group=64, group_bytes=4, roles=MATRICES),
-    "mxfp4": Format("mxfp4 in groups of 32", bits=4, group=32, group_bytes=1, roles=frozenset({"expert"})),
-    "q8_0": Format("q8_0", bits=8, group=32, group_bytes=2, roles=MATRICES - {"router"}),
+    "gptq-int4": replace(
+        Format("4-bit in groups of 128", bits=4, group=128, group_bytes=2.5, inner_bytes=4, roles=LINEAR),
+        packing=Packing(4, 128, 2),
+    ),
+    **{
+        f"mlx-{bits}bit": replace(
+            Format(f"{bits}-bit in groups of 64", bits=bits, group=64, group_bytes=4, roles=MATRICES),
+            packing=Packing(bits, 64, 2, 2),
+        )
+        for bits in (8, 6, 4)
+    },
+    "mxfp4": replace(
+        Format("mxfp4 in groups of 32", bits=4, group=32, group_bytes=1, roles=EXPERTS),
+        packing=Packing(4, 32, 1),
+    ),
+    "q8_0": replace(
+        Format("q8_0", bits=8, group=32, group_bytes=2, roles=MATRICES - {"router"}), packing=Packing(8, 32, 2)
+    ),
     "q4_k_m": Format("q4_k_m", bits=4.85, roles=MATRICES - {"router"}),
 }
 """``q4_k_m`` is a mixture whose mean is 4.85 bits a weight on Llama-like models (llama.cpp's own table)."""

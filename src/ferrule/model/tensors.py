@@ -114,9 +114,10 @@ def _experts(shape: Shape, layer: LayerShape, name: str) -> Iterator[Tensor]:
     yield Tensor(f"{name}.gate.weight", (count, hidden), "router")
     if family.router_bias or family.expert_bias:
         yield Tensor(f"{name}.gate.bias", (count,), "plain")
-    yield Tensor(f"{name}.experts.gate_proj.weight", (width, hidden), "expert", count)
-    yield Tensor(f"{name}.experts.up_proj.weight", (width, hidden), "expert", count)
-    yield Tensor(f"{name}.experts.down_proj.weight", (hidden, width), "expert", count)
+    role: Role = "stack" if family.experts_inputs_first else "expert"
+    yield Tensor(f"{name}.experts.gate_proj.weight", (width, hidden), role, count)
+    yield Tensor(f"{name}.experts.up_proj.weight", (width, hidden), role, count)
+    yield Tensor(f"{name}.experts.down_proj.weight", (hidden, width), role, count)
     if family.expert_bias:
         yield Tensor(f"{name}.experts.gate_up_proj_bias", (2 * width,), "plain", count)
         yield Tensor(f"{name}.experts.down_proj_bias", (hidden,), "plain", count)

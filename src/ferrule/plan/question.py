@@ -82,6 +82,11 @@ class Question:
             raise PlanError(f"objective must be one of {', '.join(OBJECTIVES)}, not {self.objective!r}")
 
     @property
+    def held(self) -> ModelSpec:
+        """``model`` as it lies in the memory of ``runtime``."""
+        return self.runtime.held(self.model)
+
+    @property
     def aim(self) -> Aim:
         return AIMS[self.objective]
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ferrule.model.holding import MOST_COMPUTED_BYTES
 from ferrule.model.layer import BUILT_IN, COMPACT, CachePolicy, LayerSpec
 from ferrule.model.program import OUTER_OPERATIONS
 from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.spec import DeviceSpec
-
-MOST_COMPUTED_BYTES = 4.0
-"""Weights in float64 are computed with in float32."""
-
 
 EXPERT_OPERATIONS = 3
 """Of a step program, for every expert that is touched: two products and what lies between."""
@@ -39,7 +36,8 @@ class Runtime:
     through a layer. ``eager``: starts each operation from Python. ``cache_computed``: keys and values are kept in what
     the model computes in, whatever ``cache`` says of their bytes. ``cache_share``: of the memory that is free after
     loading, how much caches may fill; ``cache_ahead``: by how many tokens that of each sequence may be larger than what
-    it holds; ``max_sequences``: at once, by default.
+    it holds; ``max_sequences``: at once, by default. ``packs``: weights lie in memory as `ModelSpec.in_engine` says,
+    otherwise as they are stored.
     """
 
     name: str
@@ -64,6 +62,11 @@ class Runtime:
     cache_share: float = 1.0
     cache_ahead: int = 0
     max_sequences: int = 64
+    packs: bool = False
+
+    def held(self, model: ModelSpec) -> ModelSpec:
+        """``model`` with the bytes that its weights take in memory."""
+        return model.in_engine if self.packs else model
 
     def cache_of(self, model: ModelSpec) -> CachePolicy:
         """How it keeps keys and values of ``model``."""
@@ -128,6 +131,7 @@ BUILT_IN_ENGINE = Runtime(
     cache_computed=True,
     cache_share=0.5,  # what else runs on the machine has the rest
     cache_ahead=1024,
+    packs=True,
 )
 MLX = Runtime("mlx")
 """mlx-lm, and exo on it: the graph of a token is built once and its kernels are started one after the other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,14 @@ def private_bytes() -> int:
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) * 1024
     return int(psutil.Process().memory_full_info().uss)
+
+
+def trim() -> None:
+    """Have the C library give freed memory back to the system, which it may keep for as long as something behind it is
+    in use. Only GNU's can; elsewhere this does nothing."""
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if give_back is not None:
+        give_back(0)
 
 
 def memory_free(root: Path = ROOT) -> tuple[int, int]:

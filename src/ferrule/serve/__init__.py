@@ -1,5 +1,1 @@
-"""The OpenAI API over HTTP for a running engine."""
-
-from ferrule.serve.server import listen, serve
-
-__all__ = ["listen", "serve"]
+"""The OpenAI API over HTTP for a running engine: `ferrule.serve.listener`, then `ferrule.serve.server`."""

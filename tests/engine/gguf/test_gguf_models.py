@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from ferrule.engine.rank.model import ShardedModel
 from ferrule.engine.shards.weight_files import Layout, identity, read_layout
 from ferrule.engine.source import describe, local, read_config
+from ferrule.engine.spec import read_spec
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.gguf.names import FAMILIES
 from ferrule.errors import FerruleError, ModelError, PlanError
@@ -134,6 +136,7 @@ def count(name: str, directory: Path) -> None:
     assert planned.bytes == engine.bytes == sum(each.n_bytes for each in gguf.GGUFReader(file).tensors)
     assert planned.cache_bytes(100) == engine.cache_bytes(100)
     assert planned.activation_bytes == engine.activation_bytes
+    assert replace(read_spec(file), architecture=engine.architecture) == engine, "the server and the ranks"
 
 
 def test_the_planner_counts_what_the_engine_reads(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from ferrule.engine.gguf.pre_tokenizers import CUTS
-from ferrule.engine.tokenizer import ModelTokenizer, generation_defaults
+from ferrule.engine.tokenizer.generation import generation_defaults
+from ferrule.engine.tokenizer.model import ModelTokenizer
 from ferrule.errors import ModelError
 
 TEXTS = [
@@ -95,7 +96,7 @@ def test_pieces_are_merged_by_their_scores_as_transformers_does(tmp_path: Path) 
         if text and not text.startswith(" "):  # there transformers' class differs from SentencePiece
             assert found == other.encode(text, add_special_tokens=False), text
         assert ours.decode(found) == text
-    assert [ours._inner.convert_ids_to_tokens(each) for each in ours.encode("Hello world")] == [
+    assert [ours.codec.inner.id_to_token(each) for each in ours.encode("Hello world")] == [
         "<s>",
         "▁Hello",
         "▁world",
@@ -104,7 +105,7 @@ def test_pieces_are_merged_by_their_scores_as_transformers_does(tmp_path: Path) 
 
 def test_a_model_without_a_space_in_front_has_none(tmp_path: Path) -> None:
     ours = ModelTokenizer(pieces(tmp_path / "m.gguf", add_space_prefix=False, add_bos_token=False))
-    assert ours._inner.convert_ids_to_tokens(ours.encode("H world")) == ["H", "▁world"]
+    assert [ours.codec.inner.id_to_token(each) for each in ours.encode("H world")] == ["H", "▁world"]
     assert ours.decode(ours.encode(" Hello")) == " Hello"
 
 
@@ -117,7 +118,7 @@ def test_every_text_comes_back(text: str, pre: str, tmp_path_factory: pytest.Tem
     tokenizer = ModelTokenizer(file)
     found = tokenizer.decode(tokenizer.encode(text))
     if CUTS[pre].composed:
-        text, found = (str(tokenizer._inner.backend_tokenizer.normalizer.normalize_str(each)) for each in (text, found))
+        text, found = (str(tokenizer.codec.inner.normalizer.normalize_str(each)) for each in (text, found))
     assert found == text
 
 
@@ -160,14 +161,14 @@ def test_special_tokens_and_ends_are_those_of_the_file(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "hello"
     assert tokenizer.eos_token_id == 322
     assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "<|begin|>[hi]"
-    sampling, ends = generation_defaults(file, None)
+    sampling, ends = generation_defaults(file)
     assert ends == {321, 322, 323, 324}, "named ones, and control tokens that are known for it"
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (pytest.approx(0.6), 20, 1.0)
 
 
 def test_a_message_of_harmony_is_not_the_end(tmp_path: Path) -> None:
     file = byte_level(tmp_path / "m.gguf", "gpt-4o", "<|return|>", "<|call|>", "<|end|>", eos_token_id=320)
-    assert generation_defaults(file, None)[1] == {320, 321}
+    assert generation_defaults(file)[1] == {320, 321}
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], words: st
         file.close()
     else:
         write(tmp_path / "m.gguf", **told)
-    read = (lambda file: generation_defaults(file, None)) if "general" in words else ModelTokenizer
+    read = generation_defaults if "general" in words else ModelTokenizer
     with pytest.raises(ModelError) as caught:
         read(tmp_path / "m.gguf")
     assert words in str(caught.value)

@@ -217,6 +217,14 @@ def test_packed_experts(name: str, tmp_path: Path) -> None:
     check_packed(directory, (2, 1))
 
 
+@pytest.mark.parametrize("split", [(2, 1), pytest.param((1, 2), marks=pytest.mark.slow)])
+def test_packed_latents(split: tuple[int, int], tmp_path: Path) -> None:
+    settings, quantise = MAKERS["compressed-tensors"]
+    sizes = {"kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16, "moe_intermediate_size": 64}
+    directory = packed_model(tmp_path / "m", settings, in_products(quantise), family="deepseek_v3", **sizes)
+    check_packed(directory, split)
+
+
 def check_packed(directory: Path, split: tuple[int, int], weights: str | None = None) -> None:
     ids = torch.randint(3, 131, (1, TOKENS), generator=torch.Generator().manual_seed(1))
     plain = directory.with_name(f"{directory.name}-plain")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ferrule.engine.weights.formats import StoredTensors, Weight
 from ferrule.engine.weights.formats.packed import Packed
+from ferrule.engine.weights.groups import Rectangle
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.model.headers import Stored
 
@@ -57,6 +58,11 @@ class Halved:
             (codes.float().unflatten(1, (scales.shape[1], -1)) * scales.unsqueeze(2)).flatten(1)
             for codes, scales in zip(*self._parts(weight, cut, source), strict=True)
         ]
+
+    def numbers(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> Tensor:
+        (whole,) = self.read(weight, None, source)
+        rows = torch.cat([whole[start:stop] for start, stop in part.rows])
+        return torch.cat([rows[:, start:stop] for start, stop in part.columns], 1)
 
     def pack(
         self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, device: torch.device

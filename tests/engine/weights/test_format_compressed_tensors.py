@@ -41,6 +41,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "int4 groups": ("pack-quantized", {"num_bits": 4, **GROUPED}),
     "int4 zeros": ("pack-quantized", {"num_bits": 4, "symmetric": False, **GROUPED}),
     "int3 zeros": ("pack-quantized", {"num_bits": 3, "symmetric": False, **GROUPED}),
+    "int7 groups": ("pack-quantized", {"num_bits": 7, **GROUPED}),
     "int8 rows": ("pack-quantized", {"num_bits": 8, "strategy": "channel"}),
     "int8": ("int-quantized", {"num_bits": 8, "strategy": "channel"}),
     "int8 zeros": ("int-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": False}),
@@ -56,9 +57,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def told(kind: str, **more: Any) -> dict[str, Any]:
+def told(kind: str, actorder: str | None = None, **more: Any) -> dict[str, Any]:
     form, weights = KINDS[kind]
-    groups = {"group_0": {"targets": ["Linear"], "weights": {"symmetric": True, "type": "int", **weights}}}
+    weights = {"symmetric": True, "type": "int", "actorder": actorder, **weights}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups, "ignore": ["lm_head"]} | more
 
 

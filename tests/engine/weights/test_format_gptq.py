@@ -141,7 +141,8 @@ def test_whole_groups_of_a_whole_matrix_are_not_filled_up(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("order", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_model_gives_the_logits_of_its_numbers(order: bool, tmp_path: Path) -> None:
-    check_model(packed_model(tmp_path / "m", told(), in_layers(lambda weight: quantise(weight, order=order))))
+    quantiser = in_layers(lambda weight: quantise(weight, order=order))
+    check_model(packed_model(tmp_path / "m", told(desc_act=order), quantiser))
 
 
 @pytest.mark.parametrize(

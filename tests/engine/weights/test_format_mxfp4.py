@@ -47,11 +47,11 @@ def test_any_cut_is_that_part_of_the_whole(tmp_path: Path, data: st.DataObject) 
     check_cut(write(tmp_path, named(experts(5, 96, 24)[0]), TOLD), data, "m")
 
 
-def test_a_model_gives_the_logits_of_its_numbers(tmp_path: Path) -> None:
+def model(directory: Path) -> Path:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
     kinds = {"layer_types": ["sliding_attention", "full_attention"]}
-    make("gpt_oss", tmp_path / "m", torch.bfloat16, **sizes, **kinds)
-    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    make("gpt_oss", directory, torch.bfloat16, **sizes, **kinds)
+    tensors = load_file(directory / "model.safetensors")
     plain = dict(tensors)
     for layer in range(2):
         for name, shape in (("gate_up_proj", (4, 64, 128)), ("down_proj", (4, 64, 64))):
@@ -60,7 +60,11 @@ def test_a_model_gives_the_logits_of_its_numbers(tmp_path: Path) -> None:
             parts, numbers = experts(*shape)
             tensors |= named(parts, key)
             plain[key] = numbers
-    check_model(replace(tmp_path / "m", tensors, plain, TOLD, "quantization_config"))
+    return replace(directory, tensors, plain, TOLD, "quantization_config")
+
+
+def test_a_model_gives_the_logits_of_its_numbers(tmp_path: Path) -> None:
+    check_model(model(tmp_path / "m"))
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,13 @@ from torch import Tensor
 
 MAKERS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Quantised]]] = {
     "gptq": (gptq.told(), gptq.quantise),
-    "gptq with act-order": (gptq.told(), lambda weight: gptq.quantise(weight, order=True)),
+    "gptq with act-order": (gptq.told(desc_act=True), lambda weight: gptq.quantise(weight, order=True)),
     "awq": (awq.TOLD, awq.quantise),
     "mlx": (mlx.told() | {"quant_method": "mlx"}, mlx.quantise),
     "compressed-tensors": (compressed.told("int4 groups"), lambda weight: compressed.quantise(weight, "int4 groups")),
     "fp8": (fp8.told(32, 32), fp8.quantise),
     "bitsandbytes": (bitsandbytes.told(), bitsandbytes.quantise),
+    "bitsandbytes, FP4": (bitsandbytes.told("fp4"), lambda weight: bitsandbytes.quantise(weight, "fp4")),
     "bitsandbytes, 8 bits": (bitsandbytes.EIGHT, bitsandbytes.quantise8),
 }
 

@@ -26,7 +26,8 @@ from ferrule.engine.types import Progress
 from ferrule.errors import ClusterError, FerruleError
 from ferrule.plan import parse_plan
 from ferrule.secure import derived_key
-from ferrule.serve.server import listen, serve
+from ferrule.serve.listener import listen
+from ferrule.serve.server import serve
 
 log = logging.getLogger(__name__)
 

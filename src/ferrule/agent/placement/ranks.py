@@ -17,7 +17,7 @@ from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import CONTROL, BeginJob, EndJob, Go, JobEnded, RankExited, StartProcess
 from ferrule.cluster.records import Member
-from ferrule.engine.host.local_ranks import LOG_TAIL, rank_environment
+from ferrule.engine.host.processes import LOG_TAIL, rank_environment
 from ferrule.engine.options import RankOptions
 from ferrule.errors import AuthError, ClusterError, ModelUnavailable
 

@@ -16,8 +16,8 @@ from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import KeepStandby, StandbyKept
 from ferrule.cluster.records import Member
-from ferrule.engine.host.local_ranks import rank_environment
 from ferrule.engine.host.placement import Deployment
+from ferrule.engine.host.processes import rank_environment
 from ferrule.errors import AuthError, ClusterError
 
 _log = logging.getLogger(__name__)

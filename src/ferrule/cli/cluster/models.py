@@ -19,19 +19,13 @@ from ferrule.cli.serving.model import DEMO
 from ferrule.cluster import client
 from ferrule.cluster import models as cluster_models
 from ferrule.cluster.desired import DesiredModel
-from ferrule.cluster.home import ClusterHome, choose_cluster, known_clusters
+from ferrule.cluster.home import ClusterHome, choose_cluster
 from ferrule.cluster.messages import GetStatus
 from ferrule.cluster.models import ModelRow
 from ferrule.errors import ClusterError
 from ferrule.model.gguf import full_path, model_name
 
 _POLL_SECONDS = 0.3
-
-
-def running_cluster() -> ClusterHome | None:
-    """The cluster whose agent runs on this host; None where none does, or several do."""
-    running = [home for home in known_clusters() if home.is_running()]
-    return running[0] if len(running) == 1 else None
 
 
 def cluster_hosts(home: ClusterHome) -> list[str]:

@@ -58,7 +58,7 @@ def generate(
 ) -> None:
     """Load a model, print its answer to one prompt, and exit."""
     with needs("serve", "generate"):
-        import ferrule.serve  # noqa: F401 - to tell now what is missing
+        import ferrule.serve.server  # noqa: F401 - to tell now what is missing
         from ferrule.engine import EngineOptions
     import asyncio
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from socket import gethostname
+from socket import gethostname, socket
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ferrule.cli import complete
-from ferrule.cli.cluster.models import cluster_hosts, running_cluster, serve_on_cluster
 from ferrule.cli.extras import needs
 from ferrule.cli.serving.model import (
     DEMO,
@@ -25,14 +24,16 @@ from ferrule.cli.serving.model import (
     Tp,
     Weights,
 )
-from ferrule.cluster.desired import DesiredModel
+from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
 from ferrule.errors import ConfigError, FerruleError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ferrule.engine import Engine
+    from ferrule.engine import Engine, EngineOptions
+    from ferrule.engine.host.local_ranks import LocalPlanner
+    from ferrule.engine.host.prepare import PlanChoice
     from ferrule.engine.host.speed import Speed
     from ferrule.model import ModelSpec
     from ferrule.plan import DeviceSpec, Plan, SavedPlan
@@ -118,6 +119,9 @@ def serve(
     console = Console()
     home = None if here else running_cluster()
     if home is not None:
+        from ferrule.cli.cluster.models import cluster_hosts, serve_on_cluster
+        from ferrule.cluster.desired import DesiredModel
+
         if api_key is not None:
             raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
         if saved is not None:
@@ -145,48 +149,75 @@ def serve(
     if hosts is not None:
         raise ConfigError("--hosts needs a cluster: ferrule up")
     port = DEFAULT_PORT if port is None else port
-    if console.is_terminal:  # the imports below take seconds, in which a blank screen looks like a hang
+    if console.is_terminal:  # the imports below take a second, in which a blank screen looks like a hang
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
-    with needs("serve", "serve"):
-        from ferrule.engine import EngineOptions, start
-        from ferrule.engine.host.speed import speed_of
-        from ferrule.engine.source import local, read_config
-        from ferrule.serve import listen
-        from ferrule.serve import serve as run_server
+    from ferrule.engine.host.processes import expecting
+
+    split = tp is not None or pp is not None
+    ranks = (tp or 1) * (pp or 1) if saved is None else saved.plan.world_size
+    with expecting(ranks, threads, encrypt) as expected, needs("serve", "serve"):
+        from ferrule.engine import EngineOptions
+        from ferrule.engine.host.local_ranks import LocalPlanner
+        from ferrule.engine.source import local
+        from ferrule.engine.spec import check_configuration
+        from ferrule.serve.listener import listen
+
+        options = EngineOptions(
+            chosen,
+            tp or 1,
+            pp or 1,
+            dtype,
+            max_context=max_context,
+            threads=threads,
+            self_test=self_test,
+            name=name,
+            standby=standby,
+            encrypt=encrypt,
+            weights=weights,
+        )
+        if saved is not None:
+            saved.require_hosts({gethostname()}, "this machine")
+        listener = listen(host, port, api_key=api_key)
+        directory = local(chosen)
+        if directory is not None:
+            check_configuration(directory)  # what cannot be a model is said before anything is measured or started
+        choose_plan = saved.for_model if saved is not None else None
+        undecided = not split and saved is None
+        device = this_machine(console, threads, measure=False)
+        if undecided and device is None:
+            if expected is not None:
+                expected.discard()  # they would take the cores that are measured
+            device = this_machine(console, threads, measure=True)
+        if undecided and device is not None:
+            choose_plan = partial(_plan_here, device)
+        planner = LocalPlanner(standby=standby, expected=expected)
+        _run(console, options, planner, choose_plan, device, listener, host, api_key)
+
+
+def _run(
+    console: Console,
+    options: EngineOptions,
+    planner: LocalPlanner,
+    choose_plan: PlanChoice | None,
+    device: DeviceSpec | None,
+    listener: socket,
+    host: str,
+    api_key: str | None,
+) -> None:
+    """Until it is stopped."""
     import asyncio
 
     from ferrule.cli.display import Loading, show_ready
+    from ferrule.engine import start
+    from ferrule.engine.host.speed import speed_of
+    from ferrule.serve.server import serve as run_server
 
-    options = EngineOptions(
-        chosen,
-        tp or 1,
-        pp or 1,
-        dtype,
-        max_context=max_context,
-        threads=threads,
-        self_test=self_test,
-        name=name,
-        standby=standby,
-        encrypt=encrypt,
-        weights=weights,
-    )
-    if saved is not None:
-        saved.require_hosts({gethostname()}, "this machine")
-    listener = listen(host, port, api_key=api_key)
-    directory = local(chosen)
-    if directory is not None:
-        read_config(directory)  # what cannot be a model is said before anything is measured
-    undecided = tp is None and pp is None and saved is None
-    device = this_machine(console, threads, measure=undecided)
-    choose_plan = saved.for_model if saved is not None else None
-    if undecided and device is not None:
-        choose_plan = partial(_plan_here, device)
     speed: Speed | None = None
 
     async def load() -> Engine:
         nonlocal speed
         with Loading(console) as loading:
-            engine = await start(options, on_progress=loading, choose_plan=choose_plan)
+            engine = await start(options, loading, planner=lambda model: planner, choose_plan=choose_plan)
             speed = await speed_of(engine, device)
             return engine
 

@@ -1,16 +1,15 @@
-"""The tokenizer and chat template of a GGUF file, as transformers' class, so that all goes on as with others."""
+"""The tokenizer and chat template of a GGUF file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, processors
-from transformers import PreTrainedTokenizerFast
 
 from ferrule.engine.gguf.models import MODELS
 from ferrule.engine.gguf.pre_tokenizers import CUTS
 from ferrule.engine.gguf.vocabulary import Kind, Vocabulary, vocabulary
+from ferrule.engine.tokenizer.parts import Parts, fast_parts
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import ModelError, RequestError
 from ferrule.model.gguf import read_gguf_model
@@ -32,7 +31,7 @@ _SAMPLING = {
 """Keys below ``general.sampling`` -> ours."""
 
 
-def read_tokenizer(file: Path) -> Any:
+def read_tokenizer(file: Path) -> Parts:
     """Raises `ModelError` where the file has none, or one of a kind that is not run here."""
     found = vocabulary(read_gguf_model(file, arrays=True))
     build = MODELS.get(found.model)
@@ -51,11 +50,8 @@ def read_tokenizer(file: Path) -> Any:
         raise ModelError(f"{file} has a tokenizer that cannot be built: {error}; download it again") from None
     roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     special = {ours: token for ours, theirs in roles.items() if (token := found.special(theirs)) is not None}
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
     template = found.values.get("tokenizer.chat_template")
-    if isinstance(template, str) and template:
-        fast.chat_template = template
-    return fast
+    return fast_parts(tokenizer, special, template if isinstance(template, str) and template else None)
 
 
 def _add_special(tokenizer: Tokenizer, found: Vocabulary) -> None:

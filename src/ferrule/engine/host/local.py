@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ferrule.engine.host.local_ranks import LocalPlanner
 from ferrule.engine.host.placement import Loss, Planner
 from ferrule.engine.host.prepare import PlanChoice, PreparedModel, in_background, prepare
+from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.host.requests import Request, Requests
 from ferrule.engine.host.supervisor import Running, Supervisor
 from ferrule.engine.messages import Cancel, Event, Load, Loading, Tokens
@@ -26,7 +27,6 @@ from ferrule.engine.types import (
 )
 from ferrule.errors import EngineError, FerruleError, ModelUnavailable, RequestError
 from ferrule.model.gguf import full_path, model_name
-from ferrule.process import usable_cores
 
 if TYPE_CHECKING:
     from ferrule.lab import Lab
@@ -61,7 +61,7 @@ class LocalEngine:
             directory=str(full_path(model.directory)),
             dtype=options.dtype,
             plan=self.plan,
-            threads=options.threads or max(1, usable_cores() // self.plan.world_size),
+            threads=rank_threads(options.threads, self.plan.world_size),
             context=self.max_context,
             max_sequences=options.max_sequences,
             batch_tokens=options.batch_tokens,

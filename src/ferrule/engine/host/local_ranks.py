@@ -1,92 +1,46 @@
-"""Rank processes of this machine, also in the hosts of a lab: their starter and their planner."""
+"""The starter and the planner of rank processes of this machine, also in the hosts of a lab."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import socket
-import sys
-import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ferrule.engine.host.placement import Deployment, Loss
+from ferrule.engine.host.processes import Kind, LocalRanks, start_ranks
 from ferrule.engine.messages import Start, encode
 from ferrule.engine.options import RankOptions
 from ferrule.errors import ModelUnavailable
-from ferrule.launch import LocalLauncher
 
 if TYPE_CHECKING:
     from ferrule.lab import Lab
 
-LOG_TAIL = 5
-"""Lines of a dead rank's output that its error quotes."""
 ANSWER_SECONDS = 0.5
 """How long a host of a lab may take to answer before it counts as cut off."""
 CLOSED_PORT = 9
 """A port without a listener: a host that can be reached refuses the connection."""
 
 
-def rank_environment(threads: int, encrypt: bool | None) -> dict[str, str]:
-    """What a rank's libraries are told, and whether it encrypts."""
-    return {
-        **({} if encrypt is None else {"FERRULE_ENCRYPT": str(int(encrypt))}),
-        "OMP_NUM_THREADS": str(threads),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        # Weights in huge pages: decoding streams all of them for each token, and the misses of a small page's
-        # translation cost several percent (torch reads this where the system offers huge pages on request).
-        "THP_MEM_ALLOC_ENABLE": os.environ.get("THP_MEM_ALLOC_ENABLE", "1"),
-    }
-
-
-class LocalRanks:
-    """`StartedRanks` of this machine. They die with the thread that started them."""
-
-    def __init__(self, launcher: LocalLauncher, sockets: Sequence[socket.socket], hosts: Sequence[str], logs: Path):
-        self.sockets, self.hosts = sockets, hosts
-        self._launcher, self._logs = launcher, logs
-
-    def poll(self) -> tuple[int | None, ...]:
-        return self._launcher.poll()
-
-    def log_tail(self, rank: int) -> str:
-        log = self._logs / f"rank-{rank}.log"
-        return " | ".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL:]) if log.exists() else ""
-
-    async def discard(self) -> None:
-        """End ranks that were never used."""
-        for ours in self.sockets:
-            ours.close()
-        await self.stop(0)
-
-    async def stop(self, grace: float) -> None:
-        self._launcher.stop(grace)
-        shutil.rmtree(self._logs, ignore_errors=True)
-
-
 class LocalStarter:
     """`RankStarter` of this machine. ``lab``: rank r runs on its host r modulo hosts.
 
-    ``standby``: keep a process for each rank that has done its imports, which are most of a start.
+    ``standby``: keep a process for each rank that has done its imports, which are most of a start. ``expected``: those
+    that the first start takes, if they are of its kind.
     """
 
-    def __init__(self, lab: Lab | None = None, *, standby: bool = False) -> None:
+    def __init__(self, lab: Lab | None = None, *, standby: bool = False, expected: LocalRanks | None = None) -> None:
         self._lab, self._with_standby = lab, standby
-        self._standby: tuple[tuple[int, int], LocalRanks] | None = None
+        self._standby = expected
 
     async def start(self, options: RankOptions) -> LocalRanks:
         """Start it from the thread of the event loop, which lives as long as the ranks may."""
         ready, self._standby = self._standby, None
         if ready is not None:
-            kind, ranks = ready
-            if kind == _kind(options) and all(code is None for code in ranks.poll()):
-                return self._told(ranks, options)
-            await ranks.discard()
-        return self._told(self._start(options), options)
+            if ready.kind == _kind(options) and all(code is None for code in ready.poll()):
+                return self._told(ready, options)
+            ready.discard()
+        return self._told(start_ranks(_kind(options), self._lab), options)
 
     @staticmethod
     def _told(ranks: LocalRanks, options: RankOptions) -> LocalRanks:
@@ -96,69 +50,29 @@ class LocalStarter:
         return ranks
 
     async def prepare(self, deployment: Deployment) -> bool:
-        if self._standby is not None and any(code is not None for code in self._standby[1].poll()):
+        if self._standby is not None and any(code is not None for code in self._standby.poll()):
             await self.close()
         if self._with_standby and self._standby is None:
-            self._standby = _kind(deployment.options), self._start(deployment.options)
+            self._standby = start_ranks(_kind(deployment.options), self._lab)
         return True
 
     async def close(self) -> None:
         ready, self._standby = self._standby, None
         if ready is not None:
-            await ready[1].discard()
-
-    def _start(self, options: RankOptions) -> LocalRanks:
-        lab, size = self._lab, options.plan.world_size
-        logs = Path(tempfile.mkdtemp(prefix="ferrule-"))
-        pairs = [socket.socketpair() for _ in range(size)]
-        theirs = [their for _, their in pairs]
-
-        def command(rank: int) -> list[str]:
-            argv = [
-                sys.executable,
-                "-m",
-                "ferrule.process.lifeline",
-                "ferrule.engine.rank.worker",
-                str(theirs[rank].fileno()),
-            ]
-            return argv if lab is None else lab.command(rank % lab.size, argv)
-
-        launcher = LocalLauncher(
-            command,
-            size,
-            env=rank_environment(options.threads, options.encrypt),
-            rank_env=None if lab is None else lab.rank_env(size, port=lab.new_port()),
-            pass_fds=[[their.fileno()] for their in theirs],
-            output=logs,
-        )
-        try:
-            launcher.start()
-        except BaseException as error:
-            for ours, _ in pairs:
-                ours.close()
-            shutil.rmtree(logs, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise ModelUnavailable(f"this machine cannot start a process now: {error}") from error
-            raise
-        finally:
-            for their in theirs:
-                their.close()
-        hosts = ["" if lab is None else lab.name(rank % lab.size) for rank in range(size)]
-        return LocalRanks(launcher, [ours for ours, _ in pairs], hosts, logs)
+            ready.discard()
 
 
-def _kind(options: RankOptions) -> tuple[int, int]:
-    """What ranks are told at their start; the rest comes over their control connection."""
-    return options.plan.world_size, options.threads
+def _kind(options: RankOptions) -> Kind:
+    return Kind(options.plan.world_size, options.threads, options.encrypt)
 
 
 class LocalPlanner:
     """Always the same plan: on this machine, where a process that died can be started again, or on the hosts of a
-    ``lab``, as soon as cables lead to all of them."""
+    ``lab``, as soon as cables lead to all of them. ``standby`` and ``expected``: as in `LocalStarter`."""
 
-    def __init__(self, lab: Lab | None = None, *, standby: bool = False) -> None:
+    def __init__(self, lab: Lab | None = None, *, standby: bool = False, expected: LocalRanks | None = None) -> None:
         self._lab = lab
-        self._starter = LocalStarter(lab, standby=standby)
+        self._starter = LocalStarter(lab, standby=standby, expected=expected)
 
     async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
         if loss is not None and self._lab is not None:

@@ -11,12 +11,15 @@ from typing import TypeVar
 
 from ferrule.engine.options import EngineOptions
 from ferrule.engine.shards.weight_files import identity, read_layout
-from ferrule.engine.source import describe, read_config, resolve
-from ferrule.engine.tokenizer import ModelTokenizer, generation_defaults
+from ferrule.engine.source import resolve
+from ferrule.engine.spec import read_spec
+from ferrule.engine.tokenizer.generation import generation_defaults
+from ferrule.engine.tokenizer.model import ModelTokenizer
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import ConfigError
 from ferrule.model import ModelSpec
 from ferrule.plan import Plan, make_plan
+from ferrule.process.memory import trim
 
 Result = TypeVar("Result")
 PlanChoice = Callable[[ModelSpec], Plan]
@@ -43,15 +46,15 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
     Raises `ModelError`, `PlanError` or `ConfigError`, whichever is at fault.
     """
     directory = resolve(options.model)
-    config = read_config(directory)
-    spec = describe(directory, config, options.weights)
+    spec = read_spec(directory, options.weights, options.dtype)
     if options.max_context is not None and options.max_context > spec.max_context:
         raise ConfigError(
             f"--max-context {options.max_context} is more than the {spec.max_context} tokens that this model runs with"
         )
     plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
     tokenizer = ModelTokenizer(directory)
-    default_sampling, end_tokens = generation_defaults(directory, config)
+    trim()  # reading a large vocabulary takes twice what it then needs
+    default_sampling, end_tokens = generation_defaults(directory)
     if tokenizer.eos_token_id is not None:
         end_tokens |= {tokenizer.eos_token_id}
     known = identity(directory, read_layout(directory))

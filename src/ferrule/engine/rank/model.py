@@ -102,7 +102,7 @@ def blueprint(directory: Path, dtype: str, shard: Shard, group: Group, checkpoin
     part = cut_out(model, config, shard, group, aliases)
     for name, cut in part.slicings.items():
         recipe = made_of.get(aliases.get(name, name))  # None: missing, which is said when it is loaded
-        weight = whole_weight(recipe, cut, checkpoint) if recipe is not None else None
+        weight = whole_weight(recipe, checkpoint) if recipe is not None else None
         if weight is not None:
             check_border(weight, cut)
     return Blueprint(

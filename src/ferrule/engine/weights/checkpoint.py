@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,8 +12,10 @@ from safetensors import SafetensorError, safe_open
 
 from ferrule.engine.weights.bits import RAW
 from ferrule.engine.weights.formats import Weight, recognise
+from ferrule.engine.weights.formats.grouped import NUMBERS_STEP, steps
 from ferrule.engine.weights.formats.on_load import already_packed, quantised_on_load
 from ferrule.engine.weights.gguf.stored import GgufTensors
+from ferrule.engine.weights.groups import rectangle
 from ferrule.errors import ModelError, PlanError
 from ferrule.model.gguf import gguf_file
 from ferrule.model.headers import (
@@ -78,6 +80,15 @@ class Checkpoint:
         weight = self.tensors[key]
         check_border(weight, cut)
         return weight.format.read(weight, cut, self)
+
+    def rows(self, key: str, cut: Slicing | None = None) -> Iterator[tuple[int, int, Tensor]]:
+        """The same of a weight that is a matrix, all of its parts together, some rows at a time: where these begin and
+        end, and their numbers."""
+        weight = self.tensors[key]
+        check_border(weight, cut)
+        part = rectangle(weight.matrix, cut)
+        for start, stop in steps(part, NUMBERS_STEP):
+            yield start, stop, weight.format.numbers(weight, part.some_rows(start, stop), self)
 
     def read_stored(self, key: str, cut: Slicing | None = None) -> list[Tensor]:
         """The same of a tensor as it is stored. Only the pages of those parts are read from disk."""

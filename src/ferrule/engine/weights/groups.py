@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.model import Range
+from ferrule.model.packing import Packing
 
 Values = Literal["integer", "fp4", "nf4", "bnb_fp4", "iq4nl", "e4m3", "e5m2"]
 """What codes stand for: themselves, or places in a table of `VALUES`."""
 Scale = Literal["f16", "bf16", "f32", "e8m0"]
 """How a rank holds scales and offsets: `e8m0` is a power of two."""
 
+PACKED_VALUES: tuple[Values, ...] = ("integer", "fp4", "iq4nl", "nf4", "e4m3", "e5m2")
+"""What the native library multiplies by, in the order of its numbers; the others are held as plain numbers."""
 SCALE_BYTES: dict[Scale, int] = {"f16": 2, "bf16": 2, "f32": 4, "e8m0": 1}
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -71,7 +74,8 @@ class GroupLayout:
     """How a matrix is stored: ``bits`` of a code and what codes stand for; ``group``: how many columns of a row share a
     scale (0: all); ``scale``: how scales and offsets are held; ``zero``: the integer code that means zero where that is
     the same everywhere; ``offsets``: whether each group has an offset, which is added to its numbers; ``zero_points``:
-    whether that is always minus its scale times a whole number of 0 to 255."""
+    whether that is always minus its scale times a whole number of 0 to 255. ``nested``: scales and offsets are whole
+    multiples, -128 to 127, of a number for each 256 columns, which a cut may go through."""
 
     bits: int
     group: int
@@ -80,6 +84,16 @@ class GroupLayout:
     zero: int = 0
     offsets: bool = False
     zero_points: bool = False
+    nested: bool = False
+
+
+def packing_of(layout: GroupLayout) -> Packing | None:
+    """How a matrix is held that is stored so; None: as plain numbers."""
+    if layout.values not in PACKED_VALUES:
+        return None
+    scale = SCALE_BYTES[layout.scale]
+    offset = 0 if not layout.offsets else 1 if layout.zero_points else scale
+    return Packing(layout.bits, layout.group, scale, offset, layout.nested)
 
 
 @dataclass(frozen=True)

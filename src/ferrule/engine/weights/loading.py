@@ -87,7 +87,7 @@ def load(
         source, cut = aliases.get(name, name), slicings.get(name)
         recipe = made_of[source]
         parent, _, leaf = name.rpartition(".")
-        weight = whole_weight(recipe, cut, checkpoint) if leaf == "weight" else None
+        weight = whole_weight(recipe, checkpoint) if leaf == "weight" else None
         packed = None
         if weight is not None and multiplies(module := model.get_submodule(parent)):
             packed = weight.format.pack(weight, cut, checkpoint, empty.dtype, device)
@@ -107,9 +107,9 @@ def load(
     return held_bytes
 
 
-def whole_weight(recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint) -> Weight | None:
-    """The stored weight that makes a parameter by itself, if one does and no rows of zeros are added to it."""
-    if recipe.converter is not None or (cut is not None and cut.pad):
+def whole_weight(recipe: Recipe, checkpoint: Checkpoint) -> Weight | None:
+    """The stored weight that makes a parameter by itself, if one does."""
+    if recipe.converter is not None:
         return None
     (keys,) = recipe.sources.values()
     return checkpoint.tensors[keys[-1]]
@@ -134,13 +134,18 @@ def _check_fits(empty: Tensor, name: str, recipe: Recipe, cut: Slicing | None, c
     if recipe.converter is not None:
         return
     (keys,) = recipe.sources.values()
-    whole, shape = checkpoint.tensors[keys[-1]].shape, tuple(empty.shape)
-    expected = shape if cut is None else (*shape[: cut.dim], cut.of, *shape[cut.dim + 1 :])
+    whole, expected = checkpoint.tensors[keys[-1]].shape, _whole(empty, cut)
     if whole != expected:
         raise ModelError(
             f"{name} in {checkpoint.directory} does not fit the architecture in config.json: expected shape "
             f"{expected}, the file has {whole}"
         )
+
+
+def _whole(part: Tensor, cut: Slicing | None) -> tuple[int, ...]:
+    """The shape of what ``part`` is a ``cut`` of."""
+    shape = tuple(part.shape)
+    return shape if cut is None else (*shape[: cut.dim], cut.of, *shape[cut.dim + 1 :])
 
 
 def check_complete(names: Iterable[str], made_of: Mapping[str, Recipe], checkpoint: Checkpoint) -> None:
@@ -178,7 +183,14 @@ def fill(
     try:
         if recipe.converter is None:
             (keys,) = recipe.sources.values()
-            _copy_parts(held, checkpoint.read(keys[-1], cut), cut, checkpoint.tensors[keys[-1]].shape)
+            weight = checkpoint.tensors[keys[-1]]
+            if weight.is_matrix and weight.shape == _whole(held, cut):
+                for start, stop, numbers in checkpoint.rows(keys[-1], cut):
+                    held[start:stop].copy_(numbers)
+                if cut is not None and cut.pad:
+                    held[-cut.pad :].zero_()
+            else:
+                _copy_parts(held, checkpoint.read(keys[-1], cut), cut, weight.shape)
             return
         operations = recipe.converter.operations
         kinds = [type(operation) for operation in operations]
@@ -202,8 +214,7 @@ def _copy_parts(held: Tensor, parts: list[Tensor], cut: Slicing | None, whole: t
         held.copy_(part)
         return
     if len(whole) <= cut.dim or whole[cut.dim] != cut.of or cut.shape(whole) != tuple(held.shape):
-        expected = (*held.shape[: cut.dim], cut.of, *held.shape[cut.dim + 1 :])
-        raise RuntimeError(f"expected shape {tuple(expected)}, the file has {whole}")
+        raise RuntimeError(f"expected shape {_whole(held, cut)}, the file has {whole}")
     start = 0
     for part in parts:
         length = part.shape[cut.dim]

@@ -13,24 +13,16 @@ from torch import Tensor
 
 from ferrule._native import Compute, Matrix
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
-from ferrule.engine.weights.formats.grouped import GroupedFormat, steps
+from ferrule.engine.weights.formats.grouped import NUMBERS_STEP, GroupedFormat, steps
 from ferrule.engine.weights.formats.packed import Packed
-from ferrule.engine.weights.groups import GroupedMatrix, Rectangle, rectangle
+from ferrule.engine.weights.groups import PACKED_VALUES, GroupedMatrix, Rectangle, rectangle
 from ferrule.engine.weights.slicing import Slicing
+from ferrule.model.packing import ORDER_BYTES, fitting_group, padded
 
-CODES = ("bf16", "f16", "f32", "integer", "fp4", "iq4nl", "nf4", "e4m3", "e5m2")
+CODES = ("bf16", "f16", "f32", *PACKED_VALUES)
 SCALES = ("f16", "bf16", "f32", "e8m0", "nested")
 """In the order of the native library's numbers."""
 PLAIN = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
-BLOCK = 16
-"""Rows that lie side by side; results are filled up to a multiple of it."""
-LEAST_GROUP, SPAN = 16, 32
-"""Columns: the smallest group, and what larger groups are multiples of."""
-
-
-def padded(rows: int) -> int:
-    """``rows`` filled up to whole blocks."""
-    return -(-rows // BLOCK) * BLOCK
 
 
 @cache
@@ -41,11 +33,11 @@ def compute(threads: int) -> Compute:
 
 class PackedMatrix(Packed):
     """A packed weight in a native `Matrix`. ``dtype``: of products; float32 ones are exact, others take activations as
-    8-bit integers where the weight's codes are small integers."""
+    8-bit integers where the weight's codes are small integers. ``order_bytes``: of its columns' order."""
 
-    def __init__(self, matrix: Matrix, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    def __init__(self, matrix: Matrix, shape: tuple[int, int], dtype: torch.dtype, order_bytes: int = 0) -> None:
         self.matrix, self.dtype = matrix, dtype
-        self.shape, self.device, self.bytes = torch.Size(shape), torch.device("cpu"), matrix.bytes
+        self.shape, self.device, self.bytes = torch.Size(shape), torch.device("cpu"), matrix.bytes + order_bytes
 
     def multiply(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).float().contiguous()
@@ -60,54 +52,52 @@ class PackedMatrix(Packed):
 @dataclass(frozen=True)
 class Piece:
     """The slice ``cut`` of a stored weight, or of its matrix ``index`` where it is a stack: rows are outputs, as they
-    are multiplied by. ``cut`` is of the matrix as the module has it, and has no padding."""
+    are multiplied by. ``cut`` is of the matrix as the module has it; its padding is left out. ``turned``: what is
+    stored as its rows are inputs."""
 
     weight: Weight
     cut: Slicing | None = None
-    index: int | None = None
+    index: int = 0
+    turned: bool = False
 
     @property
     def part(self) -> Rectangle:
         cut = self.cut
         if cut is not None and self.weight.transposed:
             cut = Slicing(1 - cut.dim, cut.of, cut.ranges)
-        return rectangle(self.weight.matrix, cut)
+        stored = rectangle(self.weight.matrix, cut)
+        return Rectangle(stored.columns, stored.rows) if self.turned else stored
 
     def groups(self, part: Rectangle, source: StoredTensors) -> GroupedMatrix | None:
         """``part`` as groups that can be multiplied by; None where it is to be held as numbers."""
-        if not isinstance(self.weight.format, GroupedFormat):
+        if self.turned or not isinstance(self.weight.format, GroupedFormat):
             return None
-        return fitting(self.weight.format.groups(self.weight, part, source, self.index or 0))
+        return fitting(self.weight.format.groups(self.weight, part, source, self.index))
 
-    def numbers(self, source: StoredTensors) -> Tensor:
-        """All of it: (rows, columns)."""
-        cut = self.cut
-        if self.index is not None:  # one of a stack: its numbers lie together
-            one = Slicing(0, self.weight.shape[0], ((self.index, self.index + 1),))
-            whole = self.weight.format.read(self.weight, one, source)[0][0]
-            parts = [whole]
-            if cut is not None:
-                parts = [whole.narrow(cut.dim, start, stop - start) for start, stop in cut.ranges]
-        else:
-            parts = self.weight.format.read(self.weight, cut, source)
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts, 0 if cut is None else cut.dim)
-        return joined.T if self.weight.transposed else joined
+    def numbers(self, part: Rectangle, source: StoredTensors) -> Tensor:
+        """``part`` as numbers: (rows, columns)."""
+        if self.turned:
+            stored = Rectangle(part.columns, part.rows)
+            return self.weight.format.numbers(self.weight, stored, source, self.index).T
+        return self.weight.format.numbers(self.weight, part, source, self.index)
 
 
-def pack(pieces: Sequence[Piece], source: StoredTensors, dtype: torch.dtype) -> PackedMatrix:
-    """The matrix whose rows are those of ``pieces``, one after the other: as it is stored where that can be multiplied,
-    else as numbers of ``dtype``."""
+def pack(pieces: Sequence[Piece], source: StoredTensors, dtype: torch.dtype, pad: int = 0) -> PackedMatrix:
+    """The matrix whose rows are those of ``pieces``, one after the other, and ``pad`` ones of zeros: as it is stored
+    where that can be multiplied, else as numbers of ``dtype``."""
     rows = sum(piece.part.shape[0] for piece in pieces)
     columns = pieces[0].part.shape[1]
     matrix: Matrix | None = None
+    order_bytes = 0
     for start, stop in steps(Rectangle(((0, rows),), ((0, columns),))):
         found = [piece.groups(part, source) for piece, part in _rows_of(pieces, start, stop)]
         groups = [each for each in found if each is not None]
         if len(groups) < len(found) or not _alike(groups):
-            return pack_numbers(torch.cat([piece.numbers(source) for piece in pieces]), dtype)
+            return _pack_as_numbers(pieces, source, dtype, (rows, columns), pad)
         first = groups[0]
         if matrix is None:
-            matrix = _matrix_of(rows, first)
+            matrix = _matrix_of(rows + pad, first)
+            order_bytes = 0 if first.order is None else first.order.size * ORDER_BYTES
         codes = np.ascontiguousarray(np.concatenate([each.codes for each in groups]))
         held = [
             _joined([getattr(each, name) for each in groups])
@@ -115,17 +105,35 @@ def pack(pieces: Sequence[Piece], source: StoredTensors, dtype: torch.dtype) -> 
         ]
         addresses = [0 if each is None else each.ctypes.data for each in held]
         matrix.pack_groups(start, stop - start, codes.ctypes.data, *addresses)
-    assert matrix is not None
-    return PackedMatrix(matrix, (rows, columns), dtype)
+    if matrix is None:  # no rows
+        return _pack_as_numbers(pieces, source, dtype, (rows, columns), pad)
+    return PackedMatrix(matrix, (rows + pad, columns), dtype, order_bytes)
+
+
+def _pack_as_numbers(
+    pieces: Sequence[Piece], source: StoredTensors, dtype: torch.dtype, shape: tuple[int, int], pad: int
+) -> PackedMatrix:
+    """``shape``: without the padding."""
+    rows, columns = shape
+    matrix = _plain_matrix(rows + pad, columns, dtype)
+    for start, stop in steps(Rectangle(((0, rows),), ((0, columns),)), NUMBERS_STEP):
+        parts = [piece.numbers(part, source).to(dtype) for piece, part in _rows_of(pieces, start, stop)]
+        some = (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
+        matrix.pack_plain(start, stop - start, some.data_ptr(), columns)
+    return PackedMatrix(matrix, (rows + pad, columns), dtype)
 
 
 def pack_numbers(numbers: Tensor, dtype: torch.dtype) -> PackedMatrix:
     """``numbers`` (out, in), packed as ``dtype``."""
     held = numbers.to(dtype).contiguous()
     rows, columns = held.shape
-    matrix = Matrix(rows, columns, CODES.index(PLAIN[dtype]), 0, 0, 0, 0, 0)
+    matrix = _plain_matrix(rows, columns, dtype)
     matrix.pack_plain(0, rows, held.data_ptr(), columns)
     return PackedMatrix(matrix, (rows, columns), dtype)
+
+
+def _plain_matrix(rows: int, columns: int, dtype: torch.dtype) -> Matrix:
+    return Matrix(rows, columns, CODES.index(PLAIN[dtype]), 0, 0, 0, 0, 0)
 
 
 def fitting(found: GroupedMatrix) -> GroupedMatrix | None:
@@ -133,11 +141,12 @@ def fitting(found: GroupedMatrix) -> GroupedMatrix | None:
     where its groups are smaller than that, or cut otherwise."""
     columns, groups = found.codes.shape[1], found.scales.shape[1]
     group = columns // groups
-    if group == LEAST_GROUP or group % SPAN == 0 or groups == 1:
-        return found
-    if group % LEAST_GROUP:
+    fits = fitting_group(group, columns)
+    if fits is None or found.layout.values not in PACKED_VALUES:
         return None
-    times = group // LEAST_GROUP
+    if fits >= group:
+        return found
+    times = group // fits
     offsets = None if found.offsets is None else found.offsets.repeat(times, axis=1)
     return replace(found, scales=found.scales.repeat(times, axis=1), offsets=offsets, supers=None, super_offsets=None)
 
@@ -173,11 +182,11 @@ def _alike(groups: Sequence[GroupedMatrix]) -> bool:
 
 def _matrix_of(rows: int, first: GroupedMatrix) -> Matrix:
     layout, columns = first.layout, first.codes.shape[1]
-    group = columns // first.scales.shape[1]
-    if first.scales.shape[1] == 1:
-        group = -(-columns // SPAN) * SPAN
+    group = fitting_group(columns // first.scales.shape[1], columns)
+    assert group is not None
     scale = layout.scale if first.supers is None else "nested"
-    numbers = CODES.index(layout.values), layout.bits, SCALES.index(scale)
+    bits = 8 if layout.bits == 7 else layout.bits  # there are no codes of 7
+    numbers = CODES.index(layout.values), bits, SCALES.index(scale)
     offsets = (1 + layout.zero_points) if layout.offsets else 0
     matrix = Matrix(rows, columns, *numbers, offsets, layout.zero, group)
     if first.order is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ferrule.model.packing import Packing
+
 BLOCKS = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
@@ -15,3 +17,20 @@ BLOCKS = {
 
 SIZES = {name: (numbers, size) for name, numbers, size in BLOCKS.values()}
 """The same by name."""
+
+PACKINGS = {
+    "Q4_0": Packing(4, 32, 2),
+    "Q4_1": Packing(4, 32, 2, 2),
+    "Q5_0": Packing(5, 32, 2),
+    "Q5_1": Packing(5, 32, 2, 2),
+    "Q8_0": Packing(8, 32, 2),
+    "IQ4_NL": Packing(4, 32, 2),
+    "MXFP4": Packing(4, 32, 1),
+    "Q2_K": Packing(2, 16, 4, 4, nested=True),
+    "Q3_K": Packing(3, 16, 4, nested=True),
+    "Q4_K": Packing(4, 32, 4, 4, nested=True),
+    "Q5_K": Packing(5, 32, 4, 4, nested=True),
+    "Q6_K": Packing(6, 16, 4, nested=True),
+    "IQ4_XS": Packing(4, 32, 4, nested=True),
+}
+"""How the engine holds the types that it multiplies by."""

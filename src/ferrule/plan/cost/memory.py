@@ -17,7 +17,7 @@ def memory_of(question: Question, plan: Plan) -> tuple[MemoryUse, ...]:
     """By rank."""
     return tuple(
         _use(question, question.cluster.by_name[name], stage, share, weights)
-        for (stage, name, share), weights in zip(_ranks(plan), weight_bytes(question.model, plan), strict=True)
+        for (stage, name, share), weights in zip(_ranks(plan), weight_bytes(question.held, plan), strict=True)
     )
 
 
@@ -28,7 +28,7 @@ def _ranks(plan: Plan) -> Iterator[tuple[Stage, str, Share]]:
 
 
 def weight_bytes(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
-    """Bytes of weights by rank, as stored."""
+    """Bytes of weights by rank: as they are stored, or of `ModelSpec.in_engine` as the built-in engine holds them."""
     return tuple(
         model.rank_bytes(share, vocabulary_of(model, stage), first_layer=stage.first_layer, last_layer=stage.last_layer)
         for stage, _, share in _ranks(plan)

@@ -12,6 +12,7 @@ from ferrule.engine.rank.model import Blueprint
 from ferrule.engine.rank.step.operations import Description, Experts, HeadParts
 from ferrule.engine.rank.step.pieces import of_expert, of_matrix
 from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.loading import (
     BytesRead,
     Recipe,
@@ -57,8 +58,7 @@ def load_weights(
             weights.matrices.update({f"{name}[{index}]": each for index, each in enumerate(found)})
             weights.bytes += sum(each.bytes for each in found)
         elif name in description.by_head:
-            whole = _filled(blueprint, name, recipe, cut, empty, checkpoint)
-            for part, matrix in _head_parts(name, whole, description.by_head[name], blueprint.dtype):
+            for part, matrix in _head_parts(blueprint, name, recipe, cut, empty, description.by_head[name], checkpoint):
                 weights.matrices[part] = matrix
                 weights.bytes += matrix.bytes
         elif name in description.matrices and empty.dim() == 2:
@@ -66,7 +66,7 @@ def load_weights(
             if pieces is None:
                 matrix = pack_numbers(_filled(blueprint, name, recipe, cut, empty, checkpoint), blueprint.dtype)
             else:
-                matrix = pack(pieces, checkpoint, blueprint.dtype)
+                matrix = pack(pieces, checkpoint, blueprint.dtype, 0 if cut is None else cut.pad)
             check_shape(matrix.shape, empty, name, checkpoint)
             weights.matrices[name] = matrix
             weights.bytes += matrix.bytes
@@ -74,7 +74,7 @@ def load_weights(
             held = _filled(blueprint, name, recipe, cut, empty, checkpoint)
             assign(model, name, held)
             weights.vectors[name] = held.float()
-            weights.bytes += held.nbytes
+            weights.bytes += weights.vectors[name].nbytes
         done += sizes[name]
         on_bytes(done, total)
     for name in description.matrices - weights.matrices.keys():  # tied: one tensor under two names
@@ -101,10 +101,28 @@ def head_part(name: str, part: str, head: int) -> str:
     return f"{name}[{head}].{part}"
 
 
-def _head_parts(name: str, whole: Tensor, parts: HeadParts, dtype: torch.dtype) -> Iterator[tuple[str, PackedMatrix]]:
-    for head, rows in enumerate(torch.split(whole, parts.key + parts.value)):
-        yield head_part(name, "key", head), pack_numbers(rows[: parts.key].T, dtype)
-        yield head_part(name, "value", head), pack_numbers(rows[parts.key :], dtype)
+def _head_parts(
+    blueprint: Blueprint,
+    name: str,
+    recipe: Recipe,
+    cut: Slicing | None,
+    empty: Tensor,
+    parts: HeadParts,
+    checkpoint: Checkpoint,
+) -> Iterator[tuple[str, PackedMatrix]]:
+    """Of each head the keys' part, turned and therefore as numbers, and the values' part. Heads are read one by one."""
+    size = parts.key + parts.value
+    start, of = (0, empty.shape[0]) if cut is None else (cut.ranges[0][0], cut.of)
+    for head in range(empty.shape[0] // size):
+        first = start + head * size
+        own, values = (Slicing(0, of, ((each, first + size),)) for each in (first, first + parts.key))
+        rows = _filled(blueprint, name, recipe, own, empty[:size], checkpoint)
+        yield head_part(name, "key", head), pack_numbers(rows[: parts.key].T, blueprint.dtype)
+        pieces = of_matrix(recipe, values, checkpoint)
+        if pieces is not None and isinstance(pieces[0].weight.format, GroupedFormat):
+            yield head_part(name, "value", head), pack(pieces, checkpoint, blueprint.dtype)
+        else:
+            yield head_part(name, "value", head), pack_numbers(rows[parts.key :], blueprint.dtype)
 
 
 def _stack(
@@ -119,8 +137,8 @@ def _stack(
     found = []
     for expert in range(experts.held):
         one = empty[expert].T if experts.transposed else empty[expert]
-        pieces = of_expert(recipe, cut, expert, checkpoint)
-        if pieces is None or any(piece.weight.transposed != experts.transposed for piece in pieces):
+        pieces = of_expert(recipe, cut, expert, experts.transposed, checkpoint)
+        if pieces is None:
             break
         matrix = pack(pieces, checkpoint, blueprint.dtype)
         check_shape(matrix.shape, one, name, checkpoint)

@@ -9,28 +9,38 @@ from __future__ import annotations
 from transformers.core_model_loading import Concatenate, MergeModulelist
 
 from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.loading import Recipe, within
 from ferrule.engine.weights.matrix import Piece
 from ferrule.engine.weights.slicing import Slicing
 
 
 def of_matrix(recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint) -> list[Piece] | None:
-    """Of a parameter with two dimensions; None where it must be converted as a whole."""
-    if recipe.converter is not None or (cut is not None and cut.pad):
+    """Of a parameter with two dimensions, without padding; None where it must be converted as a whole."""
+    if recipe.converter is not None:
         return None
     (keys,) = recipe.sources.values()
     return [Piece(checkpoint.tensors[keys[-1]], cut)]
 
 
-def of_expert(recipe: Recipe, cut: Slicing | None, expert: int, checkpoint: Checkpoint) -> list[Piece] | None:
-    """Of this rank's expert number ``expert`` of a stacked parameter; None where it must be converted as a whole."""
+def of_expert(
+    recipe: Recipe, cut: Slicing | None, expert: int, transposed: bool, checkpoint: Checkpoint
+) -> list[Piece] | None:
+    """Of this rank's expert number ``expert`` of a stacked parameter, which has inputs first where it is
+    ``transposed``; None where it must be converted as a whole."""
     first, inner = 0, cut
     if cut is not None and cut.dim == 0:
         first, inner = cut.ranges[0][0], None
     if recipe.converter is None:
         (keys,) = recipe.sources.values()
         within_one = None if inner is None else Slicing(inner.dim - 1, inner.of, inner.ranges)
-        return [Piece(checkpoint.tensors[keys[-1]], within_one, first + expert)]
+        weight = checkpoint.tensors[keys[-1]]
+        turned = weight.transposed != transposed
+        if turned and isinstance(weight.format, GroupedFormat):
+            return None
+        return [Piece(weight, within_one, first + expert, turned)]
+    if transposed:
+        return None
     operations = recipe.converter.operations
     kinds = [type(operation) for operation in operations]
     if kinds[:1] != [MergeModulelist] or operations[0].dim != 0 or kinds[1:] not in ([], [Concatenate]):

@@ -9,10 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrule.engine.weights.formats.grouped import LEAST_GROUP, split_groups
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout
+from ferrule.engine.weights.formats.grouped import split_groups
+from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, packing_of
 from ferrule.errors import ModelError
 from ferrule.model import Range
+from ferrule.model.packing import LEAST_GROUP, Packing
+
+
+def owned_packing(layout: GroupLayout, owners: NDArray[Any]) -> Packing | None:
+    """How a matrix is held whose columns are of groups ``owners``."""
+    packing = packing_of(layout)
+    return replace(packing, ordered=True) if packing and not in_order(owners, layout.group) else packing
 
 
 def by_owner(
@@ -38,7 +45,7 @@ def by_owner(
         raise ModelError(
             f"{name} names groups from {owners.min()} to {owners.max()}, but there are {count}; download it again"
         )
-    if (owners == np.arange(owners.size) // layout.group).all():
+    if in_order(owners, layout.group):
         if offsets is not None:
             offsets, _ = split_groups(offsets, layout.group, columns)
         scales, size = split_groups(scales, layout.group, columns)
@@ -51,6 +58,11 @@ def by_owner(
         None if offsets is None else offsets[:, chosen],
         order,
     )
+
+
+def in_order(owners: NDArray[Any], group: int) -> bool:
+    """Whether columns of groups ``owners`` are as without act-order."""
+    return bool((owners == np.arange(owners.size) // group).all())
 
 
 def pack_order(owners: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:

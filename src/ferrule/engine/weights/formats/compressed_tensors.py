@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ferrule.engine.weights.bits import exponents, pick, unpack_range
-from ferrule.engine.weights.formats.acting import by_owner
+from ferrule.engine.weights.formats.acting import by_owner, owned_packing
 from ferrule.engine.weights.formats.blocks import FLOAT8, Block, block_of, byte_groups
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight, split_groups
@@ -18,6 +18,7 @@ from ferrule.engine.weights.formats.parts import SCALES, beside, check_shape, fi
 from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle
 from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
+from ferrule.model.packing import Packing
 
 UNUSED = ("weight_shape", "input_scale", "input_zero_point", "input_global_scale")
 """Parts that are not needed for a weight's numbers: for activations of fewer bits, and a shape that is known."""
@@ -130,6 +131,11 @@ class CompressedTensors(GroupedFormat):
                 zeros = find(stored, f"{module}.weight_zero_point", codes.name, "I8")
                 parts["zero"] = check_shape(zeros, scale.shape)
         return GroupedWeight(f"{module}.weight", codes.shape, self, parts, layout=layout, block_rows=block[0])
+
+    def packing(self, weight: Weight, source: StoredTensors) -> Packing | None:
+        if "owners" not in weight.parts:
+            return super().packing(weight, source)
+        return owned_packing(self.layout(weight), np.asarray(matrix_of(weight, "owners", source)))
 
     def groups(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> GroupedMatrix:
         assert isinstance(weight, GroupedWeight)

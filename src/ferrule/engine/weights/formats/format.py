@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the server looks at formats, too, and needs no torch
     from torch import Tensor
 
     from ferrule.engine.weights.formats.packed import Packed
+    from ferrule.engine.weights.groups import Rectangle
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Weight:
         """Rows and columns (outputs and inputs) as they are stored, of one matrix where the weight is a stack."""
         first, second = self.shape[-2:]
         return (second, first) if self.transposed else (first, second)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether its own dimensions are the rows and columns of `matrix`."""
+        return len(self.shape) == 2 and not self.transposed
 
     @property
     def bytes(self) -> int:
@@ -83,9 +89,14 @@ class Format(Protocol):
         """The ranges of ``weight`` that ``cut`` names, as numbers, in order (without its padding)."""
         ...
 
+    def numbers(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> Tensor:
+        """``part`` of ``weight`` (of its matrix ``index``, where it is a stack) as numbers, with rows and columns as
+        `Weight.matrix` counts them. Reads no more than that."""
+        ...
+
     def pack(
         self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, device: torch.device
     ) -> Packed | None:
-        """A rank's slice of ``weight`` (of a linear layer, without padding) as it is to be held: packed, for products
+        """A rank's slice of ``weight`` (of a linear layer, with its padding) as it is to be held: packed, for products
         of ``dtype``; None: as an ordinary tensor of numbers."""
         ...

@@ -95,10 +95,7 @@ class GgufGroups(GroupedFormat):
         return codes, scales, offsets, by, offsets_by
 
     def read(self, weight: Weight, cut: Slicing | None, source: StoredTensors) -> list[Tensor]:
-        def numbers(part: Rectangle, index: int) -> Floats:
-            return self.groups(weight, part, source, index).numbers()
-
-        return _read(cast(GgufWeight, weight), cut, numbers)
+        return _read(self, cast(GgufWeight, weight), cut, source)
 
 
 class GgufNumbers:
@@ -121,14 +118,14 @@ class GgufNumbers:
         return max(groups, default=1)
 
     def read(self, weight: Weight, cut: Slicing | None, source: StoredTensors) -> list[Tensor]:
-        made = cast(GgufWeight, weight)
+        return _read(self, cast(GgufWeight, weight), cut, source)
 
-        def numbers(part: Rectangle, index: int) -> Floats:
-            rows = each_row(part.rows)
-            found: Floats = _side_by_side([self._columns(made, rows, span, source, index) for span in part.columns])
-            return found
+    def numbers(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> Tensor:
+        import torch
 
-        return _read(made, cut, numbers)
+        made, rows = cast(GgufWeight, weight), each_row(part.rows)
+        found = _side_by_side([self._columns(made, rows, span, source, index) for span in part.columns])
+        return torch.from_numpy(found)
 
     def _columns(
         self, weight: GgufWeight, rows: NDArray[np.int64], columns: Range, source: StoredTensors, index: int
@@ -177,6 +174,12 @@ class GgufLatent:
             found.append(np.concatenate([keys.transpose(0, 2, 1), values], axis=1).reshape(-1, weight.shape[1]))
         return [torch.from_numpy(each) for each in found]
 
+    def numbers(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> Tensor:
+        border = self.border(weight, 0)
+        first, last = part.rows[0][0] // border * border, -(-part.rows[-1][1] // border) * border
+        (heads,) = self.read(weight, Slicing(0, weight.shape[0], ((first, last),)), source)
+        return heads[each_row(part.rows) - first][:, each_row(part.columns)]
+
     def _heads(self, part: Stored, heads: slice, source: StoredTensors) -> Floats:
         blocks = blocks_of(part, source)[heads]
         return numbers_of(part.dtype, blocks.reshape(-1, blocks.shape[2])).reshape(len(blocks), *part.shape[1:])
@@ -211,8 +214,9 @@ def numbers_of(kind: str, blocks: NDArray[np.uint8]) -> Floats:
     return np.asarray(plain, np.float32)
 
 
-def _read(weight: GgufWeight, cut: Slicing | None, numbers: Any) -> list[Tensor]:
-    """``numbers``: a rectangle and the number of a matrix in the stack -> its numbers."""
+def _read(
+    form: GgufGroups | GgufNumbers, weight: GgufWeight, cut: Slicing | None, source: StoredTensors
+) -> list[Tensor]:
     import torch
 
     spans = [None] if cut is None else [Slicing(cut.dim, cut.of, (span,)) for span in cut.ranges]
@@ -220,11 +224,11 @@ def _read(weight: GgufWeight, cut: Slicing | None, numbers: Any) -> list[Tensor]
     for span in spans:
         stack, rows, columns = weight.spans(span)
         part, chosen = Rectangle(rows, columns), each_row(stack)
-        whole = np.empty((len(chosen), *part.shape), np.float32)
+        whole = torch.empty((len(chosen), *part.shape))
         for place, index in enumerate(chosen):
             for start, stop in steps(part):
-                whole[place, start:stop] = numbers(part.some_rows(start, stop), int(index))
-        found.append(torch.from_numpy(weight.placed(whole)))
+                whole[place, start:stop] = form.numbers(weight, part.some_rows(start, stop), source, int(index))
+        found.append(torch.from_numpy(weight.placed(whole.numpy())))
     return found
 
 

@@ -140,11 +140,11 @@ BLOCK_TYPES: dict[str, BlockType] = {
     "IQ4_NL": BlockType(32, 18, GroupLayout(4, 32, "f16", values="iq4nl"), _iq4_nl),
     "MXFP4": BlockType(32, 17, GroupLayout(4, 32, "e8m0", values="fp4"), _mxfp4),
     # The scales of the following are products of two numbers: of a float16 and a whole one, or float32 holds them.
-    "Q2_K": BlockType(256, 84, GroupLayout(2, 16, "f32", offsets=True), _q2_k, (80, 82)),
-    "Q3_K": BlockType(256, 110, GroupLayout(3, 16, "f32", zero=4), _q3_k, (108,)),
-    "Q4_K": BlockType(256, 144, GroupLayout(4, 32, "f32", offsets=True), _q4_k, (0, 2)),
-    "Q5_K": BlockType(256, 176, GroupLayout(5, 32, "f32", offsets=True), _q5_k, (0, 2)),
-    "Q6_K": BlockType(256, 210, GroupLayout(6, 16, "f32", zero=32), _q6_k, (208,)),
-    "IQ4_XS": BlockType(256, 136, GroupLayout(4, 32, "f32", values="iq4nl"), _iq4_xs, (0,)),
+    "Q2_K": BlockType(256, 84, GroupLayout(2, 16, "f32", offsets=True, nested=True), _q2_k, (80, 82)),
+    "Q3_K": BlockType(256, 110, GroupLayout(3, 16, "f32", zero=4, nested=True), _q3_k, (108,)),
+    "Q4_K": BlockType(256, 144, GroupLayout(4, 32, "f32", offsets=True, nested=True), _q4_k, (0, 2)),
+    "Q5_K": BlockType(256, 176, GroupLayout(5, 32, "f32", offsets=True, nested=True), _q5_k, (0, 2)),
+    "Q6_K": BlockType(256, 210, GroupLayout(6, 16, "f32", zero=32, nested=True), _q6_k, (208,)),
+    "IQ4_XS": BlockType(256, 136, GroupLayout(4, 32, "f32", values="iq4nl", nested=True), _iq4_xs, (0,)),
 }
 """By the names of `ferrule.model.gguf.types`."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrule.engine.weights.bits import pick, unpack_range
-from ferrule.engine.weights.formats.acting import by_owner
+from ferrule.engine.weights.formats.acting import by_owner, owned_packing
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight
 from ferrule.engine.weights.formats.parts import SCALES, check_shape, find, matrix_of, misfit, modules, numbers
@@ -17,6 +17,7 @@ from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle
 from ferrule.errors import ModelError
 from ferrule.model import Range
 from ferrule.model.headers import Stored
+from ferrule.model.packing import Packing
 
 BITS = (2, 3, 4, 8)
 
@@ -77,6 +78,11 @@ class Gptq(GroupedFormat):
         )
         version = _VersionTwo if settings.get("checkpoint_format") == "gptq_v2" else self
         return GroupedWeight(f"{module}.weight", (outputs, inputs), version, parts, layout=layout)
+
+    def packing(self, weight: Weight, source: StoredTensors) -> Packing | None:
+        if "g_idx" not in weight.parts:
+            return super().packing(weight, source)
+        return owned_packing(self.layout(weight), np.asarray(matrix_of(weight, "g_idx", source)))
 
     def groups(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> GroupedMatrix:
         layout = self.layout(weight)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 import numpy as np
 
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle, rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle, packing_of, rectangle
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
+from ferrule.model.packing import BLOCK, LEAST_GROUP, Packing
 
 if TYPE_CHECKING:
     import torch
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
     from ferrule.engine.weights.formats.packed import Packed
 
 STEP = 1 << 22
-"""Numbers that are unpacked at a time: a tensor is never held whole as numbers on its way."""
-LEAST_GROUP = 16
-"""Columns. Where a cut goes through groups they are held as smaller ones with the same scale, down to this size."""
-
+"""Codes that are unpacked at a time: a tensor is never held whole as numbers on its way."""
+NUMBERS_STEP = 1 << 20
+"""The same of numbers, which take four times as much."""
 
 Axes = Mapping[str, tuple[int | None, int | None]]
 
@@ -77,6 +77,10 @@ class GroupedFormat(ABC):
         that from ``source``. Columns are cut at multiples of `border`; a group that is cut is returned as smaller
         groups of equal size."""
 
+    def packing(self, weight: Weight, source: StoredTensors) -> Packing | None:
+        """How a rank holds ``weight``; None: as plain numbers."""
+        return packing_of(self.layout(weight))
+
     def border(self, weight: Weight, dim: int) -> int:
         if dim != len(weight.shape) - (2 if weight.transposed else 1):
             return 1
@@ -104,6 +108,11 @@ class GroupedFormat(ABC):
             found = found.swapaxes(1, 2)
         return found if stacked else found[0]
 
+    def numbers(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> Tensor:
+        import torch
+
+        return torch.from_numpy(self.groups(weight, part, source, index).numbers())
+
     def needed(self, weight: Weight, cut: Slicing | None) -> Iterator[tuple[str, Slicing | None]]:
         """The slices of stored tensors that `read` of ``cut`` asks for, each within one that it may be sent as."""
         stacked = len(weight.shape) == 3
@@ -126,7 +135,9 @@ class GroupedFormat(ABC):
     ) -> Packed | None:
         from ferrule.engine.weights.matrix import Piece, pack
 
-        return pack([Piece(weight, cut)], source, dtype) if device.type == "cpu" and len(weight.shape) == 2 else None
+        if device.type != "cpu" or len(weight.shape) != 2:
+            return None
+        return pack([Piece(weight, cut)], source, dtype, 0 if cut is None else cut.pad)
 
 
 @overload
@@ -147,10 +158,10 @@ def _proportion(cut: Slicing, dim: int, length: int) -> Slicing:
     return Slicing(dim, length, ranges)
 
 
-def steps(part: Rectangle, multiple: int = 16) -> Iterator[tuple[int, int]]:
-    """Rows of ``part`` by which it is read: `STEP` numbers at most, but ``multiple`` rows at least."""
+def steps(part: Rectangle, most: int = STEP) -> Iterator[tuple[int, int]]:
+    """Rows of ``part`` by which it is read: ``most`` numbers at most, but a block of rows at least."""
     rows, columns = part.shape
-    step = max(multiple, STEP // max(columns, 1) // multiple * multiple)
+    step = max(BLOCK, most // max(columns, 1) // BLOCK * BLOCK)
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
 

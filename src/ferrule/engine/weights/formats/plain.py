@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ferrule.engine.weights.bits import pick
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
+from ferrule.engine.weights.formats.parts import matrix_of
+from ferrule.engine.weights.groups import Rectangle
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
@@ -45,6 +50,14 @@ class Plain:
 
     def read(self, weight: Weight, cut: Slicing | None, source: StoredTensors) -> list[Tensor]:
         return source.read_stored(weight.key, cut)
+
+    def numbers(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> Tensor:
+        import torch
+
+        (stored,) = weight.parts.values()
+        array = matrix_of(weight, "weight", source, index)
+        some = np.array(pick(pick(array, part.rows, 0), part.columns, 1))  # a copy, which may be written to
+        return torch.from_numpy(some).view(getattr(torch, TORCH_DTYPES[stored.dtype]))
 
     def pack(
         self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, device: torch.device

@@ -34,6 +34,10 @@ class GgufWeight(Weight):
     rows: RowOrder = IN_PLACE
     less: float = 0.0
 
+    @property
+    def is_matrix(self) -> bool:
+        return super().is_matrix and self.axes == (1, 2)
+
     def spans(self, cut: Slicing | None) -> Spans:
         """What ``cut`` leaves of each axis."""
         found: list[tuple[Range, ...]] = [((0, size),) for size in self.stored]

@@ -126,7 +126,7 @@ def _stack(key: str, parts: Mapping[str, Stored], order: RowOrder, family: Famil
         views = {role: replace(part, shape=(*shape, 1)) for role, part in parts.items()}
         return make(key, views, (count, rows), axes=(0, 1), rows=order)
     if family.transposed:
-        return make(key, parts, (count, shape[2], rows), axes=(0, 2, 1), rows=order)
+        return make(key, parts, (count, shape[2], rows), axes=(0, 2, 1), rows=order, transposed=True)
     return make(key, parts, (count, rows, shape[2]), rows=order)
 
 
@@ -153,8 +153,10 @@ def make(
     axes: Axes | None = None,
     rows: RowOrder = IN_PLACE,
     less: float = 0.0,
+    transposed: bool = False,
 ) -> GgufWeight:
-    """A weight of ``shape`` made of ``parts``. ``axes``: where its dimensions do not lie as they are stored."""
+    """A weight of ``shape`` made of ``parts``. ``axes``: where its dimensions do not lie as they are stored.
+    ``transposed``: as of `Weight`."""
     axes = _AXES[len(shape)] if axes is None else axes
     stored = [1, 1, 1]
     for dim, axis in enumerate(axes):
@@ -163,4 +165,7 @@ def make(
         raise ModelError(f"{key} of shape {list(shape)} is not what its tensors hold")
     kinds = frozenset(part.dtype for part in parts.values())
     one, two, three = stored
-    return GgufWeight(key, shape, format_of(kinds), parts, stored=(one, two, three), axes=axes, rows=rows, less=less)
+    stored_as = (one, two, three)
+    return GgufWeight(
+        key, shape, format_of(kinds), parts, transposed, stored=stored_as, axes=axes, rows=rows, less=less
+    )

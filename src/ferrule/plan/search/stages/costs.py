@@ -57,7 +57,7 @@ class StageCosts:
 
     def __init__(self, question: Question, *, everywhere: bool = True) -> None:
         self.question = question
-        self.model = model = question.model
+        self.model = model = question.held
         self.cluster, self.runtime = question.cluster, question.runtime
         self._everywhere = everywhere
         self._kinds: dict[LayerSpec, int] = {}

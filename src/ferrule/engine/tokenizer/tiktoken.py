@@ -10,10 +10,9 @@ import base64
 from pathlib import Path
 
 import msgspec
-from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import TikTokenConverter
+from tokenizers import AddedToken, Tokenizer
 
+from ferrule.engine.tokenizer.parts import Parts, fast_parts
 from ferrule.errors import ModelError
 
 RANKS = "tiktoken.model"
@@ -53,16 +52,21 @@ class _Settings(msgspec.Struct):
     chat_template: str | None = None
 
 
-class _Converter(TikTokenConverter):  # type: ignore[misc]
-    """transformers' own, but for the reading of lines, for which it wants the package tiktoken."""
+def _base(directory: Path, pattern: str) -> Tokenizer:
+    """By transformers' converter, but for the reading of lines, for which that wants the package tiktoken."""
+    from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    @staticmethod
-    def load_tiktoken_bpe(file: str) -> dict[bytes, int]:
-        lines = (line.split() for line in Path(file).read_bytes().splitlines() if line)
-        return {base64.b64decode(token): int(rank) for token, rank in lines}
+    class Converter(TikTokenConverter):  # type: ignore[misc]
+        @staticmethod
+        def load_tiktoken_bpe(file: str) -> dict[bytes, int]:
+            lines = (line.split() for line in Path(file).read_bytes().splitlines() if line)
+            return {base64.b64decode(token): int(rank) for token, rank in lines}
+
+    converted: Tokenizer = Converter(str(directory / RANKS), pattern).converted()
+    return converted
 
 
-def read_tiktoken(directory: Path) -> PreTrainedTokenizerFast:
+def read_tiktoken(directory: Path) -> Parts:
     """Raises `ModelError` where the pattern is not known, or a file is missing or damaged."""
     try:
         settings = msgspec.json.decode((directory / "tokenizer_config.json").read_bytes(), type=_Settings)
@@ -72,7 +76,7 @@ def read_tiktoken(directory: Path) -> PreTrainedTokenizerFast:
                 f"{directory} has its tokenizer only as {RANKS} and as code of its makers ({name}), which is not run; "
                 "put a tokenizer.json beside it, such as that of a conversion of this model for transformers or MLX"
             )
-        base = _Converter(str(directory / RANKS), PATTERNS[name]).converted()
+        base = _base(directory, PATTERNS[name])
         template = directory / "chat_template.jinja"
         chat = template.read_text() if template.exists() else settings.chat_template
     except (OSError, ValueError) as error:
@@ -83,4 +87,4 @@ def read_tiktoken(directory: Path) -> PreTrainedTokenizerFast:
     base.add_tokens([AddedToken(each.content, normalized=False, special=each.special) for each in added])
     own = {kind: getattr(settings, kind) for kind in ("bos_token", "eos_token", "pad_token")}
     told = {kind: each.content if isinstance(each, _Token) else each for kind, each in own.items() if each is not None}
-    return PreTrainedTokenizerFast(tokenizer_object=base, chat_template=chat, **told)
+    return fast_parts(base, told, chat)

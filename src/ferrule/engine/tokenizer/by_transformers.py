@@ -1,0 +1,46 @@
+"""Tokenizers that transformers alone can read: without a ``tokenizer.json``, or with a class that adds to it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ferrule.engine.source import first_line
+from ferrule.engine.tokenizer.parts import Parts
+from ferrule.errors import ModelError
+
+
+class _Codec:
+    """`Codec` by a tokenizer of transformers."""
+
+    def __init__(self, inner: Any) -> None:
+        inner.model_max_length = sys.maxsize  # the engine itself refuses what is too long, in better words
+        self.inner = inner
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        # Cleaned-up spaces would depend on what follows, and a stream cannot know that.
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return str(self.inner.decode(list(ids), **options))
+
+    def id_of(self, token: str) -> int | None:
+        found: int | None = self.inner.convert_tokens_to_ids(token)
+        return found
+
+
+def read_by_transformers(directory: Path) -> Parts:
+    """Raises `ModelError` where there is none. Imports transformers and torch: a few seconds, and 200 MiB."""
+    from transformers import AutoTokenizer
+
+    try:
+        inner = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{directory} has no tokenizer that can be read: {first_line(error)}") from None
+    template = inner.chat_template
+    return Parts(
+        _Codec(inner), inner.special_tokens_map, template.get("default") if isinstance(template, dict) else template
+    )

@@ -1,0 +1,60 @@
+"""What a tokenizer is made of, however it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tokenizers import AddedToken, Tokenizer
+
+
+class Codec(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+
+    def id_of(self, token: str) -> int | None:
+        """None for what is no token."""
+        ...
+
+
+class FastCodec:
+    """`Codec` by the tokenizers library. Texts are neither cut nor filled up, whatever ``inner`` was saved with."""
+
+    def __init__(self, inner: Tokenizer) -> None:
+        inner.no_truncation()
+        inner.no_padding()
+        self.inner = inner
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Other than `encode` this lets other threads run, and it keeps no places of tokens in the text.
+        (encoded,) = self.inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoded.ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self.inner.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def id_of(self, token: str) -> int | None:
+        found: int | None = self.inner.token_to_id(token)
+        return found
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A tokenizer as it was read. ``special``: the tokens that have a part, by its name (``eos_token``), as chat
+    templates see them. ``template``: the chat template, None where there is none."""
+
+    codec: Codec
+    special: Mapping[str, str] = field(default_factory=dict)
+    template: str | None = None
+
+
+def fast_parts(tokenizer: Tokenizer, special: Mapping[str, str], template: str | None) -> Parts:
+    """`Parts` of a ``tokenizer``, to which those of the ``special`` tokens are added that it has not as such."""
+    there = {each.content for each in tokenizer.get_added_tokens_decoder().values()}
+    lacking = [text for text in dict.fromkeys(special.values()) if text not in there]
+    tokenizer.add_tokens([AddedToken(text, special=True) for text in lacking])
+    return Parts(FastCodec(tokenizer), special, template)
