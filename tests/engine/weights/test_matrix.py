@@ -128,7 +128,9 @@ def test_callers_that_share_threads_take_turns() -> None:
         assert all(pool.map(multiply, range(callers)))
 
 
-@pytest.mark.parametrize("instructions", ["base", "avx2", "avx512"])
+@pytest.mark.parametrize(
+    "instructions", ["avx2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("base", "avx512"))]
+)
 def test_older_instruction_sets(instructions: str) -> None:
     if instructions not in ("base", kernel_instructions()) and not kernel_instructions().startswith("avx"):
         pytest.skip(f"this machine has {kernel_instructions()}")
