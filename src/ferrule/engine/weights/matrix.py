@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ferrule._native import Compute, Matrix
+from ferrule.engine.weights.bits import joined
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import NUMBERS_STEP, GroupedFormat, steps
 from ferrule.engine.weights.formats.packed import Packed
@@ -98,13 +99,13 @@ def pack(pieces: Sequence[Piece], source: StoredTensors, dtype: torch.dtype, pad
         if matrix is None:
             matrix = _matrix_of(rows + pad, first)
             order_bytes = 0 if first.order is None else first.order.size * ORDER_BYTES
-        codes = np.ascontiguousarray(np.concatenate([each.codes for each in groups]))
+        codes = joined([each.codes for each in groups])
         held = [
-            _joined([getattr(each, name) for each in groups])
+            _floats([getattr(each, name) for each in groups])
             for name in ("scales", "offsets", "supers", "super_offsets")
         ]
         addresses = [0 if each is None else each.ctypes.data for each in held]
-        matrix.pack_groups(start, stop - start, codes.ctypes.data, *addresses)
+        matrix.pack_groups(start, stop - start, codes.ctypes.data, *codes.strides, *addresses)
     if matrix is None:  # no rows
         return _pack_as_numbers(pieces, source, dtype, (rows, columns), pad)
     return PackedMatrix(matrix, (rows + pad, columns), dtype, order_bytes)
@@ -151,9 +152,9 @@ def fitting(found: GroupedMatrix) -> GroupedMatrix | None:
     return replace(found, scales=found.scales.repeat(times, axis=1), offsets=offsets, supers=None, super_offsets=None)
 
 
-def _joined(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
+def _floats(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
     there = [part for part in parts if part is not None]
-    return np.ascontiguousarray(np.concatenate(there), np.float32) if there else None
+    return np.ascontiguousarray(joined(there), np.float32) if there else None
 
 
 def _rows_of(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[tuple[Piece, Rectangle]]:
