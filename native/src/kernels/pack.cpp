@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 
 #include "assertions.h"
@@ -89,14 +88,15 @@ void put_scale(ScaleKind kind, std::uint8_t* at, std::size_t row, float value) {
       at[row] = static_cast<std::uint8_t>(bits >> 23);
       break;
     }
-    case ScaleKind::nested:  // put_multiple
+    case ScaleKind::nested:  // multiple
       break;
   }
 }
 
-// How many times `by` a number is.
-void put_multiple(std::uint8_t* at, std::size_t row, float value, float by) {
-  at[row] = static_cast<std::uint8_t>(by == 0 ? 0 : std::lround(value / by));
+// How many times `by` a number is: -128 to 255 times, but for what is lost in rounding. The sum's last bits are that
+// whole number.
+std::uint8_t multiple(float value, float by) {
+  return by == 0 ? 0 : static_cast<std::uint8_t>(bits<std::uint32_t>(value / by + 12582912.0F));
 }
 
 void pack_block(const MatrixLayout& layout, const GroupedRows& given, std::size_t first, std::uint8_t* out) {
@@ -126,17 +126,15 @@ void pack_block(const MatrixLayout& layout, const GroupedRows& given, std::size_
         const std::size_t at = (first + row) * groups + group;
         if (layout.nested()) {
           const std::size_t nest = (first + row) * supers + super;
-          put_multiple(scale, row, given.scales[at], given.supers[nest]);
+          scale[row] = multiple(given.scales[at], given.supers[nest]);
           if (layout.offsets == Offsets::numbers) {
-            put_multiple(offset, row, given.offsets[at], given.super_offsets[nest]);
+            offset[row] = multiple(given.offsets[at], given.super_offsets[nest]);
           }
           continue;
         }
         put_scale(layout.scale, scale, row, given.scales[at]);
         if (layout.offsets == Offsets::numbers) put_scale(layout.scale, offset, row, given.offsets[at]);
-        if (layout.offsets == Offsets::zero_points && given.scales[at] != 0) {
-          offset[row] = static_cast<std::uint8_t>(std::lround(-given.offsets[at] / given.scales[at]));
-        }
+        if (layout.offsets == Offsets::zero_points) offset[row] = multiple(-given.offsets[at], given.scales[at]);
       }
     }
     std::uint8_t* span = out + layout.meta_bytes();
