@@ -176,6 +176,11 @@ def kernel_instructions() -> str: ...
 def quantise(element: int, numbers: int, groups: int, bits: int, codes: int, scales: int) -> None:
     """``groups`` times 32 numbers (0: bfloat16, 1: float16, 2: float32) as codes of 4 or 8 bits and float32 scales."""
 
+def unpack(address: int, rows: int, stride: int, size: int, width: int, bits: int, step: int, codes: int) -> None:
+    """A byte for each code of ``bits`` in ``rows`` times ``size`` bytes, ``stride`` apart: of each ``width`` bytes
+    first the lowest bits of all, then the next. Codes of 3, 5, 6 or 7 bits lie end to end, with a width of 1.
+    ``step``: 0, or from one word of 4 bytes of a row to its next."""
+
 class Matrix:
     """A packed matrix. Codes and scales are the numbers of `ferrule.engine.weights.matrix`; arrays are addresses."""
 
@@ -188,6 +193,8 @@ class Matrix:
         first: int,
         rows: int,
         codes: int,
+        row_stride: int,
+        column_stride: int,
         scales: int,
         offsets: int = 0,
         supers: int = 0,

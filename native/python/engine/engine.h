@@ -23,8 +23,9 @@ class PyMatrix {
 
   PackedMatrix packed() const { return {layout_, memory_.data(), order_.empty() ? nullptr : order_.data()}; }
   void set_order(std::vector<std::int32_t> order);
-  void pack_groups(std::size_t first, std::size_t rows, std::uintptr_t codes, std::uintptr_t scales,
-                   std::uintptr_t offsets, std::uintptr_t supers, std::uintptr_t super_offsets);
+  void pack_groups(std::size_t first, std::size_t rows, std::uintptr_t codes, std::size_t row_stride,
+                   std::size_t column_stride, std::uintptr_t scales, std::uintptr_t offsets, std::uintptr_t supers,
+                   std::uintptr_t super_offsets);
   void pack_plain(std::size_t first, std::size_t rows, std::uintptr_t numbers, std::size_t stride);
   std::size_t bytes() const { return layout_.bytes(); }
 

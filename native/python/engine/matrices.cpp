@@ -8,6 +8,7 @@
 #include "kernels/isa.h"
 #include "kernels/pack.h"
 #include "kernels/quantise.h"
+#include "kernels/unpack.h"
 #include "python/engine/engine.h"
 
 namespace nb = nanobind;
@@ -64,16 +65,17 @@ void PyMatrix::check(std::size_t first, std::size_t rows) const {
   }
 }
 
-void PyMatrix::pack_groups(std::size_t first, std::size_t rows, std::uintptr_t codes, std::uintptr_t scales,
-                           std::uintptr_t offsets, std::uintptr_t supers, std::uintptr_t super_offsets) {
+void PyMatrix::pack_groups(std::size_t first, std::size_t rows, std::uintptr_t codes, std::size_t row_stride,
+                           std::size_t column_stride, std::uintptr_t scales, std::uintptr_t offsets,
+                           std::uintptr_t supers, std::uintptr_t super_offsets) {
   check(first, rows);
   if (layout_.nested() && (supers == 0 || (layout_.offsets == Offsets::numbers && super_offsets == 0))) {
     throw std::invalid_argument("nested scales are multiples of something");
   }
   const nb::gil_scoped_release release;
   ferrule::pack_groups(layout_,
-                       {first, rows, at<std::uint8_t>(codes), at<float>(scales), at<float>(offsets), at<float>(supers),
-                        at<float>(super_offsets)},
+                       {first, rows, at<std::uint8_t>(codes), row_stride, column_stride, at<float>(scales),
+                        at<float>(offsets), at<float>(supers), at<float>(super_offsets)},
                        memory_.data());
 }
 
@@ -95,12 +97,25 @@ void bind_matrices(nb::module_& module) {
                  reinterpret_cast<float*>(scales));
       },
       "element"_a, "numbers"_a, "groups"_a, "bits"_a, "codes"_a, "scales"_a);
+  module.def(
+      "unpack",
+      [](std::uintptr_t address, std::size_t rows, std::size_t stride, std::size_t bytes, std::size_t width,
+         std::size_t bits, std::size_t step, std::uintptr_t codes) {
+        if (bits < 1 || bits > 8 || width == 0 || bytes % width != 0 || (8 % bits != 0 && width != 1) ||
+            (step != 0 && bytes % 4 != 0)) {
+          throw std::invalid_argument("bits, width or step");
+        }
+        const nb::gil_scoped_release release;
+        unpack({at<std::uint8_t>(address), rows, stride, bytes, width, bits, step},
+               reinterpret_cast<std::uint8_t*>(codes));
+      },
+      "address"_a, "rows"_a, "stride"_a, "size"_a, "width"_a, "bits"_a, "step"_a, "codes"_a);
   nb::class_<PyMatrix>(module, "Matrix")
       .def(nb::init<std::size_t, std::size_t, int, int, int, int, int, std::size_t>(), "rows"_a, "columns"_a, "codes"_a,
            "bits"_a, "scale"_a, "offsets"_a, "zero"_a, "group"_a)
       .def("set_order", &PyMatrix::set_order)
-      .def("pack_groups", &PyMatrix::pack_groups, "first"_a, "rows"_a, "codes"_a, "scales"_a, "offsets"_a = 0,
-           "supers"_a = 0, "super_offsets"_a = 0)
+      .def("pack_groups", &PyMatrix::pack_groups, "first"_a, "rows"_a, "codes"_a, "row_stride"_a, "column_stride"_a,
+           "scales"_a, "offsets"_a = 0, "supers"_a = 0, "super_offsets"_a = 0)
       .def("pack_plain", &PyMatrix::pack_plain)
       .def_prop_ro("bytes", &PyMatrix::bytes);
   nb::class_<PyCompute>(module, "Compute").def(nb::init<int>(), "threads"_a).def("multiply", &multiply);

@@ -1,7 +1,7 @@
 #include "kernels/pack.h"
 
 #include <algorithm>
-#include <cmath>
+#include <array>
 #include <cstring>
 
 #include "assertions.h"
@@ -10,20 +10,61 @@
 namespace ferrule {
 namespace {
 
-struct Planes {
-  std::size_t low, high;  // bits
-};
+using Quads = std::array<std::uint32_t, kSpan / kQuad>;  // a span of one row, a byte for each code
 
-Planes planes_of(std::size_t bits) {
-  const std::size_t low = bits == 3 ? 2 : bits == 5 || bits == 6 ? 4 : bits;
-  return {low, bits - low};
+// Bits kFrom to kFrom + kWidth of the codes of a row, into its place in a plane.
+template <std::size_t kFrom, std::size_t kWidth>
+void put_plane(const Quads& quads, std::uint8_t* plane) {
+  constexpr std::uint32_t kMask = 0x01010101U * ((1U << kWidth) - 1);
+  for (std::size_t vector = 0; vector < kWidth; ++vector) {
+    std::uint32_t word = 0;
+    for (std::size_t i = 0; i < 8 / kWidth; ++i) {
+      word |= (quads[vector * (8 / kWidth) + i] >> kFrom & kMask) << kWidth * i;
+    }
+    std::memcpy(plane + vector * 64, &word, kQuad);
+  }
 }
 
-// Put the bits of a code of (row, column within its span) into a plane of `width` bits.
-void put(std::uint8_t* plane, std::size_t width, std::size_t row, std::size_t column, unsigned bits) {
-  const std::size_t quad = column / kQuad;
-  const std::size_t per = 8 / width;
-  plane[quad / per * 64 + row * kQuad + column % kQuad] |= static_cast<std::uint8_t>(bits << width * (quad % per));
+template <std::size_t kLow, std::size_t kHigh>
+void put_row(const Quads& quads, std::size_t row, std::uint8_t* span) {
+  put_plane<0, kLow>(quads, span + row * kQuad);
+  if constexpr (kHigh != 0) put_plane<kLow, kHigh>(quads, span + 64 * kLow + row * kQuad);
+}
+
+// `length` codes of `rows` rows from `codes` on, into a span.
+template <std::size_t kLow, std::size_t kHigh>
+void put_span(const GroupedRows& given, const std::uint8_t* codes, std::size_t rows, std::size_t length,
+              std::uint8_t* span) {
+  std::array<Quads, kBlockRows> block{};
+  auto* const bytes = reinterpret_cast<std::uint8_t*>(block.data());
+  if (given.column_stride == 1 && length == kSpan) {
+    for (std::size_t row = 0; row < rows; ++row) std::memcpy(&block[row], codes + row * given.row_stride, kSpan);
+  } else {
+    for (std::size_t k = 0; k < length; ++k) {
+      const std::uint8_t* const column = codes + k * given.column_stride;
+      for (std::size_t row = 0; row < rows; ++row) bytes[row * kSpan + k] = column[row * given.row_stride];
+    }
+  }
+  for (std::size_t row = 0; row < rows; ++row) put_row<kLow, kHigh>(block[row], row, span);
+}
+
+using PutSpan = void (*)(const GroupedRows&, const std::uint8_t*, std::size_t, std::size_t, std::uint8_t*);
+
+PutSpan put_span_of(std::size_t bits) {
+  switch (bits) {
+    case 2:
+      return put_span<2, 0>;
+    case 3:
+      return put_span<2, 1>;
+    case 4:
+      return put_span<4, 0>;
+    case 5:
+      return put_span<4, 1>;
+    case 6:
+      return put_span<4, 2>;
+    default:
+      return put_span<8, 0>;
+  }
 }
 
 void put_scale(ScaleKind kind, std::uint8_t* at, std::size_t row, float value) {
@@ -47,22 +88,22 @@ void put_scale(ScaleKind kind, std::uint8_t* at, std::size_t row, float value) {
       at[row] = static_cast<std::uint8_t>(bits >> 23);
       break;
     }
-    case ScaleKind::nested:  // put_multiple
+    case ScaleKind::nested:  // multiple
       break;
   }
 }
 
-// How many times `by` a number is.
-void put_multiple(std::uint8_t* at, std::size_t row, float value, float by) {
-  at[row] = static_cast<std::uint8_t>(by == 0 ? 0 : std::lround(value / by));
+// How many times `by` a number is: -128 to 255 times, but for what is lost in rounding. The sum's last bits are that
+// whole number.
+std::uint8_t multiple(float value, float by) {
+  return by == 0 ? 0 : static_cast<std::uint8_t>(bits<std::uint32_t>(value / by + 12582912.0F));
 }
 
 void pack_block(const MatrixLayout& layout, const GroupedRows& given, std::size_t first, std::uint8_t* out) {
   const std::size_t rows = std::min(kBlockRows, given.rows - first);
   const std::size_t groups = (layout.columns + layout.group - 1) / layout.group;
   const std::size_t per_unit = layout.scales_per_unit();
-  const auto [low, high] = planes_of(layout.bits);
-  std::memset(out, 0, layout.block_bytes());
+  const PutSpan put = put_span_of(layout.bits);
   const std::size_t supers = layout.columns / kSuper;
   for (std::size_t unit = 0; unit < layout.groups(); ++unit) {
     const std::size_t super = unit * layout.unit() / kSuper;
@@ -85,43 +126,43 @@ void pack_block(const MatrixLayout& layout, const GroupedRows& given, std::size_
         const std::size_t at = (first + row) * groups + group;
         if (layout.nested()) {
           const std::size_t nest = (first + row) * supers + super;
-          put_multiple(scale, row, given.scales[at], given.supers[nest]);
+          scale[row] = multiple(given.scales[at], given.supers[nest]);
           if (layout.offsets == Offsets::numbers) {
-            put_multiple(offset, row, given.offsets[at], given.super_offsets[nest]);
+            offset[row] = multiple(given.offsets[at], given.super_offsets[nest]);
           }
           continue;
         }
         put_scale(layout.scale, scale, row, given.scales[at]);
         if (layout.offsets == Offsets::numbers) put_scale(layout.scale, offset, row, given.offsets[at]);
-        if (layout.offsets == Offsets::zero_points && given.scales[at] != 0) {
-          offset[row] = static_cast<std::uint8_t>(std::lround(-given.offsets[at] / given.scales[at]));
-        }
+        if (layout.offsets == Offsets::zero_points) offset[row] = multiple(-given.offsets[at], given.scales[at]);
       }
     }
     std::uint8_t* span = out + layout.meta_bytes();
     for (std::size_t start = unit * layout.unit(); start < (unit + 1) * layout.unit(); start += kSpan) {
       const std::size_t length = start < layout.columns ? std::min(kSpan, layout.columns - start) : 0;
-      for (std::size_t row = 0; row < rows; ++row) {
-        const std::uint8_t* codes = given.codes + (first + row) * layout.columns + start;
-        for (std::size_t k = 0; k < length; ++k) {
-          put(span, low, row, k, codes[k] & ((1u << low) - 1));
-          if (high != 0) put(span + 64 * low, high, row, k, codes[k] >> low);
-        }
-      }
+      const std::uint8_t* const codes = given.codes + first * given.row_stride + start * given.column_stride;
+      if (length != 0) put(given, codes, rows, length, span);
       span += layout.span_bytes();
     }
     out = span;
   }
 }
 
+// Some columns at a time of all rows, whose numbers of one column would push each other out of the cache: they often
+// lie powers of two apart.
 template <class T, std::size_t kPair>
 void plain_block(const MatrixLayout& layout, std::size_t rows, const T* numbers, std::size_t stride, T* out) {
-  const std::size_t columns = layout.padded_columns();
-  for (std::size_t row = 0; row < kBlockRows; ++row) {
-    for (std::size_t k = 0; k < columns; k += kPair) {
-      for (std::size_t i = 0; i < kPair; ++i) {
-        const bool there = row < rows && k + i < layout.columns;
-        out[k * kBlockRows + row * kPair + i] = there ? numbers[row * stride + k + i] : T{};
+  constexpr std::size_t kTile = 64 / sizeof(T);
+  T tile[kBlockRows][kTile] = {};
+  for (std::size_t first = 0; first < layout.columns; first += kTile) {
+    const std::size_t length = std::min(kTile, layout.columns - first);
+    if (length < kTile) std::memset(tile, 0, sizeof tile);
+    for (std::size_t row = 0; row < rows; ++row) {
+      std::memcpy(tile[row], numbers + row * stride + first, length * sizeof(T));
+    }
+    for (std::size_t k = 0; k < length; k += kPair) {
+      for (std::size_t row = 0; row < kBlockRows; ++row) {
+        std::memcpy(out + (first + k) * kBlockRows + row * kPair, tile[row] + k, kPair * sizeof(T));
       }
     }
   }

@@ -54,7 +54,8 @@ def packed(groups: GroupedMatrix) -> Matrix:
     offsets = (1 + layout.zero_points) if layout.offsets else 0
     matrix = Matrix(rows, columns, kind, layout.bits, scale, offsets, layout.zero, layout.group)
     at = 0 if groups.offsets is None else groups.offsets.ctypes.data
-    matrix.pack_groups(0, rows, groups.codes.ctypes.data, groups.scales.ctypes.data, at)
+    codes = groups.codes
+    matrix.pack_groups(0, rows, codes.ctypes.data, *codes.strides, groups.scales.ctypes.data, at)
     return matrix
 
 

@@ -1,15 +1,19 @@
-"""Numbers as they lie in files: packed bits, small floats, slices of stored arrays. Pure numpy."""
+"""Numbers as they lie in files: packed bits, small floats, slices of stored arrays."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrule import _native
 from ferrule.model import Range
 
 Number = TypeVar("Number", bound=np.generic)
+WORD = 4
+"""Bytes of the words in which codes are packed along another axis."""
 
 RAW = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
@@ -47,17 +51,26 @@ def unpack(words: NDArray[np.generic], bits: int, axis: int = -1) -> NDArray[np.
     Codes may stand across two words (3, 5 or 6 bits); what is left of the last word is dropped. ``bits``: 1 to 8.
     """
     words = np.moveaxis(words, axis, -1)
-    octets = np.ascontiguousarray(words).view(np.uint8)  # little-endian, as the files are
-    if bits == 8:
-        codes = octets
-    elif 8 % bits == 0:
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        codes = ((octets[..., None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(*octets.shape[:-1], -1)
+    if words.ndim == 2 and words.itemsize == WORD and words.strides[1] > WORD:
+        codes = _codes(words, words.strides[1], 1, bits)
     else:
-        whole = octets.shape[-1] * 8 // bits * bits
-        lanes = np.unpackbits(octets, axis=-1, bitorder="little")[..., :whole].reshape(*octets.shape[:-1], -1, bits)
-        codes = (lanes << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
+        octets = np.ascontiguousarray(words).view(np.uint8)  # little-endian, as the files are
+        codes = lanes(octets.reshape(-1, octets.shape[-1]), 1, bits).reshape(*octets.shape[:-1], -1)
     return np.moveaxis(codes, -1, axis)
+
+
+def lanes(octets: NDArray[np.uint8], width: int, bits: int) -> NDArray[np.uint8]:
+    """Codes that lie side by side in bytes (rows, bytes): of each ``width`` bytes first the lowest ``bits`` of all,
+    then the next. With a width of 1 they lie end to end."""
+    return _codes(octets if octets.strides[1] == 1 else np.ascontiguousarray(octets), 0, width, bits)
+
+
+def _codes(words: NDArray[np.generic], step: int, width: int, bits: int) -> NDArray[np.uint8]:
+    """See `_native.unpack`."""
+    rows, size = len(words), words.shape[1] * words.itemsize
+    codes = np.empty((rows, size * 8 // bits), np.uint8)
+    _native.unpack(words.ctypes.data, rows, words.strides[0], size, width, bits, step, codes.ctypes.data)
+    return codes
 
 
 def unpack_range(words: NDArray[np.generic], bits: int, span: Range, axis: int = -1) -> NDArray[np.uint8]:
@@ -76,5 +89,9 @@ def unpack_range(words: NDArray[np.generic], bits: int, span: Range, axis: int =
 def pick(array: NDArray[Number], ranges: tuple[Range, ...], axis: int) -> NDArray[Number]:
     """``ranges`` of ``array`` along ``axis``, end to end."""
     before = (slice(None),) * (axis % array.ndim)
-    parts = [array[(*before, slice(start, stop))] for start, stop in ranges]
+    return joined([array[(*before, slice(start, stop))] for start, stop in ranges], axis)
+
+
+def joined(parts: Sequence[NDArray[Number]], axis: int = 0) -> NDArray[Number]:
+    """``parts`` end to end along ``axis``: not copied where there is only one."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)

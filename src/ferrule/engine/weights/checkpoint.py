@@ -49,7 +49,7 @@ class Checkpoint:
         self.directory = directory
         self._files: dict[str, Path] = {}
         self._open: dict[Path, Any] = {}
-        self._starts: dict[Path, int] = {}
+        self._mapped: dict[Path, tuple[NDArray[np.uint8], int]] = {}
         self.stored: dict[str, Stored]
         self.tensors: Mapping[str, Weight]
         gguf = gguf_file(directory)
@@ -71,6 +71,7 @@ class Checkpoint:
 
     def __exit__(self, *_: object) -> None:
         self._open.clear()
+        self._mapped.clear()
         if self.gguf is not None:
             self.gguf.close()
 
@@ -111,15 +112,16 @@ class Checkpoint:
             shape = (*shape[:-1], shape[-1] // 2)
         if tensor.bytes == 0:
             return np.empty(shape, RAW[tensor.dtype])
-        begin = tensor.start + self._data_start(file)
-        return np.memmap(file, RAW[tensor.dtype], mode="r", offset=begin, shape=shape)
+        mapped, data = self._map(file)
+        begin = data + tensor.start
+        return mapped[begin : begin + tensor.bytes].view(RAW[tensor.dtype]).reshape(shape)
 
-    def _data_start(self, file: Path) -> int:
-        """Where the tensors of a safetensors file begin."""
-        if file not in self._starts:
-            with file.open("rb") as opened:
-                self._starts[file] = 8 + header_length(opened.read(8), str(file), file.stat().st_size)
-        return self._starts[file]
+    def _map(self, file: Path) -> tuple[NDArray[np.uint8], int]:
+        """The bytes of a safetensors file, mapped once, and where its tensors begin."""
+        if file not in self._mapped:
+            mapped = np.asarray(np.memmap(file, np.uint8, mode="r"))
+            self._mapped[file] = mapped, 8 + header_length(mapped[:8].tobytes(), str(file), len(mapped))
+        return self._mapped[file]
 
 
 def check_border(weight: Weight, cut: Slicing | None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,17 +14,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ferrule._native import Compute, Matrix
+from ferrule.engine.weights.bits import joined
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import NUMBERS_STEP, GroupedFormat, steps
 from ferrule.engine.weights.formats.packed import Packed
 from ferrule.engine.weights.groups import PACKED_VALUES, GroupedMatrix, Rectangle, rectangle
 from ferrule.engine.weights.slicing import Slicing
+from ferrule.model import Range
 from ferrule.model.packing import ORDER_BYTES, fitting_group, padded
 
 CODES = ("bf16", "f16", "f32", *PACKED_VALUES)
 SCALES = ("f16", "bf16", "f32", "e8m0", "nested")
 """In the order of the native library's numbers."""
 PLAIN = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+
+
+MOST_AT_ONCE = 4
+"""Steps that are unpacked at the same time: each takes a few megabytes."""
+Result = TypeVar("Result")
 
 
 @cache
@@ -87,27 +96,43 @@ def pack(pieces: Sequence[Piece], source: StoredTensors, dtype: torch.dtype, pad
     where that can be multiplied, else as numbers of ``dtype``."""
     rows = sum(piece.part.shape[0] for piece in pieces)
     columns = pieces[0].part.shape[1]
-    matrix: Matrix | None = None
-    order_bytes = 0
-    for start, stop in steps(Rectangle(((0, rows),), ((0, columns),))):
-        found = [piece.groups(part, source) for piece, part in _rows_of(pieces, start, stop)]
-        groups = [each for each in found if each is not None]
-        if len(groups) < len(found) or not _alike(groups):
-            return _pack_as_numbers(pieces, source, dtype, (rows, columns), pad)
-        first = groups[0]
-        if matrix is None:
-            matrix = _matrix_of(rows + pad, first)
-            order_bytes = 0 if first.order is None else first.order.size * ORDER_BYTES
-        codes = np.ascontiguousarray(np.concatenate([each.codes for each in groups]))
-        held = [
-            _joined([getattr(each, name) for each in groups])
-            for name in ("scales", "offsets", "supers", "super_offsets")
-        ]
-        addresses = [0 if each is None else each.ctypes.data for each in held]
-        matrix.pack_groups(start, stop - start, codes.ctypes.data, *addresses)
-    if matrix is None:  # no rows
+    spans = list(steps(Rectangle(((0, rows),), ((0, columns),))))
+    first = _groups_of(pieces, spans[0], source) if spans else None
+    if first is None:
         return _pack_as_numbers(pieces, source, dtype, (rows, columns), pad)
-    return PackedMatrix(matrix, (rows + pad, columns), dtype, order_bytes)
+    matrix = _matrix_of(rows + pad, first[0])
+    _pack_groups(matrix, spans[0], first)
+
+    def packed(span: Range) -> bool:
+        groups = _groups_of(pieces, span, source, first[0])
+        if groups is not None:
+            _pack_groups(matrix, span, groups)
+        return groups is not None
+
+    if not all(_at_once(packed, spans[1:])):
+        return _pack_as_numbers(pieces, source, dtype, (rows, columns), pad)
+    order = first[0].order
+    return PackedMatrix(matrix, (rows + pad, columns), dtype, 0 if order is None else order.size * ORDER_BYTES)
+
+
+def _groups_of(
+    pieces: Sequence[Piece], span: Range, source: StoredTensors, like: GroupedMatrix | None = None
+) -> list[GroupedMatrix] | None:
+    """Rows ``span`` of all ``pieces`` together as groups; None where these and ``like`` cannot be in one matrix."""
+    found = [piece.groups(part, source) for piece, part in _rows_of(pieces, *span)]
+    groups = [each for each in found if each is not None]
+    if len(groups) < len(found) or not _alike([like, *groups] if like is not None else groups):
+        return None
+    return groups
+
+
+def _pack_groups(matrix: Matrix, span: Range, groups: Sequence[GroupedMatrix]) -> None:
+    codes = joined([each.codes for each in groups])
+    held = [
+        _floats([getattr(each, name) for each in groups]) for name in ("scales", "offsets", "supers", "super_offsets")
+    ]
+    addresses = [0 if each is None else each.ctypes.data for each in held]
+    matrix.pack_groups(span[0], span[1] - span[0], codes.ctypes.data, *codes.strides, *addresses)
 
 
 def _pack_as_numbers(
@@ -116,11 +141,25 @@ def _pack_as_numbers(
     """``shape``: without the padding."""
     rows, columns = shape
     matrix = _plain_matrix(rows + pad, columns, dtype)
-    for start, stop in steps(Rectangle(((0, rows),), ((0, columns),)), NUMBERS_STEP):
-        parts = [piece.numbers(part, source).to(dtype) for piece, part in _rows_of(pieces, start, stop)]
+
+    def packed(span: Range) -> None:
+        parts = [piece.numbers(part, source).to(dtype) for piece, part in _rows_of(pieces, *span)]
         some = (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
-        matrix.pack_plain(start, stop - start, some.data_ptr(), columns)
+        matrix.pack_plain(span[0], span[1] - span[0], some.data_ptr(), columns)
+
+    list(_at_once(packed, list(steps(Rectangle(((0, rows),), ((0, columns),)), NUMBERS_STEP))))
     return PackedMatrix(matrix, (rows + pad, columns), dtype)
+
+
+def _at_once(do: Callable[[Range], Result], spans: Sequence[Range]) -> Iterator[Result]:
+    """``do`` for each of ``spans``, several at a time: the native library and numpy run beside each other."""
+    threads = min(torch.get_num_threads(), MOST_AT_ONCE, len(spans))
+    return _readers(threads).map(do, spans) if threads > 1 else map(do, spans)
+
+
+@cache
+def _readers(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "ferrule-read")
 
 
 def pack_numbers(numbers: Tensor, dtype: torch.dtype) -> PackedMatrix:
@@ -151,9 +190,9 @@ def fitting(found: GroupedMatrix) -> GroupedMatrix | None:
     return replace(found, scales=found.scales.repeat(times, axis=1), offsets=offsets, supers=None, super_offsets=None)
 
 
-def _joined(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
+def _floats(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
     there = [part for part in parts if part is not None]
-    return np.ascontiguousarray(np.concatenate(there), np.float32) if there else None
+    return np.ascontiguousarray(joined(there), np.float32) if there else None
 
 
 def _rows_of(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[tuple[Piece, Rectangle]]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrule.engine.weights.bits import pick, unpack
+from ferrule.engine.weights.bits import joined, pick, unpack
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight, split_groups
 from ferrule.engine.weights.formats.parts import SCALES, check_shape, find, matrix_of, misfit, modules, numbers
@@ -19,8 +19,6 @@ from ferrule.model import Range
 from ferrule.model.headers import Stored
 
 PER_WORD = 8
-PLACES = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])
-"""In which four bits of a word each of its eight outputs stands: AutoAWQ packs them in that order, lowest first."""
 
 
 class Awq(GroupedFormat):
@@ -64,12 +62,12 @@ class Awq(GroupedFormat):
     def groups(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> GroupedMatrix:
         layout = self.layout(weight)
         words = matrix_of(weight, "qweight", source)
-        codes = np.concatenate([_outputs(words[start:stop], part.rows) for start, stop in part.columns])
+        codes = joined([_outputs(words[start:stop], part.rows) for start, stop in part.columns])
         scales = numbers(pick(matrix_of(weight, "scales", source), part.rows, 1), weight.parts["scales"]).T
         zeros = _outputs(matrix_of(weight, "qzeros", source), part.rows).T.astype(np.float32)
         offsets, _ = split_groups(-zeros * scales, layout.group, part.columns)
         scales, size = split_groups(scales, layout.group, part.columns)
-        return GroupedMatrix(replace(layout, group=size), np.ascontiguousarray(codes.T), scales, offsets)
+        return GroupedMatrix(replace(layout, group=size), codes.T, scales, offsets)
 
 
 def _outputs(words: NDArray[Any], ranges: tuple[Range, ...]) -> NDArray[np.uint8]:
@@ -77,7 +75,15 @@ def _outputs(words: NDArray[Any], ranges: tuple[Range, ...]) -> NDArray[np.uint8
     found = []
     for start, stop in ranges:
         first = start // PER_WORD
-        codes = unpack(words[:, first : -(-stop // PER_WORD)], 4)
-        codes = codes.reshape(len(words), -1, PER_WORD)[:, :, PLACES].reshape(len(words), -1)
+        codes = unpack(_in_order(words[:, first : -(-stop // PER_WORD)].view(np.uint32)), 4)
         found.append(codes[:, start - first * PER_WORD : stop - first * PER_WORD])
-    return found[0] if len(found) == 1 else np.concatenate(found, 1)
+    return joined(found, 1)
+
+
+def _in_order(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """AutoAWQ packs the eight outputs of a word in the order 0, 2, 4, 6, 1, 3, 5, 7, lowest bits first: bring them into
+    their own."""
+    even, odd = words & np.uint32(0xFFFF), words >> np.uint32(16)
+    for shift, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F)):
+        even, odd = ((each | each << np.uint32(shift)) & np.uint32(mask) for each in (even, odd))
+    return even | odd << np.uint32(4)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ferrule.engine.weights.bits import exponents, pick, unpack_range
+from ferrule.engine.weights.bits import exponents, joined, pick, unpack_range
 from ferrule.engine.weights.formats.acting import by_owner, owned_packing
 from ferrule.engine.weights.formats.blocks import FLOAT8, Block, block_of, byte_groups
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
@@ -143,7 +143,7 @@ class CompressedTensors(GroupedFormat):
         if "weight" in weight.parts:
             return byte_groups(layout, (weight.block_rows, layout.group), weight, part, source, index)
         words = pick(matrix_of(weight, "packed", source), part.rows, 0)
-        codes = np.concatenate([unpack_range(words, layout.bits, span) for span in part.columns], 1)
+        codes = joined([unpack_range(words, layout.bits, span) for span in part.columns], 1)
         scales = self._scales(weight, part, source)
         if "weight_shape" in weight.parts:
             _check_told_shape(weight, source)

@@ -1,7 +1,7 @@
 """Blocks of ggml's formats taken apart: codes, scales and offsets of their groups.
 
 Layouts and meanings are those of ggml-common.h and of the reference functions in ggml-quants.c (``dequantize_row_*``).
-Pure numpy; all in all blocks at once.
+All in all blocks at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrule.engine.weights.bits import exponents
+from ferrule.engine.weights.bits import exponents, lanes
 from ferrule.engine.weights.groups import GroupLayout
 
 Bytes = NDArray[np.uint8]
@@ -42,58 +42,52 @@ def _half(blocks: Bytes, at: int) -> Floats:
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
 
 
-def _lanes(data: Bytes, width: int, bits: int) -> Bytes:
-    """Codes that lie side by side in bytes: of each ``width`` bytes first the lowest ``bits`` of all, then the next."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    blocks, size = data.shape
-    lanes = (data.reshape(blocks, size // width, 1, width) >> shifts) & np.uint8((1 << bits) - 1)
-    return lanes.reshape(blocks, size * 8 // bits)
-
-
 def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
     """Of a block of 32: bit i belongs to number i. (n, 32), each 0 or 16."""
     return np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << np.uint8(4)
 
 
 def _q4_0(blocks: Bytes) -> Parts:
-    return _lanes(blocks[:, 2:], 16, 4), _half(blocks, 0), None
+    return lanes(blocks[:, 2:], 16, 4), _half(blocks, 0), None
 
 
 def _q4_1(blocks: Bytes) -> Parts:
-    return _lanes(blocks[:, 4:], 16, 4), _half(blocks, 0), _half(blocks, 2)
+    return lanes(blocks[:, 4:], 16, 4), _half(blocks, 0), _half(blocks, 2)
 
 
 def _q5_0(blocks: Bytes) -> Parts:
-    return _lanes(blocks[:, 6:], 16, 4) | _fifth_bits(blocks, 2), _half(blocks, 0), None
+    return lanes(blocks[:, 6:], 16, 4) | _fifth_bits(blocks, 2), _half(blocks, 0), None
 
 
 def _q5_1(blocks: Bytes) -> Parts:
-    return _lanes(blocks[:, 8:], 16, 4) | _fifth_bits(blocks, 4), _half(blocks, 0), _half(blocks, 2)
+    return lanes(blocks[:, 8:], 16, 4) | _fifth_bits(blocks, 4), _half(blocks, 0), _half(blocks, 2)
 
 
 def _q8_0(blocks: Bytes) -> Parts:
-    return blocks[:, 2:] ^ np.uint8(0x80), _half(blocks, 0), None  # signed bytes, from 128 up
+    codes = lanes(blocks[:, 2:], 32, 8)
+    codes ^= np.uint8(0x80)  # signed bytes, from 128 up
+    return codes, _half(blocks, 0), None
 
 
 def _iq4_nl(blocks: Bytes) -> Parts:
-    return _lanes(blocks[:, 2:], 16, 4), _half(blocks, 0), None
+    return lanes(blocks[:, 2:], 16, 4), _half(blocks, 0), None
 
 
 def _mxfp4(blocks: Bytes) -> Parts:
-    return _lanes(blocks[:, 1:], 16, 4), exponents(blocks[:, :1]), None
+    return lanes(blocks[:, 1:], 16, 4), exponents(blocks[:, :1]), None
 
 
 def _q2_k(blocks: Bytes) -> Parts:
     """16 groups of 16: two times four bits of scale and minimum each, then codes of 2 bits."""
     scales, least = blocks[:, :16] & np.uint8(15), blocks[:, :16] >> np.uint8(4)
-    codes = _lanes(blocks[:, 16:80], 32, 2)
+    codes = lanes(blocks[:, 16:80], 32, 2)
     return codes, _half(blocks, 80) * scales.astype(np.float32), -(_half(blocks, 82) * least.astype(np.float32))
 
 
 def _q3_k(blocks: Bytes) -> Parts:
     """16 groups of 16: the third bits, codes of 2 bits, scales of 6 bits with 32 for zero (low 4 bits, then high 2)."""
-    codes = _lanes(blocks[:, 32:96], 32, 2) | _lanes(blocks[:, :32], 32, 1) << np.uint8(2)
-    scales = _lanes(blocks[:, 96:104], 8, 4) | _lanes(blocks[:, 104:108], 4, 2) << np.uint8(4)
+    codes = lanes(blocks[:, 32:96], 32, 2) | lanes(blocks[:, :32], 32, 1) << np.uint8(2)
+    scales = lanes(blocks[:, 96:104], 8, 4) | lanes(blocks[:, 104:108], 4, 2) << np.uint8(4)
     return codes, _half(blocks, 108) * (scales.astype(np.float32) - np.float32(32)), None
 
 
@@ -108,27 +102,27 @@ def _scales_of_8(packed: Bytes) -> tuple[Floats, Floats]:
 
 def _q4_k(blocks: Bytes) -> Parts:
     scales, least = _scales_of_8(blocks[:, 4:16])
-    return _lanes(blocks[:, 16:], 32, 4), _half(blocks, 0) * scales, -(_half(blocks, 2) * least)
+    return lanes(blocks[:, 16:], 32, 4), _half(blocks, 0) * scales, -(_half(blocks, 2) * least)
 
 
 def _q5_k(blocks: Bytes) -> Parts:
     scales, least = _scales_of_8(blocks[:, 4:16])
-    codes = _lanes(blocks[:, 48:], 32, 4) | _lanes(blocks[:, 16:48], 32, 1) << np.uint8(4)
+    codes = lanes(blocks[:, 48:], 32, 4) | lanes(blocks[:, 16:48], 32, 1) << np.uint8(4)
     return codes, _half(blocks, 0) * scales, -(_half(blocks, 2) * least)
 
 
 def _q6_k(blocks: Bytes) -> Parts:
     """16 groups of 16: low 4 bits, high 2 bits, signed bytes of scales."""
-    codes = _lanes(blocks[:, :128], 64, 4) | _lanes(blocks[:, 128:192], 32, 2) << np.uint8(4)
+    codes = lanes(blocks[:, :128], 64, 4) | lanes(blocks[:, 128:192], 32, 2) << np.uint8(4)
     return codes, _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32), None
 
 
 def _iq4_xs(blocks: Bytes) -> Parts:
     """8 groups of 32: scales of 6 bits with 32 for zero, high 2 bits of all first, then low 4 bits."""
-    high = _lanes(blocks[:, 2:4], 1, 2)
-    low = _lanes(blocks[:, 4:8], 1, 4)
+    high = lanes(blocks[:, 2:4], 1, 2)
+    low = lanes(blocks[:, 4:8], 1, 4)
     scales = (low | high << np.uint8(4)).astype(np.float32) - np.float32(32)
-    return _lanes(blocks[:, 8:], 16, 4), _half(blocks, 0) * scales, None
+    return lanes(blocks[:, 8:], 16, 4), _half(blocks, 0) * scales, None
 
 
 BLOCK_TYPES: dict[str, BlockType] = {

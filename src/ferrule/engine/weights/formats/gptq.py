@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrule.engine.weights.bits import pick, unpack_range
+from ferrule.engine.weights.bits import joined, pick, unpack_range
 from ferrule.engine.weights.formats.acting import by_owner, owned_packing
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight
@@ -87,7 +87,7 @@ class Gptq(GroupedFormat):
     def groups(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> GroupedMatrix:
         layout = self.layout(weight)
         words = pick(matrix_of(weight, "qweight", source), part.rows, 1)
-        codes = np.concatenate([unpack_range(words, layout.bits, span, axis=0) for span in part.columns]).T
+        codes = joined([unpack_range(words, layout.bits, span, axis=0) for span in part.columns]).T
         scales = numbers(pick(matrix_of(weight, "scales", source), part.rows, 1), weight.parts["scales"]).T
         zeros = self._zeros(weight, part.rows, source)
         offsets = -zeros * scales if layout.offsets else None
@@ -95,7 +95,7 @@ class Gptq(GroupedFormat):
             owners, name = np.asarray(matrix_of(weight, "g_idx", source)), weight.parts["g_idx"].name
         else:
             owners, name = np.arange(weight.matrix[1]) // layout.group, ""
-        return by_owner(layout, np.ascontiguousarray(codes), scales, offsets, owners, part.columns, name)
+        return by_owner(layout, codes, scales, offsets, owners, part.columns, name)
 
     def _zeros(self, weight: Weight, rows: tuple[Range, ...], source: StoredTensors) -> NDArray[np.float32]:
         """The zero points, (rows, groups)."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ferrule.engine.weights.formats.packed import Packed
 
-STEP = 1 << 22
+STEP = 1 << 20
 """Codes that are unpacked at a time: a tensor is never held whole as numbers on its way."""
 NUMBERS_STEP = 1 << 20
 """The same of numbers, which take four times as much."""

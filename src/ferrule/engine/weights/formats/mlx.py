@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ferrule.engine.weights.bits import float32_of, pick, unpack_range
+from ferrule.engine.weights.bits import float32_of, joined, pick, unpack_range
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight, split_groups
 from ferrule.engine.weights.formats.parts import SCALES, check_shape, find, matrix_of, misfit, modules, numbers
@@ -86,7 +86,7 @@ class Mlx(GroupedFormat):
     def groups(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> GroupedMatrix:
         layout = self.layout(weight)
         words = pick(matrix_of(weight, "weight", source, index), part.rows, 0)
-        codes = np.concatenate([unpack_range(words, layout.bits, span) for span in part.columns], 1)
+        codes = joined([unpack_range(words, layout.bits, span) for span in part.columns], 1)
         read = {}
         for role in ("scales", "biases"):
             if role in weight.parts:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ferrule.engine.weights.bits import exponents, pick, unpack_range
+from ferrule.engine.weights.bits import exponents, joined, pick, unpack_range
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight, split_groups
 from ferrule.engine.weights.formats.parts import check_shape, find, matrix_of
@@ -48,7 +48,7 @@ class Mxfp4(GroupedFormat):
     def groups(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> GroupedMatrix:
         blocks = pick(matrix_of(weight, "blocks", source, index), part.rows, 0)
         octets = blocks.reshape(len(blocks), -1)
-        codes = np.concatenate([unpack_range(octets, 4, span) for span in part.columns], 1)
+        codes = joined([unpack_range(octets, 4, span) for span in part.columns], 1)
         scales = exponents(np.asarray(pick(matrix_of(weight, "scales", source, index), part.rows, 0)))
         scales, size = split_groups(scales, GROUP, part.columns)
         return GroupedMatrix(replace(LAYOUT, group=size), codes, scales)

@@ -32,7 +32,7 @@ class GgufTensors:
         file, start = self._places[name]
         if file not in self._mapped:
             try:
-                self._mapped[file] = np.memmap(file, np.uint8, mode="r")
+                self._mapped[file] = np.asarray(np.memmap(file, np.uint8, mode="r"))
             except (OSError, ValueError) as error:
                 raise ModelError(f"{file} cannot be read: {error}; download the model again") from None
         found = self._mapped[file][start : start + self.stored[name].bytes]
