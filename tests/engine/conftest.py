@@ -2,5 +2,13 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FOLDERS = (HERE, HERE / "weights", HERE / "rank", HERE / "shards", HERE / "gguf", HERE.parent / "fabric")
+FOLDERS = (
+    HERE,
+    HERE / "weights",
+    HERE / "weights" / "formats",
+    HERE / "rank",
+    HERE / "shards",
+    HERE / "gguf",
+    HERE.parent / "fabric",
+)
 sys.path[:0] = map(str, FOLDERS)  # the makers of tiny models, and of groups of threads

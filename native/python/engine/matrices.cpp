@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "kernels/isa.h"
-#include "kernels/pack.h"
-#include "kernels/quantise.h"
-#include "kernels/unpack.h"
+#include "kernels/pack/pack.h"
+#include "kernels/pack/quantise.h"
+#include "kernels/pack/unpack.h"
 #include "python/engine/engine.h"
 
 namespace nb = nanobind;

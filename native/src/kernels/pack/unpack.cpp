@@ -1,4 +1,4 @@
-#include "kernels/unpack.h"
+#include "kernels/pack/unpack.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "kernels/pack.h"
+#include "kernels/pack/pack.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "kernels/quantise.h"
+#include "kernels/pack/quantise.h"
 
 #include <algorithm>
 #include <cmath>
