@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import contextlib
 import os
 import signal
 import socket
@@ -246,7 +245,7 @@ def test_kill_9_of_the_holder_leaves_nothing_after_the_next_look() -> None:
         control.status("two-strix")
 
     def found() -> bool:
-        with contextlib.suppress(LabError):  # its kernel may still be closing what it had open
+        with suppress(LabError):  # its kernel may still be closing what it had open
             return control.labs() == ([], ["two-strix"])
         return False
 
