@@ -50,7 +50,7 @@ bool TcpChannel::holds_callers_memory() {
   return holds;
 }
 
-bool TcpChannel::holds_memory() const {
+bool TcpChannel::holds_memory() {
   // The peer has what a stalled rail still holds: it will not look at it.
   const auto pins = [](const auto& rail) { return rail->alive() && !rail->doubtful() && rail->holds_memory(); };
   return outbound_.refers() || backlog() || std::ranges::any_of(rails_, pins);
@@ -171,8 +171,8 @@ void TcpChannel::lose(Rail& rail, int error, bool reset) {
   // Where wires failed fresh rails may come. A reset may be the peer's way to give one up, or to take a fresh one in
   // its place, which is here in a moment; or its kernel's, when it died with bytes unread.
   const auto is_given_up = [](const auto& other) { return other->state() == Rail::State::given_up; };
-  if (!std::ranges::any_of(rails_, is_given_up) && (error == ECONNRESET || error == EPIPE))
-    reset_ = {error, Clock::now()};
+  const bool given_up = std::ranges::any_of(rails_, is_given_up);
+  if (!given_up && (error == ECONNRESET || error == EPIPE)) reset_ = {error, Clock::now()};
 }
 
 void TcpChannel::end_if_reset(Clock::time_point now) {

@@ -58,7 +58,7 @@ class TcpChannel final : public Channel {
   Rail* pick_next();
   bool usable(const Rail& rail) const;
   bool backlog() const;
-  bool holds_memory() const;
+  bool holds_memory();
   FrameHeader header(FrameKind kind);
   bool owes_acknowledgement() const;
   void acknowledge();

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from ferrule.engine.weights.bits import RAW
 from ferrule.engine.weights.formats import Weight, recognise
-from ferrule.engine.weights.formats.grouped import NUMBERS_STEP, steps
+from ferrule.engine.weights.formats.grouped import steps
 from ferrule.engine.weights.formats.on_load import already_packed, quantised_on_load
 from ferrule.engine.weights.gguf.stored import GgufTensors
 from ferrule.engine.weights.groups import rectangle
@@ -88,7 +88,7 @@ class Checkpoint:
         weight = self.tensors[key]
         check_border(weight, cut)
         part = rectangle(weight.matrix, cut)
-        for start, stop in steps(part, NUMBERS_STEP):
+        for start, stop in steps(part):
             yield start, stop, weight.format.numbers(weight, part.some_rows(start, stop), self)
 
     def read_stored(self, key: str, cut: Slicing | None = None) -> list[Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ferrule._native import Compute, Matrix
 from ferrule.engine.weights.bits import joined
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
-from ferrule.engine.weights.formats.grouped import NUMBERS_STEP, GroupedFormat, steps
+from ferrule.engine.weights.formats.grouped import GroupedFormat, steps
 from ferrule.engine.weights.formats.packed import Packed
 from ferrule.engine.weights.groups import PACKED_VALUES, GroupedMatrix, Rectangle, rectangle
 from ferrule.engine.weights.slicing import Slicing
@@ -147,7 +147,7 @@ def _pack_as_numbers(
         some = (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
         matrix.pack_plain(span[0], span[1] - span[0], some.data_ptr(), columns)
 
-    list(_at_once(packed, list(steps(Rectangle(((0, rows),), ((0, columns),)), NUMBERS_STEP))))
+    list(_at_once(packed, list(steps(Rectangle(((0, rows),), ((0, columns),))))))
     return PackedMatrix(matrix, (rows + pad, columns), dtype)
 
 

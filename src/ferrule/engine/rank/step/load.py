@@ -115,11 +115,13 @@ def _head_parts(
     start, of = (0, empty.shape[0]) if cut is None else (cut.ranges[0][0], cut.of)
     for head in range(empty.shape[0] // size):
         first = start + head * size
-        own, values = (Slicing(0, of, ((each, first + size),)) for each in (first, first + parts.key))
-        rows = _filled(blueprint, name, recipe, own, empty[:size], checkpoint)
+        pieces = of_matrix(recipe, Slicing(0, of, ((first + parts.key, first + size),)), checkpoint)
+        packed = pieces is not None and isinstance(pieces[0].weight.format, GroupedFormat)
+        read = parts.key if packed else size
+        own = Slicing(0, of, ((first, first + read),))
+        rows = _filled(blueprint, name, recipe, own, empty[:read], checkpoint)
         yield head_part(name, "key", head), pack_numbers(rows[: parts.key].T, blueprint.dtype)
-        pieces = of_matrix(recipe, values, checkpoint)
-        if pieces is not None and isinstance(pieces[0].weight.format, GroupedFormat):
+        if pieces is not None and packed:
             yield head_part(name, "value", head), pack(pieces, checkpoint, blueprint.dtype)
         else:
             yield head_part(name, "value", head), pack_numbers(rows[parts.key :], blueprint.dtype)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrule.engine.weights.bits import joined
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.gguf_blocks import BLOCK_TYPES
 from ferrule.engine.weights.formats.grouped import GroupedFormat, steps
@@ -58,10 +59,9 @@ class GgufGroups(GroupedFormat):
         made = cast(GgufWeight, weight)
         rows = each_row(part.rows)
         found = [self._columns(made, rows, span, source, index) for span in part.columns]
-        joined = [
-            None if any(part is None for part in parts) else _side_by_side(parts) for parts in zip(*found, strict=True)
+        codes, scales, offsets, supers, super_offsets = [
+            None if any(part is None for part in parts) else joined(parts, 1) for parts in zip(*found, strict=True)
         ]
-        codes, scales, offsets, supers, super_offsets = joined
         assert codes is not None
         assert scales is not None
         return GroupedMatrix(self.kind.layout, codes, scales, offsets, supers=supers, super_offsets=super_offsets)
@@ -124,7 +124,7 @@ class GgufNumbers:
         import torch
 
         made, rows = cast(GgufWeight, weight), each_row(part.rows)
-        found = _side_by_side([self._columns(made, rows, span, source, index) for span in part.columns])
+        found = joined([self._columns(made, rows, span, source, index) for span in part.columns], 1)
         return torch.from_numpy(found)
 
     def _columns(
@@ -230,7 +230,3 @@ def _read(
                 whole[place, start:stop] = form.numbers(weight, part.some_rows(start, stop), source, int(index))
         found.append(torch.from_numpy(weight.placed(whole.numpy())))
     return found
-
-
-def _side_by_side(parts: Any) -> Any:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from ferrule.engine.weights.formats.packed import Packed
 
 STEP = 1 << 20
-"""Codes that are unpacked at a time: a tensor is never held whole as numbers on its way."""
-NUMBERS_STEP = 1 << 20
-"""The same of numbers, which take four times as much."""
+"""Numbers that are unpacked at a time: a tensor is never held whole as numbers on its way."""
 
 Axes = Mapping[str, tuple[int | None, int | None]]
 
@@ -158,10 +156,10 @@ def _proportion(cut: Slicing, dim: int, length: int) -> Slicing:
     return Slicing(dim, length, ranges)
 
 
-def steps(part: Rectangle, most: int = STEP) -> Iterator[tuple[int, int]]:
-    """Rows of ``part`` by which it is read: ``most`` numbers at most, but a block of rows at least."""
+def steps(part: Rectangle) -> Iterator[tuple[int, int]]:
+    """Rows of ``part`` by which it is read: `STEP` numbers at most, but a block of rows at least."""
     rows, columns = part.shape
-    step = max(BLOCK, most // max(columns, 1) // BLOCK * BLOCK)
+    step = max(BLOCK, STEP // max(columns, 1) // BLOCK * BLOCK)
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
 
