@@ -38,10 +38,9 @@ class Family:
     (``whole``), where ``query_norm_if`` says so; ``latent`` attention brings norms of its own. ``window``: which layers
     have the sliding window: none, ``all``, from ``max_window_layers`` on (``late``), or all but every n-th (the
     number). ``float32_router``: what transformers holds of routers so, whatever it computes in.
-    ``experts_inputs_first``: its experts are stored in stacks of (experts, inputs,
-    outputs). ``tensor`` and ``stages``: it has a
-    plan to cut it that way (without one ``cuts`` says what other engines do). ``defaults``: values that published
-    configurations of the family leave out.
+    ``experts_inputs_first``: experts are stored in stacks of (experts, inputs, outputs). ``tensor`` and ``stages``:
+    transformers has a plan to cut it that way (without one ``cuts`` says what other engines do). ``defaults``: values
+    that published configurations of the family leave out.
     """
 
     attention: Literal["separate", "fused", "latent"] = "separate"

@@ -79,13 +79,24 @@ def _fp8(fields: Fields, plain: int) -> Format:
     skipped = _exceptions(fields, "modules_to_not_convert", "ignored_layers")
     static = 4 if fields.text("activation_scheme") == "static" else 0
     if block is None:
-        told = Format("fp8", plain, 8, tensor_bytes=4 + static, roles=LINEAR, exceptions=skipped)
-        return replace(told, packing=Packing(8, 0, 4))
+        return Format(
+            "fp8", plain, 8, tensor_bytes=4 + static, roles=LINEAR, exceptions=skipped, packing=Packing(8, 0, 4)
+        )
     if not (isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
         raise fields.error("weight_block_size", "is not a pair of whole numbers")
     text, size = f"fp8 in blocks of {block[0]}", (block[0], block[1])
-    told = Format(text, plain, 8, 0, 4, size, tensor_bytes=static, roles=LINEAR, exceptions=skipped)
-    return replace(told, packing=Packing(8, block[1], 4))
+    return Format(
+        text,
+        plain,
+        8,
+        0,
+        4,
+        size,
+        tensor_bytes=static,
+        roles=LINEAR,
+        exceptions=skipped,
+        packing=Packing(8, block[1], 4),
+    )
 
 
 def _grouped(fields: Fields, plain: int, *, indexed: bool) -> Format:
@@ -179,8 +190,17 @@ def _compressed_group(group: Fields, form: str, plain: int) -> Format:
         _, order = weights.get("actorder")
         index = 4 if order in ("group", True) else 0
         each = plain + (bits / 8 if zeros else 0)
-        told = Format(text, plain, bits, size, each, inner_bytes=index, tensor_bytes=16, roles=LINEAR)
-        return replace(told, packing=replace(packing, ordered=index > 0))
+        return Format(
+            text,
+            plain,
+            bits,
+            size,
+            each,
+            inner_bytes=index,
+            tensor_bytes=16,
+            roles=LINEAR,
+            packing=replace(packing, ordered=index > 0),
+        )
     packing = replace(packing, bits=8)
     each, extra = plain + (1 if zeros else 0), (plain + (1 if zeros else 0)) if static else 0
     _, block = weights.get("block_structure")
@@ -189,11 +209,19 @@ def _compressed_group(group: Fields, form: str, plain: int) -> Format:
         text = "fp8"
     if strategy == "block" and isinstance(block, list) and [type(n) for n in block] == [int, int] and min(block) > 0:
         text = f"{text} in blocks of {block[0]}"
-        told = Format(text, plain, 8, 0, each, (block[0], block[1]), tensor_bytes=extra, roles=LINEAR)
-        return replace(told, packing=replace(packing, group=block[1]))
+        return Format(
+            text,
+            plain,
+            8,
+            0,
+            each,
+            (block[0], block[1]),
+            tensor_bytes=extra,
+            roles=LINEAR,
+            packing=replace(packing, group=block[1]),
+        )
     if strategy == "tensor":
-        told = Format(text, plain, 8, tensor_bytes=each + extra, roles=LINEAR)
-        return replace(told, packing=replace(packing, group=0))
+        return Format(text, plain, 8, tensor_bytes=each + extra, roles=LINEAR, packing=replace(packing, group=0))
     return Format(text, plain, 8, size, each, tensor_bytes=extra, roles=LINEAR, packing=packing)
 
 
@@ -203,8 +231,9 @@ def _bitsandbytes(fields: Fields, plain: int, dtype: str) -> Format:
     256 numbers more. The digits of the mean that is then taken from the scales are not known: most often 20."""
     skipped = _exceptions(fields, "llm_int8_skip_modules")
     if not fields.flag("load_in_4bit", "_load_in_4bit", default=False):
-        told = Format("int8 by row", plain, 8, 0, 4, tensor_bytes=1, roles=LINEAR, exceptions=skipped)
-        return replace(told, packing=Packing(8, 0, 4))
+        return Format(
+            "int8 by row", plain, 8, 0, 4, tensor_bytes=1, roles=LINEAR, exceptions=skipped, packing=Packing(8, 0, 4)
+        )
     kind = fields.text("bnb_4bit_quant_type", "fp4")
     state: dict[str, object] = {"quant_type": kind, "blocksize": 64, "dtype": dtype, "shape": []}
     if nested := fields.flag("bnb_4bit_use_double_quant", default=False):

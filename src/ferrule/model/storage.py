@@ -149,24 +149,28 @@ _NAMED = {
     ),
     "int8": _ON_LOAD["int8"],
     "int4": replace(_ON_LOAD["int4"], exceptions=dict.fromkeys(("embed_tokens", "lm_head"), _ON_LOAD["int8"])),
-    "gptq-int4": replace(
-        Format("4-bit in groups of 128", bits=4, group=128, group_bytes=2.5, inner_bytes=4, roles=LINEAR),
+    "gptq-int4": Format(
+        "4-bit in groups of 128",
+        bits=4,
+        group=128,
+        group_bytes=2.5,
+        inner_bytes=4,
+        roles=LINEAR,
         packing=Packing(4, 128, 2),
     ),
     **{
-        f"mlx-{bits}bit": replace(
-            Format(f"{bits}-bit in groups of 64", bits=bits, group=64, group_bytes=4, roles=MATRICES),
+        f"mlx-{bits}bit": Format(
+            f"{bits}-bit in groups of 64",
+            bits=bits,
+            group=64,
+            group_bytes=4,
+            roles=MATRICES,
             packing=Packing(bits, 64, 2, 2),
         )
         for bits in (8, 6, 4)
     },
-    "mxfp4": replace(
-        Format("mxfp4 in groups of 32", bits=4, group=32, group_bytes=1, roles=EXPERTS),
-        packing=Packing(4, 32, 1),
-    ),
-    "q8_0": replace(
-        Format("q8_0", bits=8, group=32, group_bytes=2, roles=MATRICES - {"router"}), packing=Packing(8, 32, 2)
-    ),
+    "mxfp4": Format("mxfp4 in groups of 32", bits=4, group=32, group_bytes=1, roles=EXPERTS, packing=Packing(4, 32, 1)),
+    "q8_0": Format("q8_0", bits=8, group=32, group_bytes=2, roles=MATRICES - {"router"}, packing=Packing(8, 32, 2)),
     "q4_k_m": Format("q4_k_m", bits=4.85, roles=MATRICES - {"router"}),
 }
 """``q4_k_m`` is a mixture whose mean is 4.85 bits a weight on Llama-like models (llama.cpp's own table)."""
