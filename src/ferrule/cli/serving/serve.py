@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from socket import gethostname, socket
@@ -183,11 +184,12 @@ def serve(
             check_configuration(directory)  # what cannot be a model is said before anything is measured or started
         choose_plan = saved.for_model if saved is not None else None
         undecided = not split and saved is None
-        device = this_machine(console, threads, measure=False)
-        if undecided and device is None:
+
+        def make_room() -> None:
             if expected is not None:
                 expected.discard()  # they would take the cores that are measured
-            device = this_machine(console, threads, measure=True)
+
+        device = this_machine(console, threads, make_room if undecided else None)
         if undecided and device is not None:
             choose_plan = partial(_plan_here, device)
         planner = LocalPlanner(standby=standby, expected=expected)
@@ -244,16 +246,19 @@ def _plan_here(device: DeviceSpec, model: ModelSpec) -> Plan:
     return plan_machine(model, calibrated(device))
 
 
-def this_machine(console: Console, threads: int | None, *, measure: bool) -> DeviceSpec | None:
-    """What the planner knows of this machine, for a prediction; None where it knows nothing. ``measure``: find out, the
-    first time, which takes seconds."""
+def this_machine(
+    console: Console, threads: int | None, before_measuring: Callable[[], None] | None
+) -> DeviceSpec | None:
+    """What the planner knows of this machine, for a prediction; None where it knows nothing. The first time it is
+    measured, which takes seconds; not so where ``before_measuring``, which is called then, is None."""
     from ferrule.agent.device import RANK
     from ferrule.plan.device.measure import measure_device, recall_device
 
     try:
         device = recall_device(threads=threads, unit="cpu")
-        if device is not None or not measure:
+        if device is not None or before_measuring is None:
             return device
+        before_measuring()
         console.print("Measuring this machine, once in 30 days …", style="dim", highlight=False)
         return measure_device(rank=RANK, threads=threads, unit="cpu")
     except (FerruleError, OSError, RuntimeError) as error:  # serving goes on without a prediction
