@@ -225,7 +225,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name == "ferrule.serve" or name.startswith("ferrule.serve.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without_fastapi)
-    for words in (("serve", "--demo"), ("generate", "demo", "hi")):
+    for words in (("serve", "--demo", "--port", "0"), ("generate", "demo", "hi")):
         code, output = run(*words)
         assert code == 2
         assert f"ferrule {words[0]} needs the serve extra" in output

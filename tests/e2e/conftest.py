@@ -8,8 +8,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ENGINE = HERE.parent / "engine"
-FOLDERS = (HERE, ENGINE, ENGINE / "gguf", ENGINE / "weights", ENGINE / "weights" / "formats")
-sys.path[:0] = map(str, FOLDERS)  # the makers of servers and of tiny models
+sys.path[:0] = map(str, (HERE, ENGINE, ENGINE / "gguf", ENGINE / "weights"))  # the makers of servers and of tiny models
 
 from server_process import Server, start_server  # noqa: E402
 

@@ -14,11 +14,32 @@ from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter
 from tiny_models import make
 from transformers import AutoModelForCausalLM
 
+from ferrule.model.gguf import SIZES
+
 ARCHITECTURES = {
     "mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe": "glm4moe",
 }  # fmt: skip
 MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("Ġw", "o")]
+HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+          "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "F16": (0,)}  # fmt: skip
+"""Where a block has numbers of 16 bits."""
+
+
+def random_blocks(kind: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Bytes of a tensor of ``shape``: anything but scales that are no numbers."""
+    numbers, size = SIZES[kind]
+    draw = np.random.default_rng(seed)
+    if kind in ("F32", "BF16"):
+        plain = draw.standard_normal(shape, np.float32)
+        return np.asarray(gguf.quants.quantize(plain, GGMLQuantizationType[kind])).view(np.uint8)
+    blocks = draw.integers(0, 256, (*shape[:-1], shape[-1] // numbers, size), np.uint8)
+    for at in HALVES.get(kind, ()):
+        scales = draw.standard_normal(blocks.shape[:-1]).astype("<f2")
+        blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
+    if kind == "MXFP4":
+        blocks[..., 0] %= 250
+    return blocks.reshape(*shape[:-1], -1)
 
 
 def write(name: str, directory: Path, kind: str = "F32", *, split: bool = False, **changes: Any) -> tuple[Path, Any]:

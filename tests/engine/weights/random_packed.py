@@ -15,8 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from gguf_models import keys, vocabulary
-from test_format_gguf import random_blocks
+from gguf_models import keys, random_blocks, vocabulary
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ferrule.bench.random_model import save_tokenizer

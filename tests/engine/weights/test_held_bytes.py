@@ -21,11 +21,11 @@ import test_format_mlx as mlx
 import test_format_mxfp4 as mxfp4
 import test_gguf_models
 import torch
+from gguf_models import random_blocks
 from held import held_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 from packed_models import Quantised, packed_model
-from test_format_gguf import random_blocks
 from test_format_splits import in_products
 from test_parity import plan_for
 from tiny_models import CONFIGS, COUNTED, make

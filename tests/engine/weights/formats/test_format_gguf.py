@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
+from gguf_models import random_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,25 +28,6 @@ from ferrule.model import Stored
 from ferrule.model.gguf import SIZES
 
 EXACT = ["F32", "F16", "BF16", *BLOCK_TYPES]
-HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
-          "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "F16": (0,)}  # fmt: skip
-"""Where a block has numbers of 16 bits."""
-
-
-def random_blocks(kind: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """Bytes of a tensor of ``shape``: anything but scales that are no numbers."""
-    numbers, size = SIZES[kind]
-    draw = np.random.default_rng(seed)
-    if kind in ("F32", "BF16"):
-        plain = draw.standard_normal(shape, np.float32)
-        return np.asarray(gguf.quants.quantize(plain, GGMLQuantizationType[kind])).view(np.uint8)
-    blocks = draw.integers(0, 256, (*shape[:-1], shape[-1] // numbers, size), np.uint8)
-    for at in HALVES.get(kind, ()):
-        scales = draw.standard_normal(blocks.shape[:-1]).astype("<f2")
-        blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
-    if kind == "MXFP4":
-        blocks[..., 0] %= 250
-    return blocks.reshape(*shape[:-1], -1)
 
 
 def numbers_of(kind: str, data: np.ndarray) -> np.ndarray:
