@@ -268,7 +268,8 @@ void shared(int size, int operations) {
 
 int main(int argc, char** argv) {
   const int operations = argc > 1 ? std::atoi(argv[1]) : 150;
-  for (int size = 2; size <= 9; size += size < 5 ? 1 : 2) {
+  const int most = argc > 2 ? std::atoi(argv[2]) : 9;  // ranks
+  for (int size = 2; size <= most; size += size < 5 ? 1 : 2) {
     for (const Algorithm algorithm : {Algorithm::doubling, Algorithm::tree, Algorithm::ring}) {
       groups(size, false, operations / 3, static_cast<int>(algorithm));
     }
