@@ -17,8 +17,9 @@ constexpr std::size_t kCodesAtOnce = 6;  // activations of a tile: as many as ha
 constexpr std::size_t kCodesAtOnce = 2;
 #endif
 
-inline void fetch(const std::uint8_t* p, std::size_t bytes) {
-  for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + kAhead + at);
+template <std::size_t kBytes>
+inline void fetch(const std::uint8_t* p) {
+  for (std::size_t at = 0; at < kBytes; at += 64) __builtin_prefetch(p + kAhead + at);
 }
 
 inline F plain_scales(ScaleKind kind, const std::uint8_t* p) {
@@ -29,19 +30,19 @@ inline F plain_scales(ScaleKind kind, const std::uint8_t* p) {
 }
 
 // Scale `which` of the unit at `unit`; `super`: what lies before the units of 256 columns, where scales are nested.
-inline F scales_at(const MatrixLayout& layout, const std::uint8_t* unit, const std::uint8_t* super, std::size_t which) {
-  const std::uint8_t* const at = unit + which * layout.scale_bytes();
-  if (layout.nested()) return load_f16(super) * load_i8(at);
-  return plain_scales(layout.scale, at);
+inline F scales_at(const Units& units, const std::uint8_t* unit, const std::uint8_t* super, std::size_t which) {
+  const std::uint8_t* const at = unit + which * units.scale_bytes;
+  if (units.nested) return load_f16(super) * load_i8(at);
+  return plain_scales(units.scale, at);
 }
 
 // What is added to the numbers of a group, whose scale is `scale`.
-inline F offsets_at(const MatrixLayout& layout, const std::uint8_t* unit, const std::uint8_t* super, std::size_t which,
+inline F offsets_at(const Units& units, const std::uint8_t* unit, const std::uint8_t* super, std::size_t which,
                     F scale) {
-  const std::uint8_t* const at = unit + layout.offset_start(which);
-  if (layout.offsets == Offsets::zero_points) return zero() - load_u8(at) * scale;
-  if (layout.nested()) return load_f16(super + 2 * kBlockRows) * load_i8(at);
-  return plain_scales(layout.scale, at);
+  const std::uint8_t* const at = unit + units.offset_start + which * units.offset_bytes;
+  if (units.offsets == Offsets::zero_points) return zero() - load_u8(at) * scale;
+  if (units.nested) return load_f16(super + 2 * kBlockRows) * load_i8(at);
+  return plain_scales(units.scale, at);
 }
 
 // The codes of quad kQuad of a span, a byte for each row and column.

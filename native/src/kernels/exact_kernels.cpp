@@ -37,37 +37,37 @@ inline void exact_quads(Numbers<kQuads...>, F (&sums)[kCount], const std::uint8_
 }
 
 template <Codes kCodes, int kBits, int kCount>
-void exact_tile(const MatrixLayout& layout, const std::uint8_t* w, const Activations& x, std::size_t first, float* y,
-                std::size_t stride, const float* table) {
-  const std::size_t unit_bytes = layout.unit_bytes();
-  const std::size_t per_unit = layout.scales_per_unit();
+void exact_tile(const MatrixLayout& layout, const Units& units, const std::uint8_t* w, const Activations& x,
+                std::size_t first, float* y, std::size_t stride, const float* table) {
+  constexpr std::size_t kSpanBytes = kBlockRows * kSpan * kBits / 8;
   const auto* values = static_cast<const float*>(x.values) + first * x.columns;
   F total[kCount];
   for (F& each : total) each = zero();
-  const std::size_t per_super = layout.units_per_super();
   const std::uint8_t* super = w;
-  for (std::size_t unit = 0; unit < layout.groups(); ++unit, w += unit_bytes) {
-    if (unit % per_super == 0) {
+  for (std::size_t unit = 0, left = 0; unit < units.count; ++unit, --left, w += units.bytes) {
+    if (left == 0) {
       super = w;
-      w += layout.super_bytes();
+      w += units.super_bytes;
+      left = units.per_super;
     }
-    fetch(w, unit_bytes);
-    const float* at = values + unit * layout.unit();
+    fetch<1>(w);
+    const float* at = values + unit * units.columns;
     const auto close = [&](F(&sums)[kCount], std::size_t which, std::size_t start, std::size_t length) {
-      const F scale = scales_at(layout, w, super, which);
+      const F scale = scales_at(units, w, super, which);
       for (int b = 0; b < kCount; ++b) total[b] = fma(sums[b], scale, total[b]);
-      if (layout.offsets == Offsets::none) return;
-      const F offset = offsets_at(layout, w, super, which, scale);
+      if (units.offsets == Offsets::none) return;
+      const F offset = offsets_at(units, w, super, which, scale);
       for (int b = 0; b < kCount; ++b) {
         float added = 0;
         for (std::size_t k = 0; k < length; ++k) added += at[static_cast<std::size_t>(b) * x.columns + start + k];
         total[b] = fma(offset, set1(added), total[b]);
       }
     };
-    const std::uint8_t* span = w + layout.meta_bytes();
+    const std::uint8_t* span = w + units.meta_bytes;
     F sums[kCount];
     for (F& each : sums) each = zero();
-    if (per_unit == 2) {
+    if (units.scales == 2) {
+      fetch<kSpanBytes>(span);
       exact_quads<kCodes, kBits>(FirstQuads{}, sums, span, at, x.columns, layout, table);
       close(sums, 0, 0, kSpan / 2);
       for (F& each : sums) each = zero();
@@ -75,11 +75,12 @@ void exact_tile(const MatrixLayout& layout, const std::uint8_t* w, const Activat
       close(sums, 1, kSpan / 2, kSpan / 2);
       continue;
     }
-    for (std::size_t n = 0; n < layout.unit() / kSpan; ++n, span += layout.span_bytes()) {
+    for (std::size_t n = 0; n < units.spans; ++n, span += kSpanBytes) {
+      fetch<kSpanBytes>(span);
       exact_quads<kCodes, kBits>(FirstQuads{}, sums, span, at + n * kSpan, x.columns, layout, table);
       exact_quads<kCodes, kBits>(LastQuads{}, sums, span, at + n * kSpan, x.columns, layout, table);
     }
-    close(sums, 0, 0, layout.unit());
+    close(sums, 0, 0, units.columns);
   }
   for (int b = 0; b < kCount; ++b) store(y + static_cast<std::size_t>(b) * stride, total[b]);
 }
@@ -95,13 +96,15 @@ void exact_as(const PackedMatrix& matrix, const Activations& x, std::size_t firs
               std::size_t stride) {
   const MatrixLayout& layout = matrix.layout;
   const float* table = layout.codes == Codes::nf4 ? kNf4 : layout.codes == Codes::fp4 ? kFp4 : kIq4nl;
+  const Units units = units_of(layout);
   const std::size_t bytes_of_block = layout.block_bytes();
   for (std::size_t block = first; block < last; ++block) {
     const std::uint8_t* w = matrix.data + block * bytes_of_block;
     float* to = y + block * kBlockRows;
     std::size_t b = 0;
-    for (; b + 8 <= x.count; b += 8) exact_tile<kCodes, kBits, 8>(layout, w, x, b, to + b * stride, stride, table);
-    for (; b < x.count; ++b) exact_tile<kCodes, kBits, 1>(layout, w, x, b, to + b * stride, stride, table);
+    for (; b + 8 <= x.count; b += 8)
+      exact_tile<kCodes, kBits, 8>(layout, units, w, x, b, to + b * stride, stride, table);
+    for (; b < x.count; ++b) exact_tile<kCodes, kBits, 1>(layout, units, w, x, b, to + b * stride, stride, table);
   }
 }
 

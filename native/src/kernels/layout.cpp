@@ -1,34 +1,66 @@
 #include "kernels/layout.h"
 
+#include <algorithm>
+
 namespace ferrule {
 namespace {
 
 std::size_t rounded_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
-}  // namespace
-
-std::size_t MatrixLayout::padded_columns() const {
-  if (plain()) return rounded_up(columns, 2);
-  return rounded_up(columns, unit());
-}
-
-std::size_t MatrixLayout::scale_bytes() const {
-  switch (scale) {
+std::size_t bytes_of_scale(ScaleKind kind) {
+  switch (kind) {
     case ScaleKind::f16:
     case ScaleKind::bf16:
-      return 2 * kBlockRows;
+      return 2;
     case ScaleKind::f32:
-      return 4 * kBlockRows;
+      return 4;
     case ScaleKind::e8m0:
     case ScaleKind::nested:
-      return kBlockRows;
+      return 1;
   }
   return 0;
 }
 
+}  // namespace
+
+bool MatrixLayout::plain() const { return codes <= Codes::f32; }
+
+bool MatrixLayout::small_integers() const { return codes >= Codes::integer && codes <= Codes::iq4nl; }
+
+std::size_t MatrixLayout::padded_columns() const {
+  if (plain()) return rounded_up(columns, 2);
+  return rounded_up(columns, std::max(group, kSpan));
+}
+
 std::size_t MatrixLayout::block_bytes() const {
   if (plain()) return padded_columns() * kBlockRows * (codes == Codes::f32 ? 4 : 2);
-  return groups() * unit_bytes() + groups() / units_per_super() * super_bytes();
+  const Units units = units_of(*this);
+  return units.count * units.bytes + units.count / units.per_super * units.super_bytes;
+}
+
+std::size_t MatrixLayout::blocks() const { return (rows + kBlockRows - 1) / kBlockRows; }
+
+std::size_t MatrixLayout::bytes() const { return blocks() * block_bytes(); }
+
+Units units_of(const MatrixLayout& layout) {
+  Units units;
+  units.scale = layout.scale;
+  units.offsets = layout.offsets;
+  units.nested = layout.scale == ScaleKind::nested;
+  units.columns = std::max(layout.group, kSpan);
+  units.count = layout.padded_columns() / units.columns;
+  units.spans = units.columns / kSpan;
+  units.span_bytes = kBlockRows * kSpan * layout.bits / 8;
+  units.scales = layout.group < kSpan ? kSpan / layout.group : 1;
+  units.scale_bytes = bytes_of_scale(layout.scale) * kBlockRows;
+  units.offset_start = units.scales * units.scale_bytes;
+  if (layout.offsets == Offsets::numbers) units.offset_bytes = units.scale_bytes;
+  if (layout.offsets == Offsets::zero_points) units.offset_bytes = kBlockRows;
+  units.meta_bytes = units.offset_start + units.scales * units.offset_bytes;
+  units.bytes = units.meta_bytes + units.spans * units.span_bytes;
+  units.per_super = units.nested ? kSuper / units.columns : units.count;
+  if (units.nested) units.super_bytes = 2 * kBlockRows * (layout.offsets == Offsets::numbers ? 2 : 1);
+  return units;
 }
 
 const char* invalid(const MatrixLayout& layout) {
@@ -47,7 +79,7 @@ const char* invalid(const MatrixLayout& layout) {
     return "a group has 16 columns or a multiple of 32";
   }
   if (layout.offsets > Offsets::zero_points) return "no such kind of offsets";
-  if (layout.nested() && (layout.columns % kSuper != 0 || layout.group > kSpan)) {
+  if (layout.scale == ScaleKind::nested && (layout.columns % kSuper != 0 || layout.group > kSpan)) {
     return "nested scales are of groups of 16 or 32 columns, and of 256 together";
   }
   if (layout.zero < 0 || layout.zero > 255 || (layout.zero != 0 && layout.codes != Codes::integer)) {

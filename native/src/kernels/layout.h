@@ -9,6 +9,9 @@
 // Nested scales are whole numbers of -128 to 127, times a float16 for each 256 columns, which lie before these; so are
 // offsets that are held as scales are.
 // Rows are filled up to 16 and columns to a whole span: their scales and plain numbers are zero.
+//
+// Nothing here is inline: kernels are compiled for newer instructions than all machines have, and the linker might take
+// a copy of theirs for everybody.
 #pragma once
 
 #include <cstddef>
@@ -38,36 +41,39 @@ struct MatrixLayout {
   std::int32_t zero = 0;  // the integer code that means zero
   std::size_t group = 0;  // columns, a multiple of 16; of the padded row where all share one scale
 
-  bool plain() const { return codes <= Codes::f32; }
-  std::size_t blocks() const { return (rows + kBlockRows - 1) / kBlockRows; }
+  bool plain() const;
   // How many columns a block has room for.
   std::size_t padded_columns() const;
-  std::size_t groups() const { return padded_columns() / unit(); }
-  // Columns for which there is one piece of metadata: a group, or two of 16 columns.
-  std::size_t unit() const { return group < kSpan ? kSpan : group; }
-  std::size_t scales_per_unit() const { return group < kSpan ? kSpan / group : 1; }
-  std::size_t scale_bytes() const;  // of 16 rows
-  std::size_t offset_bytes() const {
-    return offsets == Offsets::none ? 0 : offsets == Offsets::numbers ? scale_bytes() : kBlockRows;
-  }
-  // Where the offset of scale `which` is within the metadata.
-  std::size_t offset_start(std::size_t which) const {
-    return scales_per_unit() * scale_bytes() + which * offset_bytes();
-  }
-  std::size_t meta_bytes() const { return offset_start(scales_per_unit()); }
-  bool nested() const { return scale == ScaleKind::nested; }
-  // What lies before the units of 256 columns with nested scales: by what scales and, if there are any, offsets are
-  // multiplied.
-  std::size_t super_bytes() const { return nested() ? 2 * kBlockRows * (offsets == Offsets::numbers ? 2 : 1) : 0; }
-  // Units between two of these; all, where scales are not nested.
-  std::size_t units_per_super() const { return nested() ? kSuper / unit() : groups(); }
-  std::size_t unit_bytes() const { return meta_bytes() + unit() / kSpan * span_bytes(); }
-  std::size_t span_bytes() const { return kBlockRows * kSpan * bits / 8; }
   std::size_t block_bytes() const;
-  std::size_t bytes() const { return blocks() * block_bytes(); }
+  std::size_t blocks() const;
+  std::size_t bytes() const;
   // Whether products may take activations as int8: codes are small integers, or look them up.
-  bool small_integers() const { return codes >= Codes::integer && codes <= Codes::iq4nl; }
+  bool small_integers() const;
 };
+
+// Where things lie in a block of groups. A unit is what has one piece of metadata: a group, or two of 16 columns.
+struct Units {
+  std::size_t count = 0;    // in a block
+  std::size_t columns = 0;  // of a unit, and so on
+  std::size_t bytes = 0;
+  std::size_t spans = 0;
+  std::size_t span_bytes = 0;
+  // Metadata: scales, then offsets, each of 16 rows.
+  std::size_t scales = 0;
+  std::size_t scale_bytes = 0;
+  std::size_t offset_start = 0;
+  std::size_t offset_bytes = 0;
+  std::size_t meta_bytes = 0;
+  // What lies before each `per_super` units: by what nested scales and, if there are any, offsets are multiplied.
+  // Without nested scales nothing does, before all of them.
+  std::size_t per_super = 0;
+  std::size_t super_bytes = 0;
+  bool nested = false;
+  ScaleKind scale = ScaleKind::f16;
+  Offsets offsets = Offsets::none;
+};
+
+Units units_of(const MatrixLayout& layout);
 
 // nullptr, or what is wrong with a layout that comes from outside.
 const char* invalid(const MatrixLayout& layout);

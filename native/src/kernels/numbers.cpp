@@ -83,24 +83,24 @@ void read_row(const PackedMatrix& matrix, std::size_t row, float* out) {
   }
   const std::size_t low = layout.bits == 3 ? 2 : layout.bits == 5 || layout.bits == 6 ? 4 : layout.bits;
   const std::size_t high = layout.bits - low;
-  const std::size_t unit_bytes = layout.unit_bytes();
-  const std::size_t per_super = layout.units_per_super();
+  const Units units = units_of(layout);
   const auto number_at = [&](const std::uint8_t* place, const std::uint8_t* super) {
-    if (!layout.nested()) return scale_at(layout.scale, place, lane);
+    if (!units.nested) return scale_at(layout.scale, place, lane);
     return scale_at(ScaleKind::f16, super, lane) * static_cast<float>(static_cast<std::int8_t>(place[lane]));
   };
   for (std::size_t k = 0; k < layout.columns; ++k) {
-    const std::size_t count = k / layout.unit();
-    const std::uint8_t* const super = at + count / per_super * (layout.super_bytes() + per_super * unit_bytes);
-    const std::uint8_t* const unit = super + layout.super_bytes() + count % per_super * unit_bytes;
-    const std::size_t within = k % layout.unit();
-    const std::size_t which = layout.scales_per_unit() == 2 ? within / layout.group : 0;
-    const std::uint8_t* const span = unit + layout.meta_bytes() + within / kSpan * layout.span_bytes();
+    const std::size_t count = k / units.columns;
+    const std::uint8_t* const super =
+        at + count / units.per_super * (units.super_bytes + units.per_super * units.bytes);
+    const std::uint8_t* const unit = super + units.super_bytes + count % units.per_super * units.bytes;
+    const std::size_t within = k % units.columns;
+    const std::size_t which = units.scales == 2 ? within / layout.group : 0;
+    const std::uint8_t* const span = unit + units.meta_bytes + within / kSpan * units.span_bytes;
     unsigned code = bits_at(span, low, lane, within % kSpan);
     if (high != 0) code |= bits_at(span + 64 * low, high, lane, within % kSpan) << low;
-    const float scale = number_at(unit + which * layout.scale_bytes(), super);
+    const float scale = number_at(unit + which * units.scale_bytes, super);
     out[k] = value_of(layout, code) * scale;
-    const std::uint8_t* const offset = unit + layout.offset_start(which);
+    const std::uint8_t* const offset = unit + units.offset_start + which * units.offset_bytes;
     if (layout.offsets == Offsets::numbers) out[k] += number_at(offset, super + 2 * kBlockRows);
     if (layout.offsets == Offsets::zero_points) out[k] -= scale * static_cast<float>(offset[lane]);
   }

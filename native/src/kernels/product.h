@@ -34,7 +34,7 @@ struct Activations {
 };
 
 // How many activations the next tile has, where `left` are left and `most` fit.
-constexpr std::size_t tile_size(std::size_t left, std::size_t most) {
+static constexpr std::size_t tile_size(std::size_t left, std::size_t most) {
   if (left >= most) return most;
   return left < 5 ? left : 4;
 }

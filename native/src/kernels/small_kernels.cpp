@@ -58,10 +58,10 @@ inline void add_quads(Numbers<kQuads...>, I (&dot)[kRows][kCount], const std::ui
 
 // Scale `which` of a unit, and of what its codes stand for.
 template <bool kTable>
-inline F scale_of(const MatrixLayout& layout, const std::uint8_t* unit, const std::uint8_t* super, std::size_t which,
+inline F scale_of(const Units& units, const std::uint8_t* unit, const std::uint8_t* super, std::size_t which,
                   const Looked& looked) {
-  if constexpr (kTable) return scales_at(layout, unit, super, which) * set1(looked.scale);
-  return scales_at(layout, unit, super, which);
+  if constexpr (kTable) return scales_at(units, unit, super, which) * set1(looked.scale);
+  return scales_at(units, unit, super, which);
 }
 
 template <int kRows, int kCount>
@@ -91,38 +91,34 @@ inline void add_scaled(F (&total)[kRows][kCount], const I (&dot)[kRows][kCount],
 
 // One of the two groups of 16 columns in a span.
 template <int kBits, bool kTable, class Quads, int kRows, int kCount>
-inline void add_half(Quads quads, std::size_t which, F (&total)[kRows][kCount], const MatrixLayout& layout,
+inline void add_half(Quads quads, std::size_t which, F (&total)[kRows][kCount], const Units& units,
                      const std::uint8_t* w, const std::uint8_t* super, std::size_t block, const Tile& x,
                      const Looked& looked) {
   const std::uint8_t* codes[kRows];
-  for (int m = 0; m < kRows; ++m) codes[m] = w + static_cast<std::size_t>(m) * block + layout.meta_bytes();
+  for (int m = 0; m < kRows; ++m) codes[m] = w + static_cast<std::size_t>(m) * block + units.meta_bytes;
   I dot[kRows][kCount];
   start(dot, x.starts + which * kCount);
   add_quads<kBits, kTable>(quads, dot, codes, x.values, looked);
   F scale[kRows];
   for (int m = 0; m < kRows; ++m) {
     const std::size_t skipped = static_cast<std::size_t>(m) * block;
-    scale[m] = scale_of<kTable>(layout, w + skipped, super + skipped, which, looked);
+    scale[m] = scale_of<kTable>(units, w + skipped, super + skipped, which, looked);
   }
   add_scaled(total, dot, scale, x.scales);
-  if (layout.offsets == Offsets::none) return;
+  if (units.offsets == Offsets::none) return;
   F offset[kRows];
   for (int m = 0; m < kRows; ++m) {
     const std::size_t skipped = static_cast<std::size_t>(m) * block;
-    offset[m] = offsets_at(layout, w + skipped, super + skipped, which, scale[m]);
+    offset[m] = offsets_at(units, w + skipped, super + skipped, which, scale[m]);
   }
   add_offsets(total, offset, x.sums + which * kCount);
 }
 
 // `to`: where the results of each block go.
 template <int kBits, bool kTable, bool kHalves, int kRows, int kCount>
-void small_tile(const MatrixLayout& layout, const std::uint8_t* w, std::size_t block, Tile x, float* const (&to)[kRows],
+void small_tile(const Units& units, const std::uint8_t* w, std::size_t block, Tile x, float* const (&to)[kRows],
                 std::size_t stride, const Looked& looked) {
-  const std::size_t unit_bytes = layout.unit_bytes();
-  const std::size_t spans = layout.unit() / kSpan;
-  const std::size_t units = layout.groups();
-  const std::size_t meta_bytes = layout.meta_bytes();
-  const std::size_t span_bytes = layout.span_bytes();
+  constexpr std::size_t kSpanBytes = kBlockRows * kSpan * kBits / 8;
   F total[kRows][kCount];
   for (auto& row : total) {
     for (F& each : row) each = zero();
@@ -133,36 +129,37 @@ void small_tile(const MatrixLayout& layout, const std::uint8_t* w, std::size_t b
     x.starts += kSums * kCount;
     x.sums += kSums * kCount;
   };
-  const std::size_t super_bytes = layout.super_bytes();
-  const std::size_t per_super = layout.units_per_super();
   const std::uint8_t* super = w;
-  for (std::size_t unit = 0; unit < units; ++unit, w += unit_bytes) {
-    if (unit % per_super == 0) {
+  for (std::size_t unit = 0, left = 0; unit < units.count; ++unit, --left, w += units.bytes) {
+    if (left == 0) {
       super = w;
-      w += super_bytes;
+      w += units.super_bytes;
+      left = units.per_super;
     }
-    for (int m = 0; m < kRows; ++m) fetch(w + static_cast<std::size_t>(m) * block, unit_bytes);
+    for (int m = 0; m < kRows; ++m) fetch<1>(w + static_cast<std::size_t>(m) * block);
     if constexpr (kHalves) {
-      add_half<kBits, kTable>(FirstQuads{}, 0, total, layout, w, super, block, x, looked);
-      add_half<kBits, kTable>(LastQuads{}, 1, total, layout, w, super, block, x, looked);
+      for (int m = 0; m < kRows; ++m) fetch<kSpanBytes>(w + static_cast<std::size_t>(m) * block + units.meta_bytes);
+      add_half<kBits, kTable>(FirstQuads{}, 0, total, units, w, super, block, x, looked);
+      add_half<kBits, kTable>(LastQuads{}, 1, total, units, w, super, block, x, looked);
       next();
     } else {
       F scale[kRows], offset[kRows];
       const std::uint8_t* codes[kRows];
       for (int m = 0; m < kRows; ++m) {
         const std::size_t skipped = static_cast<std::size_t>(m) * block;
-        scale[m] = scale_of<kTable>(layout, w + skipped, super + skipped, 0, looked);
-        if (layout.offsets != Offsets::none) offset[m] = offsets_at(layout, w + skipped, super + skipped, 0, scale[m]);
-        codes[m] = w + skipped + meta_bytes;
+        scale[m] = scale_of<kTable>(units, w + skipped, super + skipped, 0, looked);
+        if (units.offsets != Offsets::none) offset[m] = offsets_at(units, w + skipped, super + skipped, 0, scale[m]);
+        codes[m] = w + skipped + units.meta_bytes;
       }
-      for (std::size_t n = 0; n < spans; ++n) {
+      for (std::size_t n = 0; n < units.spans; ++n) {
+        for (int m = 0; m < kRows; ++m) fetch<kSpanBytes>(codes[m]);
         I dot[kRows][kCount];
         start(dot, x.starts + 2 * kCount);
         add_quads<kBits, kTable>(FirstQuads{}, dot, codes, x.values, looked);
         add_quads<kBits, kTable>(LastQuads{}, dot, codes, x.values, looked);
         add_scaled(total, dot, scale, x.scales);
-        if (layout.offsets != Offsets::none) add_offsets(total, offset, x.sums + 2 * kCount);
-        for (int m = 0; m < kRows; ++m) codes[m] += span_bytes;
+        if (units.offsets != Offsets::none) add_offsets(total, offset, x.sums + 2 * kCount);
+        for (int m = 0; m < kRows; ++m) codes[m] += kSpanBytes;
         next();
       }
     }
@@ -176,13 +173,11 @@ const std::uint8_t kFp4Table[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128,
 const std::uint8_t kIq4nlTable[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 
 template <int kBits, bool kTable, bool kHalves, int kRows, int kCount>
-void some_blocks(const PackedMatrix& matrix, std::size_t block, Tile x, float* y, std::size_t stride,
-                 const Looked& looked) {
-  const std::size_t bytes = matrix.layout.block_bytes();
+void some_blocks(const PackedMatrix& matrix, const Units& units, std::size_t bytes, std::size_t block, Tile x, float* y,
+                 std::size_t stride, const Looked& looked) {
   float* to[kRows];
   for (int m = 0; m < kRows; ++m) to[m] = y + (block + static_cast<std::size_t>(m)) * kBlockRows;
-  small_tile<kBits, kTable, kHalves, kRows, kCount>(matrix.layout, matrix.data + block * bytes, bytes, x, to, stride,
-                                                    looked);
+  small_tile<kBits, kTable, kHalves, kRows, kCount>(units, matrix.data + block * bytes, bytes, x, to, stride, looked);
 }
 
 template <int kBits, bool kTable, bool kHalves>
@@ -193,6 +188,8 @@ void small_as(const PackedMatrix& matrix, const Activations& x, std::size_t firs
     const bool fp4 = matrix.layout.codes == Codes::fp4;  // its table holds twice the numbers
     looked = {table_of(fp4 ? kFp4Table : kIq4nlTable), fp4 ? 0.5F : 1.0F};
   }
+  const Units units = units_of(matrix.layout);
+  const std::size_t bytes_of_block = matrix.layout.block_bytes();
   const std::size_t spans = x.columns / kSpan;
   const auto tile = [&](std::size_t at) {
     return Tile{static_cast<const std::int8_t*>(x.values) + at * x.columns, x.scales + at * spans,
@@ -205,7 +202,7 @@ void small_as(const PackedMatrix& matrix, const Activations& x, std::size_t firs
       const auto some = [&]<int kCount>(Numbers<kCount>) {
         const auto run = blocks == 1 ? some_blocks<kBits, kTable, kHalves, 1, kCount>
                                      : some_blocks<kBits, kTable, kHalves, kBlocks, kCount>;
-        run(matrix, block, tile(at), y + at * stride, stride, looked);
+        run(matrix, units, bytes_of_block, block, tile(at), y + at * stride, stride, looked);
       };
       switch (count) {
 #if defined(__AVX512F__)

@@ -102,12 +102,12 @@ std::uint8_t multiple(float value, float by) {
 void pack_block(const MatrixLayout& layout, const GroupedRows& given, std::size_t first, std::uint8_t* out) {
   const std::size_t rows = std::min(kBlockRows, given.rows - first);
   const std::size_t groups = (layout.columns + layout.group - 1) / layout.group;
-  const std::size_t per_unit = layout.scales_per_unit();
+  const Units units = units_of(layout);
   const PutSpan put = put_span_of(layout.bits);
   const std::size_t supers = layout.columns / kSuper;
-  for (std::size_t unit = 0; unit < layout.groups(); ++unit) {
-    const std::size_t super = unit * layout.unit() / kSuper;
-    if (layout.nested() && unit % layout.units_per_super() == 0) {
+  for (std::size_t unit = 0; unit < units.count; ++unit) {
+    const std::size_t super = unit * units.columns / kSuper;
+    if (units.nested && unit % units.per_super == 0) {
       for (std::size_t row = 0; row < rows; ++row) {
         const std::size_t at = (first + row) * supers + super;
         put_scale(ScaleKind::f16, out, row, given.supers[at]);
@@ -115,16 +115,16 @@ void pack_block(const MatrixLayout& layout, const GroupedRows& given, std::size_
           put_scale(ScaleKind::f16, out + 2 * kBlockRows, row, given.super_offsets[at]);
         }
       }
-      out += layout.super_bytes();
+      out += units.super_bytes;
     }
-    for (std::size_t which = 0; which < per_unit; ++which) {
-      const std::size_t group = unit * per_unit + which;
+    for (std::size_t which = 0; which < units.scales; ++which) {
+      const std::size_t group = unit * units.scales + which;
       if (group >= groups) continue;
-      std::uint8_t* const scale = out + which * layout.scale_bytes();
-      std::uint8_t* const offset = out + layout.offset_start(which);
+      std::uint8_t* const scale = out + which * units.scale_bytes;
+      std::uint8_t* const offset = out + units.offset_start + which * units.offset_bytes;
       for (std::size_t row = 0; row < rows; ++row) {
         const std::size_t at = (first + row) * groups + group;
-        if (layout.nested()) {
+        if (units.nested) {
           const std::size_t nest = (first + row) * supers + super;
           scale[row] = multiple(given.scales[at], given.supers[nest]);
           if (layout.offsets == Offsets::numbers) {
@@ -137,12 +137,12 @@ void pack_block(const MatrixLayout& layout, const GroupedRows& given, std::size_
         if (layout.offsets == Offsets::zero_points) offset[row] = multiple(-given.offsets[at], given.scales[at]);
       }
     }
-    std::uint8_t* span = out + layout.meta_bytes();
-    for (std::size_t start = unit * layout.unit(); start < (unit + 1) * layout.unit(); start += kSpan) {
+    std::uint8_t* span = out + units.meta_bytes;
+    for (std::size_t start = unit * units.columns; start < (unit + 1) * units.columns; start += kSpan) {
       const std::size_t length = start < layout.columns ? std::min(kSpan, layout.columns - start) : 0;
       const std::uint8_t* const codes = given.codes + first * given.row_stride + start * given.column_stride;
       if (length != 0) put(given, codes, rows, length, span);
-      span += layout.span_bytes();
+      span += units.span_bytes;
     }
     out = span;
   }
