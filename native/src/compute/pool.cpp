@@ -1,5 +1,9 @@
 #include "compute/pool.h"
 
+#ifdef __linux__
+#include <sched.h>
+#endif
+
 #include <chrono>
 
 #include "wait/thread.h"
@@ -24,12 +28,45 @@ void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old)
   value.wait(old, std::memory_order_acquire);
 }
 
+// One core each, where the caller may run on as many as there are threads: those that find another one on their core
+// spin until the kernel moves one of them.
+std::vector<int> cores_for(int threads) {
+  std::vector<int> cores;
+#ifdef __linux__
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0 || CPU_COUNT(&set) != threads) return {};
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  }
+#else
+  (void)threads;
+#endif
+  return cores;
+}
+
+// The calling thread, to a core.
+void pin_to(int core) {
+#ifdef __linux__
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  (void)::sched_setaffinity(0, sizeof set, &set);
+#else
+  (void)core;
+#endif
+}
+
 }  // namespace
 
 Pool::Pool(int threads) {
+  const std::vector<int> cores = cores_for(threads);
   workers_.reserve(static_cast<std::size_t>(threads > 1 ? threads - 1 : 0));
   for (int thread = 1; thread < threads; ++thread) {
-    workers_.push_back(start_thread("ferrule-compute", [this, thread] { work(thread); }));
+    const int core = cores.empty() ? -1 : cores[static_cast<std::size_t>(thread)];
+    workers_.push_back(start_thread("ferrule-compute", [this, thread, core] {
+      if (core >= 0) pin_to(core);
+      work(thread);
+    }));
   }
 }
 

@@ -1,6 +1,7 @@
 """Settings: defaults < file < environment < flags."""
 
 from ferrule.config.catalogue import SETTINGS, Setting
+from ferrule.config.engine import pins_threads
 from ferrule.config.fabric import (
     DEFAULT_TIMEOUT,
     OUTER_JOB,
@@ -45,6 +46,7 @@ __all__ = [
     "outer_environment",
     "parse_address",
     "parse_config",
+    "pins_threads",
     "rank_variables",
     "read_config",
     "verbs_settings",

@@ -30,6 +30,7 @@ SETTINGS: Final = (
     Setting("serve.port", "FERRULE_PORT", (int,), "8420", "port of `serve` and `chat`"),
     Setting("serve.api_key", "FERRULE_API_KEY", (str,), "none", "what clients of `serve` must send", secret=True),
     Setting("serve.self_test", "FERRULE_SELF_TEST", (bool,), "true", "compare a split model with its reference"),
+    Setting("engine.pin", "FERRULE_PIN", (bool,), "true", "tie each rank's threads to cores of their own"),
     Setting("models.path", "FERRULE_MODEL_PATH", (list,), "none", "directories that hold models", os.pathsep),
     Setting("models.cache", "FERRULE_MODEL_CACHE", (str,), "the user's cache", "where parts of models are kept"),
     Setting("models.move_back", "FERRULE_MOVE_BACK", _DURATION, "30 s", "before a model returns to a host, or never"),

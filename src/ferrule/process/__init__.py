@@ -1,6 +1,7 @@
 """Start, hold, watch and end processes. `ferrule.process.lifeline` and `ferrule.process.standby` are programs."""
 
 from ferrule.process.children import Children, start
+from ferrule.process.cores import pin_to_free_cores
 from ferrule.process.orphans import adopt_orphans, kill_orphans, reap_orphans
 from ferrule.process.output import Output, Outputs, last_line
 from ferrule.process.ready import NotReady, start_until_ready
@@ -19,6 +20,7 @@ __all__ = [
     "end_groups",
     "kill_orphans",
     "last_line",
+    "pin_to_free_cores",
     "reap_orphans",
     "signal_group",
     "start",

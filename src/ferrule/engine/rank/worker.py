@@ -16,6 +16,7 @@ from dataclasses import replace
 import transformers
 
 from ferrule import fabric
+from ferrule.config import environment, pins_threads
 from ferrule.engine.messages import Add, Cancel, Failed, Load, NewToken, Ready, Tokens
 from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce, receive
@@ -29,6 +30,7 @@ from ferrule.engine.shards.obtain import obtain
 from ferrule.engine.source import read_config
 from ferrule.engine.types import FinishReason, Progress, RankInfo
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
+from ferrule.process import pin_to_free_cores
 from ferrule.process.lifeline import STANDBY_NAME, Lifeline, name_process
 from ferrule.process.memory import private_bytes
 
@@ -90,6 +92,8 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
         peak = max(peak, private_bytes())
         control.progress(progress)
 
+    if options.device == "cpu" and pins_threads(environment()):
+        pin_to_free_cores(options.threads)
     obtained = obtain(world, options, on_progress)
     vocabulary = read_config(obtained.directory).vocab_size
     reference = expected(world, options, obtained, vocabulary, on_progress)

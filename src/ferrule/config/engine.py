@@ -1,0 +1,12 @@
+"""Settings of a model's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ferrule.config.values import read_choice
+
+
+def pins_threads(environ: Mapping[str, str]) -> bool:
+    """``FERRULE_PIN``: whether a rank's threads are tied to cores of their own. Raises `ConfigError`."""
+    return read_choice(environ, "FERRULE_PIN", ("1", "0"), "neither 1 nor 0") == "1"
