@@ -58,6 +58,7 @@ NB_MODULE(_native, module) {
   ferrule::bind_relay(module);
   ferrule::bind_group(module);
   ferrule::bind_matrices(module);
+  ferrule::bind_sampling(module);
   ferrule::bind_programs(module);
   bind_raw(module);
   name_numbers(module);

@@ -181,6 +181,9 @@ def unpack(address: int, rows: int, stride: int, size: int, width: int, bits: in
     first the lowest bits of all, then the next. Codes of 3, 5, 6 or 7 bits lie end to end, with a width of 1.
     ``step``: 0, or from one word of 4 bytes of a row to its next."""
 
+def sample(logits: int, count: int, temperature: float, top_k: int, top_p: float, min_p: float, random: float) -> int:
+    """A token, by the address of ``count`` float32 logits; ``random``: of [0, 1). -1 where no logit is a number."""
+
 class Matrix:
     """A packed matrix. Codes and scales are the numbers of `ferrule.engine.weights.matrix`; arrays are addresses."""
 

@@ -49,5 +49,6 @@ class PyCompute {
 
 void bind_matrices(nanobind::module_& module);
 void bind_programs(nanobind::module_& module);
+void bind_sampling(nanobind::module_& module);
 
 }  // namespace ferrule

@@ -69,7 +69,8 @@ void PyMatrix::pack_groups(std::size_t first, std::size_t rows, std::uintptr_t c
                            std::size_t column_stride, std::uintptr_t scales, std::uintptr_t offsets,
                            std::uintptr_t supers, std::uintptr_t super_offsets) {
   check(first, rows);
-  if (layout_.scale == ScaleKind::nested && (supers == 0 || (layout_.offsets == Offsets::numbers && super_offsets == 0))) {
+  if (layout_.scale == ScaleKind::nested &&
+      (supers == 0 || (layout_.offsets == Offsets::numbers && super_offsets == 0))) {
     throw std::invalid_argument("nested scales are multiples of something");
   }
   const nb::gil_scoped_release release;

@@ -162,10 +162,40 @@ void add_narrow(Element from, const void* x, std::size_t n, float factor, float*
   }
 }
 
+float highest_of(const float* x, std::size_t n) {
+  F top = set1(-__builtin_inff());
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) top = max(load(x + i), top);
+  float highest_one = highest(top);
+  for (; i < n; ++i) highest_one = x[i] > highest_one ? x[i] : highest_one;
+  return highest_one;
+}
+
+float exponentials(const float* x, std::size_t n, float top, float factor, float* y) {
+  const F from = set1(top);
+  const F by = set1(factor);
+  F total = zero();
+  std::size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const F e = exp((load(x + i) - from) * by);
+    total = total + e;
+    store(y + i, e);
+  }
+  float some = sum(total);
+  if (i < n) {
+    float rest[16] = {};
+    std::memcpy(rest, x + i, (n - i) * sizeof(float));
+    store(rest, exp((load(rest) - from) * by));
+    for (std::size_t k = 0; i + k < n; ++k) some += rest[k];
+    std::memcpy(y + i, rest, (n - i) * sizeof(float));
+  }
+  return some;
+}
+
 }  // namespace
 
 namespace FERRULE_ISA {
 extern const RowTable rows;
-const RowTable rows = {norm, gate, rotate, add, narrow, add_narrow, attend};
+const RowTable rows = {norm, gate, rotate, add, narrow, add_narrow, highest_of, exponentials, attend};
 }  // namespace FERRULE_ISA
 }  // namespace ferrule

@@ -45,6 +45,9 @@ struct RowTable {
   void (*add)(float* y, const float* x, std::size_t n, float factor);  // y += factor * x
   void (*narrow)(Element to, const float* x, std::size_t n, void* y);
   void (*add_narrow)(Element from, const void* x, std::size_t n, float factor, float* y);  // y += factor * x
+  float (*highest)(const float* x, std::size_t n);  // what is no number is passed over; minus infinity of nothing
+  // y = e to the power of (x - top) * factor, at least e^-87; gives their sum.
+  float (*exponentials)(const float* x, std::size_t n, float top, float factor, float* y);
   void (*attend)(const AttentionTile& tile);
 };
 

@@ -3,7 +3,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
+from ferrule._native import sample
 from ferrule.engine.rank.sampler import Sampler
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError, RequestError
@@ -57,6 +65,63 @@ def test_tokens_are_drawn_as_often_as_the_distribution_says() -> None:
 def test_cuts_leave_only_the_likely_tokens(params: SamplingParams, allowed: set[int]) -> None:
     found = counts(params)
     assert {token for token, count in enumerate(found) if count} == allowed
+
+
+CUTS = [
+    {},
+    {"temperature": 0.3},
+    {"temperature": 2.0, "top_k": 7},
+    {"top_k": 5000},
+    {"top_p": 0.9},
+    {"top_p": 0.0},
+    {"temperature": 1.5, "top_k": 400, "top_p": 0.5},
+    {"min_p": 0.02},
+    {"temperature": 0.8, "top_k": 300, "top_p": 0.95, "min_p": 0.01},
+]
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=lambda cuts: ",".join(f"{key}={value}" for key, value in cuts.items()))
+@pytest.mark.parametrize("vocabulary", [1, 17, 3000])
+@pytest.mark.parametrize("spread", [0.01, 3.0, 30.0])
+def test_the_native_sampler_draws_as_transformers_cuts(cuts: dict[str, float], vocabulary: int, spread: float) -> None:
+    logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * spread
+    how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **cuts}
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(how["temperature"]))])
+    if how["top_k"]:
+        warpers.append(TopKLogitsWarper(int(how["top_k"])))
+    if how["top_p"] < 1:
+        warpers.append(TopPLogitsWarper(how["top_p"]))
+    if how["min_p"]:
+        warpers.append(MinPLogitsWarper(how["min_p"]))
+    scores = warpers(torch.empty(1, 0, dtype=torch.long), logits.unsqueeze(0))[0]
+    ends = scores.double().softmax(-1).cumsum(-1)
+    for step in range(200):
+        chance = (step + 0.5) / 200
+        token = sample(logits.data_ptr(), vocabulary, how["temperature"], int(how["top_k"]), how["top_p"], how["min_p"],
+                       chance)  # fmt: skip
+        begin = float(ends[token - 1]) if token else 0.0
+        assert begin - 1e-5 <= chance <= float(ends[token]) + 1e-5
+        assert scores[token] > -math.inf
+
+
+def test_what_is_as_likely_as_the_last_that_is_kept_is_kept_too() -> None:
+    logits = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0])
+    for how in ((1.0, 2, 1.0, 0.0), (1.0, 0, 0.4, 0.0)):
+        drawn = {sample(logits.data_ptr(), 5, *how, step / 90) for step in range(90)}
+        assert drawn == {1, 2, 3}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_no_number_is_never_chosen(temperature: float) -> None:
+    for length in (5, 64, 600):
+        logits = torch.full((length,), math.nan)
+        logits[length - 2] = -3.0
+        drawn = {sample(logits.data_ptr(), length, temperature, 0, 1.0, 0.0, step / 9) for step in range(9)}
+        assert drawn == {length - 2}
+        logits[length - 2] = -math.inf
+        assert sample(logits.data_ptr(), length, temperature, 0, 1.0, 0.0, 0.5) == length - 2
+        logits[length - 2] = math.nan
+        assert sample(logits.data_ptr(), length, temperature, 0, 1.0, 0.0, 0.5) == -1
 
 
 def test_openais_penalties_look_at_the_answer_and_not_at_the_prompt() -> None:

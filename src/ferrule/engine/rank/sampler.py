@@ -1,4 +1,4 @@
-"""Choose tokens from logits. The cuts are transformers' own; what they lack (OpenAI's penalties) is added."""
+"""Choose tokens from logits: penalties and biases here, temperature, cuts and chance in the native library."""
 
 from __future__ import annotations
 
@@ -9,15 +9,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
+from ferrule._native import sample
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError
 
@@ -26,8 +19,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 LOWEST_LOGPROB = -9999.0
 """What is reported of a token that cannot come, as OpenAI's API does: JSON has no infinities."""
-COLD = 1e-5
-"""Below this temperature only the likeliest token is left, and dividing by it would leave the range of float32."""
+_NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
@@ -48,34 +40,20 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, drawn: int = 0) -> None:
         self.params = params
-        self.generator = torch.Generator()
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self.drawn = drawn
-        self.greedy = params.temperature < COLD
-        self.warpers = LogitsProcessorList()
-        if not self.greedy:
-            if params.temperature != 1.0:
-                self.warpers.append(TemperatureLogitsWarper(params.temperature))
-            if params.top_k > 0:
-                self.warpers.append(TopKLogitsWarper(params.top_k))
-            if params.top_p < 1.0:
-                self.warpers.append(TopPLogitsWarper(params.top_p))
-            if params.min_p > 0.0:
-                self.warpers.append(MinPLogitsWarper(params.min_p))
-        self.repetition = (
-            RepetitionPenaltyLogitsProcessor(params.repetition_penalty) if params.repetition_penalty != 1.0 else None
-        )
 
     def choose(self, logits: Tensor, tokens: Tokens[int], prompt: int) -> Choice:
-        """The next token, from ``logits`` (vocabulary,) after ``tokens``, the first ``prompt`` of which were given."""
-        scores = self._penalised(logits, tokens, prompt)
+        """The next token, from ``logits`` (vocabulary,) after ``tokens``, the first ``prompt`` of which were given.
+        Raises `EngineError` where no logit is a number."""
+        params, scores = self.params, self._penalised(logits.float(), tokens, prompt).contiguous()
         self.drawn += 1
-        if self.greedy:
-            token = int(scores.argmax())
-        else:
-            if self.warpers:
-                scores = self.warpers(torch.empty(1, 0, dtype=torch.long), scores.unsqueeze(0))[0]
-            token = self._draw(scores)
+        chance = (mixed(self.seed, self.drawn) >> 10) * 2.0**-53
+        token = sample(
+            scores.data_ptr(), len(scores), params.temperature, params.top_k, params.top_p, params.min_p, chance
+        )
+        if token == _NO_TOKEN:
+            raise EngineError("the model's logits are not numbers; try --dtype bfloat16 or float32")
         if self.params.logprobs is None:
             return Choice(token)
         logprobs = logits.log_softmax(dim=-1).nan_to_num(LOWEST_LOGPROB).clamp_min(LOWEST_LOGPROB)
@@ -83,23 +61,17 @@ class Sampler:
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
         return Choice(token, float(logprobs[token]), top)
 
-    def _draw(self, scores: Tensor) -> int:
-        self.generator.manual_seed(mixed(self.seed, self.drawn))
-        try:
-            return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator))
-        except RuntimeError:  # penalties as extreme as 1e-40 make scores infinite; one request must not end the others
-            if scores.isnan().all():
-                raise EngineError("the model's logits are not numbers; try --dtype bfloat16 or float32") from None
-            return int(scores.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf")).argmax())
-
     def _penalised(self, logits: Tensor, tokens: Tokens[int], prompt: int) -> Tensor:
         """Apply the repetition penalty (prompt and answer) and OpenAI's (answer only), then the biases.
 
+        Repetition: a logit above zero is divided by it, one below multiplied (Keskar and others, "CTRL", 2019).
         OpenAI's: logit -= presence * (count > 0) + frequency * count, as its API reference defines them.
         """
         params = self.params
-        if self.repetition is not None:
-            logits = self.repetition(torch.tensor([tokens]), logits.unsqueeze(0).clone())[0]
+        if params.repetition_penalty != 1.0 and tokens:
+            ids = torch.tensor(tokens)
+            seen, logits = logits[ids], logits.clone()
+            logits[ids] = torch.where(seen < 0, seen * params.repetition_penalty, seen / params.repetition_penalty)
         penalties = Counter(tokens[prompt:]) if params.presence_penalty or params.frequency_penalty else {}
         if not penalties and not params.logit_bias:
             return logits
