@@ -47,8 +47,12 @@ Form form_of(const MatrixLayout& layout, Precision precision) {
   return Form::f32;
 }
 
-// The code that means zero; of codes that are looked up the byte.
-std::int32_t zero_of(const MatrixLayout& layout) { return layout.codes == Codes::integer ? layout.zero : 128; }
+// What means zero where products take int8: a code, or the byte that is looked up.
+std::int32_t zero_of(const MatrixLayout& layout) {
+  const std::int32_t less = kernels().small.less;
+  if (layout.codes != Codes::integer) return 128 - less;
+  return layout.zero - (layout.bits == 8 ? less : 0);
+}
 
 std::size_t width_of(Form form) { return form == Form::f32 ? 4 : form == Form::bf16 ? 2 : 1; }
 

@@ -34,7 +34,8 @@ struct Queries {
 
 // Two sums for each query, so that one need not wait for the other.
 template <Element kElement, int kCount>
-void logits_of(const AttentionTile& tile, const Queries& queries, const std::uint8_t* keys, F (&logits)[kCount]) {
+FERRULE_FLATTEN void logits_of(const AttentionTile& tile, const Queries& queries, const std::uint8_t* keys,
+                               F (&logits)[kCount]) {
   F other[kCount];
   for (int t = 0; t < kCount; ++t) logits[t] = other[t] = zero();
   if constexpr (kElement == Element::bf16) {
@@ -76,8 +77,8 @@ void logits_of(const AttentionTile& tile, const Queries& queries, const std::uin
 
 // Add `tokens` values by weight to numbers `from` of the results on, kParts vectors of each.
 template <Element kElement, int kCount, int kParts>
-void add_values(const AttentionTile& tile, const std::uint8_t* values, const float (&weights)[kCount][kPageTokens],
-                std::size_t tokens, std::size_t from) {
+FERRULE_FLATTEN void add_values(const AttentionTile& tile, const std::uint8_t* values,
+                                const float (&weights)[kCount][kPageTokens], std::size_t tokens, std::size_t from) {
   F out[kCount][kParts];
   for (int t = 0; t < kCount; ++t) {
     for (int p = 0; p < kParts; ++p) out[t][p] = load(tile.out[t] + from + 16 * p);
@@ -165,7 +166,11 @@ void attend_as(const AttentionTile& tile) {
     // Tokens behind the last one have not been written: whatever is there must not come into the sums.
     const auto tokens = static_cast<std::size_t>(least<std::int64_t>(kTokens, last - page * kTokens + 1));
     const std::uint8_t* values = tile.values[page];
+#if defined(FERRULE_NEON)  // by how many sums the registers hold
+    constexpr int kParts = kCount < 4 ? 4 / kCount : 1;
+#else
     constexpr int kParts = kCount < 4 ? 4 : kCount < 8 ? 2 : 1;
+#endif
     std::size_t i = 0;
     for (; i + 16 * kParts <= tile.value_width; i += 16 * kParts) {
       add_values<kElement, kCount, kParts>(tile, values, weights, tokens, i);

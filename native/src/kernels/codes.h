@@ -13,6 +13,8 @@ namespace {
 constexpr std::size_t kAhead = 6144;  // bytes that are fetched ahead of use
 #if defined(__AVX512F__)
 constexpr std::size_t kCodesAtOnce = 6;  // activations of a tile: as many as have room in the registers
+#elif defined(FERRULE_NEON)
+constexpr std::size_t kCodesAtOnce = 4;  // only sums of a span have room; those of a row come and go once for each
 #else
 constexpr std::size_t kCodesAtOnce = 2;
 #endif
@@ -54,7 +56,7 @@ inline U quad(const std::uint8_t* span) {
   constexpr int kShift = kLow * (kQuad % kPer);
   U codes = load_bytes(span + kQuad / kPer * 64);
   if constexpr (kShift != 0) codes = right<kShift>(codes);
-  if constexpr (kLow != 8) codes = codes & bytes((1 << kLow) - 1);
+  if constexpr (kLow != 8 && !(kByteShifts && kShift + kLow == 8)) codes = codes & bytes((1 << kLow) - 1);
   if constexpr (kHigh != 0) {
     constexpr int kPerHigh = 8 / kHigh;
     constexpr int kFrom = kHigh * (kQuad % kPerHigh);  // where its high bits are, and where they belong

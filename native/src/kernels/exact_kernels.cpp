@@ -9,6 +9,12 @@
 namespace ferrule {
 namespace {
 
+#if defined(FERRULE_NEON)  // of which sums of eight would take all registers
+constexpr int kAtOnce = 4;
+#else
+constexpr int kAtOnce = 8;
+#endif
+
 template <Codes kCodes>
 inline F value_of(I code, const MatrixLayout& layout, const float* table) {
   if constexpr (kCodes == Codes::integer) return to_float(code + iset1(-layout.zero));
@@ -37,8 +43,9 @@ inline void exact_quads(Numbers<kQuads...>, F (&sums)[kCount], const std::uint8_
 }
 
 template <Codes kCodes, int kBits, int kCount>
-void exact_tile(const MatrixLayout& layout, const Units& units, const std::uint8_t* w, const Activations& x,
-                std::size_t first, float* y, std::size_t stride, const float* table) {
+FERRULE_FLATTEN void exact_tile(const MatrixLayout& layout, const Units& units, const std::uint8_t* w,
+                                const Activations& x, std::size_t first, float* y, std::size_t stride,
+                                const float* table) {
   constexpr std::size_t kSpanBytes = kBlockRows * kSpan * kBits / 8;
   const auto* values = static_cast<const float*>(x.values) + first * x.columns;
   F total[kCount];
@@ -102,8 +109,9 @@ void exact_as(const PackedMatrix& matrix, const Activations& x, std::size_t firs
     const std::uint8_t* w = matrix.data + block * bytes_of_block;
     float* to = y + block * kBlockRows;
     std::size_t b = 0;
-    for (; b + 8 <= x.count; b += 8)
-      exact_tile<kCodes, kBits, 8>(layout, units, w, x, b, to + b * stride, stride, table);
+    for (; b + kAtOnce <= x.count; b += kAtOnce) {
+      exact_tile<kCodes, kBits, kAtOnce>(layout, units, w, x, b, to + b * stride, stride, table);
+    }
     for (; b < x.count; ++b) exact_tile<kCodes, kBits, 1>(layout, units, w, x, b, to + b * stride, stride, table);
   }
 }

@@ -2,15 +2,24 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <initializer_list>
 
 #if defined(FERRULE_ARM_KERNELS) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(FERRULE_ARM_KERNELS) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace ferrule {
 namespace {
+
+#if defined(FERRULE_ARM_KERNELS) && defined(__APPLE__)
+bool has(const char* feature) {
+  std::int32_t value = 0;
+  std::size_t size = sizeof value;
+  return ::sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+#endif
 
 Isa found() {
 #if defined(FERRULE_X86_KERNELS)
@@ -23,9 +32,13 @@ Isa found() {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::avx2;
 #elif defined(FERRULE_ARM_KERNELS)
 #if defined(__linux__)
-  if ((::getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0) return Isa::dotprod;
+  constexpr unsigned long kI8mmAndBf16 = 3UL << 13;  // of AT_HWCAP2; older headers have no names for them
+  if ((::getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0) {
+    return (::getauxval(AT_HWCAP2) & kI8mmAndBf16) == kI8mmAndBf16 ? Isa::i8mm : Isa::dotprod;
+  }
 #elif defined(__APPLE__)
-  return Isa::dotprod;  // every Apple processor for desktops has it
+  // Every Apple processor for desktops has dot products.
+  return has("hw.optional.arm.FEAT_I8MM") && has("hw.optional.arm.FEAT_BF16") ? Isa::i8mm : Isa::dotprod;
 #endif
 #endif
   return Isa::base;
@@ -33,13 +46,16 @@ Isa found() {
 
 // The best one, or an older one that the environment names: to compare them, and to test all on one machine.
 Isa chosen() {
+#define FERRULE_ITEM(name) Isa::name,
+  constexpr Isa kBuilt[] = {FERRULE_EACH_ISA(FERRULE_ITEM)};
+#undef FERRULE_ITEM
   const Isa best = found();
   const char* const wanted = std::getenv("FERRULE_KERNELS");
   if (wanted == nullptr) return best;
-  for (const Isa each : {Isa::base, Isa::avx2, Isa::avx512, Isa::avx512bf16}) {
-    if (each <= best && best <= Isa::avx512bf16 && std::strcmp(wanted, name_of(each)) == 0) return each;
+  for (const Isa each : kBuilt) {
+    if (each <= best && std::strcmp(wanted, name_of(each)) == 0) return each;
   }
-  return std::strcmp(wanted, name_of(Isa::base)) == 0 ? Isa::base : best;
+  return best;
 }
 
 }  // namespace
@@ -61,6 +77,8 @@ const char* name_of(Isa isa) {
       return "avx512bf16";
     case Isa::dotprod:
       return "dotprod";
+    case Isa::i8mm:
+      return "i8mm";
   }
   return "";
 }

@@ -82,6 +82,7 @@ const char* invalid(const MatrixLayout& layout) {
   if (layout.scale == ScaleKind::nested && (layout.columns % kSuper != 0 || layout.group > kSpan)) {
     return "nested scales are of groups of 16 or 32 columns, and of 256 together";
   }
+  if (layout.offsets == Offsets::zero_points && layout.codes != Codes::integer) return "zero points are of integers";
   if (layout.zero < 0 || layout.zero > 255 || (layout.zero != 0 && layout.codes != Codes::integer)) {
     return "a zero is a code of an integer";
   }

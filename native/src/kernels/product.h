@@ -65,6 +65,7 @@ struct SmallTable {
   ProductFunction integers[9];  // by bits
   ProductFunction table;        // 4-bit codes that are looked up
   std::size_t at_once;          // activations of a tile
+  std::int32_t less;  // what is taken off codes of 8 bits, and off what is looked up, before they are multiplied
 };
 
 }  // namespace ferrule

@@ -81,21 +81,21 @@ void to_int8(const float* x, std::size_t columns, std::size_t padded, const Conv
 // kStep columns lie in 64 bytes (float32: 1, bfloat16 and float16: 2). Each sum runs over the columns in their order,
 // whatever kRows and kCount are: a token's results do not depend on what else is in its batch.
 template <class Element, int kRows, int kCount>
-void plain_tile(const std::uint8_t* w, std::size_t block, std::size_t columns, const typename Element::Input* x,
-                std::size_t x_stride, float* y, std::size_t stride) {
+FERRULE_FLATTEN void plain_tile(const std::uint8_t* w, std::size_t block, std::size_t columns,
+                                const typename Element::Input* x, std::size_t x_stride, float* y, std::size_t stride) {
   F total[kRows][kCount];
   for (auto& row : total) {
     for (F& each : row) each = zero();
   }
   for (std::size_t k = 0; k < columns; k += Element::kStep, w += 64) {
-    U number[kRows];
+    typename Element::Some some[kRows];
     for (int m = 0; m < kRows; ++m) {
       __builtin_prefetch(w + static_cast<std::size_t>(m) * block + kAhead);
-      number[m] = load_bytes(w + static_cast<std::size_t>(m) * block);
+      some[m] = Element::read(w + static_cast<std::size_t>(m) * block);
     }
     for (int b = 0; b < kCount; ++b) {
       const auto* at = x + static_cast<std::size_t>(b) * x_stride + k;
-      for (int m = 0; m < kRows; ++m) total[m][b] = Element::add(total[m][b], number[m], at);
+      for (int m = 0; m < kRows; ++m) total[m][b] = Element::add(total[m][b], some[m], at);
     }
   }
   for (int m = 0; m < kRows; ++m) {
@@ -107,41 +107,45 @@ void plain_tile(const std::uint8_t* w, std::size_t block, std::size_t columns, c
 
 struct Float32 {
   using Input = float;
+  using Some = F;
   static constexpr std::size_t kStep = 1;
-  static F add(F total, const U& number, const float* x) {
-    float lanes[16];
-    std::memcpy(lanes, &number, sizeof lanes);
-    return fma(load(lanes), set1(*x), total);
-  }
+  static Some read(const std::uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
+  static F add(F total, const Some& number, const float* x) { return fma(number, set1(*x), total); }
 };
 
 struct Float16 {
   using Input = float;
+  struct Some {
+    F first, second;
+  };
   static constexpr std::size_t kStep = 2;
-  static F add(F total, const U& number, const float* x) {
-    std::uint16_t lanes[32];
-    std::memcpy(lanes, &number, sizeof lanes);
-    return fma(load_f16(lanes + 16), set1(x[1]), fma(load_f16(lanes), set1(x[0]), total));
+  static Some read(const std::uint8_t* p) { return {load_f16(p), load_f16(p + 32)}; }
+  static F add(F total, const Some& numbers, const float* x) {
+    return fma(numbers.second, set1(x[1]), fma(numbers.first, set1(x[0]), total));
   }
 };
 
 #ifdef FERRULE_BF16_PAIRS
 struct BFloat16 {
   using Input = std::uint16_t;
+  using Some = U;
   static constexpr std::size_t kStep = 2;
-  static F add(F total, const U& number, const std::uint16_t* x) {
+  static Some read(const std::uint8_t* p) { return load_bytes(p); }
+  static F add(F total, const Some& pairs, const std::uint16_t* x) {
     std::uint32_t pair;
     std::memcpy(&pair, x, sizeof pair);
-    return dot2(total, number, pair);
+    return dot2(total, pairs, pair);
   }
 };
 constexpr bool kPairs = true;
 #else
 struct BFloat16 {
   using Input = float;
+  using Some = U;
   static constexpr std::size_t kStep = 2;
-  static F add(F total, const U& number, const float* x) {
-    return fma(odd_bf16(number), set1(x[1]), fma(even_bf16(number), set1(x[0]), total));
+  static Some read(const std::uint8_t* p) { return load_bytes(p); }
+  static F add(F total, const Some& pairs, const float* x) {
+    return fma(odd_bf16(pairs), set1(x[1]), fma(even_bf16(pairs), set1(x[0]), total));
   }
 };
 constexpr bool kPairs = false;

@@ -46,7 +46,11 @@ inline void add_quads(Numbers<kQuads...>, I (&dot)[kRows][kCount], const std::ui
     U codes[kRows];
     for (int m = 0; m < kRows; ++m) {
       codes[m] = quad<kBits, kAt>(span[m]);
-      if constexpr (kTable) codes[m] = lookup(looked.table, codes[m]);
+      if constexpr (kTable) {
+        codes[m] = lookup(looked.table, codes[m]);
+      } else if constexpr (kBits == 8) {
+        codes[m] = less(codes[m]);
+      }
     }
     for (int b = 0; b < kCount; ++b) {
       const std::int32_t four = four_at(x + 4 * (kAt * kCount + b));
@@ -116,8 +120,8 @@ inline void add_half(Quads quads, std::size_t which, F (&total)[kRows][kCount], 
 
 // `to`: where the results of each block go.
 template <int kBits, bool kTable, bool kHalves, int kRows, int kCount>
-void small_tile(const Units& units, const std::uint8_t* w, std::size_t block, Tile x, float* const (&to)[kRows],
-                std::size_t stride, const Looked& looked) {
+FERRULE_FLATTEN void small_tile(const Units& units, const std::uint8_t* w, std::size_t block, Tile x,
+                                float* const (&to)[kRows], std::size_t stride, const Looked& looked) {
   constexpr std::size_t kSpanBytes = kBlockRows * kSpan * kBits / 8;
   F total[kRows][kCount];
   for (auto& row : total) {
@@ -186,7 +190,7 @@ void small_as(const PackedMatrix& matrix, const Activations& x, std::size_t firs
   Looked looked{bytes(0), 1.0F};
   if constexpr (kTable) {
     const bool fp4 = matrix.layout.codes == Codes::fp4;  // its table holds twice the numbers
-    looked = {table_of(fp4 ? kFp4Table : kIq4nlTable), fp4 ? 0.5F : 1.0F};
+    looked = {less(table_of(fp4 ? kFp4Table : kIq4nlTable)), fp4 ? 0.5F : 1.0F};
   }
   const Units units = units_of(matrix.layout);
   const std::size_t bytes_of_block = matrix.layout.block_bytes();
@@ -205,17 +209,15 @@ void small_as(const PackedMatrix& matrix, const Activations& x, std::size_t firs
         run(matrix, units, bytes_of_block, block, tile(at), y + at * stride, stride, looked);
       };
       switch (count) {
-#if defined(__AVX512F__)
         case 6:
-          some(Numbers<6>{});
+          if constexpr (kCodesAtOnce >= 6) some(Numbers<6>{});
           break;
         case 4:
-          some(Numbers<4>{});
+          if constexpr (kCodesAtOnce >= 4) some(Numbers<4>{});
           break;
         case 3:
-          some(Numbers<3>{});
+          if constexpr (kCodesAtOnce >= 3) some(Numbers<3>{});
           break;
-#endif
         case 2:
           some(Numbers<2>{});
           break;
@@ -247,6 +249,7 @@ const SmallTable small_products = {
      small_any<6, false>, nullptr, small_any<8, false>},
     small_any<4, true>,
     kCodesAtOnce,
+    kLess,
 };
 }  // namespace FERRULE_ISA
 }  // namespace ferrule

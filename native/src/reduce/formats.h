@@ -45,9 +45,18 @@ struct Bf16 {
 struct F16 {
   using Raw = std::uint16_t;
   using Wide = float;
-#if defined(__aarch64__)
-  static Wide load(Raw value) { return static_cast<float>(bits<_Float16>(value)); }
-  static Raw store(Wide value) { return bits<Raw>(static_cast<_Float16>(value)); }
+#if defined(__aarch64__)  // which has instructions for it; GCC before 13 has no _Float16 in C++
+  static Wide load(Raw value) {
+    __fp16 half;
+    __builtin_memcpy(&half, &value, sizeof half);
+    return half;
+  }
+  static Raw store(Wide value) {
+    const auto half = static_cast<__fp16>(value);
+    Raw raw;
+    __builtin_memcpy(&raw, &half, sizeof raw);
+    return raw;
+  }
 #else
   static Wide load(Raw value) {
     const std::uint32_t magnitude = (value & 0x7fffU) << 13;

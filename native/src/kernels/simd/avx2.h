@@ -81,6 +81,7 @@ inline U bytes(std::uint8_t x) {
 }
 inline U operator&(U x, U y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 inline U operator|(U x, U y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+constexpr bool kByteShifts = false;
 template <int N>
 inline U right(U x) {
   return {_mm256_srli_epi16(x.a, N), _mm256_srli_epi16(x.b, N)};

@@ -51,8 +51,9 @@ inline U load_bytes(const void* p) { return {_mm512_loadu_si512(p)}; }
 inline U bytes(std::uint8_t x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
 inline U operator&(U a, U b) { return {_mm512_and_si512(a.v, b.v)}; }
 inline U operator|(U a, U b) { return {_mm512_or_si512(a.v, b.v)}; }
+constexpr bool kByteShifts = false;  // bits of a neighbour come in: mask them
 template <int N>
-inline U right(U a) {  // bits of a neighbour come in: mask them
+inline U right(U a) {
   return {_mm512_srli_epi16(a.v, N)};
 }
 template <int N>

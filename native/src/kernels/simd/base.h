@@ -1,11 +1,7 @@
-// Vectors of 16 lanes that the compiler maps onto the machine's; with NEON's dot product where it is there.
+// Vectors of 16 lanes that the compiler maps onto the machine's.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-
-#if defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
-#endif
 
 namespace ferrule {
 namespace {
@@ -100,6 +96,7 @@ inline U load_bytes(const void* p) {
 inline U bytes(std::uint8_t x) { return {x * 0x01010101u + Words{}}; }
 inline U operator&(U a, U b) { return {a.v & b.v}; }
 inline U operator|(U a, U b) { return {a.v | b.v}; }
+constexpr bool kByteShifts = false;
 template <int N>
 inline U right(U a) {
   return {a.v >> N};
@@ -126,29 +123,10 @@ inline I lane(U a) {
 }
 template <int kBits>
 inline I dot4(I acc, U codes, std::int32_t x) {
-#if defined(__ARM_FEATURE_DOTPROD)
-  const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(x));
-  std::uint8_t from[64];
-  std::int32_t to[kLanes];
-  std::memcpy(from, &codes.v, sizeof from);
-  std::memcpy(to, &acc.v, sizeof to);
-  for (int i = 0; i < 4; ++i) {
-    int8x16_t some = vreinterpretq_s8_u8(vld1q_u8(from + 16 * i));
-    int32x4_t sums = vld1q_s32(to + 4 * i);
-    if constexpr (kBits == 8) {  // as signed bytes: each is 128 too small
-      some = veorq_s8(some, vdupq_n_s8(-128));
-      sums = vsubq_s32(sums, vdotq_s32(vdupq_n_s32(0), vdupq_n_s8(-128), four));
-    }
-    vst1q_s32(to + 4 * i, vdotq_s32(sums, some, four));
-  }
-  std::memcpy(&acc.v, to, sizeof to);
-  return acc;
-#else
   std::int8_t four[4];
   std::memcpy(four, &x, 4);
   const Ints low = lane<0>(codes).v * four[0] + lane<1>(codes).v * four[1];
   return {acc.v + low + lane<2>(codes).v * four[2] + lane<3>(codes).v * four[3]};
-#endif
 }
 inline F pick(const float* table, I index) { FERRULE_EACH(F, table[index.v[i]]); }
 template <int kMantissa>

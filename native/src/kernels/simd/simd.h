@@ -3,17 +3,34 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #include "kernels/simd/avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "kernels/simd/avx2.h"
+#elif defined(FERRULE_NEON)  // and not for base, which some compilers give the same features
+#include "kernels/simd/neon.h"
 #else
 #include "kernels/simd/base.h"
 #endif
 
+// Inner loops. All that they call is to be inlined, which compilers do not of themselves with vectors of four
+// registers.
+#ifdef FERRULE_NEON
+#define FERRULE_FLATTEN __attribute__((flatten))
+#else
+#define FERRULE_FLATTEN
+#endif
+
 namespace ferrule {
 namespace {
+
+#ifndef FERRULE_SIGNED_BYTES
+// By how much codes of 8 bits must be less for dot4.
+constexpr std::uint8_t kLess = 0;
+inline U less(U codes) { return codes; }
+#endif
 
 // e^x to about 2e-7 of it: range reduction by ln 2, then a polynomial (minimax over half of ln 2 either side).
 inline F exp(F x) {

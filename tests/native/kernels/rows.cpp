@@ -1,0 +1,283 @@
+// Loops over rows of activations, and attention, against the same in double precision.
+#include "kernels/rows.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/instructions.h"
+#include "reduce/formats.h"
+
+namespace {
+
+using ferrule::Activation;
+using ferrule::Element;
+using ferrule::kPageTokens;
+using testing::kEpsilon;
+using testing::near;
+using testing::normal;
+
+constexpr std::size_t kLengths[] = {1, 15, 16, 17, 100, 128};
+
+const ferrule::RowTable& kernels() { return ferrule::row_kernels(); }
+
+void check_norm(std::size_t n, bool mean, bool whole) {
+  const std::vector<float> x = normal(n), weight = normal(n), bias = normal(n);
+  std::vector<float> y(n);
+  constexpr float kSmall = 1e-5F;
+  kernels().norm(x.data(), n, whole ? weight.data() : nullptr, whole ? bias.data() : nullptr, kSmall, mean, y.data());
+  double middle = 0;
+  for (const float each : x) middle += each / static_cast<double>(n);
+  if (!mean) middle = 0;
+  double squares = 0;
+  for (const float each : x) squares += (each - middle) * (each - middle) / static_cast<double>(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const double by = 1 / std::sqrt(squares + kSmall);
+    const double wanted = (x[i] - middle) * by * (whole ? weight[i] : 1) + (whole ? bias[i] : 0);
+    // Of one number nothing is left but what was lost in rounding.
+    const double size = (std::abs(x[i]) + std::abs(middle)) * by * std::abs(whole ? weight[i] : 1) + std::abs(wanted);
+    near(y[i], wanted, (static_cast<double>(n) + 8) * kEpsilon * (size + 1), "norm");
+  }
+}
+
+double activated(Activation kind, double gate, double up) {
+  const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
+  switch (kind) {
+    case Activation::silu:
+      return gate * sigmoid(gate) * up;
+    case Activation::gelu:
+      return 0.5 * gate * (1 + std::erf(gate * std::sqrt(0.5))) * up;
+    case Activation::gelu_tanh:
+      return 0.5 * gate * (1 + std::tanh(std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate))) * up;
+    case Activation::relu:
+      return std::max(gate, 0.0) * up;
+    case Activation::gpt_oss:
+      break;
+  }
+  gate = std::min(gate, 7.0);
+  return (std::clamp(up, -7.0, 7.0) + 1) * gate * sigmoid(1.702 * gate);
+}
+
+void check_gate(std::size_t n) {
+  std::vector<float> gate = normal(n), y(n);
+  const std::vector<float> up = normal(n);
+  for (float& each : gate) each *= 5;  // some beyond 7
+  for (const Activation kind :
+       {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu, Activation::gpt_oss}) {
+    for (const bool both : {true, false}) {
+      if (kind == Activation::gpt_oss && !both) continue;
+      kernels().gate(kind, gate.data(), both ? up.data() : nullptr, n, y.data());
+      for (std::size_t i = 0; i < n; ++i) {
+        const double size = std::abs(gate[i]) * (1 + std::abs(up[i]));
+        near(y[i], activated(kind, gate[i], both ? up[i] : 1), 8 * kEpsilon * size, "gate");
+      }
+    }
+  }
+}
+
+void check_rotate(std::size_t half, bool interleaved) {
+  const std::vector<float> x = normal(2 * half), angles = normal(half);
+  std::vector<float> y = x, cos(half), sin(half);
+  for (std::size_t i = 0; i < half; ++i) {
+    cos[i] = std::cos(angles[i]);
+    sin[i] = std::sin(angles[i]);
+  }
+  kernels().rotate(y.data(), half, cos.data(), sin.data(), interleaved);
+  for (std::size_t i = 0; i < half; ++i) {
+    const std::size_t first = interleaved ? 2 * i : i;
+    const std::size_t second = interleaved ? 2 * i + 1 : half + i;
+    const double a = x[first];
+    const double b = x[second];
+    const double most = 2 * kEpsilon * (std::abs(a) + std::abs(b));
+    near(y[first], a * cos[i] - b * sin[i], most, "rotate");
+    near(y[second], b * cos[i] + a * sin[i], most, "rotate");
+  }
+}
+
+void check_add(std::size_t n) {
+  const std::vector<float> x = normal(n), before = normal(n);
+  std::vector<float> y = before;
+  kernels().add(y.data(), x.data(), n, 0.7F);
+  for (std::size_t i = 0; i < n; ++i) {
+    near(y[i], before[i] + 0.7F * static_cast<double>(x[i]), 2 * kEpsilon * (std::abs(before[i]) + std::abs(x[i])),
+         "add");
+  }
+}
+
+// What is no number is passed over, and weighs nothing.
+void check_exponentials(std::size_t n) {
+  std::vector<float> x = normal(n), y(n);
+  CHECK(kernels().highest(x.data(), n) == *std::ranges::max_element(x));
+  CHECK(kernels().highest(x.data(), 0) == -std::numeric_limits<float>::infinity());
+  const float top = kernels().highest(x.data(), n);
+  for (std::size_t i = 0; i < n; i += 7) x[i] = std::numeric_limits<float>::quiet_NaN();
+  x[n / 2] = -std::numeric_limits<float>::infinity();
+  const float sum = kernels().exponentials(x.data(), n, top, 3.0F, y.data());
+  double wanted = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (x[i] < top || x[i] == top) {
+      const double e = std::exp((static_cast<double>(x[i]) - top) * 3);
+      near(y[i], e, 64 * kEpsilon * e + 2e-38, "exponentials");
+      wanted += e;
+    } else {
+      CHECK(y[i] >= 0 && y[i] < 2e-38F);
+    }
+  }
+  near(sum, wanted, 64 * kEpsilon * wanted + 1e-36, "sum of exponentials");
+  std::ranges::fill(x, std::numeric_limits<float>::quiet_NaN());
+  CHECK(kernels().highest(x.data(), n) == -std::numeric_limits<float>::infinity());
+}
+
+// Numbers of every size that has a place in float16, and some beyond, are rounded as the fabric rounds them.
+void check_narrow(std::size_t n) {
+  std::vector<float> x = normal(n);
+  for (float& each : x) each = std::ldexp(each, static_cast<int>(testing::below(46)) - 28);
+  x[n - 1] = 1e6F;
+  x[0] = 1 + 0x1p-8F;  // ties, with an even and an odd number below
+  x[n / 4] = 1 + 0x3p-8F;
+  x[n / 2] = 1 + 0x1p-11F;
+  x[n * 3 / 4] = 1 + 0x3p-11F;
+  std::vector<std::uint16_t> bf16(n), f16(n);
+  kernels().narrow(Element::bf16, x.data(), n, bf16.data());
+  kernels().narrow(Element::f16, x.data(), n, f16.data());
+  for (std::size_t i = 0; i < n; ++i) {
+    CHECK(bf16[i] == ferrule::Bf16::store(x[i]));
+    CHECK(f16[i] == ferrule::F16::store(x[i]));
+  }
+  for (std::uint16_t& each : f16) {
+    if ((each & 0x7c00) == 0x7c00) each = 0x7bff;  // infinity is near to nothing
+  }
+  std::vector<float> wide(n, 1), half(n, 1);
+  kernels().add_narrow(Element::bf16, bf16.data(), n, 0.5F, wide.data());
+  kernels().add_narrow(Element::f16, f16.data(), n, 0.5F, half.data());
+  for (std::size_t i = 0; i < n; ++i) {
+    const double a = 0.5 * ferrule::Bf16::load(bf16[i]);
+    const double b = 0.5 * ferrule::F16::load(f16[i]);
+    near(wide[i], 1 + a, kEpsilon * (1 + std::abs(a)), "add bfloat16");
+    near(half[i], 1 + b, kEpsilon * (1 + std::abs(b)), "add float16");
+  }
+}
+
+struct Attention {
+  Element element;
+  std::size_t count;
+  std::size_t width;
+  std::size_t value_width;
+  float softcap;
+  std::int64_t window;
+  bool sinks;
+};
+
+class Pages {
+ public:
+  Pages(Element element, std::size_t pages, std::size_t numbers)
+      : element_(element), numbers_(numbers), bytes_(pages * numbers * ferrule::element_bytes(element)) {
+    for (std::size_t i = 0; i < pages; ++i) {
+      starts_.push_back(bytes_.data() + i * numbers * ferrule::element_bytes(element));
+    }
+  }
+  void set(std::size_t page, std::size_t at, float value) {
+    std::uint8_t* const to = bytes_.data() + (page * numbers_ + at) * ferrule::element_bytes(element_);
+    kernels().narrow(element_, &value, 1, to);
+  }
+  double get(std::size_t page, std::size_t at) const {
+    const std::uint8_t* const from = starts_[page] + at * ferrule::element_bytes(element_);
+    float value = 0;
+    kernels().add_narrow(element_, from, 1, 1, &value);
+    return value;
+  }
+  const std::uint8_t* const* starts() const { return starts_.data(); }
+
+ private:
+  Element element_;
+  std::size_t numbers_;
+  std::vector<std::uint8_t> bytes_;
+  std::vector<const std::uint8_t*> starts_;
+};
+
+void check_attention(const Attention& given) {
+  constexpr std::size_t kPages = 3;
+  constexpr std::int64_t kLast = 41;  // position of the last query: not all of the last page is there
+  const Element element = given.element;
+  const std::size_t count = given.count, width = given.width, value_width = given.value_width;
+  const std::int64_t window = given.window;
+  const auto key_place = [&](std::size_t token, std::size_t k) {
+    return element == Element::bf16 ? k / 2 * 2 * kPageTokens + token * 2 + k % 2 : k * kPageTokens + token;
+  };
+  Pages keys(element, kPages, width * kPageTokens), values(element, kPages, value_width * kPageTokens);
+  for (std::size_t token = 0; token < kPages * kPageTokens; ++token) {
+    const bool there = static_cast<std::int64_t>(token) <= kLast;
+    const std::vector<float> key = normal(width), value = normal(value_width);
+    for (std::size_t k = 0; k < width; ++k) {
+      keys.set(token / kPageTokens, key_place(token % kPageTokens, k), there ? key[k] : NAN);
+    }
+    for (std::size_t k = 0; k < value_width; ++k) {
+      values.set(token / kPageTokens, token % kPageTokens * value_width + k, there ? value[k] : NAN);
+    }
+  }
+  std::vector<std::vector<float>> queries, out(count, std::vector<float>(value_width));
+  std::vector<const float*> from;
+  std::vector<float*> to;
+  std::vector<std::int64_t> positions;
+  for (std::size_t t = 0; t < count; ++t) queries.push_back(normal(width));
+  for (std::size_t t = 0; t < count; ++t) {
+    from.push_back(queries[t].data());
+    to.push_back(out[t].data());
+    positions.push_back(kLast - static_cast<std::int64_t>(count - 1 - t) / 2);
+  }
+  const std::vector<float> sink = normal(count);
+  const float scale = 1 / std::sqrt(static_cast<float>(width));
+  kernels().attend({count, width, value_width, from.data(), to.data(), positions.data(),
+                    given.sinks ? sink.data() : nullptr, scale, given.softcap, window, element, keys.starts(),
+                    values.starts()});
+  for (std::size_t t = 0; t < count; ++t) {
+    std::vector<double> sums(value_width);
+    double total = given.sinks ? std::exp(static_cast<double>(sink[t])) : 0;
+    double most = 0;
+    const std::int64_t first = window == 0 ? 0 : std::max<std::int64_t>(0, positions[t] - window + 1);
+    for (auto token = static_cast<std::size_t>(first); token <= static_cast<std::size_t>(positions[t]); ++token) {
+      double logit = 0;
+      double size = 0;
+      for (std::size_t k = 0; k < width; ++k) {
+        const bool pairs = element == Element::bf16 && testing::bf16_pairs();
+        const double query = pairs ? testing::to_bf16(queries[t][k]) : queries[t][k];
+        const double product = query * keys.get(token / kPageTokens, key_place(token % kPageTokens, k)) * scale;
+        logit += product;
+        size += std::abs(product);
+      }
+      if (given.softcap > 0) logit = std::tanh(logit / given.softcap) * given.softcap;
+      const double weight = std::exp(logit);
+      total += weight;
+      most = std::max(most, size);
+      for (std::size_t k = 0; k < value_width; ++k) {
+        sums[k] += weight * values.get(token / kPageTokens, token % kPageTokens * value_width + k);
+      }
+    }
+    // An error in a logit is one of its weight, and values are at most 5 or so.
+    const double apart = 5 * kEpsilon * (static_cast<double>(2 * width) * most + 64 + given.softcap);
+    for (std::size_t k = 0; k < value_width; ++k) near(out[t][k], sums[k] / total, apart, "attention");
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  testing::choose_instructions(count, arguments);
+  for (const std::size_t n : kLengths) {
+    for (const bool mean : {false, true}) {
+      for (const bool whole : {false, true}) check_norm(n, mean, whole);
+    }
+    check_gate(n);
+    for (const bool interleaved : {false, true}) check_rotate(n, interleaved);
+    check_add(n);
+    check_exponentials(n);
+    check_narrow(n);
+  }
+  for (const Element element : {Element::bf16, Element::f16, Element::f32}) {
+    for (const std::size_t queries : {1, 2, 4, 8}) {
+      check_attention({element, queries, 64, 64, 0, 0, false});
+      check_attention({element, queries, 34, 48, 20, 0, true});
+      check_attention({element, queries, 70, 16, 0, 20, true});
+      check_attention({element, queries, 64, 80, 30, 5, false});
+    }
+  }
+}
