@@ -13,10 +13,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from ferrule.config import environment
 
+MOST_RECORD_BYTES = 16 << 20
+"""Of a file that holds one record: more than any of ours has."""
 _POLL_SECONDS = 0.01
+_T = TypeVar("_T")
 
 
 def cache_directory() -> Path:
@@ -95,6 +101,16 @@ def held(path: Path) -> bool:
         return not _try_lock(lock, fcntl.LOCK_SH)
     finally:
         os.close(lock)
+
+
+def read_record(path: Path, kind: type[_T], *, most: int = MOST_RECORD_BYTES) -> _T:
+    """What a file of JSON holds, as ``kind``. Raises `OSError`, and `msgspec.MsgspecError` where it holds anything else
+    or more than ``most`` bytes."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise msgspec.ValidationError(f"it is longer than {most} bytes")
+    return msgspec.json.decode(data, type=kind)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -97,7 +97,7 @@ def plan_round(seed: int, number: int) -> Plan:
     # Rank 0 leads the rendezvous: it can be killed, but no other can take its name.
     named = fault in ("impostor", "wrong key", "twin")
     victim = chooser.randrange(1 if named else 0, size)
-    open_door = moment == "join" and fault in ("garbage", "replay", "impostor", "twin")
+    opens = moment == "join" and fault in ("garbage", "replay", "impostor", "twin")
     return Plan(
         number=number,
         hosts=tuple(hosts),
@@ -106,7 +106,7 @@ def plan_round(seed: int, number: int) -> Plan:
         victim=victim,
         delay=chooser.choice([0.0, chooser.uniform(0, 0.02), chooser.uniform(0, 0.1)]),
         late=victim if fault == "impostor" else chooser.randrange(1, size),
-        late_by=chooser.uniform(0.05, 0.2) if open_door else 0.0,
+        late_by=chooser.uniform(0.05, 0.2) if opens else 0.0,
         work=chooser.randrange(1 << 32),
         rate=10 ** chooser.uniform(7.3, 8.5),
         cable=chooser.randrange(CABLES),

@@ -98,7 +98,7 @@ def test_json_holds_the_same(tmp_path: Path) -> None:
     assert sum(term["part"] for term in best["prompt_terms"]) == pytest.approx(1)
     assert all(use["margin"] >= 0 for use in best["memory"])
     assert answer["alone"]["strategy"] == "single"
-    assert answer["bottleneck"]["words"].endswith("of the time of a step of all sequences")
+    assert answer["bottleneck"]["text"].endswith("of the time of a step of all sequences")
     assert {change["unit"] for change in answer["what_if"]} == {"tok/s"}
 
 

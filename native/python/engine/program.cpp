@@ -200,7 +200,7 @@ class PyProgram {
   // numbers for register 0, or 0. Returns the status of the group's operation that failed, or OK.
   int run(const std::vector<std::tuple<std::int64_t, std::size_t, std::size_t>>& spans,
           const std::vector<std::int64_t>& tokens, const std::vector<std::size_t>& wanted, std::uintptr_t hidden,
-          double timeout, std::size_t length) {
+          double timeout_seconds, std::size_t length) {
     std::vector<SequenceSpan> given;
     std::size_t count = 0;
     for (const auto& [sequence, seen, some] : spans) {
@@ -213,7 +213,7 @@ class PyProgram {
     }
     if (hidden == 0 && tokens.size() != count) throw std::invalid_argument("as many tokens as the spans say");
     const nb::gil_scoped_release release;
-    Step step{machine_, given, tokens, wanted, timeout, 0, {}};
+    Step step{machine_, given, tokens, wanted, timeout_seconds, 0, {}};
     try {
       program_.run(step, reinterpret_cast<const float*>(hidden), length == 0 ? program_.length() : length);
     } catch (const GroupEnded& ended) {
@@ -264,7 +264,7 @@ void bind_programs(nb::module_& module) {
       .def("experts", &PyProgram::experts, "x"_a, "logits"_a, "to"_a, "total"_a, "chosen"_a, "scoring"_a, "normalize"_a,
            "factor"_a, "choice_bias"_a, "groups"_a, "chosen_groups"_a, "group_best"_a, "first"_a, "inner"_a, "kind"_a,
            "interleaved"_a, "matrices"_a, "biases"_a)
-      .def("run", &PyProgram::run, "spans"_a, "tokens"_a, "wanted"_a, "hidden"_a, "timeout"_a, "length"_a)
+      .def("run", &PyProgram::run, "spans"_a, "tokens"_a, "wanted"_a, "hidden"_a, "timeout_seconds"_a, "length"_a)
       .def("address", &PyProgram::address, "register"_a)
       .def("release", &PyProgram::release, "sequence"_a)
       .def_prop_ro("length", &PyProgram::length)

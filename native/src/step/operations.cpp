@@ -256,7 +256,7 @@ void Gather::run(Step& step) {
   operation.in = all.data();
   operation.out = root ? joined : nullptr;
   operation.count = step.count * part;
-  const Status status = step.machine.group->run(&operation, 1, step.timeout);
+  const Status status = step.machine.group->run(&operation, 1, step.timeout_seconds);
   if (status != Status::ok) throw GroupEnded{status};
   if (!root) return;
   for (std::size_t rank = 0; rank < ranks; ++rank) {

@@ -43,7 +43,7 @@ void Step::all_reduce(void* data, std::size_t numbers, Element element) const {
   operation.reduction = Reduction::sum;
   operation.out = data;
   operation.count = numbers;
-  const Status status = machine.group->run(&operation, 1, timeout);
+  const Status status = machine.group->run(&operation, 1, timeout_seconds);
   if (status != Status::ok) throw GroupEnded{status};
 }
 

@@ -62,7 +62,7 @@ struct Step {
   std::span<const SequenceSpan> spans;
   std::span<const std::int64_t> tokens;  // ids; empty where the first operation needs none
   std::span<const std::size_t> wanted;   // rows of tokens whose results are wanted
-  double timeout = 0;                    // seconds, of each collective
+  double timeout_seconds = 0;            // of each collective
   std::size_t count = 0;                 // rows of the registers
   std::vector<std::int64_t> positions;   // of each row
 

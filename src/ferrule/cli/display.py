@@ -73,7 +73,7 @@ def show_ready(
     title = Text.assemble((engine.name, "bold"), " is served at ", (f"{url}/v1", "bold cyan"))
     plan = engine.plan
     how = Text(f"{plan.strategy}: --tp {plan.tensor} --pp {plan.pipeline}, {plan.layers} layers; {plan.reason}")
-    told = Text("" if speed is None else speed_words(speed))
+    told = Text("" if speed is None else speed_text(speed))
     console.print(
         Panel(
             Group(title, how, plan_table(plan, engine.ranks), *([told] if told else [])), title="ferrule", expand=False
@@ -87,7 +87,7 @@ def show_ready(
     console.print("Ctrl-C stops it.", style="dim")
 
 
-def speed_words(speed: Speed) -> str:
+def speed_text(speed: Speed) -> str:
     """What was measured after loading, beside the planner's prediction if there is one."""
     measured = f"{speed.measured:.3g} tokens/s for one stream"
     if speed.predicted is None:

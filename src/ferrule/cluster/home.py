@@ -20,7 +20,7 @@ import msgspec
 from ferrule.cluster.desired import HostId, Name, Port
 from ferrule.config import host_id
 from ferrule.errors import ClusterError, ConfigError
-from ferrule.files import held, hold, runtime_directory, state_directory, write_whole
+from ferrule.files import held, hold, read_record, runtime_directory, state_directory, write_whole
 from ferrule.lab.netns.control import here
 from ferrule.secure import KEY_BYTES, check_cluster_name
 
@@ -92,7 +92,7 @@ class ClusterHome:
     def settings(self) -> HostSettings:
         file = self.directory / _HOST
         try:
-            return msgspec.json.decode(file.read_bytes(), type=HostSettings)
+            return read_record(file, HostSettings)
         except (OSError, msgspec.MsgspecError) as error:
             raise ClusterError(f"{file} cannot be read: {error}; leave the cluster and join it again") from error
 

@@ -28,7 +28,7 @@ from ferrule.kmod.record import forget_record, write_record
 from ferrule.kmod.source import MODULE, PACKAGE, Source
 from ferrule.kmod.state import Record, State
 from ferrule.links import Inventory
-from ferrule.links.doctor.fix import Command, NewFile, RemoveFile, Target, in_words
+from ferrule.links.doctor.fix import Command, NewFile, RemoveFile, Target, as_text
 
 Tell = Callable[[str], None]
 
@@ -51,7 +51,7 @@ def describe(action: Action) -> str:
         case NewFile(path):
             return f"write {path}"
         case _:
-            return in_words(action)
+            return as_text(action)
 
 
 def install(target: Target, source: Source, inventory: Inventory, tell: Tell) -> None:

@@ -15,7 +15,7 @@ from ferrule.launch.places import Place
 from ferrule.launch.request import chosen_of
 from ferrule.process import last_line
 
-RAY_BRIDGE = ("-P", "-m", "ferrule.launch.ray_bridge")
+RAY_CLIENT = ("-P", "-m", "ferrule.launch.ray_client")
 _SECONDS = 60.0
 
 
@@ -40,7 +40,7 @@ class RayPlace(Place):
 
     def command(self) -> list[str]:
         words = ["to", self.ray, self.node.node, self.node.address, str(self.cpus), str(self.gpus)]
-        return [sys.executable, *RAY_BRIDGE, *words]
+        return [sys.executable, *RAY_CLIENT, *words]
 
     def why(self, code: int, told: str) -> str:
         if "No module named" in told and "ferrule" in told:
@@ -50,7 +50,7 @@ class RayPlace(Place):
 
 def ray_places(address: str, ranks: int | None, hosts: str | None, env: Mapping[str, str]) -> list[Place]:
     """The node of this host first. Raises `LaunchError` and `ConfigError`."""
-    command = [sys.executable, *RAY_BRIDGE, "nodes", address]
+    command = [sys.executable, *RAY_CLIENT, "nodes", address]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
     except subprocess.TimeoutExpired:

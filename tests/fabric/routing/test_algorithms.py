@@ -13,7 +13,7 @@ from in_threads import on_all, thread_groups
 
 from ferrule.fabric import Group
 from ferrule.fabric.routing.algorithms import CANDIDATES, Strategy, choose_algorithms
-from ferrule.fabric.routing.costs import LinkCosts
+from ferrule.fabric.routing.costs import PairCosts
 
 ALGORITHMS = ("once", "pieces", "doubling", "tree", "ring")
 IN_RANK_ORDER = ("once", "pieces", "doubling")
@@ -23,34 +23,34 @@ SIZES = st.one_of(st.integers(0, 40), st.integers(0, 5000), st.sampled_from([16_
 many = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def linked(size: int, edges: list[tuple[int, int]], alpha: float = 30e-6, beta: float = 1e-9) -> LinkCosts:
+def linked(size: int, edges: list[tuple[int, int]], alpha: float = 30e-6, beta: float = 1e-9) -> PairCosts:
     """``size`` ranks with equal links where ``edges`` says."""
     pairs = {*edges, *((b, a) for a, b in edges)}
 
     def matrix(value: float) -> tuple[tuple[float | None, ...], ...]:
         return tuple(tuple(value if (a, b) in pairs else None for b in range(size)) for a in range(size))
 
-    return LinkCosts(matrix(alpha), matrix(beta))
+    return PairCosts(matrix(alpha), matrix(beta))
 
 
-def chain(size: int) -> LinkCosts:
+def chain(size: int) -> PairCosts:
     return linked(size, [(rank, rank + 1) for rank in range(size - 1)])
 
 
-def circle(size: int) -> LinkCosts:
+def circle(size: int) -> PairCosts:
     return linked(size, [(rank, (rank + 1) % size) for rank in range(size)])
 
 
-def star(size: int) -> LinkCosts:
+def star(size: int) -> PairCosts:
     return linked(size, [(0, rank) for rank in range(1, size)])
 
 
-def mesh(size: int) -> LinkCosts:
+def mesh(size: int) -> PairCosts:
     return linked(size, [(a, b) for a in range(size) for b in range(a)])
 
 
 @st.composite
-def partial_mesh(draw: Any, size: int) -> LinkCosts:
+def partial_mesh(draw: Any, size: int) -> PairCosts:
     """A random tree and some more links."""
     edges = [(draw(st.integers(0, rank - 1)), rank) for rank in range(1, size)]
     more = draw(st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)), max_size=size))
@@ -230,7 +230,7 @@ def test_quantized_is_refused_where_it_has_no_meaning() -> None:
         (mesh(4), {"once", "pieces"}),
     ],
 )
-def test_choice_fits_the_links(costs: LinkCosts, wanted: set[str]) -> None:
+def test_choice_fits_the_links(costs: PairCosts, wanted: set[str]) -> None:
     strategy = choose_algorithms(costs, costs.size)
     assert {row.algorithm for row in strategy.decisions} <= wanted
     assert strategy.decisions[-1].up_to == 2**64 - 1
@@ -245,7 +245,7 @@ def test_choice_fits_the_links(costs: LinkCosts, wanted: set[str]) -> None:
 
 def test_many_ranks_that_share_cores_send_fewer_messages() -> None:
     costs = mesh(8)
-    crowded = LinkCosts(costs.alpha, costs.beta, crowding=4)
+    crowded = PairCosts(costs.alpha, costs.beta, crowding=4)
     small = next(row for row in choose_algorithms(crowded, 8).decisions if row.op == "all_reduce")
     assert small.algorithm == "doubling"
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.fabric.routing.costs import LinkCosts
+from ferrule.fabric.routing.costs import PairCosts
 from ferrule.fabric.routing.routes import Pair, find_routes
 
 
@@ -61,7 +61,7 @@ def test_with_costs_every_pair_still_has_a_route_over_links(
     for low, high in linked:
         cells[low][high], cells[high][low] = random.uniform(1e-6, 1e-3), random.uniform(1e-6, 1e-3)
     matrix = tuple(map(tuple, cells))
-    routes = find_routes(linked, hosts(size), LinkCosts(matrix, matrix))
+    routes = find_routes(linked, hosts(size), PairCosts(matrix, matrix))
     assert routes.keys() == find_routes(linked, hosts(size)).keys()
     for (high, low), between in routes.items():
         path = (high, *between, low)
@@ -91,4 +91,4 @@ def test_a_slow_cable_is_gone_around_once_it_is_measured() -> None:
     beta = tuple(map(tuple, cells))
     alpha = tuple(tuple(None if cell is None else 10e-6 for cell in row) for row in beta)
     assert find_routes(linked, hosts(5))[4, 0] == (1,)
-    assert find_routes(linked, hosts(5), LinkCosts(alpha, beta))[4, 0] == (3, 2)
+    assert find_routes(linked, hosts(5), PairCosts(alpha, beta))[4, 0] == (3, 2)

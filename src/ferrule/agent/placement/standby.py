@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterStandby:
-    """`StandbyKeeper`: as many on each host as it has ranks. They end with this program's connection to the agent.
+    """`StandbyPool`: as many on each host as it has ranks. They end with this program's connection to the agent.
 
     ``spread``: the number of ranks stays the same when a host is lost, so each host has as many as its share then.
     """

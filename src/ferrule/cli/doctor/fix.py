@@ -15,7 +15,7 @@ from ferrule.errors import LinkError
 from ferrule.files import locked
 from ferrule.links import Finding, Inventory, Probe
 from ferrule.links.doctor import diagnose
-from ferrule.links.doctor.fix import Entry, Fix, Journal, Target, apply, in_words, plan_fixes, undo
+from ferrule.links.doctor.fix import Entry, Fix, Journal, Target, apply, as_text, plan_fixes, undo
 
 _LOCK_SECONDS = 5.0
 _SETTLE_SECONDS = 5.0
@@ -61,7 +61,7 @@ def undo_all(console: Console, target: Target, *, yes: bool) -> None:
             console.print(Text(f"{entry.when}{state}: {entry.fix.title}", style="bold"))
             for step in reversed(entry.fix.steps[: entry.begun]):
                 if step.undo is not None:
-                    _line(console, in_words(step.undo))
+                    _line(console, as_text(step.undo))
             if yes or typer.confirm("Undo it?", default=False):
                 _undo(console, target, entry)
 
@@ -93,7 +93,7 @@ def _show(console: Console, one: Fix) -> None:
     console.print(Text(f"\n{one.title}", style="bold") + Text(f"  {one.finding}, {one.subject}", style="dim"))
     for step in one.steps:
         if step.do is not None:
-            _line(console, in_words(step.do))
+            _line(console, as_text(step.do))
     if one.later:
         console.print(f"  It shows {one.later}.", highlight=False)
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ferrule import kmod as driver
 from ferrule.cli.flags import AsJson
-from ferrule.cli.kmod.text import checks_words, needs_words, state_json, state_words
+from ferrule.cli.kmod.text import checks_text, needs_text, state_json, state_text
 from ferrule.cli.output import print_json
 from ferrule.config import environment, verbs_settings
 from ferrule.errors import DriverError, LinkError
@@ -45,7 +45,7 @@ def status(as_json: AsJson = False) -> None:
     if as_json:
         print_json(state_json(state, source.version))
     else:
-        _print(Console(), state_words(state, source.version))
+        _print(Console(), state_text(state, source.version))
     raise typer.Exit(0 if state.loaded == source.version else 1)
 
 
@@ -71,7 +71,7 @@ def install(
         state = _look()
         lacking = driver.needs(state)
     stopped = [one for one in lacking if one.stops and not (force and one.forced)]
-    _print(console, needs_words(state, lacking))
+    _print(console, needs_text(state, lacking))
     if state.record is not None and state.record.phase != "installed":
         console.print(f"What was begun and not finished is taken back first ({state.record.version}).", highlight=False)
     steps = driver.plan_install(state, source)
@@ -133,7 +133,7 @@ def check(
     if as_json:
         print_json({"usable": good, "checks": checks})
     else:
-        _print(Console(), checks_words(checks))
+        _print(Console(), checks_text(checks))
     if not good:
         raise DriverError("RDMA cannot be used here; programs would take TCP, or fail")
 

@@ -14,7 +14,7 @@ from ferrule.units import format_bytes
 _WIDTH = 13
 
 
-def state_words(state: State, brought: str) -> Iterator[Text]:
+def state_text(state: State, brought: str) -> Iterator[Text]:
     """``brought``: the version that comes with this Ferrule."""
     machine = state.inventory.machine
     headers = "its headers are here" if state.headers else "its headers are not here"
@@ -39,12 +39,12 @@ def state_words(state: State, brought: str) -> Iterator[Text]:
     lacking = needs(state)
     if lacking:
         yield Text("")
-        yield from needs_words(state, lacking)
+        yield from needs_text(state, lacking)
     elif state.loaded != brought:
         yield Text('\nsudo "$(command -v ferrule)" driver install')
 
 
-def needs_words(state: State, lacking: Sequence[Need]) -> Iterator[Text]:
+def needs_text(state: State, lacking: Sequence[Need]) -> Iterator[Text]:
     """What is missing, each with its commands, and one command for all packages."""
     if not lacking:
         return
@@ -128,7 +128,7 @@ def state_json(state: State, brought: str) -> dict[str, object]:
     }
 
 
-def checks_words(checks: Sequence[Check]) -> Iterator[Text]:
+def checks_text(checks: Sequence[Check]) -> Iterator[Text]:
     for one in checks:
         yield Text("ok    " if one.ok else "FAIL  ", style="green" if one.ok else "bold red") + Text(one.what)
         if one.cure:

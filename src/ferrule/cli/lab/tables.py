@@ -54,8 +54,8 @@ def lab_tables(status: LabStatus) -> Iterator[Table]:
     yield hosts
     cables = _table("cable", "kind", "joins", "each way", "wrong with it")
     for cable in status.cables:
-        words = list(dict.fromkeys(end.words or "no limits" for end in cable.ends.values()))
-        cables.add_row(cable.name, cable.kind, " ".join(cable.hosts), " / ".join(words), "; ".join(cable.faults))
+        limits = list(dict.fromkeys(end.text or "no limits" for end in cable.ends.values()))
+        cables.add_row(cable.name, cable.kind, " ".join(cable.hosts), " / ".join(limits), "; ".join(cable.faults))
     yield cables
 
 

@@ -56,9 +56,9 @@ def answer_json(
         "notes": answers.notes,
         "alone": candidate_json(answers.single),
         "verdict": verdict,
-        "bottleneck": {**vars(found), "words": found.text},
+        "bottleneck": {**vars(found), "text": found.text},
         "what_if": [
-            {"words": each.text, "before": each.before, "after": each.after, "unit": question.aim.unit}
+            {"text": each.text, "before": each.before, "after": each.after, "unit": question.aim.unit}
             for each in changes
         ],
     }
@@ -74,7 +74,7 @@ def shortage_json(question: Question, found: Shortage) -> dict[str, object]:
             "available": found.use.room,
             "missing": found.missing,
             "closest": candidate_json(found.closest),
-            "nearest": [{"words": each.text, "plan": candidate_json(each.candidate)} for each in found.nearest],
+            "nearest": [{"text": each.text, "plan": candidate_json(each.candidate)} for each in found.nearest],
         },
     }
 

@@ -1,6 +1,6 @@
 """Devices: where a rank's tensors live and its step runs."""
 
 from ferrule.engine.devices.device import Device
-from ferrule.engine.devices.registry import DEVICES, open_device
+from ferrule.engine.devices.registry import DEVICES, device_kind
 
-__all__ = ["DEVICES", "Device", "open_device"]
+__all__ = ["DEVICES", "Device", "device_kind"]

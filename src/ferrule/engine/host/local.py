@@ -14,7 +14,7 @@ from ferrule.engine.host.placement import Loss, Planner
 from ferrule.engine.host.prepare import PlanChoice, PreparedModel, in_background, prepare
 from ferrule.engine.host.processes import rank_threads
 from ferrule.engine.host.requests import Request, Requests
-from ferrule.engine.host.supervisor import Running, Supervisor
+from ferrule.engine.host.supervisor import RankSupervisor, Running
 from ferrule.engine.messages import Cancel, Event, Load, Loading, Tokens
 from ferrule.engine.options import EngineOptions, RankOptions
 from ferrule.engine.source import DEMO
@@ -71,7 +71,7 @@ class LocalEngine:
             encrypt=options.encrypt,
             weights=options.weights,
         )
-        self._supervisor = Supervisor(rank_options, planner, self)
+        self._supervisor = RankSupervisor(rank_options, planner, self)
 
     async def load(self, on_progress: ProgressCallback | None) -> None:
         """Wait until every rank is ready. Raises the first cause where one fails; no process is left then."""

@@ -61,7 +61,7 @@ class RankStarter(Protocol):
         ...
 
 
-class StandbyKeeper(Protocol):
+class StandbyPool(Protocol):
     """Keeps standby processes, which make the next start quick."""
 
     async def prepare(self, deployment: Deployment) -> bool:
@@ -96,7 +96,7 @@ class Deployment:
 
     options: RankOptions
     starter: RankStarter
-    standby: StandbyKeeper | None = None
+    standby: StandbyPool | None = None
 
 
 class Planner(Protocol):

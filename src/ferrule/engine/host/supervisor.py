@@ -68,7 +68,7 @@ class Served(Protocol):
         ...
 
 
-class Supervisor:
+class RankSupervisor:
     """States: loading → ready → recovering → ready, or waiting while the model cannot be held, or failed; closed."""
 
     def __init__(

@@ -17,6 +17,7 @@ import transformers
 
 from ferrule import fabric
 from ferrule.config import environment, pins_threads
+from ferrule.engine.devices import device_kind
 from ferrule.engine.messages import Add, Cancel, Failed, Load, NewToken, Ready, Tokens
 from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce, receive
@@ -92,7 +93,7 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
         peak = max(peak, private_bytes())
         control.progress(progress)
 
-    if options.device == "cpu" and pins_threads(environment()):
+    if device_kind(options.device).pinned and pins_threads(environment()):
         pin_to_free_cores(options.threads)
     obtained = obtain(world, options, on_progress)
     vocabulary = read_config(obtained.directory).vocab_size

@@ -10,7 +10,7 @@ from ferrule.fabric.join.decisions import all_routed
 from ferrule.fabric.join.dial import Call, dial
 from ferrule.fabric.join.handshake import Role
 from ferrule.fabric.join.mesh import STREAMS
-from ferrule.fabric.join.messages import AllRouted, Links, Pair, PairRails, Routed
+from ferrule.fabric.join.messages import AllRouted, Pair, PairRails, Pairs, Routed
 from ferrule.fabric.join.new_group import NewGroup
 from ferrule.fabric.join.pending import Place
 from ferrule.fabric.routing.paths import Path, Rail, keep
@@ -89,11 +89,11 @@ class Connections:
         notes = tuple(str(error) for rail, error in failed if rail.interface or not kept)
         return PairRails(self._new.rank, other, tuple(rail.number for rail in kept), notes)
 
-    def take_above(self, links: Links) -> None:
+    def take_above(self, agreed: Pairs) -> None:
         """Learn what rank 0 tells of who is joined how, and take the connections of those above."""
         mesh, rank = self._new.mesh, self._new.rank
         rails: dict[int, tuple[int, ...]] = {}
-        for pair in links.pairs:
+        for pair in agreed.pairs:
             if rank not in (pair.high, pair.low):
                 continue
             other = pair.low if rank == pair.high else pair.high

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from ferrule.config import Calibration
 from ferrule.errors import RendezvousError
 from ferrule.fabric.join.hosts import RankHost
-from ferrule.fabric.join.messages import AllRouted, Joins, Links, Pair, PairRails, Reached, Routed, Verdict
+from ferrule.fabric.join.messages import AllRouted, Joins, Pair, PairRails, Pairs, Reached, Routed, Verdict
 from ferrule.fabric.routing.calibration import Measured, matrix
-from ferrule.fabric.routing.costs import LinkCosts
+from ferrule.fabric.routing.costs import PairCosts
 from ferrule.fabric.routing.routes import find_routes
 
 Expected = Callable[[RankHost, RankHost], bool]
@@ -43,7 +43,7 @@ class Decisions:
         self._typical = typical
         self._pairs: tuple[PairRails, ...] = ()
 
-    def links(self, reports: Sequence[Reached]) -> Links:
+    def pairs(self, reports: Sequence[Reached]) -> Pairs:
         """From the first round. Raises `RendezvousError` where ranks cannot reach each other."""
         self._pairs = tuple(pair for report in reports for pair in report.pairs)
         for pair in self._pairs:
@@ -51,7 +51,7 @@ class Decisions:
                 raise RendezvousError(f"rank {pair.high} cannot reach rank {pair.low}: {'; '.join(pair.notes)}")
         self._routes(None)
         calibrates = self._first and self._calibrate != "never"
-        return Links(
+        return Pairs(
             self._pairs,
             tuple(report.offers for report in reports),
             calibrates and bool(measured_pairs(self._pairs, self._hosts, self._expected)),
@@ -59,12 +59,12 @@ class Decisions:
         )
 
     def verdict(self, reports: Sequence[Joins]) -> Verdict:
-        """From the second round, after `links`."""
+        """From the second round, after `pairs`."""
         costs = self._costs(reports) if self._first and self._calibrate != "never" else None
         routes = self._routes(costs) if self._first else {}
         return Verdict(tuple(report.reasons for report in reports), costs, tuple(routes.items()))
 
-    def _costs(self, reports: Sequence[Joins]) -> LinkCosts | None:
+    def _costs(self, reports: Sequence[Joins]) -> PairCosts | None:
         if not measured_pairs(self._pairs, self._hosts, self._expected):
             return None
         rails = {(pair.low, pair.high): pair.rails for pair in self._pairs}
@@ -77,7 +77,7 @@ class Decisions:
         measured = {(low, high): one for high, report in enumerate(reports) for low, one in report.costs.items()}
         return matrix(self._hosts, typical, measured)
 
-    def _routes(self, costs: LinkCosts | None) -> Mapping[Pair, tuple[int, ...]]:
+    def _routes(self, costs: PairCosts | None) -> Mapping[Pair, tuple[int, ...]]:
         """For every two ranks that share no link: the ranks between. Raises `RendezvousError` if there is no path."""
         linked = [(pair.low, pair.high) for pair in self._pairs if pair.rails]
         routes = find_routes(linked, [host.memory_id for host in self._hosts], costs)

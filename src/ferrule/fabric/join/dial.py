@@ -60,7 +60,7 @@ class Call:
 def dial(
     calls: Sequence[Call], key: bytes, deadline: Deadline, loop: Loop | None = None
 ) -> list[ControlChannel | FerruleError]:
-    """Make all calls at the same time; for each the link, or why there is none.
+    """Make all calls at the same time; for each the channel, or why there is none.
 
     A host has `CONNECT_SECONDS` to answer; once it has, its rank has until the deadline to shake hands. ``loop``:
     what has to be served meanwhile.
@@ -102,7 +102,7 @@ def reach(
 ) -> tuple[ControlChannel, Call]:
     """Connect to a rank that listens at one of ``addresses``, or soon will; through another rank if one answers there.
 
-    Returns the link and the call that led there.
+    Returns the channel and the call that led there.
     """
     # Several addresses may lead there at the same time: by this number the target knows that they are one process.
     identity = replace(identity, rail=secrets.randbits(31))

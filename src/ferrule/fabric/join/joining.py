@@ -10,7 +10,7 @@ from ferrule.errors import FerruleError
 from ferrule.fabric.join.connections import Connections
 from ferrule.fabric.join.decisions import Decisions, measured_pairs
 from ferrule.fabric.join.mesh import STREAMS, epoch_number
-from ferrule.fabric.join.messages import Joins, Links, Reached, Verdict
+from ferrule.fabric.join.messages import Joins, Pairs, Reached, Verdict
 from ferrule.fabric.join.new_group import NewGroup
 from ferrule.fabric.routing.algorithms import Strategy, choose_algorithms
 from ferrule.fabric.routing.measuring import Measuring
@@ -39,12 +39,12 @@ def join(new: NewGroup) -> Joined:
         made = {session.name: session.offer() for session in sessions}
         offers = {name: Raw(json.encode(offer)) for name, offer in made.items() if offer is not None}
         reached = Reached(pairs, offers, measuring.known())
-        links = coordinator.agree(reached, decisions.links, Links)
-        connections.take_above(links)
-        reasons = _connect(sessions, connections, links)
+        agreed = coordinator.agree(reached, decisions.pairs, Pairs)
+        connections.take_above(agreed)
+        reasons = _connect(sessions, connections, agreed)
         joined = {other for session in sessions if session.typical is not None for other in session.peers}
-        to_measure = measured_pairs(links.pairs, new.hosts, table.expected) if links.measure else []
-        costs = measuring.measure(links, to_measure, joined) if to_measure else {}
+        to_measure = measured_pairs(agreed.pairs, new.hosts, table.expected) if agreed.measure else []
+        costs = measuring.measure(agreed, to_measure, joined) if to_measure else {}
         peers = {session.name: tuple(session.peers) for session in sessions}
         verdict = coordinator.agree(Joins(peers, reasons, costs), decisions.verdict, Verdict)
         for session in sessions:
@@ -78,13 +78,13 @@ def join(new: NewGroup) -> Joined:
     )
 
 
-def _connect(sessions: Sequence[Session], connections: Connections, links: Links) -> dict[str, str]:
+def _connect(sessions: Sequence[Session], connections: Connections, agreed: Pairs) -> dict[str, str]:
     """Each pair of ranks tries the transports in their order, until one joins it; why others did not."""
     reasons: dict[str, str] = {}
     joined: set[int] = set()
     channels = connections.direct()
     for session in sessions:
-        offers = [offers.get(session.name) for offers in links.offers]
+        offers = [offers.get(session.name) for offers in agreed.offers]
         reasons[session.name] = session.connect(offers, channels, joined)
         joined |= set(session.peers)
     return reasons

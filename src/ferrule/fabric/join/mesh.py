@@ -17,7 +17,7 @@ from ferrule.fabric.join.dial import Call
 from ferrule.fabric.join.handshake import Identity, Role
 from ferrule.fabric.join.hosts import RankHost
 from ferrule.fabric.join.pending import PendingPeers
-from ferrule.fabric.routing.costs import LinkCosts
+from ferrule.fabric.routing.costs import PairCosts
 from ferrule.fabric.routing.paths import Path, Rail
 from ferrule.fabric.routing.routes import Pair, find_routes
 from ferrule.secure.token import write_address
@@ -63,7 +63,7 @@ class Mesh:
     calibrate: Calibration = "never"
     silence: float = 0.0
     encrypt: bool = False
-    costs: LinkCosts | None = None
+    costs: PairCosts | None = None
     heartbeat: _native.Heartbeat | None = None
     paths: dict[int, Path] = field(default_factory=dict)
     routes: dict[Pair, tuple[int, ...]] = field(default_factory=dict)

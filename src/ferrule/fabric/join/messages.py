@@ -8,7 +8,7 @@ from msgspec import Meta, Raw, Struct
 
 from ferrule.fabric.join.hosts import RankHost
 from ferrule.fabric.routing.calibration import Measured
-from ferrule.fabric.routing.costs import LinkCosts
+from ferrule.fabric.routing.costs import PairCosts
 
 Epoch = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Pair = tuple[int, int]
@@ -53,7 +53,7 @@ class Reached(Message, frozen=True):
     known: dict[int, dict[int, Measured]]
 
 
-class Links(Message, frozen=True):
+class Pairs(Message, frozen=True):
     """Rank 0 to all: which pairs are joined, and what each rank offers. ``measure``: whether to measure links.
 
     ``known``: by pair, the costs of those links that both of its ranks know.
@@ -77,7 +77,7 @@ class Verdict(Message, frozen=True):
     """Rank 0 to all: each rank's reasons, all costs, and for pairs without a link the ranks between."""
 
     reasons: tuple[dict[str, str], ...]
-    costs: LinkCosts | None
+    costs: PairCosts | None
     routes: tuple[tuple[Pair, tuple[int, ...]], ...]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ferrule._native import ALGORITHMS, OPS
-from ferrule.fabric.routing.costs import LinkCosts
+from ferrule.fabric.routing.costs import PairCosts
 from ferrule.fabric.routing.topology import Route, best_ring, best_tree, cheapest_routes, link_cost
 from ferrule.units import format_bytes
 
@@ -80,7 +80,7 @@ class Strategy:
         return "\n".join(lines)
 
 
-def choose_algorithms(costs: LinkCosts | None, size: int, *, force: str | None = None) -> Strategy:
+def choose_algorithms(costs: PairCosts | None, size: int, *, force: str | None = None) -> Strategy:
     """The strategy for a group of ``size`` ranks whose links cost that; ``force`` names one algorithm for all.
 
     Two ranks have their own path, and ranks on one host that share memory have theirs: the strategy is for all others.
@@ -89,7 +89,7 @@ def choose_algorithms(costs: LinkCosts | None, size: int, *, force: str | None =
     if size <= 2 or (costs is None and force is None):
         return Strategy()
     if costs is None:
-        costs = LinkCosts(_uniform(size, 30e-6), _uniform(size, 1e-9))
+        costs = PairCosts(_uniform(size, 30e-6), _uniform(size, 1e-9))
     model = Model(costs)
     tree, ring = model.tree or (), model.ring or ()
     decisions: list[Decision] = []
@@ -127,7 +127,7 @@ def _merge(rows: list[Decision]) -> list[Decision]:
 class Model:
     """Predicts how long a collective takes over given links. ``work``: seconds of each end of a message."""
 
-    def __init__(self, costs: LinkCosts, work: float = WORK_SECONDS) -> None:
+    def __init__(self, costs: PairCosts, work: float = WORK_SECONDS) -> None:
         self._costs = costs
         self._work_seconds = work
         self._n = costs.size

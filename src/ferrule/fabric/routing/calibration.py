@@ -18,7 +18,7 @@ from ferrule import _native
 from ferrule.errors import FabricTimeout, RendezvousError
 from ferrule.fabric.join.control_channel import ControlChannel, Deadline, read_exactly
 from ferrule.fabric.join.hosts import RankHost
-from ferrule.fabric.routing.costs import LinkCosts
+from ferrule.fabric.routing.costs import PairCosts
 
 _SLEEPING_ROUNDS = 10
 _ROUNDS = 4
@@ -38,7 +38,7 @@ _COUNT = struct.Struct("<Q")
 _RESULT = struct.Struct("<d")
 
 _LOOPBACK_ALPHA, _LOOPBACK_BETA = 5e-6, 4e-10
-"""TCP within a host, at most: more than that is no link but the wait for a core, which `LinkCosts.crowding` has."""
+"""TCP within a host, at most: more than that is no link but the wait for a core, which `PairCosts.crowding` has."""
 
 Pair = tuple[int, int]
 Cost = Annotated[float, Meta(gt=0)]
@@ -257,7 +257,7 @@ def _lost(channel: ControlChannel, error: OSError) -> RendezvousError | FabricTi
 
 def matrix(
     hosts: Sequence[RankHost], typical: Mapping[Pair, Measured | None], measured: Mapping[Pair, Measured]
-) -> LinkCosts | None:
+) -> PairCosts | None:
     """The costs between all ranks, or None when those of a pair with a direct path are missing.
 
     ``typical``: of each such pair (lower, higher), None where they have to be measured; ``measured``: of these, or of
@@ -277,7 +277,7 @@ def matrix(
         # To the same host both ways alike, whichever rank is the higher one there.
         swapped = costs is None and hosts[stands_for[low, high][0]].memory_id != hosts[low].memory_id
         beta[low][high], beta[high][low] = (one.down, one.up) if swapped else (one.up, one.down)
-    return LinkCosts(tuple(map(tuple, alpha)), tuple(map(tuple, beta)), _crowding(hosts))
+    return PairCosts(tuple(map(tuple, alpha)), tuple(map(tuple, beta)), _crowding(hosts))
 
 
 def _crowding(hosts: Sequence[RankHost]) -> float:

@@ -10,7 +10,7 @@ Matrix = tuple[tuple[float | None, ...], ...]
 
 
 @dataclass(frozen=True)
-class LinkCosts:
+class PairCosts:
     """For every pair of ranks with a direct link; None where there is none, and for a rank with itself.
 
     A message of n bytes from rank i to rank j takes about ``alpha[i][j] + n * beta[i][j]`` seconds one way, over all
@@ -22,9 +22,9 @@ class LinkCosts:
     beta: Matrix
     crowding: float = 1.0
 
-    def among(self, ranks: Sequence[int]) -> LinkCosts:
+    def among(self, ranks: Sequence[int]) -> PairCosts:
         """The costs of a group of some of the ranks, in its order."""
-        return LinkCosts(
+        return PairCosts(
             tuple(tuple(self.alpha[a][b] for b in ranks) for a in ranks),
             tuple(tuple(self.beta[a][b] for b in ranks) for a in ranks),
             self.crowding,

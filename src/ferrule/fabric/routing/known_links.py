@@ -15,7 +15,7 @@ from msgspec import Struct, json
 from ferrule.fabric.join.hosts import RankHost
 from ferrule.fabric.routing.calibration import Measured
 from ferrule.fabric.routing.paths import Rail
-from ferrule.files import cache_directory, locked, write_whole
+from ferrule.files import cache_directory, locked, read_record, write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class KnownLinks:
 
     def _read(self) -> dict[str, Measured]:
         try:
-            found = json.decode(self._path.read_bytes(), type=_File)
+            found = read_record(self._path, _File)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:

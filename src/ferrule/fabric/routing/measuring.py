@@ -9,7 +9,7 @@ from ferrule.fabric.join.connections import Connections
 from ferrule.fabric.join.control_channel import ControlChannel
 from ferrule.fabric.join.decisions import Expected
 from ferrule.fabric.join.mesh import STREAMS
-from ferrule.fabric.join.messages import Links
+from ferrule.fabric.join.messages import Pairs
 from ferrule.fabric.join.new_group import NewGroup
 from ferrule.fabric.join.pending import Place
 from ferrule.fabric.routing.calibration import Measured, Pair, measure, representatives, schedule, together
@@ -39,14 +39,14 @@ class Measuring:
                 known[other] = {number: one for number, one in found.items() if one}
         return known
 
-    def measure(self, links: Links, pairs: Sequence[Pair], joined: Collection[int]) -> dict[int, Measured]:
+    def measure(self, agreed: Pairs, pairs: Sequence[Pair], joined: Collection[int]) -> dict[int, Measured]:
         """What the links to lower ranks cost, as far as this rank has to measure them, or knows.
 
         ``pairs``: (lower, higher), all that are to be measured; ``joined``: the ranks to which this one has no need to.
         """
         rank = self._new.rank
         chosen = set(representatives(self._new.hosts, pairs).values())
-        known = {(low, high): rails for (high, low), rails in links.known}
+        known = {(low, high): rails for (high, low), rails in agreed.known}
         for low, high in itertools.chain(chosen & known.keys(), *schedule(chosen - known.keys())):
             other = high if rank == low else low
             if rank not in (low, high) or other in joined:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ferrule.fabric.routing.costs import LinkCosts, Matrix
+from ferrule.fabric.routing.costs import Matrix, PairCosts
 from ferrule.fabric.routing.topology import RELAY_SECONDS, TYPICAL_BYTES, cheapest_routes, link_cost
 
 Pair = tuple[int, int]
@@ -14,7 +14,7 @@ _CABLE = 2.0**-10
 
 
 def find_routes(
-    linked: Collection[Pair], hosts: Sequence[str], costs: LinkCosts | None = None
+    linked: Collection[Pair], hosts: Sequence[str], costs: PairCosts | None = None
 ) -> dict[Pair, tuple[int, ...]]:
     """For each two ranks (higher, lower) that share no link: the ranks between them, from the higher one on.
 
@@ -28,7 +28,7 @@ def find_routes(
         weights[low][high] = weights[high][low] = _weight(low, high, hosts, costs)
     alpha: Matrix = tuple(map(tuple, weights))
     beta: Matrix = tuple(tuple(None if cell is None else 0.0 for cell in row) for row in weights)
-    links = LinkCosts(alpha, beta)
+    links = PairCosts(alpha, beta)
     routes = {}
     for low in range(size):
         for high, path in cheapest_routes(links, low).items():
@@ -37,7 +37,7 @@ def find_routes(
     return routes
 
 
-def _weight(low: int, high: int, hosts: Sequence[str], costs: LinkCosts | None) -> float:
+def _weight(low: int, high: int, hosts: Sequence[str], costs: PairCosts | None) -> float:
     """Of a link, the same both ways: a route serves both ends."""
     if costs is None:
         return 1.0 if hosts[low] == hosts[high] else 1.0 + _CABLE

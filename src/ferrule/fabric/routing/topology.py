@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ferrule.fabric.routing.costs import LinkCosts
+from ferrule.fabric.routing.costs import PairCosts
 
 TYPICAL_BYTES = 64 << 10
 """The message size by which paths are compared."""
@@ -31,7 +31,7 @@ class Route:
         return self.alpha + max(0, len(self.hops) - 2) * RELAY_SECONDS
 
 
-def link_cost(costs: LinkCosts, a: int, b: int) -> tuple[float, float]:
+def link_cost(costs: PairCosts, a: int, b: int) -> tuple[float, float]:
     """alpha and beta of the link from ``a`` to ``b``, which there is."""
     alpha, beta = costs.alpha[a][b], costs.beta[a][b]
     assert alpha is not None
@@ -39,7 +39,7 @@ def link_cost(costs: LinkCosts, a: int, b: int) -> tuple[float, float]:
     return alpha, beta
 
 
-def cheapest_routes(costs: LinkCosts, source: int) -> dict[int, Route]:
+def cheapest_routes(costs: PairCosts, source: int) -> dict[int, Route]:
     """Paths from ``source`` to every rank that can be reached, itself included (Dijkstra; ties by lower ranks)."""
     done: dict[int, Route] = {}
     queue: list[tuple[float, tuple[int, ...], float, float]] = [(0.0, (source,), 0.0, 0.0)]
@@ -56,7 +56,7 @@ def cheapest_routes(costs: LinkCosts, source: int) -> dict[int, Route]:
     return done
 
 
-def best_tree(costs: LinkCosts, every: Sequence[Mapping[int, Route]] | None = None) -> tuple[int, ...] | None:
+def best_tree(costs: PairCosts, every: Sequence[Mapping[int, Route]] | None = None) -> tuple[int, ...] | None:
     """Parents (-1: root) of the shortest-path tree whose farthest rank is nearest; None when there is no tree.
     ``every``: the `cheapest_routes` of each rank, where they are known."""
     best: tuple[float, tuple[int, ...]] | None = None
@@ -72,7 +72,7 @@ def best_tree(costs: LinkCosts, every: Sequence[Mapping[int, Route]] | None = No
     return best[1]
 
 
-def best_ring(costs: LinkCosts) -> tuple[int, ...] | None:
+def best_ring(costs: PairCosts) -> tuple[int, ...] | None:
     """An order of all ranks in which neighbours share links, with the fastest slowest link found; None without one."""
     best: tuple[tuple[float, float], tuple[int, ...]] | None = None
     steps = 0

@@ -20,7 +20,7 @@ import msgspec
 
 from ferrule import files
 from ferrule.errors import ConfigError, LabError
-from ferrule.files import locked, runtime_directory, write_whole
+from ferrule.files import locked, read_record, runtime_directory, write_whole
 from ferrule.lab.netns.namespace import ENTER, enter_path, inode_of, kill_inside
 from ferrule.process import boot_id
 
@@ -100,7 +100,7 @@ def write_state(lab: Path, state: msgspec.Struct) -> None:
 def read_state(lab: Path) -> State | None:
     """What its holder wrote; None where it did not come so far."""
     try:
-        return msgspec.json.decode((lab / STATE).read_bytes(), type=State)
+        return read_record(lab / STATE, State)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
 

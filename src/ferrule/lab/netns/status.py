@@ -22,12 +22,12 @@ class HostStatus(HostState, frozen=True, kw_only=True):
 
 
 class EndStatus(msgspec.Struct, frozen=True):
-    """One host's end. ``words``: of its ``shaping``; ``counters``: of the frames that it sent."""
+    """One host's end. ``text``: what its ``shaping`` is; ``counters``: of the frames that it sent."""
 
     state: str
     address: str
     shaping: Shaping
-    words: str
+    text: str
     counters: dict[str, float]
 
 

@@ -360,7 +360,7 @@ class Network:
                 plugged=cable.plugged,
                 gbps=cable.spec.gbps,
                 lanes=cable.width if cable.link == Link.UP else 0,
-                faults=tuple(map(_fault_words, cable.faults)),
+                faults=tuple(map(_fault_text, cable.faults)),
             )
             for cable in self.cables
         }
@@ -381,6 +381,6 @@ class Network:
         return Usb4Counters(hosts, cables, self._engine.trace_lost())
 
 
-def _fault_words(fault: Fault) -> str:
+def _fault_text(fault: Fault) -> str:
     chance = f"={fault.chance:g}" if fault.chance != 1 else ""
     return f"{fault.kind}{chance}" + (f" from {fault.sender}" if fault.sender else "")

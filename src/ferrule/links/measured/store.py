@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from ferrule.files import cache_directory, locked, write_whole
+from ferrule.files import cache_directory, locked, read_record, write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ class MeasuredLinks:
         if self._path is None:
             return {}
         try:
-            found = msgspec.json.decode(self._path.read_bytes(), type=_Saved)
+            found = read_record(self._path, _Saved)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ferrule.errors import PlanError
-from ferrule.fabric.routing.costs import LinkCosts
+from ferrule.fabric.routing.costs import PairCosts
 
 ACHIEVED = 0.85
 """What reading a large array gets of the memory bandwidth that a maker states: McCalpin's STREAM and its kin see 80 to
@@ -182,10 +182,10 @@ class ClusterSpec:
         slower = 1 + (1 / self.cores_together - 1) * (ranks - 1) / max(1, self.cores - 1)
         return max(slower, 1 / self.cores_awake) if others and self.cores > 1 else slower
 
-    def costs(self, names: Sequence[str]) -> LinkCosts:
+    def costs(self, names: Sequence[str]) -> PairCosts:
         """What the fabric calls link costs, for one rank on each of the named devices, in that order."""
         links = [[self.link(a, b) if a != b else None for b in names] for a in names]
-        return LinkCosts(
+        return PairCosts(
             tuple(tuple(None if link is None else link.alpha for link in row) for row in links),
             tuple(tuple(None if link is None else 1 / link.bandwidth for link in row) for row in links),
             max(1.0, len(names) / self.cores) if self.cores else 1.0,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from ferrule.files import cache_directory, locked, write_whole
+from ferrule.files import cache_directory, locked, read_record, write_whole
 from ferrule.plan.cluster.spec import DeviceSpec
 from ferrule.plan.cost.predictor import predict
 from ferrule.plan.plan import Plan
@@ -178,7 +178,7 @@ def _json(value: object) -> str:
 
 def _read(file: Path, kind: type[_T]) -> _T | None:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=kind)
+        return read_record(file, kind)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ferrule.errors import PlanError
 from ferrule.fabric.routing.algorithms import CANDIDATES, WORK_SECONDS, Model
-from ferrule.fabric.routing.costs import LinkCosts
+from ferrule.fabric.routing.costs import PairCosts
 from ferrule.fabric.routing.topology import TYPICAL_BYTES, cheapest_routes, link_cost
 from ferrule.fabric.routing.topology import Route as RankRoute
 from ferrule.plan.cluster.spec import ClusterSpec
@@ -109,7 +109,7 @@ class _Team:
         self._size = len(devices)
         self._alpha, self._beta = slowest.alpha, max(route.beta for route in everywhere)
         self.where = slowest.where
-        self._costs = LinkCosts(
+        self._costs = PairCosts(
             tuple(tuple(None if route is None else route.alpha for route in row) for row in routes),
             tuple(tuple(None if route is None else route.beta for route in row) for row in routes),
             crowding,

@@ -21,7 +21,7 @@ import psutil
 from ferrule import __version__
 from ferrule._native import kernel_instructions
 from ferrule.errors import PlanError
-from ferrule.files import cache_directory, locked, write_whole
+from ferrule.files import cache_directory, locked, read_record, write_whole
 from ferrule.links.reader import identity
 from ferrule.model.embedded import demo_path
 from ferrule.model.read import read_model
@@ -271,7 +271,7 @@ def _remember(store: Path, key: str, figures: Figures) -> None:
 def _read(store: Path) -> dict[str, Figures]:
     """Whatever is wrong with the file, the machine is only measured anew."""
     try:
-        return msgspec.json.decode(store.read_bytes(), type=_Store).devices
+        return read_record(store, _Store).devices
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as error:

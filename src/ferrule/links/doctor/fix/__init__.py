@@ -1,6 +1,6 @@
 """Do what the doctor advises, so that it can be undone: what is to be done is data, and a journal keeps it."""
 
-from ferrule.links.doctor.fix.actions import Command, Fix, NewFile, RemoveFile, Step, in_words
+from ferrule.links.doctor.fix.actions import Command, Fix, NewFile, RemoveFile, Step, as_text
 from ferrule.links.doctor.fix.journal import Entry, Journal
 from ferrule.links.doctor.fix.machine import Target
 from ferrule.links.doctor.fix.perform import apply, undo
@@ -16,7 +16,7 @@ __all__ = [
     "Step",
     "Target",
     "apply",
-    "in_words",
+    "as_text",
     "plan_fixes",
     "undo",
 ]

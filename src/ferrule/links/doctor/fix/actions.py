@@ -66,7 +66,7 @@ class Fix:
     later: str = ""
 
 
-def in_words(action: Action) -> str:
+def as_text(action: Action) -> str:
     """As a person would type it."""
     match action:
         case Command(argv):

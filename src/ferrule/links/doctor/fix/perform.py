@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable
 
 from ferrule.errors import LinkError
-from ferrule.links.doctor.fix.actions import Action, Command, Fix, NewFile, RemoveFile, Require, in_words
+from ferrule.links.doctor.fix.actions import Action, Command, Fix, NewFile, RemoveFile, Require, as_text
 from ferrule.links.doctor.fix.journal import Entry, Journal, advanced
 from ferrule.links.doctor.fix.machine import Target
 
@@ -25,7 +25,7 @@ def apply(fix: Fix, target: Target, journal: Journal, tell: Tell) -> Entry:
         journal.write(entry)
         if step.do is None:
             continue
-        tell(in_words(step.do))
+        tell(as_text(step.do))
         try:
             _do(step.do, target)
         except LinkError:
@@ -87,7 +87,7 @@ def _undo(action: Action, target: Target, tell: Tell, *, sure: bool) -> None:
                 return
         case _:
             pass
-    tell(in_words(action))
+    tell(as_text(action))
     try:
         _do(action, target)
     except LinkError:
