@@ -293,7 +293,7 @@ class Program:
         tokens: Sequence[int],
         wanted: Sequence[int],
         hidden: int,
-        timeout: float,
+        timeout_seconds: float,
         length: int,
     ) -> int: ...
     def address(self, register: int) -> int: ...
