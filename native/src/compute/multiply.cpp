@@ -54,13 +54,18 @@ std::int32_t zero_of(const MatrixLayout& layout) {
   return layout.zero - (layout.bits == 8 ? less : 0);
 }
 
+constexpr std::size_t kWord = 4;  // bytes of an activation that lie together in a tile
+
 std::size_t width_of(Form form) { return form == Form::f32 ? 4 : form == Form::bf16 ? 2 : 1; }
 
 // Columns of activations for a matrix: whole spans.
 std::size_t whole_spans(const MatrixLayout& layout) { return (layout.padded_columns() + kSpan - 1) / kSpan * kSpan; }
 
 // Activations of a tile.
-std::size_t at_once(Form form) { return form == Form::int8 ? kernels().small.at_once : 1; }
+std::size_t at_once(Form form) {
+  if (form == Form::f32) return 1;
+  return form == Form::int8 ? kernels().small.at_once : kernels().products.at_once;
+}
 
 ProductFunction function_of(const MatrixLayout& layout, Form form) {
   switch (layout.codes) {
@@ -100,16 +105,16 @@ void Multiplier::convert(Converted& to, std::size_t first, std::size_t count, co
   const ConvertFunction function = kernels().products.convert[static_cast<std::size_t>(want.form)];
   const std::size_t spans = want.padded / kSpan;
   for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t row = first + i;
-    std::uint8_t* const values = to.values.data() + row * want.padded * width_of(want.form);
+    // A tile begins at `first`; its activations lie side by side.
+    std::uint8_t* const values = to.values.data() + first * want.padded * width_of(want.form) + i * kWord;
+    const float* const from = x + (first + i) * stride;
     if (want.form != Form::int8) {
-      function(x + row * stride, columns, want.padded, {.values = values});
+      function(from, columns, want.padded, {.values = values, .step = count});
       continue;
     }
-    // A tile begins at `first`; its activations lie side by side.
-    function(x + row * stride, columns, want.padded,
-             {to.values.data() + first * want.padded + i * kQuad, count, to.scales.data() + first * spans + i,
-              to.starts.data() + first * spans * kSums + i, to.sums.data() + first * spans * kSums + i, want.zero});
+    function(from, columns, want.padded,
+             {values, count, to.scales.data() + first * spans + i, to.starts.data() + first * spans * kSums + i,
+              to.sums.data() + first * spans * kSums + i, want.zero});
   }
 }
 

@@ -18,10 +18,11 @@ struct PackedMatrix {
 // The forms of activations that products take.
 enum class Form : std::uint8_t { f32, bf16, int8 };
 
-// Activations (count, padded columns) in one form. Plain ones lie row after row, filled up with zeros. As int8 each
-// span of 32 columns has a scale, and tiles of some activations lie one after the other, each cut into quads of 4
-// columns: (quads, activations of the tile, 4). Beside them are, of a span's first and last 16 columns and of both,
-// their sums: `starts` times minus the code that means zero, `sums` times the span's scale.
+// Activations (count, padded columns) in one form, filled up with zeros. As float32 they lie row after row. Otherwise
+// tiles of some activations lie one after the other, each cut into words of 4 bytes, of 2 or 4 columns: (words,
+// activations of the tile). So a product reads one stream. As int8 each span of 32 columns has a scale, and beside it
+// are, of a span's first and last 16 columns and of both, their sums: `starts` times minus the code that means zero,
+// `sums` times the span's scale.
 constexpr std::size_t kSums = 3;
 struct Activations {
   Form form = Form::f32;
@@ -39,8 +40,8 @@ static constexpr std::size_t tile_size(std::size_t left, std::size_t most) {
   return left < 5 ? left : 4;
 }
 
-// Where one activation goes. The rest is for int8: `step` activations are in its tile, and the pointers lead to its own
-// place in that. `zero`: the code that means zero.
+// Where one activation goes: `step` are in its tile, and the pointers lead to its own place in that. The rest is for
+// int8. `zero`: the code that means zero.
 struct ConvertTo {
   void* values = nullptr;
   std::size_t step = 1;
@@ -58,6 +59,7 @@ struct ProductTable {
   bool bf16_pairs;             // whether the product of bfloat16 takes bfloat16 activations
   ConvertFunction convert[3];  // by Form
   ProductFunction bf16, f16, f32;
+  std::size_t at_once;  // activations of a tile of bfloat16
 };
 
 // Activations as int8.

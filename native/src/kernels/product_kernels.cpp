@@ -15,9 +15,9 @@ namespace {
 
 // Activations at a time, by how many sums the registers hold.
 #if defined(__AVX512F__)
-constexpr int kMost = 12, kHalf = 4;
+constexpr int kMost = 12;
 #else
-constexpr int kMost = 4, kHalf = 2;
+constexpr int kMost = 4;
 #endif
 
 // ---- activations
@@ -28,18 +28,22 @@ void to_f32(const float* x, std::size_t columns, std::size_t padded, const Conve
 }
 
 void to_bf16(const float* x, std::size_t columns, std::size_t padded, const ConvertTo& given) {
-  auto* to = static_cast<std::uint16_t*>(given.values);
-  std::size_t at = 0;
-  for (; at + 16 <= columns; at += 16) store_bf16(to + at, load(x + at));
-  if (at < padded) {
+  auto* const to = static_cast<std::uint16_t*>(given.values);
+  for (std::size_t at = 0; at < padded; at += 16) {
     float rest[16] = {};
+    const float* from = x + at;
+    if (at + 16 > columns) {
+      if (at < columns) std::memcpy(rest, from, (columns - at) * sizeof(float));
+      from = rest;
+    }
+    if (given.step == 1) {
+      store_bf16(to + at, load(from));
+      continue;
+    }
     std::uint16_t narrow[16];
-    for (; at < padded; at += 16) {
-      const std::size_t left = at < columns ? columns - at : 0;
-      std::memset(rest, 0, sizeof rest);
-      std::memcpy(rest, x + least(at, columns), least<std::size_t>(left, 16) * sizeof(float));
-      store_bf16(narrow, load(rest));
-      std::memcpy(to + at, narrow, least<std::size_t>(padded - at, 16) * sizeof(std::uint16_t));
+    store_bf16(narrow, load(from));
+    for (std::size_t pair = 0; pair < 16; pair += 2) {
+      std::memcpy(to + (at + pair) * given.step, narrow + pair, 2 * sizeof(std::uint16_t));
     }
   }
 }
@@ -94,7 +98,8 @@ FERRULE_FLATTEN void plain_tile(const std::uint8_t* w, std::size_t block, std::s
       some[m] = Element::read(w + static_cast<std::size_t>(m) * block);
     }
     for (int b = 0; b < kCount; ++b) {
-      const auto* at = x + static_cast<std::size_t>(b) * x_stride + k;
+      const auto* at = Element::kTiled ? x + k * kCount + static_cast<std::size_t>(b) * Element::kStep
+                                       : x + static_cast<std::size_t>(b) * x_stride + k;
       for (int m = 0; m < kRows; ++m) total[m][b] = Element::add(total[m][b], some[m], at);
     }
   }
@@ -106,6 +111,7 @@ FERRULE_FLATTEN void plain_tile(const std::uint8_t* w, std::size_t block, std::s
 }
 
 struct Float32 {
+  static constexpr bool kTiled = false;
   using Input = float;
   using Some = F;
   static constexpr std::size_t kStep = 1;
@@ -114,6 +120,7 @@ struct Float32 {
 };
 
 struct Float16 {
+  static constexpr bool kTiled = false;
   using Input = float;
   struct Some {
     F first, second;
@@ -127,6 +134,7 @@ struct Float16 {
 
 #ifdef FERRULE_BF16_PAIRS
 struct BFloat16 {
+  static constexpr bool kTiled = true;
   using Input = std::uint16_t;
   using Some = U;
   static constexpr std::size_t kStep = 2;
@@ -140,6 +148,7 @@ struct BFloat16 {
 constexpr bool kPairs = true;
 #else
 struct BFloat16 {
+  static constexpr bool kTiled = false;
   using Input = float;
   using Some = U;
   static constexpr std::size_t kStep = 2;
@@ -151,15 +160,30 @@ struct BFloat16 {
 constexpr bool kPairs = false;
 #endif
 
-// Calls tile(rows, count, block, first activation) for all blocks and activations: kMost activations at a time. One
-// alone takes the blocks one by one, which reads memory best.
+// Calls tile(rows, count, block, first activation) for all blocks, and activations as tile_size() cuts them. One alone
+// takes the blocks one by one, which reads memory best.
 template <class Tile>
 void for_tiles(std::size_t first, std::size_t last, std::size_t count, Tile&& tile) {
   const auto columns = [&]<int kRows>(Numbers<kRows> rows, std::size_t block) {
-    std::size_t b = 0;
-    for (; b + kMost <= count; b += kMost) tile(rows, Numbers<kMost>{}, block, b);
-    for (; b + kHalf <= count; b += kHalf) tile(rows, Numbers<kHalf>{}, block, b);
-    for (; b < count; ++b) tile(rows, Numbers<1>{}, block, b);
+    for (std::size_t b = 0, some = 0; b < count; b += some) {
+      some = tile_size(count - b, kMost);
+      switch (some) {
+        case 1:
+          tile(rows, Numbers<1>{}, block, b);
+          break;
+        case 2:
+          tile(rows, Numbers<2>{}, block, b);
+          break;
+        case 3:
+          tile(rows, Numbers<3>{}, block, b);
+          break;
+        case kMost:
+          tile(rows, Numbers<kMost>{}, block, b);
+          break;
+        default:
+          tile(rows, Numbers<4>{}, block, b);
+      }
+    }
   };
   std::size_t block = first;
 #if defined(__AVX512F__)  // registers for two blocks
@@ -189,7 +213,7 @@ void plain(const PackedMatrix& matrix, const Activations& x, std::size_t first, 
 namespace FERRULE_ISA {
 extern const ProductTable products;
 const ProductTable products = {
-    kPairs, {to_f32, to_bf16, to_int8}, plain<BFloat16>, plain<Float16>, plain<Float32>,
+    kPairs, {to_f32, to_bf16, to_int8}, plain<BFloat16>, plain<Float16>, plain<Float32>, kMost,
 };
 }  // namespace FERRULE_ISA
 }  // namespace ferrule
