@@ -85,7 +85,11 @@ def additions() -> list[tuple[str, str, str]]:
         *(("transport", type(one).__module__, type(one).__name__) for one in TRANSPORTS),
         *(("doctor check", check.__module__, check.__name__) for check in diagnosis._CHECKS),
         *(("weight format", type(one).__module__, type(one).__name__) for one in FORMATS),
-        *(("device", one.__module__, one.__name__) for one in DEVICES.values() if isinstance(one, type)),
+        *(
+            ("device", one.__module__, one.__name__)
+            for one in (kind.open for kind in DEVICES.values())
+            if isinstance(one, type)
+        ),
     ]
 
 

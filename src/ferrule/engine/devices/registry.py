@@ -27,3 +27,8 @@ def device_kind(name: str) -> DeviceKind:
     if name not in DEVICES:
         raise ConfigError(f"no device is called {name!r}; there is {', '.join(DEVICES)}")
     return DEVICES[name]
+
+
+def open_device(name: str, threads: int) -> Device:
+    """Raises `ConfigError` where there is no such device."""
+    return device_kind(name).open(threads)

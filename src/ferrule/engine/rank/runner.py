@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ferrule.engine.devices import device_kind
+from ferrule.engine.devices import open_device
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.step.describe import Unfit
@@ -66,7 +66,7 @@ def make_runner(options: RankOptions, world: Group, on_progress: Callable[[Progr
 
 def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress: Callable[[Progress], None]) -> Runner:
     """The runner that suits the model and the device. ``stage``: the ranks of this rank's stage."""
-    device = device_kind(options.device).open(options.threads)
+    device = open_device(options.device, options.threads)
     if device.torch_device.type == "cpu":  # the native library computes in host memory
         try:
             return StepRunner(options, world, stage, device, on_progress)
