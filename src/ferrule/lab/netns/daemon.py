@@ -80,7 +80,7 @@ class HeldLab:
                 state=cable.state(host),
                 address=cable.address(host),
                 shaping=cable.shaping(host),
-                words=cable.shaping(host).describe(),
+                text=cable.shaping(host).describe(),
                 counters=cable.counters(host),
             )
             for host in cable.hosts
