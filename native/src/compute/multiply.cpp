@@ -61,10 +61,11 @@ std::size_t width_of(Form form) { return form == Form::f32 ? 4 : form == Form::b
 // Columns of activations for a matrix: whole spans.
 std::size_t whole_spans(const MatrixLayout& layout) { return (layout.padded_columns() + kSpan - 1) / kSpan * kSpan; }
 
-// Activations of a tile.
-std::size_t at_once(Form form) {
+// Activations of the next tile, where `left` are left.
+std::size_t next_tile(Form form, std::size_t left) {
   if (form == Form::f32) return 1;
-  return form == Form::int8 ? kernels().small.at_once : kernels().products.at_once;
+  return form == Form::int8 ? tile_size(left, kernels().small.at_once)
+                            : equal_tile_size(left, kernels().products.at_once);
 }
 
 ProductFunction function_of(const MatrixLayout& layout, Form form) {
@@ -126,7 +127,7 @@ const Activations& Multiplier::converted(const Want& want, const float* x, std::
   begin(to, want, count);
   tiles_.clear();
   for (std::size_t first = 0; first < count; first += tiles_.back().count) {
-    tiles_.push_back({first, tile_size(count - first, at_once(want.form))});
+    tiles_.push_back({first, next_tile(want.form, count - first)});
   }
   const auto some = [&](std::size_t from, std::size_t end) {
     for (std::size_t t = from; t < end; ++t) convert(to, tiles_[t].first, tiles_[t].count, x, stride, columns);
@@ -162,7 +163,7 @@ void Multiplier::multiply_each(std::span<const Factor> factors, std::span<const 
       const Form form = form_of(layout, precision);
       begin(given, {form, zero_of(layout), whole_spans(layout)}, count);
       for (std::size_t at = 0; at < count;) {
-        const std::size_t some = tile_size(count - at, at_once(form));
+        const std::size_t some = next_tile(form, count - at);
         convert(given, at, some, x[f], stride, layout.columns);
         at += some;
       }

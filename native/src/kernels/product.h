@@ -34,10 +34,15 @@ struct Activations {
   const float* sums = nullptr;           // the same
 };
 
-// How many activations the next tile has, where `left` are left and `most` fit.
+// How many activations the next tile has, where `left` are left and `most` fit: of int8,
 static constexpr std::size_t tile_size(std::size_t left, std::size_t most) {
   if (left >= most) return most;
   return left < 5 ? left : 4;
+}
+// and of bfloat16, whose tiles are as equal as can be: one of few activations waits for each sum.
+static constexpr std::size_t equal_tile_size(std::size_t left, std::size_t most) {
+  const std::size_t tiles = (left + most - 1) / most;
+  return (left + tiles - 1) / tiles;
 }
 
 // Where one activation goes: `step` are in its tile, and the pointers lead to its own place in that. The rest is for

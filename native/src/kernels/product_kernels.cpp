@@ -160,28 +160,33 @@ struct BFloat16 {
 constexpr bool kPairs = false;
 #endif
 
-// Calls tile(rows, count, block, first activation) for all blocks, and activations as tile_size() cuts them. One alone
-// takes the blocks one by one, which reads memory best.
-template <class Tile>
+// Calls body(Numbers<n>) for the `count` that is among kCounts.
+template <int... kCounts, class Body>
+void with_count(Numbers<kCounts...>, std::size_t count, Body&& body) {
+  ((count == kCounts ? body(Numbers<kCounts>{}) : void()), ...);
+}
+
+#if defined(__AVX512F__)
+using EveryCount = Numbers<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>;
+using SomeCounts = Numbers<1, 2, 3, 4, 12>;
+#else
+using EveryCount = Numbers<1, 2, 3, 4>;
+using SomeCounts = EveryCount;
+#endif
+
+// Calls tile(rows, count, block, first activation) for all blocks and activations. One alone takes the blocks one by
+// one, which reads memory best.
+template <bool kTiled, class Tile>
 void for_tiles(std::size_t first, std::size_t last, std::size_t count, Tile&& tile) {
   const auto columns = [&]<int kRows>(Numbers<kRows> rows, std::size_t block) {
     for (std::size_t b = 0, some = 0; b < count; b += some) {
-      some = tile_size(count - b, kMost);
-      switch (some) {
-        case 1:
-          tile(rows, Numbers<1>{}, block, b);
-          break;
-        case 2:
-          tile(rows, Numbers<2>{}, block, b);
-          break;
-        case 3:
-          tile(rows, Numbers<3>{}, block, b);
-          break;
-        case kMost:
-          tile(rows, Numbers<kMost>{}, block, b);
-          break;
-        default:
-          tile(rows, Numbers<4>{}, block, b);
+      const auto run = [&]<int kCount>(Numbers<kCount> n) { tile(rows, n, block, b); };
+      if constexpr (kTiled) {
+        some = equal_tile_size(count - b, kMost);
+        with_count(EveryCount{}, some, run);
+      } else {
+        some = tile_size(count - b, kMost);
+        with_count(SomeCounts{}, some, run);
       }
     }
   };
@@ -200,12 +205,13 @@ void plain(const PackedMatrix& matrix, const Activations& x, std::size_t first, 
   const std::size_t block_bytes = matrix.layout.block_bytes();
   const std::size_t columns = matrix.layout.padded_columns();
   const auto* values = static_cast<const typename Element::Input*>(x.values);
-  for_tiles(first, last, x.count,
-            [&]<int kRows, int kCount>(Numbers<kRows>, Numbers<kCount>, std::size_t block, std::size_t b) {
-              plain_tile<Element, kRows, kCount>(matrix.data + block * block_bytes, block_bytes, columns,
-                                                 values + b * x.columns, x.columns, y + b * stride + block * kBlockRows,
-                                                 stride);
-            });
+  for_tiles<Element::kTiled>(
+      first, last, x.count,
+      [&]<int kRows, int kCount>(Numbers<kRows>, Numbers<kCount>, std::size_t block, std::size_t b) {
+        plain_tile<Element, kRows, kCount>(matrix.data + block * block_bytes, block_bytes, columns,
+                                           values + b * x.columns, x.columns, y + b * stride + block * kBlockRows,
+                                           stride);
+      });
 }
 
 }  // namespace
