@@ -195,11 +195,11 @@ def test_answers_do_not_wait_for_many_tokens_of_prompts() -> None:
     assert rest is not None
     assert [span.tokens for span in rest.spans] == [88]
     scheduler.complete(rest, [7])
-    scheduler.add(2, [5] * 100, params)
+    scheduler.add(2, [5] * 20, params)
     scheduler.add(3, [5] * 300, params)
     mixed = scheduler.next_batch()
     assert mixed is not None
-    assert [(span.sequence, span.tokens) for span in mixed.spans] == [(1, 1), (2, 100), (3, BESIDE_ANSWERS - 100)]
+    assert [(span.sequence, span.tokens) for span in mixed.spans] == [(1, 1), (2, 20), (3, BESIDE_ANSWERS - 20)]
     scheduler.complete(mixed, [7, 7])
     following = scheduler.next_batch()
     assert following is not None
