@@ -30,8 +30,8 @@ class Limits:
 
 
 BESIDE_ANSWERS = 32
-"""Prompt tokens of a batch that also brings the next tokens of answers: these wait for all of it. On processors products
-are as quick by the token from a dozen rows on as those of many more."""
+"""Prompt tokens of a batch that also brings the next tokens of answers: these wait for all of it. On processors
+products are as quick by the token from a dozen rows on as those of many more."""
 
 
 @dataclass
