@@ -111,3 +111,9 @@ def test_a_full_folder_is_named():
     files = [f"docs/{number}.md" for number in range(MOST_FILES)]
     assert too_full([*files, "docs/pictures/one.png"]) == []
     assert too_full([*files, "docs/one.md"]) == ["docs has 21 files, more than 20: divide it"]
+
+
+def test_no_two_test_modules_have_the_same_name():
+    """pytest imports them by their names alone, so that the second one would not run."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
