@@ -4,7 +4,7 @@ Objects that were closed or taken over by a group raise `ValueError`, exhausted 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 STATUS: dict[str, int]
 OPS: dict[str, int]
@@ -21,7 +21,25 @@ def raw_shm_ping_pong(
 ) -> list[float]: ...
 def raw_shm_bytes() -> int: ...
 def raw_memcpy(target: int, source: int, size: int, rounds: int, /) -> list[float]: ...
-def verbs_ports() -> list[dict[str, Any]]: ...
+
+class VerbsPort(TypedDict):
+    """A port of an RDMA device; ``problem``: why it cannot be used. ``gids``: by index."""
+
+    device: str
+    problem: str
+    port: int
+    active: bool
+    infiniband: bool
+    iwarp: bool
+    vendor: int
+    mtu: int
+    lid: int
+    max_qp: int
+    max_mr: int
+    max_qp_wr: int
+    gids: dict[int, bytes]
+
+def verbs_ports() -> list[VerbsPort]: ...
 def verbs_problem() -> str:
     """Why this machine's RDMA library cannot be used; empty where it can."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack, cast
 
 from ferrule.errors import ConfigError
 from ferrule.units import (
@@ -128,9 +128,24 @@ def parse_number(name: str, text: str) -> Any:
         raise ConfigError(f"{text!r} is not a number") from None
 
 
-def parse_changes(arguments: Sequence[str]) -> dict[str, Any]:
+class Changes(TypedDict, total=False):
+    """Some of the numbers of `Shaping`."""
+
+    rate: float | None
+    delay: float
+    jitter: float
+    loss: float
+    corrupt: float
+    duplicate: float
+    reorder: float
+    collapse: float | None
+    queue: int | None
+    overhead: int
+
+
+def parse_changes(arguments: Sequence[str]) -> Changes:
     """``["delay=300us", "loss=1%"]`` -> ``{"delay": 0.0003, "loss": 0.01}``. Raises `ConfigError`."""
-    changes = {}
+    changes: dict[str, Any] = {}
     for argument in arguments:
         name, equals, text = argument.partition("=")
         if not equals or name not in _NUMBERS:
@@ -139,10 +154,10 @@ def parse_changes(arguments: Sequence[str]) -> dict[str, Any]:
             changes[name] = parse_number(name, text)
         except ConfigError as error:
             raise ConfigError(f"{argument}: {error}") from None
-    return changes
+    return cast(Changes, changes)
 
 
-def changed(shaping: Shaping, **changes: Any) -> Shaping:
+def changed(shaping: Shaping, **changes: Unpack[Changes]) -> Shaping:
     """``shaping`` with some values replaced; without a rate there is no collapse either."""
     if "rate" in changes and changes["rate"] is None:
         changes.setdefault("collapse", None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -43,7 +42,7 @@ class ModelFacts:
     def of(cls, spec: ModelSpec) -> ModelFacts:
         return cls(**{name: getattr(spec, name) for name in cls.__dataclass_fields__})
 
-    def to_fields(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, object]:
         return asdict(self)
 
 

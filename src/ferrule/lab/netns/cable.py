@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 from ferrule.errors import LabError
-from ferrule.hardware import CableSpec, Shaping, changed
+from ferrule.hardware import CableSpec, Changes, Shaping, changed
 from ferrule.lab.netns.interfaces import Interfaces
 from ferrule.lab.netns.namespace import Namespace
 from ferrule.lab.netns.pace import MOST_SEGMENT_BYTES, as_a_card, before_the_shaper, segment_bytes
@@ -100,7 +100,7 @@ class Cable:
             raise LabError(f"a rate must be more than 0 bit/s, not {bits_per_second:g}; use blackhole()")
         self.shape(sender=sender, rate=bits_per_second)
 
-    def shape(self, *, sender: int | None = None, **changes: Any) -> None:
+    def shape(self, *, sender: int | None = None, **changes: Unpack[Changes]) -> None:
         """Change any numbers of its `Shaping`, now, in both directions or only for what ``sender`` sends.
 
         Packets that wait for their turn in a host may be lost, as when a cable trains anew.

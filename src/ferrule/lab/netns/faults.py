@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ferrule.errors import ConfigError
-from ferrule.hardware import parse_changes
+from ferrule.hardware import Changes, parse_changes
 from ferrule.lab.netns.cable import Cable
 
 HALF = 0.5
@@ -44,7 +43,7 @@ class Fault:
     """One thing that happens to a cable: a kind of `KINDS`, or other numbers. ``sender``: a host's number, or all."""
 
     kind: str | None
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: Changes = field(default_factory=Changes)
     sender: int | None = None
 
     def apply(self, cable: Cable) -> None:
@@ -67,7 +66,7 @@ def parse_fault(arguments: Sequence[str], sender: int | None = None) -> Fault:
     if len(arguments) == 1 and arguments[0] in KINDS:
         if sender is not None and arguments[0] not in _AT_AN_END:
             raise ConfigError(f"{arguments[0]} happens to the whole cable, not to one end; leave --from out")
-        return Fault(arguments[0], {}, sender)
+        return Fault(arguments[0], sender=sender)
     for argument in arguments:
         if "=" not in argument:
             raise ConfigError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from ferrule.links.doctor import (
     between,
@@ -50,7 +49,7 @@ def diagnose(inventories: Sequence[Inventory]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda one: -SEVERITIES.index(one.severity)))
 
 
-def diagnosis_json(inventories: Sequence[Inventory], findings: Sequence[Finding]) -> dict[str, Any]:
+def diagnosis_json(inventories: Sequence[Inventory], findings: Sequence[Finding]) -> dict[str, object]:
     """For other programs; docs/doctor.md tells the fields."""
     hosts = [
         {
@@ -71,7 +70,7 @@ def diagnosis_json(inventories: Sequence[Inventory], findings: Sequence[Finding]
     }
 
 
-def finding_json(one: Finding) -> dict[str, Any]:
+def finding_json(one: Finding) -> dict[str, object]:
     """One finding in it."""
     return {
         **dataclasses.asdict(one),

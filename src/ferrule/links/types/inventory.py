@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ferrule.links.types.firewall import Firewall
 from ferrule.links.types.machine import Machine, Service
@@ -65,7 +64,7 @@ class Inventory:
         return tuple((where, found[0] if found else "") for where, found in lines)
 
 
-def inventory_json(inventory: Inventory) -> dict[str, Any]:
+def inventory_json(inventory: Inventory) -> dict[str, object]:
     """All fields under their own names, without `Inventory.seen`, which repeats them as text."""
     fields = dataclasses.asdict(dataclasses.replace(inventory, seen={}))
     del fields["seen"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ferrule import _native
 from ferrule.config import VerbsSettings
 from ferrule.fabric.join.addresses import host_addresses
 from ferrule.fabric.transports.verbs.paths import Gid, Port, Wire, gid_address, usable_gids
+
+if TYPE_CHECKING:
+    from ferrule._native import VerbsPort
 
 _CLASS = Path("/sys/class/infiniband")
 _VERSIONS = {"IB/RoCE v1": 1, "RoCE v2": 2}
@@ -47,7 +50,7 @@ def find_ports(settings: VerbsSettings, *, software: bool) -> Found:
 
 
 def choose_ports(
-    listed: Sequence[Mapping[str, Any]], settings: VerbsSettings, addresses: Sequence[Address], *, software: bool
+    listed: Sequence[VerbsPort], settings: VerbsSettings, addresses: Sequence[Address], *, software: bool
 ) -> Found:
     """`find_ports`, of what the native module listed."""
     there = sorted({fields["device"] for fields in listed})
@@ -74,10 +77,10 @@ def choose_ports(
     return Found(tuple(ports), "; ".join(dict.fromkeys(reasons)))
 
 
-def _port(fields: Mapping[str, Any], addresses: Sequence[Address]) -> Port:
+def _port(fields: VerbsPort, addresses: Sequence[Address]) -> Port:
     wire: Wire = "infiniband" if fields["infiniband"] else "iwarp" if fields["iwarp"] else "roce"
     device, number = fields["device"], fields["port"]
-    values: Mapping[int, bytes] = fields["gids"]
+    values = fields["gids"]
     subnet = ""
     gids: tuple[Gid, ...] = ()
     if wire == "infiniband":
