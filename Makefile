@@ -35,6 +35,10 @@ driver-check: $(VENV)/.test
 check:
 	@sh scripts/check-tools.sh $(PYTHON)
 
+# What each extra has of the others: it need not be installed again.
+HAS_test = serve
+HAS_dev = serve test
+
 $(VENV)/.serve $(VENV)/.test $(VENV)/.dev: $(VENV)/.%: pyproject.toml Makefile $(NATIVE)
 	@sh scripts/check-tools.sh $(PYTHON)
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
@@ -42,7 +46,7 @@ $(VENV)/.serve $(VENV)/.test $(VENV)/.dev: $(VENV)/.%: pyproject.toml Makefile $
 	@$(PIP) install -q --upgrade pip
 	$(PIP) install '$(TORCH)'
 	$(PIP) install -q -e '.[$*]'
-	@touch $@
+	@touch $@ $(HAS_$*:%=$(VENV)/.%)
 
 clean:
 	rm -rf $(VENV) build
