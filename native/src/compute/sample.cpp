@@ -83,11 +83,11 @@ class Weights {
   float nucleus(float least, double part) {
     const double whole = mass(least);
     // All lower ones together have less than what may go.
-    const auto low = static_cast<float>(whole * (1 - part) / static_cast<double>(weights_.size()));
+    least = std::max(least, static_cast<float>(whole * (1 - part) / static_cast<double>(weights_.size())));
     some_.clear();
-    each_chunk(std::max(least, low), [&](std::size_t, std::span<const float> chunk) {
+    each_chunk(least, [&](std::size_t, std::span<const float> chunk) {
       for (const float weight : chunk) {
-        if (weight >= std::max(least, low)) some_.push_back(weight);
+        if (weight >= least) some_.push_back(weight);
       }
       return true;
     });

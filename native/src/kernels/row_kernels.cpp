@@ -183,11 +183,8 @@ float exponentials(const float* x, std::size_t n, float top, float factor, float
   }
   float some = sum(total);
   if (i < n) {
-    float rest[16] = {};
-    std::memcpy(rest, x + i, (n - i) * sizeof(float));
-    store(rest, exp((load(rest) - from) * by));
-    for (std::size_t k = 0; i + k < n; ++k) some += rest[k];
-    std::memcpy(y + i, rest, (n - i) * sizeof(float));
+    store_some(y + i, exp((load_some(x + i, n - i) - from) * by), n - i);
+    for (; i < n; ++i) some += y[i];
   }
   return some;
 }

@@ -48,7 +48,7 @@ class Sampler:
         Raises `EngineError` where no logit is a number."""
         params, scores = self.params, self._penalised(logits.float(), tokens, prompt).contiguous()
         self.drawn += 1
-        chance = (mixed(self.seed, self.drawn) >> 10) * 2.0**-53
+        chance = (mixed(self.seed, self.drawn) >> 11) * 2.0**-53  # as many bits as a float has
         token = sample(
             scores.data_ptr(), len(scores), params.temperature, params.top_k, params.top_p, params.min_p, chance
         )
@@ -87,10 +87,10 @@ class Sampler:
 
 
 def mixed(seed: int, place: int) -> int:
-    """63 bits that look unrelated for seeds and places that are near to each other: the finaliser of SplitMix64
+    """64 bits that look unrelated for seeds and places that are near to each other: the finaliser of SplitMix64
     (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied to each in turn."""
     state = _finalised(seed & _WORD)
-    return _finalised((state + place * _GOLDEN) & _WORD) >> 1
+    return _finalised((state + place * _GOLDEN) & _WORD)
 
 
 def _finalised(word: int) -> int:
