@@ -29,6 +29,9 @@ _FIRST_BURST = 64 << 10
 _LAST_BURST = 8 << 20
 _BURST_SECONDS = 6e-3
 """A burst that takes so long says what a link carries; a shorter one may sit in a buffer on its way."""
+_BURST_ROUND_TRIPS = 16
+"""And so many round trips: over fewer, full windows and the wait for the last answer hide what a socket can carry."""
+_LONGEST_BURST_SECONDS = 0.1
 _TRIES = 2
 """Of each burst; the quicker one counts, since a busy host makes a burst slower but never quicker than its link."""
 SECOND_SOCKET_GAIN = 1.25
@@ -98,21 +101,24 @@ def measure(
     measured, too, and count if they are faster by `SECOND_SOCKET_GAIN`.
     """
     alpha = _latency(channel, higher, deadline)
-    one = Measured(alpha, *_bandwidths([channel], higher, deadline))
+    enough = min(_LONGEST_BURST_SECONDS, max(_BURST_SECONDS, _BURST_ROUND_TRIPS * 2 * alpha))
+    one = Measured(alpha, *_bandwidths([channel], enough, higher, deadline))
     if second is None:
         return one
-    two = Measured(alpha, *_bandwidths([channel, second], higher, deadline), sockets=2)
+    two = Measured(alpha, *_bandwidths([channel, second], enough, higher, deadline), sockets=2)
     gain = min(one.up / two.up, one.down / two.down)
     return two if gain >= SECOND_SOCKET_GAIN else one
 
 
-def _bandwidths(channels: Sequence[ControlChannel], higher: bool, deadline: Deadline) -> tuple[float, float]:
-    """Seconds per byte up and down."""
+def _bandwidths(
+    channels: Sequence[ControlChannel], enough: float, higher: bool, deadline: Deadline
+) -> tuple[float, float]:
+    """Seconds per byte up and down, by bursts that take ``enough`` seconds."""
     if higher:
-        down = _send_bursts(channels, deadline)
+        down = _send_bursts(channels, enough, deadline)
         return _receive_bursts(channels, deadline), down
     down = _receive_bursts(channels, deadline)
-    return _send_bursts(channels, deadline), down
+    return _send_bursts(channels, enough, deadline), down
 
 
 def _latency(channel: ControlChannel, higher: bool, deadline: Deadline) -> float:
@@ -155,14 +161,14 @@ def _latency(channel: ControlChannel, higher: bool, deadline: Deadline) -> float
     return best
 
 
-def _send_bursts(channels: Sequence[ControlChannel], deadline: Deadline) -> float:
-    """Larger and larger ones until one takes long enough; seconds per byte."""
+def _send_bursts(channels: Sequence[ControlChannel], enough: float, deadline: Deadline) -> float:
+    """Larger and larger ones until one takes ``enough`` seconds; seconds per byte."""
     size = _FIRST_BURST
     while True:
         seconds = min(_send_burst(channels, size, deadline) for _ in range(_TRIES))
-        if seconds >= _BURST_SECONDS or size >= _LAST_BURST:
+        if seconds >= enough or size >= _LAST_BURST:
             break
-        size *= 4 if seconds < _BURST_SECONDS / 8 else 2
+        size *= 4 if seconds < enough / 8 else 2
     # The way there and back of the answer is in it, too: little beside a burst, and never in favour of the link.
     beta = seconds / size
     _send(channels[0], _COUNT.pack(0) + _RESULT.pack(beta), deadline)
