@@ -15,7 +15,7 @@ import pytest
 
 from ferrule.errors import AuthError, FerruleError, RendezvousError
 from ferrule.fabric.join.acceptor import Acceptor
-from ferrule.fabric.join.control_channel import ControlChannel, Deadline, left
+from ferrule.fabric.join.control_channel import Abort, ControlChannel, Deadline, left
 from ferrule.fabric.join.coordinator import Coordinator
 from ferrule.fabric.join.dial import Call, dial, reach
 from ferrule.fabric.join.handshake import Identity, Role, Session
@@ -196,7 +196,7 @@ def test_looking_whether_a_rank_gave_up_never_waits() -> None:
     other.send({"reached": {}}, Deadline(5))
     assert not channel.over
     assert channel.receive(dict, Deadline(5)) == {"reached": {}}
-    other.send({"abort": "because"}, Deadline(5))
+    other.send(Abort("because"), Deadline(5))
     assert channel.over
     assert not left(here)
     with pytest.raises(RendezvousError, match="rank 1 gave up: because"):
@@ -238,6 +238,25 @@ def test_messages_are_checked_in_one_place(sent: object, problem: str | None) ->
     here.close()
     sender.join(10)
     there.close()
+
+
+def test_an_altered_message_is_refused_and_none_can_be_read_on_its_way() -> None:
+    session = Session(Identity(Role.RENDEZVOUS, 1, 0, 2), b"key")
+    (here, wire), (other_wire, there) = socket.socketpair(), socket.socketpair()
+    channel, other = ControlChannel(here, session, server=True), ControlChannel(there, session, server=False)
+    for altered in (False, True):
+        other.send(Routed(("a reason",)), Deadline(5))
+        passing = bytearray(other_wire.recv(1 << 16))
+        assert b"reason" not in passing
+        passing[-1] ^= altered
+        wire.sendall(passing)
+        if altered:
+            with pytest.raises(AuthError, match="a message from rank 1 was altered on its way"):
+                channel.receive(Routed, Deadline(5))
+        else:
+            assert channel.receive(Routed, Deadline(5)) == Routed(("a reason",))
+    for one in (here, wire, other_wire, there):
+        one.close()
 
 
 def test_rank_0_is_believed_when_it_says_why_it_gave_up() -> None:

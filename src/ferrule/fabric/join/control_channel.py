@@ -1,8 +1,7 @@
-"""Authenticated connections while a group is being made: exact reads, every wait with a deadline."""
+"""Encrypted messages while a group is being made: exact reads, every wait with a deadline."""
 
 from __future__ import annotations
 
-import hmac
 import socket
 import struct
 import time
@@ -13,11 +12,12 @@ from msgspec import DecodeError, Struct, ValidationError, json
 
 from ferrule.errors import AuthError, FabricTimeout, RendezvousError
 from ferrule.fabric.join.handshake import Session
-from ferrule.secure.handshake import MAC_BYTES
+from ferrule.secure.aead import TAG_BYTES, Sealer
 
-_LENGTH = struct.Struct("<I")
+_HEAD = struct.Struct("<I")
+"""Bytes of the payload, and `_ABORT` if that is an `Abort`. In the clear, but under the tag."""
+_ABORT = 1 << 31
 _MAX_MESSAGE = 1 << 22
-_ABORT = b'{"abort"'
 _ALARM_SECONDS = 0.1
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Deadline:
 
 
 class ControlChannel:
-    """Small messages (structs, as JSON) to one rank over an authenticated socket, each under a MAC with its number.
+    """Small messages (structs, as JSON) to one rank over an authenticated socket, each encrypted under its number.
 
     Reads take exactly the message and never a byte more: afterwards the socket carries the data of the group.
     ``here``, ``there``: the addresses of both ends.
@@ -77,35 +77,32 @@ class ControlChannel:
         self.session = session
         self.identity = session.identity
         self.peer = session.identity.rank if server else session.identity.target
-        self._key = session.key
-        self._send_label, self._receive_label = (b"server", b"client") if server else (b"client", b"server")
+        ours, theirs = ("server", "client") if server else ("client", "server")
+        self._sealer, self._opener = (Sealer(session.key, f"control {end}") for end in (ours, theirs))
         self.gave_up = False  # so it said
-        self._sent = 0
-        self._received = 0
 
     def send(self, message: object, deadline: Deadline) -> None:
         payload = json.encode(message)
-        frame = _LENGTH.pack(len(payload)) + payload + self._mac(self._send_label, self._sent, payload)
-        self._sent += 1
+        head = _HEAD.pack(len(payload) | (_ABORT if isinstance(message, Abort) else 0))
         self.socket.settimeout(max(deadline.left, 1e-3))
         try:
-            self.socket.sendall(frame)
+            self.socket.sendall(head + self._sealer.seal(payload, head))
         except OSError as error:
             raise RendezvousError(f"rank {self.peer} left during the rendezvous ({error})") from error
 
     def receive(self, kind: type[T], deadline: Deadline) -> T:
         """The next message. Raises `RendezvousError`, also where it is of another kind, and `AuthError`."""
         where = f"rank {self.peer}"
-        (length,) = _LENGTH.unpack(read_exactly(self.socket, _LENGTH.size, deadline, where))
+        head = read_exactly(self.socket, _HEAD.size, deadline, where)
+        (word,) = _HEAD.unpack(head)
+        length, abort = word & ~_ABORT, bool(word & _ABORT)
         if length > _MAX_MESSAGE:
             raise AuthError(f"{where} announced a message of {length} bytes, which none of ours has")
-        payload = read_exactly(self.socket, length, deadline, where)
-        mac = read_exactly(self.socket, MAC_BYTES, deadline, where)
-        if not hmac.compare_digest(mac, self._mac(self._receive_label, self._received, payload)):
+        payload = self._opener.open(read_exactly(self.socket, length + TAG_BYTES, deadline, where), head)
+        if payload is None:
             raise AuthError(f"a message from {where} was altered on its way")
-        self._received += 1
         try:
-            if payload.startswith(_ABORT):
+            if abort:
                 self.gave_up = True
                 raise RendezvousError(f"{where} gave up: {json.decode(payload, type=Abort).abort}")
             return json.decode(payload, type=kind)
@@ -117,11 +114,8 @@ class ControlChannel:
     @property
     def over(self) -> bool:
         """Whether the other end is gone, or says next that it gave up."""
-        head = _peek(self.socket, _LENGTH.size + len(_ABORT))
-        return head == b"" or (head is not None and head[_LENGTH.size :] == _ABORT)
-
-    def _mac(self, label: bytes, number: int, payload: bytes) -> bytes:
-        return hmac.digest(self._key, label + number.to_bytes(8, "little") + payload, "sha256")
+        head = _peek(self.socket, _HEAD.size)
+        return head == b"" or (head is not None and len(head) == _HEAD.size and bool(_HEAD.unpack(head)[0] & _ABORT))
 
 
 def _encrypted(sock: socket.socket, key: bytes, *, server: bool) -> socket.socket:

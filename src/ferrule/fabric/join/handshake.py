@@ -1,6 +1,7 @@
 """The handshake between two ranks (over `ferrule.secure.handshake`), directly or through a relay.
 
-Afterwards every message is authenticated, and encrypted where both ends were told so (docs/security.md).
+Afterwards every message is encrypted (`ferrule.secure.aead`), and all else where both ends were told so
+(docs/security.md).
 
 Where two ranks share no link, the client first proves itself in the same way to a rank between them (as a
 `Role.RELAY`), which connects to the target and from then on only copies bytes; then both ends shake hands through it as
@@ -21,7 +22,7 @@ from ferrule.secure import Status, Stranger
 from ferrule.secure.handshake import Reply, Wire, WrongKey, challenge_steps, client_steps, hear_hello
 
 # A hello tells rank, target, world size, rail and epoch, as `Identity` has them.
-WIRE = Wire(b"FERRULE\0", number=4, label=b"ferrule ", fields="i i i i 16s", text_bytes=192)
+WIRE = Wire(b"FERRULE\0", number=5, label=b"ferrule ", fields="i i i i 16s", text_bytes=192)
 _RANK = struct.Struct("<i")
 
 
