@@ -28,11 +28,11 @@ def find_routes(
         weights[low][high] = weights[high][low] = _weight(low, high, hosts, costs)
     alpha: Matrix = tuple(map(tuple, weights))
     beta: Matrix = tuple(tuple(None if cell is None else 0.0 for cell in row) for row in weights)
-    links = PairCosts(alpha, beta)
+    pairs = PairCosts(alpha, beta)
     routes = {}
     for low in range(size):
-        for high, path in cheapest_routes(links, low).items():
-            if high > low and not links.linked(low, high):
+        for high, path in cheapest_routes(pairs, low).items():
+            if high > low and not pairs.linked(low, high):
                 routes[high, low] = path.hops[-2:0:-1]
     return routes
 
