@@ -14,8 +14,8 @@ from ferrule.model import read_model
 from ferrule.plan import (
     ClusterSpec,
     DeviceSpec,
-    LinkSpec,
     Objective,
+    PairSpec,
     Question,
     RailSpec,
     Workload,
@@ -59,12 +59,12 @@ def cluster(hosts: int, seed: int, memory: float, *, alike: bool = False, neighb
         )
         for i in range(hosts)
     )
-    links = tuple(
-        LinkSpec((a.name, b.name), (RailSpec("cable", about(3e-5, 1.4), about(2.5e9, 1.4)),))
+    pairs = tuple(
+        PairSpec((a.name, b.name), (RailSpec("cable", about(3e-5, 1.4), about(2.5e9, 1.4)),))
         for (i, a), (j, b) in itertools.combinations(enumerate(devices), 2)
         if min(j - i, hosts - (j - i)) <= neighbours
     )
-    return ClusterSpec(devices, links)
+    return ClusterSpec(devices, pairs)
 
 
 def gap(model_name: str, objective: Objective, seed: int) -> float:

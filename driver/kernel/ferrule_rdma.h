@@ -2,8 +2,8 @@
 /*
  * Objects of the driver and who owns them. See docs/driver.md.
  *
- * Headers include each other one way: wire, link, this one, qp and tb. Calls go in circles by
- * intent: a device owns its link, whose rounds run the queue pairs, which send over the link.
+ * Headers include each other one way: wire, channel, this one, qp and tb. Calls go in circles by
+ * intent: a device owns its channel, whose rounds run the queue pairs, which send over it.
  */
 #ifndef FERRULE_RDMA_H
 #define FERRULE_RDMA_H
@@ -21,7 +21,7 @@
 #include <rdma/ib_verbs.h>
 #include <rdma/rdma_user_rxe.h>
 
-#include "link/link.h"
+#include "channel/channel.h"
 
 #define FER_HOST_ID	16		/* bytes */
 #define FER_MAX_QP	256
@@ -160,7 +160,7 @@ struct fer_dev {
 	struct list_head node;		/* fer_topology */
 	u8 peer[FER_HOST_ID];		/* who is at the other end; zeros: itself */
 	struct net_device *netdev;
-	struct fer_link *link;
+	struct fer_channel *channel;
 	struct dentry *debugfs;
 	bool leaving;			/* processes are about to lose it */
 	struct xarray qps;
@@ -241,11 +241,11 @@ void fer_debugfs_add(struct fer_dev *dev);
 void fer_debugfs_remove(struct fer_dev *dev);
 
 /* loopback.c */
-int fer_loopback_join(struct fer_link *link);
-void fer_loopback_debugfs(struct fer_link *link, struct dentry *dir);
+int fer_loopback_join(struct fer_channel *channel);
+void fer_loopback_debugfs(struct fer_channel *channel, struct dentry *dir);
 
 /* inject.c */
-void fer_inject_debugfs(struct fer_link *link, struct dentry *dir);
+void fer_inject_debugfs(struct fer_channel *channel, struct dentry *dir);
 
 /* service.c; nothing without CONFIG_USB4 */
 #ifdef FER_USB4

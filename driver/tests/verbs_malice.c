@@ -8,7 +8,7 @@
 
 #include "verbs_side.h"
 
-#include "../kernel/link/wire.c"
+#include "../kernel/channel/wire.c"
 
 static int wire;
 static unsigned long sent, refusals;
@@ -53,7 +53,7 @@ static void inject(struct fer_hdr h)
 static void wild(struct side *to, struct side *from, struct side *other, uint32_t psn)
 {
 	static const u8 ops[] = {
-		FER_OP_LINK_ACK, FER_OP_SKIP, FER_OP_SEND, FER_OP_WRITE, FER_OP_READ,
+		FER_OP_CHANNEL_ACK, FER_OP_SKIP, FER_OP_SEND, FER_OP_WRITE, FER_OP_READ,
 		FER_OP_CMP_SWAP, FER_OP_FETCH_ADD, FER_OP_READ_RESP, FER_OP_ATOMIC_RESP,
 		FER_OP_ACK, FER_OP_NAK, FER_OP_DGRAM,
 	};
@@ -135,6 +135,6 @@ int main(int argc, char **argv)
 		drop(&b);
 	}
 	NEED(sent > 300);
-	printf("ok malice: %d rounds, %lu frames, %lu that no link takes\n", round, sent, refusals);
+	printf("ok malice: %d rounds, %lu frames, %lu not taken\n", round, sent, refusals);
 	return 0;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * wire_check SEED: the codec of driver/kernel/link/wire.c in user space, under the sanitizers.
+ * wire_check SEED: the codec of driver/kernel/channel/wire.c in user space, under the sanitizers.
  * What is sealed opens again as it was; what was altered in any bit does not; and whatever
  * opens, however it came about, is safe to use.
  */
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../kernel/link/wire.h"
+#include "../kernel/channel/wire.h"
 
 static u32 table[256];
 static u32 state;
@@ -37,7 +37,7 @@ static u32 next_random(void)
 	fprintf(stderr, "line %d: %s\n", __LINE__, #x); exit(1); } } while (0)
 
 static const u8 ops[] = {
-	FER_OP_LINK_ACK, FER_OP_SKIP, FER_OP_SEND, FER_OP_WRITE, FER_OP_READ, FER_OP_CMP_SWAP,
+	FER_OP_CHANNEL_ACK, FER_OP_SKIP, FER_OP_SEND, FER_OP_WRITE, FER_OP_READ, FER_OP_CMP_SWAP,
 	FER_OP_FETCH_ADD, FER_OP_READ_RESP, FER_OP_ATOMIC_RESP, FER_OP_ACK, FER_OP_NAK,
 	FER_OP_DGRAM,
 };
@@ -74,7 +74,7 @@ static struct fer_hdr valid(void)
 	case FER_OP_ATOMIC_RESP:
 		h.len = 8;
 		break;
-	case FER_OP_LINK_ACK:
+	case FER_OP_CHANNEL_ACK:
 		h.len = 32;
 		break;
 	}
@@ -101,7 +101,7 @@ static void safe(const struct fer_hdr *h, size_t size)
 	}
 	if (h->op == FER_OP_CMP_SWAP || h->op == FER_OP_FETCH_ADD)
 		NEED(h->len == 16);
-	if (h->op == FER_OP_LINK_ACK)
+	if (h->op == FER_OP_CHANNEL_ACK)
 		NEED(h->len == 32);
 }
 

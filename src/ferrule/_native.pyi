@@ -124,8 +124,8 @@ class Heartbeat:
     """
 
     def __init__(self, rank: int, size: int, epoch: int, interval: float, limit: float) -> None: ...
-    def add(self, peer: int, rail: int, fd: int, link: str, via: int = -1) -> None:
-        """Take over a connected socket to ``peer``; ``via``: the rank that relays it, if one does."""
+    def add(self, peer: int, rail: int, fd: int, name: str, via: int = -1) -> None:
+        """Take over a connected socket to ``peer``. ``name``: for what `lost` says; ``via``: a rank that relays it."""
 
     def peers(self) -> list[tuple[str, float]]:
         """Per rank: self, absent, alive, left or lost; and the seconds since it was last heard."""

@@ -48,7 +48,7 @@ def test_cpio_holds_each_path_once_behind_its_parents() -> None:
     cpio.file("/bin/tool", b"first", mode=0o755)
     cpio.file("/usr/bin/tool", b"second")
     cpio.file("/a/deep/file", b"12345")
-    cpio.link("/a/link", "deep/file")
+    cpio.symlink("/a/link", "deep/file")
     assert "/bin/tool" in cpio
     assert "/a/other" not in cpio
     cpio.close()

@@ -19,7 +19,7 @@ static int stats_show(struct seq_file *file, void *unused)
 	int i;
 
 	for (i = 0; i < FER_STAT_COUNT; i++)
-		seq_printf(file, "%s %llu\n", names[i], READ_ONCE(dev->link->stats[i]));
+		seq_printf(file, "%s %llu\n", names[i], READ_ONCE(dev->channel->stats[i]));
 	return 0;
 }
 DEFINE_SHOW_ATTRIBUTE(stats);
@@ -47,19 +47,19 @@ DEFINE_SHOW_ATTRIBUTE(qps);
 static int rails_show(struct seq_file *file, void *unused)
 {
 	struct fer_dev *dev = file->private;
-	struct fer_link *link = dev->link;
+	struct fer_channel *channel = dev->channel;
 	struct fer_rail *rail;
 	int i;
 
-	mutex_lock(&link->engine);
-	fer_each_rail(link, rail, i) {
+	mutex_lock(&channel->engine);
+	fer_each_rail(channel, rail, i) {
 		seq_printf(file, "%d %s %s: ", i, rail->ops->name, rail->up ? "up" : "down");
 		seq_printf(file, "tx_frames %llu tx_bytes %llu rx_frames %llu rx_bytes %llu",
 			   rail->tx_frames, rail->tx_bytes, rail->rx_frames, rail->rx_bytes);
 		seq_printf(file, " resent %llu unacked %u losses %llu\n", rail->resent,
 			   rail->unacked, rail->losses);
 	}
-	mutex_unlock(&link->engine);
+	mutex_unlock(&channel->engine);
 	return 0;
 }
 DEFINE_SHOW_ATTRIBUTE(rails);
@@ -78,7 +78,7 @@ void fer_debugfs_add(struct fer_dev *dev)
 	debugfs_create_file("qps", 0400, dev->debugfs, dev, &qps_fops);
 	debugfs_create_file("rails", 0400, dev->debugfs, dev, &rails_fops);
 	debugfs_create_file("owners", 0400, dev->debugfs, dev, &owners_fops);
-	fer_loopback_debugfs(dev->link, dev->debugfs);
+	fer_loopback_debugfs(dev->channel, dev->debugfs);
 }
 
 void fer_debugfs_remove(struct fer_dev *dev)

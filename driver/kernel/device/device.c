@@ -50,12 +50,12 @@ void fer_dev_dealloc(struct ib_device *ibdev)
 	fer_debugfs_remove(dev);
 	mutex_lock(&fer_topology);
 	list_del_init(&dev->node);
-	for (i = 0; dev->link && i < FER_MAX_RAILS; i++)
-		if (dev->link->rails[i])
-			fer_rail_leave(dev->link->rails[i]);
+	for (i = 0; dev->channel && i < FER_MAX_RAILS; i++)
+		if (dev->channel->rails[i])
+			fer_rail_leave(dev->channel->rails[i]);
 	mutex_unlock(&fer_topology);
-	if (dev->link)
-		fer_link_destroy(dev->link);
+	if (dev->channel)
+		fer_channel_destroy(dev->channel);
 	if (dev->netdev)
 		fer_netdev_destroy(dev->netdev);
 	xa_destroy(&dev->qps);
@@ -112,14 +112,14 @@ static int add(struct fer_dev *dev, const char *name, const char *net_name, cons
 		return err;
 	}
 	addrconf_addr_eui48((u8 *)&dev->ib.node_guid, dev->netdev->dev_addr);
-	dev->link = fer_link_create(dev, dev->netdev->name);
-	if (IS_ERR(dev->link)) {
-		err = PTR_ERR(dev->link);
-		dev->link = NULL;
+	dev->channel = fer_channel_create(dev, dev->netdev->name);
+	if (IS_ERR(dev->channel)) {
+		err = PTR_ERR(dev->channel);
+		dev->channel = NULL;
 		return err;
 	}
 	if (!dev->ib.dev.parent) {
-		err = fer_loopback_join(dev->link);
+		err = fer_loopback_join(dev->channel);
 		if (err)
 			return err;
 	}

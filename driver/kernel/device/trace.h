@@ -18,7 +18,7 @@
 
 /* Numbers for tools that read raw events, then names as __print_symbolic() wants them. */
 #define FER_TRACE_OPS \
-	FER_OP_IS(LINK_ACK) FER_OP_IS(SKIP) FER_OP_IS(SEND) FER_OP_IS(WRITE) FER_OP_IS(READ) \
+	FER_OP_IS(CHANNEL_ACK) FER_OP_IS(SKIP) FER_OP_IS(SEND) FER_OP_IS(WRITE) FER_OP_IS(READ) \
 	FER_OP_IS(CMP_SWAP) FER_OP_IS(FETCH_ADD) FER_OP_IS(READ_RESP) FER_OP_IS(ATOMIC_RESP) \
 	FER_OP_IS(ACK) FER_OP_IS(NAK) FER_OP_LAST(DGRAM)
 
@@ -48,7 +48,7 @@ DECLARE_EVENT_CLASS(fer_frame,
 		__field(u32, psn)
 	),
 	TP_fast_assign(
-		strscpy(__entry->dev, fer_dev_name(rail->link->dev), FER_TRACE_NAME);
+		strscpy(__entry->dev, fer_dev_name(rail->channel->dev), FER_TRACE_NAME);
 		__entry->rail = rail->index;
 		__entry->op = hdr->op;
 		__entry->flags = hdr->flags;
@@ -85,7 +85,7 @@ TRACE_EVENT(fer_frame_again,
 		__field(u32, seq)
 	),
 	TP_fast_assign(
-		strscpy(__entry->dev, fer_dev_name(rail->link->dev), FER_TRACE_NAME);
+		strscpy(__entry->dev, fer_dev_name(rail->channel->dev), FER_TRACE_NAME);
 		strscpy(__entry->why, why, FER_TRACE_WHY);
 		__entry->rail = rail->index;
 		__entry->op = hdr->op;
@@ -98,9 +98,9 @@ TRACE_EVENT(fer_frame_again,
 /* each of this session whose checksum and bounds are right, also what is here already */
 FER_FRAME_EVENT(fer_frame_received);
 
-DECLARE_EVENT_CLASS(fer_link_state,
-	TP_PROTO(const struct fer_link *link, int rail, u32 epoch, const char *why),
-	TP_ARGS(link, rail, epoch, why),
+DECLARE_EVENT_CLASS(fer_channel_state,
+	TP_PROTO(const struct fer_channel *channel, int rail, u32 epoch, const char *why),
+	TP_ARGS(channel, rail, epoch, why),
 	TP_STRUCT__entry(
 		__array(char, dev, FER_TRACE_NAME)
 		__array(char, why, FER_TRACE_WHY)
@@ -108,7 +108,7 @@ DECLARE_EVENT_CLASS(fer_link_state,
 		__field(u32, epoch)
 	),
 	TP_fast_assign(
-		strscpy(__entry->dev, fer_dev_name(link->dev), FER_TRACE_NAME);
+		strscpy(__entry->dev, fer_dev_name(channel->dev), FER_TRACE_NAME);
 		strscpy(__entry->why, why, FER_TRACE_WHY);
 		__entry->rail = rail;
 		__entry->epoch = epoch;
@@ -117,16 +117,16 @@ DECLARE_EVENT_CLASS(fer_link_state,
 		  __entry->why)
 );
 
-#define FER_LINK_EVENT(name) \
-DEFINE_EVENT(fer_link_state, name, \
-	TP_PROTO(const struct fer_link *link, int rail, u32 epoch, const char *why), \
-	TP_ARGS(link, rail, epoch, why))
+#define FER_CHANNEL_EVENT(name) \
+DEFINE_EVENT(fer_channel_state, name, \
+	TP_PROTO(const struct fer_channel *channel, int rail, u32 epoch, const char *why), \
+	TP_ARGS(channel, rail, epoch, why))
 
 /* rail: -1, as it is about all of them */
-FER_LINK_EVENT(fer_session_up);
-FER_LINK_EVENT(fer_session_down);
-FER_LINK_EVENT(fer_rail_up);
-FER_LINK_EVENT(fer_rail_down);
+FER_CHANNEL_EVENT(fer_session_up);
+FER_CHANNEL_EVENT(fer_session_down);
+FER_CHANNEL_EVENT(fer_rail_up);
+FER_CHANNEL_EVENT(fer_rail_down);
 
 TRACE_EVENT(fer_qp_error,
 	TP_PROTO(const struct fer_qp *qp, const char *why),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * What comes back for requests: acknowledgements, data, refusals, or nothing in time.
- * Everything runs under link->engine and qp->lock.
+ * Everything runs under channel->engine and qp->lock.
  */
 #include "verbs/qp.h"
 
@@ -155,7 +155,7 @@ void fer_req_timeout(struct fer_qp *qp, u64 now)
 		fer_qp_timer(qp, qp->req.expires_ns);
 		return;
 	}
-	fer_count(qp->dev->link, FER_STAT_QP_TIMEOUT);
+	fer_count(qp->dev->channel, FER_STAT_QP_TIMEOUT);
 	qp->req.expires_ns = 0;
 	if (!qp->req.retries) {
 		fer_sq_fail(qp, IB_WC_RETRY_EXC_ERR);

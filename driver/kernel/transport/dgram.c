@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Datagrams: one frame each, with the addresses of both ends before the data.
- * Everything runs under link->engine and qp->lock.
+ * Everything runs under channel->engine and qp->lock.
  */
 #include <linux/in.h>
 
@@ -51,7 +51,7 @@ void fer_dgram_take(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 	fer_assert_locked(qp);
 	if (!fer_is_ud(qp) || hdr->len < 32 || hdr->rkey != qp->attr.qkey ||
 	    qp->state < IB_QPS_RTR || qp->state > IB_QPS_SQD) {
-		fer_count(qp->dev->link, FER_STAT_WRONG_PEER);
+		fer_count(qp->dev->channel, FER_STAT_WRONG_PEER);
 		return;
 	}
 	len = hdr->len - 32;
@@ -59,12 +59,12 @@ void fer_dgram_take(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 	memcpy(&grh.dgid, payload + 16, 16);
 	grh.paylen = cpu_to_be16(len);
 	if (fer_resp_take(qp)) {
-		fer_count(qp->dev->link, FER_STAT_UC_DROPPED);
+		fer_count(qp->dev->channel, FER_STAT_UC_DROPPED);
 		return;
 	}
 	if (qp->resp.wqe.length < GRH + len) {
 		/* a datagram ends no queue pair: the receive waits for the next one */
-		fer_count(qp->dev->link, FER_STAT_UC_DROPPED);
+		fer_count(qp->dev->channel, FER_STAT_UC_DROPPED);
 		return;
 	}
 	if (fer_sge_copy(to_fer_pd(qp->ib.pd), qp->resp.wqe.sge, qp->resp.wqe.num_sge, 0,

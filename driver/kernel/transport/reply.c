@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * What the responder sends: answers, acknowledgements, refusals.
- * Everything runs under link->engine and qp->lock.
+ * Everything runs under channel->engine and qp->lock.
  */
 #include "verbs/qp.h"
 
@@ -14,7 +14,7 @@ void fer_reply_nak(struct fer_qp *qp, enum fer_nak code, u32 psn)
 	};
 
 	fer_assert_locked(qp);
-	fer_count(qp->dev->link, stats[code]);
+	fer_count(qp->dev->channel, stats[code]);
 	qp->resp.nak = code;
 	qp->resp.nak_psn = psn;
 	if (code != FER_NAK_RNR && code != FER_NAK_SEQ)
@@ -57,12 +57,12 @@ static void answer(struct fer_qp *qp, struct fer_frame *frame, struct fer_hdr *h
 	struct fer_res *res = &qp->resp.res[qp->resp.res_head % FER_MAX_OWED];
 
 	if (!fill_answer(qp, res, hdr, frame->data + FER_HDR)) {
-		fer_link_put(qp->dev->link, frame);
+		fer_channel_put(qp->dev->channel, frame);
 		qp->resp.res_head = qp->resp.res_tail;
 		fer_reply_nak(qp, FER_NAK_ACCESS, hdr->psn);
 		return;
 	}
-	fer_link_send(qp->dev->link, frame, hdr);
+	fer_channel_send(qp->dev->channel, frame, hdr);
 	if (++res->sent == res->frames)
 		qp->resp.res_head++;
 }
@@ -73,7 +73,7 @@ static void send_nak(struct fer_qp *qp, struct fer_frame *frame, struct fer_hdr 
 	hdr->psn = qp->resp.nak_psn;
 	hdr->imm = qp->resp.nak;
 	hdr->offset = qp->resp.nak == FER_NAK_RNR ? qp->attr.min_rnr_timer : 0;
-	fer_link_send(qp->dev->link, frame, hdr);
+	fer_channel_send(qp->dev->channel, frame, hdr);
 	qp->resp.nak = 0;
 	if (qp->resp.state == FER_RESP_CLOSED) {
 		fer_qp_fail(qp, "a request of the peer is refused");
@@ -92,16 +92,16 @@ bool fer_reply_run(struct fer_qp *qp, int budget)
 
 		if (!fer_owed(qp) && !qp->resp.ack && !qp->resp.nak)
 			return false;
-		frame = fer_link_get(qp->dev->link);
+		frame = fer_channel_get(qp->dev->channel);
 		if (!frame)
-			return qp->dev->link->up;
+			return qp->dev->channel->up;
 		if (fer_owed(qp)) {
 			answer(qp, frame, &hdr);
 		} else if (qp->resp.ack) {
 			hdr.op = FER_OP_ACK;
 			hdr.psn = qp->resp.ack_psn;
 			qp->resp.ack = false;
-			fer_link_send(qp->dev->link, frame, &hdr);
+			fer_channel_send(qp->dev->channel, frame, &hdr);
 		} else {
 			send_nak(qp, frame, &hdr);
 		}

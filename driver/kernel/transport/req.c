@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * The requester: the frames of what was posted.
- * Everything runs under link->engine and qp->lock.
+ * Everything runs under channel->engine and qp->lock.
  */
 #include "verbs/qp.h"
 
@@ -91,13 +91,13 @@ static int fill(struct fer_qp *qp, struct fer_swqe *w, struct fer_hdr *hdr, u8 *
 }
 
 /*
- * Send the next frame of w. False: the window is full. Without a link an unreliable
+ * Send the next frame of w. False: the window is full. Without a session an unreliable
  * frame is lost, and the others wait as long as for an answer.
  */
 static bool send_one(struct fer_qp *qp, struct fer_swqe *w)
 {
-	struct fer_link *link = qp->dev->link;
-	struct fer_frame *frame = fer_link_get(link);
+	struct fer_channel *channel = qp->dev->channel;
+	struct fer_frame *frame = fer_channel_get(channel);
 	struct fer_hdr hdr = {
 		.dqpn = qp->peer_qpn, .sqpn = qp->ib.qp_num, .psn = qp->req.psn,
 		.flags = fer_is_rc(qp) ? 0 : FER_UNRELIABLE,
@@ -105,18 +105,18 @@ static bool send_one(struct fer_qp *qp, struct fer_swqe *w)
 	int err;
 
 	if (!frame) {
-		if (!link->up && fer_is_rc(qp) && !qp->req.expires_ns)
+		if (!channel->up && fer_is_rc(qp) && !qp->req.expires_ns)
 			fer_req_expire(qp, ktime_get_ns());
-		if (link->up || fer_is_rc(qp))
+		if (channel->up || fer_is_rc(qp))
 			return false;
 	} else {
 		err = fill(qp, w, &hdr, frame->data + FER_HDR);
 		if (err) {
-			fer_link_put(link, frame);
+			fer_channel_put(channel, frame);
 			w->status = err == -EACCES ? IB_WC_LOC_PROT_ERR : IB_WC_LOC_QP_OP_ERR;
 			return true;
 		}
-		fer_link_send(link, frame, &hdr);
+		fer_channel_send(channel, frame, &hdr);
 	}
 	if (fer_wants_answer(w))
 		qp->req.psn = (w->last_psn + 1) & FER_PSN_MASK;
@@ -179,7 +179,7 @@ bool fer_req_run(struct fer_qp *qp, int budget)
 			start(qp, w);
 		}
 		if (!w->status && !send_one(qp, w))
-			return qp->dev->link->up; /* else its next session looks here */
+			return qp->dev->channel->up; /* else its next session looks here */
 		if (w->status) {
 			qp->req.stalled = true; /* told when all before it are done */
 			fer_sq_complete(qp);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * The responder: carries out what the peer asks for, after checking it.
- * Everything runs under link->engine and qp->lock.
+ * Everything runs under channel->engine and qp->lock.
  */
 #include "device/trace.h"
 
@@ -14,7 +14,7 @@ static bool refuse(struct fer_qp *qp, enum fer_nak code, const struct fer_hdr *h
 	if (fer_is_rc(qp))
 		fer_reply_nak(qp, code, hdr->psn);
 	else
-		fer_count(qp->dev->link, FER_STAT_UC_DROPPED);
+		fer_count(qp->dev->channel, FER_STAT_UC_DROPPED);
 	return false;
 }
 
@@ -311,11 +311,11 @@ static void uc_frame(struct fer_qp *qp, const struct fer_hdr *hdr, u8 *payload)
 		return;
 	if (hdr->flags & FER_FIRST) {
 		if (qp->resp.in_message)
-			fer_count(qp->dev->link, FER_STAT_UC_DROPPED);
+			fer_count(qp->dev->channel, FER_STAT_UC_DROPPED);
 		qp->resp.in_message = false;
 	} else if (hdr->psn != qp->resp.psn || !qp->resp.in_message) {
 		if (qp->resp.in_message)
-			fer_count(qp->dev->link, FER_STAT_UC_DROPPED);
+			fer_count(qp->dev->channel, FER_STAT_UC_DROPPED);
 		qp->resp.in_message = false;
 		return;
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * The send queue: requests are copied out of the ring, and completed in order.
- * Everything runs under link->engine and qp->lock.
+ * Everything runs under channel->engine and qp->lock.
  */
 #include "device/trace.h"
 
@@ -304,8 +304,8 @@ static int post_one(struct fer_qp *qp, const struct ib_send_wr *wr)
 
 /*
  * A process has written into the ring and rings the doorbell, without wr; its request is carried
- * out here and now if no other thread does the link's work. Users in the kernel may hold locks,
- * and so leave that to the link's thread.
+ * out here and now if no other thread does the channel's work. Users in the kernel may hold
+ * locks, and so leave that to the channel's thread.
  */
 int fer_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struct ib_send_wr **bad)
 {
@@ -329,8 +329,8 @@ int fer_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struct 
 	spin_unlock_irqrestore(&qp->req.post_lock, irq);
 	fer_qp_activate(qp);
 	if (user)
-		fer_link_drive(qp->dev->link);
+		fer_channel_drive(qp->dev->channel);
 	else
-		fer_link_kick(qp->dev->link);
+		fer_channel_kick(qp->dev->channel);
 	return err;
 }

@@ -47,7 +47,7 @@ static int join(struct fer_tb *tb, const u8 *peer)
 	mutex_lock(&fer_topology);
 	dev = fer_dev_find(peer);
 	if (dev)
-		err = fer_rail_join(dev->link, &tb->rail);
+		err = fer_rail_join(dev->channel, &tb->rail);
 	if (!err)
 		err = fer_tb_rings(tb);
 	mutex_unlock(&fer_topology);
@@ -66,7 +66,7 @@ static void drop_unused(const u8 *peer)
 	if (memchr_inv(peer, 0, FER_HOST_ID))
 		dev = fer_dev_find(peer);
 	for (i = 0; dev && i < FER_MAX_RAILS; i++)
-		any |= !!dev->link->rails[i];
+		any |= !!dev->channel->rails[i];
 	if (dev && !any)
 		fer_dev_remove(dev); /* gives fer_topology up */
 	else
@@ -106,8 +106,8 @@ u32 fer_tb_session(struct fer_tb *tb)
 	u32 epoch = get_random_u32() | 1;
 
 	mutex_lock(&fer_topology);
-	if (tb->rail.link)
-		epoch = fer_session_offer(tb->rail.link, epoch);
+	if (tb->rail.channel)
+		epoch = fer_session_offer(tb->rail.channel, epoch);
 	mutex_unlock(&fer_topology);
 	return epoch;
 }
@@ -115,16 +115,16 @@ u32 fer_tb_session(struct fer_tb *tb)
 /* False: the device is gone, or the session is over already. */
 bool fer_tb_begin(struct fer_tb *tb, u32 epoch, u32 window)
 {
-	struct fer_link *link;
+	struct fer_channel *channel;
 	bool up = false;
 
 	mutex_lock(&fer_topology);
-	link = tb->rail.link;
-	if (link)
+	channel = tb->rail.channel;
+	if (channel)
 		up = fer_rail_up(&tb->rail, epoch, window);
 	if (up)
 		dev_info(&tb->service->dev, "rail %d of %s is up\n", tb->rail.index,
-			 dev_name(&link->dev->ib.dev));
+			 dev_name(&channel->dev->ib.dev));
 	mutex_unlock(&fer_topology);
 	return up;
 }
@@ -134,7 +134,7 @@ void fer_tb_leave(struct fer_tb *tb)
 {
 	mutex_lock(&devices_lock);
 	mutex_lock(&fer_topology);
-	if (tb->rail.link)
+	if (tb->rail.channel)
 		fer_rail_leave(&tb->rail);
 	if (READ_ONCE(tb->life) == FER_TB_ASLEEP)
 		mutex_unlock(&fer_topology);

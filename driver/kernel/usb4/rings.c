@@ -68,7 +68,7 @@ static int fill(struct fer_tb *tb)
 	return 0;
 }
 
-static int map_link(struct fer_tb *tb, struct fer_link *link)
+static int map_frames(struct fer_tb *tb, struct fer_channel *channel)
 {
 	struct device *dev = tb_ring_dma_device(tb->tx);
 	int i;
@@ -77,16 +77,16 @@ static int map_link(struct fer_tb *tb, struct fer_link *link)
 		struct fer_tb_frame *to = &tb->tx_frames[i];
 
 		to->queued = false;
-		to->ring.buffer_phy = dma_map_single(dev, link->frames[i].data, FER_FRAME,
+		to->ring.buffer_phy = dma_map_single(dev, channel->frames[i].data, FER_FRAME,
 						     DMA_TO_DEVICE);
 		if (dma_mapping_error(dev, to->ring.buffer_phy))
 			return -ENOMEM;
-		to->frame.data = link->frames[i].data; /* it is mapped */
+		to->frame.data = channel->frames[i].data; /* it is mapped */
 	}
 	return 0;
 }
 
-static void unmap_link(struct fer_tb *tb)
+static void unmap_frames(struct fer_tb *tb)
 {
 	int i;
 
@@ -114,7 +114,7 @@ static void free_rings(struct fer_tb *tb)
 		free_page((unsigned long)frame->frame.data);
 	}
 	if (tb->tx_frames)
-		unmap_link(tb);
+		unmap_frames(tb);
 	kvfree(tb->rx_frames);
 	kvfree(tb->tx_frames);
 	tb->rx_frames = NULL;
@@ -127,7 +127,7 @@ static void free_rings(struct fer_tb *tb)
 	tb->tx = NULL;
 }
 
-/* The rail is joined to its link, and fer_topology is held. */
+/* The rail is joined to its channel, and fer_topology is held. */
 int fer_tb_rings(struct fer_tb *tb)
 {
 	struct tb_nhi *nhi = tb->xd->tb->nhi;
@@ -161,7 +161,7 @@ int fer_tb_rings(struct fer_tb *tb)
 		goto free;
 	err = fill(tb);
 	if (!err)
-		err = map_link(tb, tb->rail.link);
+		err = map_frames(tb, tb->rail.channel);
 	if (err)
 		goto free;
 #ifdef FER_TB_THROTTLING
@@ -172,9 +172,9 @@ int fer_tb_rings(struct fer_tb *tb)
 	tb_ring_start(tb->rx);
 	for (i = 0; i < FER_TB_RING - 1; i++)
 		fer_tb_give(tb, &tb->rx_frames[i]);
-	mutex_lock(&tb->rail.link->engine);
+	mutex_lock(&tb->rail.channel->engine);
 	tb->running = true;
-	mutex_unlock(&tb->rail.link->engine);
+	mutex_unlock(&tb->rail.channel->engine);
 	return 0;
 free:
 	free_rings(tb);
@@ -228,17 +228,17 @@ static void unmask(struct tb_ring *ring, bool *flag, bool masked)
 }
 
 /*
- * The rail leaves its link, which may have frames in the rings: stopped rings give all of them
+ * The rail leaves its channel, which may have frames in the rings: stopped rings give all of them
  * back. Under fer_topology.
  */
 void fer_tb_stop(struct fer_rail *rail)
 {
 	struct fer_tb *tb = to_fer_tb(rail);
-	struct fer_link *link = rail->link;
+	struct fer_channel *channel = rail->channel;
 	int i;
 
 	lockdep_assert_held(&fer_topology);
-	mutex_lock(&link->engine);
+	mutex_lock(&channel->engine);
 	fer_rail_down(rail, "it leaves");
 	if (tb->running) {
 		tb->running = false;
@@ -247,17 +247,17 @@ void fer_tb_stop(struct fer_rail *rail)
 		tb_ring_stop(tb->rx);
 		tb_ring_stop(tb->tx);
 		for (i = 0; i < FER_FRAMES; i++) {
-			link->frames[i].busy -= tb->tx_frames[i].queued;
+			channel->frames[i].busy -= tb->tx_frames[i].queued;
 			tb->tx_frames[i].queued = false;
 		}
 		rail->reading = 0;
 	}
-	mutex_unlock(&link->engine);
+	mutex_unlock(&channel->engine);
 	if (tb->tx_frames)
-		unmap_link(tb);
+		unmap_frames(tb);
 }
 
-/* The rail has left its link. */
+/* The rail has left its channel. */
 void fer_tb_take_down(struct fer_tb *tb)
 {
 	if (tb->paths) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The wire over a USB4 cable: frames are sent out of the link's own buffers and received into pages
- * of the rail; nothing is copied. All but the interrupts is under link->engine.
+ * The wire over a USB4 cable: frames are sent out of the channel's own buffers and received into
+ * pages of the rail; nothing is copied. All but the interrupts is under channel->engine.
  */
 #include <linux/dma-mapping.h>
 
@@ -35,7 +35,7 @@ static void reap(struct fer_tb *tb)
 
 		done->queued = false;
 		tb->rail.reading--;
-		tb->rail.link->frames[done - tb->tx_frames].busy--;
+		tb->rail.channel->frames[done - tb->tx_frames].busy--;
 	}
 }
 
@@ -75,7 +75,7 @@ static int tb_poll(struct fer_rail *rail, int budget)
 		came->frame.size = ring->size ?: FER_FRAME;
 		dma_sync_single_for_cpu(tb_ring_dma_device(tb->rx), ring->buffer_phy,
 					came->frame.size, DMA_FROM_DEVICE);
-		fer_link_rx(rail->link, &came->frame);
+		fer_channel_rx(rail->channel, &came->frame);
 	}
 	return got;
 }
@@ -84,12 +84,12 @@ static int tb_poll(struct fer_rail *rail, int budget)
 void fer_tb_frames_came(void *data)
 {
 	struct fer_tb *tb = data;
-	struct fer_link *link;
+	struct fer_channel *channel;
 
 	WRITE_ONCE(tb->wakes, false);
-	link = READ_ONCE(tb->rail.link);
-	if (link)
-		fer_link_kick(link);
+	channel = READ_ONCE(tb->rail.channel);
+	if (channel)
+		fer_channel_kick(channel);
 }
 
 /* What came before the interrupt was allowed again may raise none. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Completion queues: filled under link->engine, emptied by user space without a call. */
+/* Completion queues: filled under channel->engine, emptied by user space without a call. */
 #include <rdma/uverbs_ioctl.h>
 
 #include "verbs/qp.h"

@@ -83,7 +83,7 @@ int fer_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct 
 	fer_qp_activate(qp);
 unlock:
 	mutex_unlock(&qp->lock);
-	fer_link_kick(qp->dev->link);
+	fer_channel_kick(qp->dev->channel);
 	return err;
 }
 

@@ -7,7 +7,7 @@
 
 #define FLUSH_EVERY_NS (10 * NSEC_PER_MSEC)
 
-/* ---- references and the lists of the link ---- */
+/* ---- references and the lists of the channel ---- */
 
 static void last_put(struct kref *ref)
 {
@@ -47,45 +47,45 @@ struct fer_qp *fer_qp_next(struct fer_dev *dev, unsigned long *number)
 /* Have it looked at in the next round; a caller outside of one wakes the thread, too. */
 void fer_qp_activate(struct fer_qp *qp)
 {
-	struct fer_link *link = qp->dev->link;
+	struct fer_channel *channel = qp->dev->channel;
 	unsigned long irq;
 
-	spin_lock_irqsave(&link->qp_lock, irq);
+	spin_lock_irqsave(&channel->qp_lock, irq);
 	if (!qp->is_active && !qp->dead) {
 		kref_get(&qp->ref);
 		qp->is_active = true;
-		list_add_tail(&qp->active_node, &link->active);
+		list_add_tail(&qp->active_node, &channel->active);
 	}
-	spin_unlock_irqrestore(&link->qp_lock, irq);
+	spin_unlock_irqrestore(&channel->qp_lock, irq);
 }
 
-/* Have fer_req_timeout() called at deadline, or earlier. Under link->engine. */
+/* Have fer_req_timeout() called at deadline, or earlier. Under channel->engine. */
 void fer_qp_timer(struct fer_qp *qp, u64 deadline)
 {
-	struct fer_link *link = qp->dev->link;
+	struct fer_channel *channel = qp->dev->channel;
 	unsigned long irq;
 
-	lockdep_assert_held(&link->engine);
-	spin_lock_irqsave(&link->qp_lock, irq);
+	lockdep_assert_held(&channel->engine);
+	spin_lock_irqsave(&channel->qp_lock, irq);
 	if (qp->is_timed) {
 		qp->deadline_ns = min(qp->deadline_ns, deadline);
 	} else if (!qp->dead) {
 		kref_get(&qp->ref);
 		qp->is_timed = true;
 		qp->deadline_ns = deadline;
-		list_add_tail(&qp->timed_node, &link->timed);
+		list_add_tail(&qp->timed_node, &channel->timed);
 	}
-	link->next_timer_ns = min(link->next_timer_ns, deadline);
-	spin_unlock_irqrestore(&link->qp_lock, irq);
+	channel->next_timer_ns = min(channel->next_timer_ns, deadline);
+	spin_unlock_irqrestore(&channel->qp_lock, irq);
 }
 
 static void leave_lists(struct fer_qp *qp)
 {
-	struct fer_link *link = qp->dev->link;
+	struct fer_channel *channel = qp->dev->channel;
 	unsigned long irq;
 	int refs = 0;
 
-	spin_lock_irqsave(&link->qp_lock, irq);
+	spin_lock_irqsave(&channel->qp_lock, irq);
 	qp->dead = true;
 	if (qp->is_active) {
 		list_del_init(&qp->active_node);
@@ -97,7 +97,7 @@ static void leave_lists(struct fer_qp *qp)
 		qp->is_timed = false;
 		refs++;
 	}
-	spin_unlock_irqrestore(&link->qp_lock, irq);
+	spin_unlock_irqrestore(&channel->qp_lock, irq);
 	while (refs--)
 		fer_qp_put(qp);
 }
@@ -282,7 +282,7 @@ static void flush_for_good(struct fer_qp *qp)
 {
 	u32 i;
 
-	mutex_lock(&qp->dev->link->engine);
+	mutex_lock(&qp->dev->channel->engine);
 	mutex_lock(&qp->lock);
 	if (qp->state != IB_QPS_RESET) {
 		fer_qp_fail(qp, "the device goes");
@@ -292,7 +292,7 @@ static void flush_for_good(struct fer_qp *qp)
 			fer_reply_flush(qp);
 	}
 	mutex_unlock(&qp->lock);
-	mutex_unlock(&qp->dev->link->engine);
+	mutex_unlock(&qp->dev->channel->engine);
 }
 
 int fer_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)

@@ -78,7 +78,7 @@ struct fer_qp {
 	bool is_active;
 	bool is_timed;
 	bool dead;			/* being destroyed: on no list any more */
-	u64 deadline_ns;			/* of the timer; link->qp_lock */
+	u64 deadline_ns;			/* of the timer; channel->qp_lock */
 
 	enum ib_qp_state state;
 	struct ib_qp_attr attr;
@@ -126,10 +126,10 @@ struct fer_qp {
 FER_TO(srq, ib_srq)
 FER_TO(qp, ib_qp)
 
-/* What sends, takes or completes requests runs in a round of the link. */
+/* What sends, takes or completes requests runs in a round of the channel. */
 static inline void fer_assert_locked(const struct fer_qp *qp)
 {
-	lockdep_assert_held(&qp->dev->link->engine);
+	lockdep_assert_held(&qp->dev->channel->engine);
 	lockdep_assert_held(&qp->lock);
 }
 

@@ -93,7 +93,7 @@ int fer_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr, const struct 
 	spin_unlock_irqrestore(&rq->lock, irq);
 	if (READ_ONCE(qp->state) == IB_QPS_ERR) {
 		fer_qp_activate(qp); /* it comes back at once */
-		fer_link_kick(qp->dev->link);
+		fer_channel_kick(qp->dev->channel);
 	}
 	return err;
 }

@@ -47,7 +47,7 @@ static int query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
 
 static int query_port(struct ib_device *ibdev, u32 port, struct ib_port_attr *attr)
 {
-	bool up = READ_ONCE(to_fer_dev(ibdev)->link->up);
+	bool up = READ_ONCE(to_fer_dev(ibdev)->channel->up);
 
 	attr->state = up ? IB_PORT_ACTIVE : IB_PORT_DOWN;
 	attr->phys_state = up ? IB_PORT_PHYS_STATE_LINK_UP : IB_PORT_PHYS_STATE_DISABLED;
@@ -207,7 +207,7 @@ static int get_stats(struct ib_device *ibdev, struct rdma_hw_stats *stats, u32 p
 	if (!port)
 		return -EINVAL;
 	for (i = 0; i < FER_STAT_COUNT; i++)
-		stats->value[i] = READ_ONCE(to_fer_dev(ibdev)->link->stats[i]);
+		stats->value[i] = READ_ONCE(to_fer_dev(ibdev)->channel->stats[i]);
 	return FER_STAT_COUNT;
 }
 

@@ -51,8 +51,8 @@ std::vector<bool> rails(const PyHeartbeat& heartbeat, int peer) {
   return heartbeat->health(peer).rails;
 }
 
-void add(const PyHeartbeat& heartbeat, int peer, int rail, int fd, const std::string& link, int via) {
-  heartbeat->add(peer, static_cast<std::size_t>(rail), fd, link, via);
+void add(const PyHeartbeat& heartbeat, int peer, int rail, int fd, const std::string& name, int via) {
+  heartbeat->add(peer, static_cast<std::size_t>(rail), fd, name, via);
 }
 
 }  // namespace
@@ -60,7 +60,7 @@ void add(const PyHeartbeat& heartbeat, int peer, int rail, int fd, const std::st
 void bind_heartbeat(nb::module_& module) {
   nb::class_<PyHeartbeat>(module, "Heartbeat")
       .def(nb::init<int, int, std::uint64_t, double, double>(), "rank"_a, "size"_a, "epoch"_a, "interval"_a, "limit"_a)
-      .def("add", &add, "peer"_a, "rail"_a, "fd"_a, "link"_a, "via"_a = -1)
+      .def("add", &add, "peer"_a, "rail"_a, "fd"_a, "name"_a, "via"_a = -1)
       .def("peers", &peers)
       .def("rails", &rails, "peer"_a)
       .def("lost", &lost)

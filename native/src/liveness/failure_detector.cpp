@@ -21,7 +21,7 @@ FailureDetector::FailureDetector(int rank, int size, Clock::duration interval, C
   peers_[index(rank)].presence = Presence::self;
 }
 
-void FailureDetector::connect(int peer, std::size_t rail, std::string link, int via, Time now) {
+void FailureDetector::connect(int peer, std::size_t rail, std::string name, int via, Time now) {
   Peer& who = peers_[index(peer)];
   if (who.rails.size() <= rail) who.rails.resize(rail + 1);
   Rail& one = who.rails[rail];
@@ -29,7 +29,7 @@ void FailureDetector::connect(int peer, std::size_t rail, std::string link, int 
   one.connected = true;
   one.heard = now;
   one.via = via;
-  one.link = std::move(link);
+  one.name = std::move(name);
   if (who.presence == Presence::absent) who.presence = Presence::alive;
 }
 
@@ -104,16 +104,16 @@ std::string FailureDetector::why(const Peer& peer, Time now) const {
   if (const Rail* const heard = last_heard(peer)) {
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%.2f", std::chrono::duration<double>(now - heard->heard).count());
-    return std::string("does not answer: no heartbeat for ") + seconds + " s on " + heard->link;
+    return std::string("does not answer: no heartbeat for ") + seconds + " s on " + heard->name;
   }
   const Rail& ended = *last_ended(peer);
-  const auto on_link = " on " + ended.link;
+  const auto on_rail = " on " + ended.name;
   if (ended.via >= 0 && peers_[index(ended.via)].presence == Presence::lost) {
-    return "is cut off: rank " + std::to_string(ended.via) + " of the job, which was between, is lost" + on_link;
+    return "is cut off: rank " + std::to_string(ended.via) + " of the job, which was between, is lost" + on_rail;
   }
-  if (ended.error == 0) return "died: its connection ended" + on_link;
-  if (ended.error == ECONNRESET || ended.error == EPIPE) return "died: connection reset" + on_link;
-  return std::string("was cut off: ") + std::strerror(ended.error) + on_link;
+  if (ended.error == 0) return "died: its connection ended" + on_rail;
+  if (ended.error == ECONNRESET || ended.error == EPIPE) return "died: connection reset" + on_rail;
+  return std::string("was cut off: ") + std::strerror(ended.error) + on_rail;
 }
 
 std::optional<FailureDetector::Suspect> FailureDetector::suspect(Time now) const {

@@ -31,7 +31,7 @@ class FailureDetector {
     Time ended{};
     int error = 0;  // why it ended; 0: the other end closed it
     int via = -1;
-    std::string link;
+    std::string name;
   };
 
   // A rank that should be given up. `arbiter`: the rank to decide that, so that all decide the same; -1: this one.
@@ -44,7 +44,7 @@ class FailureDetector {
   // `limit`: how long a peer may be silent; zero: as long as it likes. `interval`: between beats.
   FailureDetector(int rank, int size, Clock::duration interval, Clock::duration limit);
 
-  void connect(int peer, std::size_t rail, std::string link, int via, Time now);
+  void connect(int peer, std::size_t rail, std::string name, int via, Time now);
   void hear(int peer, std::size_t rail, std::uint64_t sequence, Time now);
   void say_goodbye(int peer, std::uint64_t sequence);
   void end(int peer, std::size_t rail, int error, Time now);

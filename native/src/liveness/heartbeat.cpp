@@ -89,7 +89,7 @@ Heartbeat::Heartbeat(const Settings& settings)
       wires_(static_cast<std::size_t>(settings.size)),
       thread_(start_thread("heartbeat", [this] { run(); })) {}
 
-void Heartbeat::add(int peer, std::size_t rail, int fd, std::string link, int via) {
+void Heartbeat::add(int peer, std::size_t rail, int fd, std::string name, int via) {
   OwnedDescriptor own{fd};
   if (peer < 0 || peer >= size() || peer == rank_ || rail >= kMaxRails || via < -1 || via >= size()) {
     throw std::invalid_argument("there is no such peer or rail");
@@ -99,7 +99,7 @@ void Heartbeat::add(int peer, std::size_t rail, int fd, std::string link, int vi
   if (closing_) return;
   auto& wires = wires_[static_cast<std::size_t>(peer)];
   if (wires.size() <= rail) wires.resize(rail + 1);
-  detector_.connect(peer, rail, std::move(link), via, Clock::now());
+  detector_.connect(peer, rail, std::move(name), via, Clock::now());
   Wire& one = wires[rail];
   if (one.fd >= 0) ::close(one.fd);
   one = Wire{};

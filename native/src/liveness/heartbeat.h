@@ -67,9 +67,10 @@ class Heartbeat {
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
-  // One more connection to a peer, or a new one for a rail of it (below kMaxRails). `via`: the rank that relays it, or
-  // -1. The descriptor is the heartbeat's from here on, also on failure; throws std::invalid_argument.
-  void add(int peer, std::size_t rail, int fd, std::string link, int via);
+  // One more connection to a peer, or a new one for a rail of it (below kMaxRails). `name`: for the reason
+  // why a peer is lost. `via`: the rank that relays it, or -1. The descriptor is the heartbeat's from here on, also on
+  // failure; throws std::invalid_argument.
+  void add(int peer, std::size_t rail, int fd, std::string name, int via);
 
   void join(const SeatPointer& seat);
   // The group is closed. With the last one the peers learn that this rank may go.

@@ -1,4 +1,4 @@
-"""Tokens per second over the number of hosts, the latency of links, or the context: predicted point by point."""
+"""Tokens per second over the number of hosts, the latency of cables, or the context: predicted point by point."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _counts(most: int) -> list[int]:
 
 
 def over_latency(question: Question) -> list[Curve]:
-    """Today's best plan of each strategy, if every link had this latency."""
-    if not question.cluster.links:
+    """Today's best plan of each strategy, if every cable had this latency."""
+    if not question.cluster.pairs:
         raise PlanError("nothing to draw over latency: the cluster has no links")
     return [
         Curve(

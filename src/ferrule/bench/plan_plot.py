@@ -19,7 +19,7 @@ _COLORS = {"single": "#555555", "tensor": "#0b6e4f", "pipeline": "#d1495b", "exp
 _MARKS = {"single": "o", "tensor": "o", "pipeline": "s", "expert": "^", "hybrid": "D"}
 _LABELS = {
     "hosts": "hosts",
-    "latency": "latency of every link, one way",
+    "latency": "latency of every cable, one way",
     "context": "tokens in each sequence before the one that is timed",
 }
 _CURVES = {"hosts": over_hosts, "latency": over_latency, "context": over_context}
@@ -74,7 +74,7 @@ def _axes(axes: Axes, question: Question, over: str, curves: Sequence[Curve]) ->
         axes.set_xlim(counts[0] * 0.8 if counts[-1] > 16 else counts[0] - 0.4, counts[-1] + 0.4)
     elif over == "latency":
         log_ticks(axes, (1e-6, 1e-5, 1e-4, 1e-3), format_seconds)
-        now = sorted({link.alpha for link in question.cluster.links})
+        now = sorted({pair.alpha for pair in question.cluster.pairs})
         axes.axvline(now[-1], color="#888888", linestyle=":", linewidth=1.5)
         axes.annotate(
             f" now: {now[-1] * 1e6:.3g} µs",

@@ -24,7 +24,7 @@ from ferrule.bench.random_model import RandomModel, save_random_llama
 from ferrule.engine import EngineOptions
 from ferrule.lab import Lab, Shaping, mesh, pair
 from ferrule.model import ModelSpec, read_model
-from ferrule.plan import ClusterSpec, DeviceSpec, LinkSpec, Plan, Prediction, Question, Workload, predict
+from ferrule.plan import ClusterSpec, DeviceSpec, PairSpec, Plan, Prediction, Question, Workload, predict
 from ferrule.plan.cluster.profile import emulated_rail
 from ferrule.plan.cost import calibrate, calibrated, record_of
 from ferrule.plan.device.contention import ALL_KEPT, CoresTogether, Kept
@@ -274,9 +274,9 @@ def _cluster(here: Here, ranks: int, cables: Cables) -> ClusterSpec:
     names = [f"host-{rank}" for rank in range(ranks)]
     rail = emulated_rail("cable", Shaping(delay=cables.delay, rate=cables.rate))
     devices = tuple(replace(here.device, name=name, kind=here.device.kind) for name in names)
-    links = tuple(LinkSpec(ends, (rail,)) for ends in combinations(names, 2))
+    pairs = tuple(PairSpec(ends, (rail,)) for ends in combinations(names, 2))
     kept = here.kept
-    return ClusterSpec(devices, links, here.cores, (), kept.together, kept.in_turns, kept.awake)
+    return ClusterSpec(devices, pairs, here.cores, (), kept.together, kept.in_turns, kept.awake)
 
 
 def _work() -> Workload:

@@ -18,7 +18,7 @@ import msgspec
 
 from ferrule.hardware import Profiles, shipped
 from ferrule.model import ModelSpec, Share, read_model
-from ferrule.plan import RUNTIMES, ClusterSpec, LinkSpec, Plan, Prediction, Question, Stage, Workload
+from ferrule.plan import RUNTIMES, ClusterSpec, PairSpec, Plan, Prediction, Question, Stage, Workload
 from ferrule.plan.cluster.profile import device_of, is_apple, rail_of
 from ferrule.plan.cost import predict
 
@@ -143,10 +143,10 @@ def _predict(series: Series, row: Measurement, profiles: Profiles, launch_second
     names = [f"host-{number + 1}" for number in range(row.hosts)]
     devices = tuple(replace(device_of(machine, name), launch_seconds=launch_seconds) for name in names)
     rail = rail_of(profiles.cables[series.cable], apple=is_apple(machine))
-    links = tuple(LinkSpec(ends, (rail,)) for ends in combinations(names, 2))
+    pairs = tuple(PairSpec(ends, (rail,)) for ends in combinations(names, 2))
     work = Workload(prompt=PROMPT, concurrency=row.concurrency)
     plan = plan_of(series.spec.layers, names, row.split)
-    return predict(Question(series.spec, ClusterSpec(devices, links), work, runtime=RUNTIMES[series.runtime]), plan)
+    return predict(Question(series.spec, ClusterSpec(devices, pairs), work, runtime=RUNTIMES[series.runtime]), plan)
 
 
 def plan_of(layers: int, names: Sequence[str], split: str) -> Plan:

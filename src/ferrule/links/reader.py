@@ -105,9 +105,9 @@ class Reader:
         return sorted(good[:_MAX_NAMES], key=natural)
 
     def exists(self, path: str) -> bool:
-        return self.link(path) is not None
+        return self.resolve(path) is not None
 
-    def link(self, path: str) -> str | None:
+    def resolve(self, path: str) -> str | None:
         """Where the path leads; None if there is nothing."""
         try:
             return self.tree.resolve(path)
@@ -119,7 +119,7 @@ class Reader:
 
     def last(self, path: str) -> str | None:
         """The last part of where the path leads, such as the name of a driver."""
-        found = self.link(path)
+        found = self.resolve(path)
         return None if found is None else found.rpartition("/")[2] or None
 
     def prefetch(self, commands: Iterable[str]) -> None:

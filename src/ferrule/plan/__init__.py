@@ -1,6 +1,6 @@
 """From a question (model, machines, work, objective, engine) to plans, the best first."""
 
-from ferrule.plan.cluster import ClusterSpec, DeviceSpec, LinkSpec, RailSpec, read_cluster
+from ferrule.plan.cluster import ClusterSpec, DeviceSpec, PairSpec, RailSpec, read_cluster
 from ferrule.plan.cost import predict, predicted
 from ferrule.plan.one_machine import plan_machine
 from ferrule.plan.plan import Plan, Shard, Stage, make_plan
@@ -16,8 +16,8 @@ __all__ = [
     "Candidate",
     "ClusterSpec",
     "DeviceSpec",
-    "LinkSpec",
     "Objective",
+    "PairSpec",
     "Plan",
     "Prediction",
     "Question",

@@ -41,7 +41,7 @@ TermKind = Literal["weights", "cache", "compute", "launch", "collective", "hop",
 
 @dataclass(frozen=True)
 class Term:
-    """A part of the time of one token (or prompt): ``where``: devices, a link or a rail."""
+    """A part of the time of one token (or prompt): ``where``: devices, a pair of them or a rail."""
 
     kind: TermKind
     where: str

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.errors import ConfigError, PlanError
-from ferrule.plan import ClusterSpec, DeviceSpec, LinkSpec, RailSpec, read_cluster
+from ferrule.plan import ClusterSpec, DeviceSpec, PairSpec, RailSpec, read_cluster
 from ferrule.plan.cluster import parse_cluster, write_cluster
 from ferrule.plan.cluster.file import format_cluster
 
@@ -87,14 +87,14 @@ def test_a_whole_file() -> None:
     assert box == expected
     assert box.launch_seconds == pytest.approx(20e-6)
     assert (cluster.cores, cluster.cores_together, cluster.cores_in_turns, cluster.cores_awake) == (2, 0.8, 0.7, 0.9)
-    first = cluster.link("strix-1", "strix-2")
+    first = cluster.pair("strix-1", "strix-2")
     assert first is not None
     assert [rail.name for rail in first.rails] == ["usb4-40g-1", "usb4-40g-2", "ethernet-1g"]
     assert first.alpha == pytest.approx(30e-6)
-    nic = cluster.link("strix-3", "box")
+    nic = cluster.pair("strix-3", "box")
     assert nic is not None
     assert nic.rails == (RailSpec("nic", 9e-6, 10e9 / 8, "verbs"),)
-    assert cluster.link("strix-1", "box") is None
+    assert cluster.pair("strix-1", "box") is None
     assert cluster.notes == ()
 
 
@@ -275,8 +275,8 @@ devices = st.builds(
 @given(devices, st.lists(st.tuples(st.floats(0, 1), positive, st.sampled_from(["tcp", "verbs"])), max_size=3))
 def test_any_cluster_comes_back(one: DeviceSpec, rails: list[tuple[float, float, str]]) -> None:
     other = DeviceSpec("b", 1, 1.0, {"fp16": 1})
-    links = (LinkSpec(("a", "b"), tuple(RailSpec(f"r{n}", *rail) for n, rail in enumerate(rails))),) if rails else ()
-    cluster = ClusterSpec((one, other), links, None, ('said "so"',))
+    pairs = (PairSpec(("a", "b"), tuple(RailSpec(f"r{n}", *rail) for n, rail in enumerate(rails))),) if rails else ()
+    cluster = ClusterSpec((one, other), pairs, None, ('said "so"',))
     found = parse_cluster(format_cluster(cluster))
     assert found == cluster
     assert found.notes == cluster.notes

@@ -52,8 +52,8 @@ def _sources(folder: Path, *pairs: MeasuredPair, calibrated: dict[tuple[str, str
 def test_rails_as_they_were_probed(tmp_path: Path) -> None:
     pair = MeasuredPair(("box-1", "box-2"), NOW, (_link(),))
     cluster = cluster_of_reports([_report(1, 10000), _report(2, 10000)], _sources(tmp_path, pair))
-    (link,) = cluster.links
-    (rail,) = link.rails
+    (pair,) = cluster.pairs
+    (rail,) = pair.rails
     assert (rail.name, rail.alpha, rail.bandwidth, rail.transport) == ("eth0", 10e-6, 7e9 / 8, "tcp")
     assert cluster.notes == ("box-1: quick", "box-2: quick")
     assert cluster.cores is None
@@ -78,15 +78,15 @@ def test_faulty_links_are_left_out_and_old_ones_noted(tmp_path: Path) -> None:
     # What was measured to be dead is not guessed to be well.
     dead = MeasuredPair(("box-1", "box-2"), NOW, (faulty,))
     cluster = cluster_of_reports([_report(1, 10000), _report(2, 10000)], _sources(tmp_path, dead))
-    assert cluster.links == ()
+    assert cluster.pairs == ()
 
 
 def test_then_as_the_fabric_measured_them_then_guessed(tmp_path: Path) -> None:
     ends = ("machine 1 eth0 card0", "machine 2 eth0 card0")
     sources = _sources(tmp_path, calibrated={ends: Measured(20e-6, 1e-9, 2e-9)})
     cluster = cluster_of_reports([_report(1, 10000, 2500), _report(2, 10000, 1000)], sources)
-    (link,) = cluster.links
-    first, second = link.rails
+    (pair,) = cluster.pairs
+    first, second = pair.rails
     assert (first.name, first.alpha, first.bandwidth) == ("eth0", 20e-6, pytest.approx(0.5e9))
     assert (second.name, second.bandwidth) == ("eth1", pytest.approx(1e9 / 8 * 0.94))
     notes = [note for note in cluster.notes if "guessed" in note]
@@ -96,7 +96,7 @@ def test_then_as_the_fabric_measured_them_then_guessed(tmp_path: Path) -> None:
 
 def test_machines_without_a_common_subnet_have_no_link(tmp_path: Path) -> None:
     cluster = cluster_of_reports([_report(1, 1000), _report(2)], _sources(tmp_path))
-    assert cluster.links == ()
+    assert cluster.pairs == ()
     assert any("no cable is known" in note for note in cluster.notes)
 
 
@@ -135,7 +135,7 @@ def test_other_hosts_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cluster_live, "own_report", lambda: _report(1, 1000))
     cluster = live_cluster(["box-2"], sources=_sources(tmp_path))
     assert [device.name for device in cluster.devices] == ["box-1", "box-2"]
-    assert cluster.links[0].rails[0].name == "eth0"
+    assert cluster.pairs[0].rails[0].name == "eth0"
     for host, told in [
         ("gone", "cannot log in to gone: No route to host; .*ssh-copy-id gone"),
         ("bare", "no `ferrule` on bare; install Ferrule there"),

@@ -26,9 +26,9 @@ def test_every_lab_is_a_cluster_that_can_be_saved(name: str) -> None:
 
 
 def test_two_cables_are_two_rails_which_lose_what_the_cable_loses_both_ways() -> None:
-    (link,) = cluster_from_profile("two-strix").links
-    assert [rail.name for rail in link.rails] == ["usb4-40g-1", "usb4-40g-2"]
-    rail = link.rails[0]
+    (pair,) = cluster_from_profile("two-strix").pairs
+    assert [rail.name for rail in pair.rails] == ["usb4-40g-1", "usb4-40g-2"]
+    rail = pair.rails[0]
     assert rail.transport == "tcp"
     assert rail.alpha == pytest.approx(62e-6, rel=1e-2)  # and headers
     assert rail.bandwidth == pytest.approx(10e9 / 8 * 0.6 * 1448 / 1514)
@@ -36,8 +36,8 @@ def test_two_cables_are_two_rails_which_lose_what_the_cable_loses_both_ways() ->
 
 def test_verbs_lose_no_headers_and_hardly_wait_for_hosts() -> None:
     cluster = cluster_from_profile("mac-four")
-    assert len(cluster.links) == 6
-    (rail,) = cluster.links[0].rails
+    assert len(cluster.pairs) == 6
+    (rail,) = cluster.pairs[0].rails
     assert (rail.transport, rail.bandwidth) == ("verbs", 75e9 / 8)
     assert rail.alpha == pytest.approx(5e-6)
 
@@ -49,7 +49,7 @@ def test_strix_halo_lends_124_gib_and_macos_three_quarters() -> None:
 
 def test_a_switch_joins_any_two() -> None:
     cluster = cluster_from_profile("three-pc-switch")
-    assert {link.name for link in cluster.links} == {"pc-1-pc-2", "pc-1-pc-3", "pc-2-pc-3"}
+    assert {pair.name for pair in cluster.pairs} == {"pc-1-pc-2", "pc-1-pc-3", "pc-2-pc-3"}
     assert any("switch" in note for note in cluster.notes)
 
 
@@ -67,8 +67,8 @@ def test_tcp_waits_longer_for_macos() -> None:
     """
     macs = parse_cluster(text % ("mac-mini-m4-pro", "mac-mini-m4-pro"))
     others = parse_cluster(text % ("pc", "strix-halo"))
-    assert macs.links[0].alpha == pytest.approx(300e-6, rel=1e-3)
-    assert others.links[0].alpha == pytest.approx(112e-6, rel=1e-3)
+    assert macs.pairs[0].alpha == pytest.approx(300e-6, rel=1e-3)
+    assert others.pairs[0].alpha == pytest.approx(112e-6, rel=1e-3)
 
 
 def test_a_file_of_ones_own_and_none(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ferrule.plan import (
     BUILT_IN_ENGINE,
     ClusterSpec,
     DeviceSpec,
-    LinkSpec,
+    PairSpec,
     Plan,
     Question,
     RailSpec,
@@ -41,8 +41,8 @@ def machine(name: str, **figures: float) -> DeviceSpec:
 
 def cluster(n: int, alpha: float = 1e-4, bandwidth: float = 1e9, **figures: float) -> ClusterSpec:
     names = [f"m{i}" for i in range(n)]
-    links = tuple(LinkSpec(ends, (RailSpec("eth0", alpha, bandwidth),)) for ends in combinations(names, 2))
-    return ClusterSpec(tuple(machine(name, **figures) for name in names), links)
+    pairs = tuple(PairSpec(ends, (RailSpec("eth0", alpha, bandwidth),)) for ends in combinations(names, 2))
+    return ClusterSpec(tuple(machine(name, **figures) for name in names), pairs)
 
 
 def ask(
@@ -150,11 +150,11 @@ def test_what_does_not_fit_streams_from_disk_where_the_runtime_can() -> None:
 
 def test_routes_lead_through_others_where_there_is_no_cable() -> None:
     full = cluster(3)
-    chain = replace(full, links=tuple(link for link in full.links if set(link.between) != {"m0", "m2"}))
+    chain = replace(full, pairs=tuple(pair for pair in full.pairs if set(pair.between) != {"m0", "m2"}))
     straight, around = (predict(ask(each), tensor(3)) for each in (full, chain))
     assert around.token_seconds > straight.token_seconds
     with pytest.raises(PlanError, match="no cables lead from m0 to m1"):
-        predict(ask(replace(full, links=())), tensor(2))
+        predict(ask(replace(full, pairs=())), tensor(2))
 
 
 def test_ranks_that_share_cores_take_turns() -> None:
@@ -259,11 +259,11 @@ def test_links_and_layouts_that_cannot_be() -> None:
         RailSpec("eth0", 1e-6, 0.0)
     rail = RailSpec("eth0", 1e-6, 1e9)
     with pytest.raises(PlanError, match="two different devices"):
-        LinkSpec(("a", "a"), (rail,))
+        PairSpec(("a", "a"), (rail,))
     with pytest.raises(PlanError, match="there is no such device"):
-        ClusterSpec((one, two), (LinkSpec(("a", "c"), (rail,)),))
+        ClusterSpec((one, two), (PairSpec(("a", "c"), (rail,)),))
     with pytest.raises(PlanError, match="is there twice"):
-        ClusterSpec((one, two), (LinkSpec(("a", "b"), (rail,)), LinkSpec(("b", "a"), (rail,))))
+        ClusterSpec((one, two), (PairSpec(("a", "b"), (rail,)), PairSpec(("b", "a"), (rail,))))
     with pytest.raises(PlanError, match="two devices are called 'a'"):
         ClusterSpec((one, one))
     with pytest.raises(PlanError, match="in two stages"):

@@ -15,8 +15,8 @@ from ferrule.plan import (
     Candidate,
     ClusterSpec,
     DeviceSpec,
-    LinkSpec,
     Objective,
+    PairSpec,
     Plan,
     Question,
     RailSpec,
@@ -37,9 +37,9 @@ QUICK = {"memory": 64 << 30, "memory_bandwidth": 200e9, "launch_seconds": 0.0}
 
 def cluster(n: int, alpha: float = 1e-4, bandwidth: float = 1e9, **figures: float) -> ClusterSpec:
     names = [f"box-{i}" for i in range(1, n + 1)]
-    links = tuple(LinkSpec(ends, (RailSpec("eth0", alpha, bandwidth),)) for ends in combinations(names, 2))
+    pairs = tuple(PairSpec(ends, (RailSpec("eth0", alpha, bandwidth),)) for ends in combinations(names, 2))
     devices = (DeviceSpec(name, flops={"bf16": 50e12}, **(QUICK | figures)) for name in names)  # type: ignore[arg-type]
-    return ClusterSpec(tuple(devices), links)
+    return ClusterSpec(tuple(devices), pairs)
 
 
 def ask(where: ClusterSpec, objective: Objective = "latency", **work: int) -> Question:
@@ -169,15 +169,15 @@ def test_the_verdict_says_whether_to_split() -> None:
 def test_changes_to_a_cluster() -> None:
     three = cluster(3)
     words, changed = another_cable(three, tensor(3)) or ("", three)
-    assert words == "with a second cable on each of 3 links"
-    assert all(link.bandwidth == 2e9 for link in changed.links)
+    assert words == "with a second cable on each of 3 pairs"
+    assert all(pair.bandwidth == 2e9 for pair in changed.pairs)
     assert another_cable(three, tensor(1)) is None
     assert by_rdma(cluster(2, alpha=2e-3), tensor(2)) is None  # no cable is that slow
     assert by_rdma(cluster(2, alpha=RDMA_SECONDS), tensor(2)) is None
     more = one_more(three, "box-2")
     assert [device.name for device in more.devices] == ["box-1", "box-2", "box-3", "box-4"]
-    assert len(more.links) == 6
-    assert one_more(cluster(1), "box-1").links == (LinkSpec(("box-1", "box-2"), (NEW_RAIL,)),)
+    assert len(more.pairs) == 6
+    assert one_more(cluster(1), "box-1").pairs == (PairSpec(("box-1", "box-2"), (NEW_RAIL,)),)
 
 
 def test_what_is_missing_and_what_would_fit() -> None:
@@ -212,7 +212,7 @@ def test_what_the_built_in_engine_does_not_do_yet_is_said() -> None:
 
 
 def test_hosts_without_a_cable_may_only_need_one() -> None:
-    apart = replace(cluster(2, memory=6 << 30), links=())
+    apart = replace(cluster(2, memory=6 << 30), pairs=())
     question = ask(apart)
     (found,) = shortage(question).nearest
     assert found.text == "10 Gigabit Ethernet to hosts without a cable"

@@ -9,7 +9,7 @@ import pytest
 
 from ferrule.errors import PlanError
 from ferrule.model import ModelSpec, read_model
-from ferrule.plan import BUILT_IN_ENGINE, ClusterSpec, DeviceSpec, LinkSpec, Question, RailSpec, Workload, search
+from ferrule.plan import BUILT_IN_ENGINE, ClusterSpec, DeviceSpec, PairSpec, Question, RailSpec, Workload, search
 from ferrule.plan.explain import Nearest, shortage
 
 GB = 10**9
@@ -26,8 +26,8 @@ MODEL = stored_as("bfloat16")  # 1.9 GB
 def hosts(*memory: float) -> ClusterSpec:
     devices = tuple(DeviceSpec(f"m{i}", int(size * GB), 2e11, {"bf16": 2e13}) for i, size in enumerate(memory))
     rail = RailSpec("eth", 3e-5, 2e9)
-    links = tuple(LinkSpec((a.name, b.name), (rail,)) for a, b in itertools.combinations(devices, 2))
-    return ClusterSpec(devices, links)
+    pairs = tuple(PairSpec((a.name, b.name), (rail,)) for a, b in itertools.combinations(devices, 2))
+    return ClusterSpec(devices, pairs)
 
 
 def ask(cluster: ClusterSpec, **work: int) -> Question:

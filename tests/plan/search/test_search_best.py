@@ -17,8 +17,8 @@ from ferrule.model.layer import WHOLE, ExpertsSpec, Share
 from ferrule.plan import (
     ClusterSpec,
     DeviceSpec,
-    LinkSpec,
     Objective,
+    PairSpec,
     Plan,
     Question,
     RailSpec,
@@ -52,11 +52,11 @@ def unequal(count: int, seed: int, memory: float) -> ClusterSpec:
     """All different, and every message is best sent directly."""
     dice = random.Random(seed)
     devices = tuple(machine(f"m{i}", memory * dice.uniform(0.7, 1.3), dice.uniform(100, 400)) for i in range(count))
-    links = tuple(
-        LinkSpec((a.name, b.name), (RailSpec("eth", dice.uniform(20e-6, 40e-6), dice.uniform(3e9, 5e9)),))
+    pairs = tuple(
+        PairSpec((a.name, b.name), (RailSpec("eth", dice.uniform(20e-6, 40e-6), dice.uniform(3e9, 5e9)),))
         for a, b in itertools.combinations(devices, 2)
     )
-    return ClusterSpec(devices, links)
+    return ClusterSpec(devices, pairs)
 
 
 def everything(model: ModelSpec, cluster: ClusterSpec, work: Workload) -> Iterator[Plan]:
@@ -107,7 +107,7 @@ def test_as_good_as_trying_everything(model: ModelSpec, count: int, memory: floa
 def test_experts_are_given_out_by_their_own_speed_also_where_there_are_as_many_as_heads() -> None:
     pieces = EXPERTS.key_value_heads
     layers = tuple(replace(layer, experts=ExpertsSpec(pieces, 2, 1408)) for layer in EXPERTS.decoder if layer.experts)
-    cable = LinkSpec(("quick", "slow"), (RailSpec("eth", 3e-5, 4e9),))
+    cable = PairSpec(("quick", "slow"), (RailSpec("eth", 3e-5, 4e9),))
     cluster = ClusterSpec((machine("quick", 90, 30), machine("slow", 90, 10)), (cable,))
     costs = StageCosts(Question(replace(EXPERTS, decoder=layers), cluster, Workload(context=512)))
 
@@ -159,16 +159,16 @@ sizes = st.floats(0.5, 3.0)
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_order_of_hosts_does_not_matter(figures: list[tuple[float, float]], dice: random.Random) -> None:
     devices = [machine(f"m{i}", *each) for i, each in enumerate(figures)]
-    links = [LinkSpec((a.name, b.name), (RailSpec("eth", 3e-5, 2e9),)) for a, b in itertools.combinations(devices, 2)]
+    pairs = [PairSpec((a.name, b.name), (RailSpec("eth", 3e-5, 2e9),)) for a, b in itertools.combinations(devices, 2)]
     work = Workload(context=256, prompt=32, concurrency=3)
-    result = search(Question(DENSE, ClusterSpec(tuple(devices), tuple(links)), work, "throughput"))
+    result = search(Question(DENSE, ClusterSpec(tuple(devices), tuple(pairs)), work, "throughput"))
     for candidate in result.candidates:
         used = {use.device: use.total for use in candidate.prediction.memory}
         if candidate.prediction.fits:
             assert all(total <= device.memory for device in devices for total in [used.get(device.name, 0)])
     dice.shuffle(devices)
-    dice.shuffle(links)
-    turned = tuple(LinkSpec((link.between[1], link.between[0]), link.rails) for link in links)
+    dice.shuffle(pairs)
+    turned = tuple(PairSpec((pair.between[1], pair.between[0]), pair.rails) for pair in pairs)
     assert search(Question(DENSE, ClusterSpec(tuple(devices), turned), work, "throughput")) == result
 
 
@@ -186,9 +186,9 @@ def test_more_is_never_worse(figures: list[tuple[float, float]], alpha: float, w
         first = machine("m0", memory * more["memory"], bandwidth * more["bandwidth"])
         devices = (first, *(machine(f"m{i + 1}", *each) for i, each in enumerate(others)))
         rail = RailSpec("eth", alpha / more["latency"], 2e9)
-        links = tuple(LinkSpec((a.name, b.name), (rail,)) for a, b in itertools.combinations(devices, 2))
+        pairs = tuple(PairSpec((a.name, b.name), (rail,)) for a, b in itertools.combinations(devices, 2))
         plan = search(
-            Question(DENSE, ClusterSpec(devices, links), Workload(context=256, prompt=32), runnable_only=True)
+            Question(DENSE, ClusterSpec(devices, pairs), Workload(context=256, prompt=32), runnable_only=True)
         ).best
         return plan.prediction.token_seconds if plan else float("inf")
 
@@ -220,7 +220,7 @@ def test_a_plan_for_emulated_hosts_is_exact_where_each_has_a_core_of_its_own() -
 def test_a_chain_of_hosts_is_followed_and_no_layout_skips_the_host_between() -> None:
     devices = tuple(machine(name, 1.0, 200) for name in "abc")
     rail = RailSpec("tb", 1e-5, 3e9)
-    chain = ClusterSpec(devices, (LinkSpec(("a", "b"), (rail,)), LinkSpec(("b", "c"), (rail,))))
+    chain = ClusterSpec(devices, (PairSpec(("a", "b"), (rail,)), PairSpec(("b", "c"), (rail,))))
     result = search(Question(DENSE, chain, Workload(context=256)))
     assert result.exact
     assert result.best is not None
@@ -235,7 +235,7 @@ def test_a_ring_of_six_is_searched_by_a_bound(objective: Objective) -> None:
     rail = RailSpec("tb", 1e-5, 3e9)
     ring = ClusterSpec(
         devices,
-        tuple(LinkSpec((a.name, b.name), (rail,)) for a, b in zip(devices, devices[1:] + devices[:1], strict=True)),
+        tuple(PairSpec((a.name, b.name), (rail,)) for a, b in zip(devices, devices[1:] + devices[:1], strict=True)),
     )
     work = Workload(context=256, prompt=32, concurrency=3)
     whole = search(Question(DENSE, ring, work, objective))
@@ -323,14 +323,14 @@ def test_many_hosts_find_what_few_find() -> None:
     small = tuple(machine(f"s{i}", 0.2, 50) for i in range(6))
     devices = (*three.devices, *small)
     rail = RailSpec("eth", 9e-5, 1e9)
-    known = {frozenset(link.between) for link in three.links}
-    links = tuple(
-        LinkSpec((a.name, b.name), (rail,))
+    known = {frozenset(pair.between) for pair in three.pairs}
+    pairs = tuple(
+        PairSpec((a.name, b.name), (rail,))
         for a, b in itertools.combinations(devices, 2)
         if frozenset((a.name, b.name)) not in known
     )
     work = Workload(context=256, prompt=32)
-    many = search(Question(DENSE, ClusterSpec(devices, (*three.links, *links)), work, runnable_only=True))
+    many = search(Question(DENSE, ClusterSpec(devices, (*three.pairs, *pairs)), work, runnable_only=True))
     few = search(Question(DENSE, three, work, runnable_only=True))
     assert many.best is not None
     assert few.best is not None

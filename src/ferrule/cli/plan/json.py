@@ -24,7 +24,7 @@ def question_json(question: Question) -> dict[str, object]:
         },
         "cluster": {
             "devices": cluster.devices,
-            "links": cluster.links,
+            "links": cluster.pairs,
             "cores": cluster.cores,
             **{name: getattr(cluster, name) for name in CORES_KEEP},
             "notes": cluster.notes,

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from ferrule._native import ALGORITHMS, OPS
 from ferrule.fabric.routing.costs import PairCosts
-from ferrule.fabric.routing.topology import Route, best_ring, best_tree, cheapest_routes, link_cost
+from ferrule.fabric.routing.topology import Route, best_ring, best_tree, cheapest_routes, pair_cost
 from ferrule.units import format_bytes
 
 _UNLIMITED = (1 << 64) - 1
@@ -166,13 +166,13 @@ class Model:
         return 2 * messages * self._work_seconds * self._costs.crowding
 
     def _busiest(self, flows: Iterable[tuple[int, int, float]]) -> float:
-        """Seconds that the link needs that has most to carry; flows are (from, to, bytes) over their paths."""
+        """Seconds that the pair needs that has most to carry; flows are (from, to, bytes) over their paths."""
         loads: dict[tuple[int, int], float] = {}
         for source, target, size in flows:
             hops = self._paths[source][target].hops
-            for link in itertools.pairwise(hops):
-                loads[link] = loads.get(link, 0.0) + size
-        return max((load * link_cost(self._costs, *link)[1] for link, load in loads.items()), default=0.0)
+            for pair in itertools.pairwise(hops):
+                loads[pair] = loads.get(pair, 0.0) + size
+        return max((load * pair_cost(self._costs, *pair)[1] for pair, load in loads.items()), default=0.0)
 
     def _forwarding(self, flows: Iterable[tuple[int, int, float]]) -> float:
         """Of the rank through which most of the messages pass."""
@@ -220,11 +220,11 @@ class Model:
         for rank in range(self._n):
             alpha, at = 0.0, rank
             while parents[at] >= 0:
-                alpha += link_cost(self._costs, at, parents[at])[0] + self._work(1)
+                alpha += pair_cost(self._costs, at, parents[at])[0] + self._work(1)
                 at = parents[at]
             depths.append(alpha)
         depth = max(depths)
-        slowest = max(link_cost(self._costs, rank, up)[1] for rank, up in enumerate(parents) if up >= 0)
+        slowest = max(pair_cost(self._costs, rank, up)[1] for rank, up in enumerate(parents) if up >= 0)
         degree = max(parents.count(rank) + (parents[rank] >= 0) for rank in range(self._n))
         # Up and down; where all ranks give or get different parts, those of the other side of a link cross it.
         passes = 2 if op in ("all_reduce", "barrier") else 1
@@ -235,9 +235,9 @@ class Model:
 
     def _ring(self, op: str, whole: float) -> float:
         assert self.ring is not None
-        links = list(zip(self.ring, (*self.ring[1:], self.ring[0]), strict=True))
-        alpha = max(link_cost(self._costs, a, b)[0] for a, b in links)
-        beta = max(max(link_cost(self._costs, a, b)[1], link_cost(self._costs, b, a)[1]) for a, b in links)
+        pairs = list(zip(self.ring, (*self.ring[1:], self.ring[0]), strict=True))
+        alpha = max(pair_cost(self._costs, a, b)[0] for a, b in pairs)
+        beta = max(max(pair_cost(self._costs, a, b)[1], pair_cost(self._costs, b, a)[1]) for a, b in pairs)
         steps = (self._n - 1) * (2 if op == "all_reduce" else 1)
-        # Half of the data each way around, so every link carries half of it per step in each direction.
+        # Half of the data each way around, so every pair carries half of it per step in each direction.
         return steps * (alpha + self._work(2)) + steps * whole / self._n / 2 * beta

@@ -147,7 +147,7 @@ def _latency(channel: ControlChannel, higher: bool, deadline: Deadline) -> float
                 channel.socket.fileno(), small.ctypes.data, _SMALL_BYTES, _ROUNDS, higher, max(deadline.left, 1e-3)
             )
         except RuntimeError as error:
-            raise RendezvousError(f"rank {channel.peer} left while the link to it was measured ({error})") from error
+            raise RendezvousError(f"rank {channel.peer} left while the path to it was measured ({error})") from error
         if higher:
             best = min(best, *(microseconds * 1e-6 for microseconds in times))
             # On a busy machine a set may take long.
@@ -236,7 +236,7 @@ def _in_turn(
             except OSError as error:
                 raise _lost(by_fd[fd], error) from error
             if moved == 0:
-                raise RendezvousError(f"rank {by_fd[fd].peer} left while the link to it was measured")
+                raise RendezvousError(f"rank {by_fd[fd].peer} left while the path to it was measured")
             done[fd] += moved
             if done[fd] == part:
                 waiting.unregister(fd)
@@ -257,8 +257,8 @@ def _send(channel: ControlChannel, data: bytes | memoryview, deadline: Deadline)
 
 def _lost(channel: ControlChannel, error: OSError) -> RendezvousError | FabricTimeout:
     if isinstance(error, TimeoutError):
-        return FabricTimeout(f"rank {channel.peer} took too long while the link to it was measured")
-    return RendezvousError(f"rank {channel.peer} left while the link to it was measured ({error})")
+        return FabricTimeout(f"rank {channel.peer} took too long while the path to it was measured")
+    return RendezvousError(f"rank {channel.peer} left while the path to it was measured ({error})")
 
 
 def matrix(

@@ -11,7 +11,7 @@ Matrix = tuple[tuple[float | None, ...], ...]
 
 @dataclass(frozen=True)
 class PairCosts:
-    """For every pair of ranks with a direct link; None where there is none, and for a rank with itself.
+    """For every pair of ranks that share a link; None where there is none, and for a rank with itself.
 
     A message of n bytes from rank i to rank j takes about ``alpha[i][j] + n * beta[i][j]`` seconds one way, over all
     rails of the pair together. ``crowding``: how many ranks share a core on the fullest host, at least 1. The same on

@@ -58,7 +58,7 @@ class Relays:
         loop.add_chore(self._before_sleep)
 
     def serve(self, onward: Onward, channel: ControlChannel) -> None:
-        """``link``: of a rank that asks for its target."""
+        """``channel``: to a rank that asks for its target."""
         self._asked.append(_Asked(channel, onward))
 
     def to_leader(self, who: Identity) -> Sequence[Call] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ferrule.fabric.routing.costs import Matrix, PairCosts
-from ferrule.fabric.routing.topology import RELAY_SECONDS, TYPICAL_BYTES, cheapest_routes, link_cost
+from ferrule.fabric.routing.topology import RELAY_SECONDS, TYPICAL_BYTES, cheapest_routes, pair_cost
 
 Pair = tuple[int, int]
 
@@ -28,18 +28,18 @@ def find_routes(
         weights[low][high] = weights[high][low] = _weight(low, high, hosts, costs)
     alpha: Matrix = tuple(map(tuple, weights))
     beta: Matrix = tuple(tuple(None if cell is None else 0.0 for cell in row) for row in weights)
-    links = PairCosts(alpha, beta)
+    pairs = PairCosts(alpha, beta)
     routes = {}
     for low in range(size):
-        for high, path in cheapest_routes(links, low).items():
-            if high > low and not links.linked(low, high):
+        for high, path in cheapest_routes(pairs, low).items():
+            if high > low and not pairs.linked(low, high):
                 routes[high, low] = path.hops[-2:0:-1]
     return routes
 
 
 def _weight(low: int, high: int, hosts: Sequence[str], costs: PairCosts | None) -> float:
-    """Of a link, the same both ways: a route serves both ends."""
+    """Of a pair, the same both ways: a route serves both ends."""
     if costs is None:
         return 1.0 if hosts[low] == hosts[high] else 1.0 + _CABLE
-    both = (link_cost(costs, low, high), link_cost(costs, high, low))
+    both = (pair_cost(costs, low, high), pair_cost(costs, high, low))
     return RELAY_SECONDS + max(alpha + beta * TYPICAL_BYTES for alpha, beta in both)

@@ -19,7 +19,7 @@ _RING_STEPS = 20_000
 @dataclass(frozen=True)
 class Route:
     """``hops``: the ranks from one end to the other, both included. ``alpha`` (s) adds up, ``beta`` (s/byte) is that
-    of the slowest link: long messages are forwarded while they arrive."""
+    of the slowest hop: long messages are forwarded while they arrive."""
 
     hops: tuple[int, ...]
     alpha: float
@@ -31,8 +31,8 @@ class Route:
         return self.alpha + max(0, len(self.hops) - 2) * RELAY_SECONDS
 
 
-def link_cost(costs: PairCosts, a: int, b: int) -> tuple[float, float]:
-    """alpha and beta of the link from ``a`` to ``b``, which there is."""
+def pair_cost(costs: PairCosts, a: int, b: int) -> tuple[float, float]:
+    """alpha and beta from ``a`` to ``b``, which share a link."""
     alpha, beta = costs.alpha[a][b], costs.beta[a][b]
     assert alpha is not None
     assert beta is not None
@@ -51,7 +51,7 @@ def cheapest_routes(costs: PairCosts, source: int) -> dict[int, Route]:
         done[here] = Route(hops, alpha, beta)
         for other in costs.neighbours(here):
             if other not in done:
-                a, b = link_cost(costs, here, other)
+                a, b = pair_cost(costs, here, other)
                 heapq.heappush(queue, (total + a + b * TYPICAL_BYTES, (*hops, other), alpha + a, max(beta, b)))
     return done
 
@@ -78,7 +78,7 @@ def best_ring(costs: PairCosts) -> tuple[int, ...] | None:
     steps = 0
 
     def weight(a: int, b: int) -> tuple[float, float]:
-        alpha, beta = link_cost(costs, a, b)
+        alpha, beta = pair_cost(costs, a, b)
         return beta, alpha
 
     by_weight = [

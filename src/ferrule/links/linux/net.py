@@ -27,7 +27,7 @@ def read_netdevs(reader: Reader, addressing: Addressing) -> tuple[NetDevice, ...
 
 def _netdev(reader: Reader, name: str, addressing: Addressing) -> NetDevice:
     path = f"{CLASS}/{name}"
-    parts = (reader.link(f"{path}/device") or "").split("/")
+    parts = (reader.resolve(f"{path}/device") or "").split("/")
     driver = reader.last(f"{path}/device/driver")
     kind = _kind(reader, path, driver, attached=parts != [""])
     flags = reader.matched(f"{path}/flags", "0x[0-9a-f]{1,8}", lambda match: int(match[0], 16))

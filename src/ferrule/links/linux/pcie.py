@@ -28,7 +28,7 @@ def read_pcie(reader: Reader) -> tuple[PcieLink, ...]:
 
 def _upstream(reader: Reader, address: str) -> tuple[PcieLink, ...]:
     """The bridges above, from the directories that the device lies in."""
-    above = (reader.link(f"{DEVICES}/{address}") or "").split("/")[:-1]
+    above = (reader.resolve(f"{DEVICES}/{address}") or "").split("/")[:-1]
     bridges = [part for part in above if PCI_ADDRESS.fullmatch(part) and part != address]
     return tuple(_link(reader, bridge, ()) for bridge in reversed(bridges))
 

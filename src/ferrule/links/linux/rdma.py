@@ -58,7 +58,7 @@ def read_rdma(reader: Reader) -> tuple[RdmaDevice, ...]:
 def _device(reader: Reader, name: str, mtus: dict[tuple[str, int], tuple[int, int]]) -> RdmaDevice:
     path = f"{CLASS}/{name}"
     node_type = reader.matched(f"{path}/node_type", _ENUMERATED, lambda match: match[1])
-    device = reader.link(f"{path}/device")
+    device = reader.resolve(f"{path}/device")
     address = device.rpartition("/")[2] if device else ""
     driver = reader.last(f"{path}/device/driver") if device else _emulated(reader, path, node_type)
     # Ours hang on the cable's controller. Elsewhere the description may hold the host's name, so it is not read.

@@ -40,7 +40,7 @@ def read_thunderbolt(reader: Reader) -> tuple[ThunderboltDomain, ...]:
 def _domain(reader: Reader, name: str, names: list[str], parameters: tuple[tuple[str, str], ...]) -> ThunderboltDomain:
     path = f"{BUS}/{name}"
     number = name.removeprefix("domain")
-    nhi = _above(reader.link(path))
+    nhi = _above(reader.resolve(path))
     ports = _ports(reader, f"{BUS}/{number}-0")
     routers: list[ThunderboltRouter] = []
     peers: list[ThunderboltPeer] = []

@@ -11,14 +11,14 @@ from ferrule.plan.cluster.live import (
 from ferrule.plan.cluster.local import machine_of_ranks
 from ferrule.plan.cluster.profile import cluster_from_profile
 from ferrule.plan.cluster.rails import Sources
-from ferrule.plan.cluster.spec import CORES_KEEP, ClusterSpec, DeviceSpec, LinkSpec, RailSpec
+from ferrule.plan.cluster.spec import CORES_KEEP, ClusterSpec, DeviceSpec, PairSpec, RailSpec
 
 __all__ = [
     "CORES_KEEP",
     "ClusterSpec",
     "DeviceSpec",
     "HostReport",
-    "LinkSpec",
+    "PairSpec",
     "RailSpec",
     "Sources",
     "cluster_from_profile",

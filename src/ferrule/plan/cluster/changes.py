@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, count
 
-from ferrule.plan.cluster.spec import ClusterSpec, LinkSpec, RailSpec
+from ferrule.plan.cluster.spec import ClusterSpec, PairSpec, RailSpec
 
 NEW_RAIL = RailSpec("10 Gigabit Ethernet", 22e-6, 9.4e9 / 8)
 """For hosts that have no cable yet: figures of ethernet-10g."""
@@ -17,25 +17,24 @@ def one_more(cluster: ClusterSpec, like: str) -> ClusterSpec:
     stem, dash, digits = like.rpartition("-")
     stem = stem if dash and digits.isdecimal() else like
     name = next(name for number in count(2) if (name := f"{stem}-{number}") not in cluster.by_name)
-    own = [link for link in cluster.links if like in link.between]
-    links = [LinkSpec((name, next(end for end in link.between if end != like)), link.rails) for link in own]
-    rails = min(own, key=lambda link: (link.alpha, -link.bandwidth)).rails if own else (NEW_RAIL,)
-    links.append(LinkSpec((like, name), rails))
+    own = [pair for pair in cluster.pairs if like in pair.between]
+    pairs = [PairSpec((name, next(end for end in pair.between if end != like)), pair.rails) for pair in own]
+    rails = min(own, key=lambda pair: (pair.alpha, -pair.bandwidth)).rails if own else (NEW_RAIL,)
+    pairs.append(PairSpec((like, name), rails))
     device = replace(cluster.by_name[like], name=name)
-    return replace(cluster, devices=(*cluster.devices, device), links=(*cluster.links, *links))
+    return replace(cluster, devices=(*cluster.devices, device), pairs=(*cluster.pairs, *pairs))
 
 
 def joined(cluster: ClusterSpec) -> ClusterSpec | None:
     """With a new rail to every device that has no cable at all; None where each has one."""
-    lonely = {device.name for device in cluster.devices} - {end for link in cluster.links for end in link.between}
+    lonely = {device.name for device in cluster.devices} - {end for pair in cluster.pairs for end in pair.between}
     if not lonely or len(cluster.devices) == 1:
         return None
-    pairs = combinations(cluster.by_name, 2)
-    new = tuple(LinkSpec(pair, (NEW_RAIL,)) for pair in pairs if lonely & set(pair))
-    return replace(cluster, links=(*cluster.links, *new))
+    new = tuple(PairSpec(ends, (NEW_RAIL,)) for ends in combinations(cluster.by_name, 2) if lonely & set(ends))
+    return replace(cluster, pairs=(*cluster.pairs, *new))
 
 
 def with_rails(cluster: ClusterSpec, change: Callable[[RailSpec], RailSpec]) -> ClusterSpec:
     """The same cluster with every rail changed."""
-    links = (replace(link, rails=tuple(map(change, link.rails))) for link in cluster.links)
-    return replace(cluster, links=tuple(links))
+    pairs = (replace(pair, rails=tuple(map(change, pair.rails))) for pair in cluster.pairs)
+    return replace(cluster, pairs=tuple(pairs))

@@ -119,12 +119,12 @@ def format_cluster(cluster: ClusterSpec) -> str:
             value = getattr(device, field.name, None)
             if value is not None and value is not False:
                 lines.append(f"{field.encode_name} = {_value(value)}")
-    for link in cluster.links:
-        for rail in link.rails:
+    for pair in cluster.pairs:
+        for rail in pair.rails:
             lines += [
                 "",
                 "[[link]]",
-                f"between = {_value(link.between)}",
+                f"between = {_value(pair.between)}",
                 f"name = {_value(rail.name)}",
                 f"latency = {_value(rail.alpha)}  # seconds",
                 f"bandwidth = {_value(rail.bandwidth * 8)}  # bits per second",
@@ -259,11 +259,11 @@ def _route(entry: Mapping[str, Any], where: str, cluster: ClusterSpec) -> tuple[
     for name in path:
         if path.count(name) > 1:
             raise ConfigError(f"{where}: the route passes {name} twice: {' → '.join(path)}; leave out the circle")
-    if cluster.link(*ends) is not None:
+    if cluster.pair(*ends) is not None:
         raise ConfigError(f"{where}: {ends[0]} and {ends[1]} share a link, so messages need no route; leave it out")
     for one, other in pairwise(path):
-        if cluster.link(one, other) is None:
-            joined = [name for name in known if cluster.link(one, name) is not None]
+        if cluster.pair(one, other) is None:
+            joined = [name for name in known if cluster.pair(one, name) is not None]
             raise ConfigError(
                 f"{where}, via: {one} and {other} share no link; "
                 + (f"{one} has links to {some(joined)}" if joined else f"add a [[link]] between {one} and another")
@@ -275,7 +275,7 @@ def _other_routes(cluster: ClusterSpec, routes: Sequence[Sequence[str]]) -> list
     """A note for each route that the fabric, which takes the cheapest one, would not take."""
     names = tuple(cluster.by_name)
     place = {name: number for number, name in enumerate(names)}
-    linked = [(min(pair), max(pair)) for pair in (tuple(place[end] for end in link.between) for link in cluster.links)]
+    linked = [(min(ends), max(ends)) for ends in (tuple(place[end] for end in pair.between) for pair in cluster.pairs)]
     found = find_routes(linked, names, cluster.costs(names))
     notes = []
     for route in routes:

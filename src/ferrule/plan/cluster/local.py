@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
-from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec, LinkSpec, RailSpec
+from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec, PairSpec, RailSpec
 
 SHARED_MEMORY = RailSpec("shared memory", 1e-6, 8e9, "shm")
 """Between processes of one machine: `ferrule bench fabric` shows 0.1 to 0.3 us and 4 to 20 GB/s; with the call that
@@ -26,4 +26,4 @@ def machine_of_ranks(device: DeviceSpec, ranks: int) -> ClusterSpec:
         for rank in range(ranks)
     )
     names = [part.name for part in parts]
-    return ClusterSpec(parts, tuple(LinkSpec(ends, (SHARED_MEMORY,)) for ends in combinations(names, 2)))
+    return ClusterSpec(parts, tuple(PairSpec(ends, (SHARED_MEMORY,)) for ends in combinations(names, 2)))

@@ -9,7 +9,7 @@ from itertools import combinations
 from ferrule.errors import PlanError
 from ferrule.hardware import CableProfile, Figure, LabProfile, Machine, find_lab
 from ferrule.lab import Shaping
-from ferrule.plan.cluster.spec import ACHIEVED, LAUNCH_SECONDS, ClusterSpec, DeviceSpec, LinkSpec, RailSpec
+from ferrule.plan.cluster.spec import ACHIEVED, LAUNCH_SECONDS, ClusterSpec, DeviceSpec, PairSpec, RailSpec
 
 LEAST_RESERVE = 1 << 30
 RESERVED_PART = 32
@@ -123,13 +123,13 @@ def emulated_rail(name: str, shaping: Shaping) -> RailSpec:
     return replace(rail, alpha=rail.alpha + EMULATED_SECONDS)
 
 
-def join_rails(rails: Iterable[Ends]) -> tuple[LinkSpec, ...]:
-    """Links out of rails between two devices each, whichever of these is named first. Rails of a link that have the
+def join_rails(rails: Iterable[Ends]) -> tuple[PairSpec, ...]:
+    """Pairs out of rails between two devices each, whichever of these is named first. Rails of a pair that have the
     same name are numbered."""
     found: dict[frozenset[str], tuple[tuple[str, str], list[RailSpec]]] = {}
     for (one, other), rail in rails:
         found.setdefault(frozenset((one, other)), ((one, other), []))[1].append(rail)
-    return tuple(LinkSpec(between, _numbered(those)) for between, those in found.values())
+    return tuple(PairSpec(between, _numbered(those)) for between, those in found.values())
 
 
 def _numbered(rails: Sequence[RailSpec]) -> tuple[RailSpec, ...]:

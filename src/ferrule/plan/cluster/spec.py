@@ -94,7 +94,7 @@ class RailSpec:
 
 
 @dataclass(frozen=True)
-class LinkSpec:
+class PairSpec:
     """All rails between two devices. Small messages take the quickest, large ones are striped over all."""
 
     between: tuple[str, str]
@@ -102,9 +102,9 @@ class LinkSpec:
 
     def __post_init__(self) -> None:
         if len(self.between) != 2 or self.between[0] == self.between[1]:
-            raise PlanError(f"link {self.name}: between must name two different devices")
+            raise PlanError(f"pair {self.name}: between must name two different devices")
         if not self.rails:
-            raise PlanError(f"link {self.name} has no rails")
+            raise PlanError(f"pair {self.name} has no rails")
 
     @property
     def name(self) -> str:
@@ -126,14 +126,14 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """Machines and cables. ``cores``: where all devices are emulated on one machine, how many cores that has: more
-    ranks than those take turns; None: each device has processors of its own. ``cores_together``: the part of its speed
-    that each of these cores keeps while all compute and wait for the slowest; ``cores_in_turns``: that while ranks take
-    turns on each, who find its caches cold, None: the same; ``cores_awake``: that while ranks on the others stay awake
-    to wait, as those of other stages do."""
+    """Machines and cables. ``pairs``: any two devices that share some, once. ``cores``: where all devices are emulated
+    on one machine, how many cores that has: more ranks than those take turns; None: each device has processors of its
+    own. ``cores_together``: the part of its speed that each of these cores keeps while all compute and wait for the
+    slowest; ``cores_in_turns``: that while ranks take turns on each, who find its caches cold, None: the same;
+    ``cores_awake``: that while ranks on the others stay awake to wait, as those of other stages do."""
 
     devices: tuple[DeviceSpec, ...]
-    links: tuple[LinkSpec, ...] = ()
+    pairs: tuple[PairSpec, ...] = ()
     cores: int | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
     cores_together: float = 1.0
@@ -149,13 +149,13 @@ class ClusterSpec:
             twice = next(name for name in names if names.count(name) > 1)
             raise PlanError(f"two devices are called {twice!r}; every name must be its own")
         seen: set[frozenset[str]] = set()
-        for link in self.links:
-            for end in link.between:
+        for pair in self.pairs:
+            for end in pair.between:
                 if end not in known:
-                    raise PlanError(f"link {link.name}: between names {end!r}, and there is no such device")
-            if frozenset(link.between) in seen:
-                raise PlanError(f"link {link.name} is there twice; give it several rails instead")
-            seen.add(frozenset(link.between))
+                    raise PlanError(f"pair {pair.name}: between names {end!r}, and there is no such device")
+            if frozenset(pair.between) in seen:
+                raise PlanError(f"pair {pair.name} is there twice; give it several rails instead")
+            seen.add(frozenset(pair.between))
         if self.cores is not None:
             _positive("cluster", cores=self.cores)
         for name in CORES_KEEP:
@@ -167,10 +167,10 @@ class ClusterSpec:
         return {device.name: device for device in self.devices}
 
     @cached_property
-    def _by_ends(self) -> dict[frozenset[str], LinkSpec]:
-        return {frozenset(link.between): link for link in self.links}
+    def _by_ends(self) -> dict[frozenset[str], PairSpec]:
+        return {frozenset(pair.between): pair for pair in self.pairs}
 
-    def link(self, a: str, b: str) -> LinkSpec | None:
+    def pair(self, a: str, b: str) -> PairSpec | None:
         return self._by_ends.get(frozenset((a, b)))
 
     def turns(self, ranks: int, *, others: bool = False) -> float:
@@ -183,20 +183,20 @@ class ClusterSpec:
         return max(slower, 1 / self.cores_awake) if others and self.cores > 1 else slower
 
     def costs(self, names: Sequence[str]) -> PairCosts:
-        """What the fabric calls link costs, for one rank on each of the named devices, in that order."""
-        links = [[self.link(a, b) if a != b else None for b in names] for a in names]
+        """As the fabric has them, for one rank on each of the named devices, in that order."""
+        pairs = [[self.pair(a, b) if a != b else None for b in names] for a in names]
         return PairCosts(
-            tuple(tuple(None if link is None else link.alpha for link in row) for row in links),
-            tuple(tuple(None if link is None else 1 / link.bandwidth for link in row) for row in links),
+            tuple(tuple(None if pair is None else pair.alpha for pair in row) for row in pairs),
+            tuple(tuple(None if pair is None else 1 / pair.bandwidth for pair in row) for row in pairs),
             max(1.0, len(names) / self.cores) if self.cores else 1.0,
         )
 
     def among(self, names: Sequence[str]) -> ClusterSpec:
-        """Only the named devices, in that order, and the links between any two of them."""
+        """Only the named devices, in that order, and the cables between any two of them."""
         devices = tuple(self.by_name[name] for name in names)
         chosen = set(names)
-        links = tuple(link for link in self.links if chosen.issuperset(link.between))
-        return replace(self, devices=devices, links=links)
+        pairs = tuple(pair for pair in self.pairs if chosen.issuperset(pair.between))
+        return replace(self, devices=devices, pairs=pairs)
 
 
 def _positive(where: str, **values: float) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from ferrule.errors import PlanError
 from ferrule.fabric.routing.algorithms import CANDIDATES, WORK_SECONDS, Model
 from ferrule.fabric.routing.costs import PairCosts
-from ferrule.fabric.routing.topology import TYPICAL_BYTES, cheapest_routes, link_cost
+from ferrule.fabric.routing.topology import TYPICAL_BYTES, cheapest_routes, pair_cost
 from ferrule.fabric.routing.topology import Route as RankRoute
 from ferrule.plan.cluster.spec import ClusterSpec
 from ferrule.plan.remembered import remembered
@@ -27,7 +27,7 @@ PAIR_AT_ONCE = 128 << 10
 @dataclass(frozen=True)
 class Route:
     """``alpha`` seconds and ``beta`` seconds per byte from one device to another; ``where``: its first slowest rail or
-    link, in words; ``relayed``: by other devices of the plan."""
+    pair, in words; ``relayed``: by other devices of the plan."""
 
     alpha: float
     beta: float
@@ -55,8 +55,8 @@ class Exchange:
     @remembered
     def route(self, a: str, b: str) -> Route:
         """Raises `PlanError` where no cables lead from ``a`` to ``b``."""
-        link = self._cluster.link(a, b)
-        direct = None if link is None else Route(link.alpha, 1 / link.bandwidth, f"{link.best_rail.name} ({link.name})")
+        pair = self._cluster.pair(a, b)
+        direct = None if pair is None else Route(pair.alpha, 1 / pair.bandwidth, f"{pair.best_rail.name} ({pair.name})")
         if direct is not None and self._nothing_is_cheaper(a, b):
             return direct
         path = self._paths[self._place[a]].get(self._place[b])
@@ -69,18 +69,18 @@ class Exchange:
         return Route(path.latency, path.beta, "-".join(names), relayed=True)
 
     def _nothing_is_cheaper(self, a: str, b: str) -> bool:
-        """The first and the last link of a longer way alone cost as much: spares looking for paths."""
+        """The first and the last hop of a longer way alone cost as much: spares looking for paths."""
         one, other = self._place[a], self._place[b]
-        alpha, beta = link_cost(self._costs, one, other)
+        alpha, beta = pair_cost(self._costs, one, other)
         return alpha + beta * TYPICAL_BYTES <= self._nearest[one] + self._nearest[other]
 
     @cached_property
     def _nearest(self) -> list[float]:
-        """By rank: what its cheapest link costs."""
+        """By rank: what its cheapest neighbour costs."""
         found = []
         for rank in range(len(self._devices)):
-            links = [link_cost(self._costs, rank, other) for other in self._costs.neighbours(rank)]
-            found.append(min((alpha + beta * TYPICAL_BYTES for alpha, beta in links), default=0.0))
+            those = [pair_cost(self._costs, rank, other) for other in self._costs.neighbours(rank)]
+            found.append(min((alpha + beta * TYPICAL_BYTES for alpha, beta in those), default=0.0))
         return found
 
     def message(self, a: str, b: str, size: float) -> float:

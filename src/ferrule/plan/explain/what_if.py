@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ferrule.plan.cluster.changes import one_more
-from ferrule.plan.cluster.spec import ClusterSpec, LinkSpec, RailSpec
+from ferrule.plan.cluster.spec import ClusterSpec, PairSpec, RailSpec
 from ferrule.plan.cost.predictor import predicted
 from ferrule.plan.explain.bottleneck import BottleneckKind
 from ferrule.plan.plan import Plan
@@ -79,40 +79,40 @@ def _compared(
 
 
 def another_cable(cluster: ClusterSpec, plan: Plan) -> tuple[str, ClusterSpec] | None:
-    """One more cable on the slowest link between devices of the plan, or on all that are as slow."""
-    links = cluster.among(plan.devices).links if len(plan.devices) > 1 else ()
-    if not links or len(plan.devices) > MANY:
+    """One more cable between the slowest pair of the plan's devices, or between all that are as slow."""
+    pairs = cluster.among(plan.devices).pairs if len(plan.devices) > 1 else ()
+    if not pairs or len(plan.devices) > MANY:
         return None
-    slowest = min(link.bandwidth for link in links)
-    those = {link.name for link in links if link.bandwidth <= slowest * 1.01}
+    slowest = min(pair.bandwidth for pair in pairs)
+    those = {pair.name for pair in pairs if pair.bandwidth <= slowest * 1.01}
 
-    def doubled(link: LinkSpec) -> LinkSpec:
-        best = max(link.rails, key=lambda rail: rail.bandwidth)
-        return replace(link, rails=(*link.rails, replace(best, name=f"{best.name}+")))
+    def doubled(pair: PairSpec) -> PairSpec:
+        best = max(pair.rails, key=lambda rail: rail.bandwidth)
+        return replace(pair, rails=(*pair.rails, replace(best, name=f"{best.name}+")))
 
-    changed = tuple(doubled(link) if link.name in those else link for link in cluster.links)
-    first = next(link for link in links if link.name in those)
+    changed = tuple(doubled(pair) if pair.name in those else pair for pair in cluster.pairs)
+    first = next(pair for pair in pairs if pair.name in those)
     which = _ORDINALS.get(len(first.rails) + 1, "further")
-    where = f"on {first.name}" if len(those) == 1 else f"on each of {len(those)} links"
-    return f"with a {which} cable {where}", replace(cluster, links=changed)
+    where = f"on {first.name}" if len(those) == 1 else f"on each of {len(those)} pairs"
+    return f"with a {which} cable {where}", replace(cluster, pairs=changed)
 
 
 def by_rdma(cluster: ClusterSpec, plan: Plan) -> tuple[str, ClusterSpec] | None:
     """The latency of RDMA on every cable between devices of the plan that TCP uses now."""
-    links = cluster.among(plan.devices).links if len(plan.devices) > 1 else ()
-    slow = [rail for link in links for rail in link.rails if _could_be_rdma(rail)]
+    pairs = cluster.among(plan.devices).pairs if len(plan.devices) > 1 else ()
+    slow = [rail for pair in pairs for rail in pair.rails if _could_be_rdma(rail)]
     if not slow:
         return None
-    names = {link.name for link in links}
+    names = {pair.name for pair in pairs}
     changed = tuple(
-        replace(link, rails=tuple(replace(r, alpha=RDMA_SECONDS) if _could_be_rdma(r) else r for r in link.rails))
-        if link.name in names
-        else link
-        for link in cluster.links
+        replace(pair, rails=tuple(replace(r, alpha=RDMA_SECONDS) if _could_be_rdma(r) else r for r in pair.rails))
+        if pair.name in names
+        else pair
+        for pair in cluster.pairs
     )
     now = max(rail.alpha for rail in slow) * 1e6
     text = f"with RDMA instead of TCP ({RDMA_SECONDS * 1e6:.0f} µs a message, now {now:.0f})"
-    return text, replace(cluster, links=changed)
+    return text, replace(cluster, pairs=changed)
 
 
 def _could_be_rdma(rail: RailSpec) -> bool:

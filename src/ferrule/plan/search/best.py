@@ -86,9 +86,9 @@ def _finder(question: Question) -> Callable[[Question], Plans]:
 
 def _in_order(cluster: ClusterSpec) -> ClusterSpec:
     """By name, so that neither the plans nor their words depend on the order in which hosts were given."""
-    links = [replace(link, between=(min(link.between), max(link.between))) for link in cluster.links]
-    links.sort(key=lambda link: link.between)
-    return replace(cluster, devices=tuple(sorted(cluster.devices, key=lambda device: device.name)), links=tuple(links))
+    pairs = [replace(pair, between=(min(pair.between), max(pair.between))) for pair in cluster.pairs]
+    pairs.sort(key=lambda pair: pair.between)
+    return replace(cluster, devices=tuple(sorted(cluster.devices, key=lambda device: device.name)), pairs=tuple(pairs))
 
 
 def _check(question: Question, top: int) -> None:

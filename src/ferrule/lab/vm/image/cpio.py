@@ -39,7 +39,7 @@ class CpioWriter:
         if name := self._new(path):
             self._entry(name, stat.S_IFREG | mode, data, mtime=mtime)
 
-    def link(self, path: str, target: str) -> None:
+    def symlink(self, path: str, target: str) -> None:
         if name := self._new(path):
             self._entry(name, stat.S_IFLNK | 0o777, target.encode())
 

@@ -43,12 +43,12 @@ class Image(CpioWriter):
         """Everything of the packages but documentation, and busybox's programs under the names that are still free."""
         for path, file in self._tree.files(_LEFT_OUT):
             if file.is_symlink():
-                self.link(path, str(file.readlink()))
+                self.symlink(path, str(file.readlink()))
             else:
                 self.file(path, file.read_bytes(), mode=file.stat().st_mode & 0o7777)
         for applet in self._tree.run("busybox", "--list", timeout=30).split():
             if f"/usr/sbin/{applet}" not in self:
-                self.link(f"/usr/bin/{applet}", "busybox")
+                self.symlink(f"/usr/bin/{applet}", "busybox")
 
     def add_files(self, files: Iterable[tuple[str, Path]]) -> None:
         """Host files under guest paths, with the shared libraries that programs among them need."""

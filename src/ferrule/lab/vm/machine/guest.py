@@ -149,7 +149,7 @@ def write_image(guest: Guest, out: BinaryIO, tree: Tree, kernel: Kernel, own: Ma
     if guest.python:
         image.add_files(python.standard_library())
         for name in ("python3", "python"):
-            image.link(f"/usr/local/bin/{name}", str(python.interpreter()))
+            image.symlink(f"/usr/local/bin/{name}", str(python.interpreter()))
         image.add_files(python.packages(guest.python))
     at_hand = [name for name in _AT_HAND if kernel.has_module(name)]
     named = [name for name in guest.modules if isinstance(name, str)]

@@ -172,7 +172,7 @@ def _connected(cluster: ClusterSpec, names: Iterable[str]) -> bool:
     reached = [left.pop()]
     while reached:
         here = reached.pop()
-        near = {name for name in left if cluster.link(here, name)}
+        near = {name for name in left if cluster.pair(here, name)}
         left -= near
         reached += near
     return not left

@@ -12,7 +12,7 @@ from ferrule.plan.search.exact.space import ExactSearch
 from ferrule.plan.search.heuristic.improve import Improver
 from ferrule.plan.search.heuristic.pricing import Groups, Priced, Pricing
 from ferrule.plan.search.heuristic.ring import Hop, nearest_neighbours, shorter_ring
-from ferrule.plan.search.stages.classes import Traits, link_traits, traits
+from ferrule.plan.search.stages.classes import Traits, pair_traits, traits
 from ferrule.plan.search.stages.costs import Cutting, Measure, StageCosts
 
 POOL = 6
@@ -52,9 +52,9 @@ class _ManySearch:
         self.question, self.model, self.cluster = question, question.model, question.cluster
         self.pricing = Pricing(question)
         self.near: dict[str, list[tuple[float, str]]] = {device.name: [] for device in self.cluster.devices}
-        for link in self.cluster.links:
-            cost = link.alpha + self.model.hidden_bytes / link.bandwidth
-            for here, there in (link.between, link.between[::-1]):
+        for pair in self.cluster.pairs:
+            cost = pair.alpha + self.model.hidden_bytes / pair.bandwidth
+            for here, there in (pair.between, pair.between[::-1]):
                 self.near[here].append((cost, there))
         self.speed = {name: self._whole_seconds(name) for name in self.near}
         self.names = sorted(self.near, key=lambda name: (self.speed[name], name))
@@ -79,7 +79,7 @@ class _ManySearch:
         for seed in self._seeds():
             pool = self._around(seed, size, set(self.near))
             shape = tuple(
-                (traits(self.cluster.by_name[a]), *(link_traits(self.cluster, a, b) for b in pool)) for a in pool
+                (traits(self.cluster.by_name[a]), *(pair_traits(self.cluster, a, b) for b in pool)) for a in pool
             )
             if shape in seen or len(seen) == _POOLS:
                 continue

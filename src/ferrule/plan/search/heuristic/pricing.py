@@ -14,7 +14,7 @@ from ferrule.plan.obstacle import stage_obstacle
 from ferrule.plan.plan import Plan
 from ferrule.plan.question import Question
 from ferrule.plan.remembered import remembered
-from ferrule.plan.search.stages.classes import Traits, link_traits, traits
+from ferrule.plan.search.stages.classes import Traits, pair_traits, traits
 from ferrule.plan.search.stages.costs import Cutting, Measure, StageCosts
 from ferrule.plan.search.stages.cuttings import cuttings_of
 
@@ -38,7 +38,7 @@ class Priced:
 
 
 class Pricing:
-    """Devices and links that are alike cost the same, so each kind is worked out once."""
+    """Devices and cables that are alike cost the same, so each kind is worked out once."""
 
     def __init__(self, question: Question) -> None:
         self.question, self.model, self.cluster = question, question.model, question.cluster
@@ -59,8 +59,8 @@ class Pricing:
 
     @remembered
     def like(self, names: tuple[str, ...]) -> tuple[object, ...]:
-        """The same for devices of the same kinds with the same links between them."""
-        cables = (link_traits(self.cluster, a, b) for a, b in itertools.combinations(names, 2))
+        """The same for devices of the same kinds with the same cables between them."""
+        cables = (pair_traits(self.cluster, a, b) for a, b in itertools.combinations(names, 2))
         kinds: tuple[Traits, ...] = tuple(traits(self.cluster.by_name[name]) for name in names)
         return kinds, tuple(cables)
 

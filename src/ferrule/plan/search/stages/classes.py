@@ -16,16 +16,16 @@ def traits(device: DeviceSpec) -> Traits:
     return tuple(tuple(sorted(value.items())) if isinstance(value, Mapping) else value for value in alike.values())
 
 
-def link_traits(cluster: ClusterSpec, a: str, b: str) -> Traits:
-    link = cluster.link(a, b)
-    if link is None:
+def pair_traits(cluster: ClusterSpec, a: str, b: str) -> Traits:
+    pair = cluster.pair(a, b)
+    if pair is None:
         return ()
-    return tuple(sorted((rail.alpha, rail.bandwidth, rail.transport) for rail in link.rails))
+    return tuple(sorted((rail.alpha, rail.bandwidth, rail.transport) for rail in pair.rails))
 
 
 def interchangeable(cluster: ClusterSpec) -> list[list[str]]:
     """Classes of devices any two of which can change places and nothing else changes: equal in all but name, with
-    equal links to each other device. Within a class all links are then equal too. Sorted, whatever their order in
+    equal rails to each other device. Within a class all rails are then equal too. Sorted, whatever their order in
     the cluster."""
     names = sorted(device.name for device in cluster.devices)
     classes: list[list[str]] = []
@@ -33,7 +33,7 @@ def interchangeable(cluster: ClusterSpec) -> list[list[str]]:
         for known in classes:
             first = known[0]
             if traits(cluster.by_name[name]) == traits(cluster.by_name[first]) and all(
-                link_traits(cluster, name, other) == link_traits(cluster, first, other)
+                pair_traits(cluster, name, other) == pair_traits(cluster, first, other)
                 for other in names
                 if other not in (name, first)
             ):

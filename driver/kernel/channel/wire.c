@@ -47,7 +47,7 @@ void fer_hdr_seal(u8 *frame, const struct fer_hdr *hdr)
 
 static bool op_known(u8 op)
 {
-	return op == FER_OP_LINK_ACK || op == FER_OP_SKIP ||
+	return op == FER_OP_CHANNEL_ACK || op == FER_OP_SKIP ||
 	       (op >= FER_OP_SEND && op <= FER_OP_DGRAM);
 }
 
@@ -88,7 +88,7 @@ static bool fields_fit(const struct fer_hdr *h)
 		return h->len == 16;
 	case FER_OP_ATOMIC_RESP:
 		return h->len == 8;
-	case FER_OP_LINK_ACK:
+	case FER_OP_CHANNEL_ACK:
 		return h->len == FER_ACK_MAP;
 	default:
 		return h->len == 0;

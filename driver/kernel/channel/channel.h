@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The link to one peer, its rails, and the wire under a rail. See docs/driver.md. */
-#ifndef FER_LINK_H
-#define FER_LINK_H
+/* The channel to one peer, its rails, and the wire under a rail. See docs/driver.md. */
+#ifndef FER_CHANNEL_H
+#define FER_CHANNEL_H
 
 #include <linux/list.h>
 #include <linux/lockdep.h>
@@ -9,7 +9,7 @@
 #include <linux/spinlock.h>
 #include <linux/wait.h>
 
-#include "link/wire.h"
+#include "channel/wire.h"
 
 #define FER_WINDOW	256		/* frames that may be under way; a power of two */
 #define FER_SLOT(seq)	((seq) & (FER_WINDOW - 1))
@@ -17,24 +17,24 @@
 #define FER_MAX_RAILS	4
 
 struct fer_dev;
-struct fer_link;
+struct fer_channel;
 struct fer_rail;
 struct fer_qp;
 
-/* A buffer for one frame. It belongs to its pool, the link or the wire, one at a time. */
+/* A buffer for one frame. It belongs to its pool, the channel or the wire, one at a time. */
 struct fer_frame {
 	struct list_head node;
 	u8 *data;
 	u32 size;		/* bytes of the frame in data */
-	u16 index;		/* of the link's own frames: place in link->frames */
-	u16 busy;		/* of the link's own: rails that still read it */
+	u16 index;		/* of the channel's own frames: place in channel->frames */
+	u16 busy;		/* of the channel's own: rails that still read it */
 	u64 due_ns;		/* loopback: when it arrives */
 	struct fer_rail *rail;	/* of what came: whose frame it is */
 };
 
 /*
- * All calls come from the holder of link->engine. Received frames are handed to fer_link_rx(),
- * which takes a frame for good and gives it back by put_rx.
+ * All calls come from the holder of channel->engine. Received frames are handed to
+ * fer_channel_rx(), which takes a frame for good and gives it back by put_rx.
  */
 struct fer_wire_ops {
 	const char *name;
@@ -50,19 +50,19 @@ struct fer_wire_ops {
 	u64 (*next_due)(struct fer_rail *rail);
 	/* The thread is about to sleep: the next frame is to wake it. True: one is here. */
 	bool (*arm)(struct fer_rail *rail);
-	/* The link has given the rail up: bring it up anew. */
+	/* The channel has given the rail up: bring it up anew. */
 	void (*lost)(struct fer_rail *rail);
-	/* The rail leaves its link: let go of all that is the link's. Not under the engine. */
+	/* The rail leaves: let go of all that is the channel's. Not under the engine. */
 	void (*leave)(struct fer_rail *rail);
 	/* It has left, and is not looked at any more. */
 	void (*left)(struct fer_rail *rail);
 };
 
-/* One wire to the peer. Its owner embeds it; under link->engine while it is joined to a link. */
+/* One wire to the peer. Its owner embeds it; under channel->engine while it is joined. */
 struct fer_rail {
-	struct fer_link *link;		/* fer_topology: the link it is joined to */
+	struct fer_channel *channel;	/* fer_topology: the one it is joined to */
 	const struct fer_wire_ops *ops;
-	int index;			/* in link->rails */
+	int index;			/* in channel->rails */
 	bool up;			/* frames may go this way */
 	u32 unacked;			/* frames whose last way was this one */
 	u32 reading;			/* frames that its wire still reads */
@@ -116,7 +116,7 @@ enum fer_again {
 	FER_AGAIN_REROUTED,	/* its way is down, or stands still while others move */
 };
 
-/* ---- the link: a reliable, ordered channel of frames to one peer ---- */
+/* ---- the channel: frames to one peer, reliably and in order, over up to four cables ---- */
 
 struct fer_txslot {
 	struct fer_frame *frame;	/* NULL: empty */
@@ -127,7 +127,7 @@ struct fer_txslot {
 	u64 sent_ns;		/* last time */
 };
 
-struct fer_link {
+struct fer_channel {
 	struct fer_dev *dev;
 	struct task_struct *thread;
 	wait_queue_head_t wait;
@@ -164,53 +164,53 @@ struct fer_link {
 	u64 stats[FER_STAT_COUNT];		/* read anywhere */
 };
 
-/* link.c: life, and who does the work */
-struct fer_link *fer_link_create(struct fer_dev *dev, const char *name);
-void fer_link_destroy(struct fer_link *link);
-void fer_link_kick(struct fer_link *link);
-void fer_link_drive(struct fer_link *link);
+/* channel.c: life, and who does the work */
+struct fer_channel *fer_channel_create(struct fer_dev *dev, const char *name);
+void fer_channel_destroy(struct fer_channel *channel);
+void fer_channel_kick(struct fer_channel *channel);
+void fer_channel_drive(struct fer_channel *channel);
 
-/* link_tx.c: what is sent, until it is acknowledged */
+/* channel_tx.c: what is sent, until it is acknowledged */
 /* A frame to fill behind FER_HDR, or NULL while the window is full. */
-struct fer_frame *fer_link_get(struct fer_link *link);
-void fer_link_put(struct fer_link *link, struct fer_frame *frame);
-void fer_link_send(struct fer_link *link, struct fer_frame *frame, struct fer_hdr *hdr);
-void fer_link_acked(struct fer_link *link, u32 ack, u64 now);
-void fer_link_missing(struct fer_link *link, u32 ack, const u8 *bits, u64 now);
-u64 fer_link_late_at(const struct fer_link *link);
-void fer_link_late(struct fer_link *link, u64 now);
-void fer_link_reroute(struct fer_link *link, struct fer_rail *rail, u64 now);
-void fer_link_ack(struct fer_link *link, struct fer_rail *rail);
+struct fer_frame *fer_channel_get(struct fer_channel *channel);
+void fer_channel_put(struct fer_channel *channel, struct fer_frame *frame);
+void fer_channel_send(struct fer_channel *channel, struct fer_frame *frame, struct fer_hdr *hdr);
+void fer_channel_acked(struct fer_channel *channel, u32 ack, u64 now);
+void fer_channel_missing(struct fer_channel *channel, u32 ack, const u8 *bits, u64 now);
+u64 fer_channel_late_at(const struct fer_channel *channel);
+void fer_channel_late(struct fer_channel *channel, u64 now);
+void fer_channel_reroute(struct fer_channel *channel, struct fer_rail *rail, u64 now);
+void fer_channel_ack(struct fer_channel *channel, struct fer_rail *rail);
 
-/* link_rx.c */
-void fer_link_rx(struct fer_link *link, struct fer_frame *frame);
-void fer_link_unhold(struct fer_link *link, struct fer_rail *rail);
+/* channel_rx.c */
+void fer_channel_rx(struct fer_channel *channel, struct fer_frame *frame);
+void fer_channel_unhold(struct fer_channel *channel, struct fer_rail *rail);
 
 /* session.c: rails and sessions */
-extern struct mutex fer_topology;	/* which rails are joined to which link */
-int fer_rail_join(struct fer_link *link, struct fer_rail *rail);
+extern struct mutex fer_topology;	/* which rails are joined to which channel */
+int fer_rail_join(struct fer_channel *channel, struct fer_rail *rail);
 void fer_rail_leave(struct fer_rail *rail);
 bool fer_rail_up(struct fer_rail *rail, u32 epoch, u32 window);
 void fer_rail_down(struct fer_rail *rail, const char *why);
-void fer_rails_check(struct fer_link *link, u64 now);
-void fer_session_begin(struct fer_link *link, u32 epoch, u32 window);
-u32 fer_session_offer(struct fer_link *link, u32 fresh);
-void fer_session_end(struct fer_link *link, const char *why);
+void fer_rails_check(struct fer_channel *channel, u64 now);
+void fer_session_begin(struct fer_channel *channel, u32 epoch, u32 window);
+u32 fer_session_offer(struct fer_channel *channel, u32 fresh);
+void fer_session_end(struct fer_channel *channel, const char *why);
 u64 fer_dead_after_ns(void);
 
-static inline void fer_count_many(struct fer_link *link, enum fer_stat stat, u32 many)
+static inline void fer_count_many(struct fer_channel *channel, enum fer_stat stat, u32 many)
 {
-	WRITE_ONCE(link->stats[stat], link->stats[stat] + many);
+	WRITE_ONCE(channel->stats[stat], channel->stats[stat] + many);
 }
 
-static inline void fer_count(struct fer_link *link, enum fer_stat stat)
+static inline void fer_count(struct fer_channel *channel, enum fer_stat stat)
 {
-	fer_count_many(link, stat, 1);
+	fer_count_many(channel, stat, 1);
 }
 
-/* The rails of a link, under its engine. */
-#define fer_each_rail(link, rail, i) \
+/* The rails of a channel, under its engine. */
+#define fer_each_rail(channel, rail, i) \
 	for ((i) = 0; (i) < FER_MAX_RAILS; (i)++) \
-		if (((rail) = (link)->rails[i]))
+		if (((rail) = (channel)->rails[i]))
 
 #endif

@@ -25,7 +25,7 @@ typedef uint64_t u64;
 #define FER_FRAME	4096	/* what a ring of the controller carries at most */
 #define FER_HDR		64
 #define FER_PAYLOAD	(FER_FRAME - FER_HDR)
-#define FER_ACK_MAP	32	/* bytes of LINK_ACK: a bit for each frame behind `ack` */
+#define FER_ACK_MAP	32	/* bytes of CHANNEL_ACK: a bit for each frame behind `ack` */
 #define FER_MAGIC	0x31524546u	/* "FER1" */
 #define FER_VERSION	1
 #define FER_MAX_MSG	(1u << 30)
@@ -33,8 +33,8 @@ typedef uint64_t u64;
 #define FER_QPN_MASK	0xffffffu
 
 enum fer_op {
-	/* about the link itself: outside of the sequence, never sent again */
-	FER_OP_LINK_ACK = 1,	/* payload: which frames after `ack` are here */
+	/* about the channel itself: outside of the sequence, never sent again */
+	FER_OP_CHANNEL_ACK = 1,	/* payload: which frames after `ack` are here */
 	/* in sequence */
 	FER_OP_SKIP = 3,	/* takes the place of a lost frame that is not repeated */
 	FER_OP_SEND = 16,
@@ -73,7 +73,7 @@ struct fer_hdr {
 	u16 len;	/* payload of this frame */
 	u16 window;	/* frames that the sender of this one can hold */
 	u32 epoch;	/* of the session */
-	u32 seq;	/* of the link, one per frame */
+	u32 seq;	/* of the channel, one per frame */
 	u32 ack;	/* all before this one are here */
 	u32 dqpn;
 	u32 sqpn;
@@ -108,7 +108,7 @@ enum fer_bad fer_hdr_open(const u8 *frame, size_t size, struct fer_hdr *hdr);
 
 static inline bool fer_in_sequence(u8 op)
 {
-	return op != FER_OP_LINK_ACK;
+	return op != FER_OP_CHANNEL_ACK;
 }
 
 /* a - b for 24-bit sequence numbers, from -2^23 to 2^23 - 1 */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A wire that ends where it begins: what is sent comes back to the same link, through
+ * A wire that ends where it begins: what is sent comes back to the same channel, through
  * copies, after faults that debugfs asks for. A device on it talks to itself.
  */
 #include <linux/debugfs.h>
@@ -93,7 +93,7 @@ static int loopback_poll(struct fer_rail *rail, int budget)
 		if (!frame || frame->due_ns > now)
 			break;
 		list_del(&frame->node);
-		fer_link_rx(rail->link, frame);
+		fer_channel_rx(rail->channel, frame);
 		got++;
 	}
 	return got;
@@ -122,8 +122,8 @@ static void loopback_lost(struct fer_rail *rail)
 
 	rail->up = true;
 	rail->silent = 0;
-	trace_fer_rail_up(rail->link, rail->index, epoch, "it ends where it begins");
-	fer_session_begin(rail->link, epoch, FER_WINDOW);
+	trace_fer_rail_up(rail->channel, rail->index, epoch, "it ends where it begins");
+	fer_session_begin(rail->channel, epoch, FER_WINDOW);
 }
 
 /* As a rail that has left, or one that never joined. */
@@ -179,8 +179,8 @@ no_memory:
 	return NULL;
 }
 
-/* Wire a link to itself, for as long as it lives. */
-int fer_loopback_join(struct fer_link *link)
+/* Wire a channel to itself, for as long as it lives. */
+int fer_loopback_join(struct fer_channel *channel)
 {
 	struct loopback *lo = alloc_loopback();
 	int err;
@@ -188,7 +188,7 @@ int fer_loopback_join(struct fer_link *link)
 	if (!lo)
 		return -ENOMEM;
 	mutex_lock(&fer_topology);
-	err = fer_rail_join(link, &lo->rail);
+	err = fer_rail_join(channel, &lo->rail);
 	if (!err)
 		fer_rail_up(&lo->rail, get_random_u32() | 1, FER_WINDOW);
 	mutex_unlock(&fer_topology);
@@ -197,17 +197,17 @@ int fer_loopback_join(struct fer_link *link)
 	return err;
 }
 
-void fer_loopback_debugfs(struct fer_link *link, struct dentry *dir)
+void fer_loopback_debugfs(struct fer_channel *channel, struct dentry *dir)
 {
 	struct loopback *lo;
 
-	if (!link->rails[0] || link->rails[0]->ops != &loopback_ops)
+	if (!channel->rails[0] || channel->rails[0]->ops != &loopback_ops)
 		return;
-	lo = of(link->rails[0]);
+	lo = of(channel->rails[0]);
 	debugfs_create_u32("drop", 0600, dir, &lo->drop);
 	debugfs_create_u32("corrupt", 0600, dir, &lo->corrupt);
 	debugfs_create_u32("duplicate", 0600, dir, &lo->duplicate);
 	debugfs_create_u32("reorder", 0600, dir, &lo->reorder);
 	debugfs_create_u32("delay_us", 0600, dir, &lo->delay_us);
-	fer_inject_debugfs(link, dir);
+	fer_inject_debugfs(channel, dir);
 }
