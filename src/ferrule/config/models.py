@@ -1,4 +1,4 @@
-"""Where this host has models, and when a cluster's model moves, from the environment."""
+"""Settings from the environment: directories of models on this host, and the delay before a cluster's model moves."""
 
 from __future__ import annotations
 

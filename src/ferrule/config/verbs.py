@@ -1,4 +1,4 @@
-"""Which RDMA devices to use, from the environment."""
+"""Settings from the environment: RDMA devices to use."""
 
 from __future__ import annotations
 

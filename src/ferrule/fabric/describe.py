@@ -1,4 +1,4 @@
-"""How a group is wired, for people and programs."""
+"""Description of a group's connections, for people and programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine, a cable and a whole lab are, each figure with its source. Pure."""
+"""Profile types of a machine, a cable and a whole lab, each figure with its source. Pure."""
 
 from __future__ import annotations
 

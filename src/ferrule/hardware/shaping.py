@@ -1,4 +1,4 @@
-"""What a cable does to what is sent into it, in numbers. Pure."""
+"""Traffic shaping of a cable, in numbers: its effect on what is sent into it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine lacks for the driver, and how to get it. Pure."""
+"""Requirements of the driver that a machine lacks, and how to get them. Pure."""
 
 from __future__ import annotations
 

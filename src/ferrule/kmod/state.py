@@ -1,4 +1,4 @@
-"""What there is on a machine for the driver, and of the driver."""
+"""State of the driver on a machine, and of what the machine has for it."""
 
 from __future__ import annotations
 

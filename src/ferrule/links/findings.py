@@ -1,4 +1,4 @@
-"""What the doctor says about a machine."""
+"""Types of the doctor's findings about a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where facts about a machine come from: the machine itself, or a record of one.
+"""Sources of facts about a machine: the machine itself, or a record of one.
 
 A tree answers four questions: what a file says, what a directory holds, where a link leads, and what a command prints.
 It raises `OSError` like the system would; `FileNotFoundError` is for what is not there, programs included.

@@ -1,4 +1,4 @@
-"""What a host's agent is told, and what it answers: tagged structs, one JSON object a line, decoded here only.
+"""Orders to a host's agent, and its answers: tagged structs, one JSON object a line, decoded here only.
 
 The first line is `Start`; each further one an order, which is answered by the kind of `Answer` that its docstring
 names, or by `Failed`. A line has at most `LINE_LIMIT` bytes.

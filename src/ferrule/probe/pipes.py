@@ -1,4 +1,4 @@
-"""What streams go through: one direction of a connection, filled at one end and emptied at the other."""
+"""Pipe: one direction of a connection, filled at one end and emptied at the other, through which streams go."""
 
 from __future__ import annotations
 

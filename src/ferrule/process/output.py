@@ -1,4 +1,4 @@
-"""What processes print, read as it comes."""
+"""Output of processes, read as it comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel knows of processes, and does to them; each for every system as well as it goes."""
+"""Process queries and signals by the kernel's interfaces; each for every system as well as it goes."""
 
 from __future__ import annotations
 

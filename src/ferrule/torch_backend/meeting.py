@@ -1,4 +1,4 @@
-"""How the ranks of a torch group find each other: through torch's store, into a group of the fabric."""
+"""Rendezvous of a torch group's ranks: through torch's store, into a group of the fabric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch gets for an operation: already done, or under way."""
+"""Work objects that torch gets for an operation: already done, or under way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which interfaces a host has for other ranks, and which of two hosts' interfaces a cable may join."""
+"""Interfaces by which other ranks reach a host, and pairs of two hosts' interfaces that a cable may join."""
 
 from __future__ import annotations
 

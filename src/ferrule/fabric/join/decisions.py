@@ -1,4 +1,4 @@
-"""What rank 0 decides from the reports of all ranks of a new group. Pure."""
+"""Decisions of rank 0 from the reports of all ranks of a new group. Pure."""
 
 from __future__ import annotations
 

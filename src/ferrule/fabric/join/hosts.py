@@ -1,4 +1,4 @@
-"""What a rank tells the others about its host, and what follows from that."""
+"""Host description that a rank sends to the others, and conclusions from it."""
 
 from __future__ import annotations
 

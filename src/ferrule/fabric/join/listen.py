@@ -1,4 +1,4 @@
-"""Where a rank listens for others."""
+"""Listening sockets of a rank, for the other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group remembers about its members, and how some of them form a smaller one."""
+"""Members of a group, and the split of a group into smaller ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all groups of one job share on this rank: the acceptor, the paths to the other ranks, and who they are."""
+"""Mesh: state that all groups of one job share on this rank: acceptor, other ranks, and the paths to them."""
 
 from __future__ import annotations
 

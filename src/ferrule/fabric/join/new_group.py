@@ -1,4 +1,4 @@
-"""What all steps of making a group share on one rank."""
+"""State of a group that is being made, for all its steps on one rank."""
 
 from __future__ import annotations
 

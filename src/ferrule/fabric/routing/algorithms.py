@@ -1,4 +1,4 @@
-"""Which algorithm a collective uses for how many bytes: decided from what the links cost, printable, pure.
+"""Collective algorithms by message size: a decision table from the costs of links, printable, pure.
 
 The model is that of LogGP (Alexandrov and others, 1995) reduced to what decides here: a message takes alpha + bytes *
 beta on each link of its path, links work at the same time, and every message costs its ends some work of their own,

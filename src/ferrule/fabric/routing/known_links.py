@@ -1,4 +1,4 @@
-"""What links cost when they were measured at earlier starts: a file of the user's, by what identifies a link."""
+"""Cache of link costs measured at earlier starts: a file of the user's, by what identifies a link."""
 
 from __future__ import annotations
 

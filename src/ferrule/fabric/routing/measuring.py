@@ -1,4 +1,4 @@
-"""What the links of a new group cost: measured now, or known since an earlier start."""
+"""Link costs of a new group: measured now, or known since an earlier start."""
 
 from __future__ import annotations
 

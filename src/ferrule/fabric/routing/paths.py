@@ -1,4 +1,4 @@
-"""How a rank gets to another one: the rails between two hosts. Pure."""
+"""Paths from a rank to another one: the rails between two hosts. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transport is: how it offers itself, joins pairs of ranks, makes their native channels, and repairs these."""
+"""Transport interface: it offers itself, joins pairs of ranks, makes their native channels, and repairs these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How exact emulated cables are on this machine: the shaper's own cost, and errors of delays, rates and faults.
+"""Accuracy of emulated cables on this machine: the shaper's own cost, and errors of delays, rates and faults.
 
 All hosts share one clock, so the time of a packet is measured one way: sent in one host, and waited for awake in the
 other, by one thread. That leaves out how long sleeping programs take to wake, which a real network does not change.

@@ -1,4 +1,4 @@
-"""What a link costs in tokens/s: an estimate from latency and bandwidth, so that findings can be compared.
+"""Cost of a link in tokens/s: an estimate from latency and bandwidth, so that findings can be compared.
 
 The model: tensor parallel over two hosts, a dense model of about 70B parameters: 80 layers of hidden size 8192 with two
 all-reduces each, so 160 messages of 16 KiB (bf16) per token, one after the other. A token waits

@@ -1,4 +1,4 @@
-"""What a packet filter does with the connections that ranks make over a cable. Pure.
+"""Packet filter evaluation: its verdict on the connections that ranks make over a cable. Pure.
 
 Rules are walked as the kernel does. A condition that is not understood, or that only some of the packets meet, makes a
 rule uncertain: it decides nothing by itself, and is told.

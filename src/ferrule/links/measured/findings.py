@@ -1,4 +1,4 @@
-"""What the numbers of a measured link say about it. Pure."""
+"""Findings on a link from its measured numbers. Pure."""
 
 from __future__ import annotations
 

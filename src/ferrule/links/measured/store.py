@@ -1,4 +1,4 @@
-"""What links were measured to do: the numbers, and the file of the user's in which they are kept."""
+"""Store of measured links: the numbers, and the file of the user's in which they are kept."""
 
 from __future__ import annotations
 

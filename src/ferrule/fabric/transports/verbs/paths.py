@@ -1,4 +1,4 @@
-"""Which RDMA port of one host reaches which of another: plain decisions on what both tell of their ports."""
+"""Paths between RDMA ports of two hosts: plain decisions on what both tell of their ports."""
 
 from __future__ import annotations
 

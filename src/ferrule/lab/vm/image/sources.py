@@ -1,4 +1,4 @@
-"""Which package archive this host uses: read from its own apt configuration, so that no address stands in our code."""
+"""Package archive of this host: read from its own apt configuration, so that no address stands in our code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was done, on disk before it is done, so that it can be undone later and after a crash. A file for each fix."""
+"""Journal of fixes: a file for each, on disk before it is done, so that it can be undone later and after a crash."""
 
 from __future__ import annotations
 
