@@ -1,4 +1,4 @@
-"""How families of models differ from each other: names of fields, biases, norms, windows, and what can be cut.
+"""Differences between families of models: names of fields, biases, norms, windows, and what can be cut.
 
 The facts are those of transformers' configurations and modules (models/*/configuration_*.py); ``cuts`` are its
 ``base_model_tp_plan`` and ``base_model_ep_plan`` together with what engine/architectures.py adds. That they agree is

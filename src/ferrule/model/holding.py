@@ -1,4 +1,4 @@
-"""How the built-in engine holds weights: what of each tensor a rank with a share of it has in memory, to the byte.
+"""Weights in the built-in engine's memory: bytes of each tensor on a rank with a share of it, exactly.
 
 Families with step programs have matrices in blocks (`packing`) and all else as float32; what runs through transformers'
 modules has plain tensors, of which only linear layers are packed.

@@ -1,4 +1,4 @@
-"""What the planner knows of one layer of a model: weights by kind, cache, arithmetic, messages when it is split."""
+"""Layer description for the planner: weights by kind, cache, arithmetic, messages when the layer is split."""
 
 from __future__ import annotations
 

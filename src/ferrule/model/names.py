@@ -1,4 +1,4 @@
-"""What a tensor is, by its name: those of transformers' models, of mlx-lm's and of GGUF files."""
+"""Roles of tensors by their names: those of transformers' models, of mlx-lm's and of GGUF files."""
 
 from __future__ import annotations
 

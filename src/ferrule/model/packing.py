@@ -1,4 +1,4 @@
-"""How many bytes the built-in engine holds a matrix in: codes in groups with their scales, or plain numbers.
+"""Packed size of a matrix in the built-in engine: codes in groups with their scales, or plain numbers.
 
 The arithmetic of native/src/kernels/layout.h, whose layout is the same with all instruction sets; a test compares them.
 """

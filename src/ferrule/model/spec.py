@@ -1,4 +1,4 @@
-"""What the planner knows of a model."""
+"""Model spec: the planner's description of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes tensors take in each format that weights are stored in."""
+"""Bytes of tensors in each format that weights are stored in."""
 
 from __future__ import annotations
 

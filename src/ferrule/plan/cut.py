@@ -1,4 +1,4 @@
-"""Where a pipeline cuts the layers: exact, for stages in a given order."""
+"""Cut of the layers into pipeline stages: exact, for stages in a given order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why the built-in engine cannot run a plan."""
+"""Reasons why the built-in engine cannot run a plan."""
 
 from __future__ import annotations
 

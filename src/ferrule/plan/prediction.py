@@ -1,4 +1,4 @@
-"""What is predicted of a plan: memory, times by what takes them, energy and money."""
+"""Prediction for a plan: memory, times by what takes them, energy and money."""
 
 from __future__ import annotations
 

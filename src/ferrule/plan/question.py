@@ -1,4 +1,4 @@
-"""What is asked of the planner, and what makes one answer better than another."""
+"""Question to the planner, and objectives by which one answer is better than another."""
 
 from __future__ import annotations
 

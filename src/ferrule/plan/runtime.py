@@ -1,4 +1,4 @@
-"""What the programs that run models do with machines: how many operations a layer is, what a message costs them."""
+"""Runtimes, the programs that run models: operations of a layer, cost of a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner knows of the machines and the cables between them."""
+"""Cluster spec: the planner's description of machines and the cables between them."""
 
 from __future__ import annotations
 

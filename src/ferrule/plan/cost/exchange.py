@@ -1,4 +1,4 @@
-"""What messages between the devices of a cluster cost: by the fabric's own decision table, over its own routes."""
+"""Cost of messages between the devices of a cluster: by the fabric's own decision table, over its own routes."""
 
 from __future__ import annotations
 

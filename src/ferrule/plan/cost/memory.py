@@ -1,4 +1,4 @@
-"""How many bytes of a model lie on which device."""
+"""Memory use of a plan: bytes of the model on each device."""
 
 from __future__ import annotations
 

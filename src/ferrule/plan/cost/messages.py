@@ -1,4 +1,4 @@
-"""What stages send each other, and in which pieces a prompt goes through them."""
+"""Messages between stages, and the pieces in which a prompt goes through them."""
 
 from __future__ import annotations
 

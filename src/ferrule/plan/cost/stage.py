@@ -1,4 +1,4 @@
-"""What one stage needs for one pass, layer by layer: the roofline of each device, operations, collectives, disk."""
+"""Cost of one pass through one stage, layer by layer: the roofline of each device, operations, collectives, disk."""
 
 from __future__ import annotations
 

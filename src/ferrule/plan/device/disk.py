@@ -1,4 +1,4 @@
-"""How fast the disk of a folder is read, by a file of our own that is not in any cache of this machine."""
+"""Read speed of the disk of a folder, by a file of our own that is not in any cache of this machine."""
 
 from __future__ import annotations
 

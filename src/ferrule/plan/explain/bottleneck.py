@@ -1,4 +1,4 @@
-"""What takes most of the time of a plan."""
+"""Bottleneck of a plan: what takes most of its time."""
 
 from __future__ import annotations
 

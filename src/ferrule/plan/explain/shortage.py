@@ -1,4 +1,4 @@
-"""When nothing fits: what is missing on which device, and the nearest things that fit."""
+"""Shortage when nothing fits: what is missing on which device, and the nearest things that fit."""
 
 from __future__ import annotations
 

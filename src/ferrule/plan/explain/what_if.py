@@ -1,4 +1,4 @@
-"""What would make a plan faster: by predicting again with one thing changed."""
+"""Changes that would make a plan faster: by predicting again with one thing changed."""
 
 from __future__ import annotations
 

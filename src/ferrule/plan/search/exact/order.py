@@ -1,4 +1,4 @@
-"""Which groups of devices become stages, in which order and with which layers: exact, for a few hosts."""
+"""Exact search for the groups of devices that become stages, their order and their layers, for a few hosts."""
 
 from __future__ import annotations
 

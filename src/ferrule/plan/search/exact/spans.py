@@ -1,4 +1,4 @@
-"""What runs of layers cost many stages at once, and the cheapest run that begins or ends at each layer."""
+"""Cost of runs of layers for many stages at once, and the cheapest run that begins or ends at each layer."""
 
 from __future__ import annotations
 

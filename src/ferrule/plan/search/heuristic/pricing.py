@@ -1,4 +1,4 @@
-"""What a sequence of stages would achieve, their layers cut as well as can be: for hosts of which there are many."""
+"""Price of a sequence of stages, their layers cut as well as can be: for hosts of which there are many."""
 
 from __future__ import annotations
 
