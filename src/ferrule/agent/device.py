@@ -1,4 +1,4 @@
-"""What the planner has to know of this host, measured in a process of its own: ``python -m ferrule.agent.device``."""
+"""Device description of this host for the planner, measured in a subprocess: ``python -m ferrule.agent.device``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How this host's programs talk to agents: ask and stop this host's, and ask others."""
+"""Client of agents for this host's programs: ask and stop this host's agent, and ask those of other hosts."""
 
 from __future__ import annotations
 

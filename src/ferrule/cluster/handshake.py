@@ -1,4 +1,4 @@
-"""What callers and agents say of themselves when they shake hands (`ferrule.secure.handshake`).
+"""Handshake fields by which callers and agents identify themselves (`ferrule.secure.handshake`).
 
 All that a stranger learns is that this is Ferrule, and of which version.
 """

@@ -1,4 +1,4 @@
-"""Where a host keeps what it must remember of a cluster: ``~/.local/state/ferrule/clusters/NAME``, for its user alone.
+"""State directory of a cluster on a host: ``~/.local/state/ferrule/clusters/NAME``, for its user alone.
 
 ``key``: the cluster's; ``state.db``: its members and which models should be up (`ferrule.cluster.store`);
 ``agent.log``; ``lock``: held by the agent while it lives, so that process numbers tell nothing; ``agent.sock``:

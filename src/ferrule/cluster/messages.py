@@ -1,4 +1,4 @@
-"""What agents and their callers tell each other: tagged structs, a JSON object in each frame, decoded here only.
+"""Messages between agents and their callers: tagged structs, a JSON object in each frame, decoded here only.
 
 A `Question` is answered by an `Answer` with a value of the type that the question names, or by a `Failure`. Fields that
 are not known, as of a newer version, are ignored; lists and texts have limits, beside that of the frame.

@@ -1,4 +1,4 @@
-"""Which models a cluster should serve, and how they are: for the programs of a host."""
+"""Models that a cluster should serve, and their state: for the programs of a host."""
 
 from __future__ import annotations
 

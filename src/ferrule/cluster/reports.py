@@ -1,4 +1,4 @@
-"""What hosts and model servers tell of themselves when they are asked."""
+"""Reports of hosts and model servers on request: types."""
 
 from __future__ import annotations
 

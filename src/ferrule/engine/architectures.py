@@ -1,4 +1,4 @@
-"""What transformers' configurations say about splitting an architecture, and what Ferrule adds. Needs no torch."""
+"""Split plans of architectures: transformers' own, and Ferrule's supplements. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user asks of an engine, and what each rank is told."""
+"""Options of an engine, as the user gives them, and those passed to each rank."""
 
 from __future__ import annotations
 

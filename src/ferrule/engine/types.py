@@ -1,4 +1,4 @@
-"""What passes between the engine and its callers: the HTTP server, the command line, a benchmark."""
+"""Types between the engine and its callers: the HTTP server, the command line, a benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which hosts a job may use: from our TOML, MLX's JSON, ``host slots=n`` lines, or a list on the command line; pure.
+"""Hosts that a job may use: from our TOML, MLX's JSON, ``host slots=n`` lines, or a list on the command line; pure.
 
 TOML::
 

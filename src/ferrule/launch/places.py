@@ -1,4 +1,4 @@
-"""Where ranks can run: each place says how its supervisor is started, and why that went wrong."""
+"""Places where ranks can run: each place says how its supervisor is started, and why that went wrong."""
 
 from __future__ import annotations
 

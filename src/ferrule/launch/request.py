@@ -1,4 +1,4 @@
-"""What a user asks for in words (hosts, command, variables) as places and a task; pure but for this machine's name."""
+"""Places and a task from a user's request in words (hosts, command, variables); pure but for this machine's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask: the checks that come before a request is read."""
+"""Access control: the checks that come before a request is read."""
 
 from __future__ import annotations
 

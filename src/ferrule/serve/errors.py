@@ -1,4 +1,4 @@
-"""What goes wrong, in OpenAI's error object and with the status that clients expect."""
+"""Errors as OpenAI's error object, with the status that clients expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model servers should run on this host, and what to do for that: pure.
+"""Reconciliation of this host's model servers with the cluster's records: which should run, and what to do; pure.
 
 `plan` compares what runs here (`Server` by model) with what the cluster's records want, as of a moment, and says what
 to do; `after` is a server after something happened to it. `ferrule.agent.models.servers` does what is planned.

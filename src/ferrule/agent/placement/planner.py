@@ -1,4 +1,4 @@
-"""Where the ranks of a model go on the hosts of a cluster: asked anew at every start, of the hosts that answer then."""
+"""Placement planner: asks at every start which hosts of the cluster answer, and where a model's ranks go on these."""
 
 from __future__ import annotations
 

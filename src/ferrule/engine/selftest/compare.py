@@ -1,4 +1,4 @@
-"""How far what a split model computes is from its reference, and how far it may be. Pure."""
+"""Comparison of a split model's results with its reference: the error, and its tolerance. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reference computed, kept for later starts: a model is read in one piece only once."""
+"""Stored results of the reference for later starts: a model is read in one piece only once."""
 
 from __future__ import annotations
 

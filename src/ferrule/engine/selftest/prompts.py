@@ -1,4 +1,4 @@
-"""What the self-test asks: token ids, and the places of which the answer is compared. Pure."""
+"""Prompts of the self-test: token ids, and the positions at which results are compared. Pure."""
 
 from __future__ import annotations
 

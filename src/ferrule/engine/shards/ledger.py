@@ -1,4 +1,4 @@
-"""Which pieces of which tensors a shard store holds, with their digests: a file that only grows, a line per piece."""
+"""Ledger of a shard store: its pieces of tensors with their digests, an append-only file, a line per piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parts of a model's files a rank reads: found by loading them, without memory and without data."""
+"""Parts of a model's files that a rank reads: found by loading them, without memory and without data."""
 
 from __future__ import annotations
 

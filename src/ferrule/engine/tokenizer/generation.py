@@ -1,4 +1,4 @@
-"""What a model's makers recommend for generation, and the tokens that end an answer."""
+"""Generation defaults that a model's makers recommend, and the tokens that end an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all formats of grouped codes share: a format says how any rectangle of a matrix is read as `GroupedMatrix`."""
+"""Common base of all formats of grouped codes: a format reads any rectangle of a matrix as `GroupedMatrix`."""
 
 from __future__ import annotations
 
