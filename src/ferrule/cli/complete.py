@@ -1,4 +1,4 @@
-"""What the shell offers behind Tab. Each function imports only when it is asked; files stay the shell's to offer."""
+"""Shell completion of arguments. Each function imports only when it is asked; files stay the shell's to offer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `serve` and `generate` show while a model loads, and what `serve` shows when it is ready."""
+"""Display of `serve` and `generate` while a model loads, and of `serve` when it is ready."""
 
 from __future__ import annotations
 

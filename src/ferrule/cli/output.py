@@ -1,4 +1,4 @@
-"""How commands print tables, JSON, errors, and which files they wrote."""
+"""Output of commands: tables, JSON, errors, and the names of written files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who can take part on this machine, and whose ranks share processes."""
+"""Choice of the implementations that take part on this machine, and of those whose ranks share processes."""
 
 from __future__ import annotations
 

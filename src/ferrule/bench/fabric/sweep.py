@@ -1,4 +1,4 @@
-"""What to measure: the cells of a sweep, who takes part, and how often each may call. All pure."""
+"""Sweep definition: its cells, its contestants, and the number of calls of each. All pure."""
 
 from __future__ import annotations
 

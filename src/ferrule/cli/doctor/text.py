@@ -1,4 +1,4 @@
-"""How `ferrule doctor` lays out what it found."""
+"""Text layout of the findings of `ferrule doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `ferrule driver` tells what there is."""
+"""Text and JSON output of `ferrule driver`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ferrule lab` prints: profiles and the state of labs, as tables and as JSON."""
+"""Output of `ferrule lab`: profiles and the state of labs, as tables and as JSON."""
 
 from __future__ import annotations
 

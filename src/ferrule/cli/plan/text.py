@@ -1,4 +1,4 @@
-"""How `ferrule plan` shows plans: tables and sentences."""
+"""Text output of `ferrule plan`: tables and sentences."""
 
 from __future__ import annotations
 
