@@ -14,8 +14,8 @@ DEFAULT_MOVE_BACK = 30.0
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Where this host has models. ``path``: directories in which the model's directory is looked for instead of where
-    the server was told. ``cache``: where parts that other hosts sent are kept; None for the user's cache."""
+    """Model directories of this host. ``path``: directories in which the model's directory is looked for instead of
+    where the server was told. ``cache``: where parts that other hosts sent are kept; None for the user's cache."""
 
     path: tuple[str, ...] = ()
     cache: Path | None = None

@@ -117,7 +117,7 @@ _NUMBERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
     "queue": (_none_or(parse_bytes), format_bytes),
     "overhead": (parse_bytes, format_bytes),
 }
-"""How each number of `Shaping` is read and written."""
+"""Parser and formatter of each number of `Shaping`."""
 
 
 def parse_number(name: str, text: str) -> Any:

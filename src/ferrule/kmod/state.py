@@ -46,7 +46,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What `ferrule driver install` has noted: on disk before each thing is done, so that it can be taken back.
+    """Notes of `ferrule driver install`: on disk before each thing is done, so that it can be taken back.
 
     ``phase``: ``installing`` or ``removing`` as long as not all is done. ``previous``: the version that was there,
     which comes back if this one fails. ``written``: the files of /etc that were written for it.

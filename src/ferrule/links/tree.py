@@ -44,7 +44,7 @@ class Tree(Protocol):
         ...
 
     def names(self, path: str) -> Sequence[str]:
-        """What is in a directory."""
+        """Names in a directory."""
         ...
 
     def resolve(self, path: str) -> str:
@@ -52,7 +52,7 @@ class Tree(Protocol):
         ...
 
     def run(self, command: str) -> str:
-        """What the command prints."""
+        """Output of the command."""
         ...
 
 

@@ -41,7 +41,7 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="do"):
 
 
 class Order(msgspec.Struct, frozen=True, tag_field="do", tag=str.lower):
-    """What an agent is told to do."""
+    """Order to an agent."""
 
 
 class Describe(Order, frozen=True):
@@ -105,7 +105,7 @@ class Knock(Order, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag_field="answer", tag=str.lower):
-    """What comes of an order."""
+    """Answer to an order."""
 
 
 class Device(msgspec.Struct, frozen=True):

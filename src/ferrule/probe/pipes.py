@@ -13,7 +13,7 @@ GRACE_SECONDS = 1.0
 """Seconds for what is still under way when a stream's time is over."""
 _CHUNK_BYTES = 1 << 20
 _PATIENCE_SECONDS = 0.1
-"""How long a thread waits in the kernel before it looks at the clock."""
+"""Seconds that a thread waits in the kernel before it looks at the clock."""
 _GO = b"G"
 
 

@@ -136,7 +136,7 @@ def one_way(lab: Lab, packets: int) -> float:
 
 
 def stream_rate(lab: Lab) -> float:
-    """What one TCP stream from host 0 to host 1 delivers, in bits per second."""
+    """Throughput of one TCP stream from host 0 to host 1, in bits per second."""
     address = lab.address(1, 0)
     sink = lab.popen(1, [sys.executable, "-c", _SINK, address], stdout=subprocess.PIPE, text=True)
     assert sink.stdout is not None

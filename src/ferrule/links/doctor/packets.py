@@ -18,7 +18,7 @@ from ferrule.links.types.firewall import Firewall, FirewallChain, FirewallRule, 
 from ferrule.links.types.net import NetDevice
 
 PORTS = (32768, 60999)
-"""Where ranks listen: the kernel chooses in ``net.ipv4.ip_local_port_range``, this by default."""
+"""Ports on which ranks listen: the kernel chooses in ``net.ipv4.ip_local_port_range``, this by default."""
 
 Fit = Literal["no", "some", "unknown", "yes"]
 """Whether a rule is for these packets: for none, some of the ports or sources, not understood, all."""
