@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Cuts:
-    """What is shared out of a layer among tensor parallel ranks.
+    """Parts of a layer that are shared out among tensor parallel ranks.
 
     ``attention``: by ``heads``; or the projections' columns, ``gathered`` again before attention (which every rank
     then computes for all heads); None: not at all. ``experts``: see `ExpertsSpec.cut`. ``sinks``: the attention sinks.
@@ -31,7 +31,7 @@ class Cuts:
 
 @dataclass(frozen=True)
 class Family:
-    """What is the same in all models of one ``model_type``.
+    """Family: properties that all models of one ``model_type`` have in common.
 
     A bias is there always (True), never (False) or by a field of the configuration (its name; ``+name``: true where
     the field is missing). ``norms``: of the hidden size, per layer. ``query_norm``: over a ``head`` or over all heads

@@ -41,7 +41,7 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Holding:
-    """How the engine runs a model. ``program``: as a step program. ``number_bytes``: of what it computes in.
+    """Way in which the engine runs a model. ``program``: as a step program. ``number_bytes``: of what it computes in.
     ``whole_experts``: are given out. ``inputs_first`` and ``float32_router``: as of `Family`."""
 
     program: bool
@@ -53,8 +53,7 @@ class Holding:
     def pieces(
         self, name: str, told: Tensors, kind: Kind | Place, *, cut: bool, attention: AttentionSpec | None = None
     ) -> Pieces:
-        """What is held of tensor ``name``, which is of ``kind``. ``cut``: it is shared out. ``attention``: of its
-        layer."""
+        """Pieces held of tensor ``name`` of this ``kind``. ``cut``: it is shared out. ``attention``: of its layer."""
         return together(self._pieces(name, told, kind, cut, attention))
 
     def _pieces(

@@ -19,7 +19,7 @@ SUPER = 256
 ORDER_BYTES = 4
 """Of the place of a column that does not stand in its own."""
 Cut = Literal["rows", "columns", "copies"]
-"""What of matrices is shared out: their outputs, their inputs, or whole ones."""
+"""Axis along which matrices are shared out: their outputs, their inputs, or whole ones."""
 
 
 @dataclass(frozen=True)

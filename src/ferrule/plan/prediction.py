@@ -24,7 +24,7 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        """What is filled."""
+        """Sum of all parts."""
         return self.weights + self.cache + self.activations + self.runtime
 
     @property

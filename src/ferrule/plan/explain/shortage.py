@@ -25,7 +25,7 @@ _MOST_STAGES = 64
 
 @dataclass(frozen=True)
 class Nearest:
-    """What would fit: ``text`` says what is changed, and the question and plan that result."""
+    """Nearest case that would fit: ``text`` says what is changed, and the question and plan that result."""
 
     text: str
     question: Question

@@ -82,7 +82,7 @@ class Spans:
         return self._ranges(first, last)
 
     def _ranges(self, first: Places, last: Places) -> tuple[Places, Places, NDArray[np.bool_]]:
-        """Where `_least` finds the two runs of a power of two that together are first..last."""
+        """Places at which `_least` finds the two runs of a power of two that together are first..last."""
         some = first <= last
         power = np.frexp(np.where(some, last - first + 1, 1))[1].astype(np.intp) - 1
         row = self.layers + 1

@@ -92,7 +92,7 @@ class Pricing:
         return float(table.before[-1]) + table.always
 
     def room(self, group: Cutting) -> int:
-        """How many layers fit."""
+        """Number of layers that fit."""
         table = self.table(group, self.alone)
         if not math.isfinite(table.always):
             return 0
