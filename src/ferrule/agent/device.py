@@ -11,11 +11,11 @@ from ferrule.process import last_line, tied
 
 DEVICE_SECONDS = 150.0
 RANK = "ferrule.engine.rank.stepping"
-"""What times a rank of the built-in engine, for `ferrule.plan.device.measure`."""
+"""Module that times a rank of the built-in engine, for `ferrule.plan.device.measure`."""
 
 
 async def described() -> str:
-    """What ``ferrule plan --device-json`` prints here. Raises `ClusterError`."""
+    """Device description as ``ferrule plan --device-json`` prints it here. Raises `ClusterError`."""
     process = await asyncio.create_subprocess_exec(
         *tied([sys.executable, "-m", "ferrule.agent.device"]),
         stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from ferrule.secure import Address
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """What computes. Memory in bytes; ``free`` is what the system says now."""
+    """Device that computes. Memory in bytes; ``free`` is what the system says now."""
 
     kind: str
     name: str
@@ -120,8 +120,8 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What a model server tells of itself. ``detail``: what it does or why it fails. ``predicted`` and ``measured``:
-    tokens per second of one request; ``standby``: standby processes."""
+    """State of a model server, as it tells it. ``detail``: what it does or why it fails. ``predicted`` and
+    ``measured``: tokens per second of one request; ``standby``: standby processes."""
 
     state: str = "starting"
     detail: str = ""

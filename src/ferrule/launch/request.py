@@ -45,8 +45,8 @@ def spread(names: Sequence[str], ranks: int | None) -> tuple[HostEntry, ...]:
 
 
 def chosen_of(names: Sequence[str], ranks: int | None, hosts: str | None, whose: str) -> tuple[HostEntry, ...]:
-    """Which of the hosts ``names``, that are up, take how many ranks: those of ``--hosts``, or all. ``whose``: what
-    they belong to, for errors. Raises `ConfigError`."""
+    """Hosts of ``names``, that are up, with their numbers of ranks: those of ``--hosts``, or all. ``whose``: what they
+    belong to, for errors. Raises `ConfigError`."""
     if hosts is None:
         return spread(names, ranks)
     entries = parse_hosts(hosts)

@@ -14,7 +14,7 @@ from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.reports import ServerState
 
 GIVE_BACK_SECONDS = 3.0
-"""How long a host that took a model over and cannot serve it waits before it gives it back."""
+"""Seconds that a host which took a model over and cannot serve it waits before it gives it back."""
 READY = "ready"
 _SERVING = (READY, "recovering")
 """Clients are connected, or will soon have their next token."""

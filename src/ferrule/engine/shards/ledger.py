@@ -20,7 +20,7 @@ Stamp = tuple[int, int]
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
-    """What tells whether a piece arrived, and is still, as it was sent."""
+    """Digest that tells whether a piece arrived, and is still, as it was sent."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
