@@ -18,7 +18,7 @@ def models(incomplete: str) -> list[str]:
 
 
 def served_models(incomplete: str) -> list[str]:
-    """What `serve` and `generate` have without a directory."""
+    """Models that `serve` and `generate` have without a directory."""
     return _fitting(["demo"], incomplete)
 
 
