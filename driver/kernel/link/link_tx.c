@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What a link sends: each frame stays in its buffer until it is acknowledged. */
+/* Send side of a link: each frame stays in its buffer until it is acknowledged. */
 #include <linux/ktime.h>
 #include <linux/module.h>
 
@@ -102,7 +102,7 @@ static void transmit(struct fer_link *link, struct fer_txslot *slot, const char 
 	push(link, rail, slot->frame, &slot->hdr, now);
 }
 
-/* How long acknowledgements take: as TCP does it (RFC 6298). */
+/* Round-trip time of acknowledgements: as TCP does it (RFC 6298). */
 static void took(struct fer_link *link, u64 ns)
 {
 	u64 off = ns > link->rtt_ns ? ns - link->rtt_ns : link->rtt_ns - ns;
