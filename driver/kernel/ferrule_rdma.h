@@ -73,7 +73,7 @@ static inline bool fer_queue_posted(struct fer_queue *q)
 	return (smp_load_acquire(&q->buf->producer_index) & q->mask) != q->idx;
 }
 
-/* What is posted is forgotten. */
+/* Forget what is posted. */
 static inline void fer_queue_forget(struct fer_queue *q)
 {
 	/* pair with the poster's release and acquire: nothing of it is read any more */
@@ -100,7 +100,7 @@ static inline void fer_queue_post(struct fer_queue *q)
 
 /* ---- objects of verbs ---- */
 
-/* What is counted, for all of a device and for each process. */
+/* Kinds of objects that are counted, for all of a device and for each process. */
 enum fer_kind {
 	FER_KIND_QP,
 	FER_KIND_CQ,

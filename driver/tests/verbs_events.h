@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What a program is told: of completions, and of a send queue that has drained. */
+/* Events that a program is told: completions, and a send queue that has drained. */
 #ifndef VERBS_EVENTS_H
 #define VERBS_EVENTS_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What the tests in this directory share: two queue pairs with memory, joined; waits with deadlines. */
+/* Common parts of the tests in this directory: two queue pairs with memory, joined; waits with deadlines. */
 #ifndef VERBS_SIDE_H
 #define VERBS_SIDE_H
 

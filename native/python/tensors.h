@@ -1,4 +1,4 @@
-// Where a torch tensor's elements lie, asked in C: a fifth of what its Python attributes take.
+// Address, size and type of a torch tensor's elements, asked in C: a fifth of the time of its Python attributes.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -47,7 +47,7 @@ constexpr std::size_t size_of(Dtype dtype) {
   return 0;
 }
 
-// Where part `index` of `count` nearly equal ones begins in an array of `bytes`. Not index * elements / count: that
+// Begin of part `index` of `count` nearly equal ones in an array of `bytes`. Not index * elements / count: that
 // overflows for huge arrays.
 constexpr std::size_t part_begin(std::size_t bytes, std::size_t element, std::size_t index, std::size_t count) {
   const std::size_t elements = bytes / element;
@@ -68,7 +68,7 @@ enum class Stream : std::uint8_t { collectives, messages };
 constexpr const char* kStreamNames[] = {"collectives", "messages"};
 constexpr int kStreams = 2;
 
-// How a collective moves data over channels. Ranks that all share one segment have their own ways.
+// Algorithm of a collective over channels. Ranks that all share one segment have their own ways.
 enum class Algorithm : std::uint8_t {
   once,      // every rank sends all to every other
   pieces,    // every rank reduces one piece and sends the result to every other

@@ -42,7 +42,7 @@ class Usb4Engine:
     ) -> None:
         """``rate``: bits per second, 0: no limit; ``delay``: seconds; the others are chances."""
     def clear(self, wire: int) -> None:
-        """What is under way is lost."""
+        """Drop what is under way."""
     def wire_counters(self, wire: int) -> dict[str, int]: ...
     def controller_counters(self, controller: int) -> dict[str, int]: ...
     def control_event(self) -> int:

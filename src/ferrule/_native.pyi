@@ -41,7 +41,7 @@ class VerbsPort(TypedDict):
 
 def verbs_ports() -> list[VerbsPort]: ...
 def verbs_problem() -> str:
-    """Why this machine's RDMA library cannot be used; empty where it can."""
+    """Reason why this machine's RDMA library cannot be used; empty where it can."""
 
 def know_tensors(type: type, api: object) -> bool: ...  # noqa: A002
 def locate_tensor(x: object, /) -> tuple[int, int, int] | None: ...

@@ -104,7 +104,7 @@ def held(path: Path) -> bool:
 
 
 def read_record(path: Path, kind: type[_T], *, most: int = MOST_RECORD_BYTES) -> _T:
-    """What a file of JSON holds, as ``kind``. Raises `OSError`, and `msgspec.MsgspecError` where it holds anything else
+    """Contents of a JSON file, as ``kind``. Raises `OSError`, and `msgspec.MsgspecError` where it holds anything else
     or more than ``most`` bytes."""
     with path.open("rb") as file:
         data = file.read(most + 1)

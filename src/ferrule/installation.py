@@ -1,4 +1,4 @@
-"""How this copy of Ferrule was installed, so that advice on what else to install works on this machine."""
+"""Installation method of this copy of Ferrule, so that advice on what else to install works on this machine."""
 
 from __future__ import annotations
 

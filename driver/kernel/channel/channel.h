@@ -109,7 +109,7 @@ enum fer_stat {
 	FER_STAT_COUNT
 };
 
-/* Why a frame, or a skip in its place, is sent again; each is counted as RESENT_... above. */
+/* Reasons to send a frame, or a skip in its place, again; each is counted as RESENT_... above. */
 enum fer_again {
 	FER_AGAIN_LATE,		/* nothing of it was heard for too long */
 	FER_AGAIN_MISSING,	/* one that went the same way after it is there */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What a channel receives: frames in any order, handed to queue pairs once and in sequence. */
+/* Receive side of a channel: frames in any order, handed to queue pairs once and in sequence. */
 #include <linux/ktime.h>
 
 #include "device/trace.h"
@@ -141,7 +141,7 @@ drop:
 	give_back(frame);
 }
 
-/* What came early over this rail is as if it had not come. */
+/* Forget what came early over this rail, as if it had not come. */
 void fer_channel_unhold(struct fer_channel *channel, struct fer_rail *rail)
 {
 	int i;

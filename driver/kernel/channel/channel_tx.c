@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What a channel sends: each frame stays in its buffer until it is acknowledged. */
+/* Send side of a channel: each frame stays in its buffer until it is acknowledged. */
 #include <linux/ktime.h>
 #include <linux/module.h>
 
@@ -103,7 +103,7 @@ static void transmit(struct fer_channel *channel, struct fer_txslot *slot, const
 	push(channel, rail, slot->frame, &slot->hdr, now);
 }
 
-/* How long acknowledgements take: as TCP does it (RFC 6298). */
+/* Round-trip time of acknowledgements: as TCP does it (RFC 6298). */
 static void took(struct fer_channel *channel, u64 ns)
 {
 	u64 off = ns > channel->rtt_ns ? ns - channel->rtt_ns : channel->rtt_ns - ns;

@@ -85,7 +85,7 @@ struct fer_hdr {
 	u32 offset;	/* of this payload in the message */
 };
 
-/* Why a frame is not taken. The order is that of the checks. */
+/* Reasons to refuse a frame. The order is that of the checks. */
 enum fer_bad {
 	FER_OK,
 	FER_BAD_SIZE,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Who has how many of what. A device has so many objects of each kind, and no process gets
+ * Quotas of objects per process. A device has so many objects of each kind, and no process gets
  * more than its share of them, so that one process cannot take what another one needs.
  */
 #include <linux/module.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What one can watch in tracefs (events/ferrule_rdma). See docs/driver.md. */
+/* Trace points in tracefs (events/ferrule_rdma). See docs/driver.md. */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM ferrule_rdma
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What comes back for requests: acknowledgements, data, refusals, or nothing in time.
+ * Responses to the requester: acknowledgements, data, refusals, or nothing in time.
  * Everything runs under channel->engine and qp->lock.
  */
 #include "verbs/qp.h"
@@ -11,7 +11,7 @@ static const u32 rnr_us[32] = {
 	327680, 491520,
 };
 
-/* How long an answer may take: 4.096 us * 2^timeout by the standard, up to 4 times that. */
+/* Time limit for an answer: 4.096 us * 2^timeout by the standard, up to 4 times that. */
 static u64 answer_ns(struct fer_qp *qp)
 {
 	return 4 * (4096ull << (qp->attr.timeout & 31));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What the responder sends: answers, acknowledgements, refusals.
+ * Replies of the responder: answers, acknowledgements, refusals.
  * Everything runs under channel->engine and qp->lock.
  */
 #include "verbs/qp.h"

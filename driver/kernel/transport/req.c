@@ -25,7 +25,7 @@ int fer_req_data(struct fer_qp *qp, struct fer_swqe *w, u32 offset, u8 *to, u32 
 	return fer_sge_copy(to_fer_pd(qp->ib.pd), w->sge, w->num_sge, offset, to, len, false);
 }
 
-/* What the last frame of a message says. */
+/* Mark the last frame of a message, with what only that one carries. */
 void fer_req_last(const struct fer_swqe *w, struct fer_hdr *hdr)
 {
 	hdr->flags |= FER_LAST;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * How a rail comes up. One end (by its UUID) says HELLO until it is answered. Of the two hosts
+ * Handshake of a rail. One end (by its UUID) says HELLO until it is answered. Of the two hosts
  * one leads, so that all their rails agree on the session: it starts its rings and paths and
  * says START with the session's epoch; the other one does the same and says READY. What goes
  * wrong ends in the beginning. All requests are answered at once, by the handler of packets,

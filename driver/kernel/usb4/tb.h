@@ -32,7 +32,7 @@ enum fer_tb_status {
 #define FER_TB_CAP_E2E	1
 #define FER_TB_CAP_KEY	2
 
-/* What each end offers, in words that the control channel carries in either order of bytes. */
+/* Offer of each end, in words that the control channel carries in either order of bytes. */
 struct fer_hello {
 	u32 version;
 	u32 caps;

@@ -5,7 +5,7 @@
 
 #include "ferrule_rdma.h"
 
-/* Where receives are posted: of one queue pair, or shared. */
+/* Receive queue: of one queue pair, or shared. */
 struct fer_rq {
 	spinlock_t lock;	/* who takes the next one */
 	struct fer_queue *queue;
@@ -126,7 +126,7 @@ struct fer_qp {
 FER_TO(srq, ib_srq)
 FER_TO(qp, ib_qp)
 
-/* What sends, takes or completes requests runs in a round of the channel. */
+/* Assert a round of the channel: whatever sends, takes or completes requests runs in one. */
 static inline void fer_assert_locked(const struct fer_qp *qp)
 {
 	lockdep_assert_held(&qp->dev->channel->engine);

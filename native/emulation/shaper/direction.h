@@ -62,12 +62,12 @@ class Direction {
   // Everything that waits or is under way is lost.
   void clear();
   void arrive(Packet packet, Time now);
-  // When `pump` has something to do again, if nothing arrives.
+  // Time at which `pump` has something to do again, if nothing arrives.
   Time next() const;
   // The part of the time in which it was sending lately, from 0 to 1.
   double load(Time now) const;
 
-  // When the sending of the next packet begins; `kNever` if none waits.
+  // Time at which the sending of the next packet begins; `kNever` if none waits.
   Time turn() const {
     return waiting_.empty() || shape_.flow == Flow::stalled ? kNever : std::max(free_, waiting_.front().arrived);
   }

@@ -16,7 +16,7 @@ class Join {
   Join(int ends, std::uint64_t seed);
 
   int ends() const { return static_cast<int>(up_.size()); }
-  // What happens to what `end` sends; on a switch, to what is sent to it, only the rate, queue and overhead.
+  // Shapes what `end` sends; on a switch, also what is sent to it, by the rate, queue and overhead only.
   void set(int end, const Shape& shape);
   // Every packet under way is lost.
   void clear();

@@ -1,5 +1,5 @@
-// How a shaper waits for its next moment: it sleeps for most of the time, and polls for the rest, because a sleep ends
-// late. Pure: it decides, others sleep.
+// Pacer: a shaper's wait for its next moment. It sleeps for most of the time, and polls for the rest, because a sleep
+// ends late. Pure: it decides, others sleep.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace ferrule::shaper {
 
 class Pacer {
  public:
-  // How long to sleep now: `kNever` until something arrives, 0 not at all, for polling. `last`: when something moved
+  // Time to sleep now: `kNever` until something arrives, 0 not at all, for polling. `last`: when something moved
   // last. `spare`: no thread of this machine waits for a processor.
   Time sleep(Time now, Time next, Time last, bool spare) {
     grant(now);

@@ -1,4 +1,4 @@
-// What moves on an emulated cable, and how long it is on the wire. Pure.
+// Packets of an emulated cable, and their length on the wire. Pure.
 //
 // A packet is what a packet socket with PACKET_VNET_HDR gives and takes: a virtio_net_hdr and an Ethernet frame. With
 // segmentation offload one such frame stands for many on the wire.
@@ -18,7 +18,7 @@ inline constexpr Time kNever = INT64_MAX;
 inline constexpr std::size_t kHeaderBytes = 10;  // struct virtio_net_hdr
 inline constexpr std::size_t kEthernetBytes = 14;
 
-// How many frames it is on the wire, and how many bytes those have together.
+// Size on the wire: the number of frames, and of the bytes that those have together.
 struct Extent {
   std::uint32_t frames = 1;
   std::uint32_t bytes = 0;

@@ -18,7 +18,7 @@
 
 namespace ferrule::shaper {
 
-// What became of what an end sent.
+// Counters of what became of an end's packets.
 struct EndCounters {
   Counters frames;
   std::uint64_t missed = 0;  // packets that came quicker than they were taken, and are in no other number

@@ -27,7 +27,7 @@ struct ControllerCounters {
 
 class Controller {
  public:
-  // What to do with a frame of Tx ring `hop`; false: not now, keep it.
+  // Handler of a frame of Tx ring `hop`; false: not now, keep it.
   using Send = std::function<bool(unsigned hop, const Frame&)>;
 
   Controller(unsigned hops, std::uint64_t seed);

@@ -98,7 +98,7 @@ class Engine {
   bool pass(Time now, Time& next);
   bool send(unsigned controller, unsigned hop, const Frame& frame, Time now);
   bool offer_control(unsigned controller, const Frame& frame);
-  // When it is to be called again.
+  // Returns when it is to be called again.
   Time deliver_control(unsigned controller, Time now);
   unsigned under_way(const Target& target) const;
   void watch(std::uint32_t interface, const Target& target, const Frame& frame, Fate fate);

@@ -9,7 +9,7 @@
 
 namespace ferrule::usb4 {
 
-// What stands before each packet's bytes; ferrule/lab/usb4/trace.py reads it.
+// Header before each packet's bytes; ferrule/lab/usb4/trace.py reads it.
 struct TraceHeader {
   std::uint8_t version = 1;
   std::uint8_t kind = 0;  // 0: control packet, 1: frame of a path

@@ -19,7 +19,7 @@ namespace ferrule::usb4 {
 using Time = std::int64_t;  // nanoseconds
 constexpr Time kNever = INT64_MAX;
 
-// Where a frame goes: a ring of a controller, and the HopID that it has on the cable.
+// Destination of a frame: a ring of a controller, and the HopID that it has on the cable.
 struct Target {
   unsigned controller = 0;
   unsigned ring = 0;
@@ -58,7 +58,7 @@ struct WireCounters {
   std::uint64_t cut = 0;    // under way when the link went down
 };
 
-// What became of a frame, for a trace.
+// Fate of a frame, for a trace.
 enum class Fate { delivered, dropped };
 
 class Wire {
@@ -76,7 +76,7 @@ class Wire {
   void send(const Target& target, const Frame& frame, Time now);
   // Let out what has arrived.
   void pump(Time now);
-  // When `pump` has something to do again.
+  // Time at which `pump` has something to do again.
   Time next() const;
   // The link goes down: what is under way is lost.
   void clear();

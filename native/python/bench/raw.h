@@ -1,4 +1,4 @@
-// What the hardware itself can do, for benchmarks: the limits that no library passes.
+// Limits of the hardware itself, for benchmarks, which no library passes.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// How long operations take without Python in between, for benchmarks.
+// Timing of operations without Python in between, for benchmarks.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace ferrule {
 
-// What to time. `in` and `out` hold what the Operation asks for, `count` in its meaning too.
+// Operation to time. `in` and `out` hold what the Operation asks for, `count` in its meaning too.
 struct TimedOperation {
   std::string name;
   void* in;

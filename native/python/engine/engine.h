@@ -1,4 +1,4 @@
-// What computes a model, for Python: packed matrices, their products, and step programs.
+// Python bindings of a model's computing: packed matrices, their products, and step programs.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -25,7 +25,7 @@ class LocalCollectives {
   void broadcast(const Call& call, std::byte* data);
   void barrier(const Call& call);
 
-  // What `rank` called if it is in a collective here that this rank has not entered: it waits for us.
+  // Call of `rank` if it is in a collective here that this rank has not entered: it waits for us.
   const Call* ahead(int rank);
 
  private:

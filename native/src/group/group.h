@@ -33,7 +33,7 @@ struct GroupOptions {
   std::vector<int> heartbeat_ranks;      // the heartbeat's ranks of the group's
 };
 
-// Why a group is closed: the first cause, kept for good.
+// Reason for which a group is closed: the first cause, kept for good.
 struct GroupFailure {
   Status status;
   int rank;        // the rank at fault, or -1
@@ -86,7 +86,7 @@ class Group {
   static Stream stream_of(const Operation& operation);
   bool valid(const Operation* operations, std::size_t count) const;
 
-  // What the thread that holds a stream does: run one caller's operations, or all that is queued.
+  // Work of the thread that holds a stream: it runs one caller's operations, or all that is queued.
   Status execute(const Batch& batch);
   Status execute_messages(const Batch& batch);
   void serve_collectives();

@@ -1,4 +1,4 @@
-// How a group ends: by a failure, by an abort from any thread, or in an orderly way.
+// End of a group: by a failure, by an abort from any thread, or in an orderly way.
 #include <algorithm>
 #include <iterator>
 

@@ -1,4 +1,4 @@
-// What a group does for channels that consist of rails.
+// Upkeep by a group of channels that consist of rails.
 #include "group/group.h"
 
 namespace ferrule {

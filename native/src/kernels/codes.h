@@ -38,7 +38,7 @@ inline F scales_at(const Units& units, const std::uint8_t* unit, const std::uint
   return plain_scales(units.scale, at);
 }
 
-// What is added to the numbers of a group, whose scale is `scale`.
+// Offsets that are added to the numbers of a group, whose scale is `scale`.
 inline F offsets_at(const Units& units, const std::uint8_t* unit, const std::uint8_t* super, std::size_t which,
                     F scale) {
   const std::uint8_t* const at = unit + units.offset_start + which * units.offset_bytes;

@@ -21,8 +21,8 @@ namespace ferrule {
 
 enum class Codes : std::uint8_t { bf16, f16, f32, integer, fp4, iq4nl, nf4, e4m3, e5m2 };
 enum class ScaleKind : std::uint8_t { f16, bf16, f32, e8m0, nested };
-// What is added to the numbers of a group: nothing, a number that is held as scales are, or minus its scale times a
-// code that means zero.
+// Offset that is added to the numbers of a group: none, a number that is held as scales are, or minus its scale times
+// a code that means zero.
 enum class Offsets : std::uint8_t { none, numbers, zero_points };
 
 constexpr std::size_t kBlockRows = 16;
@@ -42,7 +42,7 @@ struct MatrixLayout {
   std::size_t group = 0;  // columns, a multiple of 16; of the padded row where all share one scale
 
   bool plain() const;
-  // How many columns a block has room for.
+  // Number of columns that a block has room for.
   std::size_t padded_columns() const;
   std::size_t block_bytes() const;
   std::size_t blocks() const;
@@ -51,7 +51,7 @@ struct MatrixLayout {
   bool small_integers() const;
 };
 
-// Where things lie in a block of groups. A unit is what has one piece of metadata: a group, or two of 16 columns.
+// Layout of a block of groups. A unit is what has one piece of metadata: a group, or two of 16 columns.
 struct Units {
   std::size_t count = 0;    // in a block
   std::size_t columns = 0;  // of a unit, and so on
@@ -64,7 +64,7 @@ struct Units {
   std::size_t offset_start = 0;
   std::size_t offset_bytes = 0;
   std::size_t meta_bytes = 0;
-  // What lies before each `per_super` units: by what nested scales and, if there are any, offsets are multiplied.
+  // Numbers before each `per_super` units by which nested scales and, if there are any, offsets are multiplied.
   // Without nested scales nothing does, before all of them.
   std::size_t per_super = 0;
   std::size_t super_bytes = 0;

@@ -34,7 +34,7 @@ struct Activations {
   const float* sums = nullptr;           // the same
 };
 
-// How many activations the next tile has, where `left` are left and `most` fit: of int8,
+// Number of activations of the next tile, where `left` are left and `most` fit: of int8,
 static constexpr std::size_t tile_size(std::size_t left, std::size_t most) {
   if (left >= most) return most;
   return left < 5 ? left : 4;
@@ -45,7 +45,7 @@ static constexpr std::size_t equal_tile_size(std::size_t left, std::size_t most)
   return (left + tiles - 1) / tiles;
 }
 
-// Where one activation goes: `step` are in its tile, and the pointers lead to its own place in that. The rest is for
+// Target of one activation: `step` are in its tile, and the pointers lead to its own place in that. The rest is for
 // int8. `zero`: the code that means zero.
 struct ConvertTo {
   void* values = nullptr;

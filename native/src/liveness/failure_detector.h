@@ -56,7 +56,7 @@ class FailureDetector {
   std::optional<Suspect> suspect(Time now) const;
   // The arbiter was asked. Unless the peer is heard, or another rank decides, this rank does soon.
   void ask(int peer, Time now);
-  // When to look for suspects again at the latest, if nothing is heard until then.
+  // Latest time of the next look for suspects, if nothing is heard until then.
   Time next_look() const;
 
   Presence presence(int peer) const { return peers_[index(peer)].presence; }
@@ -79,9 +79,9 @@ class FailureDetector {
   static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
   const Rail* last_heard(const Peer& peer) const;
   const Rail* last_ended(const Peer& peer) const;
-  // When the peer has to be given up, if nothing is heard from it until then.
+  // Time at which the peer has to be given up, if nothing is heard from it until then.
   Time due(const Peer& peer) const;
-  // What a peer that is reached through another rank gets on top.
+  // Time that a peer which is reached through another rank gets on top.
   Clock::duration allowance() const;
   std::string why(const Peer& peer, Time now) const;
   // The lowest rank that is well and neither this one nor the suspect: both, and all others, would choose it.

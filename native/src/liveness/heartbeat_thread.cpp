@@ -1,4 +1,4 @@
-// What the heartbeat's thread does: beat, listen, judge, and end groups.
+// Thread of the heartbeat: it beats, listens, judges, and ends groups.
 #include <sys/socket.h>
 #include <unistd.h>
 

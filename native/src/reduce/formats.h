@@ -1,4 +1,4 @@
-// How elements lie in memory (Raw) and in what type they are combined (Wide). For loops over numbers only: internal
+// Number formats: of elements in memory (Raw), and of their combination (Wide). For loops over numbers only: internal
 // linkage keeps the copies for different instruction sets apart.
 #pragma once
 

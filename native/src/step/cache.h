@@ -11,7 +11,7 @@
 
 namespace ferrule {
 
-// What one layer keeps of a token: `heads` keys of `width` and values of `value_width` numbers.
+// Cache of one layer, per token: `heads` keys of `width` and values of `value_width` numbers.
 struct CacheLayer {
   std::size_t heads = 0;
   std::size_t width = 0;

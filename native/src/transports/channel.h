@@ -38,7 +38,7 @@ struct Ends {
   std::uint64_t epoch;
 };
 
-// What an operation waits for from one peer.
+// Events that an operation waits for from one peer.
 struct Wanted {
   bool receive = false;
   bool send = false;
@@ -76,7 +76,7 @@ class Channel {
   virtual void on_poll(const pollfd& ready) = 0;
   // The longest that a sleeper may leave this channel alone, for one that has timers of its own.
   virtual Clock::duration patience() const { return Clock::duration::max(); }
-  // What has to be done even while no operation uses this channel: by a sleeper whose patience has ended,
+  // Does what is due even while no operation uses this channel: called by a sleeper whose patience has ended,
   // and now and then by the group when no operation runs.
   virtual void maintain() {}
   virtual const char* transport() const = 0;
@@ -92,7 +92,7 @@ class Channel {
   bool gone() const { return gone_; }
   // The peer closed its group on purpose and owes us nothing.
   bool departed() const { return close_notice_.header.call.op == Op::goodbye; }
-  // Why nothing more will come from this peer. Reads what is left on the socket to find the peer's own notice.
+  // Reason why nothing more will come from this peer. Reads what is left on the socket to find the peer's own notice.
   Failure loss();
   // The same when the close notice was met where a message was expected: its header is already read, and perhaps bytes
   // behind it.

@@ -72,7 +72,7 @@ struct Failure : std::exception {
 // `rank` called what does not go with what `other` called.
 Failure mismatch(int rank, const Call& ours, int other, const Call& theirs);
 
-// What `rank` tells the others of its group about the failure that ended it there, and what that means to one of them.
+// Failure that ended the group at `rank`, as that tells the others, and as one of them understands it.
 Failure told_by(int rank, const Failure& cause);
 Failure heard_by(int rank, const Failure& told);
 

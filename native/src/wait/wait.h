@@ -27,7 +27,7 @@ inline void cpu_relax() {
 
 enum class Progress { done, moved, idle };
 
-// How to wait. For a small message every microsecond counts. In the middle of a long one the next bytes are worth
+// Haste of a wait. For a small message every microsecond counts. In the middle of a long one the next bytes are worth
 // no more than the core's time: sleep soon, and find more of them at once.
 enum class Haste { latency, bulk };
 

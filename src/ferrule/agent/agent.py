@@ -195,7 +195,7 @@ class Agent:
             raise
 
     async def _reply(self, work: Awaitable[object]) -> messages.Message:
-        """What ``work`` returns, or why it cannot."""
+        """Answer of ``work``, or the reason why it cannot."""
         try:
             return messages.answer_with(await work)
         except FerruleError as error:
@@ -244,7 +244,7 @@ class Agent:
         return None
 
     async def _device(self) -> str:
-        """What the planner has to know of this host; the first time it is measured, which takes seconds."""
+        """Device description of this host for the planner; the first time it is measured, which takes seconds."""
         async with self._measuring:
             if self._described is None or time.monotonic() - self._described[0] > DESCRIBED_SECONDS:
                 self._described = time.monotonic(), await described()

@@ -1,4 +1,4 @@
-"""What the planner has to know of this host, measured in a process of its own: ``python -m ferrule.agent.device``."""
+"""Device description of this host for the planner, measured in a subprocess: ``python -m ferrule.agent.device``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ferrule.process import last_line, tied
 
 DEVICE_SECONDS = 150.0
 RANK = "ferrule.engine.rank.stepping"
-"""What times a rank of the built-in engine, for `ferrule.plan.device.measure`."""
+"""Module that times a rank of the built-in engine, for `ferrule.plan.device.measure`."""
 
 
 async def described() -> str:
-    """What ``ferrule plan --device-json`` prints here. Raises `ClusterError`."""
+    """Device description as ``ferrule plan --device-json`` prints it here. Raises `ClusterError`."""
     process = await asyncio.create_subprocess_exec(
         *tied([sys.executable, "-m", "ferrule.agent.device"]),
         stdin=subprocess.DEVNULL,

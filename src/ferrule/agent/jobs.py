@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 0.5
 KILLED_SECONDS = 5.0
-"""How long the kernel may take to end what is killed."""
+"""Time limit for the kernel to end what is killed."""
 TAIL_LINES = 12
 _TAIL_BYTES = 1 << 14
 _MAX_PROCESSES = 256

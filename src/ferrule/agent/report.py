@@ -1,4 +1,4 @@
-"""What a host tells of itself when it is asked: memory, load, devices, links, heat and power. Nothing is measured."""
+"""Host report on request: memory, load, devices, links, heat and power. Nothing is measured."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOM
 
 @dataclass(frozen=True)
 class Kind:
-    """What fits: processes of one ``module`` with the same environment from their start on."""
+    """Kind of standby processes: processes of one ``module`` with the same environment from their start on."""
 
     module: str
     env: tuple[tuple[str, str], ...]

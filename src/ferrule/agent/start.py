@@ -23,7 +23,7 @@ def agent_command(home: ClusterHome, lock: str = "-") -> list[str]:
 
 
 class AgentUp(msgspec.Struct, frozen=True, tag_field="type", tag=True):
-    """What an agent says in a line when others can reach it."""
+    """Message of an agent, in a line, when others can reach it."""
 
     port: int
     addresses: tuple[str, ...]

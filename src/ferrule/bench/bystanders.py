@@ -1,4 +1,4 @@
-"""What other programs do on this machine while a benchmark runs."""
+"""CPU time of other programs on this machine while a benchmark runs."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class LatencyBench:
 
 
 def messages_per_token(split: Split, layers: int) -> int:
-    """How many messages in a row over the cable one token costs on two hosts.
+    """Number of messages in a row over the cable that one token costs on two hosts.
 
     Tensor: the driver announces the step, and each rank waits for the other's half after the attention and after the
     feed-forward part of each layer, and once for the logits. The announcement makes one rank late by one message, so

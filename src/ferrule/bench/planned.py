@@ -134,7 +134,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Round:
-    """What was measured one right after the other, since a virtual machine's speed changes within seconds: what a core
+    """Measurements made one right after the other, since a virtual machine's speed changes within seconds: what a core
     kept of its speed, the single rank of each model, and a split with each kind of cables."""
 
     kept: Kept
@@ -261,7 +261,7 @@ async def _engine(directory: Path, setting: Setting) -> AsyncIterator[_Engine]:
 
 
 def rows_of(directory: Path, found: Mapping[Setting, Split], here: Here) -> list[PlannedRow]:
-    """What was measured of the model in ``directory`` beside what is predicted."""
+    """Measurements of the model in ``directory`` beside predictions."""
     specs = {source: read_model(str(source)) for source in found[ALONE].alone}
     return [
         _row(specs, directory, setting, cables, split, here)

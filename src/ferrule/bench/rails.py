@@ -48,7 +48,7 @@ class RailsBench:
 
     @property
     def share(self) -> float:
-        """What all_reduce reaches of the sum of the cables."""
+        """Part of the sum of the cables that all_reduce reaches."""
         return self.rate() / sum(self.raw)
 
     @property

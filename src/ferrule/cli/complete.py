@@ -1,4 +1,4 @@
-"""What the shell offers behind Tab. Each function imports only when it is asked; files stay the shell's to offer."""
+"""Shell completion of arguments. Each function imports only when it is asked; files stay the shell's to offer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def models(incomplete: str) -> list[str]:
 
 
 def served_models(incomplete: str) -> list[str]:
-    """What `serve` and `generate` have without a directory."""
+    """Models that `serve` and `generate` have without a directory."""
     return _fitting(["demo"], incomplete)
 
 

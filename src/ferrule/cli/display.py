@@ -1,4 +1,4 @@
-"""What `serve` and `generate` show while a model loads, and what `serve` shows when it is ready."""
+"""Display of `serve` and `generate` while a model loads, and of `serve` when it is ready."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def show_ready(
 
 
 def speed_text(speed: Speed) -> str:
-    """What was measured after loading, beside the planner's prediction if there is one."""
+    """Speed that was measured after loading, beside the planner's prediction if there is one."""
     measured = f"{speed.measured:.3g} tokens/s for one stream"
     if speed.predicted is None:
         return f"{measured}, measured just now"
@@ -96,7 +96,7 @@ def speed_text(speed: Speed) -> str:
 
 
 def base_url(host: str, port: int) -> str:
-    """How this machine itself reaches the server."""
+    """URL by which this machine itself reaches the server."""
     return f"http://{write_address(({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(host, host), port))}"
 
 
@@ -122,6 +122,6 @@ def plan_table(plan: Plan, ranks: tuple[RankInfo, ...]) -> Table:
 
 
 def layers(shard: Shard) -> str:
-    """What the rank's stage is made of, such as ``embed, 0–11, head``."""
+    """Parts of the rank's stage, such as ``embed, 0–11, head``."""
     held = f"{shard.first_layer}–{shard.last_layer - 1}" if shard.last_layer > shard.first_layer else "none"
     return ", ".join([*(["embed"] if shard.has_embedding else []), held, *(["head"] if shard.has_head else [])])

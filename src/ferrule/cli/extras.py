@@ -1,4 +1,4 @@
-"""What a command needs beyond the base install."""
+"""Optional dependencies of commands: packages beyond the base install."""
 
 from __future__ import annotations
 

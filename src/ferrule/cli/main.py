@@ -53,7 +53,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "config": ("config", "Show the settings, and where each comes from."),
     "bench": ("bench.app", "Measure what this machine can do, beside other libraries."),
 }
-"""What there is: the module below ``ferrule.cli`` that has it as ``app``, and the first line of its help."""
+"""Command groups: the module below ``ferrule.cli`` that has it as ``app``, and the first line of its help."""
 
 
 class Commands(TyperGroup):

@@ -1,4 +1,4 @@
-"""How commands print tables, JSON, errors, and which files they wrote."""
+"""Output of commands: tables, JSON, errors, and the names of written files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def new_table(*columns: str, **looks: Any) -> Table:
 
 
 def write_file(path: Path | None, text: str, *, err: bool = False) -> None:
-    """Where there is a ``path``; says so, to standard error where ``err``."""
+    """Write a file where there is a ``path``; says so, to standard error where ``err``."""
     if path is not None:
         path.write_text(text)
         typer.echo(f"wrote {path}", err=err)

@@ -39,7 +39,7 @@ def version(as_json: AsJson = False) -> None:
 
 
 def report() -> dict[str, str | int | None]:
-    """What was found on this machine; None for what is not installed. ``memory`` is for reading."""
+    """Versions and properties found on this machine; None for what is not installed. ``memory`` is for reading."""
     import psutil
 
     memory = int(psutil.virtual_memory().total)
@@ -80,7 +80,7 @@ def cpu_model() -> str:
 
 
 def native_module() -> str | None:
-    """Where the native module lies, and what built it where the file says so. None when it was not built."""
+    """Path of the native module, and what built it where the file says so. None when it was not built."""
     spec = find_spec("ferrule._native")
     if spec is None or spec.origin is None:
         return None

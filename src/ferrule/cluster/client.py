@@ -1,4 +1,4 @@
-"""How this host's programs talk to agents: ask and stop this host's, and ask others."""
+"""Client of agents for this host's programs: ask and stop this host's agent, and ask those of other hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOIN_SECONDS = 15.0
 ASK_SECONDS = 10.0
 STOP_SECONDS = 10.0
 LISTEN_SECONDS = 1.5
-"""How long to listen for clusters by mDNS before making a new one."""
+"""Seconds of listening for clusters by mDNS before making a new one."""
 _POLL_SECONDS = 0.1
 
 
@@ -85,7 +85,7 @@ async def connect_member(home: ClusterHome, member: Member, purpose: Purpose) ->
 
 
 def remembered(home: ClusterHome) -> Knowledge:
-    """What this host's agent knew when it stopped."""
+    """State of the cluster as this host's agent knew it when it stopped."""
     store = Store(home.directory / "state.db")
     try:
         return store.load()
@@ -102,7 +102,7 @@ def say_goodbye(home: ClusterHome) -> list[str]:
 
 
 async def ask_all(home: ClusterHome, members: Iterable[Member], question: Question[A], timeout: float) -> dict[str, A]:
-    """What the agents of several hosts answer, by host id; those that do not answer in time are left out."""
+    """Answers of several hosts' agents, by host id; those that do not answer in time are left out."""
     found: dict[str, A] = {}
 
     async def one(member: Member) -> None:

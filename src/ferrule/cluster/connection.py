@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 HANDSHAKE_SECONDS = 5.0
 SEND_SECONDS = 5.0
-"""How long the other end may take to make room for a frame."""
+"""Time limit for the other end to make room for a frame."""
 _MOST_BYTES = 4 << 20
 _CHUNK = 1 << 16
 _HEAD = struct.Struct("<I")

@@ -1,4 +1,4 @@
-"""What a cluster should run: the values of its records of models and of Ray. Pure."""
+"""Desired state of a cluster: the values of its records of models and of Ray. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers and agents say of themselves when they shake hands (`ferrule.secure.handshake`).
+"""Handshake fields by which callers and agents identify themselves (`ferrule.secure.handshake`).
 
 All that a stranger learns is that this is Ferrule, and of which version.
 """
@@ -29,7 +29,7 @@ WIRE = Wire(b"FERRULEC", number=2, label=b"ferrule cluster ", fields="8s 16s", t
 
 
 class Purpose(IntEnum):
-    """What a connection to an agent is for."""
+    """Purpose of a connection to an agent."""
 
     PEER = 1
     """From another host's agent: heartbeats, and what both know."""
@@ -41,7 +41,7 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls: its host's id, and what for."""
+    """Caller of an agent: its host's id, and the purpose."""
 
     host: str
     purpose: Purpose

@@ -1,4 +1,4 @@
-"""Where a host keeps what it must remember of a cluster: ``~/.local/state/ferrule/clusters/NAME``, for its user alone.
+"""State directory of a cluster on a host: ``~/.local/state/ferrule/clusters/NAME``, for its user alone.
 
 ``key``: the cluster's; ``state.db``: its members and which models should be up (`ferrule.cluster.store`);
 ``agent.log``; ``lock``: held by the agent while it lives, so that process numbers tell nothing; ``agent.sock``:
@@ -44,13 +44,14 @@ def clusters_directory() -> Path:
 
 
 def own_host_name() -> str:
-    """What this host is called in a cluster unless it is told otherwise."""
+    """Default name of this host in a cluster."""
     return host_id(os.environ) or socket.gethostname().partition(".")[0] or "host"
 
 
 @dataclass(frozen=True)
 class HostSettings:
-    """How this host's agent listens, as `ferrule up` was told. ``host``: 32 hexadecimal letters that no other host has.
+    """Listening settings of this host's agent, as `ferrule up` was told. ``host``: 32 hexadecimal letters that no other
+    host has.
 
     ``seeds``: addresses at which others may be found where mDNS does not reach.
     """

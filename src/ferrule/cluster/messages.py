@@ -1,4 +1,4 @@
-"""What agents and their callers tell each other: tagged structs, a JSON object in each frame, decoded here only.
+"""Messages between agents and their callers: tagged structs, a JSON object in each frame, decoded here only.
 
 A `Question` is answered by an `Answer` with a value of the type that the question names, or by a `Failure`. Fields that
 are not known, as of a newer version, are ignored; lists and texts have limits, beside that of the frame.
@@ -43,7 +43,7 @@ class Answer(Message, frozen=True):
 
 
 class Failure(Message, frozen=True):
-    """Why there is no answer. ``code``: of the `FerruleError`."""
+    """Reason why there is no answer. ``code``: of the `FerruleError`."""
 
     error: str
     code: str = ClusterError.code
@@ -109,7 +109,7 @@ class GetReport(Question[HostReport], frozen=True):
 
 
 class DescribeDevice(Question[str], frozen=True):
-    """What ``ferrule plan --device-json`` prints; the first time it is measured, which takes seconds."""
+    """Device description for ``ferrule plan --device-json``; the first time it is measured, which takes seconds."""
 
 
 class GetModels(Question[tuple[ModelStatus, ...]], frozen=True):
@@ -223,7 +223,7 @@ class Go(Message, frozen=True):
 
 
 class StandbyKept(msgspec.Struct, frozen=True):
-    """How many standby processes there are, and how many of them have done their imports."""
+    """Number of standby processes, and of those that have done their imports."""
 
     kept: int
     ready: int

@@ -1,4 +1,4 @@
-"""Which models a cluster should serve, and how they are: for the programs of a host."""
+"""Models that a cluster should serve, and their state: for the programs of a host."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _can_bind(listen: str, port: int) -> bool:
 
 
 def _address(model: DesiredModel, member: Member | None, *, own: bool) -> str:
-    """Where clients find it: a model that listens at all addresses at the first of its host's."""
+    """Address for clients: a model that listens at all addresses at the first of its host's."""
     listen = model.listen
     if listen in ("0.0.0.0", "::"):
         listen = "127.0.0.1" if own else next(iter(member.addresses), listen) if member is not None else listen

@@ -26,13 +26,13 @@ LOST_SECONDS = 2.0
 """Silence after which a host counts as lost. Ranks of a model notice earlier, by the fabric's own heartbeat."""
 _DIAL_SECONDS = 3.0
 _STAGGER_SECONDS = 0.25
-"""How long an address has before the next one is tried beside it, as RFC 8305 recommends."""
+"""Seconds before the next address is tried beside one that has not answered, as RFC 8305 recommends."""
 _RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0)
 _MAX_REASONS = 8
 
 
 class OwnHost(Protocol):
-    """What connections to others ask of this host's `ClusterState`."""
+    """Interface of this host's `ClusterState` to its connections to others."""
 
     key: bytes
 
@@ -58,16 +58,16 @@ class Peer:
         self._news = asyncio.Event()
         self._answered = asyncio.Event()
         self.saw: dict[str, float] = {}
-        """When it last said that it has a connection to a host, by `time.monotonic`."""
+        """Time at which it last said that it has a connection to a host, by `time.monotonic`."""
         self.up = False
         self.up_since = 0.0
-        """When it came up, by `time.monotonic`."""
+        """Time at which it came up, by `time.monotonic`."""
         self.since = time.monotonic()
         self.heard = 0.0
-        """When it last answered, by `time.monotonic`; 0: never."""
+        """Time of its last answer, by `time.monotonic`; 0: never."""
         self.address: Address | None = None
         self.problem: str | None = None
-        """Why there is no connection, in words."""
+        """Reason why there is no connection, in words."""
         self.refused = False
         """Whether it answered, the last time, that it will not have us."""
         self.stopping = False

@@ -21,7 +21,7 @@ from ferrule.errors import ClusterError
 from ferrule.secure import Address
 
 Version = Annotated[int, Meta(ge=0, lt=1 << 62)]
-"""What a database and every JSON reader can hold."""
+"""Version number, in the range that a database and every JSON reader can hold."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Member:
 
     @property
     def places(self) -> tuple[Address, ...]:
-        """Where its agent listens."""
+        """Addresses at which its agent listens."""
         return tuple((address, self.port) for address in self.addresses)
 
 

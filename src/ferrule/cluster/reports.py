@@ -1,4 +1,4 @@
-"""What hosts and model servers tell of themselves when they are asked."""
+"""Reports of hosts and model servers on request: types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ferrule.secure import Address
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """What computes. Memory in bytes; ``free`` is what the system says now."""
+    """Device that computes. Memory in bytes; ``free`` is what the system says now."""
 
     kind: str
     name: str
@@ -120,8 +120,8 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What a model server tells of itself. ``detail``: what it does or why it fails. ``predicted`` and ``measured``:
-    tokens per second of one request; ``standby``: standby processes."""
+    """State of a model server, as it tells it. ``detail``: what it does or why it fails. ``predicted`` and
+    ``measured``: tokens per second of one request; ``standby``: standby processes."""
 
     state: str = "starting"
     detail: str = ""

@@ -29,7 +29,7 @@ def unit_name(home: ClusterHome) -> str:
 
 
 def unit_text(home: ClusterHome, command: Sequence[str]) -> str:
-    """What systemd is told: start the agent by ``command`` when the network is there, and again when it ends badly."""
+    """Unit file for systemd: start the agent by ``command`` when the network is there, and again when it ends badly."""
     return f"""[Unit]
 Description=Ferrule agent of the cluster {home.name}
 After=network-online.target
@@ -49,7 +49,7 @@ WantedBy=default.target
 
 
 def _environment(environ: Mapping[str, str]) -> str:
-    """What the agent finds in its environment, as this process does, in lines of a unit."""
+    """Environment of the agent, as this process has it, in lines of a unit."""
     found = {name: environ[name] for name in _KEPT if environ.get(name, "").isprintable() and environ.get(name)}
     escaped = {
         name: value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") for name, value in found.items()

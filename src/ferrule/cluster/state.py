@@ -27,7 +27,7 @@ from ferrule.secure import Address, fingerprint
 log = logging.getLogger(__name__)
 
 INTERFACES_SECONDS = 5.0
-"""How often it is looked whether a cable came or went."""
+"""Seconds between two checks whether a cable came or went."""
 _MAX_HEARD = 64
 _MAX_SEEDS = 256
 """Any program on the network may claim by multicast DNS to be somewhere."""
@@ -157,8 +157,8 @@ class ClusterState:
         return host == self.host or (host in self.peers and self.peers[host].up)
 
     def silent_seconds(self, host: str) -> float:
-        """How long nothing was heard of a host, not by those that are up either; since this agent began, if nothing
-        ever was. For ever, where it is no host of the cluster any more."""
+        """Seconds in which nothing was heard of a host, not by those that are up either; since this agent began, if
+        nothing ever was. For ever, where it is no host of the cluster any more."""
         if self.is_up(host):
             return 0.0
         peer = self.peers.get(host)
@@ -195,7 +195,7 @@ class ClusterState:
             await asyncio.gather(*(peer.answers(_LAST_WORD_SECONDS) for peer in ups))
 
     def refusal(self, member: Member | None, host: str) -> str | None:
-        """Why a host that knows the key is not let in; ``host``: its id, ``member``: what it says of itself."""
+        """Reason why a host that knows the key is not let in; ``host``: its id, ``member``: what it says of itself."""
         if member is None or member.host != host:
             return "it did not say who it is"
         if member.host == self.host:

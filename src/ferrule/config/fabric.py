@@ -33,12 +33,12 @@ _MIN_KEY_BYTES = 16
 _MAX_HOST_ID = 64
 _GROUP_VARIABLES = ("FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_ADDRESS", "FERRULE_KEY", "FERRULE_LISTEN_FD")
 OUTER_JOB = frozenset({*_GROUP_VARIABLES, "FERRULE_LISTEN"})
-"""What a launcher sets for a rank, and what must not leak into the ranks of a job inside it."""
+"""Variables that a launcher sets for a rank, and that must not leak into the ranks of a job inside it."""
 
 
 @dataclass(frozen=True)
 class FabricSettings:
-    """Who this rank is and how it finds the others.
+    """Settings of this rank: who it is and how it finds the others.
 
     ``addresses``: where rank 0 listens, or a rank that relays to it. ``key``: the cluster key; empty only for a group
     of one. ``listen_fd``: rank 0's already listening socket, inherited from its launcher. ``listen``: where this rank
@@ -130,7 +130,7 @@ def fabric_settings(environ: Mapping[str, str], *, strict: bool = False) -> Fabr
 
 
 def rank_variables(rank: int, world_size: int, addresses: Iterable[str], key: str) -> dict[str, str]:
-    """What a launcher sets, so that a rank finds the others."""
+    """Variables that a launcher sets, so that a rank finds the others."""
     return {
         "FERRULE_RANK": str(rank),
         "FERRULE_WORLD_SIZE": str(world_size),

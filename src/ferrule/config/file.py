@@ -18,7 +18,7 @@ VARIABLE = "FERRULE_CONFIG"
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the settings file is, or would be: ``~/.config/ferrule/config.toml`` on Linux."""
+    """Path of the settings file, also where there is none yet: ``~/.config/ferrule/config.toml`` on Linux."""
     told = environ.get(VARIABLE)
     if told:
         return Path(told).expanduser()

@@ -1,4 +1,4 @@
-"""Where this host has models, and when a cluster's model moves, from the environment."""
+"""Settings from the environment: directories of models on this host, and the delay before a cluster's model moves."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ DEFAULT_MOVE_BACK = 30.0
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Where this host has models. ``path``: directories in which the model's directory is looked for instead of where
-    the server was told. ``cache``: where parts that other hosts sent are kept; None for the user's cache."""
+    """Model directories of this host. ``path``: directories in which the model's directory is looked for instead of
+    where the server was told. ``cache``: where parts that other hosts sent are kept; None for the user's cache."""
 
     path: tuple[str, ...] = ()
     cache: Path | None = None

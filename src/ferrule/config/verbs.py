@@ -1,4 +1,4 @@
-"""Which RDMA devices to use, from the environment."""
+"""Settings from the environment: RDMA devices to use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VerbsType = Literal["auto", "RC", "UC"]
 
 @dataclass(frozen=True)
 class VerbsSettings:
-    """Which RDMA devices to use and how.
+    """RDMA devices to use, and how.
 
     ``devices``: their exact names; empty for all. ``exclude``: all but those. ``type`` of the queue pairs: RC is
     reliable in the adapter, UC is not; auto takes RC where both ends have it.

@@ -1,4 +1,4 @@
-"""What transformers' configurations say about splitting an architecture, and what Ferrule adds. Needs no torch."""
+"""Split plans of architectures: transformers' own, and Ferrule's supplements. Needs no torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SUPPLEMENTS: dict[str, dict[str, str]] = {
     "glm": {"layers.*.mlp.gate_up_proj": "packed_colwise", "layers.*.mlp.down_proj": "rowwise"},
     "glm4": {"layers.*.mlp.gate_up_proj": "packed_colwise", "layers.*.mlp.down_proj": "rowwise"},
 }
-"""What Ferrule adds to, or does better than, transformers' plan; by model type."""
+"""Supplements to transformers' plans, where Ferrule adds something or does it better; by model type."""
 
 
 EMBEDDING = "embedding_rowwise"
@@ -57,7 +57,7 @@ def plan_of(config: Any) -> dict[str, str] | None:
 
 
 def cuts_of(config: Any) -> Cuts | None:
-    """What the plan shares out, in the planner's words; None where there is no plan."""
+    """Parts that the plan shares out, in the planner's words; None where there is no plan."""
     plan = plan_of(config)
     if plan is None:
         return None
@@ -84,7 +84,7 @@ def cuts_of(config: Any) -> Cuts | None:
 
 
 def layers_refusal(config: Any) -> str | None:
-    """Why the layers of ``config`` are not run however they are split, or None."""
+    """Reason why the layers of ``config`` are not run however they are split, or None."""
     kinds = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
     if kinds:
         return f"has layers of a kind that this engine does not run: {', '.join(sorted(kinds))}"
@@ -94,7 +94,7 @@ def layers_refusal(config: Any) -> str | None:
 
 
 def tensor_refusal(config: Any, name: str) -> str | None:
-    """Why architecture ``name`` cannot be cut by ``--tp``, or None."""
+    """Reason why architecture ``name`` cannot be cut by ``--tp``, or None."""
     if plan_of(config) is None:
         return f"transformers has no tensor parallel plan for {name}"
     if any(getattr(config, "activation_sparsity_pattern", None) or ()):
@@ -103,7 +103,7 @@ def tensor_refusal(config: Any, name: str) -> str | None:
 
 
 def pipeline_refusal(config: Any, name: str) -> str | None:
-    """Why architecture ``name`` cannot be cut by ``--pp``, or None."""
+    """Reason why architecture ``name`` cannot be cut by ``--pp``, or None."""
     if not config.base_model_pp_plan:
         return f"transformers has no pipeline plan for {name}"
     if getattr(config, "altup_num_inputs", 1) > 1:

@@ -77,7 +77,7 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens", tag_field="event"):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load", tag_field="event"):
-    """How many sequences run and wait."""
+    """Number of sequences that run and that wait."""
 
     running: int
     waiting: int
@@ -105,12 +105,12 @@ def encode(message: Order | Event) -> bytes:
 
 
 def decode_event(line: bytes) -> Event:
-    """What a rank said. Raises `EngineError` where ``line`` is no event."""
+    """Event that a rank sent. Raises `EngineError` where ``line`` is no event."""
     return _decode(_events, line)
 
 
 def decode_order(line: bytes) -> Order:
-    """What a rank is told. Raises `EngineError` where ``line`` is no order."""
+    """Order that a rank got. Raises `EngineError` where ``line`` is no order."""
     return _decode(_orders, line)
 
 

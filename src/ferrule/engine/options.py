@@ -1,4 +1,4 @@
-"""What the user asks of an engine, and what each rank is told."""
+"""Options of an engine, as the user gives them, and those passed to each rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETURN_TIMEOUT = 20.0
 After each start that failed it is doubled, up to `MEET_TIMEOUT`."""
 
 WEIGHTS = ("int8", "int4")
-"""What plain weights can be quantised to while they are loaded."""
+"""Formats to which plain weights can be quantised while they are loaded."""
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -68,10 +68,10 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class RankOptions:
-    """What one rank needs to know; handed to its process as JSON. ``end_tokens``: ids that end an answer.
-    ``identity``: which model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds.
-    ``meet_seconds``: in which all ranks must have found each other. ``device``: a name of `engine.devices`.
-    ``encrypt`` and ``weights``: as in `EngineOptions`.
+    """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
+    model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
+    all ranks must have found each other. ``device``: a name of `engine.devices`. ``encrypt`` and ``weights``: as in
+    `EngineOptions`.
     """
 
     directory: str

@@ -33,19 +33,19 @@ from ferrule.model.storage import named_format
 DEMO = "demo"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-"""What a model needs to run; hubs often hold the same weights in other formats beside them."""
+"""File patterns of what a model needs to run; hubs often hold the same weights in other formats beside them."""
 
 FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 COMPUTED = ("float32", "bfloat16", "float16")
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's error says, without the paragraphs of advice that often follow."""
+    """First line of a library's error, without the paragraphs of advice that often follow."""
     return next(iter(str(error).strip().splitlines()), repr(error))
 
 
 def resolve(model: str) -> Path:
-    """Where ``model`` is: a local directory, a GGUF file, ``demo``, or a hub id (downloaded, or found in the hub's
+    """Path of ``model``: a local directory, a GGUF file, ``demo``, or a hub id (downloaded, or found in the hub's
     cache).
 
     Raises `ModelError` where there is none.
@@ -206,9 +206,9 @@ def count_files(
     dtype: str = "auto",
     cuts: Cuts | None = None,
 ) -> ModelSpec:
-    """What the model's files hold, by the ``fields`` of its configuration. ``dtype``: as in `describe`; ``cuts``: as in
-    `spec_of_tensors`. Checks all files on the way; raises `ModelError` where one is damaged, `ConfigError` where a
-    field cannot be."""
+    """Counts and sizes of the model's files, by the ``fields`` of its configuration. ``dtype``: as in `describe`;
+    ``cuts``: as in `spec_of_tensors`. Checks all files on the way; raises `ModelError` where one is damaged,
+    `ConfigError` where a field cannot be."""
     with Checkpoint(directory, weights) as checkpoint:
         tensors = [_counts(key, each, checkpoint) for key, each in checkpoint.tensors.items()]
     # What tensors take is known already.

@@ -1,4 +1,4 @@
-"""What a model is, before any rank starts: its counts and sizes for the planner, and whether it is run here at all.
+"""Model description before any rank starts: counts and sizes for the planner, and a check that it can be run here.
 
 Of a family that is known here ``config.json`` (or a GGUF file's keys) says it. Of others transformers has to be asked,
 whose import takes seconds and 200 MiB.

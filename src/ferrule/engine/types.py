@@ -1,4 +1,4 @@
-"""What passes between the engine and its callers: the HTTP server, the command line, a benchmark."""
+"""Types between the engine and its callers: the HTTP server, the command line, a benchmark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ comes back by itself when it can be. ``failed``: it does not come back."""
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose the tokens of one sequence.
+    """Sampling parameters of one sequence.
 
     ``max_tokens``: None means as many as the context holds. ``temperature`` 0 means greedy. ``top_k`` 0 and
     ``min_p`` 0 mean off. ``logprobs``: how many alternatives to report beside the chosen token's own
@@ -73,7 +73,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far loading is: ``rank`` has read ``done`` of ``total`` bytes (or is in a named ``phase``)."""
+    """Progress of loading: ``rank`` has read ``done`` of ``total`` bytes (or is in a named ``phase``)."""
 
     rank: int
     phase: str
@@ -83,7 +83,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What one rank reported when it was ready. Sizes in bytes.
+    """Report of one rank when it was ready. Sizes in bytes.
 
     ``base_bytes`` is the process's private memory before any weight was loaded, ``peak_bytes`` the highest since.
     ``received_bytes`` of the model came from other hosts, for all ranks of this one.
@@ -102,8 +102,8 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class Recovery:
-    """How a model came back, or is about to. ``at``: when it was lost, in seconds since 1970; ``seconds`` until it was
-    back and ``requests`` that then went on: None before."""
+    """Recovery of a model, done or about to be. ``at``: when it was lost, in seconds since 1970; ``seconds`` until it
+    was back and ``requests`` that then went on: None before."""
 
     cause: str
     at: float
@@ -147,12 +147,12 @@ class Engine(Protocol):
     name: str
     """The model's name, as `/v1/models` shows it."""
     created: int
-    """When the model was loaded, in seconds since 1970."""
+    """Time at which the model was loaded, in seconds since 1970."""
     max_context: int
     """The most tokens that prompt and answer may have together."""
     vocab_size: int
     default_sampling: SamplingParams
-    """What the model's generation_config recommends; used for fields that a request leaves out."""
+    """Sampling defaults of the model's generation_config; used for fields that a request leaves out."""
     plan: Plan
     ranks: tuple[RankInfo, ...]
 

@@ -1,4 +1,4 @@
-"""Where an array's bytes lie: numpy arrays, torch tensors, and anything else on the CPU that speaks DLPack."""
+"""Data pointers of arrays: numpy arrays, torch tensors, and anything else on the CPU that speaks DLPack."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _MESSAGES = (OPS["send"], OPS["recv"])
 
 
 class Coalesced:
-    """What was called inside ``with group.coalesce():``. Started when the block ends, unless it ends by an error."""
+    """Operations called inside ``with group.coalesce():``. Started when the block ends, unless it ends by an error."""
 
     def __init__(self, core: Core, timeout: float | None, blocking: bool) -> None:
         self._core = core

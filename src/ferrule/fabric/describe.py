@@ -1,4 +1,4 @@
-"""How a group is wired, for people and programs."""
+"""Description of a group's connections, for people and programs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class RailInfo:
     bandwidth: float | None = None
     """Bytes per second that this rank can send, where it measured that."""
     measured_at: float | None = None
-    """When that was, in seconds since 1970; None: at this start."""
+    """Time of that measurement, in seconds since 1970; None: at this start."""
     sockets: int = 1
-    """How many there are over the same interfaces, for each stream, where two measured faster than one."""
+    """Number of sockets over the same interfaces, for each stream, where two measured faster than one."""
 
     def __str__(self) -> str:
         more = f" × {self.sockets} sockets" if self.sockets > 1 else ""
@@ -64,9 +64,9 @@ class GroupInfo:
     size: int
     peers: tuple[PeerInfo, ...]
     notes: tuple[str, ...] = ()
-    """What came out differently than one might expect, and why."""
+    """Notes on what came out differently than one might expect, and why."""
     strategy: Strategy = field(default_factory=Strategy)
-    """Which algorithm is used for how many bytes, decided from what the links cost; print it."""
+    """Algorithm by message size, decided from what the links cost; print it."""
 
     @property
     def transports(self) -> str:

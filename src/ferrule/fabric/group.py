@@ -122,7 +122,7 @@ class Group(Operations):
         return group
 
     def describe(self) -> GroupInfo:
-        """How each peer is reached; print it."""
+        """Description of the connection to each peer; print it."""
         return self._core.info
 
     def check(self) -> None:

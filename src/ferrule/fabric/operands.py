@@ -45,7 +45,7 @@ def divided_shape(x: Any, size: int) -> tuple[int, ...]:
 
 
 def elements_of_rows(x: Any, send_counts: Sequence[int], recv_counts: Sequence[int], size: int) -> list[list[int]]:
-    """How many elements of ``x`` go to each of ``size`` ranks and come from each, by numbers of rows."""
+    """Number of elements of ``x`` that go to each of ``size`` ranks and come from each, by numbers of rows."""
     row = math.prod(x.shape[1:])
     for name, counts in (("send_counts", send_counts), ("recv_counts", recv_counts)):
         if len(counts) != size or min(counts) < 0:

@@ -16,7 +16,7 @@ Array = TypeVar("Array")
 
 
 class Operations:
-    """What `Group` does with arrays; it says what holds for all of these."""
+    """Operations of `Group` on arrays; it says what holds for all of these."""
 
     rank: int
     size: int

@@ -37,7 +37,7 @@ class Work(Generic[Result]):
         native.then(lambda: arrays and None)
 
     def wait(self, timeout: float | None = None) -> Result:
-        """What the blocking call would have returned; raises what it would have raised.
+        """Wait for the result that the blocking call would have returned; raises what it would have raised.
 
         ``timeout`` in seconds: `FabricTimeout` when it is not done by then; the operation goes on, until its own
         deadline at the latest.

@@ -1,4 +1,4 @@
-"""What a machine, a cable and a whole lab are, each figure with its source. Pure."""
+"""Profile types of a machine, a cable and a whole lab, each figure with its source. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a host stands for. `None` where no figure is published.
+    """Machine that a host stands for. `None` where no figure is published.
 
     ``memory`` that the GPU can reach, in bytes; ``memory_bandwidth`` in bytes per second, as the maker states it;
     ``flops`` operations per second by type (`DTYPES`), dense, of 16 bit types summed up in FP32; ``disk_read`` in bytes
@@ -47,7 +47,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Usb4Lanes:
-    """How a USB4 cable trained: so many lanes of so many Gb/s each."""
+    """Trained lanes of a USB4 cable: so many lanes of so many Gb/s each."""
 
     lanes: int
     gbps: int

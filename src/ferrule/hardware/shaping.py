@@ -1,4 +1,4 @@
-"""What a cable does to what is sent into it, in numbers. Pure."""
+"""Traffic shaping of a cable, in numbers: its effect on what is sent into it. Pure."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ _NUMBERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
     "queue": (_none_or(parse_bytes), format_bytes),
     "overhead": (parse_bytes, format_bytes),
 }
-"""How each number of `Shaping` is read and written."""
+"""Parser and formatter of each number of `Shaping`."""
 
 
 def parse_number(name: str, text: str) -> Any:

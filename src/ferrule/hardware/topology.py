@@ -1,4 +1,4 @@
-"""Which hosts there are and which cables join them. Pure."""
+"""Topology: hosts and the cables that join them. Pure."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _signing(target: Target, inventory: Inventory, programs: frozenset[str]) -> 
 
 
 def parse_mokutil(text: str) -> Trust:
-    """What ``mokutil --test-key`` says; its exit code tells nothing that is the same in all versions."""
+    """Answer of ``mokutil --test-key``; its exit code tells nothing that is the same in all versions."""
     if "already enrolled" in text or "already in the built-in trusted keyring" in text:
         return "trusted"
     if "enrollment request" in text:

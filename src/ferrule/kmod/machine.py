@@ -18,7 +18,7 @@ LIVE = Target(run=partial(run_here, seconds=_SECONDS, environment=_ENVIRONMENT))
 
 
 def output(target: Target, *argv: str, failed: bool = False) -> str | None:
-    """What a program printed; None if there is no such program, or it failed, unless ``failed`` ones count, too."""
+    """Output of a program; None if there is no such program, or it failed, unless ``failed`` ones count, too."""
     try:
         code, told = target.run(argv)
     except LinkError:
@@ -28,7 +28,7 @@ def output(target: Target, *argv: str, failed: bool = False) -> str | None:
 
 @contextmanager
 def as_driver_error() -> Iterator[None]:
-    """What the machine refuses is the driver's error."""
+    """Turn errors of the machine into the driver's error."""
     try:
         yield
     except LinkError as error:

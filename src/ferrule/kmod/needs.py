@@ -1,4 +1,4 @@
-"""What a machine lacks for the driver, and how to get it. Pure."""
+"""Requirements of the driver that a machine lacks, and how to get them. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def needs(state: State) -> tuple[Need, ...]:
 
 
 def install_command(state: State, packages: Sequence[str]) -> tuple[str, ...]:
-    """How this distribution installs packages, as root; empty where that is not known."""
+    """Command by which this distribution installs packages, as root; empty where that is not known."""
     return (*_INSTALL[state.family], *packages) if packages and state.family in _INSTALL else ()
 
 

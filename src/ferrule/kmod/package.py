@@ -73,7 +73,7 @@ _OVERRIDES = """\
 # The key that both machines prove to know stands in it.
 {name}: non-standard-file-perm 0600 != 0644 [{options}]
 """
-"""What lintian(1) says and what is meant so."""
+"""Lintian overrides: messages of lintian(1) on what is meant so."""
 
 _POSTINST = """\
 #!/bin/sh

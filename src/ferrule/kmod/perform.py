@@ -204,7 +204,7 @@ def _remove_tree(target: Target, path: str) -> None:
 
 
 def _cause(target: Target, argv: tuple[str, ...], told: str) -> str:
-    """What a person needs to see of it: a compiler's first errors, or why the kernel refused the module."""
+    """Part of an output that a person needs to see: a compiler's first errors, or why the kernel refused the module."""
     log = re.search(
         r"consult (?:the )?(?:(\S+make\.log)|make\.log in the build directory\s+(\S+?)/? for)", told, re.IGNORECASE
     )

@@ -1,4 +1,4 @@
-"""What installing and removing the driver does, step by step, as data. Pure."""
+"""Steps of installing and removing the driver, as data. Pure."""
 
 from __future__ import annotations
 

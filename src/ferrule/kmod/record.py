@@ -1,4 +1,4 @@
-"""What was installed, and what is just being done, on disk: see `Record`."""
+"""Installation record on disk of what was installed, and what is just being done: see `Record`."""
 
 from __future__ import annotations
 

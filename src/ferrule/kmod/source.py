@@ -11,7 +11,7 @@ from ferrule.errors import DriverError
 
 MODULE = "ferrule_rdma"
 PACKAGE = "ferrule-rdma"
-"""What DKMS, and the directory in /usr/src, call it."""
+"""Name of the package in DKMS, and of its directory in /usr/src."""
 
 OLDEST_KERNEL = (6, 1)
 """It is built and tested from this one on (docs/driver.md)."""
@@ -72,7 +72,7 @@ AUTOINSTALL="yes"
 
 
 def driver_directory() -> Path:
-    """Where the driver's source is: in an installed package beside this file, else in the source tree.
+    """Directory of the driver's source: in an installed package beside this file, else in the source tree.
 
     Raises `DriverError` where it is not."""
     beside = Path(__file__).parent / "kernel"

@@ -1,4 +1,4 @@
-"""What there is on a machine for the driver, and of the driver."""
+"""State of the driver on a machine, and of what the machine has for it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What `ferrule driver install` has noted: on disk before each thing is done, so that it can be taken back.
+    """Notes of `ferrule driver install`: on disk before each thing is done, so that it can be taken back.
 
     ``phase``: ``installing`` or ``removing`` as long as not all is done. ``previous``: the version that was there,
     which comes back if this one fails. ``written``: the files of /etc that were written for it.

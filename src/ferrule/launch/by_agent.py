@@ -25,7 +25,7 @@ from ferrule.launch.request import chosen_of
 
 START_SECONDS = 10.0
 END_SECONDS = 3.0
-"""How long the supervisor has to end its ranks when the launcher is gone."""
+"""Time limit for the supervisor to end its ranks when the launcher is gone."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ClusterPlace(Place):
     member: Member
 
     def command(self) -> list[str]:
-        """What its agent runs there."""
+        """Command that its agent runs there."""
         return ["python", *SUPERVISOR]
 
     def open(self) -> Carrier:

@@ -52,7 +52,7 @@ class Channel:
                 return
 
     def read(self) -> Iterator[Report]:
-        """What has come since; sets ``error`` where the supervisor ends early or does not make sense."""
+        """Messages that have come since; sets ``error`` where the supervisor ends early or does not make sense."""
         while self._out in self._open and (data := self._take(self._out)):
             try:
                 yield from self._decoder.feed(data)
@@ -61,7 +61,7 @@ class Channel:
                 self.close(0)
 
     def read_errors(self) -> bytes:
-        """What it, or ssh, has printed to its standard error since."""
+        """Lines that it, or ssh, has printed to its standard error since."""
         found = b""
         while self._err in self._open and (data := self._take(self._err)):
             found += data

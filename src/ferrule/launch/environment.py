@@ -15,14 +15,14 @@ DEVICES = "MLX_IBV_DEVICES"
 
 
 def ferrule_env(job: Job, rank: int) -> dict[str, str]:
-    """How the fabric's ranks find each other; several addresses of rank 0's host where several cables lead there."""
+    """Variables by which the fabric's ranks find each other; several addresses where several cables lead to rank 0."""
     addresses = meeting_addresses(job, job.site(rank))
     places = (write_address((address, job.sites[0].ports[0])) for address in addresses)
     return rank_variables(rank, job.size, places, job.key)
 
 
 def torch_env(job: Job, rank: int) -> dict[str, str]:
-    """What torchrun sets, as far as scripts read it."""
+    """Variables that torchrun sets, as far as scripts read them."""
     site = job.site(rank)
     host = job.sites.index(site)
     return {
@@ -39,7 +39,7 @@ def torch_env(job: Job, rank: int) -> dict[str, str]:
 
 
 def torch_defaults(job: Job, site: Site) -> dict[str, str]:
-    """What holds unless the user has set it: a fair share of the cores, and the interface that gloo takes."""
+    """Defaults unless the user has set them: a fair share of the cores, and the interface that gloo takes."""
     env = {"OMP_NUM_THREADS": str(max(1, site.facts.cores // len(site.ranks)))} if len(site.ranks) > 1 else {}
     names = _socket_interfaces(job, site)
     if names:
@@ -100,7 +100,7 @@ def mlx_files(job: Job) -> dict[str, str]:
 
 
 def ring(job: Job) -> list[list[str]]:
-    """Where each rank listens for the one before it: on the cables between their two hosts, as many for all."""
+    """Addresses on which each rank listens for the one before: on the cables between the hosts, as many for all."""
     rows = []
     for rank in range(job.size):
         site, before = job.site(rank), job.site((rank - 1) % job.size)

@@ -1,4 +1,4 @@
-"""What a launcher wants to know of a host before ranks start there: versions, addresses, and where cables lead."""
+"""Host facts for a launcher before ranks start there: versions, addresses, and where cables lead."""
 
 from __future__ import annotations
 

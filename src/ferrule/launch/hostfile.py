@@ -1,4 +1,4 @@
-"""Which hosts a job may use: from our TOML, MLX's JSON, ``host slots=n`` lines, or a list on the command line; pure.
+"""Hosts that a job may use: from our TOML, MLX's JSON, ``host slots=n`` lines, or a list on the command line; pure.
 
 TOML::
 
@@ -218,7 +218,7 @@ def _from_toml(text: str, origin: str) -> list[HostEntry]:
 
 
 def _from_json(text: str, origin: str) -> list[HostEntry]:
-    """What ``mlx.distributed_config`` writes and ``mlx.launch`` reads."""
+    """Hosts in the JSON that ``mlx.distributed_config`` writes and ``mlx.launch`` reads."""
     try:
         read = json.loads(text)
     except ValueError as error:

@@ -49,7 +49,7 @@ class Job:
 
 
 def share_out(entries: Sequence[HostEntry], ranks: int | None) -> list[tuple[int, ...]]:
-    """Which ranks each host takes: its slots are filled before those of the next one. ``ranks``: None for all slots.
+    """Ranks of each host: its slots are filled before those of the next one. ``ranks``: None for all slots.
 
     Raises `ConfigError` where there are not enough slots."""
     slots = sum(entry.slots for entry in entries)

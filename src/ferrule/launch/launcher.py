@@ -42,7 +42,7 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(frozen=True)
 class Task:
-    """What every rank runs. ``argv``: a None in it is the Python of the host. ``env``: for all ranks. ``cwd``: where,
+    """Task of every rank. ``argv``: a None in it is the Python of the host. ``env``: for all ranks. ``cwd``: where,
     unless the host has its own."""
 
     argv: tuple[str | None, ...]
@@ -279,7 +279,7 @@ class Launcher:
 
 
 def start_message(job: Job, site: Site, task: Task, *, own_path: bool) -> protocol.Start:
-    """What starts the ranks of one host; pure."""
+    """Message that starts the ranks of one host; pure."""
 
     def env(rank: int) -> dict[str, str]:
         theirs = environment.torch_env(job, rank) | environment.ferrule_env(job, rank)

@@ -21,7 +21,7 @@ from ferrule.process import Children, Outputs, start
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended: ``codes[rank]`` is the exit status, negative for a signal, as in `subprocess`.
+    """Result of a job that has ended: ``codes[rank]`` is the exit status, negative for a signal, as in `subprocess`.
 
     ``first_failed``: the rank that ended badly first; the others were then stopped because of it.
     """

@@ -1,4 +1,4 @@
-"""Where ranks can run: each place says how its supervisor is started, and why that went wrong."""
+"""Places where ranks can run: each place says how its supervisor is started, and why that went wrong."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class Place(ABC):
         return _Program(self.command())
 
     def describe(self) -> str:
-        """How a supervisor is started there."""
+        """Description of how a supervisor is started there."""
         return shlex.join(self.command())
 
     def why(self, code: int, told: str) -> str:
-        """Why the carrier ended with ``code`` after it had printed ``told``, and the cure."""
+        """Reason why the carrier ended with ``code`` after it had printed ``told``, and the cure."""
         return f"no supervisor on {self.entry.name}: {last_line(told) or f'it ended with code {code}'}"
 
 

@@ -1,5 +1,8 @@
-"""What a launcher runs to talk to Ray: ``nodes PLACE`` lists its nodes as JSON, ``to PLACE NODE ADDRESS CPUS GPUS`` is
-the connection to a supervisor on one of them. When it ends, however it ends, so do the ranks there."""
+"""Ray client process of a launcher: lists Ray's nodes, or is the connection to a supervisor on one of them.
+
+``nodes PLACE`` lists the nodes as JSON, ``to PLACE NODE ADDRESS CPUS GPUS`` is the connection. When it ends, however it
+ends, so do the ranks there.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class RayEnd:
             self._stdin.close()
 
     def read(self) -> bytes:
-        """What the supervisor says next; nothing at its end."""
+        """Next output of the supervisor; nothing at its end."""
         return os.read(self._stdout.fileno(), _CHUNK)
 
     def read_errors(self) -> bytes:

@@ -1,4 +1,4 @@
-"""What a user asks for in words (hosts, command, variables) as places and a task; pure but for this machine's name."""
+"""Places and a task from a user's request in words (hosts, command, variables); pure but for this machine's name."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def spread(names: Sequence[str], ranks: int | None) -> tuple[HostEntry, ...]:
 
 
 def chosen_of(names: Sequence[str], ranks: int | None, hosts: str | None, whose: str) -> tuple[HostEntry, ...]:
-    """Which of the hosts ``names``, that are up, take how many ranks: those of ``--hosts``, or all. ``whose``: what
-    they belong to, for errors. Raises `ConfigError`."""
+    """Hosts of ``names``, that are up, with their numbers of ranks: those of ``--hosts``, or all. ``whose``: what they
+    belong to, for errors. Raises `ConfigError`."""
     if hosts is None:
         return spread(names, ranks)
     entries = parse_hosts(hosts)

@@ -1,4 +1,4 @@
-"""What cables, interfaces, RDMA devices and PCIe links this machine has, and whether they are well."""
+"""Inventory of this machine's cables, interfaces, RDMA devices and PCIe links, and the doctor's findings on them."""
 
 from ferrule.links.findings import SEVERITIES, Finding, Severity, worst
 from ferrule.links.measured.findings import both_ways, examine

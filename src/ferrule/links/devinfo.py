@@ -1,4 +1,4 @@
-"""What ``ibv_devinfo`` of rdma-core, and Apple's program of that name, print."""
+"""Parser of the output of ``ibv_devinfo`` of rdma-core, and of Apple's program of that name."""
 
 from __future__ import annotations
 

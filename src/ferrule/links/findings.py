@@ -1,4 +1,4 @@
-"""What the doctor says about a machine."""
+"""Types of the doctor's findings about a machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEVERITIES: tuple[Severity, ...] = ("ok", "note", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """What to do about it. ``system``: an os-release id such as ``debian`` or ``fedora``, ``macos``, or ``any``.
+    """Cure of a finding. ``system``: an os-release id such as ``debian`` or ``fedora``, ``macos``, or ``any``.
 
     ``commands``: for a shell, in order; empty where a person has to act. ``text``: what they do, or what to do by hand.
     """

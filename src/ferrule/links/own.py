@@ -25,7 +25,7 @@ _SIOCETHTOOL, _ETHTOOL_GPAUSEPARAM = 0x8946, 0x12
 
 
 def own_command(command: str) -> Callable[[], str] | None:
-    """What answers ``command``; None where a program does."""
+    """Function that answers ``command``; None where a program does."""
     if command == VERSIONS:
         return versions
     name = command.removeprefix(f"{PAUSE} ")
@@ -46,7 +46,7 @@ def versions() -> str:
 
 
 def pause(name: str) -> str:
-    """What ``ethtool -a`` prints: whether this end sends and obeys pause frames. No root is needed.
+    """Output of ``ethtool -a``: whether this end sends and obeys pause frames. No root is needed.
 
     Raises `OSError`: `errno.EOPNOTSUPP` where the driver does not tell.
     """

@@ -58,7 +58,7 @@ class PowerMeter:
 
 
 def nvidia_watts() -> float | None:
-    """What all NVIDIA GPUs draw now; None where there is none or it does not tell."""
+    """Watts that all NVIDIA GPUs draw now; None where there is none or it does not tell."""
     command = ["nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout

@@ -52,7 +52,7 @@ class Probe:
                 return Inventory(Machine(self.tree.name), unreadable=tuple(reader.unreadable), seen=reader.seen)
 
     def record(self, *, together: str = "", plain: bool = False) -> dict[str, Any]:
-        """What the inventory is made of, with names and addresses redacted; for `write_record`.
+        """Record of the files and outputs of the inventory, with names and addresses redacted; for `write_record`.
 
         ``together``: with the same words, several machines' records have the same pseudonyms for the same things, so
         that cables between them can be told. A reader who knows the words can test guesses of what was redacted.

@@ -17,7 +17,7 @@ from ferrule.links.types.inventory import Unreadable
 T = TypeVar("T")
 
 _NOT_NOW = {errno.EINVAL, errno.ENODATA, errno.EOPNOTSUPP, errno.ENODEV, errno.ENXIO, errno.ENETDOWN, errno.ENOTCONN}
-"""How kernel attributes say that there is no value at present, such as the speed of an interface without a carrier."""
+"""Errors of kernel attributes that have no value at present, such as the speed of an interface without a carrier."""
 
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
@@ -66,7 +66,7 @@ class Reader:
         return line or None
 
     def matched(self, path: str, pattern: str, make: Callable[[re.Match[str]], T]) -> T | None:
-        """What ``make`` makes of an attribute that must look like ``pattern``."""
+        """Value that ``make`` makes of an attribute that must look like ``pattern``."""
         line = self.text(path)
         if line is None:
             return None
@@ -91,7 +91,7 @@ class Reader:
         return self.matched(path, "[01YN]", lambda match: _FLAGS[match[0]])
 
     def names(self, path: str) -> list[str]:
-        """What is in the directory, 2 before 10; empty if it is not there."""
+        """Names in the directory, 2 before 10; empty if it is not there."""
         try:
             found = self.tree.names(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -108,7 +108,7 @@ class Reader:
         return self.resolve(path) is not None
 
     def resolve(self, path: str) -> str | None:
-        """Where the path leads; None if there is nothing."""
+        """Real path that the path leads to; None if there is nothing."""
         try:
             return self.tree.resolve(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -131,8 +131,8 @@ class Reader:
             self._outputs.update(zip(wanted, pool.map(self._run, wanted), strict=True))
 
     def output(self, command: str, *, needed: bool = False, quiet: bool = False) -> str | None:
-        """What the command prints, or None. That it is not installed is a problem only when ``needed``; that it fails
-        is none when ``quiet``, as for services that not every system runs.
+        """Output of the command, or None. That it is not installed is a problem only when ``needed``; that it fails is
+        none when ``quiet``, as for services that not every system runs.
         """
         if command not in self._outputs:
             self._outputs[command] = self._run(command)
@@ -156,7 +156,7 @@ class Reader:
         return where
 
     def json(self, command: str, *, needed: bool = False, quiet: bool = False) -> Any:
-        """What the command prints, read as JSON; None if it is not."""
+        """Output of the command, read as JSON; None if it is not."""
         found = self.output(command, needed=needed, quiet=quiet)
         if found is None:
             return None

@@ -68,7 +68,7 @@ class Recorder:
         return told
 
     def _real(self, path: str) -> str:
-        """Where the path leads; each link on the way is remembered at its own real place."""
+        """Resolved path; each link on the way is remembered at its own real place."""
         if path.startswith("/proc/"):
             return path  # /proc/self leads to a number that means nothing later
         if path not in self._known:

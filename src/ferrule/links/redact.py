@@ -46,7 +46,7 @@ _RULES = ("nft ", "iptables-save", "ufw ", "firewall-cmd ")
 _ADDRESSED = re.compile(
     r"^/proc/net/|/gids/[0-9]+$|^(?:ip|ifconfig|netstat|ibv_devinfo|nft|iptables-save|ufw|firewall-cmd)\b"
 )
-"""Where IP addresses and GIDs stand; elsewhere what looks like one is a version."""
+"""Pattern of files and commands with IP addresses and GIDs; elsewhere what looks like one is a version."""
 _HOST_FILES = ("/proc/sys/kernel/hostname",)
 _HOST_COMMANDS = ("uname -n",)
 _XDOMAIN = re.compile(r"(.*/[0-9]{1,4}-[1-9a-f][0-9a-f]*)/device_name")
@@ -112,7 +112,7 @@ class Redactor:
                 self._hosts |= {name: None, name.partition(".")[0]: None}
 
     def counts(self) -> dict[str, int]:
-        """How many different things of each kind were replaced."""
+        """Number of different things of each kind that were replaced."""
         return {kind: len(values) for kind, values in sorted(self._seen.items())}
 
     def _file(self, path: str, text: str) -> str:

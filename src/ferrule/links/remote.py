@@ -29,8 +29,8 @@ def probe_remote(host: str, *, command: str = "ferrule", timeout: float = 30.0) 
 
 
 def ask_ferrule(host: str, command: str, arguments: str, name: str, timeout: float, *, late: str) -> bytes:
-    """What ``command arguments`` prints on ``host``. ``name``: of that command in errors; ``late``: what the host did
-    not do within ``timeout`` seconds, and the cure. Raises `LinkError`."""
+    """Output of ``command arguments`` on ``host``. ``name``: of that command in errors; ``late``: what the host did not
+    do within ``timeout`` seconds, and the cure. Raises `LinkError`."""
     if not host or host.startswith("-"):
         raise LinkError(f"{host!r} is no host; write it as for ssh: strix-b or me@strix-b")
     seconds = max(1, min(_MAX_CONNECT_SECONDS, int(timeout)))
@@ -49,7 +49,7 @@ def ask_ferrule(host: str, command: str, arguments: str, name: str, timeout: flo
 def ssh_command(
     host: str, command: str, seconds: int, *, program: Sequence[str] = ("ssh",), options: Sequence[str] = ()
 ) -> list[str]:
-    """What runs ``command`` in the shell of ``host``: it never asks, and gives up connecting after ``seconds``.
+    """Command that runs ``command`` in the shell of ``host``: it never asks, and gives up connecting after ``seconds``.
 
     ``program``: how to call ssh; ``options``: more of its own. Raises `LinkError` on a machine without it.
     """

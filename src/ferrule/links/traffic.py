@@ -1,4 +1,4 @@
-"""What goes through the network interfaces now: counters of the kernel, and their change in a time."""
+"""Traffic of the network interfaces now: counters of the kernel, and their change in a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where facts about a machine come from: the machine itself, or a record of one.
+"""Sources of facts about a machine: the machine itself, or a record of one.
 
 A tree answers four questions: what a file says, what a directory holds, where a link leads, and what a command prints.
 It raises `OSError` like the system would; `FileNotFoundError` is for what is not there, programs included.
@@ -44,7 +44,7 @@ class Tree(Protocol):
         ...
 
     def names(self, path: str) -> Sequence[str]:
-        """What is in a directory."""
+        """Names in a directory."""
         ...
 
     def resolve(self, path: str) -> str:
@@ -52,7 +52,7 @@ class Tree(Protocol):
         ...
 
     def run(self, command: str) -> str:
-        """What the command prints."""
+        """Output of the command."""
         ...
 
 

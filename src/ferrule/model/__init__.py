@@ -1,4 +1,4 @@
-"""What a model is: counts and sizes, read from its configuration, its weights' headers, a GGUF file or a hub."""
+"""Model description: counts and sizes, read from config.json, the weights' headers, a GGUF file or a hub."""
 
 from ferrule.model.embedded import demo_path
 from ferrule.model.family import Cuts

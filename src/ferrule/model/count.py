@@ -33,7 +33,7 @@ class Counts:
 
 
 def expected(shape: Shape, storage: Format) -> list[Counts]:
-    """What a model of ``shape`` must hold when it is stored in ``storage``."""
+    """Tensors that a model of ``shape`` must hold when it is stored in ``storage``."""
     return [
         Counts(tensor.name, tensor.parameters, storage.bytes(tensor), storage.held(tensor))
         for tensor in tensors_of(shape)

@@ -1,4 +1,4 @@
-"""Where the embedded demonstration model lies."""
+"""Path of the embedded demonstration model."""
 
 from importlib.resources import files
 from pathlib import Path

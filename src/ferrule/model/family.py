@@ -1,4 +1,4 @@
-"""How families of models differ from each other: names of fields, biases, norms, windows, and what can be cut.
+"""Differences between families of models: names of fields, biases, norms, windows, and what can be cut.
 
 The facts are those of transformers' configurations and modules (models/*/configuration_*.py); ``cuts`` are its
 ``base_model_tp_plan`` and ``base_model_ep_plan`` together with what engine/architectures.py adds. That they agree is
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Cuts:
-    """What is shared out of a layer among tensor parallel ranks.
+    """Parts of a layer that are shared out among tensor parallel ranks.
 
     ``attention``: by ``heads``; or the projections' columns, ``gathered`` again before attention (which every rank
     then computes for all heads); None: not at all. ``experts``: see `ExpertsSpec.cut`. ``sinks``: the attention sinks.
@@ -31,7 +31,7 @@ class Cuts:
 
 @dataclass(frozen=True)
 class Family:
-    """What is the same in all models of one ``model_type``.
+    """Family: properties that all models of one ``model_type`` have in common.
 
     A bias is there always (True), never (False) or by a field of the configuration (its name; ``+name``: true where
     the field is missing). ``norms``: of the hidden size, per layer. ``query_norm``: over a ``head`` or over all heads

@@ -133,14 +133,14 @@ def read_headers(file: Path) -> list[Stored]:
 
 @dataclass(frozen=True)
 class Index:
-    """What ``model.safetensors.index.json`` says: the tensors' names and files, and all their bytes if it says so."""
+    """Contents of ``model.safetensors.index.json``: the tensors' names and files, and all their bytes if it says so."""
 
     files: Mapping[str, str]
     total_bytes: int | None
 
 
 def index_of(tensors: Sequence[Stored]) -> Index:
-    """What an index would say of the tensors of one file."""
+    """Index of the tensors of one file, as an index file would give it."""
     return Index({tensor.name: SINGLE for tensor in tensors}, sum(tensor.bytes for tensor in tensors))
 
 
@@ -159,7 +159,7 @@ def parse_index(value: Mapping[str, Any], file: str) -> Index:
 
 
 def counts(stored: Stored, storage: Format) -> Counts:
-    """How many of the model's parameters ``stored`` holds: scales have none, packed integers several each."""
+    """Number of the model's parameters that ``stored`` holds: scales have none, packed integers several each."""
     elements = math.prod(stored.shape)
     if is_scale(stored.name):
         return Counts(stored.name, 0, stored.bytes)

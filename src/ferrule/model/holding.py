@@ -1,4 +1,4 @@
-"""How the built-in engine holds weights: what of each tensor a rank with a share of it has in memory, to the byte.
+"""Weights in the built-in engine's memory: bytes of each tensor on a rank with a share of it, exactly.
 
 Families with step programs have matrices in blocks (`packing`) and all else as float32; what runs through transformers'
 modules has plain tensors, of which only linear layers are packed.
@@ -41,7 +41,7 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Holding:
-    """How the engine runs a model. ``program``: as a step program. ``number_bytes``: of what it computes in.
+    """Way in which the engine runs a model. ``program``: as a step program. ``number_bytes``: of what it computes in.
     ``whole_experts``: are given out. ``inputs_first`` and ``float32_router``: as of `Family`."""
 
     program: bool
@@ -53,8 +53,7 @@ class Holding:
     def pieces(
         self, name: str, told: Tensors, kind: Kind | Place, *, cut: bool, attention: AttentionSpec | None = None
     ) -> Pieces:
-        """What is held of tensor ``name``, which is of ``kind``. ``cut``: it is shared out. ``attention``: of its
-        layer."""
+        """Pieces held of tensor ``name`` of this ``kind``. ``cut``: it is shared out. ``attention``: of its layer."""
         return together(self._pieces(name, told, kind, cut, attention))
 
     def _pieces(

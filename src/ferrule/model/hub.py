@@ -27,14 +27,15 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
 CONFIG_BYTES = 4 << 20
 SECONDS = 30.0
-"""How long one file may take in all."""
+"""Time limit for one file in all."""
 FRESH = 24 * 3600.0
 """Seconds for which a file that was fetched is taken without asking again."""
 
 
 @dataclass(frozen=True)
 class Hub:
-    """Where models are: ``endpoint``, ``token``, ``offline`` (``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE``).
+    """Source of models on a hub: ``endpoint``, ``token``, ``offline`` (``HF_ENDPOINT``, ``HF_TOKEN``,
+    ``HF_HUB_OFFLINE``).
 
     ``cache``: where its small files are kept; None: with Ferrule's other caches. ``downloads``: where the hub's own
     tools keep whole models (``HF_HUB_CACHE``, ``HF_HOME``); None: they are not looked at.

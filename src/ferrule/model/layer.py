@@ -1,4 +1,4 @@
-"""What the planner knows of one layer of a model: weights by kind, cache, arithmetic, messages when it is split."""
+"""Layer description for the planner: weights by kind, cache, arithmetic, messages when the layer is split."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class HeldWeights(Weights):
 
 
 class Share(NamedTuple):
-    """What part of a layer one rank of a tensor (or expert) parallel group has, as fractions from 0 to 1.
+    """Share of a layer that one rank of a tensor (or expert) parallel group has, as fractions from 0 to 1.
 
     ``query`` and ``key_value``: of the heads (a rank never has less than one key/value head: with fewer of them than
     ranks several ranks hold the same one); ``width``: of the columns of dense layers and shared experts; ``experts``:
@@ -81,7 +81,7 @@ WHOLE = Share()
 
 @dataclass(frozen=True)
 class CachePolicy:
-    """How an engine keeps keys and values.
+    """Cache geometry: how an engine keeps keys and values.
 
     ``element_bytes``: bytes of one number. ``latents``: latent attention keeps its latents once, or (False) as the
     built-in engine does: see `AttentionSpec.latents_kept`. ``windows``: layers with a sliding window forget what is
@@ -96,9 +96,10 @@ class CachePolicy:
 
 
 COMPACT = CachePolicy()
-"""What engines like vLLM, mlx-lm and llama.cpp do, with 16-bit numbers."""
+"""Cache geometry of other engines (vLLM, mlx-lm, llama.cpp) with 16-bit numbers."""
 BUILT_IN = CachePolicy(latents=False, windows=False, sharing=False)
-"""What the built-in engine does (see engine/rank/attention.py), here with 16-bit numbers (see `Runtime.cache_of`)."""
+"""Cache geometry of the built-in engine (see engine/rank/attention.py), here with 16-bit numbers (see
+`Runtime.cache_of`)."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class AttentionSpec:
     shared_cache: bool = False
 
     def seen(self, tokens: int) -> int:
-        """How many of the last ``tokens`` tokens are attended to."""
+        """Number of the last ``tokens`` tokens that are attended to."""
         return tokens if self.window is None else min(tokens, self.window)
 
     def elements(self, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
@@ -173,7 +174,7 @@ class ExpertsSpec:
     cut: Literal["inside", "whole"] | None = "inside"
 
     def touched(self, tokens: float) -> float:
-        """How many different experts a batch of ``tokens`` tokens is expected to need, if each token's choice is
+        """Expected number of different experts that a batch of ``tokens`` tokens needs, if each token's choice is
         ``per_token`` of ``count`` at random: ``E * (1 - (1 - k/E)^B)``, the coupon collector with k coupons a draw.
         Real routers have favourites, so this is an upper bound on average.
         """

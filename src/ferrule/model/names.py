@@ -1,4 +1,4 @@
-"""What a tensor is, by its name: those of transformers' models, of mlx-lm's and of GGUF files."""
+"""Roles of tensors by their names: those of transformers' models, of mlx-lm's and of GGUF files."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _MLP = re.compile(r"(?:^|\.)(?:mlp|feed_forward|ffn)\.|^ffn_")
 
 @dataclass(frozen=True)
 class Role:
-    """What a tensor of a layer is. ``fused``: query, key and value in one. ``cut``: whether a plan that shares out
-    its kind shares it out too (biases added after a sum, latents and routers stay whole)."""
+    """Role of a tensor of a layer. ``fused``: query, key and value in one. ``cut``: whether a plan that shares out its
+    kind shares it out too (biases added after a sum, latents and routers stay whole)."""
 
     kind: Kind
     cut: bool = False
@@ -57,7 +57,7 @@ def layer_of(name: str) -> tuple[int, str] | None:
 
 
 def place_of(name: str) -> Place | None:
-    """Where a tensor of no layer belongs; ``elsewhere``: to another part than the language model (vision, multi-token
+    """Place of a tensor of no layer; ``elsewhere``: in another part than the language model (vision, multi-token
     prediction); None: it is no weight."""
     if _NO_WEIGHT.search(name):
         return None
@@ -79,7 +79,7 @@ def is_latents(name: str) -> bool:
 
 
 def role_of(name: str, cuts: Cuts) -> Role | None:
-    """What a layer's tensor is, by its ``name`` within the layer; None: it is no weight."""
+    """Role of a layer's tensor, by its ``name`` within the layer; None: it is no weight."""
     if _NO_WEIGHT.search(f".{name}"):
         return None
     if is_router(name):

@@ -1,4 +1,4 @@
-"""How many bytes the built-in engine holds a matrix in: codes in groups with their scales, or plain numbers.
+"""Packed size of a matrix in the built-in engine: codes in groups with their scales, or plain numbers.
 
 The arithmetic of native/src/kernels/layout.h, whose layout is the same with all instruction sets; a test compares them.
 """
@@ -19,7 +19,7 @@ SUPER = 256
 ORDER_BYTES = 4
 """Of the place of a column that does not stand in its own."""
 Cut = Literal["rows", "columns", "copies"]
-"""What of matrices is shared out: their outputs, their inputs, or whole ones."""
+"""Axis along which matrices are shared out: their outputs, their inputs, or whole ones."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How many operations the built-in engine's step program has for a layer (engine/rank/step/describe.py).
+"""Operation counts of a layer in the built-in engine's step program (engine/rank/step/describe.py).
 
 A test counts those of every family's programs, as `ferrule plan --explain-step` shows them.
 """

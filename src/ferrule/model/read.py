@@ -38,7 +38,7 @@ from ferrule.model.storage import PLAIN, Format, named_format
 
 
 def read_model(model: str, *, weights: str | None = None, hub: Hub | None = None) -> ModelSpec:
-    """What the planner knows of ``model``: a directory (weights are not needed beside ``config.json``), a
+    """Model spec of ``model``: a directory (weights are not needed beside ``config.json``), a
     ``config.json``, a GGUF file, ``demo``, the name of a known model (`known_models`), or a hub id.
 
     ``weights`` counts it as if it were stored so (see `named_format`) instead of how it is. Raises `ModelError` where

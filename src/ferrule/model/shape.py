@@ -68,7 +68,8 @@ class Shape:
 
 
 def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
-    """What ``config`` (a parsed ``config.json``; ``file`` names it in errors) says. ``cuts``: instead of the family's.
+    """Shape of the model of ``config`` (a parsed ``config.json``; ``file`` names it in errors). ``cuts``: instead of
+    the family's.
 
     Raises `ConfigError` naming the field that is missing or cannot be.
     """

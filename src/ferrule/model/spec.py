@@ -1,4 +1,4 @@
-"""What the planner knows of a model."""
+"""Model spec: the planner's description of a model."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ModelSpec:
 
     @property
     def head_bytes(self) -> int:
-        """What a last pipeline stage holds beside its layers when the embedding is elsewhere."""
+        """Bytes that a last pipeline stage holds beside its layers when the embedding is elsewhere."""
         return self.head.bytes + self.final.bytes
 
     @property
@@ -111,18 +111,18 @@ class ModelSpec:
 
     @property
     def embedding_row_bytes(self) -> float:
-        """What looking up one token in the embedding reads."""
+        """Bytes read for one token's row of the embedding."""
         return self.embedding.bytes / self.vocab_size
 
     @property
     def first_collectives(self) -> tuple[Collective, ...]:
-        """What a vocabulary that is cut over ranks exchanges for each token that enters."""
+        """Collectives of a vocabulary that is cut over ranks, for each token that enters."""
         return (Collective("all_reduce", self.hidden_size),)
 
     @property
     def last_collectives(self) -> tuple[Collective, ...]:
-        """What a vocabulary that is cut over ranks exchanges for each token whose logits are asked for: the driver, the
-        stage's first rank, collects them."""
+        """Collectives of a vocabulary that is cut over ranks, for each token whose logits are asked for: the driver,
+        the stage's first rank, collects them."""
         return (Collective("gather", self.vocab_size),)
 
     def vocabulary_share(self, parts: int) -> float:
@@ -155,7 +155,7 @@ class ModelSpec:
         return sum(layer.cache_bytes(tokens, policy) for layer in self.decoder)
 
     def tensor_obstacle(self, parts: int) -> str | None:
-        """Why the layers cannot be cut into ``parts`` equal parts by the built-in engine, or None."""
+        """Reason why the layers cannot be cut into ``parts`` equal parts by the built-in engine, or None."""
         if parts == 1:
             return None
         if self.tensor_refusal:

@@ -22,7 +22,7 @@ def part_of(total: int, part: int, parts: int, what: str = "size") -> Range:
 
 @dataclass(frozen=True)
 class HeadSplit:
-    """Which query and key/value heads one rank holds.
+    """Query and key/value heads that one rank holds.
 
     With fewer key/value heads than ranks several ranks hold the same one (``replicas`` of them each), so that every
     query head finds its key/value head on its own rank.

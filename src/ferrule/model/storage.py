@@ -1,4 +1,4 @@
-"""How many bytes tensors take in each format that weights are stored in."""
+"""Bytes of tensors in each format that weights are stored in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "float8_e4m3fn
 """Bytes per number of torch's names for dtypes."""
 
 Role = Literal["linear", "expert", "stack", "embedding", "head", "router", "plain"]
-"""What a tensor is to a quantiser; ``stack``: experts that are stored in one tensor; ``plain``: norms, biases and
+"""Role of a tensor for a quantiser; ``stack``: experts that are stored in one tensor; ``plain``: norms, biases and
 whatever stays as it is."""
 
 
@@ -63,7 +63,7 @@ class Format:
     packing: Packing | Literal["numbers"] | None = None
 
     def of(self, name: str) -> Format | None:
-        """How a quantised tensor ``name`` is stored; None where it is an exception that is not quantised."""
+        """Format of a quantised tensor ``name``; None where it is an exception that is not quantised."""
         for each, special in self.exceptions.items():
             if _means(each, name):
                 return special
@@ -74,7 +74,7 @@ class Format:
         return (self.of(name) or self).bits
 
     def bytes(self, tensor: Tensor) -> int:
-        """What ``tensor`` takes, all copies."""
+        """Bytes of ``tensor``, all copies."""
         own = self._of_tensor(tensor)
         return tensor.parameters * self.plain if own is None else tensor.copies * own._one(tensor.shape)
 
@@ -86,7 +86,7 @@ class Format:
         return None if own.packing is None else Tensors(tensor.shape, own.packing, tensor.copies)
 
     def _of_tensor(self, tensor: Tensor) -> Format | None:
-        """How ``tensor`` is quantised; None: it is not."""
+        """Format in which ``tensor`` is quantised; None: it is not."""
         own = self.of(tensor.name) if self.bits > 0 and tensor.role in self.roles else None
         return None if own is not None and own.whole_groups and tensor.shape[-1] % own.group else own
 

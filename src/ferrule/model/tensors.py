@@ -130,7 +130,7 @@ def _experts(shape: Shape, layer: LayerShape, name: str) -> Iterator[Tensor]:
 
 
 def _gemma3n(shape: Shape) -> Iterator[Tensor]:
-    """What Gemma 3n has beside its layers: embeddings per layer, and several predictions of the hidden state."""
+    """Tensors of Gemma 3n beside its layers: embeddings per layer, and several predictions of the hidden state."""
     hidden, inputs = shape.hidden_size, shape.fields.integer("altup_num_inputs", default=4)
     width = len(shape.layers) * shape.fields.integer("hidden_size_per_layer_input", default=256)
     vocab = shape.fields.integer("vocab_size_per_layer_input", default=262144)

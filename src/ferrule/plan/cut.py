@@ -1,4 +1,4 @@
-"""Where a pipeline cuts the layers: exact, for stages in a given order."""
+"""Cut of the layers into pipeline stages: exact, for stages in a given order."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class DeviceMemory:
 
 @dataclass(frozen=True, eq=False)
 class StageTable:
-    """What some devices would need for any run of layers: ``by_layer`` seconds, ``first`` for what precedes the first
-    layer, ``last`` for what follows the last, ``always`` for any stage."""
+    """Costs of any run of layers on some devices: ``by_layer`` seconds, ``first`` for what precedes the first layer,
+    ``last`` for what follows the last, ``always`` for any stage."""
 
     by_layer: Floats
     memory: tuple[DeviceMemory, ...]

@@ -1,4 +1,4 @@
-"""Why the built-in engine cannot run a plan."""
+"""Reasons why the built-in engine cannot run a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def obstacle_of(model: ModelSpec, plan: Plan) -> str | None:
 
 
 def stage_obstacle(model: ModelSpec, stage: Stage) -> str | None:
-    """Why it cannot run ``stage``, or None."""
+    """Reason why it cannot run ``stage``, or None."""
     if stage.width == 1:
         return None
     if not stage.even:

@@ -1,4 +1,4 @@
-"""How a model is split over devices, and which part of it each rank holds."""
+"""Plan: a model's split over devices, and the part of it that each rank holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is predicted of a plan: memory, times by what takes them, energy and money."""
+"""Prediction for a plan: memory, times by what takes them, energy and money."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        """What is filled."""
+        """Sum of all parts."""
         return self.weights + self.cache + self.activations + self.runtime
 
     @property

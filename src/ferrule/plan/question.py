@@ -1,4 +1,4 @@
-"""What is asked of the planner, and what makes one answer better than another."""
+"""Question to the planner, and objectives by which one answer is better than another."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Question:
         return AIMS[self.objective]
 
     def batches(self, stages: int) -> tuple[int, int]:
-        """How many batches are on their way through so many stages in a step, and how many sequences each has."""
+        """Number of batches on their way through so many stages in a step, and the sequences of each."""
         concurrency = self.work.concurrency
         batches = min(stages, concurrency) if self.runtime.batches else 1
         return batches, -(-concurrency // batches)
@@ -100,7 +100,7 @@ class Question:
         return self.aim.figure(prediction)
 
     def times_better(self, one: Prediction, other: Prediction) -> float | None:
-        """How many times better ``one`` is; None where that is not known."""
+        """Factor by which ``one`` is better; None where that is not known."""
         a, b = self.value(one), self.value(other)
         if a is None or b is None or a <= 0 or b <= 0:
             return None

@@ -1,4 +1,4 @@
-"""What the programs that run models do with machines: how many operations a layer is, what a message costs them."""
+"""Runtimes, the programs that run models: operations of a layer, cost of a message."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ class Runtime:
         return model.in_engine if self.packs else model
 
     def cache_of(self, model: ModelSpec) -> CachePolicy:
-        """How it keeps keys and values of ``model``."""
+        """Cache policy of the runtime for ``model``."""
         if not self.cache_computed:
             return self.cache
         return replace(self.cache, element_bytes=min(model.activation_bytes, MOST_COMPUTED_BYTES))
 
     def cache_tokens(self, free: float, bytes_per_token: float, sequences: int) -> int:
-        """How many tokens the caches of ``sequences`` hold together, where ``free`` bytes are left after loading. The
-        engine serves no longer context than this."""
+        """Number of tokens that the caches of ``sequences`` hold together, where ``free`` bytes are left after loading.
+        The engine serves no longer context than this."""
         tokens = int(self.cache_share * max(0.0, free) // max(1.0, bytes_per_token))
         # Caches grow ahead of their sequences: by so many tokens each, or by as much again as they hold.
         return max(tokens - sequences * self.cache_ahead, tokens // 2)
@@ -87,13 +87,13 @@ class Runtime:
         return min(1 + self.max_sequences * self.cache_ahead / tokens, 2.0) / self.cache_share
 
     def launch_seconds(self, device: DeviceSpec) -> float:
-        """What an operation costs there beside its bytes and arithmetic."""
+        """Seconds of an operation there beside its bytes and arithmetic."""
         if self.eager and device.eager_seconds is not None:
             return device.eager_seconds
         return device.launch_seconds
 
     def resume_seconds(self, device: DeviceSpec) -> float:
-        """What a stage there takes longer after it has waited for others."""
+        """Seconds that a stage there takes longer after it has waited for others."""
         return device.resume_seconds if self.eager else 0.0
 
     def end_of(self, model: ModelSpec) -> int:

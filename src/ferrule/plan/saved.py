@@ -105,7 +105,7 @@ class SavedPlan(msgspec.Struct, frozen=True):
 
 
 def read_plan(file: Path) -> SavedPlan:
-    """What ``ferrule plan --json`` wrote to ``file``. Raises `ConfigError`."""
+    """Plan that ``ferrule plan --json`` wrote to ``file``. Raises `ConfigError`."""
     try:
         with file.open("rb") as opened:
             text = opened.read(MAX_BYTES + 1)

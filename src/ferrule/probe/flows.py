@@ -59,7 +59,7 @@ def run_streams(
 
 
 def _in_use(before: Any, after: Any) -> float:
-    """Which part of all processors' time between two readings was not idle."""
+    """Part of all processors' time between two readings that was not idle."""
     spent = {name: now - then for name, now, then in zip(after._fields, after, before, strict=True)}
     # Linux counts a guest's time as its owner's, too.
     total = sum(seconds for name, seconds in spent.items() if not name.startswith("guest"))

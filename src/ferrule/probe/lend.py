@@ -33,7 +33,7 @@ def borrowing(path: str) -> Iterator[socket.socket]:
 
 
 def borrow(listener: socket.socket) -> socket.socket:
-    """What was lent. Raises `OSError` if nothing is within a second."""
+    """Socket that was lent. Raises `OSError` if nothing is within a second."""
     with listener.accept()[0] as connection:
         connection.settimeout(_SECONDS)
         _, fds, _, _ = socket.recv_fds(connection, len(_WORD), 1)

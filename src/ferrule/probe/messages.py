@@ -21,15 +21,15 @@ from ferrule.links import Latency
 
 _FIRST_ROUNDS, _LEAST_ROUNDS, _MOST_ROUNDS = 2, 5, 400
 _LONG_SECONDS = 2e-3
-"""What takes so many seconds is not quicker or slower by how it is waited for."""
+"""Seconds from which a message takes the same however it is waited for."""
 MAX_BYTES = 1 << 28
 """Of the largest message that may be asked for."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """How messages go to and fro. ``play``: so many bytes, so many rounds, whether this end starts; seconds one way of
-    each round. ``alone``: the end that starts does everything.
+    """Exchange of messages to and fro. ``play``: so many bytes, so many rounds, whether this end starts; seconds one
+    way of each round. ``alone``: the end that starts does everything.
     """
 
     play: Callable[[int, int, bool, Deadline], list[float]]
@@ -103,9 +103,10 @@ def _samples(
 
 
 def tcp_exchanges(sock: socket.socket, other: socket.socket | None = None) -> dict[str, Exchange]:
-    """How two ends may wait for what comes over ``sock``: to poll is quicker while each has a core for that, to sleep
-    where not. ``other``: the second end's socket, where both are on one machine. There two that poll, and what joins
-    them, may fight for cores; one thread that drives both ends sees what ends with a core each would see.
+    """Exchanges over ``sock`` by the ways in which two ends may wait: to poll is quicker while each has a core for
+    that, to sleep where not. ``other``: the second end's socket, where both are on one machine. There two that poll,
+    and what joins them, may fight for cores; one thread that drives both ends sees what ends with a core each would
+    see.
     """
     exchanges = {
         "sleep": Exchange(functools.partial(_sleeping, sock)),

@@ -1,4 +1,4 @@
-"""What a host's agent is told, and what it answers: tagged structs, one JSON object a line, decoded here only.
+"""Orders to a host's agent, and its answers: tagged structs, one JSON object a line, decoded here only.
 
 The first line is `Start`; each further one an order, which is answered by the kind of `Answer` that its docstring
 names, or by `Failed`. A line has at most `LINE_LIMIT` bytes.
@@ -41,7 +41,7 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="do"):
 
 
 class Order(msgspec.Struct, frozen=True, tag_field="do", tag=str.lower):
-    """What an agent is told to do."""
+    """Order to an agent."""
 
 
 class Describe(Order, frozen=True):
@@ -105,7 +105,7 @@ class Knock(Order, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag_field="answer", tag=str.lower):
-    """What comes of an order."""
+    """Answer to an order."""
 
 
 class Device(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What streams go through: one direction of a connection, filled at one end and emptied at the other."""
+"""Pipe: one direction of a connection, filled at one end and emptied at the other, through which streams go."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GRACE_SECONDS = 1.0
 """Seconds for what is still under way when a stream's time is over."""
 _CHUNK_BYTES = 1 << 20
 _PATIENCE_SECONDS = 0.1
-"""How long a thread waits in the kernel before it looks at the clock."""
+"""Seconds that a thread waits in the kernel before it looks at the clock."""
 _GO = b"G"
 
 

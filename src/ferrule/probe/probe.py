@@ -53,7 +53,8 @@ _SIZE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Effort:
-    """How long: ``message`` seconds for each of ``sizes``, ``stream`` for each of ``streams``, after ``warm``.
+    """Effort of a probe, as times: ``message`` seconds for each of ``sizes``, ``stream`` for each of ``streams``, after
+    ``warm``.
 
     ``looks``: how often streams are measured in all where the first time says that something is wrong.
     """
@@ -207,7 +208,7 @@ class _Run:
         return LinkEnd(end.name, face.name, face.address, identity, end.kernel, device.kind, speed)
 
     def _knock(self) -> tuple[Fault, str]:
-        """Why nothing came through: let both ends knock at the other, and count what arrives."""
+        """Find why nothing came through: let both ends knock at the other, and count what arrives."""
         first, second = self.ends
         mine, theirs = self.pairing.first, self.pairing.second
         knocks = ((first, mine, theirs), (second, theirs, mine))
@@ -232,7 +233,7 @@ def in_doubt(one: Bandwidth) -> bool:
 
 
 def confirmed(measure: Callable[[], Bandwidth], looks: int = 3) -> Bandwidth:
-    """What was measured; where that says that both ways at once are too slow, the middle one of so many."""
+    """Measurement, repeated in doubt: where it says that both ways at once are too slow, the middle one of so many."""
     first = measure()
     if not in_doubt(first):
         return first

@@ -1,4 +1,4 @@
-"""What was measured as CSV: a line for each number."""
+"""CSV of measured links: a line for each number."""
 
 from __future__ import annotations
 

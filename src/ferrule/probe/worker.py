@@ -67,7 +67,7 @@ _MAX_SECONDS = 600.0
 
 
 class Worker:
-    """What the orders work on."""
+    """State that the orders work on."""
 
     def __init__(self, key: Key) -> None:
         self._key = key
@@ -87,7 +87,7 @@ class Worker:
                 return self._describe()
 
     def _describe(self) -> Description:
-        """Who this is, and its interfaces."""
+        """Description of this host and its interfaces."""
         inventory = Probe.live().inventory()
         devices = {}
         for device in inventory.netdevs:

@@ -15,7 +15,7 @@ from ferrule.process.system import exit_fd, has_exited, signal_group
 from ferrule.process.tied import tied
 
 _POLL_SECONDS = 0.02
-"""How often exits are looked for where the system has no descriptor to wait on."""
+"""Seconds between two looks for exits where the system has no descriptor to wait on."""
 
 
 def start(
@@ -77,7 +77,7 @@ class Children:
 
     @property
     def poll_seconds(self) -> float | None:
-        """How long one may wait before the next `poll`: for ever where `exit_fds` tell of all that run."""
+        """Seconds that one may wait before the next `poll`: for ever where `exit_fds` tell of all that run."""
         return None if len(self._exits) == len(self.running) else _POLL_SECONDS
 
     def add(self, process: subprocess.Popen[bytes]) -> None:

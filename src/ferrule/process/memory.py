@@ -73,7 +73,7 @@ def _up(top: Path, path: str) -> Iterator[Path]:
 
 
 def _page_cache(stat: Path) -> int:
-    """What the group's use counts, and the kernel gives back when it is asked for."""
+    """Page cache that the group's use counts, and the kernel gives back when it is asked for."""
     try:
         words = dict(line.split() for line in stat.read_text().splitlines())
         return int(words.get("total_inactive_file", words.get("inactive_file", 0)))

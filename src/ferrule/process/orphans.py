@@ -1,4 +1,4 @@
-"""Whatever a process starts belongs to it, also what detaches itself, and ends with it (on Linux)."""
+"""Child subreaper (Linux): all that a process starts belongs to it, also what detaches itself, and ends with it."""
 
 from __future__ import annotations
 

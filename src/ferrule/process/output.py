@@ -1,4 +1,4 @@
-"""What processes print, read as it comes."""
+"""Output of processes, read as it comes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Outputs:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """What to wait on for more."""
+        """Descriptors to wait on for more."""
         return tuple(self._streams)
 
     @contextmanager
@@ -42,7 +42,7 @@ class Outputs:
                 self._streams[read] = (rank, stream)
 
     def forward(self, fd: int) -> bool:
-        """What has come from one of `fds`; False when there is no more for now."""
+        """Forward what has come from one of `fds`; False when there is no more for now."""
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:

@@ -31,7 +31,7 @@ class Sensor(Generic[T]):
             self._thread.start()
 
     def value(self, deadline: float) -> T:
-        """What was read since `begin`, as soon as it is there, or at ``deadline`` (by `time.monotonic`) the other."""
+        """Value read since `begin`, as soon as it is there, or at ``deadline`` (by `time.monotonic`) the other."""
         thread = self._thread
         if thread is None:
             return self._otherwise

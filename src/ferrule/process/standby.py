@@ -23,7 +23,7 @@ _MOST_FDS = 3
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What to call ``MODULE``'s ``main`` with, and variables to set before."""
+    """Order to call ``MODULE``'s ``main``: its arguments, and variables to set before."""
 
     arguments: tuple[str, ...]
     env: dict[str, str]

@@ -1,4 +1,4 @@
-"""What the kernel knows of processes, and does to them; each for every system as well as it goes."""
+"""Process queries and signals by the kernel's interfaces; each for every system as well as it goes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAUSE_SECONDS = 0.01
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on."""
+    """Number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -47,8 +47,8 @@ def exit_fd(pid: int) -> int | None:
 
 
 def when_ended(process: subprocess.Popen[bytes], then: Callable[[int], None]) -> None:
-    """When our child has ended, kill the rest of its group, reap it, and call ``then`` with its status; by the running
-    event loop."""
+    """End of a child: when it has ended, kill the rest of its group, reap it, and call ``then`` with its status; by the
+    running event loop."""
     import asyncio  # which takes longer to load than a rank's first sign of life may take
 
     loop = asyncio.get_running_loop()

@@ -39,7 +39,7 @@ Exchange = Generator[int | bytes, Any, T]
 
 
 class Status(IntEnum):
-    """What a reply means."""
+    """Status of a reply."""
 
     WELCOME = 0
     WRONG_KEY = 1
@@ -60,7 +60,7 @@ class WrongKey(Exception):
 
 
 class Line(Protocol):
-    """What carries the bytes of a handshake once TLS has begun, or does not begin. ``binding``: see above."""
+    """Byte stream of a handshake once TLS has begun, or does not begin. ``binding``: see above."""
 
     binding: bytes
 
@@ -116,7 +116,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Wire:
-    """How the messages of one protocol look. ``number``: raised whenever what follows the handshake changes.
+    """Wire format of one protocol's messages. ``number``: raised whenever what follows the handshake changes.
 
     ``label``: keeps its MACs apart from those of other protocols; ``fields``: of a hello, in `struct`'s letters;
     ``text_bytes``: room for a refusal's reason.
@@ -159,7 +159,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Proof:
-    """What both ends have in common once the client has proved itself: the handshake so far."""
+    """State that both ends share once the client has proved itself: the handshake so far."""
 
     wire: Wire
     key: bytes

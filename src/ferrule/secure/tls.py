@@ -68,12 +68,12 @@ class Tls:
         yield self.encrypt(data)
 
     def encrypt(self, data: bytes) -> bytes:
-        """What to send for ``data``."""
+        """Bytes to send for ``data``."""
         self._tls.write(data)
         return self._outgoing.read()
 
     def decrypt(self, data: bytes) -> bytes:
-        """What is complete once ``data`` has come. Raises `AuthError` where it was altered on its way."""
+        """Data that are complete once ``data`` has come. Raises `AuthError` where it was altered on its way."""
         self._incoming.write(data)
         found = bytearray()
         try:
@@ -108,7 +108,7 @@ def client_opening() -> Exchange[Line]:
 
 
 def server_opening() -> Opening:
-    """What begins TLS at the server's end, with this process's certificate."""
+    """Opening of TLS at the server's end, with this process's certificate."""
     context, binding = _own_certificate()
 
     def opening() -> Exchange[Line]:

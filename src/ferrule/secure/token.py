@@ -44,7 +44,8 @@ class _Fields(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class JoinToken:
-    """What a new member needs to know. With it programs can be run on every host of the cluster: keep it secret.
+    """Join token: what a new member needs to know. With it programs can be run on every host of the cluster: keep it
+    secret.
 
     ``addresses``: of the host that made it, when it did.
     """

@@ -36,7 +36,7 @@ EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class Service:
-    """What the endpoints of one app share: the engine, the tokenizers, and admission of requests."""
+    """Service that the endpoints of one app share: the engine, the tokenizers, and admission of requests."""
 
     def __init__(self, engine: Engine, *, max_sequences: int = MAX_SEQUENCES) -> None:
         self.engine = engine
@@ -96,7 +96,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class Form(ABC):
-    """How an endpoint writes its answers. ``event_kind``: what the objects of a stream are called."""
+    """Form of an endpoint's answers. ``event_kind``: what the objects of a stream are called."""
 
     event_kind: ClassVar[str]
     identity: Identity

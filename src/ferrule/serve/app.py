@@ -78,8 +78,9 @@ def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_
 
 
 async def prepared(service: Service, request: Request, answer: Callable[[], Response]) -> Response:
-    """What ``answer`` makes of a request, tokenizing it. A large one is read beside the event loop, while others are
-    served; it is forgotten when the client leaves (`ClientGoneError`) or the server closes (`ApiError` 503)."""
+    """Response that ``answer`` makes of a request, tokenizing it. A large one is read beside the event loop, while
+    others are served; it is forgotten when the client leaves (`ClientGoneError`) or the server closes
+    (`ApiError` 503)."""
     size = request.headers.get("content-length", "")
     if size.isdigit() and int(size) <= SMALL_BODY:
         return answer()
@@ -89,7 +90,7 @@ async def prepared(service: Service, request: Request, answer: Callable[[], Resp
 
 
 def names_of(engine: Engine) -> tuple[str, ...]:
-    """What the model may be called: its name, and that without the owner (``llama`` for ``meta/llama``)."""
+    """Names that the model may be called by: its name, and that without the owner (``llama`` for ``meta/llama``)."""
     return tuple(dict.fromkeys((engine.name, engine.name.rstrip("/").rpartition("/")[2])))
 
 

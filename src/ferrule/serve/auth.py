@@ -1,4 +1,4 @@
-"""Who may ask: the checks that come before a request is read."""
+"""Access control: the checks that come before a request is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_HELD_BYTES = 128 * 2**20
 """Bytes of all requests that are being read or answered at once, since every one is in memory until its answer ends."""
 
 OPEN_PATHS = frozenset({"/health"})
-"""What can be asked without a key, so that whatever watches the server needs none."""
+"""Paths that are open without a key, so that whatever watches the server needs none."""
 
 
 class Guard:

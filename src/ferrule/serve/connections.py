@@ -29,10 +29,10 @@ BODY_SECONDS = 60.0
 """From the end of a request's header to the end of its body: 8 MiB at 1.2 Mb/s."""
 
 SEND_SECONDS = 60.0
-"""How long a client may leave a response unread while more than a socket's buffer of it is waiting."""
+"""Seconds that a client may leave a response unread while more than a socket's buffer of it is waiting."""
 
 STREAMS_END_SECONDS = 0.3
-"""How long open connections may take to notice that the server stops, before they are cut."""
+"""Time limit for open connections to notice that the server stops, before they are cut."""
 
 MOST_CONNECTIONS = 1024
 

@@ -1,4 +1,4 @@
-"""What goes wrong, in OpenAI's error object and with the status that clients expect."""
+"""Errors as OpenAI's error object, with the status that clients expect."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ApiError(Exception):
 
 
 def api_error(error: Exception) -> ApiError:
-    """What a client is told about ``error``. An unforeseen one is logged here and told without its details."""
+    """Answer to a client about ``error``. An unforeseen one is logged here and told without its details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):

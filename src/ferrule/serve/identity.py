@@ -1,4 +1,4 @@
-"""What every object of one answer has in common: its id, when it was made, by which model and which configuration."""
+"""Common fields of all objects of one answer: its id, when it was made, by which model and which configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a server listens. It imports no web framework, so that a taken port is told at once."""
+"""Listening socket of a server. It imports no web framework, so that a taken port is told at once."""
 
 from __future__ import annotations
 

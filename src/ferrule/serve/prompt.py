@@ -20,14 +20,14 @@ MAX_BODY_BYTES = 8 * 2**20
 
 BODY_BYTES = 2**20
 BODY_BYTES_PER_TOKEN = 32
-"""What a body may have per token of the context, beyond `BODY_BYTES`. Chinese text in JSON's escapes has some 10."""
+"""Bytes of a body per token of the context, beyond `BODY_BYTES`. Chinese text in JSON's escapes has some 10."""
 
 SEGMENT_CHARACTERS = 1 << 15
 """A text is measured in pieces of so many characters, whatever the context. A piece takes about 10 ms and 6 MiB. As a
 whole, a text takes about four times as long, and 180 bytes per character."""
 
 CUT_TOKENS = 16
-"""How many tokens a text may have fewer than two halves of it, cut anywhere, have together; in truth two or three."""
+"""Tokens by which a text may have fewer than its two halves, cut anywhere, have together; in truth two or three."""
 
 THREADS = 2
 MOST_WAITING = 64
@@ -86,7 +86,7 @@ class TokenizerPool:
         self._places = BoundedSemaphore(MOST_WAITING)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns. Raises what it raises, and `ApiError` 429 when too many are waiting."""
+        """Result of ``work``. Raises what it raises, and `ApiError` 429 when too many are waiting."""
         if not self._places.acquire(blocking=False):
             raise ApiError(
                 429,

@@ -102,7 +102,7 @@ class StreamOptions(Body):
 
 
 class GenerationRequest(Body):
-    """What both endpoints understand. None means that the model's own default holds."""
+    """Fields that both endpoints understand. None means that the model's own default holds."""
 
     model: str | None = None
     stream: bool | None = None

@@ -26,11 +26,11 @@ ENGINE_CLOSE_SECONDS = 5.0
 """An engine closes within about a second; one that needs this long is given up."""
 
 HEALTH_SECONDS = 0.5
-"""How often the engine's health is looked at, to log a failure that no request runs into."""
+"""Seconds between two looks at the engine's health, to log a failure that no request runs into."""
 
 
 class Gate:
-    """What clients meet before the model is loaded: status 503. Afterwards the application itself."""
+    """ASGI gate that clients meet before the model is loaded: status 503. Afterwards the application itself."""
 
     def __init__(self) -> None:
         self.app: ASGIApp | None = None
@@ -121,7 +121,7 @@ async def _close(engine: Engine | None) -> None:
 
 @contextmanager
 def _readable_log() -> Iterator[None]:
-    """What clients or a lack of descriptors can cause a thousand times in a second is logged once in a minute."""
+    """Log once in a minute what clients or a lack of descriptors can cause a thousand times in a second."""
     once = RepeatFilter()
     noisy = [logging.getLogger(name) for name in ("asyncio", "uvicorn.error", connections.__name__)]
     for each in noisy:

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from ferrule.engine import Tokenizer
 
 REPLACEMENT = "\ufffd"
-"""What decoders write for bytes that are not (yet) a UTF-8 character."""
+"""Character that decoders write for bytes that are not (yet) a UTF-8 character."""
 
 HOLD_TOKENS = 64
 """An incomplete character is at most four tokens long; a run this long is no character but broken bytes."""
 
 CONTEXT_TOKENS = 6
-"""How many tokens of the prompt the first generated token is decoded with, so that it keeps its leading space."""
+"""Prompt tokens with which the first generated token is decoded, so that it keeps its leading space."""
 
 
 class Vocabulary:
-    """What is known about single tokens of one tokenizer. Remembers its answers, so keep one per model."""
+    """Vocabulary: what is known about single tokens of one tokenizer. Remembers its answers, so keep one per model."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -83,7 +83,7 @@ class Detokenizer:
         return self._release(text, keep=0)
 
     def flush(self) -> str:
-        """What is left when the sequence has ended, an incomplete character included."""
+        """Text that is left when the sequence has ended, an incomplete character included."""
         return self._release(self._decode(self._window), keep=0)
 
     def _release(self, text: str, *, keep: int) -> str:
@@ -137,7 +137,7 @@ class StopScanner:
         return Scanned(buffer[: len(buffer) - hold])
 
     def flush(self) -> str:
-        """What was held back for a stop string that never came."""
+        """Text that was held back for a stop string that never came."""
         held, self._held = self._held, ""
         return held
 

@@ -1,4 +1,4 @@
-"""How the ranks of a torch group find each other: through torch's store, into a group of the fabric."""
+"""Rendezvous of a torch group's ranks: through torch's store, into a group of the fabric."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def store_from_environment(timeout: timedelta) -> tuple[Store, int, int]:
 
 
 def _settings() -> FabricSettings:
-    """What the environment says of how to talk; who talks to whom is torch's to say."""
+    """Settings of the environment on how to talk; who talks to whom is torch's to say."""
     job = ("FERRULE_RANK", "FERRULE_WORLD_SIZE", "FERRULE_LISTEN_FD")
     return fabric_settings({name: value for name, value in environment().items() if name not in job})
 

@@ -25,7 +25,8 @@ _DEFAULTS = AllreduceOptions()
 
 
 class FabricProcessGroup(ProcessGroup):
-    """What ``torch.distributed`` calls. ``fabric`` is the group underneath, to `describe` or to use directly.
+    """Process group whose methods ``torch.distributed`` calls. ``fabric`` is the group underneath, to `describe` or to
+    use directly.
 
     Synchronous calls of torch (``async_op=False``) run in the calling thread. All others start at once, run in the
     order of their calls, and return a `Pending`. Errors are Ferrule's own (`PeerLost`, `FabricTimeout`, …).

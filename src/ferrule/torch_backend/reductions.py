@@ -39,7 +39,8 @@ _WIDER: dict[torch.dtype, torch.dtype] = {
     torch.float8_e5m2: torch.float32,
     torch.float8_e5m2fnuz: torch.float32,
 }
-"""Where the fabric does not reduce a type: one that holds all its values. Sums wrap around as the type itself does."""
+"""Wider type for one that the fabric does not reduce: one that holds all its values. Sums wrap around as the type
+itself does."""
 
 
 class Operand(NamedTuple):

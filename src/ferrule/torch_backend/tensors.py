@@ -36,7 +36,7 @@ def line_of(t: Tensor) -> Tensor:
 
 
 def source(t: Tensor) -> Tensor:
-    """What to read in the place of ``t``; its shape may be another."""
+    """Tensor to read in the place of ``t``; its shape may be another."""
     if place_of(t) is not None:
         return t
     check(t)
@@ -44,7 +44,7 @@ def source(t: Tensor) -> Tensor:
 
 
 def target(t: Tensor, *, read: bool = False) -> tuple[Tensor, Finish | None]:
-    """What to write in the place of ``t``, after it was ``read`` or not; its shape may be another."""
+    """Tensor to write in the place of ``t``, after it was ``read`` or not; its shape may be another."""
     if place_of(t) is not None:
         return t, None
     check(t)

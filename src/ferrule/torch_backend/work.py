@@ -1,4 +1,4 @@
-"""What torch gets for an operation: already done, or under way."""
+"""Work objects that torch gets for an operation: already done, or under way."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Done(Work):
 
 
 class Part:
-    """What is under way in the fabric, and what brings its results home."""
+    """Part of an operation that is under way in the fabric, and what brings its results home."""
 
     def __init__(self, operation: FabricWork[Any] | Coalesced, finishes: Sequence[Finish]) -> None:
         self.operation = operation

@@ -13,7 +13,7 @@ struct Array {
   std::size_t element;
 };
 
-// How to combine what comes from below, and the last time, when all ranks are in it.
+// Functions to combine what comes from below, and the last time, when all ranks are in it.
 struct Combine {
   ReduceFunction partial;
   ReduceFunction last;
@@ -45,7 +45,7 @@ class Slots {
   std::size_t next_ = 0;
 };
 
-// How a long array is cut for the tree's pipeline, and the scratch memory that its reductions need.
+// Size of the pieces of a long array in the tree's pipeline, and the scratch memory that its reductions need.
 std::size_t tree_chunk(std::size_t bytes, std::size_t element);
 std::size_t tree_scratch(const Tree& tree, std::size_t bytes, std::size_t element);
 
@@ -54,7 +54,7 @@ void tree_all_reduce(Program& program, const Tree& tree, const Array& data, cons
 // Part i of every rank's `in` (parts of out.bytes) combined into `out` at owners[i], for one or several owners.
 void tree_reduce(Program& program, const Tree& tree, int rank, const std::vector<int>& owners, const std::byte* in,
                  const Array& out, const Combine& combine, std::byte* scratch);
-// What `root` has in `data`, to all.
+// Sends what `root` has in `data` to all.
 void tree_broadcast(Program& program, const Tree& tree, int root, const Array& data);
 
 // At least three ranks in a circle. Half of the data goes around one way, half the other.

@@ -19,7 +19,7 @@ constexpr std::uint64_t kChunks = 4;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "the segment is shared between processes");
 
-// What a rank called, published for its peers. `round` is written last.
+// Call of a rank, published for its peers. `round` is written last.
 struct alignas(kLine) CallLine {
   std::atomic<std::uint64_t> round;
   Call call;
@@ -80,7 +80,7 @@ class Segment {
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  // Where other processes open it, until `hide`; empty for who did not create it.
+  // Path at which other processes open it, until `hide`; empty in processes that did not create it.
   const std::string& place() const { return shelter_.place; }
   void hide() { shelter_.hide(); }
   int ranks() const { return ranks_; }

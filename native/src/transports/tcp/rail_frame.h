@@ -20,7 +20,7 @@ enum class FrameKind : std::uint8_t {
 constexpr std::uint8_t kAckNow = 1;  // the sender waits for the acknowledgement of this frame
 constexpr std::uint16_t kFrameMagic = 0x4652;
 constexpr std::uint32_t kMaxPayloadBytes = 512 << 10;
-// How far a sender may be ahead of what the receiver's user has taken. So the receiver can always read its rails to
+// Bytes that a sender may be ahead of what the receiver's user has taken. So the receiver can always read its rails to
 // their end, wherever it has to keep the bytes, and no acknowledgement is ever stuck behind data.
 constexpr std::uint64_t kRailWindowBytes = 8 << 20;
 
@@ -37,7 +37,7 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 32);
 
-// What the receiver of a frame knows.
+// Bounds of a frame that its receiver knows.
 struct FrameBounds {
   std::uint64_t window_end = 0;          // no byte of the stream may be beyond
   std::uint64_t sent = 0;                // what was never sent cannot have been received

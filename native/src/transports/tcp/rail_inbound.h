@@ -23,15 +23,15 @@ class Inbound {
   void offer(Bytes into) { offer_ = into; }
   void withdraw() { offer_ = {}; }
   std::size_t offered() const { return offer_.size(); }
-  // How many bytes at the front of the offer are filled. They are the user's from here on.
+  // Number of bytes at the front of the offer that are filled. They are the user's from here on.
   std::size_t take();
 
-  // Where up to `size` bytes at `position` may be written directly, if anywhere; and that they were.
+  // Memory into which up to `size` bytes at `position` may be written directly, if there is any; and that they were.
   Bytes place(std::uint64_t position, std::size_t size) const;
   void placed(std::uint64_t position, std::size_t size) { mark(position, size); }
   // The same with a copy, wherever they belong.
   void store(std::uint64_t position, ConstBytes bytes);
-  // How far from `position` on the offer reaches; without end where there is none.
+  // Length of the offer from `position` on; without end where there is none.
   std::size_t reach(std::uint64_t position) const {
     if (offer_.empty()) return std::numeric_limits<std::size_t>::max();
     return static_cast<std::size_t>(std::max(position, taken_ + offer_.size()) - position);

@@ -107,7 +107,7 @@ class TcpChannel final : public Channel {
   Clock::time_point watched_at_{};
   bool doubts_ = false;  // a rail is suspect
 
-  // When and how the last rail was reset, which may be the peer's end.
+  // Time and error of the last rail's reset, which may be the peer's end.
   struct Reset {
     int error = 0;
     Clock::time_point at{};

@@ -35,7 +35,7 @@ class QueuePair {
   virtual void report() = 0;
   // Whether frames arrive once and in order or the queue pair breaks; else each may be lost without a word.
   virtual bool reliable() const = 0;
-  // Why it is broken; empty while it is not.
+  // Reason why it is broken; empty while it is not.
   virtual const std::string& fault() const = 0;
 
   // After arm() the next completion makes event_fd() readable, until take_events().

@@ -9,7 +9,7 @@
 
 namespace ferrule {
 
-// What the other end must know; told over an authenticated connection.
+// Parameters of this end that the other one must know; told over an authenticated connection.
 struct VerbsDescription {
   std::uint32_t version = 1;
   std::uint8_t type = 0;  // ibv_qp_type

@@ -1,4 +1,4 @@
-// What stands before the bytes of every message on a queue pair. Little-endian, like all of Ferrule's wire.
+// Frame header: before the bytes of every message on a queue pair. Little-endian, like all of Ferrule's wire.
 #pragma once
 
 #include <cstdint>

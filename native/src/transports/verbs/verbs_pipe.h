@@ -16,12 +16,12 @@
 
 namespace ferrule {
 
-// How a queue pair's memory is cut. Both ends may differ; the smaller counts.
+// Sizes into which a queue pair's memory is cut. Both ends may differ; the smaller counts.
 struct PipeShape {
   std::uint32_t slots = 0;  // for data, in each direction
   std::uint32_t slot_bytes = 0;
 
-  // What QueuePair::memory() must have: all receive slots, the slots to send from, and small ones for other frames.
+  // Bytes of QueuePair::memory(), at least: all receive slots, the slots to send from, and small ones for other frames.
   std::size_t memory_bytes(std::size_t depth) const {
     return (2 * std::size_t{slots} + kControlSlots) * slot_bytes + depth * sizeof(VerbsFrameHeader);
   }
@@ -61,7 +61,7 @@ class VerbsPipe {
   void flush();
   bool drained() const { return queue_->drained(); }
 
-  // How long a caller that is about to sleep may do so. From then on event_fd() becomes readable when something
+  // Time that a caller which is about to sleep may do so. From then on event_fd() becomes readable when something
   // arrives; zero when something is there already. `waiting`: this rank wants something from the peer.
   Clock::duration prepare_sleep(bool waiting);
   int event_fd() const { return queue_->event_fd(); }

@@ -1,4 +1,4 @@
-"""Which model servers should run on this host, and what to do for that: pure.
+"""Reconciliation of this host's model servers with the cluster's records: which should run, and what to do; pure.
 
 `plan` compares what runs here (`Server` by model) with what the cluster's records want, as of a moment, and says what
 to do; `after` is a server after something happened to it. `ferrule.agent.models.servers` does what is planned.
@@ -14,7 +14,7 @@ from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.reports import ServerState
 
 GIVE_BACK_SECONDS = 3.0
-"""How long a host that took a model over and cannot serve it waits before it gives it back."""
+"""Seconds that a host which took a model over and cannot serve it waits before it gives it back."""
 READY = "ready"
 _SERVING = (READY, "recovering")
 """Clients are connected, or will soon have their next token."""

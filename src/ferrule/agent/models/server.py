@@ -41,7 +41,7 @@ def options_of(desired: DesiredModel, name: str) -> EngineOptions:
 
 
 def api_key_of(key: bytes, name: str) -> str:
-    """What clients must send to a model that is served beyond loopback: every host of the cluster can make it."""
+    """API key for clients of a model that is served beyond loopback: every host of the cluster can make it."""
     return f"fk-{derived_key(key, f'api {name}')[:48]}"
 
 
@@ -57,7 +57,7 @@ class ModelServer:
         self._engine: Engine | None = None
         self._measured: float | None = None
         self._measured_at: Placed | None = None
-        """Where the model was when its speed was measured."""
+        """Placement of the model when its speed was measured."""
         self._measuring: asyncio.Task[None] | None = None
         self._detail = "planning"
         self._progress: dict[int, Progress] = {}
@@ -86,7 +86,7 @@ class ModelServer:
             self._measured = await measure_speed(engine)
 
     def measure_again(self) -> None:
-        """Where the model has moved, as soon as no request runs."""
+        """Measure the speed again where the model has moved, as soon as no request runs."""
         engine, busy = self._engine, self._measuring is not None and not self._measuring.done()
         if engine is None or busy or self._measured_at == self._planner.placed:
             return

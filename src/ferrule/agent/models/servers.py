@@ -70,7 +70,7 @@ class ModelServers(ControlLoop):
         await end_groups(lambda: [process.pid for process in self._ending], _END_SECONDS, _KILLED_SECONDS)
 
     def told(self, name: str, state: ServerState) -> None:
-        """What the server of ``name`` tells of itself."""
+        """Note what the server of ``name`` tells of itself."""
         self._happened(name, Told(state))
 
     def status(self) -> tuple[ModelStatus, ...]:
@@ -97,7 +97,7 @@ class ModelServers(ControlLoop):
                 return
 
     def planned(self) -> list[Action]:
-        """What is to be done now."""
+        """Actions to be done now."""
         cluster, desired = self._cluster, self._cluster.knowledge.models
         up = {host for host in cluster.knowledge.members if cluster.is_up(host)}
         silent = {model.host: cluster.silent_seconds(model.host) for model in desired.values()}

@@ -1,1 +1,1 @@
-"""Where the ranks of a model go on the hosts of a cluster, and how agents start them there."""
+"""Placement of a model's ranks on the hosts of a cluster, and their start by agents."""

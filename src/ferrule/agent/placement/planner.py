@@ -1,4 +1,4 @@
-"""Where the ranks of a model go on the hosts of a cluster: asked anew at every start, of the hosts that answer then."""
+"""Placement planner: asks at every start which hosts of the cluster answer, and where a model's ranks go on these."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ REPORT_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Placed:
-    """What was decided: rank r on ``hosts[r]``; ``prediction``: None where the user said how to split."""
+    """Placement decision: rank r on ``hosts[r]``; ``prediction``: None where the user said how to split."""
 
     plan: Plan
     hosts: tuple[str, ...]
@@ -169,7 +169,7 @@ class ClusterPlanner:
         return sorted(there, key=lambda member: (member.host != status.host, member.name))
 
     async def _described(self, members: Sequence[Member], *, fresh: bool) -> dict[str, HostReport]:
-        """What the planner has to know of each host, by its id. After a loss what is known will do: time counts."""
+        """Device descriptions of the hosts, by host id. After a loss what is known will do: time counts."""
         if fresh:
             self._reports.clear()
 

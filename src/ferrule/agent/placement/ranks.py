@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 LOOPBACK = "127.0.0.1"
 RANK_MODULE = "ferrule.engine.rank.worker"
 START_SECONDS = 5.0
-"""How long an agent may take to begin a job, or to start a process."""
+"""Time limit for an agent to begin a job, or to start a process."""
 _STOP_SECONDS = 1.0
 """Beyond the grace: the agent of a host that does not answer ends its ranks itself, as soon as it finds that the
 connection is gone."""
@@ -158,7 +158,7 @@ class ClusterRanks:
 
 
 async def _all_or_none(works: Iterable[Awaitable[_T]]) -> list[_T]:
-    """What all of them return; where one fails none goes on, and sockets of the others are closed."""
+    """Results of all of them; where one fails none goes on, and sockets of the others are closed."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

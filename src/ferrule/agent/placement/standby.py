@@ -37,7 +37,7 @@ class ClusterStandby:
 
     @property
     def kept(self) -> int:
-        """How many there were when they were last looked at, on all hosts."""
+        """Number of standby processes on all hosts when they were last looked at."""
         return sum(each.kept for each in self._kept.values())
 
     async def prepare(self, deployment: Deployment) -> bool:

@@ -1,4 +1,4 @@
-"""What tells Ray's programs of a host: an actor on each, by the host's name, in the namespace ``ferrule``."""
+"""Ray actor on each host, by the host's name in the namespace ``ferrule``: tells Ray's programs of that host."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NAMESPACE = "ferrule"
 """Of the actors that tell of their hosts; each has its host's name."""
 State = Literal["off", "starting", "head", "node", "failed"]
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
-"""What Ray takes as the value of a label."""
+"""Pattern of a label's value in Ray."""
 _FIRST_WORKER = 20
 
 HEALTH = {
@@ -42,7 +42,7 @@ LEAN = {
 
 
 def skew(own: Member, head: Member) -> str | None:
-    """Why this host cannot be a node of that head's, if its versions forbid it."""
+    """Reason why this host cannot be a node of that head's, if its versions forbid it."""
     if not own.ray:
         return f"Ray is not installed here: {pip_install('cluster')}"
     if not head.ray:
@@ -269,7 +269,8 @@ def resource(host: str) -> str:
 
 
 def connection_env(place: str, token_file: str) -> dict[str, str]:
-    """What a program needs to connect. The token itself stands in no environment and on no command line."""
+    """Environment variables that a program needs to connect. The token itself stands in no environment and on no
+    command line."""
     return {"RAY_ADDRESS": place, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_file}
 
 

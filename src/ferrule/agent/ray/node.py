@@ -111,7 +111,7 @@ class RayNode(ControlLoop):
             await self._do(GiveUp(str(error)))
 
     def planned(self) -> list[Action]:
-        """What is to be done now."""
+        """Actions to be done now."""
         desired = self._cluster.knowledge.ray
         return plan(self._node, desired, self._view(desired), time.monotonic())
 

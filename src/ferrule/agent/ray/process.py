@@ -22,7 +22,7 @@ from ferrule.process import adopt_orphans, kill_orphans, last_line, reap_orphans
 
 START_SECONDS = 75.0
 HEAD_SECONDS = 60.0
-"""How long to try to reach a head that may be starting still."""
+"""Time limit for reaching a head that may be starting still."""
 END_SECONDS = 2.0
 _DIAL_SECONDS = 2.0
 _POLL_SECONDS = 0.1
@@ -32,7 +32,7 @@ _ATTEMPTS = 2
 
 
 class NodeOrder(msgspec.Struct, frozen=True):
-    """What the agent says in a line. ``arguments``: of ``ray start``; ``ports``: those that must be free, by what
+    """Order of the agent, in a line. ``arguments``: of ``ray start``; ``ports``: those that must be free, by what
     listens there; ``log``: a path; ``introduce``: the arguments of `ferrule.agent.ray.introduce`."""
 
     arguments: tuple[str, ...]
@@ -57,7 +57,7 @@ class NodeFailed(msgspec.Struct, frozen=True, tag_field="type", tag=True):
 
 
 class _RefusedError(Exception):
-    """Why there is no node, in words."""
+    """Reason why there is no node, in words."""
 
 
 class NodeProcess:
@@ -168,7 +168,7 @@ class NodeProcess:
 
 
 def _dial_problem(place: tuple[str, int]) -> OSError | None:
-    """Why nothing answers there; None where something does."""
+    """Reason why nothing answers there; None where something does."""
     try:
         socket.create_connection(place, timeout=_DIAL_SECONDS).close()
     except OSError as error:

@@ -31,7 +31,7 @@ def token_file(home: ClusterHome) -> Path:
 
 
 def temp_directory(home: ClusterHome) -> Path:
-    """Where Ray has its sessions: in the cluster's directory, by a symbolic link where sockets need a shorter path.
+    """Directory of Ray's sessions: in the cluster's directory, by a symbolic link where sockets need a shorter path.
 
     Raises `ClusterError`."""
     own = home.directory / "ray" / "tmp"

@@ -1,4 +1,4 @@
-"""What `ferrule bench engine` measures, a row for each contestant, format, phase and number of streams."""
+"""Result rows of `ferrule bench engine`: one for each contestant, format, phase and number of streams."""
 
 from __future__ import annotations
 

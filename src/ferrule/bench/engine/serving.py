@@ -82,7 +82,7 @@ class Server:
         )
 
     async def _ask(self, prompt: list[int], tokens: int) -> list[float]:
-        """When it was asked, and when each event came."""
+        """Time of the request, and times of its events."""
         body = {
             "model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
             "stream": True,

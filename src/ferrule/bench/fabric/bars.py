@@ -1,4 +1,4 @@
-"""What Ferrule holds itself to on one machine, and whether it does: a report from measured rows. Pure but for the run.
+"""Performance targets of Ferrule on one machine, and a report of measured rows against them. Pure but for the run.
 
 The numbers are the project's own: a collective between two ranks of one machine should cost little more than the
 machine's limit, and less than the best peer's; several cables should carry what all of them can.

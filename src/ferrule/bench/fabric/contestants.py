@@ -1,4 +1,4 @@
-"""Who can take part on this machine, and whose ranks share processes."""
+"""Choice of the implementations that take part on this machine, and of those whose ranks share processes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ TORCH_ALONE = Contestant("raw", "torch")
 
 
 def limits_of(contestants: Sequence[Contestant]) -> list[Contestant]:
-    """What stands beside them: what the machine can do, and what torch takes for itself."""
+    """Limits to compare with: what the machine can do, and what torch takes for itself."""
     torch = any(contestant.impl == "ferrule-torch" for contestant in contestants)
     return [*LIMITS, *([TORCH_ALONE] if torch else [])]
 
 
 def missing(impl: str) -> str | None:
-    """Why ``impl`` cannot take part here, with the cure; None if it can."""
+    """Reason why ``impl`` cannot take part here, with the cure; None if it can."""
     if impl in ("gloo", "ferrule-torch") and find_spec("torch") is None:
         return "PyTorch is not installed: pip install torch"
     if impl == "openmpi" and not (shutil.which("mpirun") and shutil.which("mpicc")):

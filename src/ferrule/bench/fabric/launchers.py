@@ -31,7 +31,7 @@ _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 @dataclass(frozen=True)
 class Setting:
-    """Where ranks run. ``folder``: for their files; ``cpus``: one per rank, or None where there are not enough.
+    """Place of the ranks. ``folder``: for their files; ``cpus``: one per rank, or None where there are not enough.
 
     ``lab``: rank r runs on its host r modulo hosts; None: all run on this machine.
     """

@@ -1,4 +1,4 @@
-"""What is measured: the operations, how a sample of each is taken, and what its bandwidth means."""
+"""Measured operations: how a sample of each is taken, and the meaning of its bandwidth."""
 
 from __future__ import annotations
 

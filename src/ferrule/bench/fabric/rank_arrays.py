@@ -14,7 +14,7 @@ from ferrule.fabric import DTYPE_BYTES
 
 
 class Arrays:
-    """What a task reads and what it writes; kept until a task needs others. ``make(count, dtype)`` makes one."""
+    """Input and output arrays of a task; kept until a task needs others. ``make(count, dtype)`` makes one."""
 
     def __init__(self, ranks: int, make: Callable[[int, str], Any]) -> None:
         self._ranks = ranks

@@ -15,7 +15,7 @@ from ferrule.bench.fabric.sweep import Cell, Contestant
 
 
 class Row(TypedDict):
-    """What one contestant did in one cell. Times in microseconds, as rank 0 saw them.
+    """Result of one contestant in one cell. Times in microseconds, as rank 0 saw them.
 
     ``bytes``: the whole array on one rank (0 for a barrier); ``rails``: rails per peer; ``bus_gb_s``: by the median.
     ``turns_us``: the median of each turn, None where it sat out; not written to files.

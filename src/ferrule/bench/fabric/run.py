@@ -69,7 +69,7 @@ def bench_fabric(
 
 
 def _available(sweep: Sweep) -> tuple[list[str], list[str]]:
-    """Which implementations take part, and notes about the others."""
+    """Implementations that take part, and notes about the others."""
     reasons = {impl: missing(impl) for impl in IMPLS}
     if sweep.impls is not None:
         for impl in sweep.impls:
@@ -157,7 +157,7 @@ class _Field:
         return contestant.rails if job is None else job.rails.get(contestant.transport, contestant.rails)
 
     def _entering(self, cell: Cell) -> list[Contestant]:
-        """Who can; the limits only once per size, whatever the operation."""
+        """Contestants that can take part; the limits only once per size, whatever the operation."""
         limits = cell.bytes not in self._limits_done
         self._limits_done.add(cell.bytes)
         return [c for c in self._jobs if c.can(cell.op, cell.dtype) and (limits or c.impl != "raw")]

@@ -1,4 +1,4 @@
-"""What to measure: the cells of a sweep, who takes part, and how often each may call. All pure."""
+"""Sweep definition: its cells, its contestants, and the number of calls of each. All pure."""
 
 from __future__ import annotations
 
@@ -145,13 +145,13 @@ def rounds(quick: bool) -> int:
 
 
 def turn_us(quick: bool) -> float:
-    """How long a turn should take: a fifth of a second altogether with ``quick``, else two."""
+    """Time that a turn should take: a fifth of a second altogether with ``quick``, else two."""
     return (0.2e6 if quick else 2e6) / rounds(quick)
 
 
 @dataclass(frozen=True)
 class Turns:
-    """How often a contestant calls: ``samples`` per turn after ``dropped`` more that warm up, in ``turns`` turns."""
+    """Number of a contestant's calls: ``samples`` per turn after ``dropped`` more that warm up, in ``turns`` turns."""
 
     dropped: int
     samples: int

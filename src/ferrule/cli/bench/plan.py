@@ -33,7 +33,7 @@ def plan(
     ] = None,
     json_file: RowsFile = None,
 ) -> None:
-    """How far the planner's predictions are from measurements: published ones, and of the built-in engine."""
+    """Compare the planner's predictions with measurements: published ones, and of the built-in engine."""
     from ferrule.bench.published import bench_published
 
     console = Console()

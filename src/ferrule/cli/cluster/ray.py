@@ -52,7 +52,7 @@ def connection(home: ClusterHome) -> dict[str, str]:
 
 
 def ray_lines(status: ClusterStatus, reports: Mapping[str, HostReport]) -> Iterator[RenderableType]:
-    """Where Ray is, and how its nodes are; nothing where the cluster has none."""
+    """State of Ray and its nodes, in lines; nothing where the cluster has none."""
     rays = {each.name: reports[each.host].ray for each in status.hosts if each.host in reports}
     first = next((ray for ray in rays.values() if ray.address is not None), None)
     if first is None or first.ports is None or first.store is None:

@@ -1,4 +1,4 @@
-"""How `ferrule status` and `ferrule models` lay out what they show."""
+"""Tables of `ferrule status` and `ferrule models`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `ferrule doctor` lays out what it found."""
+"""Text layout of the findings of `ferrule doctor`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def show_report(console: Console, inventories: Sequence[Inventory], findings: Se
 
 
 def report(inventories: Sequence[Inventory], findings: Sequence[Finding]) -> Iterator[RenderableType]:
-    """What was looked at, then the findings, the worst first; host names only where there are several hosts."""
+    """Report: what was looked at, then the findings, the worst first; host names only with several hosts."""
     for one in inventories:
         yield _looked_at(one)
     yield _summary(findings)

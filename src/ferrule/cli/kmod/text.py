@@ -1,4 +1,4 @@
-"""How `ferrule driver` tells what there is."""
+"""Text and JSON output of `ferrule driver`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def state_text(state: State, brought: str) -> Iterator[Text]:
 
 
 def needs_text(state: State, lacking: Sequence[Need]) -> Iterator[Text]:
-    """What is missing, each with its commands, and one command for all packages."""
+    """Missing things, each with its commands, and one command for all packages."""
     if not lacking:
         return
     yield Text("Missing:", style="bold")

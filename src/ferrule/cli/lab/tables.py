@@ -1,4 +1,4 @@
-"""What `ferrule lab` prints: profiles and the state of labs, as tables and as JSON."""
+"""Output of `ferrule lab`: profiles and the state of labs, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _table(*columns: str) -> Table:
 
 
 def check_tables(found: Check) -> Iterator[Table]:
-    """What the shaper costs on this machine, and how well it holds what it is told."""
+    """Tables of the shaper's cost on this machine, and of how well it holds what it is told."""
     costs = _table("without limits", "kernel", "shaper")
     costs.add_row("one packet, one way", format_seconds(found.kernel_delay), f"+ {format_seconds(found.added)}")
     costs.add_row("one TCP stream", format_rate(found.kernel_rate), format_rate(found.shaper_rate))

@@ -28,7 +28,7 @@ EXAMPLES = (
     "ferrule launch --cluster -n 4 train.py"
 )
 PASS_ON = {"allow_interspersed_args": False}
-"""What comes behind the command is the command's."""
+"""Context settings of click that leave options behind the command to the command."""
 
 Ranks = Annotated[int | None, typer.Option("-n", "--ranks", help="How many ranks; by default as many as slots.")]
 Hosts = Annotated[
@@ -123,7 +123,7 @@ def launch(
 def places(
     ranks: int | None, hosts: str | None, hostfile: Path | None, python: str | None, ssh: str, seconds: float
 ) -> list[Place]:
-    """Where the options say that ranks are to run. Raises `ConfigError`."""
+    """Places of the ranks as the options say. Raises `ConfigError`."""
     from ferrule.launch import place_for
     from ferrule.launch.request import choose_hosts, forwarded
 

@@ -1,4 +1,4 @@
-"""How measured links are printed: by `ferrule links probe`, and as a matrix by `ferrule links show`."""
+"""Tables of measured links: for `ferrule links probe`, and as a matrix for `ferrule links show`."""
 
 from __future__ import annotations
 

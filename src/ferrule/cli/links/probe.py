@@ -35,7 +35,7 @@ _PAIR_SECONDS = 150.0
 
 @dataclass
 class _Wanted:
-    """Which hosts, which pairs of them, and what is known of their cables."""
+    """Hosts that are wanted, pairs of them, and what is known of their cables."""
 
     ends: list[End]
     pairs: list[tuple[int, int]]
@@ -126,7 +126,7 @@ def _wanted(hosts: Sequence[str], lab: str | None, mesh: bool, remote_command: s
 
 
 def _lab_speeds(lab: str) -> dict[str, float]:
-    """What the cables of a lab should carry, by interface, as far as their kind is one that ships with Ferrule."""
+    """Nominal speeds of a lab's cables, by interface, as far as their kind is one that ships with Ferrule."""
     kinds = shipped().cables
     found = {}
     for cable in control.status(lab).cables:
@@ -148,7 +148,7 @@ def _measure(wanted: _Wanted, effort: Effort, say: Callable[[str], None]) -> Ite
 
 
 def probe_server() -> None:
-    """What `ferrule links probe` starts on the other host; not for people."""
+    """Run the end of `ferrule links probe` that it starts on the other host; not for people."""
     from ferrule.probe.worker import main
 
     main()

@@ -1,4 +1,4 @@
-"""How `ferrule links show` lays out what was found."""
+"""Tables of `ferrule links show`."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _FORMATS = {
     "llama.cpp-rpc": ("q8_0", "q4_k_m"),
     "exo-grpc": ("mlx-8bit", "mlx-4bit"),
 }
-"""What weights might be stored as instead, by engine."""
+"""Formats in which weights might be stored instead, by engine."""
 
 
 app = typer.Typer()

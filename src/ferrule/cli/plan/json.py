@@ -1,4 +1,4 @@
-"""What `ferrule plan --json` prints. docs/planner.md describes it; fields are only ever added."""
+"""JSON schema of `ferrule plan --json`. docs/planner.md describes it; fields are only ever added."""
 
 from __future__ import annotations
 

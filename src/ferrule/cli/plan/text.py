@@ -1,4 +1,4 @@
-"""How `ferrule plan` shows plans: tables and sentences."""
+"""Text output of `ferrule plan`: tables and sentences."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _figure(objective: Objective, value: float) -> str:
 
 
 def obstacles(question: Question, candidates: Sequence[Candidate]) -> Iterator[Text]:
-    """Why plans marked with a star do not run here."""
+    """Reasons why plans marked with a star do not run here."""
     if question.runtime is not BUILT_IN_ENGINE:
         return
     for reason in dict.fromkeys(each.plan.obstacle for each in candidates if each.plan.obstacle):
@@ -241,7 +241,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def shortage_lines(question: Question, found: Shortage) -> Iterator[RenderableType]:
-    """What is missing where, and what would fit."""
+    """Shortage in lines: what is missing where, and what would fit."""
     yield memory_table(found.closest)
     yield Text("")
     if not found.nearest:

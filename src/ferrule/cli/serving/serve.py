@@ -249,7 +249,7 @@ def _plan_here(device: DeviceSpec, model: ModelSpec) -> Plan:
 def this_machine(
     console: Console, threads: int | None, before_measuring: Callable[[], None] | None
 ) -> DeviceSpec | None:
-    """What the planner knows of this machine, for a prediction; None where it knows nothing. The first time it is
+    """Device description of this machine, for a prediction; None where nothing is known of it. The first time it is
     measured, which takes seconds; not so where ``before_measuring``, which is called then, is None."""
     from ferrule.agent.device import RANK
     from ferrule.plan.device.measure import measure_device, recall_device

@@ -11,7 +11,7 @@ from ferrule.engine.gguf.vocabulary import Kind, Vocabulary
 from ferrule.errors import ModelError
 
 SPACE = "▁"
-"""What stands for a space in SentencePiece's tokens."""
+"""Character for a space in SentencePiece's tokens."""
 _LONGEST_PIECE = 256
 """Characters of a token that merges are sought for."""
 

@@ -1,4 +1,4 @@
-"""How byte-level tokenizers cut text before they merge, by the names that GGUF files give (``tokenizer.ggml.pre``).
+"""Pre-tokenizers of byte-level BPE, by the names that GGUF files give (``tokenizer.ggml.pre``).
 
 The expressions are part of the models: each is that of the ``tokenizer.json`` which its makers publish.
 """

@@ -98,7 +98,7 @@ def end_tokens(file: Path) -> frozenset[int]:
 
 
 def sampling_defaults(file: Path) -> SamplingParams:
-    """What the file recommends (``general.sampling``). Raises `ModelError` where that cannot be."""
+    """Sampling defaults that the file recommends (``general.sampling``). Raises `ModelError` where they cannot be."""
     values = read_gguf_model(file).values
     given = {ours: values[key] for theirs, ours in _SAMPLING.items() if (key := f"general.sampling.{theirs}") in values}
     try:

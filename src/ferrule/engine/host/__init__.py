@@ -1,1 +1,1 @@
-"""What runs beside the server: the ranks' processes, requests and recovery."""
+"""Host side of the engine, beside the server: the ranks' processes, requests and recovery."""

@@ -12,7 +12,8 @@ is for those that have no peer, or none that runs."""
 
 
 class FailureDetector:
-    """How long each rank has sent nothing. ``patience``: how long that may be until it is ready, in seconds.
+    """Failure detector by the seconds since each rank sent something. ``patience``: how long that may be until it is
+    ready, in seconds.
 
     It is counted in ticks of the watcher, and each counts for two at most: where the watcher itself stood still, as
     with a whole machine that was suspended or has no processor to spare, that is not the ranks' fault.

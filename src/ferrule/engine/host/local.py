@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from ferrule.lab import Lab
 
 NEW_SECONDS = 60.0
-"""How long a request that comes while the ranks are being restarted waits for them."""
+"""Seconds that a request which comes while the ranks are being restarted waits for them."""
 INTERRUPTED_SECONDS = 300.0
-"""How long a request whose answer has begun waits for the model to come back."""
+"""Seconds that a request whose answer has begun waits for the model to come back."""
 
 DEMO_NAME = "ferrule-demo"
 

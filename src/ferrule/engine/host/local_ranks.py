@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ferrule.lab import Lab
 
 ANSWER_SECONDS = 0.5
-"""How long a host of a lab may take to answer before it counts as cut off."""
+"""Time limit for a host of a lab to answer before it counts as cut off."""
 CLOSED_PORT = 9
 """A port without a listener: a host that can be reached refuses the connection."""
 

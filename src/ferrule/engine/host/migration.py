@@ -16,9 +16,9 @@ PREPARE_SECONDS = 5.0
 LOOK_SECONDS = 10.0
 """Between the looks at whether the preparations are still there, and whether there is a better place."""
 READY_SECONDS = 30.0
-"""How long a move waits for its preparations."""
+"""Seconds that a move waits for its preparations."""
 GRACE_SECONDS = 60.0
-"""How long it waits, after that, for a moment in which no request runs. Then those that run have a pause."""
+"""Seconds that a move waits, after that, for a moment in which no request runs. Then those that run have a pause."""
 STEP_SECONDS = 0.2
 LONGEST_LOAD = 120.0
 """A model that took longer to load stays where it is: requests would wait for too long."""

@@ -78,7 +78,7 @@ class StandbyPool(Protocol):
 
 @dataclass(frozen=True)
 class Loss:
-    """Why a deployment ended.
+    """Reason why a deployment ended.
 
     ``ranks``: those that are gone, or with which others lost touch; ``hosts``: theirs, by name. ``crashed``: a rank
     ended or gave an error of its own; otherwise ranks lost touch with each other: a cable or a host is at fault.
@@ -92,7 +92,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What to start and how. ``options`` may have another plan, or another number of ranks, than the one before."""
+    """Deployment: what to start and how. ``options`` may have another plan or number of ranks than the one before."""
 
     options: RankOptions
     starter: RankStarter
@@ -100,7 +100,7 @@ class Deployment:
 
 
 class Planner(Protocol):
-    """Where the ranks of a model go."""
+    """Planner of a model's placement: on which hosts its ranks go."""
 
     async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
         """The next deployment of the model; ``options`` are those that were asked for at first.

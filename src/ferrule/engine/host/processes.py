@@ -24,7 +24,7 @@ LOG_TAIL = 5
 
 
 class Kind(NamedTuple):
-    """What rank processes are told at their start: how many they are, threads of each, and whether they encrypt (see
+    """Start-up parameters of rank processes: how many they are, threads of each, and whether they encrypt (see
     `EngineOptions`). The rest comes over their control connections."""
 
     ranks: int
@@ -38,7 +38,7 @@ def rank_threads(threads: int | None, ranks: int) -> int:
 
 
 def rank_environment(threads: int, encrypt: bool | None) -> dict[str, str]:
-    """What a rank's libraries are told, and whether it encrypts."""
+    """Environment variables of a rank: settings of its libraries, and whether it encrypts."""
     return {
         **({} if encrypt is None else {"FERRULE_ENCRYPT": str(int(encrypt))}),
         "OMP_NUM_THREADS": str(threads),

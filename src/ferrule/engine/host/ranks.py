@@ -21,7 +21,7 @@ SETTLE_STEP = 0.02
 
 
 class RankFailure:
-    """What is known of how the ranks failed; picks the cause among the consequences."""
+    """Failure of the ranks, as far as it is known; picks the cause among the consequences."""
 
     def __init__(self) -> None:
         self.reported: dict[int, FerruleError] = {}

@@ -37,7 +37,7 @@ class Request:
         return self.crashes >= POISON - 1
 
     def message(self) -> Add:
-        """What the driver is told."""
+        """Order to the driver."""
         return Add(self.number, self.prompt, tuple(self.made), self.params)
 
 

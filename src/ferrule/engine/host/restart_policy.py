@@ -15,7 +15,7 @@ are lost do not count, nor do crashes for which a request was given up."""
 PAUSES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds before the first attempt to bring a model back, before the second and so on; the last for all others."""
 INCURABLE = (ModelError, PlanError, ConfigError, AuthError)
-"""What another start cannot cure."""
+"""Errors that another start cannot cure."""
 
 
 def pause(attempt: int) -> float:
@@ -49,5 +49,5 @@ class RestartPolicy:
 
 
 def _kind(loss: Loss) -> str:
-    """What crashes of one cause have in common: the words, without a rank's number and its last words."""
+    """Common part of crashes of one cause: the words, without a rank's number and its last words."""
     return type(loss.error).__name__ + re.sub(r"\d+", "#", str(loss.error).partition("; its last words")[0])

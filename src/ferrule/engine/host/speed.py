@@ -1,4 +1,4 @@
-"""How fast a model that has just been loaded runs, beside what the planner predicted."""
+"""Speed of a model that has just been loaded, measured and as the planner predicted it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Running:
 
 
 class Served(Protocol):
-    """Whose requests the ranks answer. All of it is called from the event loop."""
+    """Owner of the requests that the ranks answer. All of it is called from the event loop."""
 
     def heard(self, event: Event) -> None:
         """An event of a rank that runs."""

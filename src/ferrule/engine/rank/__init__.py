@@ -1,1 +1,1 @@
-"""What runs in a rank's process."""
+"""Rank side of the engine: the code of a rank's process."""

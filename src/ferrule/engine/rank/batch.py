@@ -1,4 +1,4 @@
-"""What the driver tells every rank to do next, and its form on the wire.
+"""Batch announcements: the driver's orders to every rank for the next step, and their wire format.
 
 A batch travels as MessagePack through the fabric: one frame of fixed size holds almost every batch, so that a decode
 step costs one small broadcast; what does not fit follows in a second one.

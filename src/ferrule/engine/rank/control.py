@@ -58,7 +58,7 @@ class Control:
         return self._early.pop(0)
 
     def orders(self, wait: float) -> list[Order]:
-        """What has come down, after at most ``wait`` seconds. Raises `EngineError` when the other end is gone."""
+        """Orders from above, after at most ``wait`` seconds. Raises `EngineError` when the other end is gone."""
         if not self._poll.poll(wait * 1000):
             return []
         chunk = self._line.socket.recv(CHUNK)

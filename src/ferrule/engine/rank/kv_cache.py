@@ -68,8 +68,8 @@ class SequenceCache:
 
 @dataclass
 class Segment:
-    """Where one sequence's tokens stand in a batch: ``start`` to ``stop`` of the flattened tokens. ``masks``: what its
-    new tokens may see, made by the first layer of each kind for all of them."""
+    """Segment of a batch that is one sequence's: ``start`` to ``stop`` of the flattened tokens. ``masks``: what its new
+    tokens may see, made by the first layer of each kind for all of them."""
 
     start: int
     stop: int

@@ -112,7 +112,7 @@ def blueprint(directory: Path, dtype: str, shard: Shard, group: Group, checkpoin
 
 @dataclass
 class Part:
-    """What is left of a model without memory on one rank: see `Blueprint`."""
+    """Part of a model without memory that is one rank's: see `Blueprint`."""
 
     base: nn.Module
     slicings: dict[str, Slicing]
@@ -188,7 +188,7 @@ def _output_name(model: Any) -> str:
 
 
 def tied(model: Any, made_of: dict[str, Recipe]) -> dict[str, str]:
-    """Where the output layer has no weights of its own in the checkpoint: its name -> the embedding's."""
+    """Tied weights, where the output layer has none of its own in the checkpoint: its name -> the embedding's."""
     head, table = f"{_output_name(model)}.weight", f"{_input_name(model)}.weight"
     if head not in made_of and getattr(model.config, "tie_word_embeddings", False):
         return {head: table}

@@ -18,7 +18,7 @@ _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 LOWEST_LOGPROB = -9999.0
-"""What is reported of a token that cannot come, as OpenAI's API does: JSON has no infinities."""
+"""Reported log-probability of a token that cannot come, as OpenAI's API does: JSON has no infinities."""
 _NO_TOKEN = -1
 
 

@@ -1,4 +1,4 @@
-"""Which sequences run next. Pure bookkeeping: no clocks, no tensors, no I/O.
+"""Scheduler: selects the sequences that run next. Pure bookkeeping: no clocks, no tensors, no I/O.
 
 Continuous batching: at every step each running sequence brings its next token, and what room is left in the batch is
 given to the prompts of new ones, in pieces where they are long; answers in progress do not wait for more than a few

@@ -1,5 +1,6 @@
-"""How long a rank takes for a token of a model that hardly has weights: what is left is starting operations. And how
-much longer if it has waited while another one computed, as a stage of a pipeline does.
+"""Benchmark of a rank's time per token with a model of hardly any weights: what is left is starting operations.
+
+It also measures how much longer a token takes after a wait for another rank's computing, as in a stage of a pipeline.
 
 The planner imports it by the name that it is given, in a process of its own (plan/device/measure.py).
 """

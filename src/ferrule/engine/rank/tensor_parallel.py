@@ -112,7 +112,7 @@ class TensorParallel:
         setattr(self.model.get_submodule(parent), child, module)
 
     def _output_slicing(self, name: str, size: int, dim: int = 0) -> Slicing:
-        """How the output features of a column-wise layer are shared out: by heads in attention, else evenly."""
+        """Slicing of the output features of a column-wise layer: by heads in attention, else evenly."""
         parent, _, leaf = name.rpartition(".")
         if leaf in KEY_VALUE:
             count, split = self._key_value_heads_of(self.model.get_submodule(parent))
@@ -122,7 +122,7 @@ class TensorParallel:
         return slicing.even(size, dim, self.part, self.parts, f"{name}: width")
 
     def _key_value_heads_of(self, attention: nn.Module) -> tuple[int, HeadSplit]:
-        """How many key/value heads ``attention`` has in the whole model, and this rank's part of them. Layers may
+        """Number of key/value heads of ``attention`` in the whole model, and this rank's part of them. Layers may
         differ from what the configuration says (MiMo's windowed ones have twice as many)."""
         projection, width = getattr(attention, "k_proj", None), getattr(attention, "head_dim", None)
         count = key_value_heads(self.config)

@@ -79,7 +79,7 @@ class TorchRunner:
         return self.model.cache.batch([(span.sequence, span.seen, span.tokens) for span in batch.spans])
 
     def _uploaded(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """What `ShardedModel.forward` takes."""
+        """Arguments of `ShardedModel.forward`."""
         positions = self.device.upload(torch.tensor([batch.positions()]))
         rows = self.device.upload(torch.tensor(batch.logit_rows(), dtype=torch.long))
         if self.shard.has_embedding:

@@ -53,5 +53,5 @@ def warm_up(runner: Runner) -> Trial:
 
 
 def ranks_here(world: Group, machine: str) -> int:
-    """How many ranks of ``world`` are on this ``machine``, this one included; all ranks call it."""
+    """Number of ranks of ``world`` on this ``machine``, this one included; all ranks call it."""
     return tell_all(world, machine, TELL_TIMEOUT).count(machine)

@@ -36,8 +36,8 @@ from ferrule.process.lifeline import STANDBY_NAME, Lifeline, name_process
 from ferrule.process.memory import private_bytes
 
 EXACT_SECONDS = 5.0
-"""What may be spent on computing an interrupted answer's tokens one at a time, as they were made: then its cache is
-equal to the last bit. Longer ones are computed in pieces, as prompts are, which rounds in another order."""
+"""Seconds that may be spent on computing an interrupted answer's tokens one at a time, as they were made: then its
+cache is equal to the last bit. Longer ones are computed in pieces, as prompts are, which rounds in another order."""
 RANK_NAME = "ferrule rank"
 """Of the process."""
 IDLE_PERIOD = 1.0

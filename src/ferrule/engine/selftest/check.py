@@ -126,7 +126,7 @@ def _long(runner: Runner, ids: list[int], places: list[int], depth: int) -> Rows
 
 
 def _verdict(runner: Runner, found: Rows, reference: Rows, parts: list[Part]) -> str | None:
-    """What is wrong, or None."""
+    """Description of what is wrong, or None."""
     plan = runner.plan
     allowed = tolerance(runner.dtype, plan.layers)
     off, where = worst(found, reference, parts)

@@ -1,4 +1,4 @@
-"""How far what a split model computes is from its reference, and how far it may be. Pure."""
+"""Comparison of a split model's results with its reference: the error, and its tolerance. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Rows = NDArray[np.float32]
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 """The distance of 1 from the next larger number."""
 NOISE = 10.0
-"""How many roundings a layer may add, where the layers' errors add up as a random walk. About 2 were measured with most
-architectures of the tests, 5 with Gemma 3, and up to 7 where rounding sends tokens to other experts."""
+"""Number of roundings that a layer may add, where the layers' errors add up as a random walk. About 2 were measured
+with most architectures of the tests, 5 with Gemma 3, and up to 7 where rounding sends tokens to other experts."""
 MOST = 0.3
 """Beyond this it is no rounding, however deep the model is; a part in a wrong place gives about 1."""
 LEAST = 2e-4

@@ -1,4 +1,4 @@
-"""What the reference computed, kept for later starts: a model is read in one piece only once."""
+"""Stored results of the reference for later starts: a model is read in one piece only once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Fingerprint:
 
 
 def recall(case: Case) -> Fingerprint | None:
-    """What an earlier start kept, if it did."""
+    """Fingerprint that an earlier start kept, if it did."""
     try:
         return Fingerprint.from_bytes(case.file().read_bytes())
     except (OSError, ValueError, RuntimeError):  # not there, damaged, or no home

@@ -1,4 +1,4 @@
-"""What the self-test asks: token ids, and the places of which the answer is compared. Pure."""
+"""Prompts of the self-test: token ids, and the positions at which results are compared. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST_LONG = 256
 LONG_ROWS = 32
 EDGE = 4096
 COLUMNS = 1024
-"""How many numbers of each row are compared."""
+"""Number of values of each row that are compared."""
 
 
 def token_ids(count: int, vocabulary: int) -> list[int]:
@@ -49,7 +49,7 @@ def long_rows(tokens: int) -> list[int]:
 
 
 def columns(width: int) -> list[int]:
-    """Which numbers of a row are kept, spread over all."""
+    """Columns of a row that are kept, spread over all."""
     return [int(place) for place in np.linspace(0, width - 1, min(width, COLUMNS))]
 
 

@@ -103,15 +103,15 @@ class Reference:
             return sampled(out.logits[0])
 
     def hidden(self, ids: list[int], rows: list[int], depth: int) -> Rows:
-        """What the first ``depth`` layers make of the tokens ``rows``: (rows, sampled columns)."""
+        """Hidden states of the tokens ``rows`` after the first ``depth`` layers: (rows, sampled columns)."""
         self.ran, self.total = 0, sum(map(_bytes, self.layers[:depth]))
         with torch.inference_mode():
             hidden = output_of(self.layers[depth - 1], lambda: self.base(**_inputs(ids), use_cache=False))
             return sampled(hidden[rows])
 
     def depth(self, tokens: int, most: int) -> int:
-        """How many layers a prompt of ``tokens`` is run through: as many as cost little, but at least one of each kind
-        where that is no more than a few, and ``most`` at the most."""
+        """Number of layers that a prompt of ``tokens`` is run through: as many as cost little, but at least one of each
+        kind where that is no more than a few, and ``most`` at the most."""
         kinds = getattr(self.config, "layer_types", None) or [""] * len(self.layers)
         sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in self.layers]
         seen = list(zip(kinds, sizes, strict=True))

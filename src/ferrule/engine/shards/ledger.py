@@ -1,4 +1,4 @@
-"""Which pieces of which tensors a shard store holds, with their digests: a file that only grows, a line per piece."""
+"""Ledger of a shard store: its pieces of tensors with their digests, an append-only file, a line per piece."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Stamp = tuple[int, int]
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
-    """What tells whether a piece arrived, and is still, as it was sent."""
+    """Digest that tells whether a piece arrived, and is still, as it was sent."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 

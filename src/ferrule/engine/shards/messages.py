@@ -18,7 +18,8 @@ LIMIT = 1 << 20
 
 
 def tell_all(group: Group, value: T, timeout: float) -> list[T]:
-    """What every rank says, in rank order; all ranks call it with a value of the same type, which JSON can hold.
+    """All-gather of a value of each rank, in rank order; all ranks call it with a value of the same type, which JSON
+    can hold.
 
     Raises `EngineError` where a rank says something else.
     """

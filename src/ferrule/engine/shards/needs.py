@@ -1,4 +1,4 @@
-"""Which parts of a model's files a rank reads: found by loading them, without memory and without data."""
+"""Parts of a model's files that a rank reads: found by loading them, without memory and without data."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Notes(Checkpoint):
 
 
 def _empty(shape: tuple[int, ...], cut: Slicing | None, dtype: torch.dtype) -> list[Tensor]:
-    """What ``cut`` leaves of a tensor, without memory."""
+    """Slice ``cut`` of a tensor, without memory."""
     shapes = [shape]
     if cut is not None:
         shapes = [(*shape[: cut.dim], stop - start, *shape[cut.dim + 1 :]) for start, stop in cut.ranges]
@@ -67,7 +67,7 @@ def _empty(shape: tuple[int, ...], cut: Slicing | None, dtype: torch.dtype) -> l
 
 
 def needs(directory: Path, dtype: str, shard: Shard, plan: Plan) -> list[Piece]:
-    """What the rank of ``shard`` reads of the files in ``directory``, of which only the headers need be there.
+    """Parts that the rank of ``shard`` reads of the files in ``directory``, of which only the headers need be there.
 
     Raises what building the rank's part raises.
     """

@@ -46,8 +46,8 @@ class OwnFiles:
 
 @dataclass(frozen=True)
 class HostFiles:
-    """What each rank tells the others. ``files``: its host has the model's. ``token``: tells its store from others;
-    empty where it has none. ``looked``: what was found where the files were looked for."""
+    """Message of each rank to the others about its files. ``files``: its host has the model's. ``token``: tells its
+    store from others; empty where it has none. ``looked``: what was found where the files were looked for."""
 
     host: str
     files: bool
@@ -144,7 +144,7 @@ def _lay_out(
 def _missing(
     store: Store, options: RankOptions, ranks: Sequence[int], on_done: Callable[[int, int], None]
 ) -> list[Piece]:
-    """What the store lacks of what ``ranks`` need."""
+    """Pieces that the store lacks of what ``ranks`` need."""
     store.check(on_done)
     wanted = [
         piece for rank in ranks for piece in needs(store.path, options.dtype, options.plan.shards[rank], options.plan)

@@ -46,7 +46,7 @@ class Piece:
         return (self.last - self.first) * (self.stop - self.start) * view.inner
 
     def runs(self, view: View) -> Iterator[Run]:
-        """Where its bytes are, relative to the tensor's first."""
+        """Byte ranges of the piece, relative to the tensor's first byte."""
         row, run = view.length * view.inner, (self.stop - self.start) * view.inner
         if run == row:
             yield self.first * row, (self.last - self.first) * row
@@ -71,7 +71,7 @@ def view_of(shape: Sequence[int], item: int, dim: int) -> View:
 
 
 def wanted(key: str, shape: Sequence[int], item: int, cut: Slicing | None) -> list[Piece]:
-    """What ``cut`` (None: everything) names of a tensor."""
+    """Piece that ``cut`` (None: everything) names of a tensor."""
     if cut is None:
         return [Piece(key, 0, 0, 1, 0, math.prod(shape) * item)]
     if cut.dim == 0:
@@ -99,7 +99,7 @@ def cut_up(piece: Piece, view: View, limit: int = PIECE_BYTES) -> list[Piece]:
 
 
 def without(piece: Piece, other: Piece) -> list[Piece]:
-    """What of ``piece`` is not in ``other`` (of the same tensor, along the same dimension)."""
+    """Difference of ``piece`` and ``other`` (of the same tensor, along the same dimension)."""
     if other.first >= piece.last or other.last <= piece.first or other.start >= piece.stop or other.stop <= piece.start:
         return [piece]
     left = []
@@ -136,7 +136,7 @@ class Coverage:
         there.append(piece)
 
     def missing(self, piece: Piece, shape: Sequence[int], item: int) -> list[Piece]:
-        """What of ``piece`` is not there. Parts along another dimension count only where they make up the whole."""
+        """Missing parts of ``piece``. Parts along another dimension count only where they make up the whole."""
         by_dim = self._by_tensor.get(piece.key, {})
         left = _without_all(piece, by_dim.get(piece.dim, ()))
         if left:

@@ -124,7 +124,7 @@ class Store:
         return len(damaged)
 
     def missing(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """What of ``pieces`` is not there, each byte once, in pieces to be sent."""
+        """Parts of ``pieces`` that are not there, each byte once, in pieces to be sent."""
         listed = Coverage(self._pieces)
         found = []
         for piece in pieces:

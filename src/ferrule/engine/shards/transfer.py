@@ -34,7 +34,7 @@ cable, too, progress shows and little is lost with a process."""
 ROUND_TIMEOUT = 300.0
 """Seconds that a round may take: as long as the slowest disk needs for what one is asked for."""
 ATTEMPTS = 4
-"""How often a piece is asked for before it is given up."""
+"""Number of times that a piece is asked for before it is given up."""
 
 Bytes = NDArray[np.uint8]
 Done = Callable[[int, int], None]
@@ -49,14 +49,14 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Round(msgspec.Struct):
-    """What each rank says in a round. ``unfinished``: it will ask for more, or has not kept all yet."""
+    """Message of each rank in a round. ``unfinished``: it will ask for more, or has not kept all yet."""
 
     requests: list[Request]
     unfinished: bool
 
 
 class Wire:
-    """What all ranks need to understand each other's requests: the tensors' places."""
+    """Places of the tensors, by which all ranks understand each other's requests."""
 
     def __init__(self, places: dict[str, Place]) -> None:
         self.places = places
@@ -183,7 +183,7 @@ def _parcel_bytes(wire: Wire, requests: Sequence[Request], source: int, to: int)
 
 
 def _parcels(wire: Wire, requests: Sequence[Request], group: Group, reader: Reader | None) -> Bytes:
-    """What this rank is to send for ``requests``, in the receivers' order: each piece and its digest."""
+    """Pieces that this rank is to send for ``requests``, in the receivers' order, each with its digest."""
     mine = [request for request in requests if request.source == group.rank]
     if not mine:
         return _nothing()

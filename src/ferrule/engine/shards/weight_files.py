@@ -45,7 +45,7 @@ class WeightFile:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies: its file, the offset of its first byte, its shape, and the bytes of an element (of a GGUF
+    """Place of a tensor: its file, the offset of its first byte, its shape, and the bytes of an element (of a GGUF
     file's tensor: one, in the shape of `byte_shape`)."""
 
     file: str
@@ -63,7 +63,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """What of a model is copied whole to a host that lacks it; the tensors' places follow from it."""
+    """Parts of a model that are copied whole to a host that lacks it; the tensors' places follow from it."""
 
     small: Mapping[str, bytes]
     files: tuple[WeightFile, ...]

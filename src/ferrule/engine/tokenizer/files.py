@@ -47,7 +47,7 @@ class _Template(msgspec.Struct):
 
 
 class _Settings(msgspec.Struct):
-    """What ``tokenizer_config.json`` says beside the tokens with a part."""
+    """Settings of ``tokenizer_config.json`` beside the tokens with a part."""
 
     tokenizer_class: str | None = None
     auto_map: Any = None

@@ -1,4 +1,4 @@
-"""What a model's makers recommend for generation, and the tokens that end an answer."""
+"""Generation defaults that a model's makers recommend, and the tokens that end an answer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class _Recommended(msgspec.Struct):
 
 
 def generation_defaults(directory: Path) -> tuple[SamplingParams, frozenset[int]]:
-    """What ``generation_config.json`` recommends, and the token ids that end an answer; where there is none, those of
-    the model's own configuration. Raises `ModelError` where that cannot be."""
+    """Generation defaults of ``generation_config.json``, and the token ids that end an answer; where there is none,
+    those of the model's own configuration. Raises `ModelError` where that cannot be."""
     gguf = gguf_file(directory)
     if gguf is not None:
         return sampling_defaults(gguf), end_tokens(gguf)

@@ -1,4 +1,4 @@
-"""What a tokenizer is made of, however it was read."""
+"""Parts of a tokenizer, the same for every file format that it was read from."""
 
 from __future__ import annotations
 

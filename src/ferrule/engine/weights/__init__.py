@@ -1,1 +1,1 @@
-"""How stored weights are read and cut."""
+"""Readers of stored weights, and slicing of tensors for ranks."""

@@ -198,13 +198,13 @@ def _weight_map(index: Path) -> Mapping[str, str]:
 
 
 def _settings(directory: Path) -> Mapping[str, Any]:
-    """What config.json says of the weights' format."""
+    """Settings of the weights' format in config.json."""
     file = directory / "config.json"
     return quantization_of(read_json(file)) if file.exists() else {}
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a parsed config.json says of the weights' format; empty where they are plain. MLX has a field of its own,
+    """Settings of the weights' format in a parsed config.json; empty where they are plain. MLX has a field of its own,
     without a ``quant_method``, and writes it into ``quantization_config`` too."""
     settings, mlx = (config.get(name) for name in ("quantization_config", "quantization"))
     if isinstance(settings, dict) and settings.get("quant_method"):

@@ -17,12 +17,12 @@ from ferrule.model import Range
 from ferrule.model.packing import Packing
 
 Values = Literal["integer", "fp4", "nf4", "bnb_fp4", "iq4nl", "e4m3", "e5m2"]
-"""What codes stand for: themselves, or places in a table of `VALUES`."""
+"""Meaning of codes: themselves, or places in a table of `VALUES`."""
 Scale = Literal["f16", "bf16", "f32", "e8m0"]
-"""How a rank holds scales and offsets: `e8m0` is a power of two."""
+"""Number format of scales and offsets on a rank: `e8m0` is a power of two."""
 
 PACKED_VALUES: tuple[Values, ...] = ("integer", "fp4", "iq4nl", "nf4", "e4m3", "e5m2")
-"""What the native library multiplies by, in the order of its numbers; the others are held as plain numbers."""
+"""Values that the native library multiplies by, in the order of its numbers; the others are held as plain numbers."""
 SCALE_BYTES: dict[Scale, int] = {"f16": 2, "bf16": 2, "f32": 4, "e8m0": 1}
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -71,11 +71,11 @@ VALUES: dict[Values, NDArray[np.float32]] = {
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """How a matrix is stored: ``bits`` of a code and what codes stand for; ``group``: how many columns of a row share a
-    scale (0: all); ``scale``: how scales and offsets are held; ``zero``: the integer code that means zero where that is
-    the same everywhere; ``offsets``: whether each group has an offset, which is added to its numbers; ``zero_points``:
-    whether that is always minus its scale times a whole number of 0 to 255. ``nested``: scales and offsets are whole
-    multiples, -128 to 127, of a number for each 256 columns, which a cut may go through."""
+    """Storage of a matrix in groups: ``bits`` of a code and what codes stand for; ``group``: how many columns of a row
+    share a scale (0: all); ``scale``: how scales and offsets are held; ``zero``: the integer code that means zero where
+    that is the same everywhere; ``offsets``: whether each group has an offset, which is added to its numbers;
+    ``zero_points``: whether that is always minus its scale times a whole number of 0 to 255. ``nested``: scales and
+    offsets are whole multiples, -128 to 127, of a number for each 256 columns, which a cut may go through."""
 
     bits: int
     group: int
@@ -88,7 +88,7 @@ class GroupLayout:
 
 
 def packing_of(layout: GroupLayout) -> Packing | None:
-    """How a matrix is held that is stored so; None: as plain numbers."""
+    """Packing of a matrix that is stored so; None: as plain numbers."""
     if layout.values not in PACKED_VALUES:
         return None
     scale = SCALE_BYTES[layout.scale]
@@ -119,7 +119,7 @@ class Rectangle:
 
 
 def rectangle(shape: tuple[int, ...], cut: Slicing | None) -> Rectangle:
-    """What ``cut`` (without its padding) leaves of a matrix of ``shape`` (rows, columns)."""
+    """Rectangle that ``cut`` (without its padding) leaves of a matrix of ``shape`` (rows, columns)."""
     rows, columns = ((0, shape[0]),), ((0, shape[1]),)
     if cut is None:
         return Rectangle(rows, columns)

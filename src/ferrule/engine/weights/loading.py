@@ -34,14 +34,14 @@ BytesRead = Callable[[int, int], None]
 
 @dataclass
 class Recipe:
-    """How one parameter is made: the keys of each source pattern, in order, and the conversion (None: a plain key)."""
+    """Recipe of one parameter: the keys of each source pattern, in order, and the conversion (None: a plain key)."""
 
     converter: Any = None
     sources: dict[str, list[str]] = field(default_factory=dict)
 
 
 def recipes(model: Any, keys: list[str]) -> dict[str, Recipe]:
-    """Which checkpoint keys make each parameter of ``model`` (a complete model, as transformers builds it)."""
+    """Checkpoint keys that make each parameter of ``model`` (a complete model, as transformers builds it)."""
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]

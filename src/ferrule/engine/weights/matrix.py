@@ -196,7 +196,7 @@ def _floats(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] 
 
 
 def _rows_of(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[tuple[Piece, Rectangle]]:
-    """Which rows of which pieces are rows ``start`` to ``stop`` of all of them together."""
+    """Rows by piece that are rows ``start`` to ``stop`` of all of them together."""
     place = 0
     for piece in pieces:
         rows = piece.part.shape[0]

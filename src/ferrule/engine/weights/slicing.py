@@ -1,4 +1,4 @@
-"""Which part of each tensor a rank holds. Pure: shapes and numbers in, ranges out."""
+"""Slicing: the part of each tensor that a rank holds. Pure: shapes and numbers in, ranges out."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How the ranks of a job find, check and keep each other."""
+"""Membership of a job: its ranks find, check and keep each other."""

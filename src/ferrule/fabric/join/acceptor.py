@@ -27,7 +27,7 @@ _HANDSHAKE_SECONDS = 5.0
 _MAX_HANDSHAKES = 256
 """More than the ranks of one job that come at the same time."""
 _UNDECIDED_SECONDS = 10.0
-"""How long a rank may be ahead of this one: it wants a group of which this rank has not heard yet."""
+"""Seconds that a rank may be ahead of this one: it wants a group of which this rank has not heard yet."""
 _MAX_ENDED = 4096
 _CLOSING_SECONDS, _CLOSING_PAUSE_SECONDS = 0.3, 0.02
 _NO_FILES_SECONDS = 0.05
@@ -79,7 +79,7 @@ class Acceptor:
 
     @property
     def loop(self) -> Loop | None:
-        """What the thread that waits has to drive; None once the acceptor has its own."""
+        """Event loop that the waiting thread has to drive; None once the acceptor has its own."""
         return None if self._thread is not None else self._loop
 
     @property

@@ -1,4 +1,4 @@
-"""Which interfaces a host has for other ranks, and which of two hosts' interfaces a cable may join."""
+"""Interfaces by which other ranks reach a host, and pairs of two hosts' interfaces that a cable may join."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def usable(found: Iterable[Interface], names: Sequence[str] = ()) -> tuple[Inter
 
 
 def pairings(one: Sequence[Interface], other: Sequence[Interface]) -> tuple[tuple[Interface, Interface], ...]:
-    """Which interfaces of two hosts may be joined by a cable, in an order on which both hosts agree.
+    """Pairs of two hosts' interfaces that a cable may join, in an order on which both hosts agree.
 
     An interface goes with the first one of the other host on the same subnet that is still free. Where only
     link-local addresses are left, nothing but trying tells which belong together: then there is a guess for each

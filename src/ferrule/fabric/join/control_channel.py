@@ -47,7 +47,7 @@ class Deadline:
 
     @property
     def pause(self) -> float:
-        """How long to sleep before the next `check`."""
+        """Seconds to sleep before the next `check`."""
         return self.left if self._alarm is None else min(self.left, _ALARM_SECONDS)
 
     def watched(self, alarm: Callable[[], None]) -> Deadline:
@@ -139,7 +139,7 @@ def left(sock: socket.socket) -> bool:
 
 
 def _peek(sock: socket.socket, count: int = 1) -> bytes | None:
-    """What comes next, up to ``count`` bytes, without taking it; None: nothing yet, empty: the other end is gone."""
+    """Next bytes, up to ``count``, without taking them; None: nothing yet, empty: the other end is gone."""
     # With a timeout Python would wait that long before it asks the kernel not to wait.
     sock.setblocking(False)
     try:

@@ -16,7 +16,7 @@ Report = TypeVar("Report")
 Decision = TypeVar("Decision")
 _REASON_SECONDS = 1.0
 _PATIENCE_SECONDS = 3.0
-"""How much later than its deadline rank 0, on a busy host, may say why it gave up."""
+"""Seconds after its deadline in which rank 0, on a busy host, may still say why it gave up."""
 _NEXT_MESSAGE_SECONDS = 0.1
 
 
@@ -35,7 +35,7 @@ class Coordinator:
         self._rank = rank
 
     def agree(self, mine: Report, decide: Callable[[Sequence[Report]], Decision], decision: type[Decision]) -> Decision:
-        """What rank 0 decides from the messages of all ranks (``decide`` is called there, with one per rank).
+        """Decision of rank 0 from the messages of all ranks (``decide`` is called there, with one per rank).
 
         Raises `RendezvousError` when a rank left or gave up, with its reason.
         """
@@ -86,7 +86,7 @@ class Coordinator:
             channel.socket.close()
 
     def explain(self, error: FerruleError) -> FerruleError:
-        """Why rank 0, which hears of every failure, gave up, if it says so about now; else ``error``."""
+        """Reason of rank 0, which hears of every failure, for giving up, if it says so about now; else ``error``."""
         channel = self.channels.get(0)
         if channel is None or channel.gave_up or channel.socket.fileno() < 0:
             return error

@@ -1,4 +1,4 @@
-"""What rank 0 decides from the reports of all ranks of a new group. Pure."""
+"""Decisions of rank 0 from the reports of all ranks of a new group. Pure."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Decisions:
 
 
 def known_to_both(reports: Sequence[Reached], pairs: Sequence[PairRails]) -> dict[Pair, dict[int, Measured]]:
-    """What the higher rank of a pair knows of its rails, where both ranks know all of them."""
+    """Link costs that the higher rank of a pair knows of its rails, where both ranks know all of them."""
     both = {}
     for pair in pairs:
         above, below = reports[pair.high].known.get(pair.low, {}), reports[pair.low].known.get(pair.high, {})

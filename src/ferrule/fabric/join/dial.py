@@ -21,7 +21,7 @@ from ferrule.fabric.join.loop import READ, WRITE, Loop
 from ferrule.secure.token import write_address
 
 CONNECT_SECONDS = 1.5
-"""How long a host may take to answer at all: what has not by then is behind a cable that is out, or a firewall."""
+"""Time limit for a host to answer at all: what has not by then is behind a cable that is out, or a firewall."""
 _RETRY_SECONDS = 0.05
 _AT_ONCE = 16
 """Of the calls to one address: where many ranks pass through one, all their calls arrive there."""
@@ -30,7 +30,7 @@ _IN_PROGRESS = (errno.EINPROGRESS, errno.EAGAIN, errno.EINTR)
 
 @dataclass(frozen=True)
 class Call:
-    """Whom to connect to and how.
+    """Target of a connection, and how to make it.
 
     ``source``: the address of this host from which; ``interface``: where it has it. ``request``: who answers at
     ``address`` is not the target of ``identity``, and is asked to relay to it. ``via``: the ranks between, the nearest
@@ -51,7 +51,7 @@ class Call:
         return f"rank {self.identity.target}{via} at {write_address(self.address)}{over}"
 
     def steps(self, key: bytes) -> Steps:
-        """How to shake hands."""
+        """Steps of the handshake."""
         if self.request is None:
             return connect_steps(key, self.identity, encrypt=self.encrypt)
         return relayed_steps(key, self.request, self.identity, encrypt=self.encrypt)
@@ -135,7 +135,7 @@ def _using(loop: Loop | None) -> AbstractContextManager[Loop]:
 
 
 def _try_again(attempts: Sequence[Attempt]) -> None:
-    """What was not there may come. A refusal ends it; what is no rank at all does when no other address is left."""
+    """Retry: what was not there may come. A refusal ends it; a stranger does when no other address is left."""
     for attempt in attempts:
         if isinstance(attempt.result, Elsewhere) and attempt.call.request is None:
             identity, between = attempt.call.identity, attempt.result.rank
@@ -262,7 +262,8 @@ class Attempt:
             answer = b""
 
     def _hung_up(self, how: str) -> None:
-        """Who has not said a word, such as a rank that ended before it took the call, may be there later."""
+        """Handle a hang-up: a peer that has not said a word, such as a rank that ended before it took the call, may be
+        there later."""
         if not self._heard:
             self.fail(f"it hung up{how}")
             return

@@ -27,7 +27,7 @@ _RANK = struct.Struct("<i")
 
 
 class Role(IntEnum):
-    """What a connection is for."""
+    """Purpose of a connection."""
 
     RENDEZVOUS = 1
     """To rank 0 of a group that is being made: how its ranks agree."""
@@ -58,7 +58,8 @@ class Elsewhere(RendezvousError):
 
 @dataclass(frozen=True)
 class Identity:
-    """Who connects to whom. ``epoch``: 16 random bytes that name the group; zeros before there is one.
+    """Identity of both ends of a connection: who connects to whom. ``epoch``: 16 random bytes that name the group;
+    zeros before there is one.
 
     ``rail``: the number of the rail, where the pair of ranks has several.
     """
@@ -73,7 +74,8 @@ class Identity:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a rank that proved to know the key is not let in. ``rank``: the one that answers, where another was meant."""
+    """Reason why a rank that proved to know the key is not let in. ``rank``: the one that answers, where another was
+    meant."""
 
     text: str
     status: Status = Status.REFUSED

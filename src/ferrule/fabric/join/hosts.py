@@ -1,4 +1,4 @@
-"""What a rank tells the others about its host, and what follows from that."""
+"""Host description that a rank sends to the others, and conclusions from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ferrule.process import boot_id
 
 @dataclass(frozen=True)
 class RankHost:
-    """Where a rank runs.
+    """Host of a rank.
 
     ``host``: a name for people. ``memory_id``: equal for ranks that should be able to share memory: same boot of
     the same kernel, same process namespace (two containers have two), same user; a probe must still prove it.

@@ -109,7 +109,7 @@ def _ends(new: NewGroup, connections: Connections, measuring: Measuring) -> dict
 
 
 def _strategy(new: NewGroup, sessions: Sequence[Session]) -> Strategy:
-    """How this group's collectives go; ranks that all share memory have algorithms of their own."""
+    """Strategy of this group's collectives; ranks that all share memory have algorithms of their own."""
     if any(session.memory is not None and min(session.memory.local_index) >= 0 for session in sessions):
         return Strategy()
     force = None if new.hosts[0].algorithm == "auto" else new.hosts[0].algorithm

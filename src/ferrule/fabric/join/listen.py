@@ -1,4 +1,4 @@
-"""Where a rank listens for others."""
+"""Listening sockets of a rank, for the other ranks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def listen_on(host: str, port: int, interface: str = "") -> socket.socket:
 
 
 def resolve(host: str, port: int, interface: str = "") -> list[tuple[socket.AddressFamily, Any]]:
-    """What to connect or bind to. ``interface``: without it a link-local address of IPv6 means nothing."""
+    """Socket addresses to connect or bind to. ``interface``: without it a link-local address of IPv6 means nothing."""
     if interface and host.startswith("fe80:"):
         host = f"{host}%{interface}"
     # As bytes a name in plain letters needs no codec for the others, which takes longer to load than all else here.

@@ -1,4 +1,4 @@
-"""What a group remembers about its members, and how some of them form a smaller one."""
+"""Members of a group, and the split of a group into smaller ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHOICE = struct.Struct("<? q q")  # takes part, color, key
 
 @dataclass(frozen=True)
 class Lineage:
-    """Who made the first of a line of groups that were made anew, each from survivors of the one before.
+    """Members that made the first of a line of groups that were made anew, each from survivors of the one before.
 
     ``members``: the mesh's ranks. ``key``: the secret from which the epochs of the line follow.
     """

@@ -1,4 +1,4 @@
-"""What all groups of one job share on this rank: the acceptor, the paths to the other ranks, and who they are."""
+"""Mesh: state that all groups of one job share on this rank: acceptor, other ranks, and the paths to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STREAMS = (Role.COLLECTIVES, Role.MESSAGES)
 """The streams of a group in the order of the native core's numbers."""
 
 MAX_WATCHED_RAILS = 64
-"""How many connections to one peer the native heartbeat takes."""
+"""Number of connections to one peer that the native heartbeat takes."""
 _BEATS = 8
 """Beats that must be missed before a rank is lost: the network may drop a few."""
 _RELAXED_SECONDS = 1.0
@@ -77,11 +77,11 @@ class Mesh:
         return len(self.hosts)
 
     def call(self, rail: Rail, identity: Identity) -> Call:
-        """How to make a connection over a direct rail."""
+        """Call that makes a connection over a direct rail."""
         return Call(rail.address, identity, rail.source, rail.interface, encrypt=self.encrypt)
 
     def calls(self, peer: int, identities: Sequence[Identity]) -> list[Call]:
-        """How to make these connections to ``peer`` (a rank of the mesh) over the path that is known to work.
+        """Calls that make these connections to ``peer`` (a rank of the mesh) over the path that is known to work.
 
         An identity's rail picks the rail, if it is of a stream or the heartbeat; all else goes over one that is well.
         """
@@ -98,7 +98,7 @@ class Mesh:
         return [replace(self.call(rail, who), request=request, via=path.via) for who in identities]
 
     def path_to(self, peer: int) -> Path:
-        """How to get to ``peer`` now; with neither rails nor ranks between, not at all."""
+        """Path to ``peer`` now; with neither rails nor ranks between, not at all."""
         path = self.paths[peer]
         return path if path.rails else Path((), self.route(self.rank, peer) or ())
 
@@ -129,7 +129,7 @@ class Mesh:
         return frozenset(rank for rank, (presence, _) in enumerate(presences) if presence in ("lost", "left"))
 
     def onward(self, who: Identity) -> list[Call] | None:
-        """How to pass on a rank that asks for another one: see `ferrule.fabric.routing.relays.Onward`."""
+        """Calls that pass on a rank which asks for another one: see `ferrule.fabric.routing.relays.Onward`."""
         route = self.route(who.rank, who.target)
         if route is None:
             return None

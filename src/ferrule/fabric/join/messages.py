@@ -16,7 +16,7 @@ Pair = tuple[int, int]
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """What one rank sends to another."""
+    """Base of the messages of one rank to another."""
 
 
 class HostReport(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""What all steps of making a group share on one rank."""
+"""State of a group that is being made, for all its steps on one rank."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class NewGroup:
 
     @property
     def sockets(self) -> int:
-        """How many per interface the hosts are told to have, the least of all; 0: as many as measure faster."""
+        """Sockets per interface that the hosts are told to have, the least of all; 0: as many as measure faster."""
         return min((host.sockets for host in self.hosts if host.sockets), default=0)
 
     def identity(self, role: Role, target: int, rail: int) -> Identity:

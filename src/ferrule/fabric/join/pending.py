@@ -20,14 +20,14 @@ NO_EPOCH = bytes(16)
 """The epoch of the rendezvous, when the group has none yet."""
 
 _GRACE_SECONDS = 0.8
-"""How long a rank that knows the key, and was refused, may still turn up properly before that becomes an error: it may
-have been started with another address or size by mistake, and again without."""
+"""Seconds in which a rank that knows the key, and was refused, may still turn up properly before that becomes an error:
+it may have been started with another address or size by mistake, and again without."""
 _LOOK_SECONDS = 0.2
 _REMIND_SECONDS = 10.0
 
 
 class Place(NamedTuple):
-    """What one connection is, to a rank that waits for it."""
+    """Identity of one connection, for a rank that waits for it."""
 
     role: Role
     rank: int
@@ -74,7 +74,7 @@ class PendingPeers:
             self._handlers[role] = handler
 
     def refusal(self, who: Identity) -> Refusal | None:
-        """Why a peer that knows the key is not let in, if so."""
+        """Reason why a peer that knows the key is not let in, if so."""
         with self._changed:
             if who.role == Role.RENDEZVOUS and who.epoch == NO_EPOCH and who.target == 0 != self._rank:
                 return Refusal(f"rank {self._rank} answers here", Status.ELSEWHERE, self._rank)

@@ -33,7 +33,7 @@ from ferrule.fabric.transports.build import Joined
 _PAUSE_SECONDS = 0.05
 _MOST_IN_VAIN = 3
 _VERDICT_SECONDS = 2.0
-"""How long the heartbeat may take to say which rank was lost, when all that is known is that a connection ended."""
+"""Time limit for the heartbeat to say which rank was lost, when all that is known is that a connection ended."""
 
 
 def reform_group(membership: Membership, deadline: Deadline) -> tuple[Joined, Membership]:

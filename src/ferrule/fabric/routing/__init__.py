@@ -1,1 +1,1 @@
-"""Which path and which algorithm a message takes."""
+"""Choice of the path and of the algorithm for a message."""

@@ -1,4 +1,4 @@
-"""Which algorithm a collective uses for how many bytes: decided from what the links cost, printable, pure.
+"""Collective algorithms by message size: a decision table from the costs of links, printable, pure.
 
 The model is that of LogGP (Alexandrov and others, 1995) reduced to what decides here: a message takes alpha + bytes *
 beta on each link of its path, links work at the same time, and every message costs its ends some work of their own,
@@ -23,9 +23,10 @@ from ferrule.units import format_bytes
 _UNLIMITED = (1 << 64) - 1
 _SIZES = tuple(1 << power for power in range(3, 33))
 WORK_SECONDS = 3e-6
-"""What one message costs the rank that sends or receives it: about a system call and its share of the loop."""
+"""Seconds per message of the rank that sends or receives it: about a system call and its share of the loop."""
 _FORWARD_SECONDS = 10e-6
-"""What it costs that rank: it forwards all that pass through it one after the other, each with a few system calls."""
+"""Seconds per forwarded message of the rank between: it forwards all that pass through it one after the other, each
+with a few system calls."""
 _LARGEST_COPIED = 64 << 10
 """Above, "once" and "doubling" would copy and reduce much more than others; they are for small messages."""
 _CHUNK_BYTES = 256 << 10
@@ -38,8 +39,8 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "reduce": ("pieces", "tree"),
     "barrier": ("once", "doubling", "tree"),
 }
-"""What the native core has for each collective; "pieces" stands for the direct path where nothing is cut. The others
-(gather, scatter, all_to_all) always go directly, through other ranks where there is no link."""
+"""Candidate algorithms in the native core for each collective; "pieces" stands for the direct path where nothing is
+cut. The others (gather, scatter, all_to_all) always go directly, through other ranks where there is no link."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ _LONGEST_BURST_SECONDS = 0.1
 _TRIES = 2
 """Of each burst; the quicker one counts, since a busy host makes a burst slower but never quicker than its link."""
 SECOND_SOCKET_GAIN = 1.25
-"""How much faster two sockets must be than one to be worth it: with one, small messages are quicker."""
+"""Speed-up by which two sockets are worth it: with one, small messages are quicker."""
 _SLICE = 256 << 10
 _COUNT = struct.Struct("<Q")
 _RESULT = struct.Struct("<d")
@@ -287,7 +287,7 @@ def matrix(
 
 
 def _crowding(hosts: Sequence[RankHost]) -> float:
-    """How many ranks share a core on the fullest host."""
+    """Number of ranks that share a core on the fullest host."""
     fullest = 1.0
     for memory_id in {host.memory_id for host in hosts}:
         here = [host.cpus for host in hosts if host.memory_id == memory_id]

@@ -1,4 +1,4 @@
-"""What a message costs between ranks: the numbers by which algorithms are chosen."""
+"""Cost matrices of messages between ranks: the numbers by which algorithms are chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What links cost when they were measured at earlier starts: a file of the user's, by what identifies a link."""
+"""Cache of link costs measured at earlier starts: a file of the user's, by what identifies a link."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_LINKS = 300
 _LOCK_SECONDS = 0.5
 
 Ends = tuple[str, str]
-"""What identifies a link: the end at the lower rank, and the one at the higher rank."""
+"""Identity of a link: the end at the lower rank, and the one at the higher rank."""
 
 
 class _File(Struct, frozen=True):
@@ -69,7 +69,7 @@ class KnownLinks:
         self._links = self._read()
 
     def find(self, ends: Ends | None) -> Measured | None:
-        """What the link between these ends cost, if that is known and not too old."""
+        """Cost of the link between these ends, if it is known and not too old."""
         one = self._links.get(_key(ends)) if ends is not None else None
         return None if ends is None or one is None else _turned(ends, one)
 

@@ -1,4 +1,4 @@
-"""What the links of a new group cost: measured now, or known since an earlier start."""
+"""Link costs of a new group: measured now, or known since an earlier start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Measuring:
         return known
 
     def measure(self, agreed: Pairs, pairs: Sequence[Pair], joined: Collection[int]) -> dict[int, Measured]:
-        """What the links to lower ranks cost, as far as this rank has to measure them, or knows.
+        """Costs of the links to lower ranks, as far as this rank has to measure them, or knows.
 
         ``pairs``: (lower, higher), all that are to be measured; ``joined``: the ranks to which this one has no need to.
         """
@@ -64,7 +64,7 @@ class Measuring:
         return {other: together(list(rails.values())) for other, rails in self.measured.items() if other < rank}
 
     def choose_sockets(self) -> None:
-        """Where two sockets measured faster the pair gets a second one, which the higher rank makes soon afterwards.
+        """Choose a second socket for the pairs where two measured faster, which the higher rank makes soon afterwards.
 
         Other ranks need not know, and do not wait for it: to begin with it is a rail that is missing.
         """

@@ -1,4 +1,4 @@
-"""How a rank gets to another one: the rails between two hosts. Pure."""
+"""Paths from a rank to another one: the rails between two hosts. Pure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def candidates(rank: int, own: RankHost, peer: int, other: RankHost, sockets: in
 
 
 def keep(rails: Sequence[Rail], reached: Collection[int]) -> tuple[Rail, ...]:
-    """Which of the rails that were ``reached`` (their numbers) to use: each interface once, on either end."""
+    """Rails to use of those that were ``reached`` (their numbers): each interface once, on either end."""
     kept: list[int] = []
     used: set[tuple[str, str]] = set()
     for rail in rails:

@@ -21,7 +21,7 @@ _OPEN_SECONDS = 15.0
 """For the next rank to open its part of the way: longer than a rank may be ahead of it."""
 
 Onward = Callable[[Identity], Sequence[Call] | None]
-"""How to get one rank further towards the target of the rank that asks: calls to try one after the other, with a
+"""Lookup of the next step towards the target of the rank that asks: calls to try one after the other, with a
 ``request`` where that rank has to relay too; None as long as this rank does not know. Raises `RendezvousError`."""
 
 
@@ -42,7 +42,8 @@ class _Asked:
 
 
 class Relays:
-    """What this rank carries for others. A rank that asks has proved itself; its bytes are not looked at.
+    """Relayed connections of this rank, which it carries for others. A rank that asks has proved itself; its bytes are
+    not looked at.
 
     Everything but `close` runs in the thread that drives ``loop``, and never waits; bytes go their way on a thread
     of the native core. ``leader``: the call by which this rank has found rank 0.

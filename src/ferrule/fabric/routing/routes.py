@@ -1,4 +1,4 @@
-"""Which ranks a message passes between two that share no link. Pure."""
+"""Routes between ranks that share no link: the ranks that a message passes. Pure."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from ferrule.fabric.routing.costs import PairCosts
 TYPICAL_BYTES = 64 << 10
 """The message size by which paths are compared."""
 RELAY_SECONDS = 40e-6
-"""What a rank on the way adds to a message that it forwards: its relay thread has to wake up."""
+"""Seconds that a rank on the way adds to a message that it forwards: its relay thread has to wake up."""
 _RING_STEPS = 20_000
-"""How long to look for a better ring; the first one is found long before on all but strange graphs."""
+"""Number of steps in the search for a better ring; the first one is found long before on all but strange graphs."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""How bytes move on a rail: shared memory, TCP, RDMA."""
+"""Transports, which move bytes on a rail: shared memory, TCP, RDMA."""

@@ -1,4 +1,4 @@
-"""What a transport is: how it offers itself, joins pairs of ranks, makes their native channels, and repairs these."""
+"""Transport interface: it offers itself, joins pairs of ranks, makes their native channels, and repairs these."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class PeerConnections:
-    """What joins ``rank`` with ``peer``, for a transport to make a channel of.
+    """Connections between ``rank`` and ``peer``, for a transport to make a channel of.
 
     ``streams``: by stream, the authenticated connections by rail, the first rail first. ``measured``: what rails cost,
     where this rank measured them. ``notes``: which other paths there might have been, and why they are not used.
@@ -69,7 +69,7 @@ class Session(Protocol):
     notes: Sequence[str] = ()
 
     def offer(self) -> Struct | None:
-        """What all other ranks should know before they `connect`."""
+        """Offer to all other ranks, which should know it before they `connect`."""
         return None
 
     def connect(

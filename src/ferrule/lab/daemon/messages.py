@@ -41,7 +41,7 @@ class Fault(Request, frozen=True):
 
 
 class Console(Request, frozen=True):
-    """What a guest has written to its serial console."""
+    """Request for the output of a guest's serial console."""
 
     host: Name
 

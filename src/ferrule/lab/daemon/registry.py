@@ -43,7 +43,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What the state file of every kind of lab holds. ``user``: the path of the holder's user namespace."""
+    """State file of every kind of lab. ``user``: the path of the holder's user namespace."""
 
     pid: int
     boot: str = ""
@@ -98,7 +98,7 @@ def write_state(lab: Path, state: msgspec.Struct) -> None:
 
 
 def read_state(lab: Path) -> State | None:
-    """What its holder wrote; None where it did not come so far."""
+    """State that its holder wrote; None where it did not come so far."""
     try:
         return read_record(lab / STATE, State)
     except (FileNotFoundError, msgspec.MsgspecError):

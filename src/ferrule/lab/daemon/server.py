@@ -48,7 +48,7 @@ class Server:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def in_main_thread(self, do: Callable[[], _T], seconds: float) -> _T:
-        """What ``do`` returns or raises there, one call after the other. Raises `TimeoutError` after ``seconds``."""
+        """Result of ``do``, run there one call after the other. Raises `TimeoutError` after ``seconds``."""
         future: Future[_T] = Future()
 
         def work() -> None:

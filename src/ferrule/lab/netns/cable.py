@@ -65,11 +65,11 @@ class Cable:
         return None if rate is None else rate * self._speed
 
     def shaping(self, host: int) -> Shaping:
-        """What happens now to what ``host`` sends."""
+        """Shaping at present of what ``host`` sends."""
         return replace(self._shapings[host], rate=self.rate(host))
 
     def state(self, host: int) -> CableState:
-        """How it is at one end: "up", "cut" (no carrier) or "dark" (a carrier, but nothing passes)."""
+        """State at one end: "up", "cut" (no carrier) or "dark" (a carrier, but nothing passes)."""
         return self._states[host]
 
     def faults(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How exact emulated cables are on this machine: the shaper's own cost, and errors of delays, rates and faults.
+"""Accuracy of emulated cables on this machine: the shaper's own cost, and errors of delays, rates and faults.
 
 All hosts share one clock, so the time of a packet is measured one way: sent in one host, and waited for awake in the
 other, by one thread. That leaves out how long sleeping programs take to wake, which a real network does not change.
@@ -136,7 +136,7 @@ def one_way(lab: Lab, packets: int) -> float:
 
 
 def stream_rate(lab: Lab) -> float:
-    """What one TCP stream from host 0 to host 1 delivers, in bits per second."""
+    """Throughput of one TCP stream from host 0 to host 1, in bits per second."""
     address = lab.address(1, 0)
     sink = lab.popen(1, [sys.executable, "-c", _SINK, address], stdout=subprocess.PIPE, text=True)
     assert sink.stdout is not None

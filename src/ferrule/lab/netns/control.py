@@ -77,7 +77,7 @@ def choose(name: str | None, host: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """How to run something in a host: a command to put before it, and what to add to the environment."""
+    """Entry into a host to run something there: a command to put before it, and what to add to the environment."""
 
     prefix: tuple[str, ...]
     env: dict[str, str]
@@ -98,7 +98,7 @@ def enter(lab: str, host: str) -> Entry:
 
 @dataclass(frozen=True)
 class Place:
-    """Where this process is: in a host of a lab."""
+    """Place of this process: in a host of a lab."""
 
     lab: str
     host: str
@@ -111,7 +111,7 @@ def here() -> Place | None:
 
 
 def _rights() -> list[str]:
-    """What to put before the holder's command so that it may make network namespaces."""
+    """Command to put before the holder's, so that it may make network namespaces."""
     reason = obstacle()
     if reason is None:
         return []

@@ -31,7 +31,7 @@ _SOL_PACKET, _PACKET_VNET_HDR, _PACKET_QDISC_BYPASS, _PACKET_IGNORE_OUTGOING = 2
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _ALL_PROTOCOLS = 3  # ETH_P_ALL
 _BUFFER_BYTES = 16 << 20
-"""What a fast sender may have sent before the shaper takes it: several full TCP windows."""
+"""Buffer for what a fast sender may have sent before the shaper takes it: several full TCP windows."""
 _SECONDS = 5.0
 
 

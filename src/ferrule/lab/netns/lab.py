@@ -22,7 +22,7 @@ from ferrule.lab.netns.panel import Panel
 from ferrule.process import tied
 
 PORT = 7700
-"""Where rank 0 of a job listens, and any rank that others must pass: all ports of a new host are free."""
+"""Port on which rank 0 of a job listens, and any rank that others must pass: all ports of a new host are free."""
 
 ROUTED = "routed0"
 """The interface by which a host of a forwarding lab is reached from all others."""
@@ -32,7 +32,7 @@ _KILL_SECONDS = 5.0
 
 
 def obstacle() -> str | None:
-    """Why there can be no lab on this machine (rights, tools, kernel), or None where there can."""
+    """Reason why there can be no lab on this machine (rights, tools, kernel), or None where there can."""
     try:
         with closing(Namespace()) as namespace:
             batch(namespace, ["link add name probe type bridge", "link add name end0 type veth peer name end1"])
@@ -165,7 +165,7 @@ class Lab:
         return cables[0].address(host)
 
     def path(self, host: int) -> str:
-        """Where any process of this machine finds its network namespace while the lab is up: a file for `setns`."""
+        """Path of its network namespace for any process of this machine while the lab is up: a file for `setns`."""
         return self._namespace(host).path
 
     def inside(self, host: int) -> AbstractContextManager[None]:
@@ -177,7 +177,7 @@ class Lab:
         return [sys.executable, "-I", "-S", ENTER, self.path(host), *argv]
 
     def env(self, host: int) -> dict[str, str]:
-        """What makes ``host`` a machine of its own to a rank, although all share their memory."""
+        """Environment that makes ``host`` a machine of its own to a rank, although all share their memory."""
         return {"FERRULE_HOST_ID": self.name(host)}
 
     def new_port(self) -> int:
@@ -202,7 +202,7 @@ class Lab:
         return found
 
     def _leaders(self, host: int) -> list[str]:
-        """Where ranks of ``host`` find rank 0, or a rank that relays to it."""
+        """Addresses at which ranks of ``host`` find rank 0, or a rank that relays to it."""
         if host == 0:
             return [cable.address(0) for cable in self.cables if 0 in cable.hosts] or ["127.0.0.1"]
         hop = self.topology.next_hop(host, 0)

@@ -33,7 +33,7 @@ class Namespace:
 
     @property
     def path(self) -> str:
-        """Where other processes find it, for example ``nsenter --net=PATH``, as long as this process holds it."""
+        """Path for other processes, for example ``nsenter --net=PATH``, as long as this process holds it."""
         return f"/proc/{os.getpid()}/fd/{self._held()}"
 
     @contextmanager

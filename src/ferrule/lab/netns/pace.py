@@ -43,7 +43,7 @@ def before_the_shaper(bits_per_second: float, mtu: int, overhead: int) -> Pace:
 
 
 def segment_bytes(bits_per_second: float, mtu: int) -> int:
-    """How much TCP may hand over as one packet at that rate: half a millisecond of it.
+    """Bytes that TCP may hand over as one packet at that rate: half a millisecond of it.
 
     Smaller ones would be finer in time, but cost so much that a busy machine does not keep up with 1 Gb/s.
     """

@@ -52,7 +52,7 @@ class Panel:
             raise LabError(f"the lab's shaper took no cable: {error}") from error
 
     def set(self, cable: int, directions: Sequence[tuple[Shaping, Flow]]) -> None:
-        """What happens to what each of its ends sends."""
+        """Set the shaping of what each of its ends sends."""
         for end, (shaping, flow) in enumerate(directions):
             # The native shaper knows no None: 0 is without a limit.
             limits = {"rate": shaping.rate or 0.0, "collapse": shaping.collapse or 0.0, "queue": shaping.queue_bytes}

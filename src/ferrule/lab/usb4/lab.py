@@ -95,7 +95,7 @@ class Usb4Lab:
         return [self.directory / socket_name(host, number) for number in range(self.plan.host(host).controllers)]
 
     def qemu_arguments(self, host: str, memory_mb: int) -> list[str]:
-        """What QEMU (10.1 or newer) needs on its command line, with a guest's memory in a file that is shared.
+        """Arguments for QEMU's (10.1 or newer) command line, with a guest's memory in a file that is shared.
 
         Its ``-machine`` must say ``memory-backend=usb4-memory``. Writes to registers must not be posted: a driver that
         stops a ring takes the memory back at once. (QEMU does not post them where registers are mapped, as ours are.)

@@ -9,7 +9,7 @@ from ferrule.lab.usb4.profile import FaultKind, Plan
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What the emulating process is started with: the arguments of `Usb4Lab`. ``trace``: a path, or empty."""
+    """Start order of the emulating process: the arguments of `Usb4Lab`. ``trace``: a path, or empty."""
 
     plan: Plan
     trace: str

@@ -132,7 +132,7 @@ class Network:
         self._connect()
 
     def deadline(self) -> float | None:
-        """When `update` has something to do."""
+        """Time at which `update` has something to do."""
         times = [cable.up_at for cable in self.cables if cable.link == Link.TRAINING]
         times += [pending.again for pending in self._pending.values()] + [each[0] for each in self._later[:1]]
         return min(times, default=None)

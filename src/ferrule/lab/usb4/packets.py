@@ -84,7 +84,7 @@ def unseal(data: bytes) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Address:
-    """What a read or write is about. ``count``, ``offset``: in words; ``sequence``: two bits that an answer repeats."""
+    """Target of a read or write. ``count``, ``offset``: in words; ``sequence``: two bits that an answer repeats."""
 
     space: int
     adapter: int
@@ -156,7 +156,8 @@ class HotPlug:
 
 @dataclass(frozen=True)
 class XDomain:
-    """What one host's connection manager says to another's; ``body``: from the word with length and sequence on."""
+    """Inter-domain message of one host's connection manager to another's; ``body``: from the word with length and
+    sequence on."""
 
     route: int
     body: tuple[int, ...]

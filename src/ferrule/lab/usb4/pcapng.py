@@ -40,7 +40,7 @@ class Captured:
 
 
 def header(application: str) -> bytes:
-    """What a file begins with."""
+    """Header of a file."""
     fixed = struct.pack("<IHHq", _MAGIC, 1, 0, -1)
     return _block(_SECTION, fixed + _option(_APPLICATION, application.encode()) + _option(_END))
 

@@ -18,7 +18,7 @@ _D3HOT = 3
 
 
 def config_space(ids: tuple[int, int]) -> bytearray:
-    """What it reads after a reset. ``ids``: vendor and device."""
+    """Configuration space after a reset. ``ids``: vendor and device."""
     space = bytearray(SIZE)
     revision, has_capabilities = 1, 0x10
     struct.pack_into("<HHHHBBBB", space, 0, *ids, 0, has_capabilities, revision, *_CLASS_USB4)
@@ -31,7 +31,7 @@ def config_space(ids: tuple[int, int]) -> bytearray:
 
 
 def write(space: bytearray, offset: int, data: bytes) -> None:
-    """What software writes. Of the word for power it sets the state and what wakes, and clears what did."""
+    """Write of software. Of the word for power it sets the state and what wakes, and clears what did."""
     before = _control(space)
     space[offset : offset + len(data)] = data
     status = before & _WAKE_STATUS

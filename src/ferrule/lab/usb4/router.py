@@ -142,7 +142,7 @@ class Router:
             words[4] = words[4] & 0x000FFFFF | (_BUFFERS_BONDED if width == 2 and not lane else _BUFFERS) << 20
 
     def hop(self, adapter: int, number: int) -> Hop | None:
-        """Where frames go that come to this adapter with this HopID; None if no path is set up."""
+        """Next hop of frames that come to this adapter with this HopID; None if no path is set up."""
         words = self._paths[adapter][2 * number : 2 * number + 2]
         if len(words) < 2 or not words[0] & _PATH_VALID:
             return None

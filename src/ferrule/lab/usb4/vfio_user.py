@@ -125,7 +125,7 @@ def decode_dma_unmap(payload: bytes) -> DmaUnmap:
 
 
 def decode_index(payload: bytes) -> int:
-    """Which region or interrupt an INFO request asks for; and, before it, how much its asker has room for."""
+    """Region or interrupt that an INFO request asks for; and, before it, how much its asker has room for."""
     return int(_unpack("<8xI", payload)[0])
 
 

@@ -31,7 +31,7 @@ class Job:
 
 
 def job(command: Sequence[str], host: str, wiring: Wiring, peer_command: str = "") -> Job:
-    """What runs when ``command`` is to run on ``host``, and ``peer_command`` on its peer meanwhile.
+    """Job that runs ``command`` on ``host``, and ``peer_command`` on its peer meanwhile.
 
     The peer is the host at the other end of the first cable. ``{peer}``, ``{peer_address}`` and ``{host}`` are replaced
     in both; programs find them as PEER, PEER_ADDRESS and FERRULE_HOST_ID. A lone ``ping``, ``iperf3`` or program of

@@ -76,7 +76,7 @@ def fault(name: str, cable: str, arguments: Sequence[str], sender: str | None = 
 
 
 def console(name: str, host: str) -> str:
-    """What a host has written to its serial console."""
+    """Output of a host's serial console."""
     return _ask(name, Console(host), str)
 
 

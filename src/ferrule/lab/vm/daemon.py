@@ -28,7 +28,7 @@ from ferrule.lab.vm.status import GuestStatus, VmStatus, WiredState
 
 LEND_SECONDS = 30.0
 REBOOT_SECONDS = 60.0
-"""How long callers wait at most."""
+"""Time limit of callers for a reboot."""
 DONE = b"done\n"
 """Sent by a borrower before it hangs up if its command ended by itself."""
 

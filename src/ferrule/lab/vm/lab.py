@@ -26,7 +26,7 @@ from ferrule.lab.vm.machine.running import RunningGuest
 _BASE = ("bash", "busybox-static", "iproute2", "kmod")
 
 RDMA = ("ibverbs-providers", "ibverbs-utils", "librdmacm1", "perftest", "rdmacm-utils")
-"""What a guest needs to use and look at RDMA devices; ``ip`` and ``rdma`` are always there."""
+"""Packages that a guest needs to use and look at RDMA devices; ``ip`` and ``rdma`` are always there."""
 
 
 class VmLab:
@@ -132,7 +132,7 @@ class VmLab:
 
 
 def obstacle() -> str | None:
-    """Why no guest can run on this host; None if nothing is known to be in the way."""
+    """Reason why no guest can run on this host; None if nothing is known to be in the way."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"the VM lab needs Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
     try:

@@ -184,7 +184,7 @@ def _peer(where: Place, wanted: Job, timeout: float) -> Iterator[None]:
 
 
 def without_ready(data: bytes) -> tuple[bytes, bool]:
-    """What a peer's command said itself, and whether `READY` was among it: behind a line of its own, or its newline."""
+    """Peer command's output without `READY`, and whether that was in it: behind a line of its own, or its newline."""
     return data.replace(READY, b"", 1), READY in data
 
 

@@ -24,14 +24,15 @@ _PYTHON = (
     *("numpy", "ferrule", "typer", "click", "shellingham", "annotated_doc", "typing_extensions"),
     *("rich", "markdown_it", "mdurl", "pygments"),
 )
-"""What ``ferrule`` needs in a guest to look at its links and at the machine, with any version of its dependencies."""
+"""Packages that ``ferrule`` needs in a guest to look at its links and at the machine, with any version of its
+dependencies."""
 
 _USERS = ("ib_uverbs", "rdma_ucm")
 """By which programs reach a device; newer kernels leave them to udev."""
 
 
 def machines_with(kernel: str, packages: Sequence[str] = TOOLS) -> VmLab:
-    """Where guests with this kernel boot: one of `KERNELS` or of `DEBUG_KERNELS`, or that of a Debian suite.
+    """Machines whose guests boot this kernel: one of `KERNELS` or of `DEBUG_KERNELS`, or that of a Debian suite.
 
     Raises `ConfigError` for what names no kernel, `LabError` where no guest can run.
     """
@@ -60,7 +61,7 @@ class VmOptions:
     hops: int = 12
 
     def machines(self) -> VmLab:
-        """Where they boot. Raises `ConfigError` for what names no kernel, `LabError` where no guest can run."""
+        """Machines to boot on. Raises `ConfigError` for what names no kernel, `LabError` where no guest can run."""
         packages = dict.fromkeys([*TOOLS, *(RDMA if self.rdma or self.driver else ()), *self.packages])
         return machines_with(self.kernel, tuple(packages))
 
@@ -81,8 +82,7 @@ class VmOptions:
         return machines.build(driver_directory(), MODULE) if self.driver else None
 
     def template(self, driver: Path | None = None) -> Guest:
-        """What all hosts have in common; ``driver``: its module. Raises `ConfigError` for the file of a module that is
-        not there."""
+        """Template of all hosts; ``driver``: its module. Raises `ConfigError` for a missing file of a module."""
         own: list[str | Path] = []
         for module in self.modules:
             path = Path(module)

@@ -14,7 +14,7 @@ _MOST_CONTROLLERS = 2
 
 @dataclass(frozen=True)
 class End:
-    """Where a cable is plugged in: ``port`` of ``controller`` of ``host``; ``address``: of its interface there."""
+    """End of a cable: ``port`` of ``controller`` of ``host``; ``address``: of its interface there."""
 
     host: str
     controller: int
@@ -59,7 +59,7 @@ class Wiring:
     cables: tuple[WiredCable, ...]
 
     def controllers(self, host: str) -> int:
-        """How many it has; at least one, also without a cable."""
+        """Number of controllers of a host; at least one, also without a cable."""
         return max((end.controller + 1 for end in self._ends(host)), default=1)
 
     def ports(self, host: str) -> int:
@@ -105,7 +105,7 @@ class Wiring:
 
 
 def wire(profile: LabProfile) -> Wiring:
-    """How the hosts and cables of ``profile`` become virtual machines. Raises `ConfigError` where they cannot."""
+    """Virtual machines of the hosts and cables of ``profile``. Raises `ConfigError` where they cannot."""
     if len(profile.hosts) > MOST_HOSTS:
         raise ConfigError(f"a lab of virtual machines has at most {MOST_HOSTS} hosts; {profile.name} has more")
     wanted = [sum(number in hosts for _, hosts in profile.cables) for number in range(len(profile.hosts))]

@@ -70,7 +70,7 @@ def check(inventories: Sequence[Inventory]) -> Iterator[Finding]:
 
 
 def merged(findings: Iterable[Finding], inventories: Sequence[Inventory]) -> list[Finding]:
-    """What both ends tell of one cable becomes one finding; and where the other end is the cause, only that stays."""
+    """Merge both ends' findings on one cable into one; and where the other end is the cause, only that stays."""
     found = list(findings)
     for one, other in cables(inventories):
         mine, theirs = (_of(found, end, _SPEED_IDS) for end in (one, other))

@@ -1,4 +1,4 @@
-"""What the fastest connection to other machines allows, where that is little or not known."""
+"""Check of the fastest connection to other machines: its limit, where that is little or not known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a link costs in tokens/s: an estimate from latency and bandwidth, so that findings can be compared.
+"""Cost of a link in tokens/s: an estimate from latency and bandwidth, so that findings can be compared.
 
 The model: tensor parallel over two hosts, a dense model of about 70B parameters: 80 layers of hidden size 8192 with two
 all-reduces each, so 160 messages of 16 KiB (bf16) per token, one after the other. A token waits
@@ -22,24 +22,24 @@ RDMA_INFINIBAND = 3e-6
 RDMA_THUNDERBOLT = 10e-6
 """Macs: 4 to 12 µs are published."""
 _LEAST_GB_S = 1e-3
-"""What a damaged record tells is not divided by."""
+"""Least Gbit/s to divide by, whatever a damaged record tells."""
 WIFI = 2e-3
 WIFI_GB_S = 0.5
 """Assumed; Wi-Fi differs from minute to minute."""
 
 
 def token_seconds(latency: float, gb_s: float) -> float:
-    """How long one token waits for the link. ``latency`` in seconds one way, ``gb_s`` in Gbit/s each way."""
+    """Seconds that one token waits for the link. ``latency`` in seconds one way, ``gb_s`` in Gbit/s each way."""
     return MESSAGES_PER_TOKEN * (latency + MESSAGE_BYTES * 8 / (max(gb_s, _LEAST_GB_S) * 1e9))
 
 
 def prompt_seconds(gb_s: float) -> float:
-    """How long the link is busy with a prompt of `PROMPT_TOKENS`."""
+    """Seconds that the link is busy with a prompt of `PROMPT_TOKENS`."""
     return PROMPT_TOKENS * MESSAGES_PER_TOKEN * MESSAGE_BYTES * 8 / (max(gb_s, _LEAST_GB_S) * 1e9)
 
 
 def limit(latency: float, gb_s: float) -> str:
-    """What a link of that kind allows, in words."""
+    """Limits of a link of that kind, in words."""
     token = token_seconds(latency, gb_s)
     return (
         f"Tensor parallel over it waits {_milliseconds(token)} per token, so it stays below {_rate(token)} tokens/s, "
@@ -48,7 +48,7 @@ def limit(latency: float, gb_s: float) -> str:
 
 
 def instead(now: tuple[float, float], then: tuple[float, float]) -> str:
-    """What a link costs ``now`` and would cost ``then``, each as latency and Gbit/s, in words."""
+    """Costs of a link ``now`` and ``then``, each as latency and Gbit/s, in words."""
     waits = [_milliseconds(token_seconds(*one)) for one in (now, then)]
     prompts = [f"{prompt_seconds(gb_s):.3g} s" for _, gb_s in (now, then)]
     told = []

@@ -36,7 +36,7 @@ _CHECKS = (
 
 
 def diagnose(inventories: Sequence[Inventory]) -> tuple[Finding, ...]:
-    """What is wrong, or worth knowing, on these hosts and between them; the worst first. Pure."""
+    """Diagnosis: what is wrong, or worth knowing, on these hosts and between them; the worst first. Pure."""
     found = [
         dataclasses.replace(finding, hosts=(one.host,))
         for one in inventories

@@ -122,7 +122,7 @@ def _evidence(inventory: Inventory, firewall: Firewall, *, drops: bool) -> tuple
 
 
 def _open(inventory: Inventory, kind: str, names: Sequence[str]) -> tuple[Cure, ...]:
-    """Where there are no interfaces of cables only, the machines in the subnet are trusted."""
+    """Cures that open a firewall; without interfaces of cables only, the machines in the subnet are trusted."""
     nets = [str(net) for one in inventory.netdevs if one.kind in CABLES for net in subnets(one) if net.version == 4]
     net = nets[0] if nets else "SUBNET"
     text = _TRUST if names else "Trust the other machines in this subnet, if they are all yours."

@@ -1,4 +1,4 @@
-"""What of the system matters to cables: IOMMU, clock, Secure Boot, kernel, power."""
+"""Checks of system properties that matter to cables: IOMMU, clock, Secure Boot, kernel, power."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def subnets(one: NetDevice) -> tuple[Network, ...]:
 
 
 def addresses_evidence(inventory: Inventory, *names: str) -> tuple[tuple[str, str], ...]:
-    """What the system said of these interfaces' addresses, in a line each."""
+    """Evidence on these interfaces' addresses, a line of the system's output each."""
     where = f"$ {IFCONFIG}" if inventory.machine.system == "macos" else f"$ {ADDRESS}"
     if where not in inventory.seen:
         where = "/proc/net/fib_trie"

@@ -1,4 +1,4 @@
-"""What a packet filter does with the connections that ranks make over a cable. Pure.
+"""Packet filter evaluation: its verdict on the connections that ranks make over a cable. Pure.
 
 Rules are walked as the kernel does. A condition that is not understood, or that only some of the packets meet, makes a
 rule uncertain: it decides nothing by itself, and is told.
@@ -18,7 +18,7 @@ from ferrule.links.types.firewall import Firewall, FirewallChain, FirewallRule, 
 from ferrule.links.types.net import NetDevice
 
 PORTS = (32768, 60999)
-"""Where ranks listen: the kernel chooses in ``net.ipv4.ip_local_port_range``, this by default."""
+"""Ports on which ranks listen: the kernel chooses in ``net.ipv4.ip_local_port_range``, this by default."""
 
 Fit = Literal["no", "some", "unknown", "yes"]
 """Whether a rule is for these packets: for none, some of the ports or sources, not understood, all."""

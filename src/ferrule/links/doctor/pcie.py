@@ -46,7 +46,7 @@ def _below(link: PcieLink) -> bool:
 
 
 def _is_slots_limit(link: PcieLink) -> bool:
-    """Where the card falls short, the slot can do no more than what runs now."""
+    """Whether the slot can do no more than what runs now, where the card falls short."""
     slot = link.slot
     if slot is None:
         return False

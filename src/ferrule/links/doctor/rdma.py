@@ -19,7 +19,7 @@ from ferrule.links.types.rdma import RdmaDevice, RdmaPort
 from ferrule.units import format_bytes
 
 MEMLOCK_BYTES = 1 << 30
-"""What a rank pins for its buffers is less; NCCL and other programs pin more."""
+"""Locked memory that is enough: a rank pins less for its buffers; NCCL and other programs pin more."""
 RDMA_MODULE = {"mlx4_core": "mlx4_ib", "mlx5_core": "mlx5_ib", "ice": "irdma"}
 _UP = ("ACTIVE", "INIT", "ARMED")
 _OPENSM = {
@@ -214,7 +214,8 @@ def _driver(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _lossless(inventory: Inventory) -> Iterator[Finding]:
-    """What this end does is read; what a switch does no machine can see. Our driver sends again what is lost."""
+    """Findings on lossless Ethernet: what this end does is read; what a switch does no machine can see. Our driver
+    sends again what is lost."""
     for device in (one for one in _cards(inventory) if one.driver != OWN_DRIVER):
         for port in device.ports:
             if port.link_layer == "Ethernet" and port.state == "ACTIVE":

@@ -19,7 +19,7 @@ _PACKAGES = {"debian": "full-upgrade", "fedora": "kernel", "arch": "linux"}
 
 @dataclass(frozen=True)
 class Told:
-    """What one host said of a version, and where; ``same``: the part of it that has to be the same."""
+    """Version that one host told, and where; ``same``: the part of it that has to be the same."""
 
     host: str
     version: str

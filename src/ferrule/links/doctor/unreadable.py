@@ -1,4 +1,4 @@
-"""What could not be read is told too: a check that could not be done is no clean bill of health."""
+"""Findings for what could not be read: a check that could not be done is no clean bill of health."""
 
 from __future__ import annotations
 

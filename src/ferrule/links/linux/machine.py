@@ -106,7 +106,7 @@ def _cpu(reader: Reader) -> str | None:
 
 
 def _cpus(online: str | None) -> int | None:
-    """How many CPUs ``0-15,32`` names."""
+    """Number of CPUs that ``0-15,32`` names."""
     total = 0
     for part in (online or "").split(","):
         match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part)

@@ -37,7 +37,7 @@ HARDWARE_COUNTERS = (
 OWN_DRIVER = "ferrule_rdma"
 """Of RDMA devices that are USB4 cables (docs/driver.md)."""
 OWN_DESCRIPTION = "ferrule"
-"""How it calls its devices, whatever udev names them."""
+"""Node description of our driver's devices, whatever udev names them."""
 _ENUMERATED = r"[0-9]{1,3}: ?(.+)"
 _MAX_GIDS = 1024
 _MAX_LID = 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""What macOS tells of cables: the output of its commands. One file per subject; all only parse."""
+"""macOS readers of cables: the output of its commands. One file per subject; all only parse."""
 
 from ferrule.links.macos.inventory import read_macos
 

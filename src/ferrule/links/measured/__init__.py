@@ -1,1 +1,1 @@
-"""What links were measured to do: the numbers, the file in which they are kept, and what they say about a link."""
+"""Measured links: the numbers, the file in which they are kept, and the findings on a link from them."""

@@ -1,4 +1,4 @@
-"""What the numbers of a measured link say about it. Pure."""
+"""Findings on a link from its measured numbers. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BUSY = 0.9
 idle, a good one of 10 Gb/s takes 0.95 of them."""
 
 Verdict = Literal["", "limited", "shared", "collapse"]
-"""How both ways go at once, the worst last; ``limited``: by the processors, so nothing is known of the cable."""
+"""Verdict on both directions at once, the worst last; ``limited``: by the processors, so the cable is not known."""
 
 _AT_ONCE: dict[Verdict, tuple[str, Severity, str, str, str]] = {
     "collapse": (
@@ -155,7 +155,7 @@ def _one_way(link: MeasuredLink) -> Iterator[Finding]:
 
 
 def both_ways(one: Bandwidth) -> Verdict:
-    """What the rates with one number of streams say about both directions at once."""
+    """Verdict on both directions at once from the rates with one number of streams."""
     if not one.forth or not one.back:
         return ""
     busy = one.busy > _BUSY
@@ -219,7 +219,7 @@ def _speed(link: MeasuredLink, earlier: MeasuredLink | None) -> Iterator[Finding
 
 
 def _slow(link: MeasuredLink, what: str) -> Finding:
-    """Where the processors were busy they may be what was slow: then the cable is not blamed."""
+    """Findings on slow links. Where the processors were busy, they may be the cause: the cable is not blamed."""
     busy = max((one.busy for one in link.bandwidth), default=0.0)
     lines: tuple[Evidence, ...] = (_line(link, "one way", link.forth, link.back),)
     why = "Large messages, as in prompts and fine-tuning, take that much longer."

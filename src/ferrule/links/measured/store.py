@@ -1,4 +1,4 @@
-"""What links were measured to do: the numbers, and the file of the user's in which they are kept."""
+"""Store of measured links: the numbers, and the file of the user's in which they are kept."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MAX_PAIRS = 200
 _LOCK_SECONDS = 0.5
 
 Fault = Literal["", "stall", "one-way", "blocked", "large", "no-rdma"]
-"""Why a link could not be measured: nothing arrives, or only one way; packets arrive, and no connection comes about;
-small messages pass and large ones do not; both ends have RDMA on it, and it does not work."""
+"""Reason why a link could not be measured: nothing arrives, or only one way; packets arrive, and no connection comes
+about; small messages pass and large ones do not; both ends have RDMA on it, and it does not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Bandwidth:
 
     @property
     def together(self) -> float:
-        """What both directions get at once, in parts of what one gets alone. A good cable has 2."""
+        """Sum of both directions at once, in parts of what one gets alone. A good cable has 2."""
         alone = (self.forth + self.back) / 2
         return (self.both_forth + self.both_back) / alone if alone else 0.0
 
@@ -183,7 +183,7 @@ def _turned_bandwidth(one: Bandwidth) -> Bandwidth:
 
 
 class _Saved(msgspec.Struct):
-    """What the file holds. ``pairs``: decoded one by one, so that a damaged one does not hide the others."""
+    """Contents of the file. ``pairs``: decoded one by one, so that a damaged one does not hide the others."""
 
     version: int
     pairs: dict[str, Any] = {}
@@ -205,7 +205,7 @@ class MeasuredLinks:
         return tuple(sorted(self._read().values(), key=lambda pair: -pair.at))
 
     def find(self, one: str, other: str) -> MeasuredPair | None:
-        """What was measured last between two hosts, as seen from the first."""
+        """Last measurement between two hosts, as seen from the first."""
         found = self._read().get(_key((one, other)))
         return found if found is None or found.hosts == (one, other) else found.turned
 

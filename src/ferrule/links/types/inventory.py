@@ -14,7 +14,7 @@ from ferrule.links.types.rdma import RdmaDevice
 from ferrule.links.types.thunderbolt import ThunderboltDomain, ThunderboltPeer
 
 Evidence = tuple[str, str]
-"""Where it was read (a path, or ``$ command``) and the line that was read there."""
+"""Source of a fact (a path, or ``$ command``) and the line that was read there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Inventory:
 
     @property
     def host(self) -> str:
-        """What the machine is called in findings."""
+        """Name of the machine in findings."""
         return self.machine.name or self.machine.tree
 
     @property
@@ -59,7 +59,7 @@ class Inventory:
         return next((one for one in self.services if one.name == name), None)
 
     def evidence(self, *wheres: str) -> tuple[Evidence, ...]:
-        """What stood at these places, the first line of each; those that were not read are left out."""
+        """Evidence from these places, the first line of each; those that were not read are left out."""
         lines = ((where, self.seen[where].strip().splitlines()) for where in wheres if where in self.seen)
         return tuple((where, found[0] if found else "") for where, found in lines)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NhiRings:
-    """What the driver tells of the host controller's rings.
+    """Rings of the host controller, as the driver tells.
 
     ``vectors``: MSI-X interrupts, of which each ring in use takes one. ``parameters``: the modules' settings, such as
     ``("thunderbolt_net.e2e", "Y")``.
@@ -69,7 +69,7 @@ class Retimer:
 
 @dataclass(frozen=True, slots=True)
 class ThunderboltService:
-    """What the other computer offers over the cable. ``key``: ``network`` is IP over Thunderbolt."""
+    """Service that the other computer offers over the cable. ``key``: ``network`` is IP over Thunderbolt."""
 
     name: str
     path: str

@@ -81,7 +81,7 @@ def gguf_config(model: GgufModel) -> Config:
 
 
 def gguf_text(model: GgufModel) -> str:
-    """What is said of how the weights are stored: the types that take the most bytes."""
+    """Description of how the weights are stored: the types that take the most bytes."""
     return "GGUF " + ", ".join(model.types[:2])
 
 

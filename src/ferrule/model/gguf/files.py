@@ -48,12 +48,12 @@ class GgufModel:
 
 
 def name_of(file: Path) -> str:
-    """What a model of GGUF file ``file`` is called: without the suffix and the number of its part."""
+    """Name of the model of GGUF file ``file``: without the suffix and the number of its part."""
     return _PART.sub("", file.name.removesuffix(SUFFIX))
 
 
 def model_name(model: Path) -> str:
-    """What a model is called that was given no name: as its directory or its GGUF file."""
+    """Name of a model that was given none: as its directory or its GGUF file."""
     return model.resolve().name if model.is_dir() else name_of(model)
 
 

@@ -1,4 +1,4 @@
-"""What a GGUF file says of rotary embeddings, in the words of transformers' configurations."""
+"""Rotary embeddings of a GGUF file, in the words of transformers' configurations."""
 
 from __future__ import annotations
 

@@ -33,4 +33,4 @@ PACKINGS = {
     "Q6_K": Packing(6, 16, 4, nested=True),
     "IQ4_XS": Packing(4, 32, 4, nested=True),
 }
-"""How the engine holds the types that it multiplies by."""
+"""Packings in which the engine holds the types that it multiplies by."""

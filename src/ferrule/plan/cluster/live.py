@@ -44,7 +44,7 @@ def own_report(**options: Any) -> HostReport:
 
 
 def report_text(**options: Any) -> str:
-    """What ``ferrule plan --device-json`` prints: `own_report` in one line of JSON."""
+    """Text that ``ferrule plan --device-json`` prints: `own_report` in one line of JSON."""
     return msgspec.json.encode(own_report(**options)).decode()
 
 

@@ -15,17 +15,18 @@ LEAST_RESERVE = 1 << 30
 RESERVED_PART = 32
 """A system lends a GPU all its memory less so much of it: Linux on Strix Halo 124 of 128 GiB."""
 APPLE_PART = 0.75
-"""What macOS lends its GPU by itself (`recommendedMaxWorkingSetSize`); ``iogpu.wired_limit_mb`` changes it."""
+"""Part of the memory that macOS lends its GPU by itself (`recommendedMaxWorkingSetSize`); ``iogpu.wired_limit_mb``
+changes it."""
 HOST_SECONDS = {"tcp": 12e-6, "verbs": 1e-6}
-"""What both hosts add to the delay of a cable. TCP: kyuz0 measured 37 us one way over Gigabit Ethernet, of which the
-cable's are 25. Verbs: published latencies are from program to program already; the queues must be polled."""
+"""Seconds that both hosts add to the delay of a cable. TCP: kyuz0 measured 37 us one way over Gigabit Ethernet, of
+which the cable's are 25. Verbs: published latencies are from program to program already; the queues must be polled."""
 APPLE_TCP_SECONDS = 200e-6
 """TCP on macOS: two thirds of the 300 us that oljasz measured with exo."""
 UNSHAPED_RATE = 20e9
 """Bits per second of an emulated cable without a rate, which is as fast as this machine copies: typical."""
 
 EMULATED_SECONDS = 13e-6
-"""What the bridge and the shaper between two emulated hosts add to a message, one way: measured."""
+"""Seconds that the bridge and the shaper between two emulated hosts add to a message, one way: measured."""
 Ends = tuple[Sequence[str], RailSpec]
 """The two devices that a rail joins, and the rail."""
 _MTU = 1500

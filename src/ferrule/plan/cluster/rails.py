@@ -21,7 +21,7 @@ GUESSED_DELAY = 15e-6
 GUESSED_SPEED = 1e9
 """Bits per second of an interface that does not tell."""
 GOODPUT = 0.94
-"""What TCP gets of Ethernet's speed with frames of 1500 bytes: (1500 - 52) / (1500 + 38)."""
+"""Part of Ethernet's speed that TCP gets with frames of 1500 bytes: (1500 - 52) / (1500 + 38)."""
 _OLD_SECONDS = 30 * 86400.0
 
 
@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Sources:
-    """What is known of links on this machine. ``now``: in seconds since 1970."""
+    """Sources of what is known of links on this machine. ``now``: in seconds since 1970."""
 
     probed: MeasuredLinks
     calibrated: KnownLinks

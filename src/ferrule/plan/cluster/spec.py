@@ -1,4 +1,4 @@
-"""What the planner knows of the machines and the cables between them."""
+"""Cluster spec: the planner's description of machines and the cables between them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ferrule.errors import PlanError
 from ferrule.fabric.routing.costs import PairCosts
 
 ACHIEVED = 0.85
-"""What reading a large array gets of the memory bandwidth that a maker states: McCalpin's STREAM and its kin see 80 to
-90 % on most machines. A measured bandwidth is taken as it is."""
+"""Part of a maker's memory bandwidth that reading a large array gets: McCalpin's STREAM and its kin see 80 to 90 % on
+most machines. A measured bandwidth is taken as it is."""
 LAUNCH_SECONDS = 5e-6
-"""What starting one operation costs where it was not measured: a kernel launch takes 3 to 10 us on most GPUs."""
+"""Seconds of starting one operation where it was not measured: a kernel launch takes 3 to 10 us on most GPUs."""
 CORES_KEEP = ("cores_together", "cores_in_turns", "cores_awake")
 """Fields of `ClusterSpec`: parts of its speed that a core keeps."""
 HALF = ("bf16", "fp16", "fp32")
@@ -183,7 +183,7 @@ class ClusterSpec:
         return max(slower, 1 / self.cores_awake) if others and self.cores > 1 else slower
 
     def costs(self, names: Sequence[str]) -> PairCosts:
-        """As the fabric has them, for one rank on each of the named devices, in that order."""
+        """Costs of the pairs as the fabric takes them, for one rank on each of the named devices, in that order."""
         pairs = [[self.pair(a, b) if a != b else None for b in names] for a in names]
         return PairCosts(
             tuple(tuple(None if pair is None else pair.alpha for pair in row) for row in pairs),

@@ -190,7 +190,7 @@ EXAMPLES = {
 
 
 def shown(value: object) -> str:
-    """What was written, if short."""
+    """Text that was written, if short."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MOST:
         return "a number that is too large"
     text = repr(value)

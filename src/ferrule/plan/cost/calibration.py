@@ -1,4 +1,4 @@
-"""What engines were measured to do beside what was predicted, and what follows from it for a kind of device."""
+"""Calibration by kind of device: measurements of engines beside predictions, and correction factors from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What messages between the devices of a cluster cost: by the fabric's own decision table, over its own routes."""
+"""Cost of messages between the devices of a cluster: by the fabric's own decision table, over its own routes."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class _Team:
 
     @cached_property
     def _told(self) -> Model:
-        """What the time is worked out by; which algorithm is used, the fabric decides by `_model`."""
+        """Model that gives the time; which algorithm is used, the fabric decides by `_model`."""
         return self._model.at_work(self._work)
 
     def seconds(self, kind: str, size: float) -> float:
@@ -142,8 +142,8 @@ class _Team:
         return self._told.seconds(kind, self._algorithm(kind, asked), asked)
 
     def _algorithm(self, kind: str, size: int) -> str:
-        """What the fabric's decision table has for it (`choose_algorithms`). Its rows end at powers of two; only the
-        one that is asked for is worked out."""
+        """Algorithm of the fabric's decision table (`choose_algorithms`). Its rows end at powers of two; only the one
+        that is asked for is worked out."""
         up_to = min(max(8, 1 << (size - 1).bit_length()), 1 << 32)
         shapes = {"tree": self._model.tree, "ring": self._model.ring}
         possible = [name for name in CANDIDATES[kind] if shapes.get(name, True)]

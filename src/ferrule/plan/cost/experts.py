@@ -1,4 +1,4 @@
-"""How many experts one device of several needs, when whole experts are given out."""
+"""Number of experts that one device of several needs, when whole experts are given out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes of a model lie on which device."""
+"""Memory use of a plan: bytes of the model on each device."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _kinds(model: ModelSpec, stage: Stage) -> list[tuple[LayerSpec, int]]:
 
 
 def activation_bytes(question: Question, stage: Stage, share: Share) -> int:
-    """What one pass needs at once: hidden states in and out, the widest part of a layer, scores of one head's worth of
-    queries, and logits of all sequences on the last stage. An engine reuses it from layer to layer."""
+    """Memory of one pass: hidden states in and out, the widest part of a layer, scores of one head's worth of queries,
+    and logits of all sequences on the last stage. An engine reuses it from layer to layer."""
     model, work, runtime = question.model, question.work, question.runtime
     rows = max(1, min(runtime.batch_tokens, work.prompt * work.concurrency))
     wide = 0.0

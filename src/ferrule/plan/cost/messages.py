@@ -1,4 +1,4 @@
-"""What stages send each other, and in which pieces a prompt goes through them."""
+"""Messages between stages, and the pieces in which a prompt goes through them."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def hop(exchange: Exchange, here: Sequence[str], there: Sequence[str], size: flo
 
 
 def entry_seconds(question: Question, there: Sequence[str], *, last: bool) -> float:
-    """What a hop to a stage costs beside the message: the engine's work for it, and what the stage needs to begin.
-    ``last``: the hop from the last stage back to the first, which has only the word of the next step to take."""
+    """Seconds that a hop to a stage costs beside the message: the engine's work for it, and what the stage needs to
+    begin. ``last``: the hop from the last stage back to the first, which has only the word of the next step to take."""
     runtime, devices = question.runtime, [question.cluster.by_name[name] for name in there]
     begin = 0.0 if last else runtime.stage_operations * max(map(runtime.launch_seconds, devices))
     return runtime.message_seconds + max(map(runtime.resume_seconds, devices)) + begin
 
 
 def announcement(exchange: Exchange, runtime: Runtime, devices: Sequence[str]) -> tuple[float, str]:
-    """What the ranks of the only stage wait for the driver's word, and which way that goes."""
+    """Seconds in which the ranks of the only stage wait for the driver's word, and which way that goes."""
     size = float(runtime.announcement_bytes)
     if not size or len(devices) == 1:
         return 0.0, ""

@@ -1,4 +1,4 @@
-"""What one stage needs for one pass, layer by layer: the roofline of each device, operations, collectives, disk."""
+"""Cost of one pass through one stage, layer by layer: the roofline of each device, operations, collectives, disk."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from ferrule.plan.remembered import remembered
 from ferrule.plan.runtime import Runtime
 
 ARITHMETIC = 0.6
-"""What large matrix products get of the operations per second that a maker states; measured ones are taken as they
-are."""
+"""Part of a maker's operations per second that large matrix products get; measured ones are taken as they are."""
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -78,7 +77,7 @@ class _Pace(NamedTuple):
 
 
 class _Load(NamedTuple):
-    """What a device with some share of a layer does in a pass: bytes of weights and cache, operations of arithmetic,
+    """Load of a device with some share of a layer in a pass: bytes of weights and cache, operations of arithmetic,
     operations that are started."""
 
     weights: float
@@ -189,7 +188,7 @@ class StageCost:
 
     @remembered
     def first(self, which: Pass) -> Seconds:
-        """What precedes the first layer: rows of the embedding."""
+        """Time of what precedes the first layer: rows of the embedding."""
         collectives = self._model.first_collectives if self._vocabulary_cut else ()
         read = which.rows * self._model.embedding_row_bytes
         slowest = max((self._roofline(device, read, 0, 0, 1) for device in self._devices), key=sum)
@@ -197,7 +196,7 @@ class StageCost:
 
     @remembered
     def last(self, which: Pass) -> Seconds:
-        """What follows the last: norm, output matrix for one token of each sequence, the choice of a token."""
+        """Time of what follows the last: norm, output matrix for one token of each sequence, the choice of a token."""
         cut = self._vocabulary_cut
         share = self._model.vocabulary_share(self._stage.width) if cut else 1.0
         head = self._model.head.held(share) + self._model.final.bytes

@@ -1,1 +1,1 @@
-"""What one machine's device does: measured by a short benchmark, and remembered."""
+"""Benchmark of one machine's device: a short measurement whose results are remembered."""

@@ -1,4 +1,4 @@
-"""What computes, behind one interface: torch on a GPU, or the built-in engine's products on processors."""
+"""Compute backends behind one interface: torch on a GPU, or the built-in engine's products on processors."""
 
 from __future__ import annotations
 

@@ -29,9 +29,10 @@ _LEAST_MEMORY_PART = 8
 
 @dataclass(frozen=True)
 class Effort:
-    """What is measured and how long. ``weights``: bytes of arrays that are read, far more than caches hold; ``seconds``
-    for each number; ``rows`` of the products that operations are counted with; ``disk`` bytes of a file in ``folder``,
-    0 for none; ``dtype`` in which reading is measured, as reading costs arithmetic, too, where that is slow."""
+    """Effort of a benchmark: what is measured, and how long. ``weights``: bytes of arrays that are read, far more than
+    caches hold; ``seconds`` for each number; ``rows`` of the products that operations are counted with; ``disk`` bytes
+    of a file in ``folder``, 0 for none; ``dtype`` in which reading is measured, as reading costs arithmetic, too, where
+    that is slow."""
 
     unit: str = "auto"
     threads: int = 1
@@ -45,8 +46,8 @@ class Effort:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the benchmark found. ``runtime_bytes``, ``eager_seconds``, ``resume_seconds`` and ``at`` (seconds since
-    1970) are added by who ran it."""
+    """Figures that the benchmark found. ``runtime_bytes``, ``eager_seconds``, ``resume_seconds`` and ``at`` (seconds
+    since 1970) are added by who ran it."""
 
     unit: str
     title: str

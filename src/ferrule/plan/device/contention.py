@@ -1,4 +1,4 @@
-"""How much of its speed a core keeps while all cores of this machine compute and wait for each other.
+"""Speed that a core keeps while all cores of this machine compute and wait for each other.
 
 Cores share memory, caches, and in virtual machines often the execution units of one core; of several ranks that meet
 after each part of a layer, all wait for the one that was slowest this time; and ranks that take turns on a core find

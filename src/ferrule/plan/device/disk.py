@@ -1,4 +1,4 @@
-"""How fast the disk of a folder is read, by a file of our own that is not in any cache of this machine."""
+"""Read speed of the disk of a folder, by a file of our own that is not in any cache of this machine."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _time(handle: int) -> float:
 
 
 def _resident(handle: int, size: int) -> float | None:
-    """Which part of the file is in memory, by mincore(2)."""
+    """Part of the file that is in memory, by mincore(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

@@ -159,7 +159,7 @@ class RankNeeds:
 
 
 def rank_needs(rank: str, timeout: float = TIMEOUT, *, timed: bool = True) -> RankNeeds:
-    """What a rank of the built-in engine needs here; seconds only if they are to be ``timed``."""
+    """Memory and time that a rank of the built-in engine needs here; seconds only if they are to be ``timed``."""
     what = "what a rank needs beside its weights"
     arguments = ["-c", _RANK_PROGRAM, rank, "timed" if timed else ""]
     return _answer(_python(arguments, timeout, {"OMP_NUM_THREADS": "1"}, what), RankNeeds, what)
@@ -269,7 +269,7 @@ def _remember(store: Path, key: str, figures: Figures) -> None:
 
 
 def _read(store: Path) -> dict[str, Figures]:
-    """Whatever is wrong with the file, the machine is only measured anew."""
+    """Remembered figures; none where anything is wrong with the file: the machine is only measured anew."""
     try:
         return read_record(store, _Store).devices
     except FileNotFoundError:

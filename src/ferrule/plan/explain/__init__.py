@@ -1,4 +1,4 @@
-"""Why a plan is as fast as it is, what would help, and what is missing where none fits."""
+"""Explanation of a plan's speed, of what would help, and of what is missing where none fits."""
 
 from ferrule.plan.explain.bottleneck import Bottleneck, bottleneck
 from ferrule.plan.explain.shortage import Nearest, Shortage, shortage

@@ -1,4 +1,4 @@
-"""What takes most of the time of a plan."""
+"""Bottleneck of a plan: what takes most of its time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TEXTS: dict[BottleneckKind, str] = {
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What takes most of the time of a token, a prompt, or a step of all sequences. ``part``: of that time."""
+    """Bottleneck of a token, a prompt, or a step of all sequences: what takes most of it. ``part``: of the time."""
 
     kind: BottleneckKind
     where: str
@@ -65,7 +65,7 @@ def bottleneck(question: Question, candidate: Candidate) -> Bottleneck:
 
 
 def _places(terms: Iterable[Term]) -> str:
-    """Where most of it happens; all places where these are few."""
+    """Places where most of it happens, all if these are few."""
     ordered = sorted(terms, key=lambda term: -term.seconds)
     names = list(dict.fromkeys(name for term in ordered for name in term.where.split(", ")))
     return ", ".join(names) if len(names) <= NAMED else f"{', '.join(names[:2])} and {len(names) - 2} others"
@@ -83,7 +83,7 @@ def _terms(prediction: Prediction, of: Timed) -> tuple[Term, ...]:
 
 
 def _collective_kind(question: Question, plan: Plan, of: Timed) -> Literal["latency", "bandwidth"]:
-    """Which of the two is to blame: without it the collectives take less."""
+    """Bottleneck of collectives: that of the two without which they take less."""
 
     def seconds(cluster: ClusterSpec) -> float:
         terms = _terms(predict(question.on(cluster), plan), of)

@@ -1,4 +1,4 @@
-"""When nothing fits: what is missing on which device, and the nearest things that fit."""
+"""Shortage when nothing fits: what is missing on which device, and the nearest things that fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_STAGES = 64
 
 @dataclass(frozen=True)
 class Nearest:
-    """What would fit: ``text`` says what is changed, and the question and plan that result."""
+    """Nearest case that would fit: ``text`` says what is changed, and the question and plan that result."""
 
     text: str
     question: Question

@@ -7,14 +7,14 @@ from ferrule.plan.question import Question
 from ferrule.plan.runtime import BUILT_IN_ENGINE
 
 PROCESSOR_FLOPS = 10e12
-"""What computes faster than this, and was not measured on a processor, is taken to be a GPU."""
+"""Speed above which a device that was not measured on a processor is taken to be a GPU."""
 WORTH_IT = 1.02
-"""What is better by less than this is called as good."""
+"""Least improvement that counts: what is better by less is called as good."""
 
 
 def cautions(question: Question) -> list[str]:
-    """What the predictions count on and may not be so: a family that is not known here, and what the built-in engine
-    does not do yet."""
+    """Cautions on what the predictions count on and may not be so: a family that is not known here, and what the
+    built-in engine does not do yet."""
     model = question.model
     found = []
     if not model.known_family:

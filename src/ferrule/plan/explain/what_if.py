@@ -1,4 +1,4 @@
-"""What would make a plan faster: by predicting again with one thing changed."""
+"""Changes that would make a plan faster: by predicting again with one thing changed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ferrule.plan.search.best import best_plan
 RDMA_SECONDS = 8e-6
 """A small message by RDMA over USB4, from program to program (`ferrule lab profiles`: usb4-40g-rdma)."""
 CABLE_SECONDS = 1e-3
-"""What takes longer is no cable that could carry RDMA."""
+"""Longest latency of a cable that could carry RDMA."""
 MENTIONED = 0.01
-"""What helps by less than this part is not worth a line."""
+"""Least improvement, as a part, that is worth a line."""
 _CABLES: frozenset[BottleneckKind] = frozenset({"latency", "bandwidth", "hop"})
 _WAITING: frozenset[BottleneckKind] = frozenset({"latency", "hop"})
 _BYTES: frozenset[BottleneckKind] = frozenset({"weights", "disk"})
@@ -42,7 +42,7 @@ class WhatIf:
 
 
 def what_ifs(question: Question, candidate: Candidate, split: Candidate | None = None) -> list[WhatIf]:
-    """What would make the plan better by its objective, the most helpful first.
+    """Changes that would make the plan better by its objective, the most helpful first.
 
     Lighter weights change the world under the same plan; so do cables and RDMA, under that of ``split`` where the
     plan is for one machine. With one more host the best plan that uses it is looked for.

@@ -42,7 +42,7 @@ SCORING = {
     "DeepseekV3TopkRouter": "sigmoid",
     "Glm4MoeTopkRouter": "sigmoid",
 }
-"""How a router's logits become weights, by its class."""
+"""Scoring function that makes a router's logits weights, by its class."""
 
 
 class Unfit(Exception):

@@ -40,7 +40,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 class _Place(NamedTuple):
-    """What cutting a model asks of a group."""
+    """Stand-in of a group, as far as cutting a model asks it."""
 
     rank: int
     size: int

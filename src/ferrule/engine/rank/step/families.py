@@ -1,4 +1,4 @@
-"""What the layers of a family of models do that attributes of their modules do not tell, by the class of the layer.
+"""Layer properties of model families that their modules' attributes do not tell, by the class of the layer.
 
 A family is here when a step program gives the logits of transformers' modules for it (tests/engine/rank/test_step.py).
 All others run through those modules.

@@ -19,7 +19,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """What all operations share: how they are printed."""
+    """Base of all operations: how they are printed."""
 
     def __str__(self) -> str:
         told = []
@@ -193,7 +193,7 @@ class Experts(Operation):
 
 @dataclass(frozen=True)
 class CacheLayer:
-    """What a layer keeps of a token: ``heads`` keys of ``width`` numbers and as many values of ``value_width``."""
+    """Cache of one layer, per token: ``heads`` keys of ``width`` numbers and as many values of ``value_width``."""
 
     heads: int
     width: int
@@ -201,8 +201,8 @@ class CacheLayer:
 
 
 class HeadParts(NamedTuple):
-    """How latent attention's last projection is held: of each head its ``key`` rows, transposed, by which queries are
-    brought among the latents, and its ``value`` rows, by which results come back."""
+    """Parts of latent attention's last projection by head: of each head its ``key`` rows, transposed, by which queries
+    are brought among the latents, and its ``value`` rows, by which results come back."""
 
     key: int
     value: int

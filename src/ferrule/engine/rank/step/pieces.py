@@ -1,4 +1,4 @@
-"""Where the rows of a packed matrix are stored: slices of a checkpoint that make a parameter, or one of its experts.
+"""Pieces of a packed matrix: slices of a checkpoint's tensors that make a parameter, or one of its experts.
 
 As `weights.loading`, which fills ordinary parameters: experts are stacked in one parameter, while most checkpoints
 store them one by one, and gate and up apart.

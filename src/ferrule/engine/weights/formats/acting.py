@@ -17,7 +17,7 @@ from ferrule.model.packing import LEAST_GROUP, Packing
 
 
 def owned_packing(layout: GroupLayout, owners: NDArray[Any]) -> Packing | None:
-    """How a matrix is held whose columns are of groups ``owners``."""
+    """Packing of a matrix whose columns are of groups ``owners``."""
     packing = packing_of(layout)
     return replace(packing, ordered=True) if packing and not in_order(owners, layout.group) else packing
 

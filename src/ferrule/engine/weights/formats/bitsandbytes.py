@@ -159,7 +159,7 @@ def _check_row_format(weight: Weight, source: StoredTensors) -> None:
 
 
 def _state(state: Stored, source: StoredTensors) -> dict[str, Any]:
-    """What a ``quant_state`` says. Raises `ModelError` where it is damaged."""
+    """Contents of a ``quant_state``. Raises `ModelError` where it is damaged."""
     try:
         if state.bytes > MOST_STATE:
             raise ValueError(f"{state.bytes:,} bytes")

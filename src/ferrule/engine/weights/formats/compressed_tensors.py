@@ -26,7 +26,7 @@ UNUSED = ("weight_shape", "input_scale", "input_zero_point", "input_global_scale
 
 @dataclass(frozen=True)
 class Told:
-    """What config.json tells of a module's weights. ``group``: 0 where it tells none."""
+    """Settings of a module's weights in config.json. ``group``: 0 where it tells none."""
 
     bits: int
     group: int
@@ -195,7 +195,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def _told(module: str, settings: Mapping[str, Any]) -> Told:
-    """What config.json says of ``module``: by the group that names it, else by one for a class of modules."""
+    """Settings of ``module`` in config.json: by the group that names it, else by one for a class of modules."""
     general: Mapping[str, Any] = {}
     for group in settings["config_groups"].values():
         if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):

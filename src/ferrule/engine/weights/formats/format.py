@@ -54,7 +54,7 @@ class Weight:
 
 
 class StoredTensors(Protocol):
-    """Where a format reads the parts."""
+    """Source of a format's parts."""
 
     def read_stored(self, key: str, cut: Slicing | None = None) -> list[Tensor]:
         """The ranges of the stored tensor ``key`` that ``cut`` names, in order (without its padding); the whole where

@@ -1,4 +1,4 @@
-"""What all formats of grouped codes share: a format says how any rectangle of a matrix is read as `GroupedMatrix`."""
+"""Common base of all formats of grouped codes: a format reads any rectangle of a matrix as `GroupedMatrix`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class GroupedFormat(ABC):
     ) -> list[Weight]: ...
 
     def layout(self, weight: Weight) -> GroupLayout:
-        """How ``weight`` is stored."""
+        """Layout of ``weight`` as it is stored."""
         assert isinstance(weight, GroupedWeight)
         return weight.layout
 
@@ -76,7 +76,7 @@ class GroupedFormat(ABC):
         groups of equal size."""
 
     def packing(self, weight: Weight, source: StoredTensors) -> Packing | None:
-        """How a rank holds ``weight``; None: as plain numbers."""
+        """Packing of ``weight`` on a rank; None: as plain numbers."""
         return packing_of(self.layout(weight))
 
     def border(self, weight: Weight, dim: int) -> int:
@@ -151,7 +151,7 @@ def _of_matrix(weight: Weight, cut: Slicing | None) -> Slicing | None:
 
 
 def _proportion(cut: Slicing, dim: int, length: int) -> Slicing:
-    """What ``cut`` is of a stored dimension that is ``length`` long, and holds the same in equal steps."""
+    """Proportion of ``cut`` to a stored dimension that is ``length`` long, and holds the same in equal steps."""
     ranges = tuple((start * length // cut.of, -(-stop * length // cut.of)) for start, stop in cut.ranges)
     return Slicing(dim, length, ranges)
 

@@ -26,7 +26,7 @@ FLOATS = {
 STACK = "switch_mlp"
 """The module of mlx-lm that holds the experts of a layer in stacks, one for each projection."""
 EXPERT_NAMES = {"block_sparse_moe": {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}}
-"""What mlx-lm renames: names in the model's own checkpoints, by the module of the experts."""
+"""Names that mlx-lm changes: names in the model's own checkpoints, by the module of the experts."""
 
 
 class Mlx(GroupedFormat):

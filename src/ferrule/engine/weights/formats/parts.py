@@ -16,7 +16,7 @@ from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
 
 SCALES: Mapping[str, Scale] = {"F16": "f16", "BF16": "bf16", "F32": "f32", "F8_E8M0": "e8m0", "U8": "e8m0"}
-"""How scales of a stored dtype are held without loss; bytes are the exponents of E8M0."""
+"""Lossless representation of scales by their stored dtype; bytes are the exponents of E8M0."""
 
 
 def modules(stored: Mapping[str, Stored], leaf: str) -> Iterator[str]:

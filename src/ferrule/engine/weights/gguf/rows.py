@@ -1,4 +1,4 @@
-"""Where the rows of a weight lie in the tensors of a GGUF file that it is made of. Pure."""
+"""Row order of weights in a GGUF file: places of a weight's rows in the tensors that it is made of. Pure."""
 
 from __future__ import annotations
 

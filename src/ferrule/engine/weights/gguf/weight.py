@@ -39,7 +39,7 @@ class GgufWeight(Weight):
         return super().is_matrix and self.axes == (1, 2)
 
     def spans(self, cut: Slicing | None) -> Spans:
-        """What ``cut`` leaves of each axis."""
+        """Range that ``cut`` leaves of each axis."""
         found: list[tuple[Range, ...]] = [((0, size),) for size in self.stored]
         if cut is not None:
             found[self.axes[cut.dim]] = cut.ranges

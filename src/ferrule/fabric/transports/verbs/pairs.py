@@ -19,11 +19,11 @@ _STEP_SECONDS = 3.0
 
 
 class PairMessage(Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """What two ranks tell each other over their authenticated connection."""
+    """Base of the messages of two ranks over their authenticated connection."""
 
 
 class Ports(PairMessage, frozen=True):
-    """What this host has; ``reason``: why that is nothing, or less than one might expect."""
+    """Ports of this host; ``reason``: why there are none, or fewer than one might expect."""
 
     ports: tuple[Port, ...]
     types: tuple[QueuePairType, ...]

@@ -1,4 +1,4 @@
-"""Which RDMA port of one host reaches which of another: plain decisions on what both tell of their ports."""
+"""Paths between RDMA ports of two hosts: plain decisions on what both tell of their ports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Port:
 
     @property
     def software(self) -> str:
-        """What emulates it, if anything does: such a port is slower than the sockets that it sits on."""
+        """Software that emulates it, if any does: such a port is slower than the sockets that it sits on."""
         return _SOFTWARE_VENDORS.get(self.vendor, "")
 
 
@@ -61,7 +61,7 @@ class End:
 
 @dataclass(frozen=True)
 class VerbsPath:
-    """How a pair of ranks may be joined; ``ends`` in the order of their ranks."""
+    """Path that may join a pair of ranks; ``ends`` in the order of their ranks."""
 
     ends: tuple[End, End]
     type: QueuePairType
@@ -90,7 +90,7 @@ def paths(
 
 
 def _joint(one: Port, other: Port, met: tuple[str, str]) -> tuple[int, tuple[End, End]] | None:
-    """How two ports of the same kind may reach each other, with a rank: lower is more likely."""
+    """Ends by which two ports of the same kind may reach each other, after an order: lower is more likely."""
     if one.wire == "infiniband":
         # The subnet's name is its manager's choice, and mostly the default: it says who is not in reach.
         joined = one.lid and other.lid and one.subnet == other.subnet

@@ -73,7 +73,7 @@ class CpioWriter:
 
 
 def guest_path(path: str) -> str:
-    """Where ``path`` really lies in the guest, whose /usr is merged."""
+    """Real path of ``path`` in the guest, whose /usr is merged."""
     return f"/{_relative(path)}"
 
 

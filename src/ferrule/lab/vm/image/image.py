@@ -109,7 +109,7 @@ class Image(CpioWriter):
 
 
 def _needs(module: Path) -> list[str]:
-    """What a built module says that it depends on, directly."""
+    """Direct dependencies of a built module, as it states them."""
     data = module.read_bytes()
     start = data.find(b"\0depends=")
     if start < 0:

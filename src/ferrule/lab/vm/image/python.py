@@ -17,7 +17,7 @@ PACKAGES = "/opt/python"
 """The guest's directory for packages; it is in PYTHONPATH there."""
 
 PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
-"""What a guest's Python needs to run tests."""
+"""Packages that a guest's Python needs to run tests."""
 
 _BROUGHT_ALONG = {"ferrule": ("msgspec", "platformdirs")}
 """Packages without which the rooms that guests use cannot be imported."""

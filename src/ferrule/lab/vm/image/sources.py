@@ -1,4 +1,4 @@
-"""Which package archive this host uses: read from its own apt configuration, so that no address stands in our code."""
+"""Package archive of this host: read from its own apt configuration, so that no address stands in our code."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def suite_sources(suite: str, sources: Iterable[Source], release: str) -> list[S
 
 
 def newest_suite(release: str) -> str:
-    """Where a host with this release finds the newest stable kernel and emulator: its own suite if that is newer than
-    the last stable release."""
+    """Suite in which a host with this release finds the newest stable kernel and emulator: its own suite if that is
+    newer than the last stable release."""
     return f"{_STABLE[-1]}-backports" if release in _STABLE else release
 
 

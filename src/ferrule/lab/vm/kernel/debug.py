@@ -20,7 +20,7 @@ DEBUG_KERNELS = {
     "debug": "errors in the use of memory, locks, timers and DMA, and leaks (KASAN, lockdep, kmemleak and others)",
     "debug-kcsan": "data races (KCSAN)",
 }
-"""What each of them looks for; its configuration is ``kernels/base.config`` and the file of its name."""
+"""Debug kernels, and the errors that each looks for; configured by ``kernels/base.config`` and the file of its name."""
 
 _CONFIGURATIONS = Path(__file__).with_name("kernels")
 _CONFIGURE_SECONDS = 600
@@ -34,7 +34,7 @@ _NOT_UNPACKED = re.compile(
     r"|wireless)|scsi|staging|usb)|fs/(bcachefs|btrfs|ceph|ext4|f2fs|gfs2|nfs|nfsd|ntfs3|ocfs2|smb|xfs)"
     r"|net/(bluetooth|mac80211|mptcp|openvswitch|rxrpc|sctp|smc|sunrpc|tipc|wireless))/"
 )
-"""What our configurations never compile: two thirds of the source."""
+"""Pattern of files that our configurations never compile: two thirds of the source."""
 _OF_THE_BUILD = re.compile(r"(.*/)?(Kconfig|Makefile|Kbuild)[^/]*")
 _OF_HEADERS = re.compile(r"(include|scripts|tools)/|arch/x86/.*\.(h|lds|S|sh|tbl|awk)|Module\.symvers|\.config")
 _NOT_OF_HEADERS = re.compile(r".*\.(o|a|cmd|d)|tools/(?!include/|objtool/objtool$|scripts/).*")
@@ -75,13 +75,13 @@ def configuration(name: str) -> str:
 
 
 def refused(wanted: str, given: str) -> list[str]:
-    """What of the configuration ``wanted`` is otherwise in ``given``, which make has written."""
+    """Options of the configuration ``wanted`` that are otherwise in ``given``, which make has written."""
     have = dict(_SYMBOL.findall(given))
     return [f"{symbol}={value}" for symbol, value in _SYMBOL.findall(wanted) if have.get(symbol, "n") != value]
 
 
 def unpack_source(archive: Path, target: Path) -> None:
-    """What we compile of a kernel's source, and what describes the rest of it."""
+    """Unpack what we compile of a kernel's source, and what describes the rest of it."""
     with tarfile.open(archive, "r|xz") as source:
         for member in source:
             name = member.name.partition("/")[2]
@@ -122,7 +122,7 @@ def compile_kernel(source: Path, compiler: Compiler, suffix: str, target: Path) 
 
 
 def _keep_headers(source: Path, target: Path) -> None:
-    """What modules are built against."""
+    """Keep the headers that modules are built against."""
     for path in sorted(source.rglob("*")):
         name = str(path.relative_to(source))
         wanted = _OF_HEADERS.match(name) or _OF_THE_BUILD.fullmatch(name)

@@ -142,7 +142,7 @@ def fetch_headers(archive: Archive, kernel: Kernel, directory: Path) -> Path:
 
 
 def own_headers(directory: Path, release: str) -> Path:
-    """Where headers of the kernel ``release`` lie among what was unpacked into ``directory``."""
+    """Directory of the headers of the kernel ``release`` among what was unpacked into ``directory``."""
     return directory / "usr" / "src" / f"linux-headers-{release}"
 
 

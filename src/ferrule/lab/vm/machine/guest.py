@@ -98,8 +98,8 @@ class Guest:
 
 @dataclass(frozen=True)
 class Result:
-    """How a guest ended. ``exit_code``: its script's; ``files``: what was in /results, by relative path; ``seconds``
-    from power-on to power-off."""
+    """Result of a guest that has ended. ``exit_code``: its script's; ``files``: what was in /results, by relative path;
+    ``seconds`` from power-on to power-off."""
 
     exit_code: int
     console: str

@@ -100,11 +100,11 @@ class Machine:
             self._process.wait()
 
     def console(self) -> str:
-        """What the guest has written to its serial console so far."""
+        """Output of the guest's serial console so far."""
         return _content(self._console).decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
 
     def results(self) -> bytes:
-        """What the guest has sent so far."""
+        """Files that the guest has sent so far."""
         return _content(self._results)
 
     def close(self) -> None:

@@ -27,7 +27,8 @@ _FIRST_SLOT = 0x10
 
 @dataclass(frozen=True)
 class Accelerator:
-    """How guest code runs. ``name``: ``kvm`` or ``tcg``; ``cpu``: what guests see; ``parameters``: of their kernel."""
+    """Accelerator that runs guest code. ``name``: ``kvm`` or ``tcg``; ``cpu``: what guests see; ``parameters``: of
+    their kernel."""
 
     name: str
     options: str
@@ -46,10 +47,10 @@ EXACT = Accelerator("exact", "tcg,thread=single", _EMULATED_CPU, "no_timer_check
 
 @dataclass(frozen=True)
 class Hardware:
-    """What one guest is made of. ``image``, ``console``, ``results``: paths of files; ``streams``: descriptors of
-    sockets by the names that their ports have in the guest; ``terminals``: descriptors of sockets that are the consoles
-    hvc0, hvc1...; ``controllers``: sockets of PCI devices that another process serves, which may reach the memory;
-    ``disk``: the file that is its disk, /dev/vda."""
+    """Hardware of one guest. ``image``, ``console``, ``results``: paths of files; ``streams``: descriptors of sockets
+    by the names that their ports have in the guest; ``terminals``: descriptors of sockets that are the consoles hvc0,
+    hvc1...; ``controllers``: sockets of PCI devices that another process serves, which may reach the memory; ``disk``:
+    the file that is its disk, /dev/vda."""
 
     kernel: Path
     image: str
@@ -77,7 +78,7 @@ class Qemu:
 
     @property
     def env(self) -> dict[str, str]:
-        """What its environment needs beside ours."""
+        """Environment variables that it needs beside ours."""
         return {} if self.modules is None else {"QEMU_MODULE_DIR": str(self.modules)}
 
     def line(self, accelerator: Accelerator, hardware: Hardware) -> list[str]:

@@ -41,7 +41,7 @@ class RunningGuest:
         return self._machine.pid
 
     def console(self) -> str:
-        """What it has said so far."""
+        """Console output so far."""
         return self._machine.console()
 
     def terminal(self, number: int) -> socket.socket:
@@ -86,7 +86,7 @@ class RunningGuest:
         return done.output
 
     def complaints(self, timeout: float = 60.0, allowed: Sequence[str] = ()) -> list[str]:
-        """What its kernel has logged that says that something is wrong; see `lab.vm.kernel.kernel_log.complaints`.
+        """Errors and warnings in its kernel's log; see `lab.vm.kernel.kernel_log.complaints`.
 
         A kernel that looks for leaks does that now, which takes some ten seconds.
         """
@@ -161,7 +161,7 @@ class RunningGuest:
         self.close()
 
     def _fallen(self) -> Exception:
-        """Why a guest that should be up is not."""
+        """Reason why a guest that should be up is not."""
         try:
             result = self.wait(_FALL_SECONDS)
             result.check()

@@ -34,7 +34,7 @@ class SessionTimeout(LabError):
 
 @dataclass(frozen=True)
 class Completed:
-    """How a command in a guest ended."""
+    """Result of a command that has ended in a guest."""
 
     exit_code: int
     output: str
@@ -113,7 +113,7 @@ class Reply:
         self.status: int | None = None
 
     def feed(self, chunk: bytes) -> bytes:
-        """What of the output is certain not to belong to the mark."""
+        """Part of the output that certainly does not belong to the mark."""
         self._held += chunk
         data, mark, rest = self._held.partition(self._mark)
         if mark:
@@ -134,7 +134,7 @@ def nowhere(_: bytes) -> None:
 
 
 def _read(end: socket.socket) -> bytes:
-    """What is there, or nothing if the guest is gone."""
+    """Output that is there, or nothing if the guest is gone."""
     try:
         return end.recv(_CHUNK_BYTES)
     except ConnectionError:

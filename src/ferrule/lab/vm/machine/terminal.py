@@ -61,7 +61,7 @@ def interact(session: Session, terminal: socket.socket, number: int, command: Se
 
 
 def _pass_on(terminal: socket.socket, ends: Sequence[int]) -> bool:
-    """What is there to read from ``ends``; False at the end of the input."""
+    """Pass on what is there to read from ``ends``; False at the end of the input."""
     ready = select.select(ends, [], [], _LOOK_SECONDS)[0]
     typed = os.read(0, _CHUNK_BYTES) if 0 in ready else b""
     if typed:

@@ -1,4 +1,4 @@
-"""What a fix does, as data: commands as lists of arguments, never text for a shell; files; how each is taken back."""
+"""Actions of a fix, as data: commands (lists of arguments, never text for a shell), files, and the undo of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was done, on disk before it is done, so that it can be undone later and after a crash. A file for each fix."""
+"""Journal of fixes: a file for each, on disk before it is done, so that it can be undone later and after a crash."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Journal:
     folder: Path
 
     def entries(self) -> tuple[Entry, ...]:
-        """What was done and not undone, the oldest first. Raises `LinkError` if another user could have written it."""
+        """Entries that were done and not undone, the oldest first. Raises `LinkError` if another user could have
+        written it."""
         if not self.folder.exists():
             return ()
         self._check(self.folder)
@@ -74,7 +75,7 @@ class Journal:
         return self.folder / f"{number}.json"
 
     def _check(self, path: Path) -> None:
-        """What stands here is run as root, so only we may have written it."""
+        """Check that only we may have written it, since what stands here is run as root."""
         found = path.lstat()
         if found.st_uid != os.geteuid() or stat.S_ISLNK(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise LinkError(f"{path} can be written by others, so it is not trusted; look into it, then remove it")

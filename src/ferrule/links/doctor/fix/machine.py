@@ -60,7 +60,7 @@ class Target:
 
     @property
     def state(self) -> Path:
-        """Where the journal is."""
+        """Directory of the journal."""
         return self.at("/var/lib/ferrule/doctor")
 
     def at(self, path: str) -> Path:
@@ -103,7 +103,7 @@ class Target:
             raise LinkError(f"cannot remove {path}: {error.strerror}") from error
 
     def device(self, name: str) -> str | None:
-        """What ``ip link`` tells of a network interface; None if there is none of that name."""
+        """Output of ``ip link`` on a network interface; None if there is none of that name."""
         code, told = self.run(("ip", "link", "show", "dev", name))
         return told if code == 0 else None
 
@@ -135,14 +135,15 @@ def write_state(path: Path, state: object, mode: int) -> None:
 
 
 def read_state(data: bytes | str, kind: type[_T], schema: int) -> _T | None:
-    """What is in a state file; None if its ``schema`` is another one. Raises `ValueError` or `RecursionError`."""
+    """Contents of a state file; None if its ``schema`` is another one. Raises `ValueError` or `RecursionError`."""
     if msgspec.json.decode(data, type=_Header).schema != schema:
         return None
     return msgspec.json.decode(data, type=kind)
 
 
 def sync_folder(folder: Path) -> None:
-    """What was made, renamed and removed in it is on the disk when this returns. Raises `OSError`."""
+    """Sync a directory to disk: what was made, renamed and removed in it is on the disk when this returns. Raises
+    `OSError`."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Which findings can be fixed, and how. Pure: what is to be done comes out as data."""
+"""Choice of the findings that can be fixed, and how. Pure: what is to be done comes out as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which packet filters are set up, and their rules where this user may read them: mostly that is root only."""
+"""Packet filters that are set up, and their rules where this user may read them: mostly that is root only."""
 
 from __future__ import annotations
 

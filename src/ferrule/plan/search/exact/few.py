@@ -148,7 +148,7 @@ def searched_whole(cluster: ClusterSpec) -> bool:
 
 
 def _parts(cluster: ClusterSpec) -> tuple[list[_Part], bool]:
-    """What is to be searched, and whether that is everything."""
+    """Parts of the search, and whether they are everything."""
     names = [device.name for device in cluster.devices]
     exchange = Exchange(cluster, names)
     if _connected(cluster, names) and not any(

@@ -1,4 +1,4 @@
-"""Which groups of devices become stages, in which order and with which layers: exact, for a few hosts."""
+"""Exact search for the groups of devices that become stages, their order and their layers, for a few hosts."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Option:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """What there is to choose from: no more than ``available`` devices of each class. ``hops[a, b]``: seconds from
-    option a to the next stage b; ``back[b, a]``: from the last stage b to the first one a. ``kinds``: of each option
-    the row and column that are its own, as it takes the same devices as others; None: each has one."""
+    """Options to choose from: no more than ``available`` devices of each class. ``hops[a, b]``: seconds from option a
+    to the next stage b; ``back[b, a]``: from the last stage b to the first one a. ``kinds``: of each option the row and
+    column that are its own, as it takes the same devices as others; None: each has one."""
 
     available: Counts
     options: tuple[Option, ...]

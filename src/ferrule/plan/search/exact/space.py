@@ -23,7 +23,7 @@ from ferrule.plan.search.stages.costs import Cutting, Measure, StageCosts
 from ferrule.plan.search.stages.cuttings import cuttings_of
 
 CLOSE = 5e-3
-"""How near to the optimum the throughput of a pipeline must be when both its slowest stage and its hops matter."""
+"""Tolerance to the optimum for the throughput of a pipeline whose slowest stage and hops both matter."""
 _ROUNDING = 1e-9
 Widths = range
 """Of how many devices a stage may be."""

@@ -1,4 +1,4 @@
-"""What runs of layers cost many stages at once, and the cheapest run that begins or ends at each layer."""
+"""Cost of runs of layers for many stages at once, and the cheapest run that begins or ends at each layer."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Spans:
         return self._ranges(first, last)
 
     def _ranges(self, first: Places, last: Places) -> tuple[Places, Places, NDArray[np.bool_]]:
-        """Where `_least` finds the two runs of a power of two that together are first..last."""
+        """Places at which `_least` finds the two runs of a power of two that together are first..last."""
         some = first <= last
         power = np.frexp(np.where(some, last - first + 1, 1))[1].astype(np.intp) - 1
         row = self.layers + 1

@@ -10,7 +10,7 @@ from ferrule.plan.search.heuristic.pricing import Groups, Priced, Pricing
 _QUICKEST, _ROOMIEST, _NEAREST = 4, 2, 2
 """Of the hosts that are free, so many are tried in each place."""
 _BETTER = 1e-6
-"""What helps by less than this part is no improvement."""
+"""Least improvement, as a part, that counts as one."""
 
 Names = tuple[str, ...]
 Order = tuple[Names, ...]
@@ -28,7 +28,8 @@ class Improver:
         self._stages = pricing.model.layers
 
     def improved(self, start: Priced, budget: int) -> tuple[Priced, int]:
-        """Where no change helps any more, or after so many have been tried; and what is left of these."""
+        """Local optimum, where no change helps any more, or the state after so many have been tried; and what is left
+        of these."""
         best, stale = start, False
         while not stale and budget > 0:
             stale = True

@@ -24,7 +24,7 @@ _NARROW = (1, 2, 4)
 _REGION = 16
 _MOST_STAGES = 96
 _LENGTHS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
-"""How many more stages than the fewest that have room are tried, as factors."""
+"""Factors by which more stages than the fewest that have room are tried."""
 _LOOKED_AT = 64
 _TOLD = 12
 _STARTS = 6

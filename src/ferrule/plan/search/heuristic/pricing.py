@@ -1,4 +1,4 @@
-"""What a sequence of stages would achieve, their layers cut as well as can be: for hosts of which there are many."""
+"""Price of a sequence of stages, their layers cut as well as can be: for hosts of which there are many."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Pricing:
         return float(table.before[-1]) + table.always
 
     def room(self, group: Cutting) -> int:
-        """How many layers fit."""
+        """Number of layers that fit."""
         table = self.table(group, self.alone)
         if not math.isfinite(table.always):
             return 0

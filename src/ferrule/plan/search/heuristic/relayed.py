@@ -51,7 +51,7 @@ def relayed_hosts(question: Question) -> Plans:
 
 
 def _below(search: ExactSearch, best: float) -> Iterator[tuple[float, Plan]]:
-    """What would take less than ``best``: each one-stage plan, and the best pipelines."""
+    """Plans that would take less than ``best``: each one-stage plan, and the best pipelines."""
     objective, count = search.question.objective, sum(search.available)
     many = objective == "throughput"
     alone = Measure("prompt" if objective == "ttft" else "token")

@@ -1,4 +1,4 @@
-"""Which devices of a cluster are interchangeable."""
+"""Equivalence classes of interchangeable devices of a cluster."""
 
 from __future__ import annotations
 

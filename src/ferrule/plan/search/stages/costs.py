@@ -24,7 +24,7 @@ from ferrule.plan.remembered import remembered
 
 @dataclass(frozen=True)
 class Measure:
-    """What is timed: one token of each of ``batch`` sequences, or one prompt."""
+    """Pass that is timed: one token of each of ``batch`` sequences, or one prompt."""
 
     kind: Literal["token", "prompt"]
     batch: int = 1
@@ -189,7 +189,7 @@ class StageCosts:
         return route.alpha, route.beta
 
     def announcement(self, cutting: Cutting) -> float:
-        """What a step on one stage waits for the driver's word; infinite where it does not come."""
+        """Seconds in which a step on one stage waits for the driver's word; infinite where it does not come."""
         try:
             return announcement(self._exchange_of(cutting.devices), self.runtime, cutting.devices)[0]
         except PlanError:

@@ -1,4 +1,4 @@
-"""How the heads and experts of a layer are given out to unequal devices."""
+"""Shares of a layer's heads and experts for unequal devices."""
 
 from __future__ import annotations
 
