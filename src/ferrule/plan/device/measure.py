@@ -21,7 +21,7 @@ import psutil
 from ferrule import __version__
 from ferrule._native import kernel_instructions
 from ferrule.errors import PlanError
-from ferrule.files import cache_directory, locked, read_record, write_whole
+from ferrule.files import FileRecord, cache_directory, locked, read_record, write_record
 from ferrule.links.reader import identity
 from ferrule.model.embedded import demo_path
 from ferrule.model.read import read_model
@@ -60,7 +60,7 @@ print(json.dumps(found))
 """
 
 
-class _Store(msgspec.Struct):
+class _Store(FileRecord, frozen=True, tag="measured-devices"):
     """The file in which figures are remembered, by `_key`."""
 
     version: Literal[2]
@@ -263,7 +263,7 @@ def _remember(store: Path, key: str, figures: Figures) -> None:
             entries = _read(store)
             entries.pop(key, None)
             kept = dict([*entries.items(), (key, figures)][-_MAX_ENTRIES:])
-            write_whole(store, msgspec.json.format(msgspec.json.encode(_Store(_VERSION, kept)), indent=1).decode())
+            write_record(store, _Store(_VERSION, kept))
     except OSError as error:
         _log.info("what was measured of this machine cannot be kept in %s: %s", store, error)
 
