@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 
 from ferrule.errors import ConfigError, PlanError
+from ferrule.files import FileRecord, decode_record
 from ferrule.model.spec import ModelSpec
 from ferrule.plan.obstacle import obstacle_of
 from ferrule.plan.plan import Plan
 from ferrule.plan.runtime import BUILT_IN_ENGINE
 
-VERSION = 1
+KIND, VERSION = "plan", 1
 MAX_BYTES = 64 << 20
 """Of a file; 64 plans over a thousand hosts have about 20 MB."""
 CLOSE = 0.05
@@ -46,7 +47,7 @@ class ModelFacts:
         return asdict(self)
 
 
-class SavedPlan(msgspec.Struct, frozen=True):
+class SavedPlan(FileRecord, frozen=True, tag=KIND):
     """The part of a file that says what to run; whatever else it holds is for people. ``best``: of ``plans``."""
 
     version: int
@@ -117,11 +118,9 @@ def read_plan(file: Path) -> SavedPlan:
 def parse_plan(text: bytes | str, origin: str) -> SavedPlan:
     """``origin`` names it in errors. Raises `ConfigError` for what `ferrule plan --json` did not print, or where
     nothing fitted."""
-    if len(text) > MAX_BYTES:
-        raise ConfigError(f"{origin} has more than the {MAX_BYTES:,} bytes that a plan needs; {_CURE}")
     try:
-        saved = msgspec.json.decode(text, type=SavedPlan)
-    except (msgspec.DecodeError, PlanError, RecursionError) as error:
+        saved = decode_record(text, SavedPlan, most=MAX_BYTES)
+    except (msgspec.DecodeError, PlanError) as error:
         raise ConfigError(f"{origin} is no plan ({error}); {_CURE}") from None
     if saved.version != VERSION:
         raise ConfigError(f"{origin} has version {saved.version} of the format, and this Ferrule reads {VERSION}")
