@@ -1,12 +1,12 @@
 """Plans in files: what ``ferrule plan --json`` prints, read again by ``ferrule serve --plan``.
 
-Both sides are typed: `model_facts` says what is printed of a model, `SavedPlan` what is read and in which limits.
+Both sides are typed: `ModelFacts` says what is printed of a model, `SavedPlan` what is read and in which limits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -42,9 +42,6 @@ class ModelFacts:
     @classmethod
     def of(cls, spec: ModelSpec) -> ModelFacts:
         return cls(**{name: getattr(spec, name) for name in cls.__dataclass_fields__})
-
-    def to_fields(self) -> dict[str, object]:
-        return asdict(self)
 
 
 class SavedPlan(FileRecord, frozen=True, tag=KIND):

@@ -16,7 +16,7 @@ def question_json(question: Question) -> dict[str, object]:
         "kind": KIND,
         "version": VERSION,
         "model": {
-            **ModelFacts.of(model).to_fields(),
+            **vars(ModelFacts.of(model)),
             "parameters": model.parameters,
             "active_parameters": model.active_parameters,
             "counted": model.counted,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 import psutil
@@ -67,10 +67,19 @@ class _Store(FileRecord, frozen=True, tag="measured-devices"):
     devices: dict[str, Figures]
 
 
-def measure_device(name: str = "", **options: Any) -> DeviceSpec:
-    """This machine with the memory that is free now. ``name``: by default the host's. ``options`` and errors: those of
+def measure_device(
+    name: str = "",
+    *,
+    rank: str,
+    model: Path | None = None,
+    unit: str = "auto",
+    threads: int | None = None,
+    fresh: bool = False,
+    cache: Path | None = None,
+) -> DeviceSpec:
+    """This machine with the memory that is free now. ``name``: by default the host's. The others and errors: those of
     `measure_figures`; `PlanError` where no memory is free."""
-    figures = measure_figures(**options)
+    figures = measure_figures(rank=rank, model=model, unit=unit, threads=threads, fresh=fresh, cache=cache)
     return device_from(figures, name or socket.gethostname(), free_now(figures))
 
 
