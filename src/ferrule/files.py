@@ -1,4 +1,4 @@
-"""Files that several processes share: where the user's cache is, locks that die with their holders, whole contents.
+"""Files that several processes share: where the user's cache is, locks that die with their holders, records of JSON.
 
 Locks are flock's own, not filelock's: a child process must be able to inherit one (`hold`), and one kind is enough.
 """
@@ -22,7 +22,14 @@ from ferrule.config import environment
 MOST_RECORD_BYTES = 16 << 20
 """Of a file that holds one record: more than any of ours has."""
 _POLL_SECONDS = 0.01
-_T = TypeVar("_T")
+_R = TypeVar("_R", bound="FileRecord")
+
+
+class FileRecord(msgspec.Struct, frozen=True, tag_field="kind"):
+    """Contents of a file of JSON. Each class has a ``tag``, by which its files cannot be taken for those of another one.
+
+    Earlier versions wrote no tags: a file without one counts as what it is read as.
+    """
 
 
 def cache_directory() -> Path:
@@ -103,14 +110,31 @@ def held(path: Path) -> bool:
         os.close(lock)
 
 
-def read_record(path: Path, kind: type[_T], *, most: int = MOST_RECORD_BYTES) -> _T:
-    """Contents of a JSON file, as ``kind``. Raises `OSError`, and `msgspec.MsgspecError` where it holds anything else
-    or more than ``most`` bytes."""
+def read_record(path: Path, kind: type[_R], *, most: int = MOST_RECORD_BYTES) -> _R:
+    """Contents of a file; see `decode_record`. Raises `OSError`, too."""
     with path.open("rb") as file:
-        data = file.read(most + 1)
+        return decode_record(file.read(most + 1), kind, most=most)
+
+
+def decode_record(data: bytes | str, kind: type[_R], *, most: int = MOST_RECORD_BYTES) -> _R:
+    """Contents of a file, as ``kind``. Raises `msgspec.DecodeError` for anything else, and for more than
+    ``most`` bytes."""
     if len(data) > most:
-        raise msgspec.ValidationError(f"it is longer than {most} bytes")
-    return msgspec.json.decode(data, type=kind)
+        raise msgspec.DecodeError(f"it is longer than {most:,} bytes")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (UnicodeError, RecursionError) as error:
+        raise msgspec.DecodeError(f"JSON is malformed: {error}") from None
+
+
+def write_record(path: Path, record: FileRecord) -> None:
+    """For `read_record`; as `write_whole` does it."""
+    write_whole(path, encode_record(record))
+
+
+def encode_record(record: FileRecord) -> str:
+    """The contents of a record's file, which people can read, too."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1).decode() + "\n"
 
 
 def write_whole(path: Path, text: str) -> None:

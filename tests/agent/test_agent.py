@@ -92,7 +92,7 @@ def test_a_host_that_ends_is_noticed_and_so_is_its_return(tmp_path):
 def test_a_host_whose_cables_are_all_out_is_still_known_by_its_addresses(tmp_path, monkeypatch):
     """If the others heard of none when a cable is back for a moment, they could not find it after the next cut."""
     home = make_home(tmp_path, "first")
-    home.write_settings(replace(home.settings, listen=""))
+    home.write_settings(msgspec.structs.replace(home.settings, listen=""))
     faces = [Interface("cable0", "10.0.0.1", 24)]
     monkeypatch.setattr(state, "own_interfaces", lambda: tuple(faces))
 

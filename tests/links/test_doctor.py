@@ -12,11 +12,11 @@ from build_trees import TREES, records
 from findings_manual import listed
 from hypothesis import HealthCheck, given, settings
 from test_damaged_trees import damaged
+from tree_builder import probe_of
 
 import ferrule.links.doctor
 from ferrule.links import Inventory, Probe
 from ferrule.links.doctor import diagnose, diagnosis_json, relevant
-from ferrule.links.record import tree_of
 
 FINDINGS = listed()
 UNREAD = ("note", "firewall", "nftables")
@@ -161,7 +161,7 @@ def test_json_has_everything() -> None:
 @given(damaged())
 @settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 def test_damaged_records_are_diagnosed_without_fail(record: dict[str, object]) -> None:
-    inventories = [Probe(tree_of("damaged", record)).inventory(), read("strix-halo-b")]
+    inventories = [probe_of("damaged", record).inventory(), read("strix-halo-b")]
     findings = diagnose(inventories)
     json.dumps(diagnosis_json(inventories, findings))
     assert {one.id for one in findings} <= set(FINDINGS)

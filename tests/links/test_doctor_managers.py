@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,12 @@ from linux_trees import pc
 from test_doctor import read
 from test_doctor_checks import STRIX, net
 from test_doctor_fix import MANAGERS, Recorder, files, fixes_of, kept, kept_alone, no_manager, silent, thunderbolt1
+from tree_builder import probe_of
 
-from ferrule.links import Probe
+from ferrule.files import encode_record
 from ferrule.links.doctor.fix import Journal, Target, apply, undo
 from ferrule.links.doctor.fix.plan import choose_address
 from ferrule.links.linux.machine import SYSTEMCTL, UNITS
-from ferrule.links.record import tree_of
 
 change = dataclasses.replace
 
@@ -129,13 +128,13 @@ def test_a_record_holds_no_passwords_of_interfaces() -> None:
     }
     running = {"NetworkManager": "active", "systemd-networkd": "active", "networking": "active"}
     record["commands"][SYSTEMCTL] = "".join(f"{running.get(unit, 'inactive')}\n" for unit in UNITS)
-    before = Probe(tree_of("pc", record))
+    before = probe_of("pc", record)
     saved = before.record()
-    assert "NETWORK_FILE" in json.dumps(saved)
-    assert "anna" not in json.dumps(saved)
-    after = Probe(tree_of("pc", saved)).inventory()
+    assert "NETWORK_FILE" in encode_record(saved)
+    assert "anna" not in encode_record(saved)
+    after = probe_of("pc", saved).inventory()
     assert [one.manager for one in after.netdevs] == [one.manager for one in before.inventory().netdevs]
     for unit in ("NetworkManager", "systemd-networkd"):
         running[unit] = "inactive"
         record["commands"][SYSTEMCTL] = "".join(f"{running.get(unit, 'inactive')}\n" for unit in UNITS)
-        assert "anna" not in json.dumps(Probe(tree_of("pc", record)).record())
+        assert "anna" not in encode_record(probe_of("pc", record).record())

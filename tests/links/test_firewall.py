@@ -12,8 +12,10 @@ import pytest
 from build_trees import TREES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tree_builder import probe_of
 
-from ferrule.links import Inventory, NetDevice, Probe
+from ferrule.files import encode_record
+from ferrule.links import Inventory, NetDevice
 from ferrule.links.doctor import diagnose
 from ferrule.links.doctor.packets import Blocked, Packets, blocked
 from ferrule.links.linux.firewall.firewalld import ZONES, parse_zones
@@ -21,7 +23,6 @@ from ferrule.links.linux.firewall.iptables import IPTABLES, parse_saved
 from ferrule.links.linux.firewall.nftables import NFT, NFT_LINES, parse_ruleset
 from ferrule.links.linux.firewall.ufw import UFW, parse_status
 from ferrule.links.linux.machine import SYSTEMCTL, UNITS
-from ferrule.links.record import tree_of
 from ferrule.links.types.firewall import Firewall, FirewallChain, FirewallRule, RuleMatch
 from ferrule.links.types.net import NetAddress
 
@@ -183,7 +184,7 @@ def machine(**commands: str) -> Inventory:
     for name in set(commands) & set(UNITS):
         running[UNITS.index(name)] = "active"
     record["commands"][SYSTEMCTL] = "\n".join(running) + "\n"
-    return Probe(tree_of("spark", record)).inventory()
+    return probe_of("spark", record).inventory()
 
 
 def desk(name: str) -> str:
@@ -270,6 +271,6 @@ def test_rules_in_a_record_tell_no_names_and_no_public_addresses() -> None:
     record["commands"] |= secret
     for command in secret:
         record["errors"].pop(command, None)
-    saved = json.dumps(Probe(tree_of("x", record)).record(), ensure_ascii=False)
+    saved = encode_record(probe_of("x", record).record())
     assert "198.1" in saved
     assert not [word for word in ("anna", "8.8.8.8", "laptop") if word in saved.lower()]

@@ -11,17 +11,16 @@ import sys
 from collections.abc import Sequence
 
 import pytest
+from tree_builder import probe_of
 
 from ferrule.lab import Lab, pair
-from ferrule.links import Finding, Inventory, Probe
+from ferrule.links import Finding, Inventory
 from ferrule.links.doctor import diagnose
-from ferrule.links.record import tree_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_hosts")]
 
 NFT = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
 SECONDS = 30.0
-READ = "import json, sys; from ferrule.links import Probe; json.dump(Probe.live().record(plain=True), sys.stdout)"
 RULES = """
 table inet filter {
   chain input {
@@ -48,7 +47,8 @@ def run(lab: Lab, argv: Sequence[str], text: str | None = None) -> str:
 
 def read(lab: Lab) -> Inventory:
     """Host 0; its cable is a virtual interface, which the doctor would not take for one."""
-    found = Probe(tree_of("host", json.loads(run(lab, [sys.executable, "-c", READ])))).inventory()
+    told = run(lab, [sys.executable, "-m", "ferrule", "links", "record", "--plain", "-"])
+    found = probe_of("host", json.loads(told)).inventory()
     assert found.netdev("cable0")
     kinds = {"cable0": "ethernet", "cable1": "ethernet"}
     netdevs = (dataclasses.replace(one, kind=kinds.get(one.name, one.kind)) for one in found.netdevs)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from tree_builder import probe_of
 
 from ferrule.lab import vm
-from ferrule.links import Probe
-from ferrule.links.record import tree_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm]
 
@@ -19,9 +18,9 @@ ip link add join0 type bridge; ip link add port0 type veth peer name end0; ip li
 ip link add link rail0 name rail0.7 type vlan id 7
 rdma link add rxe0 type rxe netdev rail0
 python3 - <<'END'
-import json
-from ferrule.links import Probe
-json.dump(Probe.live().record(), open("/results/record.json", "w"))
+from pathlib import Path
+from ferrule.links import Probe, write_record
+write_record(Probe.live().record(), Path("/results/record.json"))
 END
 """
 
@@ -30,7 +29,7 @@ def test_a_stock_kernel_is_read_and_its_record_reads_the_same(vm_lab: vm.VmLab) 
     modules = ["rdma_rxe", "thunderbolt", "bridge", "8021q", "dummy"]
     result = vm_lab.run(vm.Guest(script=SCRIPT, modules=modules, python=["ferrule"]), timeout=240)
     result.check()
-    inventory = Probe(tree_of("guest", json.loads(result.files["record.json"]))).inventory()
+    inventory = probe_of("guest", json.loads(result.files["record.json"])).inventory()
     assert inventory.unreadable == ()
     machine = inventory.machine
     assert (machine.os_id, machine.vendor, machine.system) == ("debian", "QEMU", "linux")

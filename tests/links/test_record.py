@@ -9,19 +9,24 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from build_trees import TREES
 from linux_trees import STRIX_IDS
-from tree_builder import LinuxBuild
+from tree_builder import PARTS, LinuxBuild, probe_of
 
+from ferrule import __version__
 from ferrule.errors import LinkError
+from ferrule.files import encode_record
 from ferrule.links import Inventory, Probe, write_record
 from ferrule.links.linux.machine import CHRONY
 from ferrule.links.macos.machine import HARDWARE
 from ferrule.links.macos.net import ROUTES
 from ferrule.links.macos.thunderbolt import PROFILER
 from ferrule.links.own import VERSIONS
-from ferrule.links.record import tree_of
+from ferrule.links.record import Header, LinksRecord
+from ferrule.links.recorder import Recorder
+from ferrule.links.tree import RecordedTree
 
 SECRETS = {
     "host name": "annas-workstation",
@@ -73,13 +78,13 @@ def private_machine() -> LinuxBuild:
     return build
 
 
-def recorded(build: LinuxBuild, together: str = "") -> dict[str, Any]:
-    return Probe(tree_of("made", build.record())).record(together=together)
+def recorded(build: LinuxBuild, together: str = "") -> LinksRecord:
+    return probe_of("made", build.record()).record(together=together)
 
 
 @pytest.mark.parametrize("kind", SECRETS)
 def test_a_record_tells_no_names(kind: str) -> None:
-    told = json.dumps(recorded(private_machine()))
+    told = encode_record(recorded(private_machine()))
     secret = SECRETS[kind]
     assert secret.lower() not in told.lower()
     if ":" in secret:
@@ -88,8 +93,8 @@ def test_a_record_tells_no_names(kind: str) -> None:
 
 def test_what_the_faults_are_about_stays() -> None:
     build = private_machine()
-    before = Probe(tree_of("made", build.record())).inventory()
-    after = Probe(tree_of("made", recorded(build))).inventory()
+    before = probe_of("made", build.record()).inventory()
+    after = probe_of("made", recorded(build)).inventory()
     assert [one.kind for one in after.netdevs] == [one.kind for one in before.netdevs]
     wired = after.netdevs[0]
     assert [one.prefix for one in wired.addresses] == [24, 64, 64, 8]
@@ -112,7 +117,7 @@ def test_records_of_a_pair_fit_together_only_if_they_were_made_with_the_same_wor
         names = ("strix-halo-a", "strix-halo-b")
         trees = [Probe.recorded(TREES / f"{name}.json") for name in names]
         records = [probe.record(together=word) for probe, word in zip(trees, words, strict=True)]
-        return [Probe(tree_of("made", one)).inventory() for one in records]
+        return [probe_of("made", one).inventory() for one in records]
 
     a, b = ends(("we two", "we two"))
     assert [one.identity for one in a.peers] == [one.host.identity for one in b.thunderbolt if one.host]
@@ -125,7 +130,7 @@ def test_records_of_a_pair_fit_together_only_if_they_were_made_with_the_same_wor
 @pytest.mark.parametrize("path", sorted(TREES.glob("*.json")), ids=lambda path: path.stem)
 def test_a_record_of_a_record_reads_the_same_but_for_who_it_is(path: Path) -> None:
     before = Probe.recorded(path).inventory()
-    after = Probe(tree_of(path.name, Probe.recorded(path).record())).inventory()
+    after = probe_of(path.name, Probe.recorded(path).record()).inventory()
     for name in ("pcie", "services", "firewalls", "unreadable"):
         assert getattr(after, name) == getattr(before, name)
     assert [(one.name, one.kind, one.mtu, one.carrier, one.members) for one in after.netdevs] == [
@@ -148,11 +153,11 @@ def test_a_macs_record_has_no_serial_number_and_no_names() -> None:
     peer = next(bus for bus in buses["SPThunderboltDataType"] if "_items" in bus)["_items"][0]
     unique_id, peer["_name"] = peer["domain_uuid_key"], "Anna's own Mac"
     saved["commands"] |= {HARDWARE: json.dumps(hardware), PROFILER: json.dumps(buses)}
-    again = Probe(tree_of("mac", saved)).record()
-    told = json.dumps(again).lower()
+    again = probe_of("mac", saved).record()
+    told = encode_record(again).lower()
     for secret in ("c02xk1zzjg5j", platform, unique_id.lower(), "anna", "mini-1", "02:5e:00:01"):
         assert secret not in told
-    inventory = Probe(tree_of("mac", again)).inventory()
+    inventory = probe_of("mac", again).inventory()
     assert re.fullmatch("host-[0-9a-f]{6}", inventory.peers[0].name)
     assert inventory.machine.product == "Mac mini (Mac16,10)"
     assert inventory.peers[0].link_gb_s == 40.0
@@ -163,8 +168,8 @@ def test_macos_netstat_leaves_out_zeros() -> None:
     neighbour = "192.168.1.7        a4:83:e7:1:2:3     UHLWIir               en0   1173"
     public = "17.57.144          link#11            UCS                   en0      !"
     saved["commands"][ROUTES] += f"{neighbour}\n{public}\n8.8.8.8            192.168.1.1        UGHS   en0\n"
-    again = Probe(tree_of("mac", saved)).record()
-    told = again["commands"][ROUTES]
+    again = probe_of("mac", saved).record()
+    told = again.commands[ROUTES]
     assert not [one for one in ("a4:83", "17.57.144", "8.8.8.8") if one in told]
     assert re.search(r"^198\.1[89]\.\d+ +link#11", told, re.MULTILINE)
     assert "192.168.1.7 " in told
@@ -173,30 +178,30 @@ def test_macos_netstat_leaves_out_zeros() -> None:
 def test_a_mac_and_a_linux_machine_know_each_other_after_redaction() -> None:
     there = json.loads((TREES / "strix-halo-a.json").read_text())
     here = json.loads((TREES / "mac-mini-tb4.json").read_text())
-    before = Probe(tree_of("here", here)).inventory().peers[0].identity
+    before = probe_of("here", here).inventory().peers[0].identity
     text = json.dumps(here).replace("28CA4C30-A263-4C55-B302-953416008019", STRIX_IDS["a"][0].upper())
-    linux, mac = (Probe(tree_of("x", one)).record(together="us") for one in (there, json.loads(text)))
-    peer = Probe(tree_of("here", mac)).inventory().peers[0]
-    host = Probe(tree_of("there", linux)).inventory().thunderbolt[0].host
+    linux, mac = (probe_of("x", one).record(together="us") for one in (there, json.loads(text)))
+    peer = probe_of("here", mac).inventory().peers[0]
+    host = probe_of("there", linux).inventory().thunderbolt[0].host
     assert host is not None
     assert peer.identity == host.identity != before
 
 
 def test_the_header_counts_what_was_redacted() -> None:
-    header = recorded(private_machine())["header"]
-    assert header["made_by"].startswith("ferrule ")
-    assert header["redacted"]["host name"] == 2
-    assert header["redacted"]["public IP address"] == 5  # two addresses, their networks and a gateway
-    assert header["redacted"]["boot parameter"] == 3
+    header = recorded(private_machine()).header
+    assert header.made_by == f"ferrule {__version__}"
+    assert header.redacted["host name"] == 2
+    assert header.redacted["public IP address"] == 5  # two addresses, their networks and a gateway
+    assert header.redacted["boot parameter"] == 3
 
 
 def test_the_record_of_an_older_ferrule_tells_its_version_by_its_header() -> None:
-    saved = recorded(private_machine())
+    saved: dict[str, Any] = msgspec.to_builtins(recorded(private_machine()))
     assert VERSIONS not in saved["commands"]
     saved["header"]["made_by"] = "ferrule 0.0.3"
-    assert Probe(tree_of("older", saved)).inventory().machine.software == (("ferrule", "0.0.3"),)
+    assert probe_of("older", saved).inventory().machine.software == (("ferrule", "0.0.3"),)
     saved["commands"][VERSIONS] = "ferrule       0.0.4\npython        3.12.3\nnonsense\n\x00 1\n"
-    found = Probe(tree_of("newer", saved)).inventory().machine
+    found = probe_of("newer", saved).inventory().machine
     assert (found.version("ferrule"), found.version("python"), found.version("torch")) == ("0.0.4", "3.12.3", None)
     assert len(found.software) == 2
 
@@ -210,8 +215,8 @@ def test_unused_table_entries_are_not_kept() -> None:
     zero = "0000:0000:0000:0000:0000:0000:0000:0000"
     build.put(f"{device}/ports/1/gids", **{str(index): zero for index in range(256)})
     saved = recorded(build)
-    assert not [path for path in saved["files"] if "/gids/" in path]
-    again = Probe(tree_of("again", saved)).inventory()
+    assert not [path for path in saved.files if "/gids/" in path]
+    again = probe_of("again", saved).inventory()
     assert again.rdma[0].ports[0].state == "ACTIVE"
     assert again.rdma[0].ports[0].gids == ()
 
@@ -225,6 +230,22 @@ def test_a_record_is_written_once_and_opened_again(tmp_path: Path, name: str) ->
         write_record(saved, tmp_path / name)
     with pytest.raises(LinkError, match="cannot write"):
         write_record(saved, tmp_path / "no" / name)
+
+
+def test_a_file_says_what_it_is_and_then_all_that_was_read(tmp_path: Path) -> None:
+    write_record(recorded(private_machine()), tmp_path / "here.json")
+    text = (tmp_path / "here.json").read_text()
+    fields = json.loads(text)
+    assert list(fields) == ["format", "version", "header", *PARTS]
+    assert list(fields["header"]) == ["made_by", "made_on", "redacted"]
+    assert text == json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
+
+
+def test_names_that_are_no_utf8_do_not_keep_a_record_from_being_written(tmp_path: Path) -> None:
+    recorder = Recorder(RecordedTree("odd", files={"/odd/\udcff": "x"}, links={"/way": "/odd/\udcff"}))
+    assert (recorder.names("/odd"), recorder.read("/way")) == (["\udcff"], "x")
+    write_record(recorder.record(Header()), tmp_path / "odd.json")
+    assert Probe.recorded(tmp_path / "odd.json").tree.read("/way") == "x"
 
 
 def test_a_cut_archive_is_refused(tmp_path: Path) -> None:

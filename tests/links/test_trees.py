@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from build_trees import TREES, records
 from linux_trees import pc, wifi_only
-from tree_builder import LinuxBuild
+from tree_builder import LinuxBuild, probe_of
 
 from ferrule.links import Inventory, Probe
 from ferrule.links.linux.addresses import ADDRESS
 from ferrule.links.linux.machine import SYSTEMCTL, UNITS
-from ferrule.links.record import tree_of
 from ferrule.links.types.net import NetAddress, NetManager, Route
 
 
@@ -285,7 +284,7 @@ def test_a_dock_is_no_computer_and_one_behind_it_is() -> None:
     build.put(f"{dock}/0-301", vendor_name="Linux", device_name="far", rx_speed="20.0 Gb/s", rx_lanes=1, unique_id="x")
     for name, path in (("0-1", dock), ("0-301", f"{dock}/0-301")):
         build.links[f"/sys/bus/thunderbolt/devices/{name}"] = path
-    (domain,) = Probe(tree_of("dock", build.record())).inventory().thunderbolt
+    (domain,) = probe_of("dock", build.record()).inventory().thunderbolt
     assert [(one.device, one.authorized, one.rx_lanes, one.route) for one in domain.devices] == [("TS4", True, 2, 1)]
     assert [(one.device, one.rx_gb_s, one.route, one.port) for one in domain.peers] == [
         ("far", 20.0, 0x301, "usb4_port1")
@@ -330,16 +329,16 @@ def test_which_program_manages_an_interface(
     record = pc().record()
     record["commands"][SYSTEMCTL] = "".join("active\n" if one in active else "inactive\n" for one in UNITS)
     record["files"] |= {**files, f"{record['links']['/sys/class/net/enp8s0']}/ifindex": "3\n"}
-    device = Probe(tree_of("pc", record)).inventory().netdev("enp8s0")
+    device = probe_of("pc", record).inventory().netdev("enp8s0")
     assert device is not None
     assert device.manager == expected
 
 
 def test_an_ip_that_knows_no_json_is_as_good_as_none() -> None:
     record = wifi_only().record()
-    whole = Probe(tree_of("wifi", record)).inventory()
+    whole = probe_of("wifi", record).inventory()
     broken = {**record, "errors": {**record["errors"], ADDRESS: "EIO"}}
-    assert Probe(tree_of("wifi", broken)).inventory() == whole
+    assert probe_of("wifi", broken).inventory() == whole
 
 
 def test_a_directory_is_a_tree_too_and_its_links_stay_inside(tmp_path: Path) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from ferrule.links import Probe
 from ferrule.links.devinfo import DEVINFO
 from ferrule.links.linux.addresses import ADDRESS, ROUTES
 from ferrule.links.linux.firewall.iptables import IPTABLES
@@ -15,6 +19,7 @@ from ferrule.links.linux.firewall.ufw import UFW, UFW_DEFAULTS
 from ferrule.links.linux.flow_control import PFC
 from ferrule.links.linux.machine import CHRONY, DMI, MODINFO, SECURE_BOOT, SYSTEMCTL, TIMEDATECTL, UNITS
 from ferrule.links.own import PAUSE
+from ferrule.links.record import LinksRecord, parse_record
 
 PCI = "/sys/bus/pci/devices"
 THUNDERBOLT = "/sys/bus/thunderbolt/devices"
@@ -35,6 +40,17 @@ THUNDERBOLT_DOCUMENTS = (
 RDMA_DOCUMENTS = ("Linux Documentation/ABI/stable/sysfs-class-infiniband", "ibv_devinfo(1)", "ethtool(8), dcb-pfc(8)")
 
 
+PARTS = ("files", "directories", "links", "errors", "commands")
+
+
+def probe_of(name: str, record: LinksRecord | Mapping[str, Any]) -> Probe:
+    """Of a record, which may lack parts, as its file is opened."""
+    if isinstance(record, Mapping):
+        form = {"format": "ferrule-links-record", "version": 1, "header": {}}
+        record = {**form, **{part: {} for part in PARTS}, **record}
+    return Probe(parse_record(name, msgspec.json.encode(record), name))
+
+
 @dataclass
 class Build:
     """A record that is being made. ``about``: the machine in a line; ``sources``: the documents it follows."""
@@ -53,8 +69,7 @@ class Build:
             "constructed": "No machine was recorded: this follows public documents of the formats.",
             "from": list(self.sources),
         }
-        parts = ("files", "directories", "links", "errors", "commands")
-        tables = {name: dict(sorted(getattr(self, name).items())) for name in parts}
+        tables = {name: dict(sorted(getattr(self, name).items())) for name in PARTS}
         return {"format": "ferrule-links-record", "version": 1, "header": header, **tables}
 
     def put(self, folder: str, **values: object) -> None:

@@ -51,6 +51,12 @@ def test_what_is_printed_is_read_and_runs(tmp_path: Path) -> None:
     assert again.model == saved.model
 
 
+def test_a_plan_of_an_earlier_version_tells_no_kind_and_is_read() -> None:
+    fields = printed()
+    assert fields.pop("kind") == "plan"
+    assert parse_plan(json.dumps(fields), "plan.json").plan.devices == ("box",)
+
+
 def test_a_model_that_differs_is_named_with_the_difference() -> None:
     saved = parse_plan(json.dumps(printed()), "plan.json")
     other = replace(DEMO, name="other", decoder=DEMO.decoder[:4], vocab_size=7)
@@ -85,6 +91,7 @@ def test_a_plan_that_the_engine_cannot_run_is_refused_whatever_the_file_says() -
     ("changes", "said"),
     [
         ({"version": 2}, "version 2 of the format"),
+        ({"kind": "shopping-list"}, "is no plan .*shopping-list"),
         ({"plans": []}, "nothing fitted"),
         ({"best": 9}, "best is 9, and there are"),
         ({"runtime": "mlx"}, "leave --runtime out"),

@@ -14,6 +14,14 @@ def test_a_token_carries_key_name_and_addresses():
     assert JoinToken.decode(TOKEN.encode()[:40] + "\n  " + TOKEN.encode()[40:]) == TOKEN  # as a terminal wraps it
 
 
+def test_a_token_of_an_earlier_version_is_one():
+    older = (
+        "ferrule1-AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh97Im4iOiJob21lIiwiYSI6WyIxOTIuMTY4LjEuNTo4NDIxIiw"
+        "iW2ZlODA6OjEldGh1bmRlcmJvbHQwXTo5MDAwIl19XiMSiA"
+    )
+    assert JoinToken.decode(older) == TOKEN
+
+
 @given(st.integers(min_value=0), st.sampled_from("abcXYZ019-_"))
 def test_a_wrong_letter_is_noticed(where, letter):
     text = TOKEN.encode()

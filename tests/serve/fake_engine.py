@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from ferrule.engine import Health, RankInfo, Recovery, SamplingParams, Token
+from ferrule.engine import ChatMessage, Health, RankInfo, Recovery, SamplingParams, Token
 from ferrule.errors import EngineError, ModelUnavailable, RequestError
 from ferrule.model import Share
 from ferrule.plan import Plan, Stage
@@ -44,7 +44,7 @@ class TinyTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         def raise_exception(message: str) -> None:
             raise TemplateError(message)
 

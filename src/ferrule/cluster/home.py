@@ -12,7 +12,6 @@ import secrets
 import shutil
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,7 +19,7 @@ import msgspec
 from ferrule.cluster.desired import HostId, Name, Port
 from ferrule.config import host_id
 from ferrule.errors import ClusterError, ConfigError
-from ferrule.files import held, hold, read_record, runtime_directory, state_directory, write_whole
+from ferrule.files import FileRecord, held, hold, read_record, runtime_directory, state_directory, write_record
 from ferrule.lab.netns.control import here
 from ferrule.secure import KEY_BYTES, check_cluster_name
 
@@ -48,8 +47,7 @@ def own_host_name() -> str:
     return host_id(os.environ) or socket.gethostname().partition(".")[0] or "host"
 
 
-@dataclass(frozen=True)
-class HostSettings:
+class HostSettings(FileRecord, frozen=True, tag="host-settings"):
     """Listening settings of this host's agent, as `ferrule up` was told. ``host``: 32 hexadecimal letters that no other
     host has.
 
@@ -122,8 +120,7 @@ class ClusterHome:
             opened.write(key.hex())
 
     def write_settings(self, settings: HostSettings) -> None:
-        text = msgspec.json.format(msgspec.json.encode(settings), indent=1)
-        write_whole(self.directory / _HOST, text.decode())
+        write_record(self.directory / _HOST, settings)
 
     def remove(self) -> None:
         """Forget the cluster: the key first."""

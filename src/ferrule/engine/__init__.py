@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ferrule.engine.host.local import LocalEngine, start
     from ferrule.engine.options import EngineOptions
     from ferrule.engine.types import (
+        ChatMessage,
         Engine,
         FinishReason,
         Health,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ChatMessage",
     "Engine",
     "EngineOptions",
     "FinishReason",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol, TypedDict
 
 from ferrule.errors import RequestError
 from ferrule.plan import Plan
@@ -125,6 +125,13 @@ class Health:
     last_recovery: Recovery | None = None
 
 
+class ChatMessage(TypedDict):
+    """Message of one side of a conversation, as chat templates take it."""
+
+    role: str
+    content: str
+
+
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that serving needs."""
 
@@ -135,7 +142,7 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         """The conversation by the model's template, with the opening of the assistant's turn; it has the special tokens
         already."""
         ...

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from msgspec.structs import replace
 
 from ferrule.errors import DriverError, LinkError
 from ferrule.files import locked
@@ -73,7 +74,7 @@ def install(target: Target, source: Source, inventory: Inventory, tell: Tell) ->
             tell("that failed" if isinstance(error, LinkError | DriverError) else "interrupted")
             _roll_back(target, inventory, record, tell)
             raise
-        write_record(target, dataclasses.replace(record, phase="installed", previous=""))
+        write_record(target, replace(record, phase="installed", previous=""))
 
 
 def uninstall(target: Target, inventory: Inventory, tell: Tell) -> bool:
@@ -85,7 +86,7 @@ def uninstall(target: Target, inventory: Inventory, tell: Tell) -> bool:
         state = look(target, inventory, root=True)
         if state.record is None:
             return False
-        write_record(target, dataclasses.replace(state.record, phase="removing"))
+        write_record(target, replace(state.record, phase="removing"))
         for version in dict.fromkeys((state.record.version, state.record.previous)):
             if version:
                 _all(target, plan_removal(look(target, inventory, root=True), version), tell)
@@ -116,7 +117,7 @@ def _take_back(target: Target, inventory: Inventory, record: Record, tell: Tell)
     """A removal is finished; what was to replace another version is undone if that one's source is still there."""
     if record.phase == "installing" and record.previous == record.version:
         tell(f"{record.version} was there before; it stays as far as it goes")
-        write_record(target, dataclasses.replace(record, phase="installed", previous=""))
+        write_record(target, replace(record, phase="installed", previous=""))
         return
     if record.phase == "installing" and record.previous and target.at(source_tree(record.previous)).is_dir():
         tell(f"putting {record.previous} back")
@@ -132,7 +133,7 @@ def _take_back(target: Target, inventory: Inventory, record: Record, tell: Tell)
 
 def _noted(target: Target, record: Record, step: Action) -> Record:
     if isinstance(step, NewFile) and step.path not in record.written and target.read(step.path) is None:
-        record = dataclasses.replace(record, written=(*record.written, step.path))
+        record = replace(record, written=(*record.written, step.path))
         write_record(target, record)
     return record
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec.structs import replace
 
 from ferrule.errors import DriverError
 from ferrule.kmod.files import LOAD, OPTIONS
@@ -26,7 +26,7 @@ def read_record(target: Target) -> Record | None:
         ) from error
     if found is None:
         raise DriverError(f"{PLACE} was written by another version of Ferrule; uninstall with that one")
-    return dataclasses.replace(found, written=tuple(path for path in (OPTIONS, LOAD) if path in found.written))
+    return replace(found, written=tuple(path for path in (OPTIONS, LOAD) if path in found.written))
 
 
 def write_record(target: Target, record: Record) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ferrule.files import FileRecord
 from ferrule.kmod.source import MODULE
 from ferrule.links import Inventory
 from ferrule.links.doctor.cures import family
@@ -44,8 +45,7 @@ class Built:
     status: str
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(FileRecord, frozen=True, tag="driver"):
     """Notes of `ferrule driver install`: on disk before each thing is done, so that it can be taken back.
 
     ``phase``: ``installing`` or ``removing`` as long as not all is done. ``previous``: the version that was there,

@@ -6,13 +6,14 @@ import datetime
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from ferrule import __version__
 from ferrule.links.linux import read_linux
 from ferrule.links.macos import read_macos
 from ferrule.links.reader import Reader
-from ferrule.links.record import Recorder, open_record
+from ferrule.links.record import Header, LinksRecord, open_record
+from ferrule.links.recorder import Recorder
 from ferrule.links.redact import Redactor
 from ferrule.links.tree import LiveTree, Tree
 from ferrule.links.types.inventory import Inventory
@@ -51,7 +52,7 @@ class Probe:
                 reader.problem(f"$ {UNAME}", "this is neither Linux nor macOS")
                 return Inventory(Machine(self.tree.name), unreadable=tuple(reader.unreadable), seen=reader.seen)
 
-    def record(self, *, together: str = "", plain: bool = False) -> dict[str, Any]:
+    def record(self, *, together: str = "", plain: bool = False) -> LinksRecord:
         """Record of the files and outputs of the inventory, with names and addresses redacted; for `write_record`.
 
         ``together``: with the same words, several machines' records have the same pseudonyms for the same things, so
@@ -63,9 +64,9 @@ class Probe:
             key = hashlib.scrypt(together.encode(), salt=_SALT, n=1 << 14, r=8, p=1, dklen=32)
         recorder = Recorder(self.tree)
         Probe(recorder).inventory()
-        made = datetime.datetime.now(datetime.UTC).date().isoformat()
-        redactor = None if plain else Redactor(key)
-        return recorder.to_json(redactor, {"made_by": f"ferrule {__version__}", "made_on": made})
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        found = recorder.record(Header(f"ferrule {__version__}", today))
+        return found if plain else Redactor(key).record(found)
 
 
 def _system(reader: Reader) -> System:

@@ -28,6 +28,10 @@ import secrets
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
+from ferrule.links.record import LinksRecord
+
 _MAC = r"(?<![0-9A-Fa-f:.-])[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5}(?:(?::[0-9a-fA-F]{2}){14})?(?![0-9A-Fa-f:])"
 _UUID = r"(?<![0-9A-Fa-f-])[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}(?![0-9A-Fa-f-])"
 _GUID = r"(?<![0-9A-Fa-f:])[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3}(?![0-9A-Fa-f:])"
@@ -85,17 +89,20 @@ class Redactor:
         self._hosts: dict[str, None] = {}
         self._host_files: set[str] = set(_HOST_FILES)
 
-    def record(self, plain: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """All that a record holds, redacted."""
-        self._learn(plain["files"], plain["directories"], plain["commands"])
+    def record(self, plain: LinksRecord) -> LinksRecord:
+        """The same, redacted; the header counts what was replaced."""
+        self._learn(plain.files, plain.directories, plain.commands)
         name = self._names
-        return {
-            "files": {name(path): self._file(path, text) for path, text in plain["files"].items()},
-            "directories": {name(path): [name(one) for one in names] for path, names in plain["directories"].items()},
-            "links": {name(path): name(target) for path, target in plain["links"].items()},
-            "errors": {name(path): why for path, why in plain["errors"].items()},
-            "commands": {name(one): self._command(one, told) for one, told in plain["commands"].items()},
-        }
+        redacted = replace(
+            plain,
+            files={name(path): self._file(path, text) for path, text in plain.files.items()},
+            directories={name(path): [name(one) for one in names] for path, names in plain.directories.items()},
+            links={name(path): name(target) for path, target in plain.links.items()},
+            errors={name(path): why for path, why in plain.errors.items()},
+            commands={name(one): self._command(one, told) for one, told in plain.commands.items()},
+        )
+        counts = {kind: len(values) for kind, values in sorted(self._seen.items())}
+        return replace(redacted, header=replace(plain.header, redacted=counts))
 
     def _learn(self, files: Mapping[str, str], directories: Collection[str], commands: Mapping[str, str]) -> None:
         """Find the host names, which may stand anywhere, before anything is redacted."""
@@ -110,10 +117,6 @@ class Redactor:
             name = commands.get(command, "").strip()
             if name:
                 self._hosts |= {name: None, name.partition(".")[0]: None}
-
-    def counts(self) -> dict[str, int]:
-        """Number of different things of each kind that were replaced."""
-        return {kind: len(values) for kind, values in sorted(self._seen.items())}
 
     def _file(self, path: str, text: str) -> str:
         if path in self._host_files:

@@ -1,23 +1,24 @@
 """Plans in files: what ``ferrule plan --json`` prints, read again by ``ferrule serve --plan``.
 
-Both sides are typed: `model_facts` says what is printed of a model, `SavedPlan` what is read and in which limits.
+Both sides are typed: `ModelFacts` says what is printed of a model, `SavedPlan` what is read and in which limits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from ferrule.errors import ConfigError, PlanError
+from ferrule.files import FileRecord, decode_record
 from ferrule.model.spec import ModelSpec
 from ferrule.plan.obstacle import obstacle_of
 from ferrule.plan.plan import Plan
 from ferrule.plan.runtime import BUILT_IN_ENGINE
 
-VERSION = 1
+KIND, VERSION = "plan", 1
 MAX_BYTES = 64 << 20
 """Of a file; 64 plans over a thousand hosts have about 20 MB."""
 CLOSE = 0.05
@@ -42,11 +43,8 @@ class ModelFacts:
     def of(cls, spec: ModelSpec) -> ModelFacts:
         return cls(**{name: getattr(spec, name) for name in cls.__dataclass_fields__})
 
-    def to_fields(self) -> dict[str, object]:
-        return asdict(self)
 
-
-class SavedPlan(msgspec.Struct, frozen=True):
+class SavedPlan(FileRecord, frozen=True, tag=KIND):
     """The part of a file that says what to run; whatever else it holds is for people. ``best``: of ``plans``."""
 
     version: int
@@ -117,11 +115,9 @@ def read_plan(file: Path) -> SavedPlan:
 def parse_plan(text: bytes | str, origin: str) -> SavedPlan:
     """``origin`` names it in errors. Raises `ConfigError` for what `ferrule plan --json` did not print, or where
     nothing fitted."""
-    if len(text) > MAX_BYTES:
-        raise ConfigError(f"{origin} has more than the {MAX_BYTES:,} bytes that a plan needs; {_CURE}")
     try:
-        saved = msgspec.json.decode(text, type=SavedPlan)
-    except (msgspec.DecodeError, PlanError, RecursionError) as error:
+        saved = decode_record(text, SavedPlan, most=MAX_BYTES)
+    except (msgspec.DecodeError, PlanError) as error:
         raise ConfigError(f"{origin} is no plan ({error}); {_CURE}") from None
     if saved.version != VERSION:
         raise ConfigError(f"{origin} has version {saved.version} of the format, and this Ferrule reads {VERSION}")

@@ -35,8 +35,8 @@ def derived_key(key: bytes, purpose: str) -> str:
     return hmac.new(key, b"ferrule derived\0" + purpose.encode(), hashlib.sha256).hexdigest()
 
 
-class _Fields(msgspec.Struct, frozen=True):
-    """Of a token, beside the key: the cluster's name and addresses."""
+class _Fields(msgspec.Struct, frozen=True, tag_field="t", tag="join"):
+    """Of a token, beside the key: the cluster's name and addresses. Earlier versions wrote no ``t``."""
 
     n: str
     a: tuple[str, ...]

@@ -132,8 +132,8 @@ def test_other_hosts_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(cluster_live, "own_report", lambda: _report(1, 1000))
-    cluster = live_cluster(["box-2"], sources=_sources(tmp_path))
+    monkeypatch.setattr(cluster_live, "own_report", lambda *, rank, fresh: _report(1, 1000))
+    cluster = live_cluster(["box-2"], rank="here", sources=_sources(tmp_path))
     assert [device.name for device in cluster.devices] == ["box-1", "box-2"]
     assert cluster.pairs[0].rails[0].name == "eth0"
     for host, told in [
@@ -143,7 +143,7 @@ def test_other_hosts_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("-x", "is no host"),
     ]:
         with pytest.raises(LinkError, match=told):
-            live_cluster([host], sources=_sources(tmp_path))
+            live_cluster([host], rank="here", sources=_sources(tmp_path))
 
 
 def test_sources_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

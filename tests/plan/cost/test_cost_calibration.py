@@ -97,7 +97,8 @@ def test_records_are_kept_and_damaged_ones_left_out(tmp_path: Path) -> None:
     assert [each.at for each in read_records(tmp_path)] == [1.0, 2.0]
     file = tmp_path / "planner-records.json"
     fields = json.loads(file.read_text())
-    fields += [fields[0] | {"measured": -1}, fields[0] | {"moving": "much"}, {"at": 1}, 5]
+    good = fields["records"][0]
+    fields["records"] += [good | {"measured": -1}, good | {"moving": "much"}, {"at": 1}, 5]
     file.write_text(json.dumps(fields))
     assert len(read_records(tmp_path)) == 2
     file.write_text("{ not JSON")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -89,12 +89,11 @@ def record(
     path = file or Path("links.json.gz")
     saved = Probe.live().record(together=together, plain=plain)
     if str(path) == "-":
-        typer.echo(json.dumps(saved))
+        typer.echo(msgspec.json.encode(saved))
         return
     write_record(saved, path)
-    redacted = saved["header"]["redacted"]
-    typer.echo(f"wrote {path}: {len(saved['files'])} files, {len(saved['commands'])} commands' output")
-    for kind, number in redacted.items():
+    typer.echo(f"wrote {path}: {len(saved.files)} files, {len(saved.commands)} commands' output")
+    for kind, number in saved.header.redacted.items():
         typer.echo(f"redacted: {kind}, {number} different")
     typer.echo(f"see what is in it: ferrule links show --tree {path}")
 

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from ferrule.plan import Candidate, Question, SearchResult, Term
 from ferrule.plan.cluster import CORES_KEEP
 from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
-from ferrule.plan.saved import VERSION, ModelFacts
+from ferrule.plan.saved import KIND, VERSION, ModelFacts
 
 
 def question_json(question: Question) -> dict[str, object]:
     model, cluster = question.model, question.cluster
     return {
+        "kind": KIND,
         "version": VERSION,
         "model": {
-            **ModelFacts.of(model).to_fields(),
+            **vars(ModelFacts.of(model)),
             "parameters": model.parameters,
             "active_parameters": model.active_parameters,
             "counted": model.counted,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ferrule.engine.gguf.tokenizer import read_tokenizer
 from ferrule.engine.tokenizer.chat_template import ChatTemplate
 from ferrule.engine.tokenizer.files import read_files
 from ferrule.engine.tokenizer.tiktoken import RANKS, read_tiktoken
+from ferrule.engine.types import ChatMessage
 from ferrule.errors import RequestError
 from ferrule.model.gguf import gguf_file
 
@@ -38,7 +38,7 @@ class ModelTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.codec.decode(ids, skip_special_tokens)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         """The conversation as text, special tokens included. Raises `RequestError` where the template refuses it."""
         if self._template is None:
             raise RequestError("this model has no chat template; use /v1/completions", param="messages")

@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from msgspec import Struct, json
-
 from ferrule.fabric.join.hosts import RankHost
 from ferrule.fabric.routing.calibration import Measured
 from ferrule.fabric.routing.paths import Rail
-from ferrule.files import cache_directory, locked, read_record, write_whole
+from ferrule.files import FileRecord, cache_directory, locked, read_record, write_record
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +26,7 @@ Ends = tuple[str, str]
 """Identity of a link: the end at the lower rank, and the one at the higher rank."""
 
 
-class _File(Struct, frozen=True):
+class _File(FileRecord, frozen=True, tag="known-links"):
     version: int
     links: dict[str, Measured]
 
@@ -83,7 +81,7 @@ class KnownLinks:
                 for ends, one in measured.items():
                     self._links[_key(ends)] = replace(_turned(ends, one), at=self._now)
                 newest = sorted(self._links.items(), key=lambda item: -(item[1].at or 0))[:_MAX_LINKS]
-                write_whole(self._path, json.format(json.encode(_File(_VERSION, dict(newest))), indent=1).decode())
+                write_record(self._path, _File(_VERSION, dict(newest)))
         except OSError as error:
             _log.info("what the links cost cannot be kept in %s: %s", self._path, error)
 

@@ -20,7 +20,7 @@ import msgspec
 
 from ferrule import files
 from ferrule.errors import ConfigError, LabError
-from ferrule.files import locked, read_record, runtime_directory, write_whole
+from ferrule.files import FileRecord, locked, read_record, runtime_directory, write_record
 from ferrule.lab.netns.namespace import ENTER, enter_path, inode_of, kill_inside
 from ferrule.process import boot_id
 
@@ -42,7 +42,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     cookie: int
 
 
-class State(msgspec.Struct, frozen=True):
+class State(FileRecord, frozen=True, tag="lab"):
     """State file of every kind of lab. ``user``: the path of the holder's user namespace."""
 
     pid: int
@@ -92,16 +92,16 @@ def held(lab: Path) -> bool:
     return files.held(lab / LOCK)
 
 
-def write_state(lab: Path, state: msgspec.Struct) -> None:
-    """``state``: has the fields of `State`. In one piece: a reader never sees half of it."""
-    write_whole(lab / STATE, msgspec.json.encode(state).decode())
+def write_state(lab: Path, state: State) -> None:
+    """In one piece: a reader never sees half of it."""
+    write_record(lab / STATE, state)
 
 
 def read_state(lab: Path) -> State | None:
     """State that its holder wrote; None where it did not come so far."""
     try:
         return read_record(lab / STATE, State)
-    except (FileNotFoundError, msgspec.MsgspecError):
+    except (FileNotFoundError, msgspec.DecodeError):
         return None
 
 

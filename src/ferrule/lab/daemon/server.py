@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from ferrule.errors import FerruleError, LabError
 from ferrule.lab.daemon import messages, registry
 from ferrule.lab.daemon.messages import Down, LabRequest, Lend
+from ferrule.lab.daemon.registry import State
 
 _REQUEST_SECONDS = 5.0
 _T = TypeVar("_T")
@@ -35,7 +34,7 @@ class Held:
     """A lab that is up. ``state``: for its state file; ``answer``: to any request but `Lend`, which ``lend`` answers on
     the connection itself."""
 
-    state: msgspec.Struct
+    state: State
     answer: Callable[[LabRequest], object]
     lend: Callable[[socket.socket, Lend], None] | None = None
 

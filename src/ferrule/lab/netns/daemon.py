@@ -44,7 +44,7 @@ class HeldLab:
             (self.folder / f"hosts-{name}").write_text("\n".join(lines) + "\n")
 
     def status(self) -> LabStatus:
-        """Its hosts and cables as they are now; also what is needed to clean up if this process is killed."""
+        """Its hosts and cables as they are now."""
         return LabStatus(
             name=self.folder.name,
             profile=self._profile.name,
@@ -56,6 +56,11 @@ class HeldLab:
             hosts=tuple(self._host(number) for number in range(self._lab.size)),
             cables=tuple(self._cable(number) for number in range(len(self._lab.cables))),
         )
+
+    def state(self) -> registry.State:
+        """Facts by which another process cleans up if this one is killed."""
+        now = self.status()
+        return registry.State(now.pid, now.boot, now.user, now.hosts)
 
     def _host(self, number: int) -> HostStatus:
         machine, path = self._profile.machines[number], self._lab.path(number)
@@ -115,7 +120,7 @@ def hold(server: Server, wanted: str, seed: str) -> Iterator[Held]:
                     return server.in_main_thread(lambda: held.fault(request), ASK_SECONDS)
             raise LabError("emulated hosts have no kernels of their own; that is for `ferrule lab vm`")
 
-        yield Held(held.status(), answer)
+        yield Held(held.state(), answer)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class CableStatus(msgspec.Struct, frozen=True):
 
 
 class LabStatus(msgspec.Struct, frozen=True):
-    """``since``: seconds since 1970. It has the fields of `ferrule.lab.daemon.registry.State`."""
+    """``since``: seconds since 1970."""
 
     name: str
     profile: str

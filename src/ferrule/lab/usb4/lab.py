@@ -15,10 +15,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Self, TypeVar
 
-import msgspec
-
 from ferrule import files
 from ferrule.errors import ConfigError, LabError
+from ferrule.files import write_record
 from ferrule.lab.daemon.messages import Request, ask
 from ferrule.lab.usb4.messages import (
     GetCounters,
@@ -84,7 +83,7 @@ class Usb4Lab:
                     raise ConfigError(f"{socket} is too long for a socket; give the lab a shorter directory")
             path = "" if trace is None else str(trace.absolute())
             order = self.directory / ORDER
-            order.write_bytes(msgspec.json.encode(Order(self.plan, path, training)))
+            write_record(order, Order(self.plan, path, training))
             self._start([sys.executable, "-m", "ferrule.lab.usb4.server", str(order)])
         except BaseException:
             self.close()

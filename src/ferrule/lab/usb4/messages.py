@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from ferrule.files import FileRecord
 from ferrule.lab.daemon.messages import Down, Name, Request
 from ferrule.lab.usb4.profile import FaultKind, Plan
 
 
-class Order(msgspec.Struct, frozen=True):
+class Order(FileRecord, frozen=True, tag="usb4-order"):
     """Start order of the emulating process: the arguments of `Usb4Lab`. ``trace``: a path, or empty."""
 
     plan: Plan

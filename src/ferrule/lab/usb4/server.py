@@ -17,9 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from ferrule import _emulation
+from ferrule.files import read_record
 from ferrule.lab.daemon import messages
 from ferrule.lab.daemon.messages import Down
 from ferrule.lab.usb4 import trace
@@ -171,7 +170,7 @@ class Server:
 def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # through `close`, which writes the rest of the trace
     file = Path(arguments[0])
-    order = msgspec.json.decode(file.read_bytes(), type=Order)
+    order = read_record(file, Order)
     server = Server(file.parent, order.plan, training=order.training)
     if order.trace:
         server.trace(Path(order.trace))

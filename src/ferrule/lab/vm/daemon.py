@@ -18,7 +18,7 @@ import msgspec
 
 from ferrule.errors import LabError
 from ferrule.hardware import find_lab
-from ferrule.lab.daemon import messages
+from ferrule.lab.daemon import messages, registry
 from ferrule.lab.daemon.messages import Console, Fault, LabRequest, Lend, Lent, Reboot, Status
 from ferrule.lab.daemon.server import Held, Server, main
 from ferrule.lab.vm.faults import apply_fault
@@ -122,7 +122,7 @@ def hold(server: Server, wanted: str, options: str) -> Iterator[Held]:
                     reboot(request.host)
             return None
 
-        yield Held(held.status(), answer, held.lend)
+        yield Held(registry.State(os.getpid()), answer, held.lend)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ import itertools
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import msgspec
 
-from ferrule.files import cache_directory, locked, read_record, write_whole
+from ferrule.files import FileRecord, cache_directory, locked, read_record, write_record
 
 _log = logging.getLogger(__name__)
 
@@ -182,11 +182,11 @@ def _turned_bandwidth(one: Bandwidth) -> Bandwidth:
     return Bandwidth(one.streams, one.back, one.forth, one.both_back, one.both_forth, one.busy)
 
 
-class _Saved(msgspec.Struct):
+class _Saved(FileRecord, frozen=True, tag="measured-links"):
     """Contents of the file. ``pairs``: decoded one by one, so that a damaged one does not hide the others."""
 
     version: int
-    pairs: dict[str, Any] = {}
+    pairs: dict[str, msgspec.Raw]
 
 
 class MeasuredLinks:
@@ -218,8 +218,8 @@ class MeasuredLinks:
                 found = self._read()
                 found[_key(pair.hosts)] = pair
                 newest = sorted(found.items(), key=lambda item: -item[1].at)[:_MAX_PAIRS]
-                data = msgspec.json.encode(_Saved(_VERSION, dict(newest)))
-                write_whole(self._path, msgspec.json.format(data, indent=1).decode())
+                pairs = {key: msgspec.Raw(msgspec.json.encode(pair)) for key, pair in newest}
+                write_record(self._path, _Saved(_VERSION, pairs))
         except OSError as error:
             _log.info("what was measured cannot be kept in %s: %s", self._path, error)
 
@@ -230,7 +230,7 @@ class MeasuredLinks:
             found = read_record(self._path, _Saved)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, msgspec.DecodeError) as error:
             _log.warning("%s cannot be read (%r): what was measured earlier is not known", self._path, error)
             return {}
         if found.version != _VERSION:
@@ -239,10 +239,10 @@ class MeasuredLinks:
         return {_key(pair.hosts): pair for pair in valid}
 
 
-def _pair_or_none(fields: Any) -> MeasuredPair | None:
+def _pair_or_none(fields: msgspec.Raw) -> MeasuredPair | None:
     try:
-        return msgspec.convert(fields, MeasuredPair)
-    except msgspec.ValidationError:
+        return msgspec.json.decode(fields, type=MeasuredPair)
+    except msgspec.DecodeError:
         return None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 import msgspec
 
@@ -35,17 +34,17 @@ class HostReport(msgspec.Struct, frozen=True, tag_field="ferrule_device", tag=1)
     notes: tuple[str, ...] = ()
 
 
-def own_report(**options: Any) -> HostReport:
-    """This machine. ``options`` and errors: those of `measure_figures`."""
+def own_report(*, rank: str, fresh: bool = False) -> HostReport:
+    """This machine. ``rank``, ``fresh`` and errors: those of `measure_figures`."""
     host = replace(this_host("auto"), interfaces=own_interfaces())
-    figures = measure_figures(**options)
+    figures = measure_figures(rank=rank, fresh=fresh)
     device = device_from(figures, host.host, free_now(figures))
     return HostReport(device, host, tuple(f"{host.host}: {note}" for note in figures.notes))
 
 
-def report_text(**options: Any) -> str:
+def report_text(*, rank: str, fresh: bool = False) -> str:
     """Text that ``ferrule plan --device-json`` prints: `own_report` in one line of JSON."""
-    return msgspec.json.encode(own_report(**options)).decode()
+    return msgspec.json.encode(own_report(rank=rank, fresh=fresh)).decode()
 
 
 def parse_report(text: str, origin: str) -> HostReport:
@@ -68,13 +67,18 @@ def remote_report(host: str, *, command: str = "ferrule", timeout: float = REMOT
 
 
 def live_cluster(
-    hosts: Sequence[str] = (), *, command: str = "ferrule", sources: Sources | None = None, **options: Any
+    hosts: Sequence[str] = (),
+    *,
+    rank: str,
+    fresh: bool = False,
+    command: str = "ferrule",
+    sources: Sources | None = None,
 ) -> ClusterSpec:
-    """This machine and the ``hosts``, as for ssh; see `remote_report`, and for ``options`` `measure_figures`.
+    """This machine and the ``hosts``, as for ssh; see `remote_report`. ``rank``, ``fresh``: those of `measure_figures`.
 
     Raises `LinkError` where one cannot be asked, `PlanError` where this one cannot be measured.
     """
-    reports = [own_report(**options), *(remote_report(host, command=command) for host in hosts)]
+    reports = [own_report(rank=rank, fresh=fresh), *(remote_report(host, command=command) for host in hosts)]
     return cluster_of_reports(reports, sources or Sources.of_this_machine())
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from ferrule.files import cache_directory, locked, read_record, write_whole
+from ferrule.files import FileRecord, cache_directory, locked, read_record, write_record
 from ferrule.plan.cluster.spec import DeviceSpec
 from ferrule.plan.cost.predictor import predict
 from ferrule.plan.plan import Plan
@@ -20,6 +20,7 @@ from ferrule.plan.runtime import BUILT_IN_ENGINE
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_R = TypeVar("_R", bound=FileRecord)
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 MAX_RECORDS = 200
@@ -59,6 +60,18 @@ class Calibration:
     records: int
     before: float
     after: float
+
+
+class _Records(FileRecord, frozen=True, tag="planner-records"):
+    """Each decoded by itself, so that a damaged one does not hide the others."""
+
+    records: list[msgspec.Raw]
+
+
+class _Calibrations(FileRecord, frozen=True, tag="planner-calibrations"):
+    """By kind of device; each decoded by itself."""
+
+    calibrations: dict[str, msgspec.Raw]
 
 
 def record_of(question: Question, plan: Plan, measured: float, *, at: float) -> Record | None:
@@ -148,35 +161,36 @@ def save_record(record: Record, folder: Path | None = None) -> None:
     try:
         with locked(file.with_suffix(".lock"), _LOCK_SECONDS):
             records = [*read_records(folder), record][-MAX_RECORDS:]
-            write_whole(file, _json(records))
+            write_record(file, _Records([_raw(each) for each in records]))
     except (OSError, RuntimeError) as error:
         _log.warning("a measurement is not kept: %s", error)
 
 
 def read_records(folder: Path | None = None) -> list[Record]:
     """The oldest first. What cannot be read is left out."""
-    entries = _read((folder or cache_directory()) / "planner-records.json", list[msgspec.Raw])
-    return [record for entry in entries or () if (record := _entry(entry, Record)) is not None]
+    found = _read((folder or cache_directory()) / "planner-records.json", _Records)
+    entries = found.records if found else ()
+    return [record for entry in entries if (record := _entry(entry, Record)) is not None]
 
 
 def save_calibrations(calibrations: Iterable[Calibration], folder: Path | None = None) -> None:
     """Later predictions use them. Raises `OSError` where the file cannot be written."""
     file = (folder or cache_directory()) / "planner-calibrations.json"
-    write_whole(file, _json({each.kind: each for each in calibrations}))
+    write_record(file, _Calibrations({each.kind: _raw(each) for each in calibrations}))
 
 
 def read_calibrations(folder: Path | None = None) -> dict[str, Calibration]:
     """By kind of device. What cannot be read is left out."""
-    entries = _read((folder or cache_directory()) / "planner-calibrations.json", dict[str, msgspec.Raw]) or {}
-    found = {kind: _entry(entry, Calibration) for kind, entry in entries.items()}
-    return {kind: calibration for kind, calibration in found.items() if calibration is not None}
+    found = _read((folder or cache_directory()) / "planner-calibrations.json", _Calibrations)
+    entries = {kind: _entry(entry, Calibration) for kind, entry in found.calibrations.items()} if found else {}
+    return {kind: calibration for kind, calibration in entries.items() if calibration is not None}
 
 
-def _json(value: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n"
+def _raw(value: Record | Calibration) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
-def _read(file: Path, kind: type[_T]) -> _T | None:
+def _read(file: Path, kind: type[_R]) -> _R | None:
     try:
         return read_record(file, kind)
     except FileNotFoundError:

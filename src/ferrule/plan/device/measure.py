@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 import psutil
@@ -21,7 +21,7 @@ import psutil
 from ferrule import __version__
 from ferrule._native import kernel_instructions
 from ferrule.errors import PlanError
-from ferrule.files import cache_directory, locked, read_record, write_whole
+from ferrule.files import FileRecord, cache_directory, locked, read_record, write_record
 from ferrule.links.reader import identity
 from ferrule.model.embedded import demo_path
 from ferrule.model.read import read_model
@@ -60,17 +60,26 @@ print(json.dumps(found))
 """
 
 
-class _Store(msgspec.Struct):
+class _Store(FileRecord, frozen=True, tag="measured-devices"):
     """The file in which figures are remembered, by `_key`."""
 
     version: Literal[2]
     devices: dict[str, Figures]
 
 
-def measure_device(name: str = "", **options: Any) -> DeviceSpec:
-    """This machine with the memory that is free now. ``name``: by default the host's. ``options`` and errors: those of
+def measure_device(
+    name: str = "",
+    *,
+    rank: str,
+    model: Path | None = None,
+    unit: str = "auto",
+    threads: int | None = None,
+    fresh: bool = False,
+    cache: Path | None = None,
+) -> DeviceSpec:
+    """This machine with the memory that is free now. ``name``: by default the host's. The others and errors: those of
     `measure_figures`; `PlanError` where no memory is free."""
-    figures = measure_figures(**options)
+    figures = measure_figures(rank=rank, model=model, unit=unit, threads=threads, fresh=fresh, cache=cache)
     return device_from(figures, name or socket.gethostname(), free_now(figures))
 
 
@@ -263,7 +272,7 @@ def _remember(store: Path, key: str, figures: Figures) -> None:
             entries = _read(store)
             entries.pop(key, None)
             kept = dict([*entries.items(), (key, figures)][-_MAX_ENTRIES:])
-            write_whole(store, msgspec.json.format(msgspec.json.encode(_Store(_VERSION, kept)), indent=1).decode())
+            write_record(store, _Store(_VERSION, kept))
     except OSError as error:
         _log.info("what was measured of this machine cannot be kept in %s: %s", store, error)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import os
 import re
@@ -10,7 +9,10 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ferrule.errors import LinkError
+from ferrule.files import FileRecord
 from ferrule.links.doctor.fix.actions import Fix
 from ferrule.links.doctor.fix.machine import read_state, sync_folder, write_state
 
@@ -18,8 +20,7 @@ SCHEMA = 1
 _MAX_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(FileRecord, frozen=True, tag="doctor-fix"):
     """``begun``: how many steps were begun; all that they do was on disk before. ``uncertain``: whether the last of
     them may not have happened. ``complete``: whether all steps are done. ``schema``: of its file.
     """
@@ -92,8 +93,8 @@ class Journal:
             raise LinkError(f"{path} was written by another version of Ferrule; undo with that one")
         if not 0 <= entry.begun <= len(entry.fix.steps):
             raise LinkError(f"{path} is damaged; undo by hand what it names, then remove it")
-        return dataclasses.replace(entry, number=number)
+        return replace(entry, number=number)
 
 
 def advanced(entry: Entry, begun: int, *, uncertain: bool = False) -> Entry:
-    return dataclasses.replace(entry, begun=begun, uncertain=uncertain, complete=False)
+    return replace(entry, begun=begun, uncertain=uncertain, complete=False)

@@ -15,11 +15,12 @@ from typing import TypeVar
 import msgspec
 
 from ferrule.errors import LinkError
+from ferrule.files import FileRecord, decode_record, encode_record
 from ferrule.process import signal_group, start
 
 SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 _SECONDS = 30.0
-_T = TypeVar("_T")
+_R = TypeVar("_R", bound=FileRecord)
 
 Runner = Callable[[Sequence[str]], tuple[int, str]]
 """Runs a program; gives its exit code and what it printed, errors included. Raises `LinkError` if it cannot."""
@@ -119,14 +120,16 @@ def write_synced(path: Path, text: str, mode: int) -> None:
 
 
 class _Header(msgspec.Struct):
+    """Parts of a state file that are the same in any version."""
+
     schema: int
 
 
-def write_state(path: Path, state: object, mode: int) -> None:
+def write_state(path: Path, state: FileRecord, mode: int) -> None:
     """Replace a state file in one go; it is on the disk when this returns. Raises `OSError`."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        write_synced(fresh, msgspec.json.format(msgspec.json.encode(state), indent=1).decode() + "\n", mode)
+        write_synced(fresh, encode_record(state), mode)
         fresh.replace(path)
         sync_folder(path.parent)
     except OSError:
@@ -134,11 +137,11 @@ def write_state(path: Path, state: object, mode: int) -> None:
         raise
 
 
-def read_state(data: bytes | str, kind: type[_T], schema: int) -> _T | None:
+def read_state(data: bytes | str, kind: type[_R], schema: int) -> _R | None:
     """Contents of a state file; None if its ``schema`` is another one. Raises `ValueError` or `RecursionError`."""
     if msgspec.json.decode(data, type=_Header).schema != schema:
         return None
-    return msgspec.json.decode(data, type=kind)
+    return decode_record(data, kind)
 
 
 def sync_folder(folder: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Callable
+
+from msgspec.structs import replace
 
 from ferrule.errors import LinkError
 from ferrule.links.doctor.fix.actions import Action, Command, Fix, NewFile, RemoveFile, Require, as_text
@@ -32,7 +33,7 @@ def apply(fix: Fix, target: Target, journal: Journal, tell: Tell) -> Entry:
             if not isinstance(step.do, Command) or step.do.whole:
                 journal.write(advanced(entry, number))
             raise
-    entry = dataclasses.replace(entry, uncertain=False, complete=True)
+    entry = replace(entry, uncertain=False, complete=True)
     journal.write(entry)
     return entry
 
