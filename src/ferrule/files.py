@@ -26,7 +26,7 @@ _R = TypeVar("_R", bound="FileRecord")
 
 
 class FileRecord(msgspec.Struct, frozen=True, tag_field="kind"):
-    """Contents of a file of JSON. Each class has a ``tag``, by which its files cannot be taken for those of another one.
+    """Contents of a file of JSON. The ``tag`` of each class keeps its files from being taken for those of another.
 
     Earlier versions wrote no tags: a file without one counts as what it is read as.
     """
