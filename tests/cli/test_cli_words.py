@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
 import re
@@ -10,12 +9,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import ferrule._native
+import ferrule.engine.host.processes
 from ferrule import __version__
 from ferrule.cli.display import base_url, curl
 from ferrule.cli.main import COMMANDS, app, load
@@ -214,21 +213,14 @@ def test_no_server_there() -> None:
     assert "is `ferrule serve` running there?" in output
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without_fastapi(name: str, *rest: Any, **more: Any) -> Any:
-        if name.partition(".")[0] == "fastapi":
-            raise ModuleNotFoundError("No module named 'fastapi'", name="fastapi")
-        return real(name, *rest, **more)
-
-    for name in [name for name in sys.modules if name == "ferrule.serve" or name.startswith("ferrule.serve.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", without_fastapi)
+@pytest.mark.parametrize("package", ["torch", "uvicorn"])
+def test_a_missing_extra_is_named_before_anything_starts(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(ferrule.engine.host.processes, "expecting")
+    monkeypatch.setitem(sys.modules, package, None)
     for words in (("serve", "--demo", "--port", "0"), ("generate", "demo", "hi")):
         code, output = run(*words)
         assert code == 2
-        assert f"ferrule {words[0]} needs the serve extra" in output
+        assert f"ferrule {words[0]} needs the serve extra ({package} is not installed): " in output
         assert pip_install("serve") in output
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ferrule.cli import complete
-from ferrule.cli.extras import needs
 from ferrule.cli.serving.model import (
     DEMO,
     DEMO_RANKS,
@@ -28,6 +27,7 @@ from ferrule.cli.serving.model import (
 from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
 from ferrule.errors import ConfigError, FerruleError
+from ferrule.installation import require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -149,6 +149,7 @@ def serve(
         return
     if hosts is not None:
         raise ConfigError("--hosts needs a cluster: ferrule up")
+    require("serve", "ferrule serve")
     port = DEFAULT_PORT if port is None else port
     if console.is_terminal:  # the imports below take a second, in which a blank screen looks like a hang
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
@@ -156,7 +157,7 @@ def serve(
 
     split = tp is not None or pp is not None
     ranks = (tp or 1) * (pp or 1) if saved is None else saved.plan.world_size
-    with expecting(ranks, threads, encrypt) as expected, needs("serve", "serve"):
+    with expecting(ranks, threads, encrypt) as expected:
         from ferrule.engine import EngineOptions
         from ferrule.engine.host.local_ranks import LocalPlanner
         from ferrule.engine.source import local
