@@ -182,12 +182,24 @@ def test_wrong_words_are_explained_and_exit_with_2(words: tuple[str, ...], told:
     assert "Traceback" not in output
 
 
-def test_a_taken_port_is_noticed_before_anything_is_loaded() -> None:
+def test_a_taken_port_is_noticed_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ferrule.engine.host.processes, "start_ranks", None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, output = run("serve", "/no/such/model", env={"FERRULE_PORT": str(port)})
     assert code == 2
     assert f"port {port} is in use on 127.0.0.1; choose another with --port" in output
+
+
+def test_a_plan_for_other_hosts_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ferrule.engine.host.processes, "start_ranks", None)
+    file = tmp_path / "plan.json"
+    file.write_text(run("plan", "demo", "--profile", "two-strix", "--json")[1])
+    code, output = run("serve", "--demo", "--port", "0", "--plan", str(file))
+    assert code == 4
+    assert "the plan places ranks on" in output
 
 
 def test_a_missing_model_is_a_model_error(tmp_path: Path) -> None:

@@ -150,19 +150,23 @@ def serve(
     if hosts is not None:
         raise ConfigError("--hosts needs a cluster: ferrule up")
     require("serve", "ferrule serve")
-    port = DEFAULT_PORT if port is None else port
+    if saved is not None:
+        saved.require_hosts({gethostname()}, "this machine")
     if console.is_terminal:  # the imports below take a second, in which a blank screen looks like a hang
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
     from ferrule.engine.host.processes import expecting
+    from ferrule.serve.listener import listen
 
     split = tp is not None or pp is not None
     ranks = (tp or 1) * (pp or 1) if saved is None else saved.plan.world_size
-    with expecting(ranks, threads, encrypt) as expected:
+    with (
+        listen(host, DEFAULT_PORT if port is None else port, api_key=api_key) as listener,
+        expecting(ranks, threads, encrypt) as expected,
+    ):
         from ferrule.engine import EngineOptions
         from ferrule.engine.host.local_ranks import LocalPlanner
         from ferrule.engine.source import local
         from ferrule.engine.spec import check_configuration
-        from ferrule.serve.listener import listen
 
         options = EngineOptions(
             chosen,
@@ -177,9 +181,6 @@ def serve(
             encrypt=encrypt,
             weights=weights,
         )
-        if saved is not None:
-            saved.require_hosts({gethostname()}, "this machine")
-        listener = listen(host, port, api_key=api_key)
         directory = local(chosen)
         if directory is not None:
             check_configuration(directory)  # what cannot be a model is said before anything is measured or started
