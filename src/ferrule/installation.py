@@ -1,4 +1,4 @@
-"""Installation method of this copy of Ferrule, so that advice on what else to install works on this machine."""
+"""Installation of this copy of Ferrule: what it lacks, and how to install more, so that it works on this machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,35 @@ import shlex
 import sys
 from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from ferrule.errors import ConfigError
+
+EXTRAS = {
+    "engine": ("torch", "transformers", "safetensors", "tokenizers", "jinja2"),
+    "serve": ("fastapi", "uvicorn", "pydantic"),
+    "bench": ("accelerate", "matplotlib"),
+}
+"""The packages that an extra adds to those of the extras before it, by the names that they are imported by."""
+
+
+def require(extra: str, who: str) -> None:
+    """Raises `ConfigError` where a package of ``extra`` is not installed. Nothing is imported: it takes a millisecond.
+    ``who``: what needs it, for the error."""
+    for name, packages in EXTRAS.items():
+        for package in packages:
+            if find_spec(package) is None:
+                raise lacking(extra, who, package)
+        if name == extra:
+            return
+
+
+def lacking(extra: str, who: str, package: str) -> ConfigError:
+    """The error that says how to install ``extra``, of which ``package`` is not there."""
+    return ConfigError(f"{who} needs the {extra} extra ({package} is not installed): {pip_install(extra)}")
 
 
 def pip_install(extra: str) -> str:

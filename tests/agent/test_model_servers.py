@@ -148,6 +148,23 @@ def test_what_cannot_be_started_is_told_and_tried_again(tmp_path):
     asyncio.run(scene())
 
 
+def test_a_missing_extra_is_told_without_starting_anything(tmp_path, monkeypatch):
+    async def scene():
+        _, servers = servers_of(tmp_path, A, desired(A))
+        monkeypatch.setitem(sys.modules, "uvicorn", None)
+        servers.start()
+        await until(lambda: servers.status() and servers.status()[0].state == "failed")
+        assert "a model server needs the serve extra (uvicorn is not installed)" in servers.status()[0].detail
+        assert servers._processes == {}
+        monkeypatch.undo()
+        servers._servers["demo"] = replace(servers._servers["demo"], again=0.0)
+        servers.look()
+        await until(lambda: servers.status()[0].pid is not None)
+        await servers.close()
+
+    asyncio.run(scene())
+
+
 def test_a_host_that_others_see_is_not_silent_and_one_that_left_is_for_ever(tmp_path):
     """Hosts in a chain have no cable to all others: they would take models from each other for ever."""
 

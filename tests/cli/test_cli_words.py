@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
 import re
@@ -10,12 +9,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import ferrule._native
+import ferrule.engine.host.processes
 from ferrule import __version__
 from ferrule.cli.display import base_url, curl
 from ferrule.cli.main import COMMANDS, app, load
@@ -183,12 +182,24 @@ def test_wrong_words_are_explained_and_exit_with_2(words: tuple[str, ...], told:
     assert "Traceback" not in output
 
 
-def test_a_taken_port_is_noticed_before_anything_is_loaded() -> None:
+def test_a_taken_port_is_noticed_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ferrule.engine.host.processes, "start_ranks", None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, output = run("serve", "/no/such/model", env={"FERRULE_PORT": str(port)})
     assert code == 2
     assert f"port {port} is in use on 127.0.0.1; choose another with --port" in output
+
+
+def test_a_plan_for_other_hosts_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ferrule.engine.host.processes, "start_ranks", None)
+    file = tmp_path / "plan.json"
+    file.write_text(run("plan", "demo", "--profile", "two-strix", "--json")[1])
+    code, output = run("serve", "--demo", "--port", "0", "--plan", str(file))
+    assert code == 4
+    assert "the plan places ranks on" in output
 
 
 def test_a_missing_model_is_a_model_error(tmp_path: Path) -> None:
@@ -214,21 +225,14 @@ def test_no_server_there() -> None:
     assert "is `ferrule serve` running there?" in output
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without_fastapi(name: str, *rest: Any, **more: Any) -> Any:
-        if name.partition(".")[0] == "fastapi":
-            raise ModuleNotFoundError("No module named 'fastapi'", name="fastapi")
-        return real(name, *rest, **more)
-
-    for name in [name for name in sys.modules if name == "ferrule.serve" or name.startswith("ferrule.serve.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", without_fastapi)
+@pytest.mark.parametrize("package", ["torch", "uvicorn"])
+def test_a_missing_extra_is_named_before_anything_starts(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(ferrule.engine.host.processes, "expecting")
+    monkeypatch.setitem(sys.modules, package, None)
     for words in (("serve", "--demo", "--port", "0"), ("generate", "demo", "hi")):
         code, output = run(*words)
         assert code == 2
-        assert f"ferrule {words[0]} needs the serve extra" in output
+        assert f"ferrule {words[0]} needs the serve extra ({package} is not installed): " in output
         assert pip_install("serve") in output
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from written_models import gguf_text, write_gguf
 
 from ferrule.errors import FerruleError, ModelError
 from ferrule.model import Stored, read_model
-from ferrule.model.gguf import gguf_file, model_name, read_gguf, read_gguf_model
+from ferrule.model.gguf import files, gguf_file, model_name, read_gguf, read_gguf_model
 
 F32, Q8_0, Q4_K = 0, 8, 12
 VALUES: dict[str, Any] = {
@@ -203,6 +205,25 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     part(2, ["c"], **{"split.no": 0})
     with pytest.raises(ModelError, match=r"00002-of-00002\.gguf is not part 2 of 2"):
         read_gguf_model(first)
+
+
+def test_a_header_is_read_again_where_its_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(files, "read_gguf", lambda file, **_: read.append(file) or read_gguf(file))
+    file = tmp_path / "m.gguf"
+
+    def tensors_of_twice(name: str, written: float) -> set[str]:
+        write_gguf(file, VALUES, {name: tensor(F32, 8)})
+        os.utime(file, (written, written))
+        return {each.name for _ in range(2) for each in read_gguf_model(file).tensors}
+
+    long_ago = time.time() - 60
+    assert (tensors_of_twice("a", long_ago), len(read)) == ({"a"}, 1)
+    assert (tensors_of_twice("b", long_ago + 1), len(read)) == ({"b"}, 2), "of the same size"
+    assert (tensors_of_twice("c", time.time()), len(read)) == ({"c"}, 4), "it may be changed again at the same time"
+    file.unlink()
+    with pytest.raises(ModelError, match="cannot be read: No such file"):
+        read_gguf_model(file)
 
 
 def test_the_one_model_of_a_directory_is_found(tmp_path: Path) -> None:

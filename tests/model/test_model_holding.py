@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ferrule.model.gguf import PACKINGS
+from ferrule.model.gguf import LAYOUTS
 from ferrule.model.holding import Holding, Tensors
 from ferrule.model.layer import Weights
-from ferrule.model.packing import Matrices, Numbers, Packing, matrix_bytes
+from ferrule.model.packing import Matrices, Numbers, Packing, matrix_bytes, packing_of
 
 PROGRAM = Holding(program=True, number_bytes=2, whole_experts=False, inputs_first=False)
 MODULES = Holding(program=False, number_bytes=2, whole_experts=False, inputs_first=False)
-Q4_K = PACKINGS["Q4_K"]
+Q4_K = packing_of(LAYOUTS["Q4_K"])
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ Q4_K = PACKINGS["Q4_K"]
         (Packing(8, 0, 4), 4096, 8 + 32 / 4096),  # a scale for each row
         (Q4_K, 4096, 4.625),  # bytes of 8 scales and 8 offsets, and two float16, for 256
         (Q4_K, 4096 + 128, 6.0),  # where a cut goes through blocks of 256: float32
-        (PACKINGS["Q6_K"], 4096, 6.5625),
+        (packing_of(LAYOUTS["Q6_K"]), 4096, 6.5625),
         (Packing(4, 48, 2), 96, 5.0),  # groups of 48 become groups of 16
         (Packing(4, 24, 2), 96, 16.0),  # cannot be multiplied by: plain numbers
         (None, 4096, 16.0),

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ferrule.errors import ConfigError
-from ferrule.installation import pip_install
+from ferrule.installation import EXTRAS, lacking
 
-OPTIONAL = frozenset(
-    {"torch", "transformers", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "fastapi", "uvicorn"}
-    | {"pydantic", "starlette", "accelerate", "matplotlib"}
-)
-"""Packages that only extras install."""
+OPTIONAL = frozenset(package for packages in EXTRAS.values() for package in packages) | {"huggingface_hub", "starlette"}
+"""Packages that only extras install: their own, and what these bring along."""
 
 
 @contextmanager
@@ -23,6 +19,4 @@ def needs(extra: str, command: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in OPTIONAL:
             raise
-        raise ConfigError(
-            f"ferrule {command} needs the {extra} extra ({error.name} is not installed): {pip_install(extra)}"
-        ) from error
+        raise lacking(extra, f"ferrule {command}", str(error.name)) from error

@@ -1,4 +1,4 @@
-"""Packed size of a matrix in the built-in engine: codes in groups with their scales, or plain numbers.
+"""Storage and packed size of a matrix: codes in groups with their scales, or plain numbers.
 
 The arithmetic of native/src/kernels/layout.h, whose layout is the same with all instruction sets; a test compares them.
 """
@@ -20,6 +20,14 @@ ORDER_BYTES = 4
 """Of the place of a column that does not stand in its own."""
 Cut = Literal["rows", "columns", "copies"]
 """Axis along which matrices are shared out: their outputs, their inputs, or whole ones."""
+Values = Literal["integer", "fp4", "nf4", "bnb_fp4", "iq4nl", "e4m3", "e5m2"]
+"""Meaning of codes: themselves, or places in a table (`VALUES` of the engine)."""
+Scale = Literal["f16", "bf16", "f32", "e8m0"]
+"""Number format of scales and offsets on a rank: `e8m0` is a power of two."""
+
+PACKED_VALUES: tuple[Values, ...] = ("integer", "fp4", "iq4nl", "nf4", "e4m3", "e5m2")
+"""Values that the native library multiplies by, in the order of its numbers; the others are held as plain numbers."""
+SCALE_BYTES: dict[Scale, int] = {"f16": 2, "bf16": 2, "f32": 4, "e8m0": 1}
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,33 @@ class Packing:
     offset: int = 0
     nested: bool = False
     ordered: bool = False
+
+
+@dataclass(frozen=True)
+class GroupLayout:
+    """Storage of a matrix: ``bits`` of a code and what codes stand for; ``group``: how many columns of a row share a
+    scale (0: all); ``scale``: how scales and offsets are held; ``zero``: the integer code that means zero where that is
+    the same everywhere; ``offsets``: whether each group has an offset, which is added to its numbers; ``zero_points``:
+    whether that is always minus its scale times a whole number of 0 to 255. ``nested``: scales and offsets are whole
+    multiples, -128 to 127, of a number for each 256 columns, which a cut may go through."""
+
+    bits: int
+    group: int
+    scale: Scale
+    values: Values = "integer"
+    zero: int = 0
+    offsets: bool = False
+    zero_points: bool = False
+    nested: bool = False
+
+
+def packing_of(layout: GroupLayout) -> Packing | None:
+    """Packing of a matrix that is stored so; None: as plain numbers."""
+    if layout.values not in PACKED_VALUES:
+        return None
+    scale = SCALE_BYTES[layout.scale]
+    offset = 0 if not layout.offsets else 1 if layout.zero_points else scale
+    return Packing(layout.bits, layout.group, scale, offset, layout.nested)
 
 
 def padded(rows: int) -> int:

@@ -14,7 +14,7 @@ from ferrule.errors import ModelError
 from ferrule.model.count import CLOSE, Counts, count, expected, held_as, scaled
 from ferrule.model.embedded import demo_path
 from ferrule.model.family import Cuts
-from ferrule.model.gguf import PACKINGS, SIZES, gguf_config, gguf_file, gguf_text, read_gguf_model
+from ferrule.model.gguf import LAYOUTS, SIZES, gguf_config, gguf_file, gguf_text, read_gguf_model
 from ferrule.model.headers import (
     INDEX,
     SINGLE,
@@ -31,6 +31,7 @@ from ferrule.model.headers import (
 from ferrule.model.holding import Tensors
 from ferrule.model.hub import CONFIG_BYTES, HUB_ID, Hub
 from ferrule.model.names import layer_of, place_of
+from ferrule.model.packing import packing_of
 from ferrule.model.quantization import format_of
 from ferrule.model.shape import Shape, read_shape
 from ferrule.model.spec import ModelSpec
@@ -156,8 +157,9 @@ def _gguf(file: Path, weights: str | None) -> ModelSpec:
 
 
 def _gguf_held(tensor: Stored) -> Tensors | None:
-    packing = PACKINGS.get(tensor.dtype)
-    return Tensors(tensor.shape, packing) if packing or SIZES[tensor.dtype][0] == 1 else None
+    if tensor.dtype in LAYOUTS:
+        return Tensors(tensor.shape, packing_of(LAYOUTS[tensor.dtype]))
+    return Tensors(tensor.shape, None) if SIZES[tensor.dtype][0] == 1 else None
 
 
 def _known(file: Path, weights: str | None) -> ModelSpec:

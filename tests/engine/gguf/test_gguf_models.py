@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,17 @@ from test_shard_needs import only_needed, parameters
 from thread_group import ThreadGroup
 from transformers import AutoModelForCausalLM
 
+from ferrule.engine.host.prepare import prepare
+from ferrule.engine.options import EngineOptions
 from ferrule.engine.rank.model import ShardedModel
 from ferrule.engine.shards.weight_files import Layout, identity, read_layout
 from ferrule.engine.source import describe, local, read_config
-from ferrule.engine.spec import read_spec
+from ferrule.engine.spec import check_configuration, read_spec
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.gguf.names import FAMILIES
 from ferrule.errors import FerruleError, ModelError, PlanError
 from ferrule.model import read_model
+from ferrule.model.gguf import header
 
 EXPERTS = {"moe_intermediate_size": 64}
 CHANGES: dict[str, dict[str, Any]] = {
@@ -57,6 +61,24 @@ def check(path: Path, model: Any, tensor: int, pipeline: int) -> None:
     with torch.inference_mode():
         expected = model(ids()).logits[0]
     assert (logits_of(path, tensor, pipeline) - expected).abs().max() < 1e-4
+
+
+def test_a_server_reads_the_header_once_and_the_vocabulary_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, _ = write("llama", tmp_path / "m", attention_bias=False, mlp_bias=False)
+    os.utime(file, (0, 0))
+    read: list[bool] = []
+    parse = header.parse_gguf
+
+    def counted(*given: Any, arrays: bool) -> header.Gguf:
+        read.append(arrays)
+        return parse(*given, arrays=arrays)
+
+    monkeypatch.setattr(header, "parse_gguf", counted)
+    check_configuration(file)
+    assert prepare(EngineOptions(str(file))).end_tokens == {2}
+    assert read == [False, True]
 
 
 READ_BY_TRANSFORMERS = {

@@ -161,14 +161,14 @@ def test_special_tokens_and_ends_are_those_of_the_file(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "hello"
     assert tokenizer.eos_token_id == 322
     assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "<|begin|>[hi]"
-    sampling, ends = generation_defaults(file)
-    assert ends == {321, 322, 323, 324}, "named ones, and control tokens that are known for it"
+    sampling, _ = generation_defaults(file)
+    assert tokenizer.end_tokens == {321, 322, 323, 324}, "named ones, and control tokens that are known for it"
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (pytest.approx(0.6), 20, 1.0)
 
 
 def test_a_message_of_harmony_is_not_the_end(tmp_path: Path) -> None:
     file = byte_level(tmp_path / "m.gguf", "gpt-4o", "<|return|>", "<|call|>", "<|end|>", eos_token_id=320)
-    assert generation_defaults(file)[1] == {320, 321}
+    assert ModelTokenizer(file).end_tokens == {320, 321}
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,7 @@ from tiny_models import CONFIGS, COUNTED, make
 from ferrule._native import Matrix
 from ferrule.engine.source import describe, read_config
 from ferrule.engine.weights.formats.gguf_blocks import BLOCK_TYPES
-from ferrule.engine.weights.groups import packing_of
 from ferrule.model import read_model
-from ferrule.model.gguf import PACKINGS
 from ferrule.model.packing import Packing, fitting_group, matrix_bytes
 from ferrule.plan.cost import weight_bytes
 
@@ -241,7 +239,3 @@ def test_a_matrix_takes_what_the_native_library_takes(rows: int, columns: int, p
         return
     scale = 4 if nested else {1: 3, 2: 0, 4: 2}[packing.scale]
     assert told == Matrix(rows, columns, 3, packing.bits, scale, int(packing.offset > 0), 0, group).bytes
-
-
-def test_how_blocks_are_held_is_known_without_the_engine() -> None:
-    assert {name: packing_of(kind.layout) for name, kind in BLOCK_TYPES.items()} == PACKINGS

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from ferrule._native import Compute, Matrix, kernel_instructions
-from ferrule.engine.weights.groups import VALUES, GroupedMatrix, GroupLayout
+from ferrule.engine.weights.groups import VALUES, GroupedMatrix
 from ferrule.engine.weights.matrix import CODES, SCALES, pack_numbers, padded
+from ferrule.model.packing import GroupLayout
 
 LAYOUTS = [
     GroupLayout(2, 64, "bf16", offsets=True),

@@ -34,7 +34,8 @@ from ferrule.agent.models.desired import (
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.reports import ModelStatus, ServerState
 from ferrule.cluster.state import ClusterState
-from ferrule.errors import ClusterError
+from ferrule.errors import ClusterError, ConfigError
+from ferrule.installation import require
 from ferrule.process import end_groups, last_line, signal_group, start, when_ended
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class ModelServers(ControlLoop):
             case Start(name):
                 try:
                     self._begin(name)
-                except OSError as error:
+                except (OSError, ConfigError) as error:
                     self._failed(name, f"it cannot be started: {error}")
             case _:
                 assert_never(action)
@@ -125,6 +126,7 @@ class ModelServers(ControlLoop):
             self._servers[name] = after(self._servers[name], event, time.monotonic())
 
     def _begin(self, name: str) -> None:
+        require("serve", "a model server")
         folder = self._home.directory / "models"
         folder.mkdir(mode=0o700, exist_ok=True)
         log_file = folder / f"{name.replace('/', '--')}.log"

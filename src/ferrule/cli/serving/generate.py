@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ferrule.cli.extras import needs
 from ferrule.cli.serving.model import MODEL, Dtype, MaxContext, Pp, SelfTest, Threads, Tp, Weights
 from ferrule.errors import ConfigError
+from ferrule.installation import require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,12 +57,12 @@ def generate(
     self_test: SelfTest = True,
 ) -> None:
     """Load a model, print its answer to one prompt, and exit."""
-    with needs("serve", "generate"):
-        import ferrule.serve.server  # noqa: F401 - to tell now what is missing
-        from ferrule.engine import EngineOptions
+    require("serve", "ferrule generate")
     import asyncio
 
     from rich.console import Console
+
+    from ferrule.engine import EngineOptions
 
     if prompt == "-":
         prompt = sys.stdin.read()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ferrule.cli import complete
-from ferrule.cli.extras import needs
 from ferrule.cli.serving.model import (
     DEMO,
     DEMO_RANKS,
@@ -28,6 +27,7 @@ from ferrule.cli.serving.model import (
 from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
 from ferrule.errors import ConfigError, FerruleError
+from ferrule.installation import require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -149,19 +149,24 @@ def serve(
         return
     if hosts is not None:
         raise ConfigError("--hosts needs a cluster: ferrule up")
-    port = DEFAULT_PORT if port is None else port
+    require("serve", "ferrule serve")
+    if saved is not None:
+        saved.require_hosts({gethostname()}, "this machine")
     if console.is_terminal:  # the imports below take a second, in which a blank screen looks like a hang
         console.print(f"Starting {chosen} …", style="dim", highlight=False)
     from ferrule.engine.host.processes import expecting
+    from ferrule.serve.listener import listen
 
     split = tp is not None or pp is not None
     ranks = (tp or 1) * (pp or 1) if saved is None else saved.plan.world_size
-    with expecting(ranks, threads, encrypt) as expected, needs("serve", "serve"):
+    with (
+        listen(host, DEFAULT_PORT if port is None else port, api_key=api_key) as listener,
+        expecting(ranks, threads, encrypt) as expected,
+    ):
         from ferrule.engine import EngineOptions
         from ferrule.engine.host.local_ranks import LocalPlanner
         from ferrule.engine.source import local
         from ferrule.engine.spec import check_configuration
-        from ferrule.serve.listener import listen
 
         options = EngineOptions(
             chosen,
@@ -176,9 +181,6 @@ def serve(
             encrypt=encrypt,
             weights=weights,
         )
-        if saved is not None:
-            saved.require_hosts({gethostname()}, "this machine")
-        listener = listen(host, port, api_key=api_key)
         directory = local(chosen)
         if directory is not None:
             check_configuration(directory)  # what cannot be a model is said before anything is measured or started

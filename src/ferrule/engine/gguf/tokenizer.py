@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, processors
@@ -51,7 +52,8 @@ def read_tokenizer(file: Path) -> Parts:
     roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     special = {ours: token for ours, theirs in roles.items() if (token := found.special(theirs)) is not None}
     template = found.values.get("tokenizer.chat_template")
-    return fast_parts(tokenizer, special, template if isinstance(template, str) and template else None)
+    parts = fast_parts(tokenizer, special, template if isinstance(template, str) and template else None)
+    return replace(parts, ends=_end_tokens(found))
 
 
 def _add_special(tokenizer: Tokenizer, found: Vocabulary) -> None:
@@ -83,9 +85,8 @@ def _add_ends(tokenizer: Tokenizer, found: Vocabulary) -> None:
     )
 
 
-def end_tokens(file: Path) -> frozenset[int]:
+def _end_tokens(found: Vocabulary) -> frozenset[int]:
     """The tokens that end an answer: those that the file names, and control tokens known for it."""
-    found = vocabulary(read_gguf_model(file, arrays=True))
     named = {token for role in ("eos", "eot", "eom") if (token := found.special(role)) is not None}
     known = {
         token

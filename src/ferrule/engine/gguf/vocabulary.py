@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -36,7 +37,7 @@ class Vocabulary:
     kinds: list[int]
     scores: list[float] | None
     merges: list[tuple[str, str]] | None
-    values: dict[str, Any]
+    values: Mapping[str, Any]
 
     def special(self, name: str) -> str | None:
         """The token of role ``name`` (bos, eos, eot, unknown, padding …); None where there is none."""
@@ -82,14 +83,14 @@ def _merge(text: str, file: str) -> tuple[str, str]:
     return left, right
 
 
-def _strings(values: dict[str, Any], name: str, file: str) -> list[str]:
+def _strings(values: Mapping[str, Any], name: str, file: str) -> list[str]:
     found = values.get(_PREFIX + name, [])
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise ModelError(f"{file}: {_PREFIX}{name} is no list of texts; download it again")
     return found
 
 
-def _numbers(values: dict[str, Any], name: str, file: str) -> list[Any] | None:
+def _numbers(values: Mapping[str, Any], name: str, file: str) -> list[Any] | None:
     found = values.get(_PREFIX + name)
     if found is not None and not (isinstance(found, list) and all(isinstance(each, int | float) for each in found)):
         raise ModelError(f"{file}: {_PREFIX}{name} is no list of numbers; download it again")

@@ -54,11 +54,9 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
     plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
     tokenizer = ModelTokenizer(directory)
     trim()  # reading a large vocabulary takes twice what it then needs
-    default_sampling, end_tokens = generation_defaults(directory)
-    if tokenizer.eos_token_id is not None:
-        end_tokens |= {tokenizer.eos_token_id}
+    sampling, ends = generation_defaults(directory)
     known = identity(directory, read_layout(directory))
-    return PreparedModel(directory, spec, plan, tokenizer, default_sampling, end_tokens, known)
+    return PreparedModel(directory, spec, plan, tokenizer, sampling, ends | tokenizer.end_tokens, known)
 
 
 async def in_background(work: Callable[[], Result]) -> Result:

@@ -7,7 +7,7 @@ from typing import cast
 
 import msgspec
 
-from ferrule.engine.gguf.tokenizer import end_tokens, sampling_defaults
+from ferrule.engine.gguf.tokenizer import sampling_defaults
 from ferrule.engine.source import read_config
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import ModelError, RequestError
@@ -30,10 +30,11 @@ class _Recommended(msgspec.Struct):
 
 def generation_defaults(directory: Path) -> tuple[SamplingParams, frozenset[int]]:
     """Generation defaults of ``generation_config.json``, and the token ids that end an answer; where there is none,
-    those of the model's own configuration. Raises `ModelError` where that cannot be."""
+    those of the model's own configuration. Those of a GGUF file come with its tokenizer. Raises
+    `ModelError` where that cannot be."""
     gguf = gguf_file(directory)
     if gguf is not None:
-        return sampling_defaults(gguf), end_tokens(gguf)
+        return sampling_defaults(gguf), frozenset()
     file = directory / "generation_config.json"
     if not file.exists():
         return SamplingParams(), _ids(_configured_ends(directory))

@@ -29,6 +29,7 @@ class ModelTokenizer:
         self.codec = parts.codec
         end = parts.special.get("eos_token")
         self.eos_token_id = None if end is None else self.codec.id_of(end)
+        self.end_tokens = parts.ends if self.eos_token_id is None else parts.ends | {self.eos_token_id}
         self._template = None if parts.template is None else ChatTemplate(parts.template, parts.special)
         self.has_chat_template = self._template is not None
 

@@ -45,11 +45,13 @@ class FastCodec:
 @dataclass(frozen=True)
 class Parts:
     """A tokenizer as it was read. ``special``: the tokens that have a part, by its name (``eos_token``), as chat
-    templates see them. ``template``: the chat template, None where there is none."""
+    templates see them. ``template``: the chat template, None where there is none. ``ends``: ids of tokens that end an
+    answer, beside the ``eos_token``."""
 
     codec: Codec
     special: Mapping[str, str] = field(default_factory=dict)
     template: str | None = None
+    ends: frozenset[int] = frozenset()
 
 
 def fast_parts(tokenizer: Tokenizer, special: Mapping[str, str], template: str | None) -> Parts:

@@ -7,23 +7,13 @@ the form in which a rank multiplies by it. Pure: numpy arrays in, numpy arrays o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.model import Range
-from ferrule.model.packing import Packing
-
-Values = Literal["integer", "fp4", "nf4", "bnb_fp4", "iq4nl", "e4m3", "e5m2"]
-"""Meaning of codes: themselves, or places in a table of `VALUES`."""
-Scale = Literal["f16", "bf16", "f32", "e8m0"]
-"""Number format of scales and offsets on a rank: `e8m0` is a power of two."""
-
-PACKED_VALUES: tuple[Values, ...] = ("integer", "fp4", "iq4nl", "nf4", "e4m3", "e5m2")
-"""Values that the native library multiplies by, in the order of its numbers; the others are held as plain numbers."""
-SCALE_BYTES: dict[Scale, int] = {"f16": 2, "bf16": 2, "f32": 4, "e8m0": 1}
+from ferrule.model.packing import GroupLayout, Values
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of E2M1 (OCP Microscaling Formats v1.0, 5.3.3); the fourth bit is the sign."""
@@ -67,33 +57,6 @@ VALUES: dict[Values, NDArray[np.float32]] = {
     "e4m3": np.array(E4M3, np.float32),
     "e5m2": np.array(E5M2, np.float32),
 }
-
-
-@dataclass(frozen=True)
-class GroupLayout:
-    """Storage of a matrix in groups: ``bits`` of a code and what codes stand for; ``group``: how many columns of a row
-    share a scale (0: all); ``scale``: how scales and offsets are held; ``zero``: the integer code that means zero where
-    that is the same everywhere; ``offsets``: whether each group has an offset, which is added to its numbers;
-    ``zero_points``: whether that is always minus its scale times a whole number of 0 to 255. ``nested``: scales and
-    offsets are whole multiples, -128 to 127, of a number for each 256 columns, which a cut may go through."""
-
-    bits: int
-    group: int
-    scale: Scale
-    values: Values = "integer"
-    zero: int = 0
-    offsets: bool = False
-    zero_points: bool = False
-    nested: bool = False
-
-
-def packing_of(layout: GroupLayout) -> Packing | None:
-    """Packing of a matrix that is stored so; None: as plain numbers."""
-    if layout.values not in PACKED_VALUES:
-        return None
-    scale = SCALE_BYTES[layout.scale]
-    offset = 0 if not layout.offsets else 1 if layout.zero_points else scale
-    return Packing(layout.bits, layout.group, scale, offset, layout.nested)
 
 
 @dataclass(frozen=True)

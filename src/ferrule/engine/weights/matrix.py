@@ -18,10 +18,10 @@ from ferrule.engine.weights.bits import joined
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import GroupedFormat, steps
 from ferrule.engine.weights.formats.packed import Packed
-from ferrule.engine.weights.groups import PACKED_VALUES, GroupedMatrix, Rectangle, rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle, rectangle
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.model import Range
-from ferrule.model.packing import ORDER_BYTES, fitting_group, padded
+from ferrule.model.packing import ORDER_BYTES, PACKED_VALUES, fitting_group, padded
 
 CODES = ("bf16", "f16", "f32", *PACKED_VALUES)
 SCALES = ("f16", "bf16", "f32", "e8m0", "nested")

@@ -7,6 +7,7 @@ Format: the GGUF specification, versions 2 and 3 (github.com/ggml-org/ggml, docs
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -32,7 +33,7 @@ class Gguf:
     """``tensors``: shapes with the outermost dimension first (GGUF has it last), ``start`` counted from ``data``, the
     file's first byte that belongs to a tensor."""
 
-    values: dict[str, Any]
+    values: Mapping[str, Any]
     tensors: tuple[Stored, ...]
     data: int
 

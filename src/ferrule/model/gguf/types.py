@@ -1,8 +1,8 @@
-"""Types of GGUF's tensors: how many numbers a block holds, and in how many bytes (ggml.h and ggml-common.h)."""
+"""Types of GGUF's tensors: numbers and bytes of a block, and what these mean (ggml.h and ggml-common.h)."""
 
 from __future__ import annotations
 
-from ferrule.model.packing import Packing
+from ferrule.model.packing import GroupLayout
 
 BLOCKS = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
@@ -18,19 +18,20 @@ BLOCKS = {
 SIZES = {name: (numbers, size) for name, numbers, size in BLOCKS.values()}
 """The same by name."""
 
-PACKINGS = {
-    "Q4_0": Packing(4, 32, 2),
-    "Q4_1": Packing(4, 32, 2, 2),
-    "Q5_0": Packing(5, 32, 2),
-    "Q5_1": Packing(5, 32, 2, 2),
-    "Q8_0": Packing(8, 32, 2),
-    "IQ4_NL": Packing(4, 32, 2),
-    "MXFP4": Packing(4, 32, 1),
-    "Q2_K": Packing(2, 16, 4, 4, nested=True),
-    "Q3_K": Packing(3, 16, 4, nested=True),
-    "Q4_K": Packing(4, 32, 4, 4, nested=True),
-    "Q5_K": Packing(5, 32, 4, 4, nested=True),
-    "Q6_K": Packing(6, 16, 4, nested=True),
-    "IQ4_XS": Packing(4, 32, 4, nested=True),
+LAYOUTS = {
+    "Q4_0": GroupLayout(4, 32, "f16", zero=8),
+    "Q4_1": GroupLayout(4, 32, "f16", offsets=True),
+    "Q5_0": GroupLayout(5, 32, "f16", zero=16),
+    "Q5_1": GroupLayout(5, 32, "f16", offsets=True),
+    "Q8_0": GroupLayout(8, 32, "f16", zero=128),
+    "IQ4_NL": GroupLayout(4, 32, "f16", values="iq4nl"),
+    "MXFP4": GroupLayout(4, 32, "e8m0", values="fp4"),
+    # The scales of the following are products of two numbers: of a float16 and a whole one, or float32 holds them.
+    "Q2_K": GroupLayout(2, 16, "f32", offsets=True, nested=True),
+    "Q3_K": GroupLayout(3, 16, "f32", zero=4, nested=True),
+    "Q4_K": GroupLayout(4, 32, "f32", offsets=True, nested=True),
+    "Q5_K": GroupLayout(5, 32, "f32", offsets=True, nested=True),
+    "Q6_K": GroupLayout(6, 16, "f32", zero=32, nested=True),
+    "IQ4_XS": GroupLayout(4, 32, "f32", values="iq4nl", nested=True),
 }
-"""Packings in which the engine holds the types that it multiplies by."""
+"""Of the types of blocks that the engine runs: what a block's codes, scales and offsets mean."""

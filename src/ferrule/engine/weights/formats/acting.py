@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrule.engine.weights.formats.grouped import split_groups
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, packing_of
+from ferrule.engine.weights.groups import GroupedMatrix
 from ferrule.errors import ModelError
 from ferrule.model import Range
-from ferrule.model.packing import LEAST_GROUP, Packing
+from ferrule.model.packing import LEAST_GROUP, GroupLayout, Packing, packing_of
 
 
 def owned_packing(layout: GroupLayout, owners: NDArray[Any]) -> Packing | None:

@@ -13,10 +13,11 @@ from ferrule.engine.weights.bits import joined, pick, unpack
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight, split_groups
 from ferrule.engine.weights.formats.parts import SCALES, check_shape, find, matrix_of, misfit, modules, numbers
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle
 from ferrule.errors import ModelError
 from ferrule.model import Range
 from ferrule.model.headers import Stored
+from ferrule.model.packing import GroupLayout
 
 PER_WORD = 8
 

@@ -15,10 +15,11 @@ from ferrule.engine.weights.bits import pick
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight
 from ferrule.engine.weights.formats.parts import beside, check_shape, find, matrix_of, misfit, modules
-from ferrule.engine.weights.groups import VALUES, GroupedMatrix, GroupLayout, Rectangle, Values
+from ferrule.engine.weights.groups import VALUES, GroupedMatrix, Rectangle
 from ferrule.errors import ModelError
 from ferrule.model import Range
 from ferrule.model.headers import Stored
+from ferrule.model.packing import GroupLayout, Values
 
 STATE = "weight.quant_state.bitsandbytes__"
 KINDS: dict[str, Values] = {"nf4": "nf4", "fp4": "bnb_fp4"}

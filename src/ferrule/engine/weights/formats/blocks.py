@@ -11,9 +11,10 @@ from ferrule.engine.weights.bits import pick
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import split_groups
 from ferrule.engine.weights.formats.parts import matrix_of, misfit, numbers
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle
 from ferrule.model import Range
 from ferrule.model.headers import Stored
+from ferrule.model.packing import GroupLayout
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 

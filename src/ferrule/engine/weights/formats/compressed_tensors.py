@@ -15,10 +15,10 @@ from ferrule.engine.weights.formats.blocks import FLOAT8, Block, block_of, byte_
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight, split_groups
 from ferrule.engine.weights.formats.parts import SCALES, beside, check_shape, find, matrix_of, misfit, modules, numbers
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle
 from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
-from ferrule.model.packing import Packing
+from ferrule.model.packing import GroupLayout, Packing
 
 UNUSED = ("weight_shape", "input_scale", "input_zero_point", "input_global_scale")
 """Parts that are not needed for a weight's numbers: for activations of fewer bits, and a shape that is known."""

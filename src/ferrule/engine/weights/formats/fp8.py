@@ -9,9 +9,10 @@ from ferrule.engine.weights.formats.blocks import FLOAT8, Block, block_of, byte_
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight
 from ferrule.engine.weights.formats.parts import SCALES, beside, find, modules
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle
 from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
+from ferrule.model.packing import GroupLayout
 
 SCALE_NAMES = ("weight_scale_inv", "weight_scale")
 

@@ -17,10 +17,11 @@ from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.gguf_blocks import BLOCK_TYPES
 from ferrule.engine.weights.formats.grouped import GroupedFormat, steps
 from ferrule.engine.weights.gguf.weight import GgufWeight, blocks_of, each_row, read_rows
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.model import Range
 from ferrule.model.headers import Stored
+from ferrule.model.packing import GroupLayout
 
 if TYPE_CHECKING:
     import torch

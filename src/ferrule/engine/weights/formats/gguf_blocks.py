@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrule.engine.weights.bits import exponents, lanes
-from ferrule.engine.weights.groups import GroupLayout
+from ferrule.model.gguf import LAYOUTS, SIZES
+from ferrule.model.packing import GroupLayout
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -125,20 +126,22 @@ def _iq4_xs(blocks: Bytes) -> Parts:
     return lanes(blocks[:, 8:], 16, 4), _half(blocks, 0) * scales, None
 
 
-BLOCK_TYPES: dict[str, BlockType] = {
-    "Q4_0": BlockType(32, 18, GroupLayout(4, 32, "f16", zero=8), _q4_0),
-    "Q4_1": BlockType(32, 20, GroupLayout(4, 32, "f16", offsets=True), _q4_1),
-    "Q5_0": BlockType(32, 22, GroupLayout(5, 32, "f16", zero=16), _q5_0),
-    "Q5_1": BlockType(32, 24, GroupLayout(5, 32, "f16", offsets=True), _q5_1),
-    "Q8_0": BlockType(32, 34, GroupLayout(8, 32, "f16", zero=128), _q8_0),
-    "IQ4_NL": BlockType(32, 18, GroupLayout(4, 32, "f16", values="iq4nl"), _iq4_nl),
-    "MXFP4": BlockType(32, 17, GroupLayout(4, 32, "e8m0", values="fp4"), _mxfp4),
-    # The scales of the following are products of two numbers: of a float16 and a whole one, or float32 holds them.
-    "Q2_K": BlockType(256, 84, GroupLayout(2, 16, "f32", offsets=True, nested=True), _q2_k, (80, 82)),
-    "Q3_K": BlockType(256, 110, GroupLayout(3, 16, "f32", zero=4, nested=True), _q3_k, (108,)),
-    "Q4_K": BlockType(256, 144, GroupLayout(4, 32, "f32", offsets=True, nested=True), _q4_k, (0, 2)),
-    "Q5_K": BlockType(256, 176, GroupLayout(5, 32, "f32", offsets=True, nested=True), _q5_k, (0, 2)),
-    "Q6_K": BlockType(256, 210, GroupLayout(6, 16, "f32", zero=32, nested=True), _q6_k, (208,)),
-    "IQ4_XS": BlockType(256, 136, GroupLayout(4, 32, "f32", values="iq4nl", nested=True), _iq4_xs, (0,)),
+_TAKEN_APART: dict[str, tuple[Callable[[Bytes], Parts], tuple[int, ...]]] = {
+    "Q4_0": (_q4_0, ()),
+    "Q4_1": (_q4_1, ()),
+    "Q5_0": (_q5_0, ()),
+    "Q5_1": (_q5_1, ()),
+    "Q8_0": (_q8_0, ()),
+    "IQ4_NL": (_iq4_nl, ()),
+    "MXFP4": (_mxfp4, ()),
+    "Q2_K": (_q2_k, (80, 82)),
+    "Q3_K": (_q3_k, (108,)),
+    "Q4_K": (_q4_k, (0, 2)),
+    "Q5_K": (_q5_k, (0, 2)),
+    "Q6_K": (_q6_k, (208,)),
+    "IQ4_XS": (_iq4_xs, (0,)),
 }
+"""`BlockType.take_apart` and `BlockType.supers`."""
+
+BLOCK_TYPES = {kind: BlockType(*SIZES[kind], layout, *_TAKEN_APART[kind]) for kind, layout in LAYOUTS.items()}
 """By the names of `ferrule.model.gguf.types`."""

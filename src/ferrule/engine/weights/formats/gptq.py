@@ -13,11 +13,11 @@ from ferrule.engine.weights.formats.acting import by_owner, owned_packing
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight
 from ferrule.engine.weights.formats.parts import SCALES, check_shape, find, matrix_of, misfit, modules, numbers
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle
 from ferrule.errors import ModelError
 from ferrule.model import Range
 from ferrule.model.headers import Stored
-from ferrule.model.packing import Packing
+from ferrule.model.packing import GroupLayout, Packing
 
 BITS = (2, 3, 4, 8)
 

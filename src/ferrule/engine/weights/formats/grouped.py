@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 import numpy as np
 
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle, packing_of, rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle, rectangle
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
-from ferrule.model.packing import BLOCK, LEAST_GROUP, Packing
+from ferrule.model.packing import BLOCK, LEAST_GROUP, GroupLayout, Packing, packing_of
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,10 @@ from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight, split_groups
 from ferrule.engine.weights.formats.parts import SCALES, check_shape, find, matrix_of, misfit, modules, numbers
 from ferrule.engine.weights.formats.parts import whole_number as whole
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle
 from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
+from ferrule.model.packing import GroupLayout
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 FLOATS = {

@@ -12,8 +12,9 @@ from ferrule.engine.weights.bits import exponents, joined, pick, unpack_range
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight, split_groups
 from ferrule.engine.weights.formats.parts import check_shape, find, matrix_of
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle
 from ferrule.model.headers import Stored
+from ferrule.model.packing import GroupLayout
 
 BLOCKS, SCALES = "_blocks", "_scales"
 GROUP = 32

@@ -16,10 +16,11 @@ from ferrule.engine.weights.bits import float32_of, pick
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight
 from ferrule.engine.weights.formats.registry import FORMATS
-from ferrule.engine.weights.groups import GroupedMatrix, GroupLayout, Rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle
 from ferrule.errors import ConfigError
 from ferrule.model.headers import Stored
 from ferrule.model.on_load import GROUP, bits_on_load
+from ferrule.model.packing import GroupLayout
 
 SCALE_BYTES = 2
 ELEMENTS = {"BF16": 0, "F16": 1, "F32": 2}

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ferrule.engine.weights.bits import float32_of
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import GroupedWeight
-from ferrule.engine.weights.groups import Scale
 from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
+from ferrule.model.packing import Scale
 
 SCALES: Mapping[str, Scale] = {"F16": "f16", "BF16": "bf16", "F32": "f32", "F8_E8M0": "e8m0", "U8": "e8m0"}
 """Lossless representation of scales by their stored dtype; bytes are the exponents of E8M0."""
