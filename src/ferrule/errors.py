@@ -68,19 +68,19 @@ class FabricTimeout(FabricError):
 class PeerLost(FabricError):
     """A rank of the group died or its connection closed.
 
-    ``rank``: the lost rank in the group that noticed; ``host``: where it ran; ``link``: the path on which the
+    ``rank``: the lost rank in the group that noticed; ``host``: where it ran; ``path``: the one on which the
     loss was noticed (such as ``tcp 127.0.0.1:40132``); ``seconds``: how long this rank had waited in the operation.
     ``happened``: the text without the ``advice`` to the program that made the group.
     """
 
     code = "peer_lost"
 
-    def __init__(self, message: str, *, rank: int, host: str, link: str, seconds: float, advice: str = "") -> None:
+    def __init__(self, message: str, *, rank: int, host: str, path: str, seconds: float, advice: str = "") -> None:
         super().__init__(f"{message}; {advice}" if advice else message)
         self.happened = message
         self.rank = rank
         self.host = host
-        self.link = link
+        self.path = path
         self.seconds = seconds
 
 

@@ -66,7 +66,7 @@ class Job:
     @staticmethod
     def expect_verbs(result: dict[str, Any], rank: int) -> None:
         assert result["transports"] == "verbs", result
-        assert f"ferrule-{RANKS[1 - rank]} 10.99.0.{rank + 1}" in result["link"], result
+        assert f"ferrule-{RANKS[1 - rank]} 10.99.0.{rank + 1}" in result["path"], result
         assert not result["notes"], result
 
     def go_on(self, more: int = 10) -> None:
@@ -101,7 +101,7 @@ def test_collectives_over_two_cables(series: str) -> None:
             before = sent(lab)
             found = Job(lab, pool, "sizes", kind).results()
             assert found[0]["calls"] > 100
-            assert all(f"verbs {kind}" in result["link"] for result in found), found
+            assert all(f"verbs {kind}" in result["path"] for result in found), found
             bytes_by_rail = [after - earlier for after, earlier in zip(sent(lab), before, strict=True)]
             assert len(bytes_by_rail) == 2
             assert min(bytes_by_rail) > 5_000_000, bytes_by_rail

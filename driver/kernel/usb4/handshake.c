@@ -220,7 +220,7 @@ free:
 static void enter(struct fer_tb *tb, enum fer_tb_state state)
 {
 	tb->state = state;
-	tb->deadline = jiffies + msecs_to_jiffies(STEP_MS);
+	tb->deadline_jiffies = jiffies + msecs_to_jiffies(STEP_MS);
 }
 
 /* bye: the other end is to know, before our paths are gone */
@@ -375,10 +375,10 @@ static void step(struct fer_tb *tb)
 	case FER_TB_UP:
 		return;
 	}
-	if (time_after(jiffies, tb->deadline))
+	if (time_after(jiffies, tb->deadline_jiffies))
 		fail(tb, "waiting for the peer", -ETIMEDOUT);
 	else
-		fer_tb_kick(tb, jiffies_to_msecs(tb->deadline - jiffies) + 10);
+		fer_tb_kick(tb, jiffies_to_msecs(tb->deadline_jiffies - jiffies) + 10);
 }
 
 void fer_tb_work(struct work_struct *work)

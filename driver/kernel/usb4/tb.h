@@ -90,7 +90,7 @@ struct fer_tb {
 	struct delayed_work work;
 	struct mutex busy;		/* of the work; all below but what lock is for */
 	enum fer_tb_state state;
-	unsigned long deadline;		/* jiffies: when the state is given up */
+	unsigned long deadline_jiffies;	/* when the state is given up */
 	unsigned int tries;
 	bool told;			/* the log has said why it does not come up */
 	int out_hop, in_hop;

@@ -59,8 +59,8 @@ void fer_qp_activate(struct fer_qp *qp)
 	spin_unlock_irqrestore(&channel->qp_lock, irq);
 }
 
-/* Have fer_req_timeout() called at deadline, or earlier. Under channel->engine. */
-void fer_qp_timer(struct fer_qp *qp, u64 deadline)
+/* Have fer_req_timeout() called at deadline_ns, or earlier. Under channel->engine. */
+void fer_qp_timer(struct fer_qp *qp, u64 deadline_ns)
 {
 	struct fer_channel *channel = qp->dev->channel;
 	unsigned long irq;
@@ -68,14 +68,14 @@ void fer_qp_timer(struct fer_qp *qp, u64 deadline)
 	lockdep_assert_held(&channel->engine);
 	spin_lock_irqsave(&channel->qp_lock, irq);
 	if (qp->is_timed) {
-		qp->deadline_ns = min(qp->deadline_ns, deadline);
+		qp->deadline_ns = min(qp->deadline_ns, deadline_ns);
 	} else if (!qp->dead) {
 		kref_get(&qp->ref);
 		qp->is_timed = true;
-		qp->deadline_ns = deadline;
+		qp->deadline_ns = deadline_ns;
 		list_add_tail(&qp->timed_node, &channel->timed);
 	}
-	channel->next_timer_ns = min(channel->next_timer_ns, deadline);
+	channel->next_timer_ns = min(channel->next_timer_ns, deadline_ns);
 	spin_unlock_irqrestore(&channel->qp_lock, irq);
 }
 

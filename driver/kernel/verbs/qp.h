@@ -169,7 +169,7 @@ struct fer_qp *fer_qp_find(struct fer_dev *dev, u32 qpn);
 struct fer_qp *fer_qp_next(struct fer_dev *dev, unsigned long *number);
 void fer_qp_put(struct fer_qp *qp);
 void fer_qp_activate(struct fer_qp *qp);
-void fer_qp_timer(struct fer_qp *qp, u64 deadline);
+void fer_qp_timer(struct fer_qp *qp, u64 deadline_ns);
 void fer_qp_fail(struct fer_qp *qp, const char *why);
 bool fer_qp_run(struct fer_qp *qp);
 void fer_qp_event(struct fer_qp *qp, enum ib_event_type type);

@@ -97,10 +97,10 @@ class Core:
             happened = message.removeprefix(name) if message.startswith(name) else f"was lost: {message}"
             when = f" ({seconds:.3g} s into an operation)" if seconds else ""
             raise PeerLost(
-                f"rank {rank} on {peer.host} (pid {peer.pid}, {peer.link}) {happened}{when}; the group is closed",
+                f"rank {rank} on {peer.host} (pid {peer.pid}, {peer.path}) {happened}{when}; the group is closed",
                 rank=rank,
                 host=peer.host,
-                link=peer.link,
+                path=peer.path,
                 seconds=seconds,
                 advice="reform() makes one of the others, or restart the job",
             )

@@ -42,9 +42,9 @@ class RailInfo:
 
 @dataclass(frozen=True)
 class PeerInfo:
-    """One rank as seen from this one. ``transport``: its name, or self; ``link``: the path data take to it.
+    """One rank as seen from this one. ``transport``: its name, or self; ``path``: the one that data take to it.
 
-    ``rails``: what the path consists of, none over shared memory. ``via``: the ranks between, the nearest first, where
+    ``rails``: its connections, none over shared memory. ``via``: the ranks between, the nearest first, where
     the two share no link. ``notes``: which other paths there might have been, and why they are not used.
     """
 
@@ -52,7 +52,7 @@ class PeerInfo:
     host: str
     pid: int
     transport: str
-    link: str
+    path: str
     rails: tuple[RailInfo, ...] = ()
     via: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class GroupInfo:
         lines = [f"rank {self.rank} of {self.size}"]
         for peer in self.peers:
             if peer.rank != self.rank:
-                lines.append(f"  rank {peer.rank} on {peer.host} (pid {peer.pid}): {peer.link}")
+                lines.append(f"  rank {peer.rank} on {peer.host} (pid {peer.pid}): {peer.path}")
                 lines += [f"    {rail}: {measured}" for rail in peer.rails if (measured := rail.measured)]
                 lines += [f"    note: {note}" for note in peer.notes]
         if self.strategy.decisions:

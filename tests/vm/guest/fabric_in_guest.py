@@ -79,7 +79,7 @@ def main() -> None:
         info = group.describe()
         found = case(group)
         peer = info.peers[1 - group.rank]
-        found |= {"transports": info.transports, "link": peer.link, "notes": [*info.notes, *peer.notes]}
+        found |= {"transports": info.transports, "path": peer.path, "notes": [*info.notes, *peer.notes]}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

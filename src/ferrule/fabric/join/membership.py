@@ -118,7 +118,7 @@ def check_alive(mesh: Mesh, members: Sequence[int]) -> None:
         rank, reason = lost
         host = mesh.hosts[members[rank]]
         text = f"rank {rank} on {host.host} (pid {host.pid}) {reason}"
-        raise PeerLost(text, rank=rank, host=host.host, link="", seconds=0.0)
+        raise PeerLost(text, rank=rank, host=host.host, path="", seconds=0.0)
 
 
 def _epoch(membership: Membership, number: int, color: int) -> bytes:
