@@ -103,11 +103,13 @@ def test_only_files_of_the_list_use_one(title: str, module: str, name: str) -> N
 
 
 def test_the_transports_are_listed_nowhere_else() -> None:
-    """Not even in prose: a new one would be missing there."""
+    """Not even in prose, nor in a page of documentation: a new one would be missing there."""
     names = [re.compile(rf"\b{one.name}\b") for one in TRANSPORTS]
+    pages = {name: (ROOT / name).read_text() for name in files() if re.match(r"(docs/.*|README)\.md$", name)}
+    texts = {**pages, **{name: text for name, (text, _) in product().items()}}
     listing = {
         file
-        for file, (text, _) in product().items()
+        for file, text in texts.items()
         if any(all(name.search(line) for name in names) for line in text.splitlines())
     }
     assert {file for file in listing if not any(file.startswith(path) for path in LISTS["transport"])} == set()
