@@ -115,6 +115,17 @@ def test_the_transports_are_listed_nowhere_else() -> None:
     assert {file for file in listing if not any(file.startswith(path) for path in LISTS["transport"])} == set()
 
 
+def test_what_names_most_formats_is_listed() -> None:
+    """Tests and pages, too: a new one would be missing there."""
+    names = [re.compile(re.escape(one.name).replace(r"\-", "[-_]"), re.IGNORECASE) for one in FORMATS]
+    texts = {name: (ROOT / name).read_text() for name in files() if name.endswith((".py", ".md"))}
+    naming = {
+        file for file, text in texts.items() if 3 * sum(bool(name.search(text)) for name in names) >= 2 * len(names)
+    }
+    assert "README.md" in naming
+    assert {file for file in naming if not any(file.startswith(path) for path in LISTS["weight format"])} == set()
+
+
 def test_formats_are_looked_at_without_torch() -> None:
     """As the page asks for: None in its place makes every import of it fail."""
     program = "import sys; sys.modules['torch'] = None; import ferrule.engine.weights.formats"
