@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ferrule.engine.devices.registry import DEVICES
+from ferrule.engine.devices.accelerator import TorchAccelerator
+from ferrule.engine.devices.cpu import CpuDevice
+from ferrule.engine.devices.emulated.device import EmulatedDevice
 from ferrule.engine.weights.formats.registry import FORMATS
 from ferrule.fabric.transports.table import TRANSPORTS
 from ferrule.links.doctor import diagnosis
@@ -85,11 +87,7 @@ def additions() -> list[tuple[str, str, str]]:
         *(("transport", type(one).__module__, type(one).__name__) for one in TRANSPORTS),
         *(("doctor check", check.__module__, check.__name__) for check in diagnosis._CHECKS),
         *(("weight format", type(one).__module__, type(one).__name__) for one in FORMATS),
-        *(
-            ("device", one.__module__, one.__name__)
-            for one in (kind.open for kind in DEVICES.values())
-            if isinstance(one, type)
-        ),
+        *(("device", one.__module__, one.__name__) for one in (CpuDevice, TorchAccelerator, EmulatedDevice)),
     ]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ferrule.engine.device_names import CPU, parse_devices
 from ferrule.errors import ConfigError
 from ferrule.plan import Plan
 
@@ -33,7 +34,8 @@ class EngineOptions:
     None shares the machine's cores out. ``max_sequences``: how many sequences run at once. ``batch_tokens``: the most
     tokens computed in one step. ``self_test``: compare a split model with its reference before it is ready.
     ``standby``: keep processes ready that take over when ranks die. ``encrypt``: what ranks say over cables; None: as
-    ``FERRULE_ENCRYPT`` says on each host. ``weights``: a name of `WEIGHTS`, or None: as they are stored."""
+    ``FERRULE_ENCRYPT`` says on each host. ``weights``: a name of `WEIGHTS`, or None: as they are stored.
+    ``device``: for `device_names.parse_devices`."""
 
     model: str
     tensor: int = 1
@@ -48,12 +50,14 @@ class EngineOptions:
     standby: bool = False
     encrypt: bool | None = None
     weights: str | None = None
+    device: str = CPU
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
             raise ConfigError(f"--dtype {self.dtype!r} is not one of {', '.join(DTYPE_NAMES)}")
         if self.weights is not None and self.weights not in WEIGHTS:
             raise ConfigError(f"--weights {self.weights!r} is not one of {', '.join(WEIGHTS)}")
+        parse_devices(self.device)
         for flag, value in (
             ("--tp", self.tensor),
             ("--pp", self.pipeline),
@@ -85,7 +89,7 @@ class RankOptions:
     identity: str = ""
     self_test: bool = True
     meet_seconds: float = MEET_TIMEOUT
-    device: str = "cpu"
+    device: str = CPU
     encrypt: bool | None = None
     weights: str | None = None
 

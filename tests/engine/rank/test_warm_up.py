@@ -11,7 +11,7 @@ from in_threads import on_all, thread_groups
 from ferrule.engine.devices import cpu, open_device
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.runner import Runner
-from ferrule.engine.rank.warm_up import ranks_here, warm_up
+from ferrule.engine.rank.warm_up import sharing, warm_up
 from ferrule.errors import ConfigError, EngineError
 
 
@@ -20,6 +20,7 @@ class SmallRunner:
 
     def __init__(self, world: Any, tokens: int) -> None:
         self.world, self.tokens, self.options = world, tokens, rank_options(2)
+        self.device = open_device("cpu", 1)
 
     def run(self, batch: Batch) -> None:
         return
@@ -47,7 +48,7 @@ def room(tokens: list[int]) -> list[int]:
 
 
 def test_ranks_of_other_machines_take_none_of_this_ones_memory() -> None:
-    assert on_ranks(3, lambda world: ranks_here(world, "aab"[world.rank])) == [2, 2, 1]
+    assert on_ranks(3, lambda world: sharing(world, "aab"[world.rank])) == [2, 2, 1]
 
 
 def test_the_rank_with_least_memory_decides_for_all() -> None:
@@ -67,5 +68,5 @@ def test_the_processors_have_no_more_memory_than_their_control_group(monkeypatch
 
 
 def test_an_unknown_device_is_named() -> None:
-    with pytest.raises(ConfigError, match="no device is called 'npu'; there is cpu"):
+    with pytest.raises(ConfigError, match="--device 'npu' is not one of auto, cpu"):
         open_device("npu", 1)

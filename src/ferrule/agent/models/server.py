@@ -32,7 +32,9 @@ from ferrule.serve.server import serve
 log = logging.getLogger(__name__)
 
 TELL_SECONDS = 0.3
-_OPTIONS = ("dtype", "weights", "max_context", "threads", "tensor", "pipeline", "self_test", "standby", "encrypt")
+_OPTIONS = (
+    "dtype", "weights", "device", "max_context", "threads", "tensor", "pipeline", "self_test", "standby", "encrypt",
+)  # fmt: skip
 
 
 def options_of(desired: DesiredModel, name: str) -> EngineOptions:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ferrule.cli.serving.model import MODEL, Dtype, MaxContext, Pp, SelfTest, Threads, Tp, Weights
+from ferrule.cli.serving.model import MODEL, Device, Dtype, MaxContext, Pp, SelfTest, Threads, Tp, Weights
 from ferrule.errors import ConfigError
 from ferrule.installation import require
 
@@ -52,6 +52,7 @@ def generate(
     pp: Pp = None,
     dtype: Dtype = "auto",
     weights: Weights = None,
+    device: Device = None,
     max_context: MaxContext = None,
     threads: Threads = None,
     self_test: SelfTest = True,
@@ -63,6 +64,7 @@ def generate(
     from rich.console import Console
 
     from ferrule.engine import EngineOptions
+    from ferrule.engine.device_names import CPU
 
     if prompt == "-":
         prompt = sys.stdin.read()
@@ -77,6 +79,7 @@ def generate(
         threads=threads,
         self_test=self_test,
         weights=weights,
+        device=device or CPU,
     )
     given = {
         "max_tokens": max_tokens,

@@ -32,6 +32,15 @@ Weights = Annotated[
     Literal["int8", "int4"] | None,
     typer.Option("--weights", help="Quantise plain weights to this while they are loaded; left out: as stored."),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="Where ranks compute: cpu, cuda (NVIDIA, AMD), xpu, mps, cuda:1, a list with one for each rank, or auto; "
+        "the default is cpu.",
+    ),
+]
 MaxContext = Annotated[
     int | None, typer.Option(min=1, metavar="TOKENS", help="Most tokens of prompt and answer together.")
 ]

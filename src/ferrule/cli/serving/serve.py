@@ -15,6 +15,7 @@ from ferrule.cli.serving.model import (
     DEMO,
     DEMO_RANKS,
     MODEL,
+    Device,
     Dtype,
     Encrypt,
     MaxContext,
@@ -75,6 +76,7 @@ def serve(
     ] = None,
     dtype: Dtype = "auto",
     weights: Weights = None,
+    device: Device = None,
     max_context: MaxContext = None,
     api_key: Annotated[
         str | None,
@@ -138,6 +140,7 @@ def serve(
             pipeline=pp,
             dtype=dtype,
             weights=weights,
+            device=device,
             max_context=max_context,
             threads=threads,
             self_test=self_test,
@@ -164,6 +167,7 @@ def serve(
         expecting(ranks, threads, encrypt) as expected,
     ):
         from ferrule.engine import EngineOptions
+        from ferrule.engine.device_names import CPU
         from ferrule.engine.host.local_ranks import LocalPlanner
         from ferrule.engine.source import local
         from ferrule.engine.spec import check_configuration
@@ -180,22 +184,24 @@ def serve(
             standby=standby,
             encrypt=encrypt,
             weights=weights,
+            device=device or CPU,
         )
         directory = local(chosen)
         if directory is not None:
             check_configuration(directory)  # what cannot be a model is said before anything is measured or started
         choose_plan = saved.for_model if saved is not None else None
-        undecided = not split and saved is None
+        on_cpu = options.device == CPU
+        undecided = not split and saved is None and on_cpu  # of other devices the planner knows nothing yet
 
         def make_room() -> None:
             if expected is not None:
                 expected.discard()  # they would take the cores that are measured
 
-        device = this_machine(console, threads, make_room if undecided else None)
-        if undecided and device is not None:
-            choose_plan = partial(_plan_here, device)
+        machine = this_machine(console, threads, make_room if undecided else None) if on_cpu else None
+        if undecided and machine is not None:
+            choose_plan = partial(_plan_here, machine)
         planner = LocalPlanner(standby=standby, expected=expected)
-        _run(console, options, planner, choose_plan, device, listener, host, api_key)
+        _run(console, options, planner, choose_plan, machine, listener, host, api_key)
 
 
 def _run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ferrule.engine.devices.device import HOST_MEMORY, RankGroup
 from ferrule.process.memory import memory_free
 
 
@@ -15,6 +16,7 @@ class CpuDevice:
         torch.set_num_threads(threads)
         self.title = f"cpu ({threads} thread{'s' if threads > 1 else ''})"
         self.torch_device = torch.device("cpu")
+        self.memory_name = HOST_MEMORY
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
@@ -31,3 +33,6 @@ class CpuDevice:
     def memory_free(self) -> int:
         free, _ = memory_free()
         return free
+
+    def group(self, ranks: RankGroup, *, alike: bool) -> RankGroup:
+        return ranks

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 
+class RankGroup(Protocol):
+    """The operations of `fabric.Group` by which ranks put together tensors of their devices. Tensors are contiguous."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def all_reduce(self, x: Tensor, /) -> Any: ...
+    def all_gather(self, x: Tensor, /) -> Any: ...
+    def gather(self, x: Tensor, root: int, /) -> Any: ...
+    def send(self, x: Tensor, dst: int, /) -> Any: ...
+    def recv(self, x: Tensor, src: int, /) -> Any: ...
+
+
+HOST_MEMORY = "host"
+
+
 class Device(Protocol):
-    """``title``: for people, such as ``cpu (2 threads)``. ``torch_device``: where tensors are made."""
+    """``title``: for people, such as ``cpu (2 threads)``. ``torch_device``: where tensors are made. ``memory_name``: of
+    the memory that they take, the same for devices of a machine that share it."""
 
     title: str
     torch_device: torch.device
+    memory_name: str
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory on the device, not initialised."""
         ...
 
     def upload(self, values: Tensor) -> Tensor:
-        """A tensor in host memory, on the device."""
+        """A tensor in host memory, on the device. It is not waited for: what is started later finds it there."""
         ...
 
     def download(self, values: Tensor) -> Tensor:
@@ -33,4 +52,28 @@ class Device(Protocol):
     def memory_free(self) -> int:
         """Bytes that can still be allocated, by what the device itself says; where tensors are in host memory, also by
         the control group."""
+        ...
+
+    def group(self, ranks: RankGroup, *, alike: bool) -> RankGroup:
+        """``ranks``, for tensors of this device. ``alike``: the devices of all have memory of their own."""
+        ...
+
+
+class Event(Protocol):
+    """A point in the work that a device was given."""
+
+    def synchronize(self) -> None:
+        """Wait until everything before it is done."""
+        ...
+
+
+class Copier(Protocol):
+    """Copies between a device that has memory of its own and the host, in the order of its other work."""
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory that the device reads and writes by itself."""
+        ...
+
+    def record(self) -> Event:
+        """An event after all that was started so far."""
         ...

@@ -1,34 +1,68 @@
-"""Devices by name."""
+"""Devices by name (`engine.device_names`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ferrule.engine.device_names import AUTO, CPU, parse_device
+from ferrule.engine.devices.accelerator import TorchAccelerator, accelerators
 from ferrule.engine.devices.cpu import CpuDevice
 from ferrule.engine.devices.device import Device
-from ferrule.errors import ConfigError
+
+MOST_EMULATED = 8
+"""Emulated accelerators of a machine: enough for tests."""
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """``open``: makes the device, given the number of a rank's threads. ``pinned``: these compute, and are to have
-    cores of their own."""
+    """``open``: makes the device, given its number and that of a rank's threads. ``count``: how many there are here.
+    ``pinned``: threads compute, and are to have cores of their own."""
 
-    open: Callable[[int], Device]
+    open: Callable[[int, int], Device]
+    count: Callable[[], int]
     pinned: bool = False
 
 
-DEVICES = {"cpu": DeviceKind(CpuDevice, pinned=True)}
+def _accelerator(kind: str) -> DeviceKind:
+    def opened(number: int, threads: int) -> Device:
+        return TorchAccelerator(kind, number)
+
+    return DeviceKind(opened, lambda: accelerators(kind))
+
+
+def _emulated(number: int, threads: int) -> Device:
+    from ferrule.engine.devices.emulated.device import EmulatedDevice  # registers a device with torch
+
+    return EmulatedDevice(number)
+
+
+ACCELERATORS = ("cuda", "xpu", "mps")
+DEVICES = {
+    CPU: DeviceKind(lambda number, threads: CpuDevice(threads), lambda: 1, pinned=True),
+    **{kind: _accelerator(kind) for kind in ACCELERATORS},
+    "emulated": DeviceKind(_emulated, lambda: MOST_EMULATED),
+}
+
+
+def find_device(name: str, place: int) -> str:
+    """``name`` with a number: for rank ``place`` of those on this machine that want one, in turn. ``auto`` is
+    an accelerator that torch finds here, or else the processor. Raises `ConfigError` where there is no such device."""
+    if name == AUTO:
+        name = next((kind for kind in ACCELERATORS if DEVICES[kind].count()), CPU)
+    kind, number = parse_device(name)
+    count = DEVICES[kind].count()
+    if number is None:
+        number = place % count if count else 0
+    return f"{kind}:{number}"
 
 
 def device_kind(name: str) -> DeviceKind:
     """Raises `ConfigError` where there is no such device."""
-    if name not in DEVICES:
-        raise ConfigError(f"no device is called {name!r}; there is {', '.join(DEVICES)}")
-    return DEVICES[name]
+    return DEVICES[parse_device(name)[0]]
 
 
 def open_device(name: str, threads: int) -> Device:
-    """Raises `ConfigError` where there is no such device."""
-    return device_kind(name).open(threads)
+    """Raises `ConfigError` where there is no such device, or it cannot be used here."""
+    kind, number = parse_device(name)
+    return DEVICES[kind].open(number or 0, threads)

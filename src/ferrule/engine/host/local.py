@@ -70,6 +70,7 @@ class LocalEngine:
             self_test=options.self_test,
             encrypt=options.encrypt,
             weights=options.weights,
+            device=options.device,
         )
         self._supervisor = RankSupervisor(rank_options, planner, self)
 

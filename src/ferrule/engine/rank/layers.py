@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ferrule.fabric import Group
+from ferrule.engine.devices import RankGroup
 
 
-def gather_last(group: Group, x: Tensor, root: int | None) -> Tensor:
+def gather_last(group: RankGroup, x: Tensor, root: int | None) -> Tensor:
     """Join the ranks' parts of the last dimension: (..., n) on each rank gives (..., size * n) on rank ``root``, and
     (..., 0) on the others; on all with None."""
     rows = x.reshape(-1, x.shape[-1]).contiguous()
@@ -29,7 +29,7 @@ class RowParallelLinear(nn.Module):
     With ``split_input`` the input arrives whole on every rank and is cut here.
     """
 
-    def __init__(self, linear: nn.Linear, group: Group, split_input: bool = False) -> None:
+    def __init__(self, linear: nn.Linear, group: RankGroup, split_input: bool = False) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
@@ -53,7 +53,7 @@ class GatheredLinear(nn.Module):
     ``features`` cuts off the rows that pad the last ranks' parts.
     """
 
-    def __init__(self, linear: nn.Linear, group: Group, features: int, root: int | None = None) -> None:
+    def __init__(self, linear: nn.Linear, group: RankGroup, features: int, root: int | None = None) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
@@ -73,7 +73,7 @@ class VocabularyParallelEmbedding(nn.Module):
     more than look up (Gemma scales); its result for a zero row must be zero.
     """
 
-    def __init__(self, table: nn.Embedding, group: Group, first: int, last: int) -> None:
+    def __init__(self, table: nn.Embedding, group: RankGroup, first: int, last: int) -> None:
         super().__init__()
         self.table = table
         self.table.padding_idx = None  # an index into the whole vocabulary, of use only in training
@@ -97,7 +97,7 @@ def multiplies(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | RowParallelLinear | GatheredLinear)
 
 
-def sum_output(module: nn.Module, group: Group) -> None:
+def sum_output(module: nn.Module, group: RankGroup) -> None:
     """Make ``module`` return the sum over ranks of what it computes (experts that each rank holds a slice of)."""
     forward: Callable[..., Tensor] = module.forward
 
@@ -109,7 +109,7 @@ def sum_output(module: nn.Module, group: Group) -> None:
     module.forward = summed
 
 
-def hold_experts(module: nn.Module, group: Group, first: int, last: int) -> None:
+def hold_experts(module: nn.Module, group: RankGroup, first: int, last: int) -> None:
     """Make an experts module run only experts ``first``:``last``, which it holds, and sum the ranks' results.
 
     Routes to other ranks' experts get the index one past the local ones, which transformers' experts skip, and

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from ferrule.engine.architectures import mask_windows, plan_of
-from ferrule.engine.devices import Device
+from ferrule.engine.devices import Device, RankGroup
 from ferrule.engine.rank import attention
 from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.engine.rank.layers import PassThrough, StageInput, multiplies
@@ -21,7 +21,6 @@ from ferrule.engine.weights.checkpoint import Checkpoint, check_border
 from ferrule.engine.weights.loading import BytesRead, Recipe, load, recipes, whole_weight
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError, PlanError
-from ferrule.fabric import Group
 from ferrule.plan import Shard
 
 
@@ -89,7 +88,7 @@ class Blueprint:
         return load(self.model, self.made_of, self.slicings, self.aliases, checkpoint, on_bytes, device, multiplies)
 
 
-def blueprint(directory: Path, dtype: str, shard: Shard, group: Group, checkpoint: Checkpoint) -> Blueprint:
+def blueprint(directory: Path, dtype: str, shard: Shard, group: RankGroup, checkpoint: Checkpoint) -> Blueprint:
     """Plan one rank's part. ``group`` is the ranks of its stage.
 
     Raises `ModelError` and `PlanError` where the model cannot be run or cut as planned.
@@ -120,7 +119,7 @@ class Part:
     cache: KVCache
 
 
-def cut_out(model: Any, config: Any, shard: Shard, group: Group, aliases: dict[str, str]) -> Part:
+def cut_out(model: Any, config: Any, shard: Shard, group: RankGroup, aliases: dict[str, str]) -> Part:
     """Leave of ``model`` what ``shard`` holds, whose layers the ranks of ``group`` share. ``aliases``: of `tied`; names
     that cutting changes are added. Raises `PlanError` where it cannot be cut so."""
     base = model.get_submodule(model.base_model_prefix)
@@ -135,12 +134,13 @@ def build(
     directory: Path,
     dtype: str,
     shard: Shard,
-    group: Group,
+    group: RankGroup,
     device: Device,
     on_bytes: BytesRead,
     weights: str | None = None,
 ) -> ShardedModel:
-    """Build and load one rank's part. ``group`` is the ranks of this stage. ``weights``: as in `Checkpoint`.
+    """Build and load one rank's part. ``group`` is the ranks of this stage, for tensors of ``device``. ``weights``: as
+    in `Checkpoint`.
 
     Raises `ModelError` and `PlanError` before any weight is read where the model cannot be run or cut as planned.
     """
@@ -195,7 +195,7 @@ def tied(model: Any, made_of: dict[str, Recipe]) -> dict[str, str]:
     return {}
 
 
-def _cut(model: Any, base: nn.Module, config: Any, group: Group, aliases: dict[str, str]) -> dict[str, Slicing]:
+def _cut(model: Any, base: nn.Module, config: Any, group: RankGroup, aliases: dict[str, str]) -> dict[str, Slicing]:
     plan = plan_of(config)
     if plan is None:
         raise PlanError(f"transformers has no tensor parallel plan for {type(model).__name__}; use --tp 1")

@@ -8,12 +8,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ferrule.engine.devices import open_device
-from ferrule.engine.options import RankOptions
+from ferrule.engine.devices import Device, open_device
+from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.step.describe import Unfit
 from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
+from ferrule.engine.shards.messages import tell_all
 from ferrule.engine.types import Progress
 from ferrule.fabric import Group
 from ferrule.plan import Plan, Shard
@@ -24,8 +25,8 @@ log = logging.getLogger(__name__)
 class Runner(Protocol):
     """One rank's stage of the model, and the caches of its sequences. Every rank runs the same batches.
 
-    ``world`` is all ranks. ``dtype``: what it computes in, by torch's name. ``device_title``: the device and by what it
-    computes there, for people. ``weight_bytes``: that it holds.
+    ``world`` is all ranks. ``dtype``: what it computes in, by torch's name. ``device_title``: its ``device`` and by
+    what it computes there, for people. ``weight_bytes``: that it holds.
     """
 
     world: Group
@@ -33,6 +34,7 @@ class Runner(Protocol):
     plan: Plan
     shard: Shard
     dtype: str
+    device: Device
     device_title: str
     weight_bytes: int
 
@@ -65,11 +67,12 @@ def make_runner(options: RankOptions, world: Group, on_progress: Callable[[Progr
 
 
 def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress: Callable[[Progress], None]) -> Runner:
-    """The runner that suits the model and the device. ``stage``: the ranks of this rank's stage."""
+    """The runner that suits the model and the devices of all ranks. ``stage``: the ranks of this rank's stage."""
     device = open_device(options.device, options.threads)
-    if device.torch_device.type == "cpu":  # the native library computes in host memory
+    in_host_memory = [kind == "cpu" for kind in tell_all(world, device.torch_device.type, LOAD_TIMEOUT)]
+    if all(in_host_memory):  # the native library computes there
         try:
             return StepRunner(options, world, stage, device, on_progress)
         except Unfit as unfit:
             log.info("the step runs through transformers' modules: %s", unfit)
-    return TorchRunner(options, world, stage, device, on_progress)
+    return TorchRunner(options, world, stage, device, on_progress, alike=not any(in_host_memory))

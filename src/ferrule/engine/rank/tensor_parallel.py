@@ -15,6 +15,7 @@ from typing import Any, cast
 from torch import nn
 
 from ferrule.engine.architectures import key_value_heads
+from ferrule.engine.devices import RankGroup
 from ferrule.engine.rank.layers import (
     GatheredLinear,
     RowParallelLinear,
@@ -26,7 +27,6 @@ from ferrule.engine.rank.layers import (
 from ferrule.engine.weights import slicing
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import PlanError
-from ferrule.fabric import Group
 from ferrule.model import HeadSplit, part_of, split_heads
 
 WHOLE = frozenset({"replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params"})
@@ -39,7 +39,7 @@ QUERY = frozenset({"q_proj", "q_b_proj", "kv_b_proj", "query_key_value"})
 class TensorParallel:
     """Applies a plan to a model; `slicings` then says for each parameter (by its name) what this rank holds."""
 
-    def __init__(self, model: nn.Module, config: Any, group: Group) -> None:
+    def __init__(self, model: nn.Module, config: Any, group: RankGroup) -> None:
         self.model, self.config, self.group = model, config, group
         self.part, self.parts = group.rank, group.size
         self.heads: HeadSplit = split_heads(config.num_attention_heads, key_value_heads(config), self.part, self.parts)

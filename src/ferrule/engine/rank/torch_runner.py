@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ferrule.engine.devices import Device
+from ferrule.engine.devices import Device, RankGroup
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.model import ShardedModel, build
@@ -20,7 +20,7 @@ from ferrule.fabric import Group
 
 
 class TorchRunner:
-    """`Runner`. ``stage``: the ranks of this rank's stage."""
+    """`Runner`. ``stage``: the ranks of this rank's stage; ``alike``: as for `Device.group`."""
 
     def __init__(
         self,
@@ -29,16 +29,27 @@ class TorchRunner:
         stage: Group,
         device: Device,
         on_progress: Callable[[Progress], None] = lambda progress: None,
+        *,
+        alike: bool = True,
     ) -> None:
         self.options, self.world, self.stage, self.plan = options, world, stage, options.plan
         self.shard = self.plan.shards[world.rank]
+        self.stages: RankGroup = device.group(world, alike=alike)
 
         def loaded(done: int, total: int) -> None:
             on_progress(Progress(world.rank, "load", done, total))
 
         self.device, self.device_title = device, f"{device.title}, transformers"
         directory = Path(options.directory)
-        self.model: ShardedModel = build(directory, options.dtype, self.shard, stage, device, loaded, options.weights)
+        self.model: ShardedModel = build(
+            directory,
+            options.dtype,
+            self.shard,
+            device.group(stage, alike=alike),
+            device,
+            loaded,
+            options.weights,
+        )
         self.weight_bytes = self.model.weight_bytes
         self.dtype = str(self.model.dtype).removeprefix("torch.")
 
@@ -53,7 +64,7 @@ class TorchRunner:
             with self._cached(batch):
                 output = self.model.forward(inputs, positions, rows)
             if not self.shard.has_head:
-                self.world.send(output.contiguous(), dst=self.world.rank + self.plan.tensor)
+                self.stages.send(output.contiguous(), self.world.rank + self.plan.tensor)
                 return None
             return self.device.download(output) if self.world.rank == self.plan.driver else None
 
@@ -63,7 +74,8 @@ class TorchRunner:
         given = self._uploaded(batch)
         with torch.inference_mode(), self._cached(batch):
             hidden = output_of(layer, lambda: self.model.forward(*given))
-        return self.device.download(hidden[list(rows)])
+            chosen = hidden.index_select(0, self.device.upload(torch.tensor(rows)))
+        return self.device.download(chosen)
 
     def cache_bytes_per_token(self, sequence: int) -> int:
         """See `Runner.cache_bytes_per_token`."""
@@ -85,5 +97,5 @@ class TorchRunner:
         if self.shard.has_embedding:
             return self.device.upload(torch.tensor([batch.tokens])), positions, rows
         hidden = self.device.empty((1, len(batch.tokens), self.model.hidden_size), self.model.dtype)
-        self.world.recv(hidden, src=self.world.rank - self.plan.tensor)
+        self.stages.recv(hidden, self.world.rank - self.plan.tensor)
         return hidden, positions, rows

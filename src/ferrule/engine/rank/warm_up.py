@@ -41,7 +41,7 @@ def warm_up(runner: Runner) -> Trial:
     per_token = max(1, runner.cache_bytes_per_token(0))
     runner.run(Batch(released=(0,)))
     world = runner.world
-    free = runner.cache_memory() / ranks_here(world, boot_id())
+    free = runner.cache_memory() / sharing(world, f"{boot_id()} {runner.device.memory_name}")
     room = np.array([BUILT_IN_ENGINE.cache_tokens(free, per_token, runner.options.max_sequences)], dtype=np.int64)
     world.all_reduce(room, op="min")
     if room[0] < LEAST_CONTEXT:
@@ -52,6 +52,6 @@ def warm_up(runner: Runner) -> Trial:
     return Trial(int(room[0]), seconds)
 
 
-def ranks_here(world: Group, machine: str) -> int:
-    """Number of ranks of ``world`` on this ``machine``, this one included; all ranks call it."""
-    return tell_all(world, machine, TELL_TIMEOUT).count(machine)
+def sharing(world: Group, memory: str) -> int:
+    """Number of ranks of ``world`` that have tensors in this ``memory``, this one included; all ranks call it."""
+    return tell_all(world, memory, TELL_TIMEOUT).count(memory)

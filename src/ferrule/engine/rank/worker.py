@@ -17,7 +17,8 @@ import transformers
 
 from ferrule import fabric
 from ferrule.config import environment, pins_threads
-from ferrule.engine.devices import device_kind
+from ferrule.engine.device_names import device_of
+from ferrule.engine.devices import device_kind, find_device
 from ferrule.engine.messages import Add, Cancel, Failed, Load, NewToken, Ready, Tokens
 from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce, receive
@@ -27,11 +28,12 @@ from ferrule.engine.rank.sampler import Choice, Sampler
 from ferrule.engine.rank.scheduler import Limits, Scheduler
 from ferrule.engine.rank.warm_up import Trial, warm_up
 from ferrule.engine.selftest.check import check, expected
+from ferrule.engine.shards.messages import tell_all
 from ferrule.engine.shards.obtain import obtain
 from ferrule.engine.source import read_config
 from ferrule.engine.types import FinishReason, Progress, RankInfo
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost
-from ferrule.process import pin_to_free_cores
+from ferrule.process import boot_id, pin_to_free_cores
 from ferrule.process.lifeline import STANDBY_NAME, Lifeline, name_process
 from ferrule.process.memory import private_bytes
 
@@ -93,6 +95,7 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
         peak = max(peak, private_bytes())
         control.progress(progress)
 
+    options = replace(options, device=device_here(world, options.device))
     if device_kind(options.device).pinned and pins_threads(environment()):
         pin_to_free_cores(options.threads)
     obtained = obtain(world, options, on_progress)
@@ -121,6 +124,13 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
         Driver(options, runner, control, trial).loop()
     else:
         follow(runner)
+
+
+def device_here(world: fabric.Group, devices: str) -> str:
+    """Name of this rank's device, of those that the user named for all; all ranks call it."""
+    name = device_of(devices, world.rank, world.size)
+    wanted = tell_all(world, f"{boot_id()} {name}", STEP_TIMEOUT)
+    return find_device(name, wanted[: world.rank].count(wanted[world.rank]))
 
 
 def transports(world: fabric.Group) -> str:

@@ -131,11 +131,15 @@ class GroupedFormat(ABC):
     def pack(
         self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, device: torch.device
     ) -> Packed | None:
+        from ferrule.engine.weights.device_matrix import pack_on
         from ferrule.engine.weights.matrix import Piece, pack
 
-        if device.type != "cpu" or len(weight.shape) != 2:
+        if len(weight.shape) != 2:
             return None
-        return pack([Piece(weight, cut)], source, dtype, 0 if cut is None else cut.pad)
+        piece, pad = Piece(weight, cut), 0 if cut is None else cut.pad
+        if device.type != "cpu":
+            return pack_on(piece, source, dtype, device, pad)
+        return pack([piece], source, dtype, pad)
 
 
 @overload

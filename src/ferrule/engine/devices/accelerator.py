@@ -1,0 +1,71 @@
+"""Accelerators that torch knows: NVIDIA's and AMD's (``cuda``), Intel's (``xpu``) and Apple's (``mps``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferrule.engine.devices.device import HOST_MEMORY, Event
+from ferrule.engine.devices.staged import StagedDevice
+from ferrule.errors import ConfigError
+from ferrule.process.memory import memory_free
+
+BUILDS = {
+    "cuda": "NVIDIA or AMD GPU, with a torch that is built for CUDA or ROCm, and the driver",
+    "xpu": "Intel GPU, with a torch that is built for XPU, and the driver",
+    "mps": "Apple GPU, with macOS 14 or later",
+}
+
+
+def accelerators(kind: str) -> int:
+    """Number of them that torch finds here."""
+    module: Any = torch.get_device_module(kind)
+    return int(module.device_count()) if module.is_available() else 0
+
+
+class TorchAccelerator(StagedDevice):
+    """``kind``: a key of `BUILDS`. Raises `ConfigError` where torch finds no such device here."""
+
+    def __init__(self, kind: str, index: int = 0) -> None:
+        count = accelerators(kind)
+        if not count:
+            raise ConfigError(
+                f"device {kind}: torch {torch.__version__} finds none here; it takes an {BUILDS[kind]}"
+                " (https://pytorch.org/get-started tells which torch to install)"
+            )
+        if index >= count:
+            raise ConfigError(f"device {kind}:{index}: this machine has {count}, counted from 0")
+        self.torch_device = torch.device(kind, index)
+        torch.accelerator.set_device_index(index)
+        self.title = f"{kind}:{index}"
+        self.memory_name = HOST_MEMORY if kind == "mps" else self.title
+        if kind != "mps":
+            properties = torch.get_device_module(kind).get_device_properties(index)
+            self.title += f" ({properties.name})"
+            if getattr(properties, "is_integrated", False):
+                self.memory_name = HOST_MEMORY
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """torch's allocator of pinned memory knows the copies that use it; Apple's GPUs read any host memory."""
+        return torch.empty(shape, dtype=dtype, pin_memory=self.torch_device.type != "mps")
+
+    def record(self) -> Event:
+        if self.torch_device.type == "mps":
+            event = torch.mps.event.Event()
+            event.record()
+            return event
+        return torch.accelerator.current_stream().record_event()
+
+    def synchronize(self) -> None:
+        torch.accelerator.synchronize()
+
+    def memory_free(self) -> int:
+        """A unified device has the host's memory: what is free of both counts."""
+        if self.torch_device.type == "mps":
+            free = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        else:
+            kept = torch.accelerator.memory_reserved() - torch.accelerator.memory_allocated()
+            free = torch.accelerator.get_memory_info()[0] + kept
+        return min(free, memory_free()[0]) if self.memory_name == HOST_MEMORY else free

@@ -1,0 +1,38 @@
+"""The emulated accelerator as a device of the engine."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ferrule.engine.devices.device import Event
+from ferrule.engine.devices.emulated.machine import machine
+from ferrule.engine.devices.emulated.tensor import NAME, register
+from ferrule.engine.devices.staged import StagedDevice
+
+_known = cache(register)
+
+
+class EmulatedDevice(StagedDevice):
+    """``index``: of an emulated machine (`machine`)."""
+
+    def __init__(self, index: int = 0) -> None:
+        _known()
+        self.machine = machine(index)
+        self.title = self.memory_name = f"{NAME}:{index}"
+        self.torch_device = torch.device(NAME, index)
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self.machine.pinned(shape, dtype)
+
+    def record(self) -> Event:
+        return self.machine.timeline.current.record()
+
+    def synchronize(self) -> None:
+        self.machine.check()
+        self.machine.timeline.wait_for_all()
+
+    def memory_free(self) -> int:
+        return self.machine.memory - self.machine.used

@@ -1,0 +1,111 @@
+"""The emulated accelerator itself: its memory, its streams, and what it has been asked to do."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ferrule.engine.devices.emulated.timeline import Timeline
+
+MEMORY = 1 << 30
+"""Bytes of an accelerator by default."""
+_FLOAT_POISON, _BYTE_POISON = float("nan"), 0x5A
+
+
+class LostDevice(RuntimeError):
+    """The device is gone, as after an error that only a reset of it cures."""
+
+
+class Machine:
+    """``launches``, ``to_device``, ``to_host``: operations and copies so far; ``waits``: those of the host for the
+    device, by their reason, beside events. ``memory`` in bytes; ``seed``: see `Timeline`."""
+
+    def __init__(self, index: int, memory: int = MEMORY, seed: int | None = None) -> None:
+        self.index, self.memory, self.used = index, memory, 0
+        self.timeline = Timeline(seed)
+        self.launches = self.to_device = self.to_host = 0
+        self.waits: Counter[str] = Counter()
+        self._lost = ""
+        self._pinned: set[int] = set()
+
+    def check(self) -> None:
+        """Raise `LostDevice` if it is."""
+        if self._lost:
+            raise LostDevice(self._lost)
+
+    def lose(self, why: str) -> None:
+        """From now on every use of the device fails."""
+        self._lost = f"emulated:{self.index}: {why}"
+        for stream in self.timeline.streams:
+            stream.waiting.clear()
+
+    def start(self, work: Callable[[], object]) -> None:
+        """Have ``work`` done on the current stream, some time."""
+
+        def later() -> None:
+            with torch.inference_mode():
+                work()
+
+        self.timeline.start(later)
+
+    def wait(self, why: str) -> None:
+        """The host waits for all that was started on the current stream."""
+        self.waits[why] += 1
+        self.timeline.wait_for_current()
+
+    def allocate(self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A piece of the device's memory as a host tensor, poisoned. Raises `torch.OutOfMemoryError`."""
+        self.check()
+        extent = 0 if 0 in shape else 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        size = extent * dtype.itemsize
+        if self.used + size > self.memory:
+            raise torch.OutOfMemoryError(
+                f"emulated:{self.index} out of memory: {size} bytes were asked for, {self.memory - self.used} of "
+                f"{self.memory} are free"
+            )
+        if extent == 0:
+            return torch.empty_strided(shape, strides, dtype=dtype)
+        array = np.empty(size, np.uint8)
+        self.used += size
+        weakref.finalize(array, self._free, size)
+        return poison(torch.from_numpy(array).view(dtype)).as_strided(shape, strides)
+
+    def _free(self, size: int) -> None:
+        self.used -= size
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory from and to which the device copies by itself, at any time until it was waited for."""
+        array = np.empty(max(1, int(np.prod(shape)) * dtype.itemsize), np.uint8)
+        self._pinned.add(array.ctypes.data)
+        weakref.finalize(array, self._pinned.discard, array.ctypes.data)
+        return poison(torch.from_numpy(array)[: int(np.prod(shape)) * dtype.itemsize].view(dtype)).reshape(shape)
+
+    def is_pinned(self, host: Tensor) -> bool:
+        return host.untyped_storage().data_ptr() in self._pinned
+
+
+def poison(memory: Tensor) -> Tensor:
+    """Fill it with numbers that spoil what is computed from them."""
+    if memory.is_floating_point():
+        return memory.fill_(_FLOAT_POISON)
+    memory.view(torch.uint8).fill_(1 if memory.dtype is torch.bool else _BYTE_POISON)
+    return memory
+
+
+_machines: dict[int, Machine] = {}
+
+
+def machine(index: int) -> Machine:
+    """Accelerator ``index``, made when it is first used."""
+    return _machines.setdefault(index, Machine(index))
+
+
+def plug_in(fresh: Machine) -> Machine:
+    """Put ``fresh`` in the place of the accelerator that had its index."""
+    _machines[fresh.index] = fresh
+    return fresh

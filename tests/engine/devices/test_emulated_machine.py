@@ -1,0 +1,199 @@
+"""The emulated accelerator is harsher than hardware: what is left out is a wrong result or an error, never luck."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from ferrule.engine.devices.emulated.device import EmulatedDevice
+from ferrule.engine.devices.emulated.machine import LostDevice, Machine, plug_in
+from ferrule.engine.devices.emulated.tensor import EmulatedTensor
+from ferrule.engine.devices.staging import PIECE_BYTES, StagedGroup
+
+
+def device(seed: int | None = None, memory: int = 1 << 26) -> EmulatedDevice:
+    EmulatedDevice()  # so that torch knows it
+    plug_in(Machine(0, memory, seed))
+    return EmulatedDevice()
+
+
+def test_a_copy_that_nothing_waited_for_has_not_arrived() -> None:
+    one = device()
+    values = one.upload(torch.arange(4.0)) * 2
+    host = one.pinned((4,), torch.float32).copy_(values, non_blocking=True)
+    event = one.record()
+    assert host.isnan().all()
+    event.synchronize()
+    assert host.tolist() == [0, 2, 4, 6]
+    assert one.machine.waits == {}
+
+
+def test_pinned_memory_that_is_written_too_early_spoils_the_copy() -> None:
+    one = device()
+    host = one.pinned((2,), torch.float32).copy_(torch.tensor([1.0, 2.0]))
+    values = one.empty((2,), torch.float32).copy_(host, non_blocking=True)
+    host.zero_()
+    assert one.download(values).tolist() == [0, 0]
+
+
+def test_other_host_memory_is_read_before_the_copy_returns_and_that_counts_as_a_wait() -> None:
+    one = device()
+    host = torch.tensor([1.0, 2.0])
+    values = one.empty((2,), torch.float32).copy_(host, non_blocking=True)
+    host.zero_()
+    assert one.download(values).tolist() == [1, 2]
+    assert sum(one.machine.waits.values()) == 1
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.item, bool, float, torch.Tensor.cpu])
+def test_reading_a_number_waits_and_is_counted(read: object) -> None:
+    one = device()
+    assert callable(read)
+    value = one.upload(torch.tensor([3.0])) + 1
+    assert float(read(value[0])) in (1.0, 4.0)
+    assert sum(one.machine.waits.values()) == 1
+    assert one.machine.to_host == 1
+
+
+def test_a_result_whose_size_depends_on_numbers_waits() -> None:
+    one = device()
+    found = one.upload(torch.tensor([0, 3, 0, 5])).nonzero()
+    assert one.download(found).tolist() == [[1], [3]]
+    assert len(one.machine.waits) == 1
+
+
+def test_tensors_of_different_devices_do_not_mix() -> None:
+    one = device()
+    values = one.upload(torch.ones(2))
+    with pytest.raises(RuntimeError, match="two devices, emulated:0 and cpu"):
+        values + torch.ones(2)
+    other = EmulatedDevice(1)
+    with pytest.raises(RuntimeError, match="two devices, emulated:0 and emulated:1"):
+        values + other.upload(torch.ones(2))
+
+
+def test_fresh_memory_spoils_what_is_computed_from_it() -> None:
+    one = device()
+    assert one.download(one.empty((3,), torch.float32) * 0).isnan().all()
+
+
+def test_streams_know_each_other_by_events_only() -> None:
+    one = device()
+    timeline = one.machine.timeline
+    side = timeline.stream()
+    values = one.upload(torch.ones(2)) + 1
+    ready = one.record()
+    for after in (False, True):
+        timeline.current = side
+        if after:
+            side.after(ready)  # type: ignore[arg-type]
+        host = one.pinned((2,), torch.float32).copy_(values, non_blocking=True)
+        side.record().synchronize()
+        timeline.current = timeline.default
+        assert host.isnan().any() == (not after)
+    assert host.tolist() == [2, 2]
+
+
+def test_views_look_at_the_same_memory_and_are_not_copied() -> None:
+    one = device()
+    values = one.upload(torch.zeros(4, 4))
+    before = one.machine.used
+    part = values[1:3].T.reshape(4, 2)
+    part[0].fill_(7.0)
+    assert one.machine.used == before
+    assert one.download(values)[1:3, 0].tolist() == [7, 7]
+    other = values.T.reshape(-1)
+    assert isinstance(other, EmulatedTensor)
+    assert one.machine.used == 2 * before, "this could not be a view"
+
+
+def test_memory_is_counted_and_runs_out() -> None:
+    one = device(memory=1 << 20)
+    values = one.empty((128, 1024), torch.float32)
+    assert one.memory_free() == (1 << 20) - (1 << 19)
+    with pytest.raises(torch.OutOfMemoryError, match="emulated:0 out of memory: 1048576 bytes were asked"):
+        one.empty((256, 1024), torch.float32)
+    del values
+    gc.collect()
+    assert one.memory_free() == 1 << 20
+
+
+def test_a_lost_device_fails_at_every_use() -> None:
+    one = device()
+    values = one.upload(torch.ones(2))
+    one.machine.lose("fell off the bus")
+    for use in (lambda: values + 1, lambda: one.empty((1,), torch.int8), one.synchronize):
+        with pytest.raises(LostDevice, match="emulated:0: fell off the bus"):
+            use()
+
+
+class Twice:
+    """A group of two ranks that hold the same."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        self.sizes.append(x.numel())
+        x += x.clone()
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x])
+
+    def gather(self, x: torch.Tensor, root: int) -> torch.Tensor | None:
+        return self.all_gather(x) if root == 0 else None
+
+    def send(self, x: torch.Tensor, dst: int) -> None:
+        self.sent = x.clone()
+
+    def recv(self, x: torch.Tensor, src: int) -> torch.Tensor:
+        return x.copy_(self.sent)
+
+
+@pytest.mark.parametrize("seed", [None, *range(4)])
+@pytest.mark.parametrize("count", [1, 1000, PIECE_BYTES // 4, 3 * PIECE_BYTES // 4 + 5])
+def test_collectives_of_device_tensors(count: int, seed: int | None) -> None:
+    one, ranks = device(seed), Twice()
+    group = StagedGroup(ranks, one, in_pieces=True)
+    values = one.upload(torch.arange(count, dtype=torch.float32))
+    for turn in range(3):
+        waits = one.machine.timeline.waits
+        group.all_reduce(values)
+        assert one.machine.timeline.waits - waits == -(-count * 4 // PIECE_BYTES), "one for each piece"
+        values = values + 1
+        expected = torch.arange(count, dtype=torch.float32) * 2 ** (turn + 1) + (2 ** (turn + 1) - 1)
+    assert torch.equal(one.download(values), expected)
+    assert (
+        ranks.sizes == 3 * [PIECE_BYTES // 4] * (count * 4 // PIECE_BYTES) + 3 * [count % (PIECE_BYTES // 4)]
+        or max(ranks.sizes) <= PIECE_BYTES // 4
+    )
+    assert torch.equal(one.download(group.all_gather(values)), torch.cat([expected, expected]))
+    gathered = group.gather(values, 0)
+    assert gathered is not None
+    assert torch.equal(one.download(gathered), torch.cat([expected, expected]))
+    assert group.gather(values, 1) is None
+    group.send(values * 2, 1)
+    assert torch.equal(one.download(group.recv(one.empty((count,), torch.float32), 1)), expected * 2)
+    assert one.machine.waits == {}, "the host waited only for events"
+
+
+def test_no_collective_works_without_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one event that each copy to the host waits for: without it what is sent is not what was computed."""
+
+    class Never:
+        def synchronize(self) -> None:
+            return
+
+    for use in ("all_reduce", "all_gather", "send"):
+        one, ranks = device(), Twice()
+        group = StagedGroup(ranks, one, in_pieces=True)
+        values = one.upload(torch.ones(8))
+        monkeypatch.setattr(one, "record", Never)
+        result = group.send(values, 1) if use == "send" else getattr(group, use)(values)
+        monkeypatch.undo()
+        found = ranks.sent if use == "send" else one.download(result)
+        assert not (found == (2 if use == "all_reduce" else 1)).any(), use

@@ -1,0 +1,133 @@
+"""Packed weights on emulated accelerators: held packed there, and multiplied as their numbers would be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from on_devices import batches, expected_logits, prompt, run_on
+from packed_models import packed_model
+from test_format_splits import MAKERS, in_products
+from tiny_models import make
+
+from ferrule.engine.devices import open_device
+from ferrule.engine.devices.emulated.machine import Machine, plug_in
+from ferrule.engine.source import describe, read_config
+from ferrule.engine.weights.checkpoint import Checkpoint
+from ferrule.engine.weights.device_matrix import DeviceMatrix, pack_on
+from ferrule.engine.weights.groups import GroupedMatrix
+from ferrule.engine.weights.matrix import Piece
+from ferrule.engine.weights.slicing import even
+from ferrule.model.gguf.types import LAYOUTS
+from ferrule.model.packing import PACKED_VALUES, GroupLayout
+from ferrule.plan import make_plan
+
+SPLITS = [(1, 1), (2, 1), (1, 2)]
+LAYOUT = {
+    **LAYOUTS,
+    "zero points": GroupLayout(4, 32, "f16", offsets=True, zero_points=True),
+    "a row": GroupLayout(8, 0, "bf16", zero=128),
+    "nf4": GroupLayout(4, 64, "f32", values="nf4"),
+    "e4m3": GroupLayout(8, 32, "f32", values="e4m3"),
+    "e5m2": GroupLayout(8, 32, "f32", values="e5m2"),
+}
+
+
+@pytest.fixture(autouse=True)
+def machines() -> list[Machine]:
+    open_device("emulated", 1)
+    return [plug_in(Machine(index)) for index in range(4)]
+
+
+def random_groups(layout: GroupLayout, rows: int, columns: int) -> GroupedMatrix:
+    """Numbers as a file may hold them: scales of the layout's type, offsets by its rules."""
+    random = np.random.default_rng(1)
+    group = layout.group or columns
+    codes = random.integers(0, 1 << layout.bits, (rows, columns), dtype=np.uint8)
+    if layout.values in ("e4m3", "e5m2"):
+        codes = codes % 0x70  # no infinities
+    shape = (rows, columns // group)
+
+    def held(size: tuple[int, int]) -> np.ndarray[Any, Any]:
+        found = torch.from_numpy(random.uniform(0.5, 1.5, size).astype(np.float32))
+        if layout.scale == "e8m0":
+            return (2.0 ** random.integers(-9, 9, size)).astype(np.float32)
+        kind = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[layout.scale]
+        return found.to(kind).float().numpy()
+
+    if not layout.nested:
+        scales = held(shape)
+        offsets = -scales * random.integers(0, 16, shape).astype(np.float32) if layout.zero_points else held(shape)
+        return GroupedMatrix(layout, codes, scales, offsets if layout.offsets else None)
+    supers, more = held((rows, columns // 256)), held((rows, columns // 256))
+    by = [random.integers(-32, 64, shape).astype(np.float32) for _ in range(2)]
+    scales, offsets = (each * np.repeat(s, 256 // group, axis=1) for each, s in zip(by, (supers, more), strict=True))
+    given = (offsets, None, supers, more) if layout.offsets else (None, None, supers, None)
+    return GroupedMatrix(layout, codes, scales, *given)
+
+
+class Whole(Piece):
+    """A piece whose groups are given."""
+
+    def __init__(self, groups: GroupedMatrix) -> None:
+        object.__setattr__(self, "given", groups)
+
+    @property
+    def part(self) -> Any:
+        from ferrule.engine.weights.groups import rectangle
+
+        return rectangle(self.given.codes.shape, None)  # type: ignore[attr-defined]
+
+    def groups(self, part: Any, source: Any) -> GroupedMatrix:
+        return self.given  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("name", LAYOUT)
+def test_numbers_on_the_device_are_those_of_the_format(name: str) -> None:
+    layout = LAYOUT[name]
+    assert layout.values in PACKED_VALUES
+    device = open_device("emulated", 1)
+    groups = random_groups(layout, 24, 512)
+    matrix = pack_on(Whole(groups), None, torch.float32, device.torch_device)  # type: ignore[arg-type]
+    assert matrix is not None
+    found = device.download(matrix.multiply(device.upload(torch.eye(512))))
+    assert torch.equal(found.T, torch.from_numpy(groups.numbers()))
+    assert matrix.bytes < 24 * 512 * (0.8 if layout.bits <= 4 else 1.4)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_weights_quantised_on_load_are_held_packed(weights: str, split: tuple[int, int], tmp_path: Path) -> None:
+    make("llama", tmp_path / "m", hidden_size=64, intermediate_size=128)
+    plan = make_plan(describe(tmp_path / "m", read_config(tmp_path / "m")), tensor=split[0], pipeline=split[1])
+    given = batches([prompt(1), prompt(2)])
+    found = run_on(tmp_path / "m", plan, [f"emulated:{rank}" for rank in range(4)], given, weights=weights)
+    # The processor's own numbers, without its products of 8-bit activations.
+    expected = run_on(tmp_path / "m", plan, ["cpu"] * 4, given, weights=weights)
+    assert (found - expected).abs().max() < 1e-4
+
+
+def test_a_slice_is_read_as_packed_and_no_more_memory_is_used(tmp_path: Path, machines: list[Machine]) -> None:
+    make("llama", tmp_path, hidden_size=64, intermediate_size=512)
+    device = open_device("emulated", 1)
+    with Checkpoint(tmp_path, "int4") as checkpoint:
+        weight = checkpoint.tensors["model.layers.0.mlp.down_proj.weight"]
+        matrix = weight.format.pack(weight, even(512, 1, 1, 2, "width"), checkpoint, torch.float32, device.torch_device)
+    assert isinstance(matrix, DeviceMatrix)
+    assert matrix.shape == (64, 256)
+    assert matrix.bytes == 64 * 256 // 2 + 64 * 8 * 2 == machines[0].used
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [*SPLITS, (2, 2)])
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_format_gives_the_logits_of_its_numbers(name: str, split: tuple[int, int], tmp_path: Path) -> None:
+    settings, quantise = MAKERS[name]
+    directory = packed_model(tmp_path / "m", settings, in_products(quantise))
+    plan = make_plan(describe(directory, read_config(directory)), tensor=split[0], pipeline=split[1])
+    prompts = [prompt(1), prompt(2)]
+    found = run_on(directory, plan, [f"emulated:{rank}" for rank in range(4)], batches(prompts))
+    assert (found - expected_logits(tmp_path / "m-plain", prompts)).abs().max() < 1e-4

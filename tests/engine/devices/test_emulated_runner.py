@@ -1,0 +1,116 @@
+"""A rank on an accelerator: what it waits for, different devices in one model, and what happens when memory ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from on_devices import batches, expected_logits, make_runners, prompt, run_on
+from thread_group import Shared, ThreadGroup
+from tiny_models import make
+
+from ferrule.engine.devices import open_device
+from ferrule.engine.devices.emulated.machine import LostDevice, Machine, plug_in
+from ferrule.engine.rank.batch import Batch, Span
+from ferrule.engine.rank.torch_runner import TorchRunner
+from ferrule.engine.source import describe, read_config
+from ferrule.plan import Plan, make_plan
+
+
+@pytest.fixture(autouse=True)
+def machines() -> list[Machine]:
+    open_device("emulated", 1)
+    return [plug_in(Machine(index)) for index in range(2)]
+
+
+def plan_of(directory: Path, tensor: int = 1, pipeline: int = 1) -> Plan:
+    return make_plan(describe(directory, read_config(directory)), tensor=tensor, pipeline=pipeline)
+
+
+def alone(directory: Path, weights: str | None = None) -> TorchRunner:
+    world = ThreadGroup(0, Shared(1))
+    return make_runners(directory, plan_of(directory), ["emulated:0"], "float32", weights, world, [Shared(1)])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_oss", "qwen3_moe", "deepseek_v3", "gemma3_text"])
+def test_one_wait_for_each_token_and_no_copy_but_those_of_the_batch(
+    name: str, tmp_path: Path, machines: list[Machine]
+) -> None:
+    runner, (machine, _) = alone(make(name, tmp_path)), machines
+    for batch in batches([prompt(1), prompt(2)]):
+        machine.waits.clear()
+        before = (machine.timeline.waits, machine.to_host, machine.to_device)
+        runner.run(batch)
+        assert machine.waits == {}, "the host waits for events only"
+        assert machine.timeline.waits - before[0] == 1
+        assert machine.to_host - before[1] == 1, "the logits"
+        assert machine.to_device - before[2] == 3, "tokens, positions, and which logits are wanted"
+
+
+@pytest.mark.parametrize("split", [(2, 1), (1, 2)])
+def test_one_wait_for_each_collective(split: tuple[int, int], tmp_path: Path, machines: list[Machine]) -> None:
+    make("llama", tmp_path)
+    plan = plan_of(tmp_path, *split)
+    run_on(tmp_path, plan, ["emulated:0", "emulated:1"], [])
+    at_load = [machine.timeline.waits for machine in machines]
+    loads = [sum(machine.waits.values()) for machine in machines]
+    machines[:] = [plug_in(Machine(index)) for index in range(2)]
+    given = batches([prompt()])
+    run_on(tmp_path, plan, ["emulated:0", "emulated:1"], given)
+    assert [sum(machine.waits.values()) for machine in machines] == loads, "steps wait for events only"
+    layers = 4
+    # Two sums in a layer and that of the embedding; the head's parts; a stage's hidden states; and the logits.
+    here = [2 * layers + 1 + 1 + 1, 2 * layers + 1 + 1] if split == (2, 1) else [1, 1]
+    steps = [machine.timeline.waits - before for machine, before in zip(machines, at_load, strict=True)]
+    assert steps == [len(given) * each for each in here]
+
+
+@pytest.mark.parametrize("split", [(2, 1), (1, 2)])
+@pytest.mark.parametrize("devices", [["cpu", "emulated:0"], ["emulated:1", "cpu"]])
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_different_devices_in_one_model(
+    devices: list[str], split: tuple[int, int], weights: str | None, tmp_path: Path
+) -> None:
+    make("llama", tmp_path, hidden_size=64, intermediate_size=128)
+    given, plan = batches([prompt(1), prompt(2)]), plan_of(tmp_path, *split)
+    found = run_on(tmp_path, plan, devices, given, weights=weights)
+    expected = run_on(tmp_path, plan, ["cpu", "cpu"], given, weights=weights)
+    assert (found - expected).abs().max() < 1e-4
+    if weights is None:
+        assert (found - expected_logits(tmp_path, [prompt(1), prompt(2)])).abs().max() < 1e-4
+
+
+def test_released_sequences_give_their_memory_back(tmp_path: Path, machines: list[Machine]) -> None:
+    runner = alone(make("llama", tmp_path))
+    runner.run(Batch((Span(1, 0, 3, True),), (5, 6, 7)))
+    runner.run(Batch(released=(1,)))
+    used = machines[0].used
+    for _ in range(3):
+        runner.run(Batch((Span(2, 0, 20, True),), tuple(prompt())))
+        assert machines[0].used > used
+        runner.run(Batch(released=(2,)))
+        assert machines[0].used <= used
+
+
+def test_memory_that_ends_in_a_step_is_told_and_given_back(tmp_path: Path, machines: list[Machine]) -> None:
+    runner = alone(make("llama", tmp_path))
+    runner.run(Batch((Span(1, 0, 3, True),), (5, 6, 7)))
+    runner.run(Batch(released=(1,)))
+    used = machines[0].used
+    machines[0].memory = used + 10_000
+    with pytest.raises(torch.OutOfMemoryError, match="emulated:0 out of memory"):
+        runner.run(Batch((Span(2, 0, 100, True),), (9,) * 100))
+    machines[0].memory = 1 << 30
+    logits = runner.run(Batch((Span(3, 0, 13, True),), tuple(prompt()[:13]), (2,)))
+    assert logits is not None
+    assert (logits - expected_logits(tmp_path, [prompt()])[0]).abs().max() < 1e-4
+    runner.run(Batch(released=(3,)))
+    assert machines[0].used <= used
+
+
+def test_a_device_that_is_lost_ends_the_step(tmp_path: Path, machines: list[Machine]) -> None:
+    runner = alone(make("llama", tmp_path))
+    machines[0].lose("fell off the bus")
+    with pytest.raises(LostDevice, match="emulated:0: fell off the bus"):
+        runner.run(Batch((Span(1, 0, 3, True),), (5, 6, 7)))
