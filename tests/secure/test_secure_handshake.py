@@ -13,6 +13,8 @@ from ferrule.secure.handshake import Status, WrongKey
 from ferrule.secure.tls import Tls, _client_context, _own_certificate, client_opening, server_opening
 
 PLAIN, ENCRYPTED = (None, None), (client_opening, server_opening())
+TLS_HANDSHAKE = b"\x16"
+"""First byte of a record in the clear (RFC 8446, 5.1)."""
 BOTH = pytest.mark.parametrize("openings", [PLAIN, ENCRYPTED], ids=["plain", "encrypted"])
 
 
@@ -91,21 +93,24 @@ def test_a_man_in_the_middle_is_found_out_by_both_ends():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 5), st.floats(0, 0.999), st.integers(1, 255))
 def test_no_byte_of_it_can_be_altered_without_notice(openings, number, where, change):
-    """But in the words for people, which are under no proof before both ends have one."""
+    """But in the words for people, which are under no proof before both ends have one, and in the version that a TLS
+    record tells for the sake of old middleboxes, which RFC 8446 (5.1) has receivers ignore."""
     seen = []
+    benign = []
 
     def flip(name, message):
         seen.append(name)
         if len(seen) - 1 != number:
             return message
         at = int(where * len(message))
+        benign.append(openings == ENCRYPTED and message[:1] == TLS_HANDSHAKE and at in (1, 2))
         return message[:at] + bytes([message[at] ^ change]) + message[at + 1 :]
 
     results = shake(openings, tamper=flip)
     if "client" in results and not isinstance(results["client"], Exception):
         # The verdict's own padding and text: the client goes by the proof in it.
-        assert openings == PLAIN
         assert number >= 3
+        assert openings == PLAIN or any(benign)
 
 
 @pytest.mark.parametrize("openings", [PLAIN, ENCRYPTED], ids=["plain", "encrypted"])

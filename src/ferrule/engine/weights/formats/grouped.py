@@ -134,7 +134,7 @@ class GroupedFormat(ABC):
         from ferrule.engine.weights.device_matrix import pack_on
         from ferrule.engine.weights.matrix import Piece, pack
 
-        if len(weight.shape) != 2:
+        if len(weight.shape) != 2 or device.type == "meta":  # there nothing is read
             return None
         piece, pad = Piece(weight, cut), 0 if cut is None else cut.pad
         if device.type != "cpu":
