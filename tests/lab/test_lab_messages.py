@@ -66,7 +66,7 @@ def test_answers_and_errors_are_told_apart(capsys: pytest.CaptureFixture[str]) -
     log = Path("/somewhere/log")
     assert messages.take(messages.answer({"a": 1}), dict[str, int]) == {"a": 1}
     assert messages.take(messages.answer(None), type(None)) is None
-    assert set(json.loads(messages.answer(None))) == {"answer"}
+    assert set(json.loads(messages.answer(None))) == {"type", "answer"}
     for error, kind in (
         (ConfigError("wrong"), ConfigError),
         (LabError("wrong"), LabError),

@@ -165,7 +165,7 @@ class WantRay(Question[None], frozen=True):
 # Processes
 
 
-class JobBegun(msgspec.Struct, frozen=True):
+class JobBegun(msgspec.Struct, frozen=True, tag=True):
     """``ports``: where the ranks will listen that asked for it, by rank; ``addresses``: of the host."""
 
     ports: dict[int, int]
@@ -222,7 +222,7 @@ class Go(Message, frozen=True):
     pass
 
 
-class StandbyKept(msgspec.Struct, frozen=True):
+class StandbyKept(msgspec.Struct, frozen=True, tag=True):
     """Number of standby processes, and of those that have done their imports."""
 
     kept: int

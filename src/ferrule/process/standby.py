@@ -22,7 +22,7 @@ _CHUNK = 1 << 16
 _MOST_FDS = 3
 
 
-class Order(msgspec.Struct, frozen=True):
+class Order(msgspec.Struct, frozen=True, tag=True):
     """Order to call ``MODULE``'s ``main``: its arguments, and variables to set before."""
 
     arguments: tuple[str, ...]

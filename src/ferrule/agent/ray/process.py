@@ -31,7 +31,7 @@ _ATTEMPTS = 2
 """Ray gives up where its own processes need more than some 15 s to begin, as they may while a model is loaded."""
 
 
-class NodeOrder(msgspec.Struct, frozen=True):
+class NodeOrder(msgspec.Struct, frozen=True, tag=True):
     """Order of the agent, in a line. ``arguments``: of ``ray start``; ``ports``: those that must be free, by what
     listens there; ``log``: a path; ``introduce``: the arguments of `ferrule.agent.ray.introduce`."""
 

@@ -23,7 +23,7 @@ _ALARM_SECONDS = 0.1
 T = TypeVar("T")
 
 
-class Abort(Struct, frozen=True):
+class Abort(Struct, frozen=True, tag=True):
     """The other end gave up, for this reason. Comes instead of any message."""
 
     abort: str

@@ -57,7 +57,7 @@ class Lend(Request, frozen=True):
     terminal: bool
 
 
-class Lent(msgspec.Struct, frozen=True):
+class Lent(msgspec.Struct, tag="lent", frozen=True):
     """``terminal``: its number."""
 
     terminal: int | None
@@ -66,7 +66,7 @@ class Lent(msgspec.Struct, frozen=True):
 LabRequest = Status | Fault | Down | Console | Reboot | Lend
 
 
-class _Reply(msgspec.Struct, omit_defaults=True):
+class _Reply(msgspec.Struct, tag="reply", omit_defaults=True):
     """An answer, or an error with the ``code`` of its kind."""
 
     answer: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET

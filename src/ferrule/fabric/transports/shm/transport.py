@@ -20,7 +20,7 @@ _TYPICAL = Measured(1e-6, 1e-10, 1e-10)
 """Not measured, which would take the group that is being made."""
 
 
-class SegmentOffer(Struct, frozen=True, forbid_unknown_fields=True):
+class SegmentOffer(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Of the rank that creates the segment: where it is, or why there is none."""
 
     place: str = ""
