@@ -50,6 +50,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "links": ("links.app", "Find the cables of this machine, and save what it says about them."),
     "lab": ("lab.app", "Rehearse on emulated machines and cables, all on this one."),
     "driver": ("kmod.app", "The kernel module that makes a USB4 cable an RDMA device."),
+    "self": ("selfcheck", "Check that what Ferrule does with this machine's devices is right, and how fast it is."),
     "config": ("config", "Show the settings, and where each comes from."),
     "bench": ("bench.app", "Measure what this machine can do, beside other libraries."),
 }

@@ -119,13 +119,24 @@ def pack_on(
         for room, some in zip(rooms, _host(groups), strict=True):
             if room is not None and some is not None:
                 room[start:stop].copy_(some)
-    codes, scales, *others = rooms
+    return _made(first, rooms, (rows + pad, columns), dtype)
+
+
+def hold(groups: GroupedMatrix, dtype: torch.dtype, device: torch.device) -> DeviceMatrix:
+    """``groups`` as they are, on a device. ``dtype``: of products."""
+    parts = [None if each is None else each.to(device) for each in _host(groups)]
+    rows, columns = groups.codes.shape
+    return _made(groups, parts, (rows, columns), dtype)
+
+
+def _made(first: GroupedMatrix, parts: list[Tensor | None], shape: tuple[int, int], dtype: torch.dtype) -> DeviceMatrix:
+    codes, scales, *others = parts
     assert codes is not None
     assert scales is not None
     order = None
     if first.order is not None:
-        order = torch.from_numpy(np.where(first.order < 0, columns, first.order)).to(device)
-    return DeviceMatrix(first.layout, Held(codes, scales, *others), (rows + pad, columns), dtype, order)
+        order = torch.from_numpy(np.where(first.order < 0, shape[1], first.order)).to(codes.device)
+    return DeviceMatrix(first.layout, Held(codes, scales, *others), shape, dtype, order)
 
 
 def _host(groups: GroupedMatrix) -> list[Tensor | None]:
