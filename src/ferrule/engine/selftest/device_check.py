@@ -107,7 +107,7 @@ def _products(title: str, device: Device, dtype: torch.dtype) -> Check:
 
 
 def _packed(title: str, device: Device, layout: GroupLayout) -> Check:
-    groups = _random_groups(layout, 2 * _WIDTH, _WIDTH)
+    groups = random_groups(layout, 2 * _WIDTH, _WIDTH)
     matrix: DeviceMatrix = hold(groups, torch.bfloat16, device.torch_device)
     whole = torch.from_numpy(groups.numbers())
     rows = _random(5, _WIDTH)
@@ -144,12 +144,13 @@ def _logits(name: str, weights: str | None) -> tuple[Tensor, float]:
     return torch.stack(found), statistics.median(times[1:])
 
 
-def _random_groups(layout: GroupLayout, rows: int, columns: int) -> GroupedMatrix:
+def random_groups(layout: GroupLayout, rows: int, columns: int) -> GroupedMatrix:
+    """A matrix of this layout, of random codes and scales."""
     random = np.random.default_rng(1)
-    shape, wide = (rows, columns // layout.group), (rows, columns // SUPER)
+    shape, wide = (rows, columns // (layout.group or columns)), (rows, columns // SUPER)
     codes = random.integers(0, 1 << layout.bits, (rows, columns), dtype=np.uint8)
-    if layout.values == "e4m3":
-        codes &= np.uint8(0x77)  # no NaN
+    if layout.values in ("e4m3", "e5m2"):
+        codes &= np.uint8(0x77)  # no NaN, and nothing infinite
     if layout.nested:
         times, supers = SUPER // layout.group, np.exp2(random.integers(-12, -8, wide)).astype(np.float32)
         scales = random.integers(1, 64, shape).astype(np.float32) * np.repeat(supers, times, axis=1)

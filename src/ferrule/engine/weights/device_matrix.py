@@ -1,4 +1,5 @@
-"""Packed matrices in a device's own memory, multiplied by torch's operations: some rows at a time become numbers.
+"""Packed matrices in a device's own memory. Where Triton has no kernel for the device (`triton_product`), torch's
+operations multiply by them: some rows at a time become numbers.
 
 Codes lie as on the processor in groups of columns, two to a byte where they have at most 4 bits; scales as the format
 stores them. The numbers follow by `GroupedMatrix.numbers`' formula in float32, to the last bit.
@@ -7,7 +8,9 @@ stores them. The numbers follow by `GroupedMatrix.numbers`' formula in float32, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -48,22 +51,27 @@ class Held:
 
 
 class DeviceMatrix(Packed):
-    """A packed weight on a device. ``dtype``: of products."""
+    """A packed weight on a device. ``dtype``: of products. ``columns``: as they are stored, which an order may fill up;
+    ``values``: those that codes stand for, None for integers."""
 
     def __init__(
         self, layout: GroupLayout, held: Held, shape: tuple[int, int], dtype: torch.dtype, order: Tensor | None = None
     ) -> None:
         self.layout, self.held, self.dtype = layout, held, dtype
         self.shape, self.device = torch.Size(shape), held.codes.device
+        self.columns = held.codes.shape[1] * (2 if layout.bits <= 4 else 1)
         self._order = order
         values = VALUES.get(layout.values)
-        self._values = None if values is None else torch.from_numpy(values).to(self.device)
+        self.values = None if values is None else torch.from_numpy(values).to(self.device)
+        self._kernel = _kernel_for(self)
         sizes = [each.numel() * each.element_size() for each in held.parts()]
         self.bytes = sum(sizes) + (0 if order is None else order.numel() * order.element_size())
 
     def multiply(self, x: Tensor) -> Tensor:
         if self._order is not None:
             x = functional.pad(x, (0, 1)).index_select(-1, self._order)  # -1 became the column of zeros
+        if self._kernel is not None:
+            return self._kernel(self, x)
         step = max(1, _AT_ONCE // max(1, x.shape[-1]))
         parts = [functional.linear(x, self._numbers(a, a + step).to(x.dtype)) for a in range(0, self.shape[0], step)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
@@ -75,7 +83,7 @@ class DeviceMatrix(Packed):
         rows = codes.shape[0]
         if layout.bits <= 4:
             codes = torch.stack((codes & 15, codes >> 4), dim=-1).reshape(rows, -1)
-        numbers = codes.float() if self._values is None else self._values[codes.int()]
+        numbers = codes.float() if self.values is None else self.values[codes.int()]
         numbers = numbers.reshape(rows, held.scales.shape[1], -1)
         if layout.zero:
             numbers = numbers - layout.zero
@@ -86,6 +94,15 @@ class DeviceMatrix(Packed):
                 offsets = offsets * -_whole(held.scales, None, start, stop)
             numbers = numbers + offsets.unsqueeze(-1)
         return numbers.reshape(rows, -1)
+
+
+def _kernel_for(matrix: DeviceMatrix) -> Callable[[DeviceMatrix, Tensor], Tensor] | None:
+    """A product without numbers on the way, where there is one for the device and the matrix."""
+    if matrix.device.type not in ("cuda", "xpu") or find_spec("triton") is None:
+        return None
+    from ferrule.engine.weights import triton_product
+
+    return triton_product.multiply if triton_product.fits(matrix) else None
 
 
 def _whole(scales: Tensor, supers: Tensor | None, start: int, stop: int) -> Tensor:
