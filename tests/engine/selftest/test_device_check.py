@@ -31,6 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return plug_in(Machine(0))
 
 
+@pytest.mark.slow
 def test_a_device_that_is_right(small: Machine) -> None:
     seen: list[Check] = []
     report = check_device("emulated", seen.append)
@@ -44,6 +45,7 @@ def test_a_device_that_is_right(small: Machine) -> None:
     assert small.used == 0, "all is given back"
 
 
+@pytest.mark.slow
 def test_wrong_products_are_seen_and_the_others_are_not_blamed(small: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     right = DeviceMatrix.multiply
     monkeypatch.setattr(DeviceMatrix, "multiply", lambda self, x: right(self, x) * 1.01)

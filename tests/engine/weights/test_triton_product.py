@@ -17,7 +17,10 @@ from ferrule.engine.selftest.device_check import random_groups
 from ferrule.engine.weights.device_matrix import hold
 from ferrule.model.packing import GroupLayout
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
+]
 
 HERE = Path(__file__).parent
 
@@ -51,7 +54,6 @@ def test_groups_that_are_no_power_of_two_are_left_to_torch(group: int, takes: bo
     assert fits(hold(groups, torch.float32, torch.device("cpu"))) == takes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "architecture"),
     [("cuda", "80"), ("cuda", "90"), ("cuda", "121"), ("hip", "gfx1100"), ("hip", "gfx1151")],
