@@ -19,7 +19,7 @@ PACKAGES = "/opt/python"
 PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 """Packages that a guest's Python needs to run tests."""
 
-_BROUGHT_ALONG = {"ferrule": ("msgspec", "platformdirs")}
+_BROUGHT_ALONG = {"ferrule": ("msgspec", "platformdirs", "cryptography", "_cffi_backend")}
 """Packages without which the rooms that guests use cannot be imported."""
 
 _NOT_IN_GUEST = {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "ensurepip", "lib2to3"}
