@@ -98,6 +98,7 @@ def test_numbers_on_the_device_are_those_of_the_format(name: str) -> None:
     assert matrix.bytes < 24 * 512 * (0.8 if layout.bits <= 4 else 1.4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_weights_quantised_on_load_are_held_packed(weights: str, split: tuple[int, int], tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from ferrule.engine.source import describe, read_config
 from ferrule.plan import make_plan
 
 SPLITS = [(1, 1), (2, 1), (1, 2), (2, 2)]
+LATE, SHUFFLED = None, 0
+"""Seeds: everything as late as possible, or in an order of its own."""
 
 
-@pytest.fixture(autouse=True, params=[None, 0], ids=["late", "shuffled"])
-def machines(request: pytest.FixtureRequest) -> list[Machine]:
-    """Accelerators that do everything as late as possible, or in an order of their own."""
+def plug_in_all(seed: int | None) -> None:
     open_device("emulated", 1)
-    return [plug_in(Machine(index, seed=request.param)) for index in range(4)]
+    for index in range(4):
+        plug_in(Machine(index, seed=seed))
 
 
 def check(name: str, directory: Path, tensor: int, pipeline: int) -> None:
@@ -31,7 +32,14 @@ def check(name: str, directory: Path, tensor: int, pipeline: int) -> None:
     assert (found - expected_logits(directory, prompts)).abs().max() < 1e-4, name
 
 
-def test_logits_equal_those_of_one_processor(tmp_path: Path) -> None:
+def splits_of(directory: Path) -> list[tuple[int, int]]:
+    refused = describe(directory, read_config(directory)).pipeline_refusal is not None
+    return [split for split in SPLITS if split[1] == 1 or not refused]
+
+
+@pytest.mark.parametrize("seed", [LATE, SHUFFLED])
+def test_logits_equal_those_of_one_processor(seed: int | None, tmp_path: Path) -> None:
+    plug_in_all(seed)
     check("llama", make("llama", tmp_path), 2, 2)
 
 
@@ -39,6 +47,15 @@ def test_logits_equal_those_of_one_processor(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_equal_those_of_one_processor_for_every_architecture(name: str, tmp_path: Path) -> None:
     make(name, tmp_path)
-    for tensor, pipeline in SPLITS:
-        if pipeline == 1 or describe(tmp_path, read_config(tmp_path)).pipeline_refusal is None:
-            check(name, tmp_path, tensor, pipeline)
+    plug_in_all(LATE)
+    check(name, tmp_path, *splits_of(tmp_path)[-1])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [LATE, SHUFFLED])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_split_of_every_architecture(name: str, seed: int | None, tmp_path: Path) -> None:
+    make(name, tmp_path)
+    for split in splits_of(tmp_path):
+        plug_in_all(seed)
+        check(name, tmp_path, *split)

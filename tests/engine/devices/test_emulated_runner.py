@@ -33,7 +33,16 @@ def alone(directory: Path, weights: str | None = None) -> TorchRunner:
     return make_runners(directory, plan_of(directory), ["emulated:0"], "float32", weights, world, [Shared(1)])
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_oss", "qwen3_moe", "deepseek_v3", "gemma3_text"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gpt_oss", "qwen3_moe", "deepseek_v3", "gemma3_text")
+        ),
+    ],
+)
 def test_one_wait_for_each_token_and_no_copy_but_those_of_the_batch(
     name: str, tmp_path: Path, machines: list[Machine]
 ) -> None:
@@ -66,6 +75,7 @@ def test_one_wait_for_each_collective(split: tuple[int, int], tmp_path: Path, ma
     assert steps == [len(given) * each for each in here]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [(2, 1), (1, 2)])
 @pytest.mark.parametrize("devices", [["cpu", "emulated:0"], ["emulated:1", "cpu"]])
 @pytest.mark.parametrize("weights", [None, "int8"])

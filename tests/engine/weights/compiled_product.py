@@ -13,12 +13,9 @@ from ferrule.model.packing import SUPER
 
 NAMES = ("x", "codes", "table", "scales", "offsets", "supers", "super_offsets", "y", "rows", "outputs", "columns")
 KINDS = [  # four bits, table, offsets, nested, group, rows of a block
-    (True, False, NO_OFFSETS, False, 32, 16),
     (True, False, OFFSETS, True, 32, 16),
     (True, False, ZERO_POINTS, False, 128, 64),
-    (False, True, NO_OFFSETS, False, 128, 16),
-    (False, False, NO_OFFSETS, True, 16, 16),
-    (False, False, NO_OFFSETS, False, 4096, 64),
+    (False, True, NO_OFFSETS, False, 4096, 16),
 ]
 
 

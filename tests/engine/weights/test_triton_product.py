@@ -60,5 +60,5 @@ def test_groups_that_are_no_power_of_two_are_left_to_torch(group: int, takes: bo
 )
 def test_it_compiles_for_gpus_that_are_not_here(backend: str, architecture: str) -> None:
     sizes = [int(line) for line in run("compiled_product.py", backend, architecture).split()]
-    assert len(sizes) == 6
+    assert len(sizes) == 3
     assert min(sizes) > 1000
