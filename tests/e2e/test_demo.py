@@ -69,11 +69,12 @@ def test_a_streamed_chat_is_what_one_process_would_say(demo: Server) -> None:
 
 
 def test_requests_at_once_are_batched_and_answered_as_if_alone(demo: Server) -> None:
+    """Answers are long enough to be seen together on a busy machine, where asking for health takes a while."""
     prompts = [f"The {word} module" for word in ("os", "json", "random", "string", "socket", "time")]
 
     def ask(prompt: str) -> str:
         answer = demo.client().completions.create(
-            model="ferrule-demo", prompt=prompt, max_tokens=96, temperature=0, extra_body={"ignore_eos": True}
+            model="ferrule-demo", prompt=prompt, max_tokens=400, temperature=0, extra_body={"ignore_eos": True}
         )
         return answer.choices[0].text
 
