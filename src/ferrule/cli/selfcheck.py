@@ -39,7 +39,7 @@ def check(
 ) -> None:
     """Try all that ranks do with a device, against the processor. It takes a few minutes, and no network.
 
-    A report from hardware that nobody has tried yet is welcome in an issue: it tells which GPU, torch and system, and
+    A report from hardware that has none yet is welcome in an issue: it tells which GPU, torch and system, and
     nothing of the user.
     """
     require("serve", "ferrule self check")

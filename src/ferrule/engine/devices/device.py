@@ -67,8 +67,8 @@ class Event(Protocol):
         ...
 
 
-class Copier(Protocol):
-    """Copies between a device that has memory of its own and the host, in the order of its other work."""
+class Copier(Device, Protocol):
+    """A device with memory of its own, which copies between that and the host in the order of its other work."""
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Host memory that the device reads and writes by itself."""

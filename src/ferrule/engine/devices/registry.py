@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ferrule.engine.device_names import AUTO, CPU, parse_device
-from ferrule.engine.devices.accelerator import TorchAccelerator, accelerators
+from ferrule.engine.devices.accelerator import BUILDS, TorchAccelerator, accelerators
 from ferrule.engine.devices.cpu import CpuDevice
 from ferrule.engine.devices.device import Device
 
@@ -37,10 +37,9 @@ def _emulated(number: int, threads: int) -> Device:
     return EmulatedDevice(number)
 
 
-ACCELERATORS = ("cuda", "xpu", "mps")
 DEVICES = {
     CPU: DeviceKind(lambda number, threads: CpuDevice(threads), lambda: 1, pinned=True),
-    **{kind: _accelerator(kind) for kind in ACCELERATORS},
+    **{kind: _accelerator(kind) for kind in BUILDS},
     "emulated": DeviceKind(_emulated, lambda: MOST_EMULATED),
 }
 
@@ -49,7 +48,7 @@ def find_device(name: str, place: int) -> str:
     """``name`` with a number: for rank ``place`` of those on this machine that want one, in turn. ``auto`` is
     an accelerator that torch finds here, or else the processor. Raises `ConfigError` where there is no such device."""
     if name == AUTO:
-        name = next((kind for kind in ACCELERATORS if DEVICES[kind].count()), CPU)
+        name = next((kind for kind in BUILDS if DEVICES[kind].count()), CPU)
     kind, number = parse_device(name)
     count = DEVICES[kind].count()
     if number is None:

@@ -6,7 +6,6 @@ so, large tensors are reduced in pieces: while one is on the wire the next ones 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ferrule.engine.devices.device import Copier, RankGroup
@@ -26,7 +25,7 @@ class StagedGroup:
 
     def all_reduce(self, x: Tensor, /) -> Tensor:
         if not self._in_pieces:
-            host = self._downloaded(x)
+            host = self._copier.download(x)
             self._ranks.all_reduce(host)
             return x.copy_(host, non_blocking=True)
         flat = x.view(-1)
@@ -44,25 +43,16 @@ class StagedGroup:
         return x
 
     def all_gather(self, x: Tensor, /) -> Tensor:
-        return self._uploaded(self._ranks.all_gather(self._downloaded(x)), x)
+        return self._copier.upload(self._ranks.all_gather(self._copier.download(x)))
 
     def gather(self, x: Tensor, root: int, /) -> Tensor | None:
-        joined = self._ranks.gather(self._downloaded(x), root)
-        return None if joined is None else self._uploaded(joined, x)
+        joined = self._ranks.gather(self._copier.download(x), root)
+        return None if joined is None else self._copier.upload(joined)
 
     def send(self, x: Tensor, dst: int, /) -> None:
-        self._ranks.send(self._downloaded(x), dst)
+        self._ranks.send(self._copier.download(x), dst)
 
     def recv(self, x: Tensor, src: int, /) -> Tensor:
         host = self._copier.pinned(tuple(x.shape), x.dtype)
         self._ranks.recv(host, src)
         return x.copy_(host, non_blocking=True)
-
-    def _downloaded(self, x: Tensor) -> Tensor:
-        host = self._copier.pinned(tuple(x.shape), x.dtype).copy_(x, non_blocking=True)
-        self._copier.record().synchronize()
-        return host
-
-    def _uploaded(self, joined: Tensor, like: Tensor) -> Tensor:
-        host = self._copier.pinned(tuple(joined.shape), joined.dtype).copy_(joined)
-        return torch.empty(joined.shape, dtype=joined.dtype, device=like.device).copy_(host, non_blocking=True)

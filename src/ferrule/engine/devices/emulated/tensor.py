@@ -171,7 +171,7 @@ def _computed(func: Any, args: Any, kwargs: Any, owner: Machine) -> Any:
     def made_of(shape: Any) -> Any:
         if not isinstance(shape, Tensor):
             return shape
-        return EmulatedTensor(owner.allocate(shape.shape, shape.stride(), shape.dtype), owner)
+        return _fresh(shape, owner)
 
     made = tree_map(made_of, shapes)
     into = [each.cells for each in tree_leaves(made) if isinstance(each, EmulatedTensor)]
@@ -186,9 +186,15 @@ def _computed(func: Any, args: Any, kwargs: Any, owner: Machine) -> Any:
     return made
 
 
+def _fresh(like: Tensor, owner: Machine) -> EmulatedTensor:
+    """Memory for a tensor of this shape and type."""
+    return EmulatedTensor(owner.allocate(like.shape, like.stride(), like.dtype), owner)
+
+
 def _held(found: Tensor, owner: Machine) -> EmulatedTensor:
-    cells = owner.allocate(found.shape, found.stride(), found.dtype)
-    return EmulatedTensor(cells.copy_(found), owner)
+    made = _fresh(found, owner)
+    made.cells.copy_(found)
+    return made
 
 
 def _wrapped(found: Any, owner: Machine) -> Any:
@@ -218,17 +224,14 @@ def _owner(device: torch.device | None) -> Machine:
 
 
 def _empty(size: Iterable[int], *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
-    shape = torch.empty(tuple(size), dtype=dtype, device="meta")
-    owner = _owner(device)
-    return EmulatedTensor(owner.allocate(shape.shape, shape.stride(), shape.dtype), owner)
+    return _fresh(torch.empty(tuple(size), dtype=dtype, device="meta"), _owner(device))
 
 
 def _empty_strided(
     size: Iterable[int], stride: Iterable[int], *, dtype: Any = None, device: Any = None, **_: Any
 ) -> Tensor:
-    owner = _owner(device)
-    dtype = dtype or torch.get_default_dtype()
-    return EmulatedTensor(owner.allocate(torch.Size(size), tuple(stride), dtype), owner)
+    shape = torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device="meta")
+    return _fresh(shape, _owner(device))
 
 
 def _counted(func: Any) -> Callable[..., Tensor]:
@@ -237,8 +240,7 @@ def _counted(func: Any) -> Callable[..., Tensor]:
     def made(*args: Any, device: Any = None, pin_memory: Any = None, layout: Any = None, **kwargs: Any) -> Tensor:
         owner = _owner(device)
         owner.launches += 1
-        shape = func(*args, device="meta", **kwargs)
-        found = EmulatedTensor(owner.allocate(shape.shape, shape.stride(), shape.dtype), owner)
+        found = _fresh(func(*args, device="meta", **kwargs), owner)
         owner.start(lambda: found.cells.copy_(func(*args, **kwargs)))
         return found
 
