@@ -1,4 +1,4 @@
-"""A model that is served by ranks on accelerators, and on different devices, answers as one on processors."""
+"""A device that is asked for and not there (answers of devices: test_served_faults.py)."""
 
 from __future__ import annotations
 
@@ -7,35 +7,8 @@ import sys
 
 import pytest
 import torch
-from server_process import Server, start_server
 
 pytestmark = pytest.mark.slow
-
-QUESTION = [{"role": "user", "content": "What does json.dumps do?"}]
-
-
-def answer(server: Server) -> str:
-    found = server.client().chat.completions.create(
-        model="ferrule-demo",
-        messages=QUESTION,  # type: ignore[arg-type]
-        temperature=0,
-        max_tokens=32,
-    )
-    assert found.choices[0].message.content
-    return found.choices[0].message.content
-
-
-@pytest.mark.parametrize("devices", ["emulated", "cpu,emulated"])
-def test_the_answer_is_that_of_processors(devices: str) -> None:
-    texts = []
-    for device in ("cpu", devices):
-        server = start_server("--demo", "--dtype", "float32", "--device", device)
-        try:
-            texts.append(answer(server))
-            assert server.output.count("emulated:0") == (device != "cpu")
-        finally:
-            server.stop()
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.skipif(torch.xpu.is_available(), reason="this machine has an Intel GPU")

@@ -29,14 +29,16 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def ask(server: Server, kind: str, disturb: Callable[[], object] | None = None) -> list[tuple[Any, ...]]:
-    """A streamed answer of 200 tokens, event by event; after half of them something happens."""
+def ask(
+    server: Server, kind: str, disturb: Callable[[], object] | None = None, tokens: int = 200
+) -> list[tuple[Any, ...]]:
+    """A streamed answer, event by event; after half of its tokens something happens."""
     fields = {**QUESTIONS[kind]}
     extra = {"ignore_eos": True, **fields.pop("extra_body", {})}
     stream = server.client(timeout=90).completions.create(
         model="ferrule-demo",
         prompt="def main(",
-        max_tokens=200,
+        max_tokens=tokens,
         stream=True,
         stream_options={"include_usage": True},
         extra_body=extra,
@@ -49,7 +51,7 @@ def ask(server: Server, kind: str, disturb: Callable[[], object] | None = None) 
             continue
         choice = chunk.choices[0]
         found.append((choice.text, choice.finish_reason, choice.logprobs.tokens if choice.logprobs else None))
-        if disturb is not None and len(found) == 100:
+        if disturb is not None and len(found) == tokens // 2:
             disturb()
     return found
 
@@ -92,6 +94,25 @@ def test_answers_go_on_after_ranks_were_killed_or_stopped(steady_demo: Server) -
         assert not any(rank.is_running() for rank in ranks)
         assert not standby or server.ranks() == standby
     assert server.output.count("1 interrupted requests go on") == len(cases)
+
+
+def test_answers_on_different_devices_are_those_of_processors_and_outlive_a_device(demo: Server) -> None:
+    server = start_server("--demo", "--tp", "2", "--device", "cpu,emulated", "--dtype", "float32")
+    try:
+        assert "emulated:0" in server.output
+        whole = ask(server, "greedy", tokens=40)
+        assert whole == ask(demo, "greedy", tokens=40)
+        faults = ((signal.SIGUSR1, "fell off the bus"), (signal.SIGUSR2, "out of memory"))
+        for count, (number, words) in enumerate(faults, start=1):
+            ranks = server.ranks()
+            assert ask(server, "greedy", partial(strike, ranks[1:], number), tokens=40) == whole
+            health = server.health().json()
+            assert health["recoveries"] == count
+            assert words in health["last_recovery"]["cause"]
+            assert "rank 1" in health["last_recovery"]["cause"]
+            assert not any(rank.is_running() for rank in ranks)
+    finally:
+        server.stop()
 
 
 def test_a_cut_cable_is_a_pause_and_until_then_says_what_is_missing(emulated_hosts: None) -> None:

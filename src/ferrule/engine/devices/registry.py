@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,9 +33,12 @@ def _accelerator(kind: str) -> DeviceKind:
 
 
 def _emulated(number: int, threads: int) -> Device:
-    from ferrule.engine.devices.emulated.device import EmulatedDevice  # registers a device with torch
+    from ferrule.engine.devices.emulated.device import EmulatedDevice, fail_on_signals  # registers a device with torch
 
-    return EmulatedDevice(number)
+    device = EmulatedDevice(number)
+    if threading.current_thread() is threading.main_thread():
+        fail_on_signals(device.machine)
+    return device
 
 
 DEVICES = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from ferrule.engine.devices.device import Event
-from ferrule.engine.devices.emulated.machine import machine
+from ferrule.engine.devices.emulated.machine import Machine, machine
 from ferrule.engine.devices.emulated.tensor import NAME, register
 from ferrule.engine.devices.staged import StagedDevice
 
@@ -36,3 +37,9 @@ class EmulatedDevice(StagedDevice):
 
     def memory_free(self) -> int:
         return self.machine.memory - self.machine.used
+
+
+def fail_on_signals(emulated: Machine) -> None:
+    """Lose ``emulated`` on SIGUSR1, and let it have no free memory from SIGUSR2 on: faults for a process that runs."""
+    signal.signal(signal.SIGUSR1, lambda *_: emulated.lose("fell off the bus (SIGUSR1)"))
+    signal.signal(signal.SIGUSR2, lambda *_: emulated.fill())

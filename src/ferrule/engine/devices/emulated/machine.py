@@ -44,6 +44,10 @@ class Machine:
         for stream in self.timeline.streams:
             stream.waiting.clear()
 
+    def fill(self) -> None:
+        """From now on nothing more can be allocated beyond what is in use."""
+        self.memory = self.used
+
     def start(self, work: Callable[[], object]) -> None:
         """Have ``work`` done on the current stream, some time."""
 
