@@ -1,7 +1,7 @@
 """Weights in the built-in engine's memory: bytes of each tensor on a rank with a share of it, exactly.
 
 Families with step programs have matrices in blocks (`packing`) and all else as float32; what runs through transformers'
-modules has plain tensors, of which only linear layers are packed.
+modules has plain tensors, of which only linear layers and experts are packed.
 """
 
 from __future__ import annotations
@@ -97,6 +97,6 @@ def _by_row(packing: Packing | None, columns: int) -> Packing | None:
 
 
 def _linear(name: str, told: Tensors, kind: Kind | Place) -> bool:
-    """Whether a linear layer of transformers' modules multiplies by the packed weight."""
+    """Whether a linear layer or the experts of transformers' modules multiply by the packed weight."""
     chooses = is_router(name) and "shared_expert_gate" not in name
-    return told.packing is not None and kind not in ("routed", "embedding") and not chooses
+    return told.packing is not None and kind != "embedding" and not chooses

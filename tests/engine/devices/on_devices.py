@@ -61,12 +61,15 @@ def run_on(
     given: Sequence[Batch],
     dtype: str = "float32",
     weights: str | None = None,
+    runners: list[TorchRunner] | None = None,
 ) -> torch.Tensor:
-    """The driver's logits after each of ``given``, stacked."""
+    """The driver's logits after each of ``given``, stacked. The runners are added to ``runners``."""
     stages = [Shared(plan.tensor) for _ in range(plan.pipeline)]
 
     def rank(world: ThreadGroup) -> list[torch.Tensor]:
         runner = make_runners(directory, plan, devices, dtype, weights, world, stages)
+        if runners is not None:
+            runners.append(runner)
         return [logits for batch in given if (logits := runner.run(batch)) is not None]
 
     found = run_ranks(plan.world_size, rank)[plan.driver]

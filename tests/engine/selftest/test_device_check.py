@@ -37,7 +37,7 @@ def test_a_device_that_is_right(small: Machine) -> None:
     report = check_device("emulated", seen.append)
     assert report.ok, [check for check in report.checks if not check.ok]
     assert tuple(seen) == report.checks
-    assert {"copies", "products in bfloat16", "packed weights: Q4_K", "the embedded model, int4"} <= {
+    assert {"copies", "products in bfloat16", "packed weights: Q4_K", "packed experts", "the embedded model, int4"} <= {
         check.name for check in report.checks
     }
     assert report.title == "emulated:0"

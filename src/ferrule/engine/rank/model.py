@@ -14,11 +14,13 @@ from ferrule.engine.architectures import mask_windows, plan_of
 from ferrule.engine.devices import Device, RankGroup
 from ferrule.engine.rank import attention
 from ferrule.engine.rank.kv_cache import KVCache
-from ferrule.engine.rank.layers import PassThrough, StageInput, multiplies
+from ferrule.engine.rank.layers import PassThrough, StageInput
+from ferrule.engine.rank.packed import PACKS
 from ferrule.engine.rank.tensor_parallel import TensorParallel
 from ferrule.engine.source import read_config, saved_dtype
 from ferrule.engine.weights.checkpoint import Checkpoint, check_border
-from ferrule.engine.weights.loading import BytesRead, Recipe, load, recipes, whole_weight
+from ferrule.engine.weights.loading import BytesRead, load, recipes, whole_weight
+from ferrule.engine.weights.pieces import Recipe
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError, PlanError
 from ferrule.plan import Shard
@@ -85,7 +87,7 @@ class Blueprint:
 
     def fill(self, checkpoint: Checkpoint, on_bytes: BytesRead, device: torch.device) -> int:
         """Read this part; see `loading.load`."""
-        return load(self.model, self.made_of, self.slicings, self.aliases, checkpoint, on_bytes, device, multiplies)
+        return load(self.model, self.made_of, self.slicings, self.aliases, checkpoint, on_bytes, device, PACKS)
 
 
 def blueprint(directory: Path, dtype: str, shard: Shard, group: RankGroup, checkpoint: Checkpoint) -> Blueprint:

@@ -8,7 +8,7 @@ this rank holds are read; any other conversion is done on the whole tensors by t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,19 +25,24 @@ from transformers.core_model_loading import (
 
 from ferrule.engine.weights.checkpoint import Checkpoint, some
 from ferrule.engine.weights.formats import Weight
+from ferrule.engine.weights.formats.packed import Packed, PackedStack
+from ferrule.engine.weights.pieces import Recipe, within
 from ferrule.engine.weights.slicing import Slicing
+from ferrule.engine.weights.stack import pack_stack
 from ferrule.errors import ModelError
 
 BytesRead = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all)."""
 
 
-@dataclass
-class Recipe:
-    """Recipe of one parameter: the keys of each source pattern, in order, and the conversion (None: a plain key)."""
+@dataclass(frozen=True)
+class Packs:
+    """Modules that can do with packed weights: ``products`` only multiply by their ``weight``; ``experts`` have stacks
+    of matrices, and compute with packed ones after ``run_experts``."""
 
-    converter: Any = None
-    sources: dict[str, list[str]] = field(default_factory=dict)
+    products: Callable[[nn.Module], bool]
+    experts: Callable[[nn.Module], bool]
+    run_experts: Callable[[nn.Module], None]
 
 
 def recipes(model: Any, keys: list[str]) -> dict[str, Recipe]:
@@ -70,13 +75,12 @@ def load(
     checkpoint: Checkpoint,
     on_bytes: BytesRead,
     device: torch.device,
-    multiplies: Callable[[nn.Module], bool],
+    packs: Packs,
 ) -> int:
     """Give every parameter and persistent buffer of ``model`` memory and its slice of the checkpoint.
 
-    ``aliases`` maps a parameter's name in ``model`` to its name in ``made_of`` where they differ. ``multiplies``:
-    whether a module only multiplies by its weight, which then may be packed. Returns the bytes held. Raises
-    `ModelError` where a tensor is missing or has another shape than the architecture says.
+    ``aliases`` maps a parameter's name in ``model`` to its name in ``made_of`` where they differ. Returns the bytes
+    held. Raises `ModelError` where a tensor is missing or has another shape than the architecture says.
     """
     wanted = dict(targets(model))
     check_complete([aliases.get(name, name) for name in wanted], made_of, checkpoint)
@@ -87,14 +91,21 @@ def load(
         source, cut = aliases.get(name, name), slicings.get(name)
         recipe = made_of[source]
         parent, _, leaf = name.rpartition(".")
-        weight = whole_weight(recipe, checkpoint) if leaf == "weight" else None
-        packed = None
-        if weight is not None and multiplies(module := model.get_submodule(parent)):
-            packed = weight.format.pack(weight, cut, checkpoint, empty.dtype, device)
+        module = model.get_submodule(parent)
+        packed: Packed | PackedStack | None = None
+        if leaf == "weight" and packs.products(module):
+            weight = whole_weight(recipe, checkpoint)
+            packed = None if weight is None else weight.format.pack(weight, cut, checkpoint, empty.dtype, device)
+        elif empty.dim() == 3 and packs.experts(module):
+            turned = bool(module.is_transposed)
+            packed = pack_stack(recipe, cut, empty.shape[0], turned, checkpoint, empty.dtype, device)
+            if packed is not None:
+                empty = empty.transpose(1, 2) if turned else empty
+                packs.run_experts(module)
         if packed is not None:
             check_shape(packed.shape, empty, source, checkpoint)
             del module._parameters[leaf]
-            module.weight = packed  # type: ignore[assignment]
+            setattr(module, leaf, packed)
             held_bytes += packed.bytes
         else:
             _check_fits(empty, source, recipe, cut, checkpoint)  # no memory for what a wrong configuration says
@@ -253,18 +264,6 @@ def _fill_stacked(held: Tensor, recipe: Recipe, cut: Slicing | None, joined_dim:
             offset += shape[along]
         if cut is not None and cut.dim == joined_dim and offset != cut.of:
             raise RuntimeError(f"expected {cut.of} rows an expert, the checkpoint has {offset}")
-
-
-def within(cut: Slicing | None, joined_dim: int, offset: int, shape: tuple[int, ...]) -> Slicing | None:
-    """The part of ``cut`` (of a stacked, joined parameter) that falls into the source at ``offset`` of the joint."""
-    if cut is None or cut.dim == 0:
-        return None
-    if cut.dim != joined_dim:
-        return Slicing(cut.dim - 1, cut.of, cut.ranges)
-    end = offset + shape[joined_dim - 1]
-    clipped = [(max(start, offset) - offset, min(stop, end) - offset) for start, stop in cut.ranges]
-    ranges = tuple((start, stop) for start, stop in clipped if start < stop)
-    return Slicing(joined_dim - 1, shape[joined_dim - 1], ranges)
 
 
 def _fill_converted(
