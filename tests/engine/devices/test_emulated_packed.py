@@ -135,7 +135,7 @@ def test_every_format_gives_the_logits_of_its_numbers(name: str, split: tuple[in
     assert (found - expected_logits(tmp_path / "m-plain", prompts)).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("experts", [4, 64])
+@pytest.mark.parametrize("experts", [4, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
 def test_experts_stay_packed_and_give_the_logits_of_their_numbers(
     device: str, experts: int, tmp_path: Path, machines: list[Machine]
