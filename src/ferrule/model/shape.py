@@ -63,6 +63,11 @@ class Shape:
     multimodal: bool
     other_layers: tuple[str, ...]
 
+    @property
+    def named(self) -> str:
+        """The family, in messages."""
+        return f"model_type {self.model_type!r}" if self.model_type else f"{self.architecture} (without a model_type)"
+
     def has(self, rule: bool | str) -> bool:
         return self.family.has(rule, self.fields.data)
 
