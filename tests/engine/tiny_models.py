@@ -129,6 +129,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "laurel_rank": 8,
         "altup_num_inputs": 2,
     },
+    "llama4_text": {
+        "intermediate_size": 32,
+        "intermediate_size_mlp": 96,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layer_interval": 2,
+        "attention_chunk_size": 6,
+        "floor_scale": 4,
+    },
     "cohere": {"use_qk_norm": True, "tie_word_embeddings": True},
     "granite": {
         "embedding_multiplier": 3.0,

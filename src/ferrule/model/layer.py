@@ -13,7 +13,7 @@ VECTOR = 16
 """The built-in engine fills values up to so many numbers."""
 
 Kind = Literal["attention", "key_value", "dense", "routed", "shared", "norm", "other"]
-AttentionKind = Literal["full", "sliding", "latent"]
+AttentionKind = Literal["full", "sliding", "chunked", "latent"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ class AttentionSpec:
     """One layer's attention.
 
     ``key_width`` and ``value_width``: numbers per head as attention sees them (latent attention: expanded).
-    ``window``: how many tokens back a token sees, itself included; None: all. ``latent_width``: numbers per token
+    ``window``: how many tokens back a token sees, itself included; None: all. Of chunked attention (Llama 4) it is the
+    chunk, the most that a token sees. ``latent_width``: numbers per token
     that latent attention (DeepSeek-V2, 2024) must keep: the latent and the rotary part of the key; ``latent_rank``:
     those of them that also stand for the value. ``latents_kept``: the built-in engine keeps latents, those that stand
     for the value twice, or (False) keys and values expanded by head. ``shared_cache``: reads the keys and values of an

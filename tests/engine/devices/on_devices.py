@@ -63,11 +63,24 @@ def run_on(
     weights: str | None = None,
 ) -> torch.Tensor:
     """The driver's logits after each of ``given``, stacked."""
+    found = logits_of(directory, plan, devices, given, dtype, weights)
+    return torch.stack(found) if found else torch.empty(0)
+
+
+def logits_of(
+    directory: Path,
+    plan: Plan,
+    devices: Sequence[str],
+    given: Sequence[Batch],
+    dtype: str = "float32",
+    weights: str | None = None,
+) -> list[torch.Tensor]:
+    """The driver's logits after each of ``given``."""
     stages = [Shared(plan.tensor) for _ in range(plan.pipeline)]
 
     def rank(world: ThreadGroup) -> list[torch.Tensor]:
         runner = make_runners(directory, plan, devices, dtype, weights, world, stages)
         return [logits for batch in given if (logits := runner.run(batch)) is not None]
 
-    found = run_ranks(plan.world_size, rank)[plan.driver]
-    return torch.stack(found) if found else torch.empty(0)
+    found: list[torch.Tensor] = run_ranks(plan.world_size, rank)[plan.driver]
+    return found

@@ -16,8 +16,8 @@ GROW = BUILT_IN_ENGINE.cache_ahead
 """At most this many tokens of room are added at once beyond what a sequence needs."""
 ROUND = 64
 
-Masks = dict[tuple[int, int, int | None], Tensor]
-"""By the number of keys, how many query heads share a key/value head, and the sliding window."""
+Masks = dict[tuple[int, int, int | None, int | None], Tensor]
+"""By the number of keys, how many query heads share a key/value head, the sliding window and the chunk."""
 
 
 @dataclass
