@@ -88,8 +88,8 @@ def check_rank(spec: ModelSpec, directory: Path, parts: int) -> None:
         share = Share.even(parts)
         assert model.weight_bytes == weight_bytes(spec, plan)[0] == spec.rank_bytes(share, spec.vocabulary_share(parts))
         policy = BUILT_IN_ENGINE.cache_of(spec)
-        # transformers' modules expand latents by head; of step programs, which keep them, rank/test_step.py has a test.
-        layers = [replace(one, attention=replace(one.attention, latents_kept=False)) for one in spec.decoder]
+        # transformers' modules keep latents once; of step programs, which do so twice, rank/test_step.py has a test.
+        layers = [replace(one, attention=replace(one.attention, latents_twice=False)) for one in spec.decoder]
         assert cache * TOKENS == sum(layer.cache_bytes(TOKENS, policy, share) for layer in layers)
         calls = [*spec.first_collectives, *(call for layer in spec.decoder for call in layer.collectives)]
         padded = round(spec.vocabulary_share(parts) * spec.vocab_size) * parts

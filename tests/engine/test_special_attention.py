@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from on_devices import logits_of
+from on_devices import logits_of, make_runners
+from thread_group import Shared, ThreadGroup, run_ranks
 from tiny_models import make
 from transformers import AutoModelForCausalLM
 
@@ -17,9 +18,17 @@ from ferrule.engine.devices import open_device
 from ferrule.engine.devices.emulated.machine import Machine, plug_in
 from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.source import describe, read_config
-from ferrule.plan import make_plan
+from ferrule.model import Share
+from ferrule.plan import BUILT_IN_ENGINE, Plan, make_plan
 
-SPECIAL: dict[str, dict[str, Any]] = {"llama4_text": {}}
+SPECIAL: dict[str, dict[str, Any]] = {
+    "llama4_text": {},
+    "deepseek_v2": {},
+    "glm4_moe_lite": {},
+    "youtu": {},
+    "deepseek_v3": {},
+    "minicpm3": {},
+}
 LONG = 8192
 STEPS: tuple[tuple[tuple[int, int, int], ...], ...] = (
     ((0, 0, 13),),
@@ -57,7 +66,11 @@ def check(directory: Path, steps: Sequence[Sequence[tuple[int, int, int]]], spli
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "llama4_text" else pytest.param(name, marks=pytest.mark.slow) for name in SPECIAL]
+    "name",
+    [
+        name if name in ("llama4_text", "deepseek_v3") else pytest.param(name, marks=pytest.mark.slow)
+        for name in SPECIAL
+    ],
 )
 def test_sequences_at_different_places_of_one_batch(name: str, tmp_path: Path) -> None:
     make(name, tmp_path, **SPECIAL[name])
@@ -70,5 +83,26 @@ def test_sequences_at_different_places_of_one_batch(name: str, tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPECIAL)
 def test_a_prompt_of_8192_tokens(name: str, tmp_path: Path) -> None:
-    make(name, tmp_path, **{"num_hidden_layers": 2, "max_position_embeddings": LONG} | SPECIAL[name])
+    small = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    make(name, tmp_path, **small | {"max_position_embeddings": LONG} | SPECIAL[name])
     check(tmp_path, (((0, 0, 4096),), ((0, 4096, 4095), (1, 0, 40)), ((1, 40, 1), (0, 8191, 1))), (1, 1), "cpu")
+
+
+@pytest.mark.parametrize("weights", [None, pytest.param("int8", marks=pytest.mark.slow)])
+def test_latents_are_cached_once_for_all_heads(weights: str | None, tmp_path: Path) -> None:
+    make("minicpm3", tmp_path, intermediate_size=128, q_lora_rank=32, kv_lora_rank=32, v_head_dim=8)  # groups of int8
+    spec = describe(tmp_path, read_config(tmp_path), weights)
+    for tensor in (1, 2):
+        plan, shared = make_plan(spec, tensor=tensor), [Shared(tensor)]
+
+        def body(world: ThreadGroup, plan: Plan = plan, stages: list[Shared] = shared) -> tuple[int, int]:
+            runner = make_runners(tmp_path, plan, ["cpu"] * plan.world_size, "float32", weights, world, stages)
+            runner.run(Batch((Span(0, 0, 3, True),), (5, 6, 7)))
+            return runner.cache_bytes_per_token(0), runner.weight_bytes
+
+        share = Share.even(tensor)
+        held = spec.in_engine.rank_bytes(share, spec.vocabulary_share(tensor))
+        planned = sum(layer.cache_bytes(1, BUILT_IN_ENGINE.cache_of(spec), share) for layer in spec.decoder)
+        assert run_ranks(tensor, body) == [(planned, held)] * tensor
+        assert planned == 4 * (32 + 8) * 4, "of four layers, in float32"
+        assert planned < 4 * 8 * (16 + 8) * 4 / tensor, "keys and values of all heads"

@@ -6,6 +6,14 @@ from typing import Any
 
 from ferrule.model import Cuts
 
+LATENT_HEADS = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.q_b_proj": "colwise",
+    "layers.*.self_attn.kv_b_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+}
+"""The heads of latent attention come out of q_b_proj (or q_proj) and kv_b_proj; the latents stay whole."""
+
 SUPPLEMENTS: dict[str, dict[str, str]] = {
     # transformers shares out only gpt-oss's experts; its attention is ordinary, with one sink per query head.
     "gpt_oss": {
@@ -15,13 +23,8 @@ SUPPLEMENTS: dict[str, dict[str, str]] = {
         "layers.*.self_attn.o_proj": "rowwise",
         "layers.*.self_attn.sinks": "query_heads",
     },
-    # The heads of latent attention come out of q_b_proj (or q_proj) and kv_b_proj; the latents stay whole.
-    "deepseek_v3": {
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.q_b_proj": "colwise",
-        "layers.*.self_attn.kv_b_proj": "colwise",
-        "layers.*.self_attn.o_proj": "rowwise",
-    },
+    "deepseek_v3": LATENT_HEADS,
+    "youtu": LATENT_HEADS,
     # transformers gathers these fused projections and cuts again; by whole heads nothing needs to be gathered.
     "phi3": {
         "layers.*.self_attn.qkv_proj": "fused_qkv",

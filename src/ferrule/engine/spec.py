@@ -37,6 +37,7 @@ NEEDED: dict[str, frozenset[str]] = {
     "glm": _HEAD,
     "glm4": _HEAD,
     "glm4_moe": _NARROW | _DENSE_FIRST | {"n_shared_experts"},
+    "glm4_moe_lite": _DEEPSEEK | {"mlp_layer_types"},
     "gpt_oss": _EXPERTS | _WINDOW,
     "llama4_text": _EXPERTS | _HEAD | {"layer_types", "moe_layers", "intermediate_size_mlp", "attention_chunk_size"},
     "kimi_k2": _DEEPSEEK | _DENSE_FIRST,
@@ -49,6 +50,7 @@ NEEDED: dict[str, frozenset[str]] = {
     "qwen3": _HEAD,
     "qwen3_moe": _NARROW,
     "seed_oss": _HEAD,
+    "youtu": frozenset({"q_lora_rank", "v_head_dim"}),
 }
 """Fields beside `_ALWAYS` for which transformers' class of a family has a default that is not the one here."""
 

@@ -150,6 +150,13 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": replace(DEEPSEEK, router_bias=False),
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
+    "glm4_moe_lite": replace(
+        DEEPSEEK,
+        float32_router="all",
+        cuts=Cuts(shared=False),
+        defaults={"first_k_dense_replace": 1, "n_shared_experts": 1, "n_routed_experts": 64, "num_experts_per_tok": 4},
+    ),
+    "youtu": replace(DEEPSEEK, router_bias=False, tied=True),
     "minicpm3": replace(DEEPSEEK, router_bias=False, mlp_bias="mlp_bias", tied=True),
     "phi3": Family(attention="fused", mlp="packed", window="all"),
     "phimoe": Family(

@@ -2,7 +2,7 @@
 
 Registered with transformers under the name ``ferrule``: its attention modules call `batch_attention` with the new
 tokens' queries, keys and values; storing the keys and values and reading the earlier ones happens here, so no
-transformers cache is involved. (Latent attention is therefore cached expanded, by head; step programs keep latents.)
+transformers cache is involved. A module with attention of its own kind brings the function for it (`ATTEND`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ NAME = "ferrule"
 ATTRIBUTE = "ferrule_cache"
 WINDOW = "ferrule_window"
 CHUNK = "ferrule_chunk"
+ATTEND = "ferrule_attend"
 
 
 def register() -> None:
@@ -66,10 +67,14 @@ def batch_attention(
     cache: KVCache = getattr(module, ATTRIBUTE)
     layer: int = module.layer_idx  # type: ignore[assignment]
     window = getattr(module, WINDOW) if sliding_window is None else sliding_window
-    chunk = getattr(module, CHUNK)
+    chunk, special = getattr(module, CHUNK), getattr(module, ATTEND, None)
     outputs = []
     for segment in cache.segments:
         span = slice(segment.start, segment.stop)
+        if special is not None:
+            parts = (each[0, :, span] for each in (query, key, value))
+            outputs.append(special(module, *parts, segment, scaling=scaling, window=window))
+            continue
         keys, values = segment.cache.append(layer, key[0, :, span], value[0, :, span])
         outputs.append(attend(query[0, :, span], keys, values, segment.masks, scaling, window, softcap, s_aux, chunk))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
@@ -109,7 +114,7 @@ def attend(
         kind = (keys.shape[1], groups, window, chunk)
         mask = masks.get(kind)
         if mask is None:
-            mask = masks[kind] = _mask(new, first, total, window, chunk, query.device).repeat(groups, 1)
+            mask = masks[kind] = causal_mask(new, first, total, window, chunk, query.device).repeat(groups, 1)
     if softcap is None and sinks is None:
         out = functional.scaled_dot_product_attention(
             grouped.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask, scale=scaling
@@ -120,7 +125,9 @@ def attend(
     return out.reshape(heads, new, values.shape[2])
 
 
-def _mask(new: int, first: int, total: int, window: int | None, chunk: int | None, device: torch.device) -> Tensor:
+def causal_mask(
+    new: int, first: int, total: int, window: int | None, chunk: int | None, device: torch.device
+) -> Tensor:
     """(new, total - first): True where a query may see a key, of positions from ``first`` on; the queries are the last
     ``new`` of ``total`` positions."""
     position = torch.arange(total - new, total, device=device).unsqueeze(1)

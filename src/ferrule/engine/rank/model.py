@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from ferrule.engine.architectures import mask_chunks, mask_windows, plan_of, stages_of
 from ferrule.engine.devices import Device, RankGroup
-from ferrule.engine.rank import attention, temperature
+from ferrule.engine.rank import attention, latents, temperature
 from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.engine.rank.layers import PassThrough, StageInput, multiplies
 from ferrule.engine.rank.tensor_parallel import TensorParallel
@@ -127,6 +127,7 @@ def cut_out(model: Any, config: Any, shard: Shard, group: RankGroup, aliases: di
     stage_input = _keep_stage(model, base, config, shard)
     cache = KVCache()
     attention.attach(base, cache, mask_windows(config), mask_chunks(config))
+    latents.attach(base)
     temperature.attach(base)
     return Part(base, slicings, stage_input, cache)
 
