@@ -60,12 +60,13 @@ class Holding:
         self, name: str, told: Tensors, kind: Kind | Place, cut: bool, attention: AttentionSpec | None
     ) -> Iterator[Matrices | Numbers]:
         vector = len(told.shape) < 2 or name.endswith("bias")
-        if vector or not (self.program or _linear(name, told, kind)):
+        latents = attention is not None and attention.kind == "latent" and is_latents(name)
+        if vector or not (self.program or (not latents and _linear(name, told, kind))):
             kept = self.float32_router == "all" or (self.float32_router == "bias" and vector)
             wide = self.program or (kept and is_router(name))
             yield Numbers(FLOAT32 if wide else self.number_bytes, cut, told.copies * math.prod(told.shape))
             return
-        if self.program and attention is not None and attention.kind == "latent" and is_latents(name):
+        if latents and attention is not None:
             packing = None if ".attn_v_b." in name else told.packing
             yield from self._by_head(name, packing, attention, cut)
             return

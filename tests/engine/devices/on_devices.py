@@ -64,6 +64,20 @@ def run_on(
     runners: list[TorchRunner] | None = None,
 ) -> torch.Tensor:
     """The driver's logits after each of ``given``, stacked. The runners are added to ``runners``."""
+    found = logits_of(directory, plan, devices, given, dtype, weights, runners)
+    return torch.stack(found) if found else torch.empty(0)
+
+
+def logits_of(
+    directory: Path,
+    plan: Plan,
+    devices: Sequence[str],
+    given: Sequence[Batch],
+    dtype: str = "float32",
+    weights: str | None = None,
+    runners: list[TorchRunner] | None = None,
+) -> list[torch.Tensor]:
+    """The driver's logits after each of ``given``."""
     stages = [Shared(plan.tensor) for _ in range(plan.pipeline)]
 
     def rank(world: ThreadGroup) -> list[torch.Tensor]:
@@ -72,5 +86,5 @@ def run_on(
             runners.append(runner)
         return [logits for batch in given if (logits := runner.run(batch)) is not None]
 
-    found = run_ranks(plan.world_size, rank)[plan.driver]
-    return torch.stack(found) if found else torch.empty(0)
+    found: list[torch.Tensor] = run_ranks(plan.world_size, rank)[plan.driver]
+    return found

@@ -16,8 +16,8 @@ GROW = BUILT_IN_ENGINE.cache_ahead
 """At most this many tokens of room are added at once beyond what a sequence needs."""
 ROUND = 64
 
-Masks = dict[tuple[int, int, int | None], Tensor]
-"""By the number of keys, how many query heads share a key/value head, and the sliding window."""
+Masks = dict[tuple[int, int, int | None, int | None], Tensor]
+"""By the number of keys, how many query heads share a key/value head, the sliding window and the chunk."""
 
 
 @dataclass
@@ -37,11 +37,14 @@ class SequenceCache:
 
         ``length`` itself moves on in `advance`, when every layer has stored its part.
         """
-        end = self.length + key.shape[1]
-        keys, values = self._room(self.keys, layer, key, end), self._room(self.values, layer, value, end)
-        keys[:, self.length : end] = key
-        values[:, self.length : end] = value
-        return keys[:, :end], values[:, :end]
+        return self.store(self.keys, layer, key), self.store(self.values, layer, value)
+
+    def store(self, kept: dict[int, Tensor], layer: int, new: Tensor) -> Tensor:
+        """Store ``new`` (heads, tokens, width) among the tensors ``kept`` of this sequence; a view of all so far."""
+        end = self.length + new.shape[1]
+        room = self._room(kept, layer, new, end)
+        room[:, self.length : end] = new
+        return room[:, :end]
 
     def advance(self, tokens: int) -> None:
         self.length += tokens

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ferrule.engine.architectures import mask_windows
+from ferrule.engine.architectures import mask_chunks, mask_windows
 from ferrule.engine.rank import attention
 from ferrule.engine.rank.kv_cache import KVCache
-from ferrule.engine.rank.model import empty, restore_buffers, tied
+from ferrule.engine.rank.model import base_name, empty, restore_buffers, tied
 from ferrule.engine.rank.probe import output_of
 from ferrule.engine.selftest.compare import Rows
 from ferrule.engine.selftest.prompts import columns
@@ -52,6 +52,9 @@ def plain_attention(
     place = torch.arange(tokens)
     distance = place.unsqueeze(1) - place.unsqueeze(0)
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    chunk = getattr(module, attention.CHUNK)
+    if chunk is not None:
+        hidden |= place.unsqueeze(1) // chunk != place.unsqueeze(0) // chunk
     scale = width**-0.5 if scaling is None else scaling
     outputs = []
     for head in range(heads):
@@ -77,8 +80,8 @@ class Reference:
         self.checkpoint, self.on_progress = checkpoint, on_progress
         AttentionInterface.register(NAME, plain_attention)
         self.model = empty(self.config, torch.float32, NAME)
-        self.base = self.model.get_submodule(self.model.base_model_prefix)
-        attention.attach(self.base, KVCache(), mask_windows(self.config))
+        self.base = self.model.get_submodule(base_name(self.model))
+        attention.attach(self.base, KVCache(), mask_windows(self.config), mask_chunks(self.config))
         self.made_of = recipes(self.model, list(checkpoint.tensors))
         self.aliases = tied(self.model, self.made_of)
         self.layers = list(self.base.layers)
