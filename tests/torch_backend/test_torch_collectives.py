@@ -6,9 +6,14 @@ import collective_checks
 import framework_checks
 import group_checks
 import pytest
-from torch_ranks import checks_of, run_checks
+from torch_ranks import HAS_DEVICES, checks_of, run_checks
 
 CHECKS = checks_of(collective_checks, group_checks, framework_checks)
+if HAS_DEVICES:
+    CHECKS += [
+        f"device_checks.{name}"
+        for name in ("one_wait_for_each_collective", "large_ones_in_pieces", "streams_are_kept", "refusals_of_devices")
+    ]
 
 
 @pytest.fixture(scope="module")

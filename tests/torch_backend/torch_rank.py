@@ -19,6 +19,11 @@ TIMEOUT = timedelta(seconds=30)
 
 def main(checks: list[str]) -> None:
     torch.set_num_threads(1)
+    if os.environ.get("TORCH_DEVICE"):
+        from ferrule.engine.devices.emulated.device import EmulatedDevice
+
+        EmulatedDevice()  # so that torch knows it
+        torch.set_default_device(os.environ["TORCH_DEVICE"])
     dist.init_process_group("ferrule", init_method="ferrule://", timeout=TIMEOUT)
     for name in checks:
         module, _, check = name.rpartition(".")

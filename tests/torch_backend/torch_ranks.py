@@ -10,10 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
 
+from torch.utils import backend_registration
+
 from ferrule.launch import LocalLauncher
 
 RANK = Path(__file__).with_name("torch_rank.py")
 SECONDS = 240.0
+HAS_DEVICES = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
+"""Whether torch knows devices that are written in Python, as the emulated one is."""
 
 
 def checks_of(*modules: ModuleType) -> list[str]:
@@ -26,15 +30,21 @@ def checks_of(*modules: ModuleType) -> list[str]:
     ]
 
 
-def run_checks(checks: Sequence[str], ranks: int, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What went wrong with each check, on whichever ranks; an empty text where nothing did."""
+def run_checks(
+    checks: Sequence[str], ranks: int, env: Mapping[str, str] | None = None, devices: Sequence[str] = ()
+) -> dict[str, str]:
+    """What went wrong with each check, on whichever ranks; an empty text where nothing did. ``devices``: where each
+    rank's tensors are, if not in host memory."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(ranks)]
         launcher = LocalLauncher(
             [sys.executable, str(RANK), *checks],
             ranks,
             env={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(env or {})},
-            rank_env=[{"REPORT_FD": str(file.fileno())} for file in files],
+            rank_env=[
+                {"REPORT_FD": str(file.fileno()), "TORCH_DEVICE": device}
+                for file, device in zip(files, devices or [""] * ranks, strict=True)
+            ],
             pass_fds=[[file.fileno()] for file in files],
         )
         with launcher:

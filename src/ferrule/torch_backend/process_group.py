@@ -13,7 +13,9 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, Store, Wo
 from ferrule.errors import FabricError
 from ferrule.fabric import Group
 from ferrule.fabric.core import NOT_HERE
+from ferrule.staging import ACCELERATORS, copier_of
 from ferrule.torch_backend import steps
+from ferrule.torch_backend.devices import Role, cut_elements, cut_gather, cut_scatter, device_tensors
 from ferrule.torch_backend.reductions import FABRIC_REDUCTIONS
 from ferrule.torch_backend.steps import Step
 from ferrule.torch_backend.work import Done, Part, Pending
@@ -30,15 +32,17 @@ class FabricProcessGroup(ProcessGroup):
 
     Synchronous calls of torch (``async_op=False``) run in the calling thread. All others start at once, run in the
     order of their calls, and return a `Pending`. Errors are Ferrule's own (`PeerLost`, `FabricTimeout`, …).
+    ``in_pieces``: every rank has an accelerator, so that large tensors on it are moved in pieces.
     """
 
-    def __init__(self, store: Store, group: Group, name: str) -> None:
+    def __init__(self, store: Store, group: Group, name: str, *, in_pieces: bool) -> None:
         super().__init__(group.rank, group.size)  # type: ignore[call-arg]
         self.fabric = group
+        self.in_pieces = in_pieces
         self._store = store
         self._name = name
         self._description = "undefined"
-        self._coalesced: list[Pending] | None = None
+        self.coalesced: list[Pending] | None = None
         self._all_reduce = group._core.native.all_reduce_torch
         self._timeout = group._core.timeout
 
@@ -83,8 +87,8 @@ class FabricProcessGroup(ProcessGroup):
         return False
 
     def _get_backend(self, device: torch.device) -> FabricProcessGroup:
-        if device.type != "cpu":
-            raise RuntimeError(f"the backend ferrule serves the CPU, not {device.type}")
+        if device.type != "cpu" and copier_of(device) is None:
+            raise RuntimeError(f"the backend ferrule serves cpu, {', '.join(ACCELERATORS)}; not {device.type}")
         return self
 
     def shutdown(self) -> None:
@@ -101,46 +105,57 @@ class FabricProcessGroup(ProcessGroup):
         self.fabric._core.check(status)
         return _DONE
 
+    @device_tensors(Role.BOTH, cut=cut_elements)
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = _DEFAULTS) -> Work:
         return self._run([steps.all_reduce(self.fabric, t, opts.reduceOp) for t in tensors], tensors, opts)
 
+    @device_tensors(Role.TO_ROOT, cut=cut_elements)
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
         return self._run([steps.reduce(self.fabric, t, opts.rootRank, opts.reduceOp) for t in tensors], tensors, opts)
 
+    @device_tensors(Role.FROM_ROOT, cut=cut_elements)
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
         return self._run([steps.broadcast(self.fabric, t, opts.rootRank) for t in tensors], tensors, opts)
 
+    @device_tensors(Role.WRITTEN, Role.READ, cut=cut_gather)
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = _DEFAULTS) -> Work:  # noqa: A002
         return self._run([steps.all_gather(self.fabric, output, input)], [output], opts)
 
+    @device_tensors(Role.WRITTEN, Role.READ)
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _DEFAULTS) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._run([steps.all_gather(self.fabric, out, t) for out, t in pairs], outputs, opts)
 
+    @device_tensors(Role.WRITTEN, Role.READ)
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = _DEFAULTS) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._run([steps.all_gather_list(self.fabric, outs, t) for outs, t in pairs], _flatten(outputs), opts)
 
+    @device_tensors(Role.WRITTEN, Role.READ)
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = _DEFAULTS) -> Work:
         """Here ``outputs[r][i]`` gets ``inputs[i]`` of rank r."""
         lists = [list(outs) for outs in zip(*outputs, strict=True)]
         return self.allgather(lists, inputs, opts)
 
+    @device_tensors(Role.WRITTEN, Role.READ, cut=cut_scatter)
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = _DEFAULTS) -> Work:  # noqa: A002
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
+    @device_tensors(Role.WRITTEN, Role.READ)
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _DEFAULTS
     ) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._run([steps.reduce_scatter(self.fabric, out, t, opts.reduceOp) for out, t in pairs], outputs, opts)
 
+    @device_tensors(Role.WRITTEN, Role.READ)
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = _DEFAULTS) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._run(
             [steps.reduce_scatter_list(self.fabric, out, ts, opts.reduceOp) for out, ts in pairs], outputs, opts
         )
 
+    @device_tensors(Role.WRITTEN, Role.READ)
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Work:
         """``outputs`` is empty but on the root."""
         lists = outputs or [[]] * len(inputs)
@@ -148,6 +163,7 @@ class FabricProcessGroup(ProcessGroup):
         plan = [steps.gather(self.fabric, outs, t, opts.rootRank) for outs, t in pairs]
         return self._run(plan, _flatten(outputs), opts)
 
+    @device_tensors(Role.WRITTEN, Role.READ)
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Work:
         """``inputs`` is empty but on the root."""
         lists = inputs or [[]] * len(outputs)
@@ -155,6 +171,7 @@ class FabricProcessGroup(ProcessGroup):
         plan = [steps.scatter(self.fabric, out, ts, opts.rootRank) for out, ts in pairs]
         return self._run(plan, outputs, opts)
 
+    @device_tensors(Role.WRITTEN, Role.READ)
     def all_to_all_single(
         self,
         output: Tensor,
@@ -166,16 +183,20 @@ class FabricProcessGroup(ProcessGroup):
         step = steps.all_to_all(self.fabric, output, input, output_split_sizes, input_split_sizes)
         return self._run([step], [output], opts)
 
+    @device_tensors(Role.WRITTEN, Role.READ)
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _DEFAULTS) -> Work:
         return self._run([steps.all_to_all_list(self.fabric, outputs, inputs)], outputs, opts)
 
+    @device_tensors(Role.READ)
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> Work:
         return self._run([step for t in tensors for step in steps.send(self.fabric, t, dst, tag)], tensors)
 
+    @device_tensors(Role.WRITTEN)
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> Work:
         plan = [step for t in tensors for step in steps.recv(self.fabric, t, src, tag)]
         return self._run(plan, tensors, source=src)
 
+    @device_tensors(Role.WRITTEN)
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         """The message that comes first, whose ever it is; each rank has its turn where several have come."""
         if self.fabric.size == 2:
@@ -192,16 +213,16 @@ class FabricProcessGroup(ProcessGroup):
         self.fabric.barrier(timeout=None if timeout is None else timeout.total_seconds())
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self._coalesced = []
+        self.coalesced = []
 
     def _end_coalescing(self, device: torch.device) -> Work:
-        works, self._coalesced = self._coalesced or [], None
+        works, self.coalesced = self.coalesced or [], None
         return Pending([part for work in works for part in work.parts], [])
 
     def _run(self, plan: Sequence[Step], result: list[Tensor], opts: Any = _DEFAULTS, source: int = -1) -> Work:
         given = opts.timeout
         timeout = given.total_seconds() if given > _NO_TIME else None
-        blocking = not opts.asyncOp and self._coalesced is None
+        blocking = not opts.asyncOp and self.coalesced is None
         if len(plan) == 1:
             operation = plan[0].call(timeout=timeout, blocking=blocking)
         else:
@@ -214,8 +235,8 @@ class FabricProcessGroup(ProcessGroup):
                     step.finish()
             return _DONE
         work = Pending([Part(operation, [step.finish for step in plan if step.finish is not None])], result, source)
-        if self._coalesced is not None:
-            self._coalesced.append(work)
+        if self.coalesced is not None:
+            self.coalesced.append(work)
         return work
 
     # Names of older versions of torch.

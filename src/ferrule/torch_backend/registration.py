@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup, Store
 
 BACKEND = "ferrule"
+_DEVICES = ("cpu", "cuda", "xpu", "mps")
+"""`ferrule.staging` has them too, but imports torch, which is half imported when this is called."""
 
 
 def register() -> None:
@@ -24,8 +26,10 @@ def register() -> None:
         return
     from torch.distributed.rendezvous import register_rendezvous_handler
 
+    # Only those that torch has a backend for already: of others this would become the one that torch takes by itself.
     # A string instead of a list would be taken letter by letter.
-    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+    devices = [kind for kind in _DEVICES if kind in dist.Backend.default_device_backend_map]
+    dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=devices)
     register_rendezvous_handler(BACKEND, _rendezvous)  # type: ignore[no-untyped-call]
 
 
@@ -42,12 +46,17 @@ def autoload() -> None:
 
 
 def _create(options: Any, _backend_options: object) -> ProcessGroup:
+    import numpy as np
+    import torch
+
     from ferrule.torch_backend.meeting import meet
     from ferrule.torch_backend.process_group import FabricProcessGroup
 
     timeout = options.timeout.total_seconds()
     group = meet(options.store, options.group_rank, options.group_size, timeout)
-    return FabricProcessGroup(options.store, group, options.group_id)
+    accelerated = np.array([torch.accelerator.is_available()])
+    in_pieces = bool(group.all_gather(accelerated).all())
+    return FabricProcessGroup(options.store, group, options.group_id, in_pieces=in_pieces)
 
 
 def _rendezvous(_url: str, timeout: timedelta, **_options: object) -> Iterator[tuple[Store, int, int]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ferrule._native import DTYPES
 from ferrule.fabric.arrays import tensor_finder
+from ferrule.staging import ACCELERATORS
 
 Finish = Callable[[], object]
 
@@ -24,7 +25,18 @@ MOVED = frozenset(getattr(torch, name) for name in DTYPES)
 
 def check(t: Tensor) -> None:
     if not t.is_cpu:
-        raise TypeError(f"the tensor is on {t.device}; the backend ferrule moves host memory, so pass x.cpu()")
+        raise off_host(t)
+    check_dense(t)
+
+
+def off_host(t: Tensor) -> TypeError:
+    return TypeError(
+        f"the tensor is on {t.device}; the backend ferrule moves tensors that are all in host memory or all on "
+        f"{', '.join(ACCELERATORS[:-1])} or {ACCELERATORS[-1]}, so pass x.cpu()"
+    )
+
+
+def check_dense(t: Tensor) -> None:
     if t.layout is not torch.strided:
         raise TypeError(f"the backend ferrule moves dense tensors, not {t.layout}; pass x.to_dense()")
 

@@ -17,6 +17,8 @@ from ferrule.fabric.work import Work as FabricWork
 from ferrule.torch_backend.tensors import Finish
 
 Future = torch.futures.Future
+_OWN_STREAMS = ("cuda", "xpu")
+"""Devices on which each thread has a current stream: a future has what waits for it ordered after its own thread's."""
 
 
 class Done(Work):
@@ -52,6 +54,8 @@ class Part:
     def __init__(self, operation: FabricWork[Any] | Coalesced, finishes: Sequence[Finish]) -> None:
         self.operation = operation
         self._finishes = finishes
+        self.homes: list[Finish] = []
+        """Copies to a device, which know whether they were started already."""
         self._lock = threading.Lock()
 
     def wait(self, seconds: float | None) -> None:
@@ -60,6 +64,8 @@ class Part:
             finishes, self._finishes = self._finishes, ()
             for finish in finishes:
                 finish()
+            for home in self.homes:  # in the order of the stream of whoever waits
+                home()
 
 
 class Pending(Work):
@@ -78,18 +84,29 @@ class Pending(Work):
             part.wait(seconds)
         return True
 
+    def bring_home(self, home: Finish, result: list[Tensor] | None = None) -> None:
+        """Have every wait end with ``home``, a copy to a device. ``result``: the tensors there, if these are others."""
+        self.parts[-1].homes.append(home)
+        self._result = self._result if result is None else result
+
     def is_completed(self) -> bool:
-        return all(part.operation.done() for part in self.parts)
+        """Whether it is done; the result can be used then, as if it had been waited for."""
+        done = all(part.operation.done() for part in self.parts)
+        if done:
+            self._failure()
+        return done
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        if self.is_completed():
-            try:
-                self.wait()
-            except (FerruleError, TypeError, ValueError) as error:
-                return error
+        return self._failure() if self.is_completed() else None
+
+    def _failure(self) -> Exception | None:
+        try:
+            self.wait()
+        except (FerruleError, TypeError, ValueError) as error:
+            return error
         return None
 
     def result(self) -> list[Tensor]:
@@ -108,7 +125,8 @@ class Pending(Work):
     def get_future(self) -> Future[list[Tensor]]:
         """A future of the result. Unless it is there already, it comes from a thread of its own: what is chained to
         the future with ``then`` may take its time, and may use the group."""
-        future: Future[list[Tensor]] = Future()
+        devices = {t.device for t in self._result if t.device.type in _OWN_STREAMS}
+        future: Future[list[Tensor]] = Future(devices=list(devices) or None)
         if self.is_completed():
             self._fulfil(future)
         else:

@@ -10,7 +10,8 @@ import torch
 from ferrule.engine.devices.emulated.device import EmulatedDevice
 from ferrule.engine.devices.emulated.machine import LostDevice, Machine, plug_in
 from ferrule.engine.devices.emulated.tensor import EmulatedTensor
-from ferrule.engine.devices.staging import PIECE_BYTES, StagedGroup
+from ferrule.engine.devices.staging import StagedGroup
+from ferrule.staging import PIECE_BYTES
 
 
 def device(seed: int | None = None, memory: int = 1 << 26) -> EmulatedDevice:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ferrule.engine.devices.device import HOST_MEMORY, Event
+from ferrule.engine.devices.device import HOST_MEMORY
 from ferrule.engine.devices.staged import StagedDevice
 from ferrule.errors import ConfigError
 from ferrule.process.memory import memory_free
+from ferrule.staging import TorchCopier
 
 BUILDS = {
     "cuda": "NVIDIA or AMD GPU, with a torch that is built for CUDA or ROCm, and the driver",
@@ -25,7 +25,7 @@ def accelerators(kind: str) -> int:
     return int(module.device_count()) if module.is_available() else 0
 
 
-class TorchAccelerator(StagedDevice):
+class TorchAccelerator(TorchCopier, StagedDevice):
     """``kind``: a key of `BUILDS`. Raises `ConfigError` where torch finds no such device here."""
 
     def __init__(self, kind: str, index: int = 0) -> None:
@@ -37,7 +37,7 @@ class TorchAccelerator(StagedDevice):
             )
         if index >= count:
             raise ConfigError(f"device {kind}:{index}: this machine has {count}, counted from 0")
-        self.torch_device = torch.device(kind, index)
+        super().__init__(torch.device(kind, index))
         torch.accelerator.set_device_index(index)
         self.title = f"{kind}:{index}"
         self.memory_name = HOST_MEMORY if kind == "mps" else self.title
@@ -46,17 +46,6 @@ class TorchAccelerator(StagedDevice):
             self.title += f" ({properties.name})"
             if getattr(properties, "is_integrated", False):
                 self.memory_name = HOST_MEMORY
-
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """torch's allocator of pinned memory knows the copies that use it; Apple's GPUs read any host memory."""
-        return torch.empty(shape, dtype=dtype, pin_memory=self.torch_device.type != "mps")
-
-    def record(self) -> Event:
-        if self.torch_device.type == "mps":
-            event = torch.mps.event.Event()
-            event.record()
-            return event
-        return torch.accelerator.current_stream().record_event()
 
     def synchronize(self) -> None:
         torch.accelerator.synchronize()

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ferrule.staging import Copier
+
 
 class RankGroup(Protocol):
     """The operations of `fabric.Group` by which ranks put together tensors of their devices. Tensors are contiguous."""
@@ -59,21 +61,5 @@ class Device(Protocol):
         ...
 
 
-class Event(Protocol):
-    """A point in the work that a device was given."""
-
-    def synchronize(self) -> None:
-        """Wait until everything before it is done."""
-        ...
-
-
-class Copier(Device, Protocol):
+class CopyingDevice(Device, Copier, Protocol):
     """A device with memory of its own, which copies between that and the host in the order of its other work."""
-
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory that the device reads and writes by itself."""
-        ...
-
-    def record(self) -> Event:
-        """An event after all that was started so far."""
-        ...

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ferrule.engine.devices.device import Event, RankGroup
+from ferrule.engine.devices.device import RankGroup
 from ferrule.engine.devices.staging import StagedGroup
+from ferrule.staging import Event, staged
 
 
 class StagedDevice(ABC):
-    """`Device`, and `Copier` of itself. All work goes to the one current stream, so that nothing but the host waits."""
+    """`CopyingDevice`. All work goes to the one current stream, so that nothing but the host waits."""
 
     title: str
     torch_device: torch.device
@@ -20,12 +22,15 @@ class StagedDevice(ABC):
 
     @abstractmethod
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory that the device reads and writes by itself. What is dropped is not used again before the copies
-        that were started with it are done."""
+        """See `Copier.pinned`."""
 
     @abstractmethod
     def record(self) -> Event:
-        """An event after all that was started so far."""
+        """See `Copier.record`."""
+
+    @abstractmethod
+    def follow(self, event: Any) -> None:
+        """See `Copier.follow`."""
 
     @abstractmethod
     def synchronize(self) -> None: ...
@@ -41,9 +46,7 @@ class StagedDevice(ABC):
         return self.empty(tuple(values.shape), values.dtype).copy_(host, non_blocking=True)
 
     def download(self, values: Tensor) -> Tensor:
-        host = self.pinned(tuple(values.shape), values.dtype).copy_(values, non_blocking=True)
-        self.record().synchronize()
-        return host
+        return staged(self, values).arrived()
 
     def group(self, ranks: RankGroup, *, alike: bool) -> RankGroup:
         return ranks if ranks.size == 1 else StagedGroup(ranks, self, in_pieces=alike)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import signal
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ferrule.engine.devices.device import Event
 from ferrule.engine.devices.emulated.machine import Machine, machine
 from ferrule.engine.devices.emulated.tensor import NAME, register
 from ferrule.engine.devices.staged import StagedDevice
+from ferrule.staging import Event, offer_copier
 
-_known = cache(register)
+
+@cache
+def _known() -> torch.library.Library:
+    offer_copier(NAME, lambda device: EmulatedDevice(device.index or 0))
+    return register()
 
 
 class EmulatedDevice(StagedDevice):
@@ -30,6 +35,9 @@ class EmulatedDevice(StagedDevice):
 
     def record(self) -> Event:
         return self.machine.timeline.current.record()
+
+    def follow(self, event: Any) -> None:
+        self.machine.timeline.current.after(event)
 
     def synchronize(self) -> None:
         self.machine.check()

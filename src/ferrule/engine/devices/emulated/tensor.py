@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ferrule.engine.devices.emulated.machine import Machine, machine, poison
+from ferrule.engine.devices.emulated.module import Module
 
 NAME = "emulated"
 aten = torch.ops.aten
@@ -24,6 +25,7 @@ _READS = {aten._local_scalar_dense.default, aten.equal.default}
 _RANGES = {"": aten.arange.default, ".start": aten.arange.start, ".start_step": aten.arange.start_step}
 _VIEWS = {aten._unsafe_view.default}
 """Views beside those that say so."""
+_COLLECTIVES = ("_c10d_functional", "c10d_functional")
 _TAKE_HOST_INDEX = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
 
 
@@ -32,9 +34,11 @@ class EmulatedTensor(Tensor):
 
     cells: Tensor
     owner: Machine
+    whole: EmulatedTensor | None
+    """What it looks at a part of, if it is a view."""
 
     @staticmethod
-    def __new__(cls, cells: Tensor, owner: Machine) -> EmulatedTensor:
+    def __new__(cls, cells: Tensor, owner: Machine, whole: EmulatedTensor | None = None) -> EmulatedTensor:
         with torch.inference_mode(False):  # a view must be of the same kind as what it looks at, wherever that was made
             made: EmulatedTensor = Tensor._make_wrapper_subclass(
                 cls,
@@ -44,7 +48,7 @@ class EmulatedTensor(Tensor):
                 dtype=cells.dtype,
                 device=torch.device(NAME, owner.index),
             )
-        made.cells, made.owner = cells, owner
+        made.cells, made.owner, made.whole = cells, owner, whole
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -55,6 +59,8 @@ class EmulatedTensor(Tensor):
         kwargs = kwargs or {}
         owner = next(leaf.owner for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, EmulatedTensor))
         owner.check()
+        if func.namespace in _COLLECTIVES:
+            return _collective(func, args, kwargs)
         if func is aten._fused_sdp_choice.default:
             return 0  # attention by single operations
         if func is aten._to_copy.default:
@@ -66,7 +72,7 @@ class EmulatedTensor(Tensor):
         if func in _VIEWS or (returned and all(alias is not None and not alias.is_write for alias in returned)):
             found = func(*_cells(args), **_cells(kwargs))
             if _looks_at(args[0], found):  # a view needs no numbers; what could not be one was copied
-                return _wrapped(found, owner)
+                return _wrapped(found, args[0])
         owner.launches += 1
         if func in _READS:
             owner.to_host += 1
@@ -78,6 +84,19 @@ class EmulatedTensor(Tensor):
             owner.start(lambda: func(*given, **named))
             return None if not returned else written[0] if len(returned) == 1 else tuple(written)
         return _computed(func, args, kwargs, owner)
+
+
+def _collective(func: Any, args: Any, kwargs: Any) -> Any:
+    """What calls a process group and starts nothing itself. By its storage torch knows what a tensor is to be waited
+    for, and here views have others than what they look at."""
+    waiting = func.overloadpacket.__name__ == "wait_tensor"
+    given = (_whole(args[0]),) if waiting else args
+    found = func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *given, **kwargs)
+    return args[0] if waiting else found
+
+
+def _whole(given: EmulatedTensor) -> EmulatedTensor:
+    return given if given.whole is None else given.whole
 
 
 def _histogram(given: Tensor, *bounds: Any) -> Tensor:
@@ -180,7 +199,8 @@ def _computed(func: Any, args: Any, kwargs: Any, owner: Machine) -> Any:
     def work() -> None:
         results = [each for each in tree_leaves(kernel(*given, **named)) if isinstance(each, Tensor)]
         for target, result in zip(into, results, strict=True):
-            target.copy_(result)
+            if result.numel():  # kernels leave out what only others need, such as statistics that are not trained
+                target.copy_(result)
 
     owner.start(work)
     return made
@@ -197,8 +217,13 @@ def _held(found: Tensor, owner: Machine) -> EmulatedTensor:
     return made
 
 
-def _wrapped(found: Any, owner: Machine) -> Any:
-    return tree_map(lambda each: EmulatedTensor(each, owner) if isinstance(each, Tensor) else each, found)
+def _wrapped(found: Any, given: EmulatedTensor) -> Any:
+    """Views of ``given``."""
+
+    def one(each: Any) -> Any:
+        return EmulatedTensor(each, given.owner, _whole(given)) if isinstance(each, Tensor) else each
+
+    return tree_map(one, found)
 
 
 def _cells(given: Any) -> Any:
@@ -249,7 +274,7 @@ def _counted(func: Any) -> Callable[..., Tensor]:
 
 def register() -> torch.library.Library:
     """Make torch know the device. Once per process; the result must be kept."""
-    _setup_privateuseone_for_python_backend(NAME)
+    _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     kernels: dict[str, Callable[..., Any]] = {"empty.memory_format": _empty, "empty_strided": _empty_strided}
     kernels["_copy_from"] = lambda source, into, non_blocking=False: _copy(into.owner, into, source, non_blocking)

@@ -1,0 +1,17 @@
+"""Staging: copies of device tensors to and from pinned host memory, ordered by events, for collectives of them."""
+
+from ferrule.staging.copier import ACCELERATORS, Copier, Event, TorchCopier, copier_of, offer_copier
+from ferrule.staging.pieces import PIECE_BYTES, Piece, spans, staged
+
+__all__ = [
+    "ACCELERATORS",
+    "PIECE_BYTES",
+    "Copier",
+    "Event",
+    "Piece",
+    "TorchCopier",
+    "copier_of",
+    "offer_copier",
+    "spans",
+    "staged",
+]

@@ -1,0 +1,75 @@
+"""Copiers: pinned host memory and events of a device that has memory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+ACCELERATORS = ("cuda", "xpu", "mps")
+"""Kinds of device that torch itself knows, by its names: NVIDIA's and AMD's GPUs, Intel's, Apple's."""
+
+
+class Event(Protocol):
+    """A point in the work that a device was given."""
+
+    def synchronize(self) -> None:
+        """Wait until everything before it is done."""
+        ...
+
+
+class Copier(Protocol):
+    """A device's means to copy between its memory and the host's in the order of its other work."""
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory that the device reads and writes by itself. What is dropped is not used again before the copies
+        that were started with it are done."""
+        ...
+
+    def record(self) -> Event:
+        """An event after all that was started so far on the current stream."""
+        ...
+
+    def follow(self, event: Any) -> None:
+        """Have what is started from now on, on the current stream, wait for ``event``, one that `record` made."""
+        ...
+
+
+class TorchCopier:
+    """`Copier` of ``torch_device``, one of `ACCELERATORS` with its number."""
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """torch's allocator of pinned memory knows the copies that use it; Apple's GPUs read any host memory."""
+        return torch.empty(shape, dtype=dtype, pin_memory=self.torch_device.type != "mps", device="cpu")
+
+    def record(self) -> Event:
+        if self.torch_device.type == "mps":
+            event = torch.mps.event.Event()
+            event.record()
+            return event
+        return torch.accelerator.current_stream(self.torch_device).record_event()
+
+    def follow(self, event: Any) -> None:
+        if self.torch_device.type == "mps":
+            event.wait()
+        else:
+            torch.accelerator.current_stream(self.torch_device).wait_event(event)
+
+
+_copiers: dict[str, Callable[[torch.device], Copier]] = dict.fromkeys(ACCELERATORS, TorchCopier)
+
+
+def offer_copier(kind: str, make: Callable[[torch.device], Copier]) -> None:
+    """Have tensors on devices of ``kind`` copied by ``make(device)``."""
+    _copiers[kind] = make
+
+
+def copier_of(device: torch.device) -> Copier | None:
+    """The copier of a device; None where its tensors cannot be copied so."""
+    make = _copiers.get(device.type)
+    return None if make is None else make(device)
