@@ -3,6 +3,7 @@ what their caches take."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,20 @@ import pytest
 import torch
 from on_devices import logits_of, make_runners
 from thread_group import Shared, ThreadGroup, run_ranks
-from tiny_models import make
+from tiny_models import long_rope, make
 from transformers import AutoModelForCausalLM
 
+from ferrule.engine.architectures import short_context
 from ferrule.engine.devices import open_device
 from ferrule.engine.devices.emulated.machine import Machine, plug_in
 from ferrule.engine.rank.batch import Batch, Span
+from ferrule.engine.rank.scheduler import Limits, Scheduler
 from ferrule.engine.source import describe, read_config
+from ferrule.engine.types import SamplingParams
 from ferrule.model import Share
 from ferrule.plan import BUILT_IN_ENGINE, Plan, make_plan
 
+LONG = 8192
 SPECIAL: dict[str, dict[str, Any]] = {
     "llama4_text": {},
     "deepseek_v2": {},
@@ -28,8 +33,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "youtu": {},
     "deepseek_v3": {},
     "minicpm3": {},
+    "phi3": long_rope(18) | {"num_attention_heads": 8, "num_key_value_heads": 4},
 }
-LONG = 8192
 STEPS: tuple[tuple[tuple[int, int, int], ...], ...] = (
     ((0, 0, 13),),
     ((0, 13, 6), (1, 0, 9)),
@@ -51,7 +56,7 @@ def check(directory: Path, steps: Sequence[Sequence[tuple[int, int, int]]], spli
     prompts = {number: tokens(length, number) for number, length in lengths.items()}
     given = [
         Batch(
-            tuple(Span(number, seen, new, True) for number, seen, new in step),
+            tuple(Span(number, seen, new, True, 0 if seen else lengths[number]) for number, seen, new in step),
             tuple(token for number, seen, new in step for token in prompts[number][seen : seen + new]),
         )
         for step in steps
@@ -106,3 +111,46 @@ def test_latents_are_cached_once_for_all_heads(weights: str | None, tmp_path: Pa
         assert run_ranks(tensor, body) == [(planned, held)] * tensor
         assert planned == 4 * (32 + 8) * 4, "of four layers, in float32"
         assert planned < 4 * 8 * (16 + 8) * 4 / tensor, "keys and values of all heads"
+
+
+@pytest.mark.parametrize(
+    ("name", "split"), [("phi3", (1, 1)), pytest.param("minicpm3", (2, 2), marks=pytest.mark.slow)]
+)
+def test_answers_that_grow_long_are_computed_again_with_long_frequencies(
+    name: str, split: tuple[int, int], tmp_path: Path
+) -> None:
+    """transformers chooses by the whole length, too: for every new token."""
+    border, prompts = 24, [tokens(20, 0), tokens(40, 1), tokens(6, 2)]
+    make(name, tmp_path, **long_rope(border))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    expected = [list(prompt) for prompt in prompts]
+    with torch.inference_mode():
+        for answer in expected:
+            for _ in range(12):
+                answer.append(int(model(torch.tensor([answer])).logits[0, -1].argmax()))
+    plan = make_plan(describe(tmp_path, read_config(tmp_path)), tensor=split[0], pipeline=split[1])
+    limits = Limits(batch_tokens=16, cache_tokens=1000, sequences=4, context=200, short=short_context(model.config))
+    scheduler, starts = Scheduler(limits, frozenset()), dict[int, list[int]]()
+    for number, prompt in enumerate(prompts):
+        scheduler.add(number, prompt, SamplingParams(max_tokens=12, ignore_eos=True))
+    sequences, stages = dict(scheduler.by_identity), [Shared(split[0]) for _ in range(split[1])]
+    batches: list[Batch] = []
+
+    def body(world: ThreadGroup) -> None:
+        runner = make_runners(tmp_path, plan, ["cpu"] * plan.world_size, "float32", None, world, stages)
+        for step in itertools.count():
+            if world.rank == plan.driver:
+                batches.append(scheduler.next_batch() or Batch())
+            world.shared.barrier.wait()
+            logits, batch = runner.run(batches[step]), batches[step]
+            if not batch.spans:
+                return
+            if logits is not None:
+                scheduler.complete(batch, logits.argmax(dim=1).tolist())
+            world.shared.barrier.wait()
+
+    run_ranks(plan.world_size, body)
+    for span in (span for batch in batches for span in batch.spans if not span.seen):
+        starts.setdefault(span.sequence, []).append(span.known)
+    assert [sequences[number].tokens for number in range(3)] == expected
+    assert starts == {0: [20, 25], 1: [40], 2: [6]}, "the first crosses the border, the second is long from its start"

@@ -171,6 +171,13 @@ REQUIRED = (
 )  # fmt: skip
 
 
+def long_rope(border: int) -> dict[str, Any]:
+    """Fields of a model that has other rotary frequencies for sequences of more than ``border`` tokens."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": border}
+    factors = {"short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [2.0, 3.0, 5.0, 8.0]}
+    return {"rope_parameters": rope | factors, "original_max_position_embeddings": border}
+
+
 def make(name: str, directory: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
     """Save a random model of architecture ``name`` into ``directory`` and give it back.
 

@@ -147,16 +147,18 @@ def mask_windows(config: Any) -> dict[int, int]:
     return {index: window for index, kind in enumerate(kinds) if kind == "sliding_attention"}
 
 
-def longest_context(config: Any) -> int:
-    """The most tokens of one sequence.
+def short_context(config: Any) -> int | None:
+    """Tokens beyond which a sequence has the long frequencies of LongRoPE (Ding et al. 2024); None: all are alike."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None
 
-    LongRoPE (Ding et al. 2024) has other rotary frequencies for sequences beyond the length that the model was first
-    trained with. transformers chooses them for a whole forward pass; a prompt that is computed in pieces, beside
-    other sequences, would get a mixture. So sequences end where the frequencies would change.
-    """
+
+def longest_context(config: Any) -> int:
+    """The most tokens of one sequence. Where LongRoPE is of some kinds of layers only, sequences end where its
+    frequencies would change: no known model has that."""
     longest = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
     rope = getattr(config, "rope_parameters", None) or {}
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+    for parameters in (value for value in rope.values() if isinstance(value, dict)):
         if parameters.get("rope_type") == "longrope":
             longest = min(longest, int(parameters["original_max_position_embeddings"]))
     return longest

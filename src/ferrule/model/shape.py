@@ -133,7 +133,7 @@ def _context(fields: Fields) -> int:
     longest = fields.integer("max_position_embeddings", default=1 << 20)
     name, rope = fields.get("rope_parameters", "rope_scaling")
     if isinstance(rope, Mapping):
-        for each in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
+        for each in (value for value in rope.values() if isinstance(value, Mapping)):
             if "longrope" in (each.get("rope_type"), each.get("type")):  # see engine.architectures.longest_context
                 inner = Fields({**fields.data, **each}, f"{fields.file}: {name}")
                 longest = min(longest, inner.integer("original_max_position_embeddings", default=longest))

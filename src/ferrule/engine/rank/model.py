@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from ferrule.engine.architectures import mask_chunks, mask_windows, plan_of, stages_of
 from ferrule.engine.devices import Device, RankGroup
-from ferrule.engine.rank import attention, latents, temperature
+from ferrule.engine.rank import attention
 from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.engine.rank.layers import PassThrough, StageInput
 from ferrule.engine.rank.packed import PACKS
+from ferrule.engine.rank.special_attention import latents, long_rope, temperature
 from ferrule.engine.rank.tensor_parallel import TensorParallel
 from ferrule.engine.source import read_config, saved_dtype
 from ferrule.engine.weights.checkpoint import Checkpoint, check_border
@@ -131,6 +132,7 @@ def cut_out(model: Any, config: Any, shard: Shard, group: RankGroup, aliases: di
     attention.attach(base, cache, mask_windows(config), mask_chunks(config))
     latents.attach(base)
     temperature.attach(base)
+    long_rope.attach(base, cache)
     return Part(base, slicings, stage_input, cache)
 
 
