@@ -25,6 +25,7 @@ from ferrule.engine.weights.slicing import even
 from ferrule.model.gguf.types import LAYOUTS
 from ferrule.model.packing import PACKED_VALUES, GroupLayout
 from ferrule.plan import make_plan
+from ferrule.staging import Uploads
 
 SPLITS = [(1, 1), (2, 1), (1, 2)]
 LAYOUT = {
@@ -92,7 +93,7 @@ def test_numbers_on_the_device_are_those_of_the_format(name: str) -> None:
     assert layout.values in PACKED_VALUES
     device = open_device("emulated", 1)
     groups = random_groups(layout, 24, 512)
-    matrix = pack_on(Whole(groups), None, torch.float32, device.torch_device)  # type: ignore[arg-type]
+    matrix = pack_on(Whole(groups), None, torch.float32, Uploads(device.torch_device))  # type: ignore[arg-type]
     assert matrix is not None
     found = device.download(matrix.multiply(device.upload(torch.eye(512))))
     assert torch.equal(found.T, torch.from_numpy(groups.numbers()))
@@ -117,7 +118,8 @@ def test_a_slice_is_read_as_packed_and_no_more_memory_is_used(tmp_path: Path, ma
     device = open_device("emulated", 1)
     with Checkpoint(tmp_path, "int4") as checkpoint:
         weight = checkpoint.tensors["model.layers.0.mlp.down_proj.weight"]
-        matrix = weight.format.pack(weight, even(512, 1, 1, 2, "width"), checkpoint, torch.float32, device.torch_device)
+        cut, uploads = even(512, 1, 1, 2, "width"), Uploads(device.torch_device)
+        matrix = weight.format.pack(weight, cut, checkpoint, torch.float32, uploads)
     assert isinstance(matrix, DeviceMatrix)
     assert matrix.shape == (64, 256)
     assert matrix.bytes == 64 * 256 // 2 + 64 * 8 * 2 == machines[0].used

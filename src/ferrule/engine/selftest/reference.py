@@ -24,6 +24,7 @@ from ferrule.engine.selftest.prompts import columns
 from ferrule.engine.source import read_config
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.loading import assign, check_complete, fill, recipes, targets
+from ferrule.staging import Uploads
 
 NAME = "ferrule-reference"
 LONG_FLOPS = 2e11
@@ -130,7 +131,7 @@ class Reference:
         held = torch.empty(like.shape, dtype=torch.float32 if like.is_floating_point() else like.dtype)
         source = self.aliases.get(name, name)
         check_complete([source], self.made_of, self.checkpoint)
-        fill(held, source, self.made_of[source], None, self.checkpoint, self.model)
+        fill(held, source, self.made_of[source], None, self.checkpoint, self.model, Uploads(held.device))
         assign(self.model, name, held)
 
     def _enter(self, name: str, module: nn.Module) -> None:

@@ -26,6 +26,7 @@ from ferrule.engine.weights.formats.packed import Packed
 from ferrule.engine.weights.groups import VALUES, GroupedMatrix
 from ferrule.engine.weights.matrix import Piece, alike
 from ferrule.model.packing import SUPER, GroupLayout, Scale
+from ferrule.staging import Uploads
 
 AT_ONCE = 1 << 24
 """Numbers that are unpacked at a time while a product is computed: 32 MB of bfloat16."""
@@ -132,10 +133,10 @@ def _whole(scales: Tensor, supers: Tensor | None) -> Tensor:
 
 
 def pack_on(
-    piece: Piece, source: StoredTensors, dtype: torch.dtype, device: torch.device, pad: int = 0
+    piece: Piece, source: StoredTensors, dtype: torch.dtype, uploads: Uploads, pad: int = 0
 ) -> DeviceMatrix | None:
     """``piece`` with ``pad`` rows of zeros behind it; None where it is to be held as numbers."""
-    found = read_on([[piece]], source, device, pad)
+    found = read_on([[piece]], source, uploads, pad)
     if found is None:
         return None
     first, parts = found
@@ -143,7 +144,7 @@ def pack_on(
 
 
 def read_on(
-    stack: Sequence[Sequence[Piece]], source: StoredTensors, device: torch.device, pad: int = 0
+    stack: Sequence[Sequence[Piece]], source: StoredTensors, uploads: Uploads, pad: int = 0
 ) -> tuple[GroupedMatrix, list[Tensor | None]] | None:
     """The rows of all matrices of ``stack``, each of the rows of its pieces, and ``pad`` ones of zeros behind them:
     the first groups, and the fields of `Held`. They are read and copied to the device some rows at a time. None where
@@ -160,15 +161,10 @@ def read_on(
             some = _host(groups)
             if first is None:
                 first = groups
-                rooms = [
-                    None
-                    if each is None
-                    else torch.zeros((rows + pad, *each.shape[1:]), dtype=each.dtype, device=device)
-                    for each in some
-                ]
+                rooms = [None if each is None else _zeros(each, rows + pad, uploads.device) for each in some]
             for room, each in zip(rooms, some, strict=True):
                 if room is not None and each is not None:
-                    room[done : done + stop - start].copy_(each)
+                    uploads.write(room[done : done + stop - start], each)
             done += stop - start
     return None if first is None else (first, rooms)
 

@@ -16,6 +16,7 @@ from ferrule.engine.weights.matrix import PackedMatrix, pack
 from ferrule.engine.weights.pieces import Recipe, of_expert
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.model.packing import GroupLayout
+from ferrule.staging import Uploads
 
 
 class MatrixStack(PackedStack):
@@ -84,7 +85,7 @@ def pack_stack(
     transposed: bool,
     checkpoint: Checkpoint,
     dtype: torch.dtype,
-    device: torch.device,
+    uploads: Uploads,
 ) -> PackedStack | None:
     """The ``experts`` of this rank, of a stacked parameter that has inputs first where it is ``transposed``; None where
     they are not stored packed, or are to be held as numbers. ``dtype``: of products."""
@@ -94,11 +95,11 @@ def pack_stack(
         if pieces is None or not all(isinstance(each.weight.format, GroupedFormat) for each in pieces):
             return None
         stack.append(pieces)
-    if not stack or device.type == "meta":
+    if not stack or uploads.device.type == "meta":
         return None
-    if device.type == "cpu":
+    if uploads.device.type == "cpu":
         return MatrixStack([pack(pieces, checkpoint, dtype) for pieces in stack])
-    found = read_on(stack, checkpoint, device)
+    found = read_on(stack, checkpoint, uploads)
     if found is None or found[0].order is not None:
         return None
     first, parts = found

@@ -24,6 +24,7 @@ from ferrule.engine.weights.loading import (
 from ferrule.engine.weights.matrix import PackedMatrix, pack, pack_numbers
 from ferrule.engine.weights.pieces import Recipe, of_expert, of_matrix
 from ferrule.engine.weights.slicing import Slicing
+from ferrule.staging import Uploads
 
 
 @dataclass
@@ -91,7 +92,7 @@ def _filled(
     blueprint: Blueprint, name: str, recipe: Recipe, cut: Slicing | None, empty: Tensor, checkpoint: Checkpoint
 ) -> Tensor:
     held = torch.empty(empty.shape, dtype=empty.dtype)
-    fill(held, blueprint.aliases.get(name, name), recipe, cut, checkpoint, blueprint.model)
+    fill(held, blueprint.aliases.get(name, name), recipe, cut, checkpoint, blueprint.model, Uploads(held.device))
     return held
 
 
