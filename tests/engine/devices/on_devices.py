@@ -67,7 +67,8 @@ def run_on(
 
     def rank(world: ThreadGroup) -> list[torch.Tensor]:
         runner = make_runners(directory, plan, devices, dtype, weights, world, stages)
-        return [logits for batch in given if (logits := runner.run(batch)) is not None]
+        found = (runner.run(batch) for batch in given)
+        return [runner.device.download(logits) for logits in found if logits is not None]
 
     found = run_ranks(plan.world_size, rank)[plan.driver]
     return torch.stack(found) if found else torch.empty(0)
