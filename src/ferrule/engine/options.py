@@ -74,7 +74,7 @@ class EngineOptions:
 class RankOptions:
     """Options of one rank; handed to its process as JSON. ``end_tokens``: ids that end an answer. ``identity``: which
     model is meant (`shards.weight_files`); where it is empty, whatever ``directory`` holds. ``meet_seconds``: in which
-    all ranks must have found each other. ``device``: a name of `engine.devices`. ``encrypt`` and ``weights``: as in
+    all ranks must have found each other. ``device``: names as in `EngineOptions`. ``encrypt`` and ``weights``: as in
     `EngineOptions`.
     """
 

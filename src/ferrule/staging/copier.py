@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ferrule.staging.host_memory import LentMemory
+
 ACCELERATORS = ("cuda", "xpu", "mps")
 """Kinds of device that torch itself knows, by its names: NVIDIA's and AMD's GPUs, Intel's, Apple's."""
 
@@ -37,6 +39,16 @@ class Copier(Protocol):
         ...
 
 
+def _apple_event() -> Any:
+    event = torch.mps.event.Event()
+    event.record()
+    return event
+
+
+_lent_to_apple = LentMemory(_apple_event)
+"""Apple's GPUs read any host memory, but not in every torch does a copy that is not waited for hold it."""
+
+
 class TorchCopier:
     """`Copier` of ``torch_device``, one of `ACCELERATORS` with its number."""
 
@@ -44,14 +56,14 @@ class TorchCopier:
         self.torch_device = torch_device
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """torch's allocator of pinned memory knows the copies that use it; Apple's GPUs read any host memory."""
-        return torch.empty(shape, dtype=dtype, pin_memory=self.torch_device.type != "mps", device="cpu")
+        """torch's own allocator of pinned memory knows the copies that use it."""
+        if self.torch_device.type == "mps":
+            return _lent_to_apple.empty(shape, dtype)
+        return torch.empty(shape, dtype=dtype, pin_memory=True, device="cpu")
 
     def record(self) -> Event:
         if self.torch_device.type == "mps":
-            event = torch.mps.event.Event()
-            event.record()
-            return event
+            return _apple_event()  # type: ignore[no-any-return]
         return torch.accelerator.current_stream(self.torch_device).record_event()
 
     def follow(self, event: Any) -> None:

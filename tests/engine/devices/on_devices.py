@@ -84,7 +84,8 @@ def logits_of(
         runner = make_runners(directory, plan, devices, dtype, weights, world, stages)
         if runners is not None:
             runners.append(runner)
-        return [logits for batch in given if (logits := runner.run(batch)) is not None]
+        found = (runner.run(batch) for batch in given)
+        return [runner.device.download(logits) for logits in found if logits is not None]
 
     found: list[torch.Tensor] = run_ranks(plan.world_size, rank)[plan.driver]
     return found

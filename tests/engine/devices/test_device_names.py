@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ferrule.engine.device_names import KINDS, device_of, parse_device, parse_devices
-from ferrule.engine.devices import DEVICES, device_kind, find_device, open_device
+from ferrule.engine.devices import DEVICES, device_kind, find_device, name_here, open_device
 from ferrule.engine.options import EngineOptions
 from ferrule.errors import ConfigError
 
@@ -46,7 +46,8 @@ def test_ranks_that_want_the_same_take_devices_in_turn() -> None:
 
 def test_auto_takes_what_torch_finds() -> None:
     found = next((kind for kind in ("cuda", "xpu", "mps") if DEVICES[kind].count()), "cpu")
-    assert find_device("auto", 0).startswith(found)
+    assert name_here("auto") == found
+    assert name_here("emulated:3") == "emulated:3"
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from tiny_models import make
 from ferrule.engine.devices import open_device
 from ferrule.engine.devices.emulated.machine import LostDevice, Machine, plug_in
 from ferrule.engine.rank.batch import Batch, Span
+from ferrule.engine.rank.sampler import Sampler, choose_all
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.source import describe, read_config
+from ferrule.engine.types import SamplingParams
 from ferrule.plan import Plan, make_plan
 
 
@@ -47,14 +50,24 @@ def test_one_wait_for_each_token_and_no_copy_but_those_of_the_batch(
     name: str, tmp_path: Path, machines: list[Machine]
 ) -> None:
     runner, (machine, _) = alone(make(name, tmp_path)), machines
-    for batch in batches([prompt(1), prompt(2)]):
+    greedy = (SamplingParams(temperature=0.0), 1, 0)
+    drawn = (SamplingParams(seed=1, top_k=9, top_p=0.9, min_p=0.01), 1, 1)
+    everything = (replace(drawn[0], repetition_penalty=1.1, presence_penalty=0.5, logprobs=2), 4, 5)
+    for batch, (params, to_host, to_device) in zip(
+        batches([prompt(1), prompt(2)]), (greedy, drawn, everything), strict=True
+    ):
         machine.waits.clear()
         before = (machine.timeline.waits, machine.to_host, machine.to_device)
-        runner.run(batch)
+        logits = runner.run(batch)
+        assert logits is not None
+        choices = choose_all(runner.device, logits, [(Sampler(params), prompt(), 3) for _ in logits])
         assert machine.waits == {}, "the host waits for events only"
         assert machine.timeline.waits - before[0] == 1
-        assert machine.to_host - before[1] == 1, "the logits"
-        assert machine.to_device - before[2] == 3, "tokens, positions, and which logits are wanted"
+        assert machine.to_host - before[1] == to_host, "the sequences' tokens, and log-probabilities that are wanted"
+        copies = machine.to_device - before[2] - 3
+        assert copies == to_device, "beside tokens, positions, and which logits are wanted: of how they are chosen"
+        expected = [Sampler(params).choose(row, prompt(), 3) for row in runner.device.download(logits)]
+        assert [choice.token for choice in choices] == [choice.token for choice in expected]
 
 
 @pytest.mark.parametrize("split", [(2, 1), (1, 2)])
@@ -69,7 +82,7 @@ def test_one_wait_for_each_collective(split: tuple[int, int], tmp_path: Path, ma
     run_on(tmp_path, plan, ["emulated:0", "emulated:1"], given)
     assert [sum(machine.waits.values()) for machine in machines] == loads, "steps wait for events only"
     layers = 4
-    # Two sums in a layer and that of the embedding; the head's parts; a stage's hidden states; and the logits.
+    # Two sums in a layer and that of the embedding; the head's parts; a stage's hidden states; and the logits at last.
     here = [2 * layers + 1 + 1 + 1, 2 * layers + 1 + 1] if split == (2, 1) else [1, 1]
     steps = [machine.timeline.waits - before for machine, before in zip(machines, at_load, strict=True)]
     assert steps == [len(given) * each for each in here]
@@ -95,11 +108,13 @@ def test_released_sequences_give_their_memory_back(tmp_path: Path, machines: lis
     runner = alone(make("llama", tmp_path))
     runner.run(Batch((Span(1, 0, 3, True),), (5, 6, 7)))
     runner.run(Batch(released=(1,)))
+    runner.device.synchronize()
     used = machines[0].used
     for _ in range(3):
         runner.run(Batch((Span(2, 0, 20, True),), tuple(prompt())))
         assert machines[0].used > used
         runner.run(Batch(released=(2,)))
+        runner.device.synchronize()
         assert machines[0].used <= used
 
 
@@ -107,6 +122,7 @@ def test_memory_that_ends_in_a_step_is_told_and_given_back(tmp_path: Path, machi
     runner = alone(make("llama", tmp_path))
     runner.run(Batch((Span(1, 0, 3, True),), (5, 6, 7)))
     runner.run(Batch(released=(1,)))
+    runner.device.synchronize()
     used = machines[0].used
     machines[0].memory = used + 10_000
     with pytest.raises(torch.OutOfMemoryError, match="emulated:0 out of memory"):
@@ -114,8 +130,10 @@ def test_memory_that_ends_in_a_step_is_told_and_given_back(tmp_path: Path, machi
     machines[0].memory = 1 << 30
     logits = runner.run(Batch((Span(3, 0, 13, True),), tuple(prompt()[:13]), (2,)))
     assert logits is not None
-    assert (logits - expected_logits(tmp_path, [prompt()])[0]).abs().max() < 1e-4
+    assert (runner.device.download(logits) - expected_logits(tmp_path, [prompt()])[0]).abs().max() < 1e-4
+    del logits
     runner.run(Batch(released=(3,)))
+    runner.device.synchronize()
     assert machines[0].used <= used
 
 

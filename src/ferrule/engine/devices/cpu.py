@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,9 @@ class CpuDevice:
 
     def download(self, values: Tensor) -> Tensor:
         return values
+
+    def download_all(self, values: Sequence[Tensor]) -> list[Tensor]:
+        return list(values)
 
     def synchronize(self) -> None:
         return

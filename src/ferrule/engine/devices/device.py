@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +46,10 @@ class Device(Protocol):
 
     def download(self, values: Tensor) -> Tensor:
         """A tensor on the device, in host memory, when what computes it is done."""
+        ...
+
+    def download_all(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """As `download`, for several of which the host waits once."""
         ...
 
     def synchronize(self) -> None:

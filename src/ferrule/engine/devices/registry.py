@@ -48,11 +48,14 @@ DEVICES = {
 }
 
 
+def name_here(name: str) -> str:
+    """``name``, where ``auto`` is an accelerator that torch finds on this machine, or else the processor."""
+    return next((kind for kind in BUILDS if DEVICES[kind].count()), CPU) if name == AUTO else name
+
+
 def find_device(name: str, place: int) -> str:
-    """``name`` with a number: for rank ``place`` of those on this machine that want one, in turn. ``auto`` is
-    an accelerator that torch finds here, or else the processor. Raises `ConfigError` where there is no such device."""
-    if name == AUTO:
-        name = next((kind for kind in BUILDS if DEVICES[kind].count()), CPU)
+    """``name`` with a number: for rank ``place`` of those on this machine that want one, in turn. Raises `ConfigError`
+    where there is no such device."""
     kind, number = parse_device(name)
     count = DEVICES[kind].count()
     if number is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,6 +48,12 @@ class StagedDevice(ABC):
 
     def download(self, values: Tensor) -> Tensor:
         return staged(self, values).arrived()
+
+    def download_all(self, values: Sequence[Tensor]) -> list[Tensor]:
+        pieces = [staged(self, each) for each in values]
+        for piece in pieces[-1:]:  # after the others
+            piece.arrived()
+        return [piece.host for piece in pieces]
 
     def group(self, ranks: RankGroup, *, alike: bool) -> RankGroup:
         return ranks if ranks.size == 1 else StagedGroup(ranks, self, in_pieces=alike)

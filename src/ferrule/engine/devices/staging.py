@@ -22,8 +22,8 @@ class StagedGroup:
 
     def all_reduce(self, x: Tensor, /) -> Tensor:
         flat = x.view(-1)
-        cuts = spans(len(flat), flat.element_size()) if self._in_pieces else [slice(None)]
-        for piece in [staged(self._device, flat[cut]) for cut in cuts]:
+        parts = [flat[span] for span in spans(len(flat), flat.element_size())] if self._in_pieces else [x]
+        for piece in [staged(self._device, part) for part in parts]:
             self._ranks.all_reduce(piece.arrived())
             piece.home()
         return x

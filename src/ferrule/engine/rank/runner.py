@@ -8,13 +8,13 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ferrule.engine.device_names import CPU, device_of, parse_device
 from ferrule.engine.devices import Device, open_device
-from ferrule.engine.options import LOAD_TIMEOUT, RankOptions
+from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch
 from ferrule.engine.rank.step.describe import Unfit
 from ferrule.engine.rank.step.runner import StepRunner
 from ferrule.engine.rank.torch_runner import TorchRunner
-from ferrule.engine.shards.messages import tell_all
 from ferrule.engine.types import Progress
 from ferrule.fabric import Group
 from ferrule.plan import Plan, Shard
@@ -40,7 +40,7 @@ class Runner(Protocol):
 
     def run(self, batch: Batch) -> Tensor | None:
         """Compute ``batch``, after dropping the caches that it releases. On the driver: logits (rows wanted,
-        vocabulary) in float32, in host memory; on all other ranks None."""
+        vocabulary) in float32, on the device, which may not have computed them yet; on all other ranks None."""
         ...
 
     def capture(self, batch: Batch, depth: int, rows: Sequence[int]) -> Tensor:
@@ -68,8 +68,9 @@ def make_runner(options: RankOptions, world: Group, on_progress: Callable[[Progr
 
 def choose_runner(options: RankOptions, world: Group, stage: Group, on_progress: Callable[[Progress], None]) -> Runner:
     """The runner that suits the model and the devices of all ranks. ``stage``: the ranks of this rank's stage."""
-    device = open_device(options.device, options.threads)
-    in_host_memory = [kind == "cpu" for kind in tell_all(world, device.torch_device.type, LOAD_TIMEOUT)]
+    names = [device_of(options.device, rank, world.size) for rank in range(world.size)]
+    device = open_device(names[world.rank], options.threads)
+    in_host_memory = [parse_device(name)[0] == CPU for name in names]
     if all(in_host_memory):  # the native library computes there
         try:
             return StepRunner(options, world, stage, device, on_progress)

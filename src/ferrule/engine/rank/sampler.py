@@ -1,25 +1,25 @@
-"""Choose tokens from logits: penalties and biases here, temperature, cuts and chance in the native library."""
+"""Choose tokens from logits: in host memory by the native library, on an accelerator by its own operations."""
 
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ferrule._native import sample
+from ferrule.engine.devices import Device
+from ferrule.engine.rank.device_sampler import Chosen, choose_there
+from ferrule.engine.rank.logits import Context, penalised, reported
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError
 
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
-LOWEST_LOGPROB = -9999.0
-"""Reported log-probability of a token that cannot come, as OpenAI's API does: JSON has no infinities."""
 _NO_TOKEN = -1
+_NO_NUMBERS = "the model's logits are not numbers; try --dtype bfloat16 or float32"
 
 
 @dataclass(frozen=True)
@@ -44,46 +44,45 @@ class Sampler:
         self.drawn = drawn
 
     def choose(self, logits: Tensor, tokens: Tokens[int], prompt: int) -> Choice:
-        """The next token, from ``logits`` (vocabulary,) after ``tokens``, the first ``prompt`` of which were given.
-        Raises `EngineError` where no logit is a number."""
-        params, scores = self.params, self._penalised(logits.float(), tokens, prompt).contiguous()
-        self.drawn += 1
-        chance = (mixed(self.seed, self.drawn) >> 11) * 2.0**-53  # as many bits as a float has
+        """The next token, from ``logits`` (vocabulary,) in host memory after ``tokens``, the first ``prompt`` of which
+        were given. Raises `EngineError` where no logit is a number."""
+        params, context = self.params, Context(self.params, tokens, prompt)
+        scores = penalised(logits.float().unsqueeze(0), [context], lambda host: host)[0].contiguous()
         token = sample(
-            scores.data_ptr(), len(scores), params.temperature, params.top_k, params.top_p, params.min_p, chance
+            scores.data_ptr(), len(scores), params.temperature, params.top_k, params.top_p, params.min_p, self.chance()
         )
         if token == _NO_TOKEN:
-            raise EngineError("the model's logits are not numbers; try --dtype bfloat16 or float32")
-        if self.params.logprobs is None:
+            raise EngineError(_NO_NUMBERS)
+        if params.logprobs is None:
             return Choice(token)
-        logprobs = logits.log_softmax(dim=-1).nan_to_num(LOWEST_LOGPROB).clamp_min(LOWEST_LOGPROB)
-        values, ids = logprobs.topk(min(self.params.logprobs, len(logprobs)))
+        logprobs = reported(logits)
+        values, ids = logprobs.topk(min(params.logprobs, len(logprobs)))
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
         return Choice(token, float(logprobs[token]), top)
 
-    def _penalised(self, logits: Tensor, tokens: Tokens[int], prompt: int) -> Tensor:
-        """Apply the repetition penalty (prompt and answer) and OpenAI's (answer only), then the biases.
+    def chance(self) -> float:
+        """The random number of the next token, of [0, 1)."""
+        self.drawn += 1
+        return (mixed(self.seed, self.drawn) >> 11) * 2.0**-53  # as many bits as a float has
 
-        Repetition: a logit above zero is divided by it, one below multiplied (Keskar and others, "CTRL", 2019).
-        OpenAI's: logit -= presence * (count > 0) + frequency * count, as its API reference defines them.
-        """
-        params = self.params
-        if params.repetition_penalty != 1.0 and tokens:
-            ids = torch.tensor(tokens)
-            seen, logits = logits[ids], logits.clone()
-            logits[ids] = torch.where(seen < 0, seen * params.repetition_penalty, seen / params.repetition_penalty)
-        penalties = Counter(tokens[prompt:]) if params.presence_penalty or params.frequency_penalty else {}
-        if not penalties and not params.logit_bias:
-            return logits
-        scores = logits.clone()
-        if penalties:
-            ids = torch.tensor(list(penalties))
-            counts = torch.tensor(list(penalties.values()), dtype=scores.dtype)
-            scores[ids] -= params.presence_penalty + params.frequency_penalty * counts
-        for token, bias in params.logit_bias.items():
-            if 0 <= token < len(scores):
-                scores[token] += bias
-        return scores
+
+def choose_all(device: Device, logits: Tensor, wanted: Tokens[tuple[Sampler, Tokens[int], int]]) -> list[Choice]:
+    """The next token of each sequence, from ``logits`` (sequences, vocabulary) on ``device``: its sampler, its tokens,
+    and how many of these were given. Raises `EngineError` where no logit is a number."""
+    if logits.is_cpu:
+        return [one.choose(row, tokens, prompt) for row, (one, tokens, prompt) in zip(logits, wanted, strict=True)]
+    contexts = [Context(one.params, tokens, prompt) for one, tokens, prompt in wanted]
+    chosen = choose_there(device, logits, contexts, [one.chance() for one, _, _ in wanted])
+    if logits.shape[-1] in chosen.tokens:
+        raise EngineError(_NO_NUMBERS)
+    return [_choice(chosen, row, context.params.logprobs) for row, context in enumerate(contexts)]
+
+
+def _choice(chosen: Chosen, row: int, alternatives: int | None) -> Choice:
+    if alternatives is None or chosen.logprobs is None or chosen.top is None or chosen.ids is None:
+        return Choice(chosen.tokens[row])
+    ids, values = chosen.ids[row, :alternatives].tolist(), chosen.top[row, :alternatives].tolist()
+    return Choice(chosen.tokens[row], float(chosen.logprobs[row]), tuple(zip(ids, values, strict=True)))
 
 
 def mixed(seed: int, place: int) -> int:

@@ -66,7 +66,7 @@ class TorchRunner:
             if not self.shard.has_head:
                 self.stages.send(output.contiguous(), self.world.rank + self.plan.tensor)
                 return None
-            return self.device.download(output) if self.world.rank == self.plan.driver else None
+            return output if self.world.rank == self.plan.driver else None
 
     def capture(self, batch: Batch, depth: int, rows: Sequence[int]) -> Tensor:
         """See `Runner.capture`."""

@@ -35,8 +35,10 @@ def warm_up(runner: Runner) -> Trial:
     `EngineError` where no memory is left for caches."""
     runner.run(Batch((Span(0, 0, WARM_UP, True),), (0,) * WARM_UP))
     runner.run(Batch((Span(0, WARM_UP, 1, True),), (0,)))
+    runner.device.synchronize()
     begin = time.perf_counter()
     runner.run(Batch((Span(0, WARM_UP + 1, 1, True),), (0,)))
+    runner.device.synchronize()
     seconds = time.perf_counter() - begin
     per_token = max(1, runner.cache_bytes_per_token(0))
     runner.run(Batch(released=(0,)))

@@ -19,13 +19,13 @@ from ferrule import fabric
 from ferrule.config import environment, pins_threads
 from ferrule.engine.architectures import short_context
 from ferrule.engine.device_names import device_of
-from ferrule.engine.devices import device_kind, find_device
+from ferrule.engine.devices import device_kind, find_device, name_here
 from ferrule.engine.messages import Add, Cancel, Failed, Load, NewToken, Ready, Tokens
 from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce, receive
 from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.runner import Runner, make_runner
-from ferrule.engine.rank.sampler import Choice, Sampler
+from ferrule.engine.rank.sampler import Choice, Sampler, choose_all
 from ferrule.engine.rank.scheduler import Limits, Scheduler
 from ferrule.engine.rank.warm_up import Trial, warm_up
 from ferrule.engine.selftest.check import check, expected
@@ -96,8 +96,8 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
         peak = max(peak, private_bytes())
         control.progress(progress)
 
-    options = replace(options, device=device_here(world, options.device))
-    if device_kind(options.device).pinned and pins_threads(environment()):
+    options = replace(options, device=devices_of_all(world, options.device))
+    if device_kind(device_of(options.device, world.rank, world.size)).pinned and pins_threads(environment()):
         pin_to_free_cores(options.threads)
     obtained = obtain(world, options, on_progress)
     config = read_config(obtained.directory)
@@ -128,11 +128,13 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
         follow(runner)
 
 
-def device_here(world: fabric.Group, devices: str) -> str:
-    """Name of this rank's device, of those that the user named for all; all ranks call it."""
-    name = device_of(devices, world.rank, world.size)
-    wanted = tell_all(world, f"{boot_id()} {name}", STEP_TIMEOUT)
-    return find_device(name, wanted[: world.rank].count(wanted[world.rank]))
+def devices_of_all(world: fabric.Group, devices: str) -> str:
+    """Names of the ranks' devices, of those that the user gave; this rank's with its number. All ranks call it."""
+    mine = [boot_id(), name_here(device_of(devices, world.rank, world.size))]
+    wanted = tell_all(world, mine, STEP_TIMEOUT)
+    names = [name for _, name in wanted]
+    names[world.rank] = find_device(mine[1], wanted[: world.rank].count(mine))
+    return ",".join(names)
 
 
 def transports(world: fabric.Group) -> str:
@@ -210,12 +212,11 @@ class Driver:
         logits = self.runner.run(batch)
         if logits is None:
             raise EngineError("the driver got no logits")
-        choices: dict[int, Choice] = {}
-        wanted = [span.sequence for span in batch.spans if span.sample]
-        for row, identity in enumerate(wanted):
-            sequence = self.scheduler.by_identity[identity]
-            choices[identity] = self.samplers[identity].choose(logits[row], sequence.tokens, sequence.prompt)
-        done = self.scheduler.complete(batch, [choices[identity].token for identity in wanted])
+        sequences = [self.scheduler.by_identity[span.sequence] for span in batch.spans if span.sample]
+        wanted = [(self.samplers[each.identity], each.tokens, each.prompt) for each in sequences]
+        found = choose_all(self.runner.device, logits, wanted) if wanted else []
+        choices = {sequence.identity: choice for sequence, choice in zip(sequences, found, strict=True)}
+        done = self.scheduler.complete(batch, [choice.token for choice in found])
         if done:
             self._report([(sequence.identity, choices[sequence.identity], reason) for sequence, _, reason in done])
 

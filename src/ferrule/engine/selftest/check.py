@@ -109,7 +109,7 @@ def _short(runner: Runner, lengths: list[int], vocabulary: int) -> Rows | None:
     )
     answers = [runner.run(prompts), runner.run(more)]
     runner.run(Batch(released=tuple(numbers)))
-    rows = [sampled(answer) for answer in answers if answer is not None]
+    rows = [sampled(runner.device.download(answer)) for answer in answers if answer is not None]
     return np.concatenate(rows) if rows else None
 
 

@@ -1,0 +1,80 @@
+"""Sampling on an accelerator gives the tokens that the native library gives, from one wait of the host."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ferrule.engine.devices.emulated.device import EmulatedDevice
+from ferrule.engine.devices.emulated.machine import Machine, plug_in
+from ferrule.engine.rank.sampler import Sampler, choose_all
+from ferrule.engine.types import SamplingParams
+from ferrule.errors import EngineError
+
+HOW = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(seed=1),
+    SamplingParams(seed=2, temperature=0.3, logprobs=0),
+    SamplingParams(seed=3, temperature=2.0, top_k=7),
+    SamplingParams(seed=4, top_k=5000),
+    SamplingParams(seed=5, top_p=0.9, logprobs=5),
+    SamplingParams(seed=6, top_p=0.0),
+    SamplingParams(seed=7, temperature=1.5, top_k=40, top_p=0.5),
+    SamplingParams(seed=8, min_p=0.02),
+    SamplingParams(seed=9, temperature=0.8, top_k=300, top_p=0.95, min_p=0.01, repetition_penalty=1.3),
+    SamplingParams(seed=10, temperature=1e-6, presence_penalty=0.7, frequency_penalty=0.4, logprobs=1),
+    SamplingParams(seed=11, frequency_penalty=-0.4, logit_bias={3: 2.5, 5: -100.0, 10**6: 3.0}, logprobs=2),
+]
+TOKENS = [3, 5, 5, 8, 13, 5, 3]
+
+
+def device(seed: int | None = None) -> EmulatedDevice:
+    EmulatedDevice()  # so that torch knows it
+    plug_in(Machine(0, seed=seed))
+    return EmulatedDevice()
+
+
+def drawn(one: EmulatedDevice, logits: torch.Tensor, how: list[SamplingParams], turns: int) -> None:
+    """On the device all together, in the native library one by one."""
+    there, here = [Sampler(params) for params in how], [Sampler(params) for params in how]
+    values = one.upload(logits)
+    for _ in range(turns):
+        waits = one.machine.timeline.waits
+        found = choose_all(one, values, [(sampler, TOKENS, 3) for sampler in there])
+        assert one.machine.timeline.waits - waits == 1
+        for choice, sampler, row in zip(found, here, logits, strict=True):
+            expected = sampler.choose(row, TOKENS, 3)
+            assert choice.token == expected.token, sampler.params
+            assert [token for token, _ in choice.top] == [token for token, _ in expected.top]
+            assert [value for _, value in choice.top] == pytest.approx([value for _, value in expected.top], abs=1e-5)
+            assert (choice.logprob is None) == (expected.logprob is None)
+            if expected.logprob is not None:
+                assert choice.logprob == pytest.approx(expected.logprob, abs=1e-5)
+    assert one.machine.waits == {}
+
+
+@pytest.mark.parametrize(("vocabulary", "spread", "seed"), [(17, 3.0, None), (3000, 0.01, 1), (3000, 30.0, None)])
+def test_the_tokens_are_those_of_the_native_library(vocabulary: int, spread: float, seed: int | None) -> None:
+    logits = torch.randn(len(HOW), vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * spread
+    drawn(device(seed), logits, HOW, turns=20)
+    for params, row in zip(HOW, logits, strict=True):  # each kind of batch has operations of its own
+        drawn(device(seed), row.unsqueeze(0), [params], turns=3)
+
+
+def test_what_cannot_come_does_not_and_the_first_of_equal_ones_is_the_likeliest() -> None:
+    rows = torch.tensor(
+        [
+            [1.0, 4.0, math.nan, 4.0],
+            [-math.inf, 2.0, -math.inf, math.nan],
+            [math.nan, -math.inf, -math.inf, -math.inf],
+            [0.0, math.inf, 3.0, math.inf],
+            [0.0, -math.inf, 0.0, math.nan],
+        ]
+    )
+    cold, warm = SamplingParams(temperature=0.0), SamplingParams(seed=1, top_p=0.99, top_k=3)
+    for params in (cold, warm, SamplingParams(seed=2, min_p=0.5)):
+        drawn(device(), rows, [params] * len(rows), turns=10)
+    with pytest.raises(EngineError, match="the model's logits are not numbers"):
+        choose_all(device(), EmulatedDevice().upload(rows * math.nan), [(Sampler(warm), (), 0)] * len(rows))
