@@ -144,12 +144,15 @@ def test_a_stranger_that_is_slow_is_hung_up_on(tmp_path):
         home = make_home(tmp_path, "first")
         async with running(home), tapped(home) as (cable, seen):
             (await connect(cable, KEY, Caller(home.settings.host, Purpose.ASK))).close()
-            for said in (bytes(seen[0][:20]), bytes(seen[0][:124])):
+
+            async def stranger(said: bytes) -> None:
                 reader, writer = await asyncio.open_connection("127.0.0.1", home.settings.port)
                 writer.write(said)
                 async with asyncio.timeout(HANDSHAKE_SECONDS + SECONDS):
                     await reader.read()  # until it hangs up
                 writer.close()
+
+            await asyncio.gather(stranger(bytes(seen[0][:20])), stranger(bytes(seen[0][:124])))
 
     asyncio.run(scene())
 

@@ -101,7 +101,7 @@ def test_bars_are_a_report_whatever_it_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert "cables, 1 + 0.4 Gb/s: all_reduce / sum" in result.output
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # as the bars above do
 def test_busy_cores_disturb_but_do_not_stop_it() -> None:
     result = bench_fabric(Sweep(sizes=(64,), impls=("ferrule-native",), transports=("shm",), quick=True, busy=True))
     assert [row["impl"] for row in result.rows] == ["ferrule-native"]  # the limits would not be any

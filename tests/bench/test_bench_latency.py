@@ -53,14 +53,14 @@ def test_wrong_wishes_are_refused(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("emulated_hosts")
 def test_the_demo_measures_and_draws_every_point(tmp_path: Path) -> None:
     figures, picture = tmp_path / "latency.json", tmp_path / "latency.png"
-    command = [sys.executable, "-m", "ferrule.cli.main", "lab", "demo", "latency", "--quick", "--delays", "5ms,20ms"]
+    command = [sys.executable, "-m", "ferrule.cli.main", "lab", "demo", "latency", "--quick", "--delays", "20ms"]
     command += ["--tokens", "4", "--json", str(figures), "--plot", str(picture)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "messages per token against 2" in done.stdout
     bench = json.loads(figures.read_text())
     points = {(row["split"], row["delay"]): row for row in bench["rows"]}
-    assert set(points) == {(split, delay) for split in ("tensor", "pipeline") for delay in (0.0, 5e-3, 20e-3)}
+    assert set(points) == {(split, delay) for split in ("tensor", "pipeline") for delay in (0.0, 20e-3)}
     # No token can be quicker than the cable: 4 layers are 10 messages, 200 ms.
     assert points["tensor", 20e-3]["median_ms"] > 180
     assert points["pipeline", 20e-3]["median_ms"] > 36

@@ -94,7 +94,7 @@ def check(directory: Path, tensor: int = 1, pipeline: int = 1, weights: str | No
         assert more < MARGIN, f"rank {rank.rank} of {rank.weight_bytes:,} bytes of weights took {more:,} more"
 
 
-@pytest.mark.parametrize("form", forms([*FORMATS, *PLAIN], "int4", "bfloat16", "nf4"))
+@pytest.mark.parametrize("form", forms([*FORMATS, *PLAIN], "bfloat16", "nf4"))
 def test_peak_memory_of_a_rank_is_its_shard_and_a_small_margin(form: str, tmp_path: Path) -> None:
     check(write_random(tmp_path / form, form, **SIZES), 2)
 
@@ -110,8 +110,10 @@ def test_the_same_of_gguf_files(kind: str, tmp_path: Path) -> None:
     check(write_random_gguf(tmp_path / "m.gguf", kind, **SIZES), 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("tensor", "pipeline"),
+    [pytest.param(1, 1, marks=pytest.mark.soak), pytest.param(1, 2, marks=pytest.mark.slow)],
+)
 def test_the_same_of_other_splits(tensor: int, pipeline: int, tmp_path: Path) -> None:
     check(write_random(tmp_path / "m", "int4", **SIZES), tensor, pipeline)
 

@@ -88,8 +88,8 @@ def check_rank(spec: ModelSpec, directory: Path, parts: int) -> None:
         share = Share.even(parts)
         assert model.weight_bytes == weight_bytes(spec, plan)[0] == spec.rank_bytes(share, spec.vocabulary_share(parts))
         policy = BUILT_IN_ENGINE.cache_of(spec)
-        # transformers' modules expand latents by head; of step programs, which keep them, rank/test_step.py has a test.
-        layers = [replace(one, attention=replace(one.attention, latents_kept=False)) for one in spec.decoder]
+        # transformers' modules keep latents once; of step programs, which do so twice, rank/test_step.py has a test.
+        layers = [replace(one, attention=replace(one.attention, latents_twice=False)) for one in spec.decoder]
         assert cache * TOKENS == sum(layer.cache_bytes(TOKENS, policy, share) for layer in layers)
         calls = [*spec.first_collectives, *(call for layer in spec.decoder for call in layer.collectives)]
         padded = round(spec.vocabulary_share(parts) * spec.vocab_size) * parts
@@ -125,5 +125,5 @@ def test_a_model_that_repeats_a_class_of_transformers_is_run_as_that(tmp_path: P
     file.write_text(json.dumps(told | repeated))
     assert read_config(tmp_path).model_type == "deepseek_v3"
     file.write_text(json.dumps(told | repeated | {"model_type": "another_k3"}))
-    with pytest.raises(ModelError, match="cannot be read as a model configuration"):
+    with pytest.raises(ModelError, match="model_type 'another_k3' is not a family known here"):
         read_config(tmp_path)

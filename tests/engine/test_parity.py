@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from thread_group import Shared, ThreadGroup, run_ranks
-from tiny_models import CONFIGS, REQUIRED, make
+from tiny_models import CONFIGS, REQUIRED, long_rope, make
 from transformers import AutoModelForCausalLM
 
 from ferrule.engine.devices import open_device
@@ -208,12 +208,12 @@ def test_a_window_that_only_the_mask_is_told_of_holds(name: str, tmp_path: Path)
     check_logits(name, make(name, tmp_path), 1, 1)
 
 
-def test_the_context_ends_where_rotary_frequencies_would_change(tmp_path: Path) -> None:
-    rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": TOKENS}
-    rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    make("phi3", tmp_path, rope_parameters=rope, original_max_position_embeddings=TOKENS)
-    assert describe(tmp_path, read_config(tmp_path)).max_context == TOKENS
-    check_logits("phi3", tmp_path, 2, 1)
+@pytest.mark.parametrize("border", [TOKENS, 12])
+def test_rotary_frequencies_are_those_of_the_whole_length(border: int, tmp_path: Path) -> None:
+    make("phi3", tmp_path, **long_rope(border))
+    assert describe(tmp_path, read_config(tmp_path)).max_context == 256
+    for split in ((2, 1), (1, 2)):
+        check_logits("phi3", tmp_path, *split)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,11 @@ def test_transformers_is_not_asked_where_the_configuration_says_all(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "nonesuch"}, "cannot be read as a model configuration"),
+        (
+            {"model_type": "nonesuch"},
+            r"config\.json: model_type 'nonesuch' is not a family known here, nor to the installed",
+        ),
+        ({"model_type": None}, "no model_type says which family"),
         ({"num_hidden_layers": "four"}, "cannot be read as a model configuration"),
         ({"quantization_config": {"quant_method": "quip"}}, r"is quantized \(quip\)"),
         ({"layer_types": ["linear_attention"] * 4}, "of a kind that this engine does not run: linear_attention"),

@@ -23,6 +23,14 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+}
+
 EXPERTS: dict[str, Any] = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
 
 WINDOWED = ("full_attention", "sliding_attention")
@@ -47,18 +55,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "deepseek_v3": {
         **EXPERTS,
-        "num_key_value_heads": 8,
+        **LATENTS,
         "n_routed_experts": 8,
         "n_shared_experts": 1,
         "n_group": 2,
         "topk_group": 1,
         "first_k_dense_replace": 1,
         "q_lora_rank": 24,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 12,
-        "head_dim": 8,
     },
     "phi3": {"sliding_window": None},
     "glm4_moe": {
@@ -78,15 +81,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "deepseek_v2": {
         **EXPERTS,
-        "num_key_value_heads": 8,
+        **LATENTS,
         "n_routed_experts": 8,
         "n_shared_experts": 1,
         "first_k_dense_replace": 1,
         "q_lora_rank": None,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 12,
         "topk_method": "greedy",
     },
     "gpt_neox": {"num_key_value_heads": 8},
@@ -109,13 +108,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "layer_types": ["full_attention", "full_attention", "sliding_attention", "sliding_attention"],
     },
-    "minicpm3": {
-        "num_key_value_heads": 8,
+    "glm4_moe_lite": {
+        **EXPERTS,
+        **LATENTS,
+        "n_routed_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
         "q_lora_rank": 24,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
+    },
+    "youtu": {**LATENTS, "q_lora_rank": None},
+    "minicpm3": {
+        **LATENTS,
+        "q_lora_rank": 24,
         "scale_emb": 12,
     },
     "gemma3n_text": {
@@ -128,6 +132,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": 131,
         "laurel_rank": 8,
         "altup_num_inputs": 2,
+    },
+    "llama4_text": {
+        "intermediate_size": 32,
+        "intermediate_size_mlp": 96,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layer_interval": 2,
+        "attention_chunk_size": 6,
+        "floor_scale": 4,
     },
     "cohere": {"use_qk_norm": True, "tie_word_embeddings": True},
     "granite": {
@@ -155,6 +169,13 @@ REFUSED: dict[str, dict[str, Any]] = {"doge": {}, "hrm_text": {}, "diffllama": {
 REQUIRED = (
     "llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma3_text", "gpt_oss", "deepseek_v3", "phi3", "glm4_moe",
 )  # fmt: skip
+
+
+def long_rope(border: int) -> dict[str, Any]:
+    """Fields of a model that has other rotary frequencies for sequences of more than ``border`` tokens."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": border}
+    factors = {"short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [2.0, 3.0, 5.0, 8.0]}
+    return {"rope_parameters": rope | factors, "original_max_position_embeddings": border}
 
 
 def make(name: str, directory: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:

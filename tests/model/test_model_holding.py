@@ -62,15 +62,14 @@ def test_vectors_are_float32_in_programs() -> None:
     }
 
 
-def test_modules_hold_only_linear_layers_packed() -> None:
+def test_modules_hold_linear_layers_and_experts_packed() -> None:
     packed = Tensors((64, 64), Packing(4, 32, 2))
     (linear,) = MODULES.pieces("model.layers.0.mlp.up_proj.weight", packed, "dense", cut=True)
     assert linear == Matrices(64, 64, packed.packing, 2, "rows")
-    for name, kind in (
-        ("model.embed_tokens.weight", "embedding"),
-        ("model.layers.0.mlp.experts.0.up_proj.weight", "routed"),
-    ):
-        assert MODULES.pieces(name, packed, kind, cut=True) == {Numbers(2, True, 64 * 64)}
+    (expert,) = MODULES.pieces("model.layers.0.mlp.experts.0.down_proj.weight", packed, "routed", cut=True)
+    assert expert == Matrices(64, 64, packed.packing, 2, "columns")
+    (table,) = MODULES.pieces("model.embed_tokens.weight", packed, "embedding", cut=True)
+    assert table == Numbers(2, True, 64 * 64)
 
 
 def test_what_is_not_known_counts_as_stored() -> None:

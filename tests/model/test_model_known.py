@@ -66,10 +66,10 @@ def test_latents_are_shared_out_to_no_rank_but_heads_are() -> None:
     layer = read_model("deepseek-v3").decoder[10]
     half = Share.even(2)
     assert layer.cache_bytes(10, COMPACT, half) == layer.cache_bytes(10, COMPACT)
-    # The built-in engine keeps what stands for the value twice, and by head where it has no step program.
+    # A step program keeps what stands for the value twice.
     assert layer.cache_bytes(10, BUILT_IN, half) == layer.cache_bytes(10, BUILT_IN) == 2 * 10 * (576 + 512)
-    expanded = replace(layer, attention=replace(layer.attention, latents_kept=False))
-    assert expanded.cache_bytes(10, BUILT_IN, half) == expanded.cache_bytes(10, BUILT_IN) / 2 == 10 * 128 * (192 + 128)
+    modules = replace(layer, attention=replace(layer.attention, latents_twice=False))
+    assert modules.cache_bytes(10, BUILT_IN, half) == modules.cache_bytes(10, BUILT_IN) == 2 * 10 * 576
 
 
 def test_dense_layers_and_shared_experts_are_where_they_are_said_to_be() -> None:

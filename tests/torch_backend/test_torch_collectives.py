@@ -26,9 +26,14 @@ def test_two_ranks(two_ranks: dict[str, str], check: str) -> None:
     assert not two_ranks[check], two_ranks[check]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "transport", "compiler"), [(2, "tcp", "inductor"), (3, "auto", "aot_eager"), (4, "shm", "aot_eager")]
+    ("ranks", "transport", "compiler"),
+    [
+        pytest.param(2, "tcp", "inductor", marks=pytest.mark.soak),  # most of a minute of compiling
+        pytest.param(2, "tcp", "aot_eager", marks=pytest.mark.slow),
+        pytest.param(3, "auto", "aot_eager", marks=pytest.mark.slow),
+        pytest.param(4, "shm", "aot_eager", marks=pytest.mark.soak),
+    ],
 )
 def test_other_worlds(ranks: int, transport: str, compiler: str) -> None:
     failures = run_checks(CHECKS, ranks, {"FERRULE_TRANSPORT": transport, "COMPILE_BACKEND": compiler})

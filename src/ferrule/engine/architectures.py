@@ -6,6 +6,14 @@ from typing import Any
 
 from ferrule.model import Cuts
 
+LATENT_HEADS = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.q_b_proj": "colwise",
+    "layers.*.self_attn.kv_b_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+}
+"""The heads of latent attention come out of q_b_proj (or q_proj) and kv_b_proj; the latents stay whole."""
+
 SUPPLEMENTS: dict[str, dict[str, str]] = {
     # transformers shares out only gpt-oss's experts; its attention is ordinary, with one sink per query head.
     "gpt_oss": {
@@ -15,13 +23,8 @@ SUPPLEMENTS: dict[str, dict[str, str]] = {
         "layers.*.self_attn.o_proj": "rowwise",
         "layers.*.self_attn.sinks": "query_heads",
     },
-    # The heads of latent attention come out of q_b_proj (or q_proj) and kv_b_proj; the latents stay whole.
-    "deepseek_v3": {
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.q_b_proj": "colwise",
-        "layers.*.self_attn.kv_b_proj": "colwise",
-        "layers.*.self_attn.o_proj": "rowwise",
-    },
+    "deepseek_v3": LATENT_HEADS,
+    "youtu": LATENT_HEADS,
     # transformers gathers these fused projections and cuts again; by whole heads nothing needs to be gathered.
     "phi3": {
         "layers.*.self_attn.qkv_proj": "fused_qkv",
@@ -43,7 +46,10 @@ SUPPLEMENTS: dict[str, dict[str, str]] = {
 EMBEDDING = "embedding_rowwise"
 """The style of an input embedding, whose rows are shared out here whether the plan says so or not."""
 
-LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+STAGES: dict[str, tuple[str, ...]] = {"llama4_text": ("embed_tokens", "layers", "norm")}
+"""Modules of the base model in the order in which they run, where transformers has no pipeline plan; by model type."""
+
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """Kinds of layers that are run."""
 
 
@@ -88,7 +94,9 @@ def layers_refusal(config: Any) -> str | None:
     kinds = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
     if kinds:
         return f"has layers of a kind that this engine does not run: {', '.join(sorted(kinds))}"
-    if getattr(config, "attn_temperature_tuning", None):  # Llama 4; it counts tokens by transformers' own cache
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()) and not _chunk(config):
+        return "has layers of chunked attention, but no attention_chunk_size"
+    if getattr(config, "attn_temperature_tuning", None) and config.model_type != "llama4_text":
         return "scales attention by a token's place in its sequence, which this engine does not do"
     return None
 
@@ -104,7 +112,7 @@ def tensor_refusal(config: Any, name: str) -> str | None:
 
 def pipeline_refusal(config: Any, name: str) -> str | None:
     """Reason why architecture ``name`` cannot be cut by ``--pp``, or None."""
-    if not config.base_model_pp_plan:
+    if not stages_of(config):
         return f"transformers has no pipeline plan for {name}"
     if getattr(config, "altup_num_inputs", 1) > 1:
         return f"{name} widens the hidden states before its layers and narrows them behind"
@@ -113,6 +121,21 @@ def pipeline_refusal(config: Any, name: str) -> str | None:
     if getattr(config, "num_kv_shared_layers", 0):
         return f"the last layers of {name} read the keys and values of earlier ones"
     return None
+
+
+def stages_of(config: Any) -> list[str]:
+    """Names of the base model's modules that stages share, in the order in which they run; none without a plan."""
+    return list(config.base_model_pp_plan or STAGES.get(config.model_type, ()))
+
+
+def mask_chunks(config: Any) -> dict[int, int]:
+    """Layer -> chunk: its tokens see those of their own chunk only, which is told to the mask alone."""
+    kinds = getattr(config, "layer_types", None) or ()
+    return {index: _chunk(config) for index, kind in enumerate(kinds) if kind == "chunked_attention"}
+
+
+def _chunk(config: Any) -> int:
+    return int(getattr(config, "attention_chunk_size", None) or 0)
 
 
 def mask_windows(config: Any) -> dict[int, int]:
@@ -124,16 +147,18 @@ def mask_windows(config: Any) -> dict[int, int]:
     return {index: window for index, kind in enumerate(kinds) if kind == "sliding_attention"}
 
 
-def longest_context(config: Any) -> int:
-    """The most tokens of one sequence.
+def short_context(config: Any) -> int | None:
+    """Tokens beyond which a sequence has the long frequencies of LongRoPE (Ding et al. 2024); None: all are alike."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None
 
-    LongRoPE (Ding et al. 2024) has other rotary frequencies for sequences beyond the length that the model was first
-    trained with. transformers chooses them for a whole forward pass; a prompt that is computed in pieces, beside
-    other sequences, would get a mixture. So sequences end where the frequencies would change.
-    """
+
+def longest_context(config: Any) -> int:
+    """The most tokens of one sequence. Where LongRoPE is of some kinds of layers only, sequences end where its
+    frequencies would change: no known model has that."""
     longest = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
     rope = getattr(config, "rope_parameters", None) or {}
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+    for parameters in (value for value in rope.values() if isinstance(value, dict)):
         if parameters.get("rope_type") == "longrope":
             longest = min(longest, int(parameters["original_max_position_embeddings"]))
     return longest

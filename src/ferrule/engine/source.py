@@ -120,6 +120,9 @@ def _checked(load: Callable[[], Any], fields: dict[str, Any], file: str, name: s
     except ModelError:
         raise
     except Exception as error:  # noqa: BLE001 - numbers may be anything, and so is what transformers' checks raise
+        unknown = _unknown_family(fields) if fields else None  # a GGUF file's was looked up
+        if unknown is not None:
+            raise ModelError(f"{file}: {unknown}") from None
         why = first_line(error.__cause__ or error)
         raise ModelError(f"{file} cannot be read as a model configuration: {why}") from None
     method = quantization_of(fields).get("quant_method", "an unnamed method")
@@ -143,6 +146,24 @@ def _checked(load: Callable[[], Any], fields: dict[str, Any], file: str, name: s
     if not heads:
         raise ModelError(f"{name} ({config.model_type}) is not a transformer decoder with attention heads")
     return config
+
+
+def _unknown_family(fields: Mapping[str, Any]) -> str | None:
+    """Reason why nobody here knows the family of a ``config.json`` with these ``fields``, and the cure; None where the
+    installed transformers does."""
+    import transformers
+    from transformers import CONFIG_MAPPING
+
+    model_type = fields.get("model_type")
+    if model_type is None:
+        return "no model_type says which family the model is of; take the config.json that was published with it"
+    if str(model_type) in {*CONFIG_MAPPING.keys(), *SAME_CLASS}:
+        return None
+    return (
+        f"model_type {model_type!r} is not a family known here, nor to the installed transformers "
+        f"{transformers.__version__}, and is taken for no other; a later transformers may know it (pip install -U "
+        "transformers), or another engine"
+    )
 
 
 def _load_config(directory: Path, fields: dict[str, Any]) -> Any:

@@ -37,7 +37,9 @@ NEEDED: dict[str, frozenset[str]] = {
     "glm": _HEAD,
     "glm4": _HEAD,
     "glm4_moe": _NARROW | _DENSE_FIRST | {"n_shared_experts"},
+    "glm4_moe_lite": _DEEPSEEK | {"mlp_layer_types"},
     "gpt_oss": _EXPERTS | _WINDOW,
+    "llama4_text": _EXPERTS | _HEAD | {"layer_types", "moe_layers", "intermediate_size_mlp", "attention_chunk_size"},
     "kimi_k2": _DEEPSEEK | _DENSE_FIRST,
     "mimo_v2_flash": _NARROW | {"mlp_layer_types"},
     "minimax_m2": _EXPERTS | _HEAD,
@@ -48,6 +50,7 @@ NEEDED: dict[str, frozenset[str]] = {
     "qwen3": _HEAD,
     "qwen3_moe": _NARROW,
     "seed_oss": _HEAD,
+    "youtu": frozenset({"q_lora_rank", "v_head_dim"}),
 }
 """Fields beside `_ALWAYS` for which transformers' class of a family has a default that is not the one here."""
 
@@ -86,7 +89,7 @@ def _plain_fields(directory: Path) -> dict[str, Any] | None:
 
 def _is_plain(shape: Shape, fields: dict[str, Any]) -> bool:
     """Whether all that transformers would say of this model is known here: nothing is refused, no default is used."""
-    if not shape.known or shape.multimodal or shape.other_layers or fields.get("attn_temperature_tuning"):
+    if not shape.known or shape.multimodal or shape.other_layers:
         return False
     if not (shape.family.tensor and shape.family.stages):  # transformers knows why
         return False

@@ -37,7 +37,8 @@ class Family:
     the field is missing). ``norms``: of the hidden size, per layer. ``query_norm``: over a ``head`` or over all heads
     (``whole``), where ``query_norm_if`` says so; ``latent`` attention brings norms of its own. ``window``: which layers
     have the sliding window: none, ``all``, from ``max_window_layers`` on (``late``), or all but every n-th (the
-    number). ``float32_router``: what transformers holds of routers so, whatever it computes in.
+    number); ``chunks``: those with rotary positions see their own chunk only. ``float32_router``: what transformers
+    holds of routers so, whatever it computes in.
     ``experts_inputs_first``: experts are stored in stacks of (experts, inputs, outputs). ``tensor`` and ``stages``:
     transformers has a plan to cut it that way (without one ``cuts`` says what other engines do). ``defaults``: values
     that published configurations of the family leave out.
@@ -52,7 +53,7 @@ class Family:
     norms: int = 2
     query_norm: Literal["head", "whole"] | None = None
     query_norm_if: bool | str = True
-    window: Literal["all", "late"] | int | None = None
+    window: Literal["all", "late", "chunks"] | int | None = None
     router_bias: bool = False
     float32_router: Literal["bias", "all"] | None = None
     expert_bias: bool = False
@@ -85,6 +86,20 @@ GLM4 = Family(mlp="packed", query_bias="+attention_bias", norms=4)
 
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
+    "llama4_text": Family(
+        query_bias=BIAS,
+        output_bias=BIAS,
+        window="chunks",
+        experts_inputs_first=True,
+        defaults={
+            "head_dim": 128,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "n_shared_experts": 1,
+            "attention_chunk_size": 8192,
+            "no_rope_layer_interval": 4,
+        },
+    ),
     "granite": LLAMA,
     "seed_oss": replace(LLAMA, query_bias="+attention_bias", output_bias="attention_out_bias"),
     "smollm3": replace(LLAMA, tied=True),
@@ -135,6 +150,13 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": replace(DEEPSEEK, router_bias=False),
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
+    "glm4_moe_lite": replace(
+        DEEPSEEK,
+        float32_router="all",
+        cuts=Cuts(shared=False),
+        defaults={"first_k_dense_replace": 1, "n_shared_experts": 1, "n_routed_experts": 64, "num_experts_per_tok": 4},
+    ),
+    "youtu": replace(DEEPSEEK, router_bias=False, tied=True),
     "minicpm3": replace(DEEPSEEK, router_bias=False, mlp_bias="mlp_bias", tied=True),
     "phi3": Family(attention="fused", mlp="packed", window="all"),
     "phimoe": Family(

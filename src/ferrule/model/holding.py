@@ -1,7 +1,7 @@
 """Weights in the built-in engine's memory: bytes of each tensor on a rank with a share of it, exactly.
 
 Families with step programs have matrices in blocks (`packing`) and all else as float32; what runs through transformers'
-modules has plain tensors, of which only linear layers are packed.
+modules has plain tensors, of which only linear layers and experts are packed.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ class Holding:
         self, name: str, told: Tensors, kind: Kind | Place, cut: bool, attention: AttentionSpec | None
     ) -> Iterator[Matrices | Numbers]:
         vector = len(told.shape) < 2 or name.endswith("bias")
-        if vector or not (self.program or _linear(name, told, kind)):
+        latents = attention is not None and attention.kind == "latent" and is_latents(name)
+        if vector or not (self.program or (not latents and _linear(name, told, kind))):
             kept = self.float32_router == "all" or (self.float32_router == "bias" and vector)
             wide = self.program or (kept and is_router(name))
             yield Numbers(FLOAT32 if wide else self.number_bytes, cut, told.copies * math.prod(told.shape))
             return
-        if self.program and attention is not None and attention.kind == "latent" and is_latents(name):
+        if latents and attention is not None:
             packing = None if ".attn_v_b." in name else told.packing
             yield from self._by_head(name, packing, attention, cut)
             return
@@ -97,6 +98,6 @@ def _by_row(packing: Packing | None, columns: int) -> Packing | None:
 
 
 def _linear(name: str, told: Tensors, kind: Kind | Place) -> bool:
-    """Whether a linear layer of transformers' modules multiplies by the packed weight."""
+    """Whether a linear layer or the experts of transformers' modules multiply by the packed weight."""
     chooses = is_router(name) and "shared_expert_gate" not in name
-    return told.packing is not None and kind not in ("routed", "embedding") and not chooses
+    return told.packing is not None and kind != "embedding" and not chooses

@@ -13,7 +13,7 @@ VECTOR = 16
 """The built-in engine fills values up to so many numbers."""
 
 Kind = Literal["attention", "key_value", "dense", "routed", "shared", "norm", "other"]
-AttentionKind = Literal["full", "sliding", "latent"]
+AttentionKind = Literal["full", "sliding", "chunked", "latent"]
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ WHOLE = Share()
 class CachePolicy:
     """Cache geometry: how an engine keeps keys and values.
 
-    ``element_bytes``: bytes of one number. ``latents``: latent attention keeps its latents once, or (False) as the
-    built-in engine does: see `AttentionSpec.latents_kept`. ``windows``: layers with a sliding window forget what is
-    behind it, or (False) keep all. ``sharing``: layers that read the keys and values of earlier ones keep none, or
-    (False) a copy.
+    ``element_bytes``: bytes of one number. ``latents``: latent attention keeps its latents once, or (False) as step
+    programs of the built-in engine do: see `AttentionSpec.latents_twice`. ``windows``: layers with a sliding window
+    forget what is behind it, or (False) keep all. ``sharing``: layers that read the keys and values of earlier ones
+    keep none, or (False) a copy.
     """
 
     element_bytes: float = 2.0
@@ -107,11 +107,11 @@ class AttentionSpec:
     """One layer's attention.
 
     ``key_width`` and ``value_width``: numbers per head as attention sees them (latent attention: expanded).
-    ``window``: how many tokens back a token sees, itself included; None: all. ``latent_width``: numbers per token
-    that latent attention (DeepSeek-V2, 2024) must keep: the latent and the rotary part of the key; ``latent_rank``:
-    those of them that also stand for the value. ``latents_kept``: the built-in engine keeps latents, those that stand
-    for the value twice, or (False) keys and values expanded by head. ``shared_cache``: reads the keys and values of an
-    earlier layer and keeps none.
+    ``window``: how many tokens back a token sees, itself included; None: all. Of chunked attention (Llama 4) it is the
+    chunk, the most that a token sees. ``latent_width``: numbers per token that latent attention (DeepSeek-V2, 2024)
+    must keep: the latent and the rotary part of the key; ``latent_rank``: those of them that also stand for the value.
+    ``latents_twice``: the built-in engine's step program for this family keeps those twice. ``shared_cache``: reads the
+    keys and values of an earlier layer and keeps none.
     """
 
     kind: AttentionKind
@@ -122,7 +122,7 @@ class AttentionSpec:
     window: int | None = None
     latent_width: int = 0
     latent_rank: int = 0
-    latents_kept: bool = False
+    latents_twice: bool = False
     shared_cache: bool = False
 
     def seen(self, tokens: int) -> int:
@@ -132,10 +132,9 @@ class AttentionSpec:
     def elements(self, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
         """Numbers per token on a rank with ``share`` of the key/value heads. Latents have no heads, so every rank
         keeps all of them."""
-        if self.kind == "latent" and policy.latents:
-            return self.latent_width
-        if self.latents_kept:
-            return self.latent_width + -(-self.latent_rank // VECTOR) * VECTOR
+        if self.kind == "latent":
+            twice = self.latents_twice and not policy.latents
+            return self.latent_width + (-(-self.latent_rank // VECTOR) * VECTOR if twice else 0)
         return self.key_value_heads * (self.key_width + self.value_width) * share
 
     def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:

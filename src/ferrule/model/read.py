@@ -116,7 +116,8 @@ def _configured(name: str, config: Any, file: str, weights: str | None) -> Model
     shape = read_shape(config, file)
     if not shape.known:
         raise ModelError(
-            f"{file}: sizes of {shape.model_type or 'a nameless family'} cannot be told without its weights' index"
+            f"{file}: {shape.named} is not a family known here, so its sizes cannot be told from its configuration "
+            f"alone; give the directory that holds its weights, or their {INDEX}, and they are counted from that"
         )
     storage = named_format(weights) if weights else format_of(shape.fields)
     return count(name, shape, expected(shape, storage), "config", storage)

@@ -63,6 +63,11 @@ class Shape:
     multimodal: bool
     other_layers: tuple[str, ...]
 
+    @property
+    def named(self) -> str:
+        """The family, in messages."""
+        return f"model_type {self.model_type!r}" if self.model_type else f"{self.architecture} (without a model_type)"
+
     def has(self, rule: bool | str) -> bool:
         return self.family.has(rule, self.fields.data)
 
@@ -102,13 +107,14 @@ def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
         query_heads=heads,
         key_value_heads=min(layer.attention.key_value_heads for layer in shape),
         multimodal=text is not None,
-        other_layers=_other_layers(fields, layers),
+        other_layers=_other_layers(fields, family, layers),
     )
 
 
-def _other_layers(fields: Fields, layers: int) -> tuple[str, ...]:
+def _other_layers(fields: Fields, family: Family, layers: int) -> tuple[str, ...]:
+    run = {"chunked_attention"} if family.window == "chunks" else set[str]()
     kinds = {str(kind) for kind in fields.each("layer_types", layers) or ()}
-    return tuple(sorted(kinds - {"full_attention", "sliding_attention"}))
+    return tuple(sorted(kinds - {"full_attention", "sliding_attention", *run}))
 
 
 def _renamed(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -127,7 +133,7 @@ def _context(fields: Fields) -> int:
     longest = fields.integer("max_position_embeddings", default=1 << 20)
     name, rope = fields.get("rope_parameters", "rope_scaling")
     if isinstance(rope, Mapping):
-        for each in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
+        for each in (value for value in rope.values() if isinstance(value, Mapping)):
             if "longrope" in (each.get("rope_type"), each.get("type")):  # see engine.architectures.longest_context
                 inner = Fields({**fields.data, **each}, f"{fields.file}: {name}")
                 longest = min(longest, inner.integer("original_max_position_embeddings", default=longest))
@@ -141,7 +147,7 @@ def _layer(fields: Fields, family: Family, index: int, layers: int, hidden: int,
         fields = Fields({**fields.data, **own}, fields.file, fields.defaults)
     experts = _experts(fields, family, index, layers)
     known = fields.get("model_type")[1] in FAMILIES
-    width = fields.integer("intermediate_size", default=-1 if known else 4 * hidden)
+    width = fields.integer("intermediate_size_mlp", "intermediate_size", default=-1 if known else 4 * hidden)
     shared = 0
     if experts is not None:
         width = 0
@@ -161,7 +167,9 @@ def _experts(fields: Fields, family: Family, index: int, layers: int) -> Experts
     if count == 0 or (kinds is not None and kinds[index] == "dense"):
         return None
     if kinds is None:
-        only_dense = fields.get("mlp_only_layers")[1]
+        only_dense, only_sparse = fields.get("mlp_only_layers")[1], fields.get("moe_layers")[1]
+        if isinstance(only_sparse, list):
+            return _routed(fields, family, count) if index in only_sparse else None
         first = fields.integer("first_k_dense_replace", "num_dense_layers", default=0, least=0)
         step = fields.integer("decoder_sparse_step", "interleave_moe_layer_step", default=1)
         if index < first or (isinstance(only_dense, list) and index in only_dense) or (index + 1) % step:
@@ -171,6 +179,10 @@ def _experts(fields: Fields, family: Family, index: int, layers: int) -> Experts
                 return None
         elif index % fields.integer("moe_layer_freq", default=1):
             return None
+    return _routed(fields, family, count)
+
+
+def _routed(fields: Fields, family: Family, count: int) -> ExpertsSpec:
     per_token = fields.integer("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
     if per_token > count:
         raise fields.error("num_experts_per_tok", f"is more than the {count} experts there are")
@@ -199,7 +211,7 @@ def _attention(fields: Fields, family: Family, index: int, layers: int, hidden: 
         raise ConfigError(f"{fields.file}: num_attention_heads {heads} does not divide by {key_value} key/value heads")
     sharing = fields.integer("num_kv_shared_layers", default=0, least=0)
     return AttentionSpec(
-        kind="full" if window is None else "sliding",
+        kind="full" if window is None else "chunked" if family.window == "chunks" else "sliding",
         query_heads=heads,
         key_value_heads=key_value,
         key_width=width,
@@ -210,6 +222,8 @@ def _attention(fields: Fields, family: Family, index: int, layers: int, hidden: 
 
 
 def _window(fields: Fields, family: Family, index: int, layers: int) -> int | None:
+    if family.window == "chunks":
+        return _chunk(fields, index, layers)
     window = fields.maybe("sliding_window", least=0)
     if not window or family.window is None:
         return None
@@ -227,3 +241,17 @@ def _window(fields: Fields, family: Family, index: int, layers: int) -> int | No
     period = fields.integer("sliding_window_pattern", "global_attn_every_n_layers", default=int(family.window))
     whole = (index + 1) % period == 0 or (index == 0 and "v_head_dim" in family.defaults)
     return None if whole else window
+
+
+def _chunk(fields: Fields, index: int, layers: int) -> int | None:
+    """Layers with rotary positions see one chunk, those without all tokens (Llama 4)."""
+    none = fields.data.get("attention_chunk_size", 0) is None
+    chunk = None if none else fields.maybe("attention_chunk_size", least=0)
+    kinds, rotary = fields.each("layer_types", layers), fields.get("no_rope_layers")[1] or None
+    if kinds is not None:
+        return chunk if kinds[index] == "chunked_attention" else None
+    if rotary is not None:
+        turned = (fields.each("no_rope_layers", layers) or [])[index]
+    else:
+        turned = (index + 1) % fields.integer("no_rope_layer_interval") != 0
+    return (chunk or None) if turned else None

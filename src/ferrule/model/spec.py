@@ -28,7 +28,7 @@ class ModelSpec:
 
     ``tensor_refusal``, ``pipeline_refusal`` and ``expert_refusal`` say why the built-in engine cannot split this
     architecture that way, or are None. ``notes``: what a user should know about these numbers.
-    ``known_family``: False where the model is only taken for one like Llama.
+    ``known_family``: False where cache and arithmetic are a guess, as of full attention.
     """
 
     name: str

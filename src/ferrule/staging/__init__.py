@@ -2,14 +2,17 @@
 
 from ferrule.staging.copier import ACCELERATORS, Copier, Event, TorchCopier, copier_of, offer_copier
 from ferrule.staging.pieces import PIECE_BYTES, Piece, spans, staged
+from ferrule.staging.uploads import UPLOAD_BYTES, Uploads
 
 __all__ = [
     "ACCELERATORS",
     "PIECE_BYTES",
+    "UPLOAD_BYTES",
     "Copier",
     "Event",
     "Piece",
     "TorchCopier",
+    "Uploads",
     "copier_of",
     "offer_copier",
     "spans",

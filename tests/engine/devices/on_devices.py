@@ -61,14 +61,31 @@ def run_on(
     given: Sequence[Batch],
     dtype: str = "float32",
     weights: str | None = None,
+    runners: list[TorchRunner] | None = None,
 ) -> torch.Tensor:
-    """The driver's logits after each of ``given``, stacked."""
+    """The driver's logits after each of ``given``, stacked. The runners are added to ``runners``."""
+    found = logits_of(directory, plan, devices, given, dtype, weights, runners)
+    return torch.stack(found) if found else torch.empty(0)
+
+
+def logits_of(
+    directory: Path,
+    plan: Plan,
+    devices: Sequence[str],
+    given: Sequence[Batch],
+    dtype: str = "float32",
+    weights: str | None = None,
+    runners: list[TorchRunner] | None = None,
+) -> list[torch.Tensor]:
+    """The driver's logits after each of ``given``."""
     stages = [Shared(plan.tensor) for _ in range(plan.pipeline)]
 
     def rank(world: ThreadGroup) -> list[torch.Tensor]:
         runner = make_runners(directory, plan, devices, dtype, weights, world, stages)
+        if runners is not None:
+            runners.append(runner)
         found = (runner.run(batch) for batch in given)
         return [runner.device.download(logits) for logits in found if logits is not None]
 
-    found = run_ranks(plan.world_size, rank)[plan.driver]
-    return torch.stack(found) if found else torch.empty(0)
+    found: list[torch.Tensor] = run_ranks(plan.world_size, rank)[plan.driver]
+    return found

@@ -15,6 +15,7 @@ from tiny_models import make
 
 from ferrule.engine.devices import open_device
 from ferrule.engine.devices.emulated.machine import Machine, plug_in
+from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.source import describe, read_config
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.device_matrix import DeviceMatrix, pack_on
@@ -24,6 +25,7 @@ from ferrule.engine.weights.slicing import even
 from ferrule.model.gguf.types import LAYOUTS
 from ferrule.model.packing import PACKED_VALUES, GroupLayout
 from ferrule.plan import make_plan
+from ferrule.staging import Uploads
 
 SPLITS = [(1, 1), (2, 1), (1, 2)]
 LAYOUT = {
@@ -91,7 +93,7 @@ def test_numbers_on_the_device_are_those_of_the_format(name: str) -> None:
     assert layout.values in PACKED_VALUES
     device = open_device("emulated", 1)
     groups = random_groups(layout, 24, 512)
-    matrix = pack_on(Whole(groups), None, torch.float32, device.torch_device)  # type: ignore[arg-type]
+    matrix = pack_on(Whole(groups), None, torch.float32, Uploads(device.torch_device))  # type: ignore[arg-type]
     assert matrix is not None
     found = device.download(matrix.multiply(device.upload(torch.eye(512))))
     assert torch.equal(found.T, torch.from_numpy(groups.numbers()))
@@ -116,19 +118,42 @@ def test_a_slice_is_read_as_packed_and_no_more_memory_is_used(tmp_path: Path, ma
     device = open_device("emulated", 1)
     with Checkpoint(tmp_path, "int4") as checkpoint:
         weight = checkpoint.tensors["model.layers.0.mlp.down_proj.weight"]
-        matrix = weight.format.pack(weight, even(512, 1, 1, 2, "width"), checkpoint, torch.float32, device.torch_device)
+        cut, uploads = even(512, 1, 1, 2, "width"), Uploads(device.torch_device)
+        matrix = weight.format.pack(weight, cut, checkpoint, torch.float32, uploads)
     assert isinstance(matrix, DeviceMatrix)
     assert matrix.shape == (64, 256)
     assert matrix.bytes == 64 * 256 // 2 + 64 * 8 * 2 == machines[0].used
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", [*SPLITS, (2, 2)])
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("name", "split"), [*((name, (2, 1)) for name in MAKERS), ("gptq", (1, 1)), ("gptq", (2, 2))])
 def test_every_format_gives_the_logits_of_its_numbers(name: str, split: tuple[int, int], tmp_path: Path) -> None:
     settings, quantise = MAKERS[name]
-    directory = packed_model(tmp_path / "m", settings, in_products(quantise))
+    experts = {"num_experts": 4, "moe_intermediate_size": 64, "mlp_only_layers": [1]}
+    directory = packed_model(tmp_path / "m", settings, in_products(quantise), family="qwen3_moe", **experts)
     plan = make_plan(describe(directory, read_config(directory)), tensor=split[0], pipeline=split[1])
     prompts = [prompt(1), prompt(2)]
     found = run_on(directory, plan, [f"emulated:{rank}" for rank in range(4)], batches(prompts))
     assert (found - expected_logits(tmp_path / "m-plain", prompts)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("experts", [4, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_experts_stay_packed_and_give_the_logits_of_their_numbers(
+    device: str, experts: int, tmp_path: Path, machines: list[Machine]
+) -> None:
+    settings, quantise = MAKERS["gptq"]
+    wide = {"num_experts": experts, "moe_intermediate_size": 64, "mlp_only_layers": [], "num_hidden_layers": 1}
+    directory = packed_model(tmp_path / "m", settings, in_products(quantise), family="qwen3_moe", **wide)
+    plan = make_plan(describe(directory, read_config(directory)))
+    prompts = [prompt(1), prompt(2)]  # more rows than 4 experts, and fewer than 64
+    runner: list[TorchRunner] = []
+    found = run_on(directory, plan, [device], batches(prompts), runners=runner)
+    assert (found - expected_logits(tmp_path / "m-plain", prompts)).abs().max() < 1e-4
+    held = runner[0].model.base.layers[0].mlp.experts  # type: ignore[index, union-attr]
+    assert (held.gate_up_proj.shape, held.down_proj.shape) == ((experts, 128, 64), (experts, 64, 64))  # type: ignore[union-attr]
+    assert held.down_proj.bytes < experts * 64 * 64  # type: ignore[union-attr, operator]
+    if device == "emulated":
+        machines[0].waits.clear()
+        runner[0].run(batches(prompts)[0])
+        assert machines[0].waits == {}, "which experts are chosen is not waited for"

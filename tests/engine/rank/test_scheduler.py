@@ -18,9 +18,11 @@ def next_token(tokens: list[int]) -> int:
 
 
 class Caches:
-    """What ranks would hold: replays batches and computes each sampled token from the cached tokens alone."""
+    """What ranks would hold: replays batches and computes each sampled token from the cached tokens alone. ``short``:
+    as of `Limits`, by which a cache is chosen when it starts."""
 
-    def __init__(self) -> None:
+    def __init__(self, short: int | None = None) -> None:
+        self.short, self.long = short, dict[int, bool]()
         self.held: dict[int, list[int]] = {}
         self.most = 0
 
@@ -31,14 +33,19 @@ class Caches:
         for span in batch.spans:
             if span.seen == 0:
                 self.held[span.sequence] = []
+                self.long[span.sequence] = self._is_long(span.known)
             held = self.held[span.sequence]
             assert len(held) == span.seen
             held += batch.tokens[at : at + span.tokens]
             at += span.tokens
             if span.sample:
+                assert self.long[span.sequence] == self._is_long(len(held))
                 sampled.append(next_token(held))
         self.most = max(self.most, sum(map(len, self.held.values())))
         return sampled
+
+    def _is_long(self, tokens: int) -> bool:
+        return self.short is not None and tokens > self.short
 
 
 def drive(
@@ -49,7 +56,7 @@ def drive(
     *,
     stepwise: bool = False,
 ) -> dict[int, list]:
-    scheduler, caches = Scheduler(limits, frozenset({END})), Caches()
+    scheduler, caches = Scheduler(limits, frozenset({END})), Caches(limits.short)
     for identity, (prompt, params) in requests.items():
         scheduler.add(identity, prompt, params, (made or {}).get(identity, ()), stepwise=stepwise)
     answers: dict[int, list] = {identity: [] for identity in requests}
@@ -111,6 +118,7 @@ REQUEST = st.tuples(
         sequences=st.integers(1, 6),
         context=st.just(64),
         batches=st.integers(1, 3),
+        short=st.none() | st.integers(1, 63),
     ),
     st.sets(st.integers(0, 7)),
     st.integers(0, 30),

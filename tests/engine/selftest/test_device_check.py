@@ -38,9 +38,14 @@ def test_a_device_that_is_right(small: Machine) -> None:
     report = check_device("emulated", seen.append)
     assert report.ok, [check for check in report.checks if not check.ok]
     assert tuple(seen) == report.checks
-    assert {"copies", "tokens", "products in bfloat16", "packed weights: Q4_K", "the embedded model, int4"} <= {
-        check.name for check in report.checks
-    }
+    assert {
+        "copies",
+        "tokens",
+        "products in bfloat16",
+        "packed weights: Q4_K",
+        "packed experts",
+        "the embedded model, int4",
+    } <= {check.name for check in report.checks}
     assert report.title == "emulated:0"
     assert report.memory_bytes == small.memory
     assert small.used == 0, "all is given back"

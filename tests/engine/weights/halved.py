@@ -15,6 +15,7 @@ from ferrule.engine.weights.formats.packed import Packed
 from ferrule.engine.weights.groups import Rectangle
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.model.headers import Stored
+from ferrule.staging import Uploads
 
 SCALE = "_scale"
 
@@ -65,10 +66,10 @@ class Halved:
         return torch.cat([rows[:, start:stop] for start, stop in part.columns], 1)
 
     def pack(
-        self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, device: torch.device
+        self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, uploads: Uploads
     ) -> Packed:
         dim = 0 if cut is None else cut.dim
-        codes, scales = (torch.cat(parts, dim=dim).to(device) for parts in self._parts(weight, cut, source))
+        codes, scales = (torch.cat(parts, dim=dim).to(uploads.device) for parts in self._parts(weight, cut, source))
         return PackedHalved(codes, scales, dtype)
 
     def _parts(self, weight: Weight, cut: Slicing | None, source: StoredTensors) -> tuple[list[Tensor], list[Tensor]]:

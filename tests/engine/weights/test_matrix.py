@@ -131,7 +131,7 @@ def test_callers_that_share_threads_take_turns() -> None:
 
 
 @pytest.mark.parametrize(
-    "instructions", ["avx2", "dotprod", *(pytest.param(each, marks=pytest.mark.slow) for each in ("base", "avx512"))]
+    "instructions", ["dotprod", *(pytest.param(each, marks=pytest.mark.slow) for each in ("base", "avx2", "avx512"))]
 )
 def test_older_instruction_sets(instructions: str) -> None:
     env = os.environ | {"FERRULE_KERNELS": instructions}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpreted_product import CASES
+from interpreted_product import CASES, STACK_ROWS
 
 from ferrule.engine.selftest.device_check import random_groups
 from ferrule.engine.weights.device_matrix import hold
@@ -46,12 +46,17 @@ def test_products_are_those_of_the_numbers(name: str, errors: dict[str, float]) 
     assert errors[name] < (2e-3 if CASES[name][-1] == "float16" else 1e-5)
 
 
+@pytest.mark.parametrize("rows", STACK_ROWS)
+def test_rows_take_the_matrix_of_their_expert(rows: int, errors: dict[str, float]) -> None:
+    assert errors[f"a stack, {rows} rows"] < 1e-5
+
+
 @pytest.mark.parametrize(("group", "takes"), [(48, False), (0, True), (16, True), (96, True)])
 def test_groups_that_are_no_power_of_two_are_left_to_torch(group: int, takes: bool) -> None:
     from ferrule.engine.weights.triton_product import fits
 
     groups = random_groups(GroupLayout(8, group, "f32", zero=128), 4, 96)
-    assert fits(hold(groups, torch.float32, torch.device("cpu"))) == takes
+    assert fits(hold(groups, torch.float32, torch.device("cpu")).packed) == takes
 
 
 @pytest.mark.parametrize(

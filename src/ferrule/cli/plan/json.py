@@ -22,6 +22,7 @@ def question_json(question: Question) -> dict[str, object]:
             "counted": model.counted,
             "max_context": model.max_context,
             "notes": model.notes,
+            "known_family": model.known_family,
         },
         "cluster": {
             "devices": cluster.devices,

@@ -2,7 +2,7 @@
 
 Registered with transformers under the name ``ferrule``: its attention modules call `batch_attention` with the new
 tokens' queries, keys and values; storing the keys and values and reading the earlier ones happens here, so no
-transformers cache is involved. (Latent attention is therefore cached expanded, by head; step programs keep latents.)
+transformers cache is involved. A module with attention of its own kind brings the function for it (`ATTEND`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from ferrule.errors import ModelError
 NAME = "ferrule"
 ATTRIBUTE = "ferrule_cache"
 WINDOW = "ferrule_window"
+CHUNK = "ferrule_chunk"
+ATTEND = "ferrule_attend"
 
 
 def register() -> None:
@@ -28,14 +30,15 @@ def register() -> None:
     AttentionInterface.register(NAME, batch_attention)
 
 
-def attach(module: nn.Module, cache: KVCache, windows: Mapping[int, int]) -> None:
-    """Let every attention module of ``module`` (those with a layer number) find the cache, and its sliding window
-    where it will not say that itself (``windows``, by layer)."""
+def attach(module: nn.Module, cache: KVCache, windows: Mapping[int, int], chunks: Mapping[int, int]) -> None:
+    """Let every attention module of ``module`` (those with a layer number) find the cache, and its sliding window or
+    chunk where it will not say that itself (``windows`` and ``chunks``, by layer)."""
     for child in module.modules():
         layer = getattr(child, "layer_idx", None)
         if isinstance(layer, int):
             setattr(child, ATTRIBUTE, cache)
             setattr(child, WINDOW, windows.get(layer))
+            setattr(child, CHUNK, chunks.get(layer))
 
 
 def batch_attention(
@@ -64,11 +67,16 @@ def batch_attention(
     cache: KVCache = getattr(module, ATTRIBUTE)
     layer: int = module.layer_idx  # type: ignore[assignment]
     window = getattr(module, WINDOW) if sliding_window is None else sliding_window
+    chunk, special = getattr(module, CHUNK), getattr(module, ATTEND, None)
     outputs = []
     for segment in cache.segments:
         span = slice(segment.start, segment.stop)
+        if special is not None:
+            parts = (each[0, :, span] for each in (query, key, value))
+            outputs.append(special(module, *parts, segment, scaling=scaling, window=window))
+            continue
         keys, values = segment.cache.append(layer, key[0, :, span], value[0, :, span])
-        outputs.append(attend(query[0, :, span], keys, values, segment.masks, scaling, window, softcap, s_aux))
+        outputs.append(attend(query[0, :, span], keys, values, segment.masks, scaling, window, softcap, s_aux, chunk))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
     return joined.transpose(0, 1).contiguous().unsqueeze(0), None  # some models `view` it
 
@@ -82,26 +90,31 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
     """Causal attention of one sequence's newest tokens.
 
     ``query`` (query heads, new, width); ``keys``, ``values`` (key/value heads, all, width): the last ``new`` of them
-    are the queries' own. ``masks``: those that earlier layers made for the same tokens. Returns (query heads, new,
-    value width).
+    are the queries' own. ``masks``: those that earlier layers made for the same tokens. ``chunk``: a token sees
+    those of its own chunk of so many only (Llama 4). Returns (query heads, new, value width).
     """
     heads, new, width = query.shape
     groups = heads // keys.shape[0]
-    if window is not None and keys.shape[1] > new + window - 1:
-        first = keys.shape[1] - (new + window - 1)
+    first, total = 0, keys.shape[1]
+    if window is not None:
+        first = max(0, total - (new + window - 1))
+    if chunk is not None:
+        first = max(first, (total - new) // chunk * chunk)
+    if first:
         keys, values = keys[:, first:], values[:, first:]
     # The query heads that share a key/value head are laid out as further queries of it: nothing is repeated.
     grouped = query.reshape(keys.shape[0], groups * new, width)
     mask = None
     if new > 1:
-        kind = (keys.shape[1], groups, window)
+        kind = (keys.shape[1], groups, window, chunk)
         mask = masks.get(kind)
         if mask is None:
-            mask = masks[kind] = _mask(new, keys.shape[1], window, query.device).repeat(groups, 1)
+            mask = masks[kind] = causal_mask(new, first, total, window, chunk, query.device).repeat(groups, 1)
     if softcap is None and sinks is None:
         out = functional.scaled_dot_product_attention(
             grouped.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask, scale=scaling
@@ -112,12 +125,17 @@ def attend(
     return out.reshape(heads, new, values.shape[2])
 
 
-def _mask(new: int, total: int, window: int | None, device: torch.device) -> Tensor:
-    """(new, total): True where a query may see a key; the queries are the last ``new`` of ``total`` positions."""
+def causal_mask(
+    new: int, first: int, total: int, window: int | None, chunk: int | None, device: torch.device
+) -> Tensor:
+    """(new, total - first): True where a query may see a key, of positions from ``first`` on; the queries are the last
+    ``new`` of ``total`` positions."""
     position = torch.arange(total - new, total, device=device).unsqueeze(1)
-    seen = torch.arange(total, device=device).unsqueeze(0)
+    seen = torch.arange(first, total, device=device).unsqueeze(0)
     allowed = seen <= position
-    return allowed if window is None else allowed & (seen > position - window)
+    if window is not None:
+        allowed = allowed & (seen > position - window)
+    return allowed if chunk is None else allowed & (seen // chunk == position // chunk)
 
 
 def _explicit(

@@ -28,15 +28,17 @@ class Kind(IntEnum):
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's tokens in a batch: it has ``seen`` earlier tokens, brings ``tokens`` new ones, and ``sample``
-    says whether the logits of the last one are wanted."""
+    says whether the logits of the last one are wanted. ``known``: of a sequence that starts, how many of its tokens are
+    known; 0: these, and otherwise."""
 
     sequence: int
     seen: int
     tokens: int
     sample: bool
+    known: int = 0
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Tokens of several sequences, end to end, and the sequences whose caches are to be dropped first. The tag is the
     version of the form on the wire."""
 

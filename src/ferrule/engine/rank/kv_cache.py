@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -16,19 +17,21 @@ GROW = BUILT_IN_ENGINE.cache_ahead
 """At most this many tokens of room are added at once beyond what a sequence needs."""
 ROUND = 64
 
-Masks = dict[tuple[int, int, int | None], Tensor]
-"""By the number of keys, how many query heads share a key/value head, and the sliding window."""
+Masks = dict[tuple[int, int, int | None, int | None], Tensor]
+"""By the number of keys, how many query heads share a key/value head, the sliding window and the chunk."""
 
 
 @dataclass
 class SequenceCache:
     """One sequence's keys and values: per layer, (heads, room, width), filled up to ``length`` tokens.
 
-    Contiguous per sequence rather than paged: on a CPU attention then reads plain views, with no gather. Growing
-    copies a sequence once per ``GROW`` tokens.
+    ``long``: its keys have the rotary frequencies of long sequences (`long_rope`). Contiguous per sequence rather than
+    paged: on a CPU attention then reads plain views, with no gather. Growing copies a sequence once per ``GROW``
+    tokens.
     """
 
     length: int = 0
+    long: bool = False
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
 
@@ -37,11 +40,14 @@ class SequenceCache:
 
         ``length`` itself moves on in `advance`, when every layer has stored its part.
         """
-        end = self.length + key.shape[1]
-        keys, values = self._room(self.keys, layer, key, end), self._room(self.values, layer, value, end)
-        keys[:, self.length : end] = key
-        values[:, self.length : end] = value
-        return keys[:, :end], values[:, :end]
+        return self.store(self.keys, layer, key), self.store(self.values, layer, value)
+
+    def store(self, kept: dict[int, Tensor], layer: int, new: Tensor) -> Tensor:
+        """Store ``new`` (heads, tokens, width) among the tensors ``kept`` of this sequence; a view of all so far."""
+        end = self.length + new.shape[1]
+        room = self._room(kept, layer, new, end)
+        room[:, self.length : end] = new
+        return room[:, :end]
 
     def advance(self, tokens: int) -> None:
         self.length += tokens
@@ -78,20 +84,26 @@ class Segment:
 
 
 class KVCache:
-    """All sequences' caches on this rank, and which of them the batch now running is made of."""
+    """All sequences' caches on this rank, and which of them the batch now running is made of. ``border``: tokens beyond
+    which a sequence is a long one; None: all are alike."""
 
     def __init__(self) -> None:
         self.sequences: dict[int, SequenceCache] = {}
         self.segments: list[Segment] = []
+        self.border: int | None = None
 
     @contextmanager
-    def batch(self, sequences: list[tuple[int, int, int]]) -> Iterator[None]:
-        """Run a batch of (sequence id, tokens it has seen, tokens in this batch). Seen 0 starts a sequence afresh."""
+    def batch(
+        self, sequences: list[tuple[int, int, int]], known: Mapping[int, int] = MappingProxyType({})
+    ) -> Iterator[None]:
+        """Run a batch of (sequence id, tokens it has seen, tokens in this batch). Seen 0 starts a sequence afresh, of
+        which so many tokens are ``known``: by default those in this batch."""
         self.segments = []
         start = 0
         for identity, seen, tokens in sequences:
             if seen == 0:
-                self.sequences[identity] = SequenceCache()
+                whole = max(tokens, known.get(identity, 0))
+                self.sequences[identity] = SequenceCache(long=self.border is not None and whole > self.border)
             cache = self.sequences[identity]
             self.segments.append(Segment(start, start + tokens, cache))
             start += tokens

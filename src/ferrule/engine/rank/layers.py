@@ -92,9 +92,13 @@ class VocabularyParallelEmbedding(nn.Module):
         return rows
 
 
+NUMBERS = "ferrule_numbers"
+"""Attribute of modules whose weight is used in other ways, too, and is held as numbers."""
+
+
 def multiplies(module: nn.Module) -> bool:
     """Whether ``module`` only multiplies by its weight."""
-    return isinstance(module, nn.Linear | RowParallelLinear | GatheredLinear)
+    return not hasattr(module, NUMBERS) and isinstance(module, nn.Linear | RowParallelLinear | GatheredLinear)
 
 
 def sum_output(module: nn.Module, group: RankGroup) -> None:

@@ -10,15 +10,18 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from ferrule.engine.architectures import mask_windows, plan_of
+from ferrule.engine.architectures import mask_chunks, mask_windows, plan_of, stages_of
 from ferrule.engine.devices import Device, RankGroup
 from ferrule.engine.rank import attention
 from ferrule.engine.rank.kv_cache import KVCache
-from ferrule.engine.rank.layers import PassThrough, StageInput, multiplies
+from ferrule.engine.rank.layers import PassThrough, StageInput
+from ferrule.engine.rank.packed import PACKS
+from ferrule.engine.rank.special_attention import latents, long_rope, temperature
 from ferrule.engine.rank.tensor_parallel import TensorParallel
 from ferrule.engine.source import read_config, saved_dtype
 from ferrule.engine.weights.checkpoint import Checkpoint, check_border
-from ferrule.engine.weights.loading import BytesRead, Recipe, load, recipes, whole_weight
+from ferrule.engine.weights.loading import BytesRead, load, recipes, whole_weight
+from ferrule.engine.weights.pieces import Recipe
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError, PlanError
 from ferrule.plan import Shard
@@ -85,7 +88,7 @@ class Blueprint:
 
     def fill(self, checkpoint: Checkpoint, on_bytes: BytesRead, device: torch.device) -> int:
         """Read this part; see `loading.load`."""
-        return load(self.model, self.made_of, self.slicings, self.aliases, checkpoint, on_bytes, device, multiplies)
+        return load(self.model, self.made_of, self.slicings, self.aliases, checkpoint, on_bytes, device, PACKS)
 
 
 def blueprint(directory: Path, dtype: str, shard: Shard, group: RankGroup, checkpoint: Checkpoint) -> Blueprint:
@@ -122,11 +125,14 @@ class Part:
 def cut_out(model: Any, config: Any, shard: Shard, group: RankGroup, aliases: dict[str, str]) -> Part:
     """Leave of ``model`` what ``shard`` holds, whose layers the ranks of ``group`` share. ``aliases``: of `tied`; names
     that cutting changes are added. Raises `PlanError` where it cannot be cut so."""
-    base = model.get_submodule(model.base_model_prefix)
+    base = model.get_submodule(base_name(model))
     slicings = _cut(model, base, config, group, aliases) if group.size > 1 else {}
     stage_input = _keep_stage(model, base, config, shard)
     cache = KVCache()
-    attention.attach(base, cache, mask_windows(config))
+    attention.attach(base, cache, mask_windows(config), mask_chunks(config))
+    latents.attach(base)
+    temperature.attach(base)
+    long_rope.attach(base, cache)
     return Part(base, slicings, stage_input, cache)
 
 
@@ -174,6 +180,12 @@ def _check_supported(model: Any) -> None:
         raise ModelError(f"{name} has layers that keep a state of their own (recurrent ones), which are not run here")
 
 
+def base_name(model: Any) -> str:
+    """The name of the module that holds the layers: Llama 4's text model calls it otherwise than its class says."""
+    prefix: str = model.base_model_prefix
+    return prefix if hasattr(model, prefix) else "model"
+
+
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:
     return next(str(name) for name, module in model.named_modules() if module is wanted)
 
@@ -200,7 +212,7 @@ def _cut(model: Any, base: nn.Module, config: Any, group: RankGroup, aliases: di
     if plan is None:
         raise PlanError(f"transformers has no tensor parallel plan for {type(model).__name__}; use --tp 1")
     parallel = TensorParallel(model, config, group)
-    parallel.apply(base, f"{model.base_model_prefix}.", plan)
+    parallel.apply(base, f"{base_name(model)}.", plan)
     table, head = _input_name(model), _output_name(model)
     parallel.embedding(table)
     parallel.head(head)
@@ -213,7 +225,7 @@ def _cut(model: Any, base: nn.Module, config: Any, group: RankGroup, aliases: di
 def _keep_stage(model: nn.Module, base: nn.Module, config: Any, shard: Shard) -> StageInput | None:
     """Drop every module that other pipeline stages hold; a place left empty hands its input on. Returns the place
     where the hidden states of the stage before enter, if there is one."""
-    names = list(config.base_model_pp_plan or {})
+    names = stages_of(config)
     if shard.has_embedding and shard.has_head:
         return None
     layers = getattr(base, "layers", None)
@@ -244,7 +256,7 @@ def restore_buffers(model: Any, device: torch.device) -> None:
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.full_like(buffer, _unset(buffer), device=device)
                 owners.append((module, name))
-    inner = model.get_submodule(model.base_model_prefix)
+    inner = model.get_submodule(base_name(model))
     of_inner = set(inner.modules())
     for module in dict.fromkeys(module for module, _ in owners):
         (inner if module in of_inner else model)._init_weights(module)  # as transformers asks the innermost model

@@ -20,13 +20,15 @@ from ferrule.engine.types import FinishReason, SamplingParams
 class Limits:
     """``batch_tokens``: the most tokens in one step. ``cache_tokens``: the most that the caches hold together.
     ``sequences``: the most that run at once. ``context``: the most tokens of one sequence. ``batches``: how many
-    batches are on their way through the pipeline at once (its number of stages)."""
+    batches are on their way through the pipeline at once (its number of stages). ``short``: tokens beyond which a
+    sequence is computed again, with the rotary frequencies of long ones (`long_rope`); None: all are alike."""
 
     batch_tokens: int
     cache_tokens: int
     sequences: int
     context: int
     batches: int = 1
+    short: int | None = None
 
 
 BESIDE_ANSWERS = 32
@@ -39,8 +41,8 @@ class Sequence:
     """One request in progress.
 
     ``tokens`` are the prompt and what was generated; ``cached`` of them are in the cache and ``pending`` more in a
-    batch that is under way. ``stepwise``: the tokens behind the prompt are computed one at a time even if they are
-    known already.
+    batch that is under way. ``stepwise``: the tokens behind the first ``whole`` ones, the prompt if not more, are
+    computed one at a time even if they are known already. ``long``: see `Limits.short`.
     """
 
     identity: int
@@ -48,6 +50,8 @@ class Sequence:
     prompt: int
     params: SamplingParams
     stepwise: bool = False
+    whole: int = 0
+    long: bool = False
     cached: int = 0
     pending: int = 0
     cancelled: bool = False
@@ -62,7 +66,8 @@ class Sequence:
         """Tokens that it brings next, if there is room for them."""
         if not self.stepwise:
             return self.remaining
-        return self.prompt - self.cached if self.cached < self.prompt else 1
+        whole = max(self.prompt, self.whole)
+        return whole - self.cached if self.cached < whole else 1
 
     @property
     def generated(self) -> int:
@@ -106,6 +111,8 @@ class Scheduler:
     def next_batch(self) -> Batch | None:
         """The next batch, or None where every sequence is under way or there is none."""
         self._admit()
+        for sequence in self.running:
+            self._lengthen(sequence)
         spans: list[Span] = []
         tokens: list[int] = []
         share = -(-len(self.running) // self.limits.batches)  # so that every pipeline stage has a batch to work on
@@ -121,7 +128,8 @@ class Scheduler:
             if not self._make_room(sequence, count):
                 continue
             last = sequence.cached + count
-            spans.append(Span(sequence.identity, sequence.cached, count, last == len(sequence.tokens)))
+            known = 0 if sequence.cached else len(sequence.tokens)
+            spans.append(Span(sequence.identity, sequence.cached, count, last == len(sequence.tokens), known))
             tokens += sequence.tokens[sequence.cached : last]
             sequence.pending = count
         if not spans:
@@ -183,6 +191,15 @@ class Scheduler:
                 return self._cached_tokens() == sequence.cached  # alone: it may fill the cache to the last token
             self._preempt(younger[-1])
         return True
+
+    def _lengthen(self, sequence: Sequence) -> None:
+        """Start a sequence that has become a long one again: all its keys get other frequencies."""
+        border = self.limits.short
+        if border is None or sequence.long or sequence.pending or len(sequence.tokens) <= border:
+            return
+        if sequence.cached:
+            self._released.append(sequence.identity)
+        sequence.long, sequence.whole, sequence.cached = True, border + 1, 0
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

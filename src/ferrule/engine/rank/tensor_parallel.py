@@ -170,6 +170,8 @@ class TensorParallel:
         if style == "packed_colwise":
             dim = max(0, len(shape) - 2)
             cut = slicing.packed(shape[dim], dim, self.part, self.parts, what)
+        elif style == "packed_rowwise":  # of experts that are stored with their inputs first, as "colwise" then is
+            cut = slicing.packed(shape[-1], len(shape) - 1, self.part, self.parts, what)
         elif style == "colwise":
             dim = max(0, len(shape) - 2)
             cut = slicing.even(shape[dim], dim, self.part, self.parts, what)

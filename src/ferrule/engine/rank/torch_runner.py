@@ -88,7 +88,8 @@ class TorchRunner:
         return self.device.memory_free()
 
     def _cached(self, batch: Batch) -> AbstractContextManager[None]:
-        return self.model.cache.batch([(span.sequence, span.seen, span.tokens) for span in batch.spans])
+        spans = [(span.sequence, span.seen, span.tokens) for span in batch.spans]
+        return self.model.cache.batch(spans, {span.sequence: span.known for span in batch.spans})
 
     def _uploaded(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Arguments of `ShardedModel.forward`."""

@@ -17,6 +17,7 @@ import transformers
 
 from ferrule import fabric
 from ferrule.config import environment, pins_threads
+from ferrule.engine.architectures import short_context
 from ferrule.engine.device_names import device_of
 from ferrule.engine.devices import device_kind, find_device, name_here
 from ferrule.engine.messages import Add, Cancel, Failed, Load, NewToken, Ready, Tokens
@@ -99,7 +100,8 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
     if device_kind(device_of(options.device, world.rank, world.size)).pinned and pins_threads(environment()):
         pin_to_free_cores(options.threads)
     obtained = obtain(world, options, on_progress)
-    vocabulary = read_config(obtained.directory).vocab_size
+    config = read_config(obtained.directory)
+    vocabulary = config.vocab_size
     reference = expected(world, options, obtained, vocabulary, on_progress)
     runner = make_runner(replace(options, directory=str(obtained.directory)), world, on_progress)
     control.progress(Progress(world.rank, "warm up"))
@@ -121,7 +123,7 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
     )
     control.send(Ready(info, trial.cache_tokens))
     if world.rank == options.plan.driver:
-        Driver(options, runner, control, trial).loop()
+        Driver(options, runner, control, trial, short_context(config)).loop()
     else:
         follow(runner)
 
@@ -149,7 +151,9 @@ def follow(runner: Runner) -> None:
 class Driver:
     """Requests in, batches out to all ranks, tokens back. Keeps as many batches under way as there are stages."""
 
-    def __init__(self, options: RankOptions, runner: Runner, control: Control, trial: Trial) -> None:
+    def __init__(
+        self, options: RankOptions, runner: Runner, control: Control, trial: Trial, short_context: int | None = None
+    ) -> None:
         self.runner, self.control, self.step_seconds = runner, control, trial.step_seconds
         self.depth = options.plan.pipeline
         limits = Limits(
@@ -158,6 +162,7 @@ class Driver:
             sequences=options.max_sequences,
             context=min(options.context, trial.cache_tokens),
             batches=self.depth,
+            short=short_context,
         )
         self.scheduler = Scheduler(limits, frozenset(options.end_tokens))
         self.samplers: dict[int, Sampler] = {}

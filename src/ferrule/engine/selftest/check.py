@@ -118,7 +118,7 @@ def _long(runner: Runner, ids: list[int], places: list[int], depth: int) -> Rows
     step, found = runner.options.batch_tokens, []
     for first in range(0, len(ids), step):
         piece = ids[first : first + step]
-        batch = Batch((Span(SEQUENCE, first, len(piece), False),), tuple(piece))
+        batch = Batch((Span(SEQUENCE, first, len(piece), False, len(ids)),), tuple(piece))
         rows = [place - first for place in places if first <= place < first + len(piece)]
         found.append(sampled(runner.capture(batch, depth, rows)))
     runner.run(Batch(released=(SEQUENCE,)))

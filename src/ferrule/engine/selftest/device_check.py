@@ -21,6 +21,7 @@ from ferrule.engine.selftest.device_report import VERSION, Check, DeviceReport
 from ferrule.engine.types import SamplingParams
 from ferrule.engine.weights.device_matrix import DeviceMatrix, hold
 from ferrule.engine.weights.groups import GroupedMatrix
+from ferrule.engine.weights.stack import DeviceStack
 from ferrule.model import demo_path, read_model
 from ferrule.model.gguf.types import LAYOUTS
 from ferrule.model.packing import SUPER, GroupLayout
@@ -82,6 +83,7 @@ def _checks(name: str, device: Device) -> Iterator[tuple[str, Callable[[], Check
     for kind, layout in _PACKED.items():
         title = f"packed weights: {kind}"
         yield title, lambda layout=layout, title=title: _packed(title, device, layout)  # type: ignore[misc]
+    yield "packed experts", lambda: _experts(device)
     for weights in (None, "int8", "int4"):
         title = f"the embedded model{f', {weights}' if weights else ''}"
         yield title, lambda weights=weights, title=title: _model(title, name, weights)  # type: ignore[misc]
@@ -143,6 +145,26 @@ def _packed(title: str, device: Device, layout: GroupLayout) -> Check:
     one = device.upload(rows[:1].bfloat16())
     numbers = {"one_row_gb_s": matrix.bytes / _seconds(device, lambda: matrix.multiply(one)) / 1e9, "error": error}
     return Check(title, error < _ERRORS[torch.float32], f"5 rows times {tuple(matrix.shape)}", numbers)
+
+
+def _experts(device: Device) -> Check:
+    """Few rows, and more than there are experts: they take different ways."""
+    experts, outputs, layout = 16, _WIDTH // 2, LAYOUTS["Q4_K"]
+    groups = random_groups(layout, experts * outputs, _WIDTH)
+    stack = DeviceStack(layout, hold(groups, torch.float32, device.torch_device).packed.held, experts)
+    whole = torch.from_numpy(groups.numbers()).view(experts, outputs, _WIDTH)
+    error, numbers = 0.0, {}
+    for count in (8, 256):
+        rows = _random(count, _WIDTH)
+        chosen = torch.randint(0, experts, (count,), generator=torch.Generator().manual_seed(count)).sort().values
+        ends = torch.searchsorted(chosen, torch.arange(experts), right=True).int()
+        given = device.upload(rows), device.upload(chosen), device.upload(ends)
+        expected = torch.bmm(whole[chosen], rows.unsqueeze(-1)).squeeze(-1)
+        error = max(error, _error(device.download(stack.multiply(*given)), expected))
+        lower = device.upload(rows.bfloat16()), *given[1:]
+        numbers[f"{count}_rows_us"] = 1e6 * _seconds(device, lambda lower=lower: stack.multiply(*lower))  # type: ignore[misc]
+    detail = f"8 and 256 rows times {tuple(stack.shape)}"
+    return Check("packed experts", error < _ERRORS[torch.float32], detail, numbers | {"error": error})
 
 
 def _model(title: str, name: str, weights: str | None) -> Check:

@@ -14,16 +14,17 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ferrule.engine.architectures import mask_windows
+from ferrule.engine.architectures import mask_chunks, mask_windows
 from ferrule.engine.rank import attention
 from ferrule.engine.rank.kv_cache import KVCache
-from ferrule.engine.rank.model import empty, restore_buffers, tied
+from ferrule.engine.rank.model import base_name, empty, restore_buffers, tied
 from ferrule.engine.rank.probe import output_of
 from ferrule.engine.selftest.compare import Rows
 from ferrule.engine.selftest.prompts import columns
 from ferrule.engine.source import read_config
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.loading import assign, check_complete, fill, recipes, targets
+from ferrule.staging import Uploads
 
 NAME = "ferrule-reference"
 LONG_FLOPS = 2e11
@@ -52,6 +53,9 @@ def plain_attention(
     place = torch.arange(tokens)
     distance = place.unsqueeze(1) - place.unsqueeze(0)
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    chunk = getattr(module, attention.CHUNK)
+    if chunk is not None:
+        hidden |= place.unsqueeze(1) // chunk != place.unsqueeze(0) // chunk
     scale = width**-0.5 if scaling is None else scaling
     outputs = []
     for head in range(heads):
@@ -77,8 +81,8 @@ class Reference:
         self.checkpoint, self.on_progress = checkpoint, on_progress
         AttentionInterface.register(NAME, plain_attention)
         self.model = empty(self.config, torch.float32, NAME)
-        self.base = self.model.get_submodule(self.model.base_model_prefix)
-        attention.attach(self.base, KVCache(), mask_windows(self.config))
+        self.base = self.model.get_submodule(base_name(self.model))
+        attention.attach(self.base, KVCache(), mask_windows(self.config), mask_chunks(self.config))
         self.made_of = recipes(self.model, list(checkpoint.tensors))
         self.aliases = tied(self.model, self.made_of)
         self.layers = list(self.base.layers)
@@ -127,7 +131,7 @@ class Reference:
         held = torch.empty(like.shape, dtype=torch.float32 if like.is_floating_point() else like.dtype)
         source = self.aliases.get(name, name)
         check_complete([source], self.made_of, self.checkpoint)
-        fill(held, source, self.made_of[source], None, self.checkpoint, self.model)
+        fill(held, source, self.made_of[source], None, self.checkpoint, self.model, Uploads(held.device))
         assign(self.model, name, held)
 
     def _enter(self, name: str, module: nn.Module) -> None:

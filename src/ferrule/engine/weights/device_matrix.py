@@ -8,9 +8,11 @@ stores them. The numbers follow by `GroupedMatrix.numbers`' formula in float32, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from operator import itemgetter
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -21,11 +23,12 @@ from torch.nn import functional
 from ferrule.engine.weights.formats.format import StoredTensors
 from ferrule.engine.weights.formats.grouped import steps
 from ferrule.engine.weights.formats.packed import Packed
-from ferrule.engine.weights.groups import VALUES, GroupedMatrix, Rectangle
-from ferrule.engine.weights.matrix import Piece
+from ferrule.engine.weights.groups import VALUES, GroupedMatrix
+from ferrule.engine.weights.matrix import Piece, alike
 from ferrule.model.packing import SUPER, GroupLayout, Scale
+from ferrule.staging import Uploads
 
-_AT_ONCE = 1 << 24
+AT_ONCE = 1 << 24
 """Numbers that are unpacked at a time while a product is computed: 32 MB of bfloat16."""
 _SCALES: dict[Scale, torch.dtype] = {
     "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32,
@@ -45,98 +48,129 @@ class Held:
     supers: Tensor | None = None
     super_offsets: Tensor | None = None
 
-    def parts(self) -> list[Tensor]:
-        given = (self.codes, self.scales, self.offsets, self.supers, self.super_offsets)
-        return [each for each in given if each is not None]
+    def parts(self) -> list[Tensor | None]:
+        return [self.codes, self.scales, self.offsets, self.supers, self.super_offsets]
+
+    def pick(self, rows: Callable[[Tensor], Tensor]) -> Held:
+        """What ``rows`` picks of each part."""
+        return as_held([None if each is None else rows(each) for each in self.parts()])
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.numel() * each.element_size() for each in self.parts() if each is not None)
+
+
+class DeviceCodes:
+    """Rows of packed codes on a device, of one matrix or of several. ``columns``: as they are stored, which an order
+    may fill up; ``values``: those that codes stand for, None for integers."""
+
+    def __init__(self, layout: GroupLayout, held: Held) -> None:
+        self.layout, self.held, self.device = layout, held, held.codes.device
+        self.columns = held.codes.shape[1] * (2 if layout.bits <= 4 else 1)
+        values = VALUES.get(layout.values)
+        self.values = None if values is None else torch.from_numpy(values).to(self.device)
+
+    def numbers(self, rows: Callable[[Tensor], Tensor]) -> Tensor:
+        """Those that ``rows`` picks, columns as they are stored: (rows, columns) in float32."""
+        held, layout = self.held.pick(rows), self.layout
+        codes = held.codes
+        if layout.bits <= 4:
+            codes = torch.stack((codes & 15, codes >> 4), dim=-1).reshape(codes.shape[0], -1)
+        numbers = codes.float() if self.values is None else self.values[codes.int()]
+        numbers = numbers.reshape(codes.shape[0], held.scales.shape[1], -1)
+        if layout.zero:
+            numbers = numbers - layout.zero
+        numbers = numbers * _whole(held.scales, held.supers).unsqueeze(-1)
+        if held.offsets is not None:
+            offsets = _whole(held.offsets, held.super_offsets)
+            if layout.zero_points:
+                offsets = offsets * -held.scales.float()
+            numbers = numbers + offsets.unsqueeze(-1)
+        return numbers.reshape(codes.shape[0], -1)
 
 
 class DeviceMatrix(Packed):
-    """A packed weight on a device. ``dtype``: of products. ``columns``: as they are stored, which an order may fill up;
-    ``values``: those that codes stand for, None for integers."""
+    """A packed weight on a device. ``dtype``: of products."""
 
     def __init__(
         self, layout: GroupLayout, held: Held, shape: tuple[int, int], dtype: torch.dtype, order: Tensor | None = None
     ) -> None:
-        self.layout, self.held, self.dtype = layout, held, dtype
-        self.shape, self.device = torch.Size(shape), held.codes.device
-        self.columns = held.codes.shape[1] * (2 if layout.bits <= 4 else 1)
-        self._order = order
-        values = VALUES.get(layout.values)
-        self.values = None if values is None else torch.from_numpy(values).to(self.device)
-        self._kernel = _kernel_for(self)
-        sizes = [each.numel() * each.element_size() for each in held.parts()]
-        self.bytes = sum(sizes) + (0 if order is None else order.numel() * order.element_size())
+        self.packed, self.dtype, self._order = DeviceCodes(layout, held), dtype, order
+        self.shape, self.device = torch.Size(shape), self.packed.device
+        kernels = kernels_for(self.packed)
+        self._kernel: Callable[[DeviceCodes, Tensor], Tensor] | None = None if kernels is None else kernels.multiply
+        self.bytes = held.bytes + (0 if order is None else order.numel() * order.element_size())
 
     def multiply(self, x: Tensor) -> Tensor:
         if self._order is not None:
             x = functional.pad(x, (0, 1)).index_select(-1, self._order)  # -1 became the column of zeros
         if self._kernel is not None:
-            return self._kernel(self, x)
-        step = max(1, _AT_ONCE // max(1, x.shape[-1]))
-        parts = [functional.linear(x, self._numbers(a, a + step).to(x.dtype)) for a in range(0, self.shape[0], step)]
+            return self._kernel(self.packed, x)
+        step = max(1, AT_ONCE // max(1, x.shape[-1]))
+        parts = [
+            functional.linear(x, self.packed.numbers(itemgetter(slice(a, a + step))).to(x.dtype))
+            for a in range(0, self.shape[0], step)
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
-    def _numbers(self, start: int, stop: int) -> Tensor:
-        """Rows ``start`` to ``stop``, columns as they are stored: (rows, columns) in float32."""
-        held, layout = self.held, self.layout
-        codes = held.codes[start:stop]
-        rows = codes.shape[0]
-        if layout.bits <= 4:
-            codes = torch.stack((codes & 15, codes >> 4), dim=-1).reshape(rows, -1)
-        numbers = codes.float() if self.values is None else self.values[codes.int()]
-        numbers = numbers.reshape(rows, held.scales.shape[1], -1)
-        if layout.zero:
-            numbers = numbers - layout.zero
-        numbers = numbers * _whole(held.scales, held.supers, start, stop).unsqueeze(-1)
-        if held.offsets is not None:
-            offsets = _whole(held.offsets, held.super_offsets, start, stop)
-            if layout.zero_points:
-                offsets = offsets * -_whole(held.scales, None, start, stop)
-            numbers = numbers + offsets.unsqueeze(-1)
-        return numbers.reshape(rows, -1)
 
-
-def _kernel_for(matrix: DeviceMatrix) -> Callable[[DeviceMatrix, Tensor], Tensor] | None:
-    """A product without numbers on the way, where there is one for the device and the matrix."""
-    if matrix.device.type not in ("cuda", "xpu") or find_spec("triton") is None:
+def kernels_for(packed: DeviceCodes) -> ModuleType | None:
+    """Products without numbers on the way (`triton_product`), where there are some for the device and the layout."""
+    if packed.device.type not in ("cuda", "xpu") or find_spec("triton") is None:
         return None
     from ferrule.engine.weights import triton_product
 
-    return triton_product.multiply if triton_product.fits(matrix) else None
+    return triton_product if triton_product.fits(packed) else None
 
 
-def _whole(scales: Tensor, supers: Tensor | None, start: int, stop: int) -> Tensor:
-    """Scales of the rows ``start`` to ``stop`` in float32: (rows, groups)."""
-    found = scales[start:stop].float()
+def _whole(scales: Tensor, supers: Tensor | None) -> Tensor:
+    """Scales in float32: (rows, groups)."""
+    found = scales.float()
     if supers is None:
         return found
     times = math.ceil(found.shape[1] / supers.shape[1])
-    return found * supers[start:stop].repeat_interleave(times, dim=1)[:, : found.shape[1]]
+    return found * supers.repeat_interleave(times, dim=1)[:, : found.shape[1]]
 
 
 def pack_on(
-    piece: Piece, source: StoredTensors, dtype: torch.dtype, device: torch.device, pad: int = 0
+    piece: Piece, source: StoredTensors, dtype: torch.dtype, uploads: Uploads, pad: int = 0
 ) -> DeviceMatrix | None:
-    """``piece`` with ``pad`` rows of zeros behind it; None where it is to be held as numbers. It is read and copied to
-    the device some rows at a time."""
-    part = piece.part
-    rows, columns = part.shape
-    spans = list(steps(Rectangle(((0, rows),), ((0, columns),))))
-    first = piece.groups(part.some_rows(*spans[0]), source) if spans else None
-    if first is None or first.codes.shape[1] % 2:
+    """``piece`` with ``pad`` rows of zeros behind it; None where it is to be held as numbers."""
+    found = read_on([[piece]], source, uploads, pad)
+    if found is None:
         return None
-    rooms: list[Tensor | None] = [
-        None if each is None else torch.zeros((rows + pad, *each.shape[1:]), dtype=each.dtype, device=device)
-        for each in _host(first)
-    ]
-    for start, stop in spans:
-        groups = first if start == 0 else piece.groups(part.some_rows(start, stop), source)
-        if groups is None or groups.scales.shape[1] != first.scales.shape[1]:
-            return None
-        for room, some in zip(rooms, _host(groups), strict=True):
-            if room is not None and some is not None:
-                room[start:stop].copy_(some)
-    return _made(first, rooms, (rows + pad, columns), dtype)
+    first, parts = found
+    return _made(first, parts, (piece.part.shape[0] + pad, piece.part.shape[1]), dtype)
+
+
+def read_on(
+    stack: Sequence[Sequence[Piece]], source: StoredTensors, uploads: Uploads, pad: int = 0
+) -> tuple[GroupedMatrix, list[Tensor | None]] | None:
+    """The rows of all matrices of ``stack``, each of the rows of its pieces, and ``pad`` ones of zeros behind them:
+    the first groups, and the fields of `Held`. They are read and copied to the device some rows at a time. None where
+    they are not packed, or cannot be held together."""
+    rows = sum(piece.part.shape[0] for pieces in stack for piece in pieces)
+    first: GroupedMatrix | None = None
+    rooms: list[Tensor | None] = []
+    done = 0
+    for piece in (piece for pieces in stack for piece in pieces):
+        for start, stop in steps(piece.part):
+            groups = piece.groups(piece.part.some_rows(start, stop), source)
+            if groups is None or groups.codes.shape[1] % 2 or (first is not None and not alike([first, groups])):
+                return None
+            some = _host(groups)
+            if first is None:
+                first = groups
+                rooms = [None if each is None else _zeros(each, rows + pad, uploads.device) for each in some]
+            for room, each in zip(rooms, some, strict=True):
+                if room is not None and each is not None:
+                    uploads.write(room[done : done + stop - start], each)
+            done += stop - start
+    return None if first is None else (first, rooms)
+
+
+def _zeros(like: Tensor, rows: int, device: torch.device) -> Tensor:
+    return torch.zeros((rows, *like.shape[1:]), dtype=like.dtype, device=device)
 
 
 def hold(groups: GroupedMatrix, dtype: torch.dtype, device: torch.device) -> DeviceMatrix:
@@ -147,20 +181,24 @@ def hold(groups: GroupedMatrix, dtype: torch.dtype, device: torch.device) -> Dev
 
 
 def _made(first: GroupedMatrix, parts: list[Tensor | None], shape: tuple[int, int], dtype: torch.dtype) -> DeviceMatrix:
+    held, order = as_held(parts), None
+    if first.order is not None:
+        order = torch.from_numpy(np.where(first.order < 0, shape[1], first.order)).to(held.codes.device)
+    return DeviceMatrix(first.layout, held, shape, dtype, order)
+
+
+def as_held(parts: list[Tensor | None]) -> Held:
     codes, scales, *others = parts
     assert codes is not None
     assert scales is not None
-    order = None
-    if first.order is not None:
-        order = torch.from_numpy(np.where(first.order < 0, shape[1], first.order)).to(codes.device)
-    return DeviceMatrix(first.layout, Held(codes, scales, *others), shape, dtype, order)
+    return Held(codes, scales, *others)
 
 
 def _host(groups: GroupedMatrix) -> list[Tensor | None]:
     """The fields of `Held`, in host memory."""
     layout = groups.layout
     codes = groups.codes if layout.bits > 4 else groups.codes[:, ::2] + groups.codes[:, 1::2] * np.uint8(16)
-    found: list[Tensor | None] = [torch.from_numpy(np.ascontiguousarray(codes))]
+    found: list[Tensor | None] = [torch.from_numpy(np.require(codes, requirements=("C", "W")))]
     for values, supers in ((groups.scales, groups.supers), (groups.offsets, groups.super_offsets)):
         if values is None:
             found.append(None)

@@ -8,7 +8,7 @@ this rank holds are read; any other conversion is done on the whole tensors by t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,19 +25,25 @@ from transformers.core_model_loading import (
 
 from ferrule.engine.weights.checkpoint import Checkpoint, some
 from ferrule.engine.weights.formats import Weight
+from ferrule.engine.weights.formats.packed import Packed, PackedStack
+from ferrule.engine.weights.pieces import Recipe, within
 from ferrule.engine.weights.slicing import Slicing
+from ferrule.engine.weights.stack import pack_stack
 from ferrule.errors import ModelError
+from ferrule.staging import Uploads
 
 BytesRead = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all)."""
 
 
-@dataclass
-class Recipe:
-    """Recipe of one parameter: the keys of each source pattern, in order, and the conversion (None: a plain key)."""
+@dataclass(frozen=True)
+class Packs:
+    """Modules that can do with packed weights: ``products`` only multiply by their ``weight``; ``experts`` have stacks
+    of matrices, and compute with packed ones after ``run_experts``."""
 
-    converter: Any = None
-    sources: dict[str, list[str]] = field(default_factory=dict)
+    products: Callable[[nn.Module], bool]
+    experts: Callable[[nn.Module], bool]
+    run_experts: Callable[[nn.Module], None]
 
 
 def recipes(model: Any, keys: list[str]) -> dict[str, Recipe]:
@@ -70,36 +76,43 @@ def load(
     checkpoint: Checkpoint,
     on_bytes: BytesRead,
     device: torch.device,
-    multiplies: Callable[[nn.Module], bool],
+    packs: Packs,
 ) -> int:
     """Give every parameter and persistent buffer of ``model`` memory and its slice of the checkpoint.
 
-    ``aliases`` maps a parameter's name in ``model`` to its name in ``made_of`` where they differ. ``multiplies``:
-    whether a module only multiplies by its weight, which then may be packed. Returns the bytes held. Raises
-    `ModelError` where a tensor is missing or has another shape than the architecture says.
+    ``aliases`` maps a parameter's name in ``model`` to its name in ``made_of`` where they differ. Returns the bytes
+    held. Raises `ModelError` where a tensor is missing or has another shape than the architecture says.
     """
     wanted = dict(targets(model))
     check_complete([aliases.get(name, name) for name in wanted], made_of, checkpoint)
     sizes = {name: stored_bytes(made_of[aliases.get(name, name)], slicings.get(name), checkpoint) for name in wanted}
+    uploads = Uploads(device)
     total, done, held_bytes = sum(sizes.values()), 0, 0
     on_bytes(0, total)
     for name, empty in wanted.items():
         source, cut = aliases.get(name, name), slicings.get(name)
         recipe = made_of[source]
         parent, _, leaf = name.rpartition(".")
-        weight = whole_weight(recipe, checkpoint) if leaf == "weight" else None
-        packed = None
-        if weight is not None and multiplies(module := model.get_submodule(parent)):
-            packed = weight.format.pack(weight, cut, checkpoint, empty.dtype, device)
+        module = model.get_submodule(parent)
+        packed: Packed | PackedStack | None = None
+        if leaf == "weight" and packs.products(module):
+            weight = whole_weight(recipe, checkpoint)
+            packed = None if weight is None else weight.format.pack(weight, cut, checkpoint, empty.dtype, uploads)
+        elif empty.dim() == 3 and packs.experts(module):
+            turned = bool(module.is_transposed)
+            packed = pack_stack(recipe, cut, empty.shape[0], turned, checkpoint, empty.dtype, uploads)
+            if packed is not None:
+                empty = empty.transpose(1, 2) if turned else empty
+                packs.run_experts(module)
         if packed is not None:
             check_shape(packed.shape, empty, source, checkpoint)
             del module._parameters[leaf]
-            module.weight = packed  # type: ignore[assignment]
+            setattr(module, leaf, packed)
             held_bytes += packed.bytes
         else:
             _check_fits(empty, source, recipe, cut, checkpoint)  # no memory for what a wrong configuration says
             held = torch.empty(empty.shape, dtype=empty.dtype, device=device)
-            fill(held, source, recipe, cut, checkpoint, model)
+            fill(held, source, recipe, cut, checkpoint, model, uploads)
             assign(model, name, held)
             held_bytes += held.numel() * held.element_size()
         done += sizes[name]
@@ -178,53 +191,62 @@ def assign(model: nn.Module, name: str, value: Tensor) -> None:
 
 
 def fill(
-    held: Tensor, name: str, recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint, model: nn.Module
+    held: Tensor,
+    name: str,
+    recipe: Recipe,
+    cut: Slicing | None,
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    uploads: Uploads,
 ) -> None:
+    """Read into ``held``, which is on the device of ``uploads``."""
     try:
         if recipe.converter is None:
             (keys,) = recipe.sources.values()
             weight = checkpoint.tensors[keys[-1]]
             if weight.is_matrix and weight.shape == _whole(held, cut):
                 for start, stop, numbers in checkpoint.rows(keys[-1], cut):
-                    held[start:stop].copy_(numbers)
+                    uploads.write(held[start:stop], numbers)
                 if cut is not None and cut.pad:
                     held[-cut.pad :].zero_()
             else:
-                _copy_parts(held, checkpoint.read(keys[-1], cut), cut, weight.shape)
+                _copy_parts(held, checkpoint.read(keys[-1], cut), cut, weight.shape, uploads)
             return
         operations = recipe.converter.operations
         kinds = [type(operation) for operation in operations]
         stacked = MergeModulelist in kinds[:1] and operations[0].dim == 0
         if stacked and (kinds == [MergeModulelist] or (kinds == [MergeModulelist, Concatenate])):
             joined_dim = operations[1].dim if len(operations) == 2 else None
-            _fill_stacked(held, recipe, cut, joined_dim, checkpoint)
+            _fill_stacked(held, recipe, cut, joined_dim, checkpoint, uploads)
         else:
-            _fill_converted(held, name, recipe, cut, checkpoint, model)
+            _fill_converted(held, name, recipe, cut, checkpoint, model, uploads)
     except RuntimeError as error:  # torch: shapes that do not match
         raise ModelError(
             f"{name} in {checkpoint.directory} does not fit the architecture in config.json: {error}"
         ) from None
 
 
-def _copy_parts(held: Tensor, parts: list[Tensor], cut: Slicing | None, whole: tuple[int, ...]) -> None:
+def _copy_parts(
+    held: Tensor, parts: list[Tensor], cut: Slicing | None, whole: tuple[int, ...], uploads: Uploads
+) -> None:
     if cut is None:
         (part,) = parts
-        if part.shape != held.shape:
-            raise RuntimeError(f"expected shape {tuple(held.shape)}, the file has {tuple(part.shape)}")
-        held.copy_(part)
+        uploads.write(held, part)
         return
     if len(whole) <= cut.dim or whole[cut.dim] != cut.of or cut.shape(whole) != tuple(held.shape):
         raise RuntimeError(f"expected shape {_whole(held, cut)}, the file has {whole}")
     start = 0
     for part in parts:
         length = part.shape[cut.dim]
-        held.narrow(cut.dim, start, length).copy_(part)
+        uploads.write(held.narrow(cut.dim, start, length), part)
         start += length
     if cut.pad:
         held.narrow(cut.dim, start, cut.pad).zero_()
 
 
-def _fill_stacked(held: Tensor, recipe: Recipe, cut: Slicing | None, joined_dim: int | None, ckpt: Checkpoint) -> None:
+def _fill_stacked(
+    held: Tensor, recipe: Recipe, cut: Slicing | None, joined_dim: int | None, ckpt: Checkpoint, uploads: Uploads
+) -> None:
     """Experts stacked along dim 0 of ``held``, each of one tensor per source pattern, joined along ``joined_dim``."""
     patterns = [pattern for pattern in recipe.converter.source_patterns if pattern in recipe.sources]
     by_expert = cut is not None and cut.dim == 0
@@ -242,33 +264,27 @@ def _fill_stacked(held: Tensor, recipe: Recipe, cut: Slicing | None, joined_dim:
             shape = ckpt.tensors[key].shape
             if joined_dim is None:
                 inner = None if cut is None or by_expert else Slicing(cut.dim - 1, cut.of, cut.ranges)
-                _copy_parts(held[row], ckpt.read(key, inner), inner, shape)
+                _copy_parts(held[row], ckpt.read(key, inner), inner, shape, uploads)
                 continue
             along = joined_dim - 1
             inner = within(cut, joined_dim, offset, shape)
             parts = ckpt.read(key, inner)
             length = sum(part.shape[along] for part in parts) if inner and inner.dim == along else shape[along]
-            _copy_parts(held[row].narrow(along, written, length), parts, inner, shape)
+            _copy_parts(held[row].narrow(along, written, length), parts, inner, shape, uploads)
             written += length
             offset += shape[along]
         if cut is not None and cut.dim == joined_dim and offset != cut.of:
             raise RuntimeError(f"expected {cut.of} rows an expert, the checkpoint has {offset}")
 
 
-def within(cut: Slicing | None, joined_dim: int, offset: int, shape: tuple[int, ...]) -> Slicing | None:
-    """The part of ``cut`` (of a stacked, joined parameter) that falls into the source at ``offset`` of the joint."""
-    if cut is None or cut.dim == 0:
-        return None
-    if cut.dim != joined_dim:
-        return Slicing(cut.dim - 1, cut.of, cut.ranges)
-    end = offset + shape[joined_dim - 1]
-    clipped = [(max(start, offset) - offset, min(stop, end) - offset) for start, stop in cut.ranges]
-    ranges = tuple((start, stop) for start, stop in clipped if start < stop)
-    return Slicing(joined_dim - 1, shape[joined_dim - 1], ranges)
-
-
 def _fill_converted(
-    held: Tensor, name: str, recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint, model: nn.Module
+    held: Tensor,
+    name: str,
+    recipe: Recipe,
+    cut: Slicing | None,
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    uploads: Uploads,
 ) -> None:
     tensors: Any = {pattern: [checkpoint.read(key)[0] for key in keys] for pattern, keys in recipe.sources.items()}
     converter = recipe.converter
@@ -287,4 +303,4 @@ def _fill_converted(
         raise RuntimeError(f"the conversion of {sorted(recipe.sources)} does not give it")
     whole = value[0] if isinstance(value, list) else value
     parts = [whole] if cut is None else [whole.narrow(cut.dim, a, b - a) for a, b in cut.ranges]
-    _copy_parts(held, parts, cut, tuple(whole.shape))
+    _copy_parts(held, parts, cut, tuple(whole.shape), uploads)

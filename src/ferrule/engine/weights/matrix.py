@@ -121,7 +121,7 @@ def _groups_of(
     """Rows ``span`` of all ``pieces`` together as groups; None where these and ``like`` cannot be in one matrix."""
     found = [piece.groups(part, source) for piece, part in _rows_of(pieces, *span)]
     groups = [each for each in found if each is not None]
-    if len(groups) < len(found) or not _alike([like, *groups] if like is not None else groups):
+    if len(groups) < len(found) or not alike([like, *groups] if like is not None else groups):
         return None
     return groups
 
@@ -206,7 +206,7 @@ def _rows_of(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[tuple[P
         place += rows
 
 
-def _alike(groups: Sequence[GroupedMatrix]) -> bool:
+def alike(groups: Sequence[GroupedMatrix]) -> bool:
     """Whether they can stand in one matrix."""
     first = groups[0]
     return all(

@@ -19,8 +19,8 @@ def cautions(question: Question) -> list[str]:
     found = []
     if not model.known_family:
         found.append(
-            f"{model.model_type or model.architecture} is not a family known here: it is taken for one like Llama, and "
-            "what its layers do may take more time and memory than predicted"
+            f"{model.model_type or model.architecture} is not a family known here: cache and arithmetic of its layers "
+            "are guessed from their weights, as of a decoder with full attention, and may take more time and memory"
         )
     if question.runtime is not BUILT_IN_ENGINE:
         return found

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from ferrule.engine.rank.model import Blueprint
 from ferrule.engine.rank.step.operations import Description, Experts, HeadParts
-from ferrule.engine.rank.step.pieces import of_expert, of_matrix
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.loading import (
     BytesRead,
-    Recipe,
     assign,
     check_complete,
     check_shape,
@@ -24,7 +22,9 @@ from ferrule.engine.weights.loading import (
     targets,
 )
 from ferrule.engine.weights.matrix import PackedMatrix, pack, pack_numbers
+from ferrule.engine.weights.pieces import Recipe, of_expert, of_matrix
 from ferrule.engine.weights.slicing import Slicing
+from ferrule.staging import Uploads
 
 
 @dataclass
@@ -92,7 +92,7 @@ def _filled(
     blueprint: Blueprint, name: str, recipe: Recipe, cut: Slicing | None, empty: Tensor, checkpoint: Checkpoint
 ) -> Tensor:
     held = torch.empty(empty.shape, dtype=empty.dtype)
-    fill(held, blueprint.aliases.get(name, name), recipe, cut, checkpoint, blueprint.model)
+    fill(held, blueprint.aliases.get(name, name), recipe, cut, checkpoint, blueprint.model, Uploads(held.device))
     return held
 
 

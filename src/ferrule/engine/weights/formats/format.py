@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the server looks at formats, too, and needs no torch
 
     from ferrule.engine.weights.formats.packed import Packed
     from ferrule.engine.weights.groups import Rectangle
+    from ferrule.staging import Uploads
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ class Format(Protocol):
         ...
 
     def pack(
-        self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, device: torch.device
+        self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, uploads: Uploads
     ) -> Packed | None:
         """A rank's slice of ``weight`` (of a linear layer, with its padding) as it is to be held: packed, for products
-        of ``dtype``; None: as an ordinary tensor of numbers."""
+        of ``dtype``, on the device of ``uploads``; None: as an ordinary tensor of numbers."""
         ...

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from ferrule.staging import Uploads
+
 PLAIN = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
 """numpy's name for the types that hold numbers as they are."""
 Floats = NDArray[np.float32]
@@ -142,7 +144,7 @@ class GgufNumbers:
         return found
 
     def pack(
-        self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, device: torch.device
+        self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, uploads: Uploads
     ) -> None:
         return None
 
@@ -186,7 +188,7 @@ class GgufLatent:
         return numbers_of(part.dtype, blocks.reshape(-1, blocks.shape[2])).reshape(len(blocks), *part.shape[1:])
 
     def pack(
-        self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, device: torch.device
+        self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, uploads: Uploads
     ) -> None:
         return None
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ferrule.engine.weights.formats.packed import Packed
+    from ferrule.staging import Uploads
 
 STEP = 1 << 20
 """Numbers that are unpacked at a time: a tensor is never held whole as numbers on its way."""
@@ -129,16 +130,16 @@ class GroupedFormat(ABC):
                 yield stored.name, None if dim is None else _proportion(within, dim, stored.shape[dim])
 
     def pack(
-        self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, device: torch.device
+        self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, uploads: Uploads
     ) -> Packed | None:
         from ferrule.engine.weights.device_matrix import pack_on
         from ferrule.engine.weights.matrix import Piece, pack
 
-        if len(weight.shape) != 2 or device.type == "meta":  # there nothing is read
+        if len(weight.shape) != 2 or uploads.device.type == "meta":  # there nothing is read
             return None
         piece, pad = Piece(weight, cut), 0 if cut is None else cut.pad
-        if device.type != "cpu":
-            return pack_on(piece, source, dtype, device, pad)
+        if uploads.device.type != "cpu":
+            return pack_on(piece, source, dtype, uploads, pad)
         return pack([piece], source, dtype, pad)
 
 

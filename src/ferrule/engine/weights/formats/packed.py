@@ -1,4 +1,4 @@
-"""A weight that a rank holds packed, in the place where a module has a tensor."""
+"""Weights that a rank holds packed, in the place where a module has a tensor."""
 
 from __future__ import annotations
 
@@ -38,3 +38,16 @@ class Packed(ABC):
 def _linear(input: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - as torch calls it
     y = weight.multiply(input)
     return y if bias is None else y + bias
+
+
+class PackedStack(ABC):
+    """Matrices of a layer's experts that are held packed. ``shape`` (experts, out, in) as numbers; ``bytes`` held."""
+
+    shape: tuple[int, int, int]
+    bytes: int
+
+    @abstractmethod
+    def multiply(self, x: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
+        """``x`` (rows, in), each row times the transposed matrix of its expert: (rows, out). ``experts`` (rows,): in
+        ascending order; ``ends`` (experts,), int32: of each expert's rows. What rows become that are behind the last
+        of ``ends`` is not said."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from ferrule.staging import Uploads
+
 TORCH_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -60,6 +62,6 @@ class Plain:
         return torch.from_numpy(some).view(getattr(torch, TORCH_DTYPES[stored.dtype]))
 
     def pack(
-        self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, device: torch.device
+        self, weight: Weight, cut: Slicing | None, source: StoredTensors, dtype: torch.dtype, uploads: Uploads
     ) -> None:
         return None  # torch's own product is as good as any of ours

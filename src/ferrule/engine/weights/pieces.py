@@ -6,13 +6,23 @@ store them one by one, and gate and up apart.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 from transformers.core_model_loading import Concatenate, MergeModulelist
 
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.formats.grouped import GroupedFormat
-from ferrule.engine.weights.loading import Recipe, within
 from ferrule.engine.weights.matrix import Piece
 from ferrule.engine.weights.slicing import Slicing
+
+
+@dataclass
+class Recipe:
+    """Recipe of one parameter: the keys of each source pattern, in order, and the conversion (None: a plain key)."""
+
+    converter: Any = None
+    sources: dict[str, list[str]] = field(default_factory=dict)
 
 
 def of_matrix(recipe: Recipe, cut: Slicing | None, checkpoint: Checkpoint) -> list[Piece] | None:
@@ -60,3 +70,15 @@ def of_expert(
             offset += weight.shape[0]
         pieces.append(Piece(weight, part))
     return pieces
+
+
+def within(cut: Slicing | None, joined_dim: int, offset: int, shape: tuple[int, ...]) -> Slicing | None:
+    """The part of ``cut`` (of a stacked, joined parameter) that falls into the source at ``offset`` of the joint."""
+    if cut is None or cut.dim == 0:
+        return None
+    if cut.dim != joined_dim:
+        return Slicing(cut.dim - 1, cut.of, cut.ranges)
+    end = offset + shape[joined_dim - 1]
+    clipped = [(max(start, offset) - offset, min(stop, end) - offset) for start, stop in cut.ranges]
+    ranges = tuple((start, stop) for start, stop in clipped if start < stop)
+    return Slicing(joined_dim - 1, shape[joined_dim - 1], ranges)
