@@ -19,7 +19,7 @@ app = typer.Typer(
     help="Check that what Ferrule does with this machine's devices is right, and how fast it is.",
 )
 
-_UNITS = {"_gb_s": "GB/s", "_tflop_s": "TFLOP/s", "_tokens_s": "tokens/s"}
+_UNITS = {"_ms": "ms", "_gb_s": "GB/s", "_tflop_s": "TFLOP/s", "_tokens_s": "tokens/s"}
 
 
 @app.callback()

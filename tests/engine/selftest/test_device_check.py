@@ -26,6 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(device_check, "_COPY_BYTES", 1 << 16)
     monkeypatch.setattr(device_check, "_WIDTH", 256)
     monkeypatch.setattr(device_check, "_ROUNDS", 1)
+    monkeypatch.setattr(device_check, "_TURNS", 2)
     monkeypatch.setattr(device_check, "_ANSWER", 2)
     open_device("emulated", 1)
     return plug_in(Machine(0))
@@ -37,9 +38,14 @@ def test_a_device_that_is_right(small: Machine) -> None:
     report = check_device("emulated", seen.append)
     assert report.ok, [check for check in report.checks if not check.ok]
     assert tuple(seen) == report.checks
-    assert {"copies", "products in bfloat16", "packed weights: Q4_K", "packed experts", "the embedded model, int4"} <= {
-        check.name for check in report.checks
-    }
+    assert {
+        "copies",
+        "tokens",
+        "products in bfloat16",
+        "packed weights: Q4_K",
+        "packed experts",
+        "the embedded model, int4",
+    } <= {check.name for check in report.checks}
     assert report.title == "emulated:0"
     assert report.memory_bytes == small.memory
     assert small.used == 0, "all is given back"

@@ -15,8 +15,10 @@ from ferrule import __version__, fabric
 from ferrule.engine.devices import Device, open_device
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch, Span
+from ferrule.engine.rank.sampler import Choice, Sampler, choose_all
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.selftest.device_report import VERSION, Check, DeviceReport
+from ferrule.engine.types import SamplingParams
 from ferrule.engine.weights.device_matrix import DeviceMatrix, hold
 from ferrule.engine.weights.groups import GroupedMatrix
 from ferrule.engine.weights.stack import DeviceStack
@@ -42,6 +44,15 @@ _LOGITS = 2e-3
 """By how much logits of the embedded model in float32 may differ, between -20 and 20."""
 
 
+_VOCABULARY, _TURNS = 32_000, 50
+_CHOSEN = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(seed=1, temperature=0.7),
+    SamplingParams(seed=2, top_k=40, top_p=0.95),
+    SamplingParams(seed=3, min_p=0.05, repetition_penalty=1.1, presence_penalty=0.5, logprobs=2),
+)
+
+
 def check_device(name: str, on_check: Callable[[Check], None] = lambda check: None) -> DeviceReport:
     """Try all that the engine does with device ``name``. Raises `ConfigError` where there is none; what goes wrong
     after that is in the report. ``on_check`` is called after each check."""
@@ -65,6 +76,7 @@ def check_device(name: str, on_check: Callable[[Check], None] = lambda check: No
 def _checks(name: str, device: Device) -> Iterator[tuple[str, Callable[[], Check]]]:
     yield "copies", lambda: _copies(device)
     yield "order of copies and work", lambda: _order(device)
+    yield "tokens", lambda: _tokens(device)
     for dtype in _ERRORS:
         title = f"products in {str(dtype).removeprefix('torch.')}"
         yield title, lambda dtype=dtype, title=title: _products(title, device, dtype)  # type: ignore[misc]
@@ -93,6 +105,22 @@ def _order(device: Device) -> Check:
         values = torch.full((1000 + turn,), float(turn))
         wrong += int((device.download(device.upload(values) * 2 + 1) != 2 * turn + 1).sum())
     return Check("order of copies and work", wrong == 0, f"200 small copies and operations, {wrong} numbers wrong")
+
+
+def _tokens(device: Device) -> Check:
+    """Rounding may choose the neighbour where a random number falls on the border of two tokens."""
+    logits = 4 * _random(len(_CHOSEN), _VOCABULARY)
+    there, seen, wrong = device.upload(logits), list(range(100)), 0
+    on_device, here = [Sampler(params) for params in _CHOSEN], [Sampler(params) for params in _CHOSEN]
+
+    def choose() -> list[Choice]:
+        return choose_all(device, there, [(sampler, seen, 50) for sampler in on_device])
+
+    for _ in range(_TURNS):
+        expected = [sampler.choose(row, seen, 50) for sampler, row in zip(here, logits, strict=True)]
+        wrong += sum(one.token != other.token for one, other in zip(choose(), expected, strict=True))
+    detail = f"{len(_CHOSEN) * _TURNS} of {_VOCABULARY:,}, {wrong} others than on the processor"
+    return Check("tokens", wrong <= 1, detail, {"choose_ms": _seconds(device, choose) * 1e3})
 
 
 def _products(title: str, device: Device, dtype: torch.dtype) -> Check:
