@@ -9,6 +9,7 @@ from typing import Any
 from ferrule.errors import ConfigError
 from ferrule.model.family import ANY, FAMILIES, Cuts, Family
 from ferrule.model.fields import Fields
+from ferrule.model.indexer import indexed
 from ferrule.model.layer import AttentionSpec, ExpertsSpec
 from ferrule.model.program import has_program, program_operations
 
@@ -112,7 +113,9 @@ def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
 
 
 def _other_layers(fields: Fields, family: Family, layers: int) -> tuple[str, ...]:
-    run = {"chunked_attention"} if family.window == "chunks" else set[str]()
+    run = (
+        {"chunked_attention"} if family.window == "chunks" else {"indexed_attention"} if family.indexer else set[str]()
+    )
     kinds = {str(kind) for kind in fields.each("layer_types", layers) or ()}
     return tuple(sorted(kinds - {"full_attention", "sliding_attention", *run}))
 
@@ -196,9 +199,10 @@ def _attention(fields: Fields, family: Family, index: int, layers: int, hidden: 
         rank = fields.integer("kv_lora_rank")
         rotary, plain = fields.integer("qk_rope_head_dim"), fields.integer("qk_nope_head_dim")
         value = fields.integer("v_head_dim", default=hidden // heads)
-        return AttentionSpec(
+        latent = AttentionSpec(
             "latent", heads, heads, rotary + plain, value, window, rank + rotary, rank, has_program(fields)
         )
+        return indexed(latent, fields, index, layers) if family.indexer else latent
     key_value = fields.integer("num_key_value_heads", default=heads)
     width = fields.maybe("head_dim")
     if width is None:
