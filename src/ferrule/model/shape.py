@@ -9,7 +9,6 @@ from typing import Any
 from ferrule.errors import ConfigError
 from ferrule.model.family import ANY, FAMILIES, Cuts, Family
 from ferrule.model.fields import Fields
-from ferrule.model.indexer import indexed
 from ferrule.model.layer import AttentionSpec, ExpertsSpec
 from ferrule.model.program import has_program, program_operations
 
@@ -202,7 +201,7 @@ def _attention(fields: Fields, family: Family, index: int, layers: int, hidden: 
         latent = AttentionSpec(
             "latent", heads, heads, rotary + plain, value, window, rank + rotary, rank, has_program(fields)
         )
-        return indexed(latent, fields, index, layers) if family.indexer else latent
+        return _indexed(latent, fields, index, layers) if family.indexer else latent
     key_value = fields.integer("num_key_value_heads", default=heads)
     width = fields.maybe("head_dim")
     if width is None:
@@ -259,3 +258,23 @@ def _chunk(fields: Fields, index: int, layers: int) -> int | None:
     else:
         turned = (index + 1) % fields.integer("no_rope_layer_interval") != 0
     return (chunk or None) if turned else None
+
+
+def _indexed(attention: AttentionSpec, fields: Fields, index: int, layers: int) -> AttentionSpec:
+    """``attention`` of layer ``index`` with what its indexer adds; some layers take the choice of an earlier one."""
+    found = replace(attention, most=fields.integer("index_topk"))
+    if not _chooses(fields, index, layers):
+        return found
+    return replace(found, index_heads=fields.integer("index_n_heads"), index_width=fields.integer("index_head_dim"))
+
+
+def _chooses(fields: Fields, index: int, layers: int) -> bool:
+    kinds = fields.each("indexer_types", layers)
+    if kinds is not None:
+        return bool(kinds[index] == "full")
+    _, pattern = fields.get("index_topk_pattern")
+    if isinstance(pattern, str | list) and len(pattern) > index:
+        return pattern[index] in ("F", "full")
+    every = max(1, fields.integer("index_topk_freq", default=1, least=0))
+    offset = fields.integer("index_skip_topk_offset", default=2, least=0)
+    return max(index - offset + 1, 0) % every == 0
