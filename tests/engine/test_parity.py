@@ -235,6 +235,20 @@ def test_what_a_plan_does_not_know_is_refused(
         make_plan(describe(tmp_path, config), tensor=split[0], pipeline=split[1])
 
 
+def test_layers_that_need_the_choice_of_earlier_ones_are_not_cut_into_stages(tmp_path: Path) -> None:
+    make("glm_moe_dsa", tmp_path)
+    with pytest.raises(
+        PlanError, match="--pp 2: layers of GlmMoeDsaForCausalLM attend to the tokens that earlier ones"
+    ):
+        plan_for(tmp_path, 1, 2)
+
+
+def test_an_indexer_of_another_kind_is_refused(tmp_path: Path) -> None:
+    make("axk2", tmp_path)
+    with pytest.raises(ModelError, match="Indexer chooses tokens in its own way"):
+        check_logits("axk2", tmp_path, 1, 1)
+
+
 def test_layers_with_different_numbers_of_heads_are_refused(tmp_path: Path) -> None:
     text = {"model_type": "gemma4_text", "attention_k_eq_v": True, "num_global_key_value_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(text))

@@ -33,9 +33,13 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "youtu": {},
     "deepseek_v3": {},
     "minicpm3": {},
+    "deepseek_v32": {"index_n_heads": 8},
+    "glm_moe_dsa": {"index_n_heads": 8, "indexer_types": None},
     "gemma3n_text": {"num_hidden_layers": 4, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]},
     "phi3": long_rope(18) | {"num_attention_heads": 8, "num_key_value_heads": 4},
 }
+SLOW = ("llama4_text", "deepseek_v3", "phi3", "gemma3n_text")
+"""Families whose long prompt is no soak test."""
 STEPS: tuple[tuple[tuple[int, int, int], ...], ...] = (
     ((0, 0, 13),),
     ((0, 13, 6), (1, 0, 9)),
@@ -86,8 +90,9 @@ def test_sequences_at_different_places_of_one_batch(name: str, tmp_path: Path) -
         check(tmp_path, STEPS, (1, 1), kind)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.slow if each in SLOW else pytest.mark.soak) for each in SPECIAL]
+)
 def test_a_prompt_of_8192_tokens(name: str, tmp_path: Path) -> None:
     small = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
     make(name, tmp_path, **small | {"max_position_embeddings": LONG} | SPECIAL[name])

@@ -33,6 +33,20 @@ LATENTS: dict[str, Any] = {
 
 EXPERTS: dict[str, Any] = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
 
+DSA: dict[str, Any] = {
+    **EXPERTS,
+    **LATENTS,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "index_n_heads": 16,  # scores of few heads are often equal, that is 0
+    "index_head_dim": 16,
+    "index_topk": 6,
+}
+
 WINDOWED = ("full_attention", "sliding_attention")
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -108,6 +122,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "layer_types": ["full_attention", "full_attention", "sliding_attention", "sliding_attention"],
     },
+    "deepseek_v32": DSA,
+    "glm_moe_dsa": {**DSA, "indexer_types": ["full", "shared", "full", "shared"]},
     "glm4_moe_lite": {
         **EXPERTS,
         **LATENTS,
@@ -163,7 +179,7 @@ COUNTED: dict[str, dict[str, Any]] = {
 }
 """More families that the planner counts by arithmetic."""
 
-REFUSED: dict[str, dict[str, Any]] = {"doge": {}, "hrm_text": {}, "diffllama": {}, "bert": {}}
+REFUSED: dict[str, dict[str, Any]] = {"doge": {}, "hrm_text": {}, "diffllama": {}, "bert": {}, "axk2": DSA}
 """Architectures whose attention this engine would get wrong."""
 
 REQUIRED = (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.model import BUILT_IN, COMPACT, ExpertsSpec, Share, known_models, read_model
+from ferrule.model import BUILT_IN, COMPACT, AttentionSpec, ExpertsSpec, Share, known_models, read_model
 
 
 @pytest.mark.parametrize(("name", "file"), known_models().items())
@@ -70,6 +70,16 @@ def test_latents_are_shared_out_to_no_rank_but_heads_are() -> None:
     assert layer.cache_bytes(10, BUILT_IN, half) == layer.cache_bytes(10, BUILT_IN) == 2 * 10 * (576 + 512)
     modules = replace(layer, attention=replace(layer.attention, latents_twice=False))
     assert modules.cache_bytes(10, BUILT_IN, half) == modules.cache_bytes(10, BUILT_IN) == 2 * 10 * 576
+
+
+def test_an_indexer_keeps_keys_for_all_tokens_and_few_of_them_are_attended_to() -> None:
+    latent = AttentionSpec("latent", 128, 128, 192, 128, latent_width=576, latent_rank=512)
+    sparse = replace(latent, most=2048, index_heads=64, index_width=128)
+    assert sparse.cache_bytes(5000) == 2 * 5000 * (576 + 128)
+    assert sparse.read_bytes(2000) == 2 * 2000 * (576 + 128)
+    assert sparse.read_bytes(5000) == 2 * (5000 * 128 + 2048 * 576)
+    assert sparse.flops(1, 4999) == 2 * (128 * (192 + 128) * 2048 + 64 * 128 * 5000)
+    assert sparse.flops(2048) == latent.flops(2048) + 2 * 64 * 128 * 2048 * 2049 // 2
 
 
 def test_dense_layers_and_shared_experts_are_where_they_are_said_to_be() -> None:

@@ -49,7 +49,7 @@ EMBEDDING = "embedding_rowwise"
 STAGES: dict[str, tuple[str, ...]] = {"llama4_text": ("embed_tokens", "layers", "norm")}
 """Modules of the base model in the order in which they run, where transformers has no pipeline plan; by model type."""
 
-LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"})
 """Kinds of layers that are run."""
 
 
@@ -114,6 +114,8 @@ def pipeline_refusal(config: Any, name: str) -> str | None:
     """Reason why architecture ``name`` cannot be cut by ``--pp``, or None."""
     if not stages_of(config):
         return f"transformers has no pipeline plan for {name}"
+    if getattr(config, "indexer_types", None):
+        return f"layers of {name} attend to the tokens that earlier ones have chosen"
     if getattr(config, "altup_num_inputs", 1) > 1:
         return f"{name} widens the hidden states before its layers and narrows them behind"
     if getattr(config, "hidden_size_per_layer_input", None):

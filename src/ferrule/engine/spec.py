@@ -33,6 +33,7 @@ _DENSE_FIRST = frozenset({"first_k_dense_replace"})
 NEEDED: dict[str, frozenset[str]] = {
     "afmoe": _NARROW | _HEAD | _WINDOW | {"num_dense_layers", "num_shared_experts"},
     "deepseek_v2": _DEEPSEEK,
+    "deepseek_v32": _DEEPSEEK | {"mlp_layer_types", "num_key_value_heads"},
     "deepseek_v3": _DEEPSEEK | _DENSE_FIRST,
     "glm": _HEAD,
     "glm4": _HEAD,

@@ -38,7 +38,7 @@ class Family:
     (``whole``), where ``query_norm_if`` says so; ``latent`` attention brings norms of its own. ``window``: which layers
     have the sliding window: none, ``all``, from ``max_window_layers`` on (``late``), or all but every n-th (the
     number); ``chunks``: those with rotary positions see their own chunk only. ``float32_router``: what transformers
-    holds of routers so, whatever it computes in.
+    holds of routers so, whatever it computes in. ``indexer``: chooses the tokens that are attended to.
     ``experts_inputs_first``: experts are stored in stacks of (experts, inputs, outputs). ``tensor`` and ``stages``:
     transformers has a plan to cut it that way (without one ``cuts`` says what other engines do). ``defaults``: values
     that published configurations of the family leave out.
@@ -59,6 +59,7 @@ class Family:
     expert_bias: bool = False
     experts_inputs_first: bool = False
     sinks: Literal["all", "sliding"] | None = None
+    indexer: bool = False
     attention_gate: bool = False
     head_bias: bool | str = False
     tied: bool = False
@@ -82,6 +83,18 @@ LLAMA = Family(query_bias=BIAS, output_bias=BIAS, mlp_bias="mlp_bias")
 QWEN3 = Family(query_bias=BIAS, output_bias=BIAS, query_norm="head", window="late")
 GEMMA = Family(query_bias=BIAS, output_bias=BIAS, tied=True, defaults={"head_dim": 256})
 DEEPSEEK = Family(attention="latent", query_bias=BIAS, output_bias=BIAS, router_bias=True)
+DSA = replace(
+    DEEPSEEK,
+    float32_router="all",
+    indexer=True,
+    defaults={
+        "first_k_dense_replace": 3,
+        "n_shared_experts": 1,
+        "index_n_heads": 64,
+        "index_head_dim": 128,
+        "index_topk": 2048,
+    },
+)
 GLM4 = Family(mlp="packed", query_bias="+attention_bias", norms=4)
 
 FAMILIES: dict[str, Family] = {
@@ -150,6 +163,8 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": replace(DEEPSEEK, router_bias=False),
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
+    "deepseek_v32": DSA,
+    "glm_moe_dsa": replace(DSA, stages=False, defaults={**DSA.defaults, "index_n_heads": 32}),
     "glm4_moe_lite": replace(
         DEEPSEEK,
         float32_router="all",

@@ -109,7 +109,8 @@ class AttentionSpec:
     chunk, the most that a token sees. ``latent_width``: numbers per token that latent attention (DeepSeek-V2, 2024)
     must keep: the latent and the rotary part of the key; ``latent_rank``: those of them that also stand for the value.
     ``latents_twice``: the built-in engine's step program for this family keeps those twice. ``shared_cache``: reads the
-    keys and values of an earlier layer and keeps none.
+    keys and values of an earlier layer and keeps none. ``most``: tokens that a token attends to where an indexer
+    chooses them (DeepSeek-V3.2, 2025), by ``index_heads`` queries and a key of ``index_width`` numbers, kept, too.
     """
 
     kind: AttentionKind
@@ -122,6 +123,9 @@ class AttentionSpec:
     latent_rank: int = 0
     latents_twice: bool = False
     shared_cache: bool = False
+    most: int | None = None
+    index_heads: int = 0
+    index_width: int = 0
 
     def seen(self, tokens: int) -> int:
         """Number of the last ``tokens`` tokens that are attended to."""
@@ -132,7 +136,7 @@ class AttentionSpec:
         keeps all of them."""
         if self.kind == "latent":
             twice = self.latents_twice and not policy.latents
-            return self.latent_width + (-(-self.latent_rank // VECTOR) * VECTOR if twice else 0)
+            return self.index_width + self.latent_width + (-(-self.latent_rank // VECTOR) * VECTOR if twice else 0)
         return self.key_value_heads * (self.key_width + self.value_width) * share
 
     def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
@@ -144,6 +148,9 @@ class AttentionSpec:
 
     def read_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
         """Bytes of the cache that one new token reads when its sequence has ``tokens`` tokens."""
+        if self.most is not None and tokens > self.most:
+            rest = self.elements(policy, share) - self.index_width
+            return (self.index_width * tokens + rest * self.most) * policy.element_bytes
         return self.elements(policy, share) * policy.element_bytes * self.seen(tokens)
 
     def flops(self, tokens: int, past: int = 0) -> int:
@@ -152,12 +159,17 @@ class AttentionSpec:
         Each pair of a query and a key that it sees costs 2 operations per number of the key and of the value, in
         every query head (causal: half the square).
         """
-        if self.window is None or past + tokens <= self.window:
-            pairs = tokens * past + tokens * (tokens + 1) // 2
-        else:
-            growing = max(0, min(tokens, self.window - past))
-            pairs = growing * past + growing * (growing + 1) // 2 + (tokens - growing) * self.window
-        return 2 * self.query_heads * (self.key_width + self.value_width) * pairs
+        seen = self.window if self.most is None else self.most
+        attended = 2 * self.query_heads * (self.key_width + self.value_width) * _pairs(tokens, past, seen)
+        return attended + 2 * self.index_heads * self.index_width * _pairs(tokens, past, None)
+
+
+def _pairs(tokens: int, past: int, most: int | None) -> int:
+    """Pairs of a query and a key that it sees, ``most`` of them for each query."""
+    if most is None or past + tokens <= most:
+        return tokens * past + tokens * (tokens + 1) // 2
+    growing = max(0, min(tokens, most - past))
+    return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * most
 
 
 @dataclass(frozen=True)

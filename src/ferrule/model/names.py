@@ -32,7 +32,9 @@ _ROUTER = re.compile(
 _ATTENTION = re.compile(r"(?:^|\.)(?:self_attn|attention|attn|self_attention)\.|^attn_")
 _FUSED = re.compile(r"qkv_proj|query_key_value|Wqkv|attn_qkv|c_attn|\.qkv\.")
 _KEY_VALUE = re.compile(r"\.(?:k_proj|v_proj|kv_b_proj|embed_q|unembed_out)\.|attn_(?:k|v|kv_b|k_b|v_b)\.")
-_LATENT = re.compile(r"\.(?:q_a_proj|kv_a_proj_with_mqa)\.|attn_(?:q_a|kv_a_mqa)\.|\.gate_proj\.|attn_gate\.")
+_LATENT = re.compile(
+    r"\.indexer\.|\.(?:q_a_proj|kv_a_proj_with_mqa)\.|attn_(?:q_a|kv_a_mqa)\.|\.gate_proj\.|attn_gate\."
+)
 _LATENTS_OUT = re.compile(r"\.(?:kv_b_proj|attn_kv_b|attn_k_b|attn_v_b)\.")
 _SINKS = re.compile(r"sinks?\b|sink_bias")
 _ROW_BIAS = re.compile(r"(?:o_proj|out_proj|dense|down_proj|c_proj|dense_4h_to_h|fc2|attn_output|ffn_down)\.bias$")

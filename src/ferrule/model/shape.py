@@ -112,7 +112,9 @@ def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
 
 
 def _other_layers(fields: Fields, family: Family, layers: int) -> tuple[str, ...]:
-    run = {"chunked_attention"} if family.window == "chunks" else set[str]()
+    run = (
+        {"chunked_attention"} if family.window == "chunks" else {"indexed_attention"} if family.indexer else set[str]()
+    )
     kinds = {str(kind) for kind in fields.each("layer_types", layers) or ()}
     return tuple(sorted(kinds - {"full_attention", "sliding_attention", *run}))
 
@@ -196,9 +198,10 @@ def _attention(fields: Fields, family: Family, index: int, layers: int, hidden: 
         rank = fields.integer("kv_lora_rank")
         rotary, plain = fields.integer("qk_rope_head_dim"), fields.integer("qk_nope_head_dim")
         value = fields.integer("v_head_dim", default=hidden // heads)
-        return AttentionSpec(
+        latent = AttentionSpec(
             "latent", heads, heads, rotary + plain, value, window, rank + rotary, rank, has_program(fields)
         )
+        return _indexed(latent, fields, index, layers) if family.indexer else latent
     key_value = fields.integer("num_key_value_heads", default=heads)
     width = fields.maybe("head_dim")
     if width is None:
@@ -255,3 +258,23 @@ def _chunk(fields: Fields, index: int, layers: int) -> int | None:
     else:
         turned = (index + 1) % fields.integer("no_rope_layer_interval") != 0
     return (chunk or None) if turned else None
+
+
+def _indexed(attention: AttentionSpec, fields: Fields, index: int, layers: int) -> AttentionSpec:
+    """``attention`` of layer ``index`` with what its indexer adds; some layers take the choice of an earlier one."""
+    found = replace(attention, most=fields.integer("index_topk"))
+    if not _chooses(fields, index, layers):
+        return found
+    return replace(found, index_heads=fields.integer("index_n_heads"), index_width=fields.integer("index_head_dim"))
+
+
+def _chooses(fields: Fields, index: int, layers: int) -> bool:
+    kinds = fields.each("indexer_types", layers)
+    if kinds is not None:
+        return bool(kinds[index] == "full")
+    _, pattern = fields.get("index_topk_pattern")
+    if isinstance(pattern, str | list) and len(pattern) > index:
+        return pattern[index] in ("F", "full")
+    every = max(1, fields.integer("index_topk_freq", default=1, least=0))
+    offset = fields.integer("index_skip_topk_offset", default=2, least=0)
+    return max(index - offset + 1, 0) % every == 0

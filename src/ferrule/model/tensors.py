@@ -95,6 +95,11 @@ def _latent_attention(shape: Shape, layer: LayerShape, name: str) -> Iterator[Te
     yield from _linear(f"{name}.kv_b_proj", expanded, attention.latent_rank)
     output = attention.query_heads * attention.value_width
     yield from _linear(f"{name}.o_proj", hidden, output, shape.has(shape.family.output_bias))
+    if attention.index_width:
+        yield from _linear(f"{name}.indexer.wq_b", attention.index_heads * attention.index_width, rank or hidden)
+        yield from _linear(f"{name}.indexer.wk", attention.index_width, hidden)
+        yield from _norm(f"{name}.indexer.k_norm", attention.index_width, True)
+        yield from _linear(f"{name}.indexer.weights_proj", attention.index_heads, hidden)
 
 
 def _mlp(shape: Shape, name: str, width: int) -> Iterator[Tensor]:

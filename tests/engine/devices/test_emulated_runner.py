@@ -42,7 +42,16 @@ def alone(directory: Path, weights: str | None = None) -> TorchRunner:
         "llama",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("gpt_oss", "qwen3_moe", "deepseek_v3", "gemma3_text")
+            for name in (
+                "gpt_oss",
+                "qwen3_moe",
+                "deepseek_v3",
+                "gemma3_text",
+                "gemma3n_text",
+                "llama4_text",
+                "deepseek_v32",
+                "glm_moe_dsa",
+            )
         ),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 from in_threads import on_all, thread_groups
 from test_parity import plan_for
-from tiny_models import REQUIRED, make
+from tiny_models import REQUIRED, long_rope, make
 from transformers import AutoModelForCausalLM
 
 from ferrule.engine.devices import open_device
@@ -136,6 +136,14 @@ def test_every_architecture_passes_and_a_swapped_part_does_not(name: str, tmp_pa
     run(directory, plan_for(directory, 2, 1), "bfloat16")
     with pytest.raises(EngineError, match="self-test"):
         run(directory, plan_for(directory, 2, 1), "bfloat16", parts=lambda part: 1 - part)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama4_text", "deepseek_v32", "glm_moe_dsa", "gemma3n_text", "phi3"])
+def test_special_attention_passes(name: str, tmp_path: Path) -> None:
+    changes = long_rope(100) if name == "phi3" else {}
+    directory = make(name, tmp_path / name, max_position_embeddings=CONTEXT, **changes)
+    run(directory, plan_for(directory, 2, 1))
 
 
 def test_the_reference_is_what_transformers_computes_and_holds_one_layer(llama: Path) -> None:

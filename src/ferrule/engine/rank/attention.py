@@ -53,30 +53,32 @@ def batch_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: list[Tensor | None] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of (1, heads, tokens, width) queries; the result is (1, tokens, heads, value width).
 
     ``sliding_window``: how many tokens back a token sees, itself included. ``s_aux``: one sink logit per query head
-    (gpt-oss). ``softcap``: Gemma 2's bound on the logits. ``attention_mask``: causality, windows and the bounds of
-    each sequence follow from the cache, so transformers makes none; a model that brings its own is refused with
-    `ModelError`.
+    (gpt-oss). ``indices``: an indexer's choice for each sequence (DeepSeek-V3.2). ``softcap``: Gemma 2's bound on the
+    logits. ``attention_mask``: causality, windows and the bounds of each sequence follow from the cache, so
+    transformers makes none; a model that brings its own is refused with `ModelError`.
     """
-    if attention_mask is not None:
+    chunk, special = getattr(module, CHUNK), getattr(module, ATTEND, None)
+    if attention_mask is not None and special is None:
         raise ModelError(f"{type(module).__name__} makes its own attention mask, which this engine does not run")
     if not getattr(module, "is_causal", True):
         raise ModelError(f"{type(module).__name__} looks at later tokens too, which this engine does not run")
     cache: KVCache = getattr(module, ATTRIBUTE)
     layer: int = module.layer_idx  # type: ignore[assignment]
     window = getattr(module, WINDOW) if sliding_window is None else sliding_window
-    chunk, special = getattr(module, CHUNK), getattr(module, ATTEND, None)
     kept_by: int | None = getattr(module, KEPT_BY, None)
     outputs = []
-    for segment in cache.segments:
+    for number, segment in enumerate(cache.segments):
         span = slice(segment.start, segment.stop)
         if special is not None:
             parts = (each[0, :, span] for each in (query, key, value))
-            outputs.append(special(module, *parts, segment, scaling=scaling, window=window))
+            chosen = indices[number] if indices else None
+            outputs.append(special(module, *parts, segment, scaling=scaling, window=window, chosen=chosen))
             continue
         if kept_by is None:
             keys, values = segment.cache.append(layer, key[0, :, span], value[0, :, span])

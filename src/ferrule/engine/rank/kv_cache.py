@@ -23,7 +23,8 @@ Masks = dict[tuple[int, int, int | None, int | None], Tensor]
 
 @dataclass
 class SequenceCache:
-    """One sequence's keys and values: per layer, (heads, room, width), filled up to ``length`` tokens.
+    """One sequence's keys and values: per layer, (heads, room, width), filled up to ``length`` tokens; ``index``: an
+    indexer's keys.
 
     ``long``: its keys have the rotary frequencies of long sequences (`long_rope`). Contiguous per sequence rather than
     paged: on a CPU attention then reads plain views, with no gather. Growing copies a sequence once per ``GROW``
@@ -34,6 +35,7 @@ class SequenceCache:
     long: bool = False
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
+    index: dict[int, Tensor] = field(default_factory=dict)
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store the new tokens' ``key`` and ``value`` (heads, tokens, width) behind ``length``; views of all so far.
@@ -73,7 +75,7 @@ class SequenceCache:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one more token takes on this rank, over all its layers."""
-        tensors = [*self.keys.values(), *self.values.values()]
+        tensors = [*self.keys.values(), *self.values.values(), *self.index.values()]
         return sum(t.shape[0] * t.shape[2] * t.element_size() for t in tensors)
 
 

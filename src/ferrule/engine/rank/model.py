@@ -16,7 +16,7 @@ from ferrule.engine.rank import attention
 from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.engine.rank.layers import PassThrough, StageInput
 from ferrule.engine.rank.packed import PACKS
-from ferrule.engine.rank.special_attention import latents, long_rope, shared_keys, temperature
+from ferrule.engine.rank.special_attention import indexer, latents, long_rope, shared_keys, temperature
 from ferrule.engine.rank.tensor_parallel import TensorParallel
 from ferrule.engine.source import read_config, saved_dtype
 from ferrule.engine.weights.checkpoint import Checkpoint, check_border
@@ -132,6 +132,7 @@ def cut_out(model: Any, config: Any, shard: Shard, group: RankGroup, aliases: di
     cache = KVCache()
     attention.attach(base, cache, mask_windows(config), mask_chunks(config))
     latents.attach(base)
+    indexer.attach(base, cache)
     shared_keys.attach(base)
     temperature.attach(base)
     long_rope.attach(base, cache)

@@ -45,6 +45,7 @@ def plain_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention by its definition, one head after the other. Arguments as in `attention.batch_attention`."""
@@ -56,6 +57,8 @@ def plain_attention(
     chunk = getattr(module, attention.CHUNK)
     if chunk is not None:
         hidden |= place.unsqueeze(1) // chunk != place.unsqueeze(0) // chunk
+    if indices is not None:  # the tokens that an indexer has chosen
+        hidden |= torch.ones_like(hidden).scatter(1, indices[0].long(), False)
     scale = width**-0.5 if scaling is None else scaling
     outputs = []
     for head in range(heads):
@@ -83,6 +86,8 @@ class Reference:
         self.model = empty(self.config, torch.float32, NAME)
         self.base = self.model.get_submodule(base_name(self.model))
         attention.attach(self.base, KVCache(), mask_windows(self.config), mask_chunks(self.config))
+        if any(isinstance(getattr(each, "indexer", None), nn.Module) for each in self.base.modules()):
+            self.base.register_forward_pre_hook(_with_mask, with_kwargs=True)
         self.made_of = recipes(self.model, list(checkpoint.tensors))
         self.aliases = tied(self.model, self.made_of)
         self.layers = list(self.base.layers)
@@ -103,14 +108,14 @@ class Reference:
         """Of the tokens ``rows``: (rows, sampled columns)."""
         self.ran, self.total = 0, sum(map(_bytes, self.layers))
         with torch.inference_mode():
-            out = self.model(**_inputs(ids), use_cache=False, logits_to_keep=torch.tensor(rows))
+            out = self.model(**self._inputs(ids), use_cache=False, logits_to_keep=torch.tensor(rows))
             return sampled(out.logits[0])
 
     def hidden(self, ids: list[int], rows: list[int], depth: int) -> Rows:
         """Hidden states of the tokens ``rows`` after the first ``depth`` layers: (rows, sampled columns)."""
         self.ran, self.total = 0, sum(map(_bytes, self.layers[:depth]))
         with torch.inference_mode():
-            hidden = output_of(self.layers[depth - 1], lambda: self.base(**_inputs(ids), use_cache=False))
+            hidden = output_of(self.layers[depth - 1], lambda: self.base(**self._inputs(ids), use_cache=False))
             return sampled(hidden[rows])
 
     def depth(self, tokens: int, most: int) -> int:
@@ -126,6 +131,12 @@ class Reference:
         while cheap < len(costs) and sum(costs[: cheap + 1]) <= LONG_FLOPS:
             cheap += 1
         return min(most, max(cheap, min(last_new, MOST_KINDS)))
+
+    def _inputs(self, ids: list[int]) -> dict[str, Tensor]:
+        given = {"input_ids": torch.tensor([ids])}
+        if self.config.model_type == "llama4_text":  # moves ids to where the weight is: nowhere before it is called
+            given = {"inputs_embeds": self.model.get_input_embeddings()(given["input_ids"])}
+        return given | {"position_ids": torch.arange(len(ids)).unsqueeze(0)}
 
     def _load(self, name: str, like: Tensor) -> None:
         held = torch.empty(like.shape, dtype=torch.float32 if like.is_floating_point() else like.dtype)
@@ -144,6 +155,13 @@ class Reference:
         if module in self.layers:
             self.ran += _bytes(module)
             self.on_progress(self.ran, self.total)
+
+
+def _with_mask(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Indexers ask for a mask, which transformers makes for attention of its own only."""
+    tokens = given["input_ids"].shape[1]
+    seen = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril()
+    return args, given | {"attention_mask": {"indexed_attention": seen}}
 
 
 def _units(module: nn.Module, base: nn.Module) -> Iterator[nn.Module]:
@@ -166,10 +184,6 @@ def _active(layer: nn.Module, chosen: int | None) -> int:
         parameter.numel() if chosen is None or parameter.dim() < 3 else parameter.numel() // parameter.shape[0] * chosen
         for parameter in layer.parameters()
     )
-
-
-def _inputs(ids: list[int]) -> dict[str, Tensor]:
-    return {"input_ids": torch.tensor([ids]), "position_ids": torch.arange(len(ids)).unsqueeze(0)}
 
 
 def sampled(rows: Tensor) -> Rows:

@@ -47,12 +47,13 @@ def latent_attention(
     segment: Segment,
     scaling: float | None,
     window: int | None,
-    **_: Any,
+    chosen: Tensor | None,
 ) -> Tensor:
     """Causal attention of one sequence's newest tokens.
 
     ``query`` (heads, new, plain and rotated width), ``latents`` (1, new, rank) and ``turned`` (1, new, rotated width)
-    of these tokens. Returns (heads, new, value width).
+    of these tokens. ``chosen``: the tokens that an indexer has chosen (`indexer.Choice`). Returns (heads, new, value
+    width).
     """
     heads, new, width = query.shape
     rank, plain = latents.shape[2], width - turned.shape[2]
@@ -61,15 +62,18 @@ def latent_attention(
     kept = segment.cache.store(segment.cache.keys, module.layer_idx, torch.cat([latents, turned], dim=-1))
     scale = width**-0.5 if scaling is None else scaling
     if new == 1:  # all heads are rows of one product
+        if chosen is not None:
+            kept = kept.index_select(1, chosen)
         found = attend(absorbed, kept, kept, segment.masks, scale, window)
     else:
         first = 0 if window is None else max(0, kept.shape[1] - (new + window - 1))
         kind = (kept.shape[1] - first, 1, window, None)
         if kind not in segment.masks:
             segment.masks[kind] = causal_mask(new, first, kept.shape[1], window, None, query.device)
+        mask = segment.masks[kind] if chosen is None else segment.masks[kind] & chosen
         # The rotated width is taken along as if it were values: torch's fused kernels ask for equal widths.
         seen = kept[:, first:].expand(heads, -1, -1).unsqueeze(0)
-        found = functional.scaled_dot_product_attention(
-            absorbed.unsqueeze(0), seen, seen, attn_mask=segment.masks[kind], scale=scale
-        )[0]
+        found = functional.scaled_dot_product_attention(absorbed.unsqueeze(0), seen, seen, attn_mask=mask, scale=scale)[
+            0
+        ]
     return torch.matmul(found[..., :rank], by_head[:, plain:].transpose(1, 2))
