@@ -33,6 +33,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "youtu": {},
     "deepseek_v3": {},
     "minicpm3": {},
+    "gemma3n_text": {"num_hidden_layers": 4, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]},
     "phi3": long_rope(18) | {"num_attention_heads": 8, "num_key_value_heads": 4},
 }
 STEPS: tuple[tuple[tuple[int, int, int], ...], ...] = (

@@ -85,19 +85,17 @@ class CachePolicy:
 
     ``element_bytes``: bytes of one number. ``latents``: latent attention keeps its latents once, or (False) as step
     programs of the built-in engine do: see `AttentionSpec.latents_twice`. ``windows``: layers with a sliding window
-    forget what is behind it, or (False) keep all. ``sharing``: layers that read the keys and values of earlier ones
-    keep none, or (False) a copy.
+    forget what is behind it, or (False) keep all.
     """
 
     element_bytes: float = 2.0
     latents: bool = True
     windows: bool = True
-    sharing: bool = True
 
 
 COMPACT = CachePolicy()
 """Cache geometry of other engines (vLLM, mlx-lm, llama.cpp) with 16-bit numbers."""
-BUILT_IN = CachePolicy(latents=False, windows=False, sharing=False)
+BUILT_IN = CachePolicy(latents=False, windows=False)
 """Cache geometry of the built-in engine (see engine/rank/attention.py), here with 16-bit numbers (see
 `Runtime.cache_of`)."""
 
@@ -139,7 +137,7 @@ class AttentionSpec:
 
     def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: float = 1.0) -> float:
         """Bytes that one sequence of ``tokens`` tokens takes on a rank with ``share`` of the key/value heads."""
-        if self.shared_cache and policy.sharing:
+        if self.shared_cache:
             return 0.0
         kept = self.seen(tokens) if policy.windows else tokens
         return self.elements(policy, share) * policy.element_bytes * kept

@@ -9,8 +9,8 @@ import torch
 
 from ferrule.engine.devices.emulated.device import EmulatedDevice
 from ferrule.engine.devices.emulated.machine import Machine, plug_in
-from ferrule.engine.rank import device_sampler
-from ferrule.engine.rank.sampler import Sampler, choose_all
+from ferrule.engine.rank.sampling import device_sampler
+from ferrule.engine.rank.sampling.sampler import Sampler, choose_all
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError
 

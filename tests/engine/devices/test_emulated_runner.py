@@ -14,7 +14,7 @@ from tiny_models import make
 from ferrule.engine.devices import open_device
 from ferrule.engine.devices.emulated.machine import LostDevice, Machine, plug_in
 from ferrule.engine.rank.batch import Batch, Span
-from ferrule.engine.rank.sampler import Sampler, choose_all
+from ferrule.engine.rank.sampling.sampler import Sampler, choose_all
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.source import describe, read_config
 from ferrule.engine.types import SamplingParams

@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from ferrule._native import sample
-from ferrule.engine.rank.sampler import Sampler
+from ferrule.engine.rank.sampling.sampler import Sampler
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError, RequestError
 

@@ -23,6 +23,8 @@ ATTRIBUTE = "ferrule_cache"
 WINDOW = "ferrule_window"
 CHUNK = "ferrule_chunk"
 ATTEND = "ferrule_attend"
+KEPT_BY = "ferrule_kept_by"
+"""Attribute of modules that have no keys and values: the layer whose cache they read."""
 
 
 def register() -> None:
@@ -68,6 +70,7 @@ def batch_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     window = getattr(module, WINDOW) if sliding_window is None else sliding_window
     chunk, special = getattr(module, CHUNK), getattr(module, ATTEND, None)
+    kept_by: int | None = getattr(module, KEPT_BY, None)
     outputs = []
     for segment in cache.segments:
         span = slice(segment.start, segment.stop)
@@ -75,7 +78,10 @@ def batch_attention(
             parts = (each[0, :, span] for each in (query, key, value))
             outputs.append(special(module, *parts, segment, scaling=scaling, window=window))
             continue
-        keys, values = segment.cache.append(layer, key[0, :, span], value[0, :, span])
+        if kept_by is None:
+            keys, values = segment.cache.append(layer, key[0, :, span], value[0, :, span])
+        else:
+            keys, values = segment.cache.seen(kept_by, segment.stop - segment.start)
         outputs.append(attend(query[0, :, span], keys, values, segment.masks, scaling, window, softcap, s_aux, chunk))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
     return joined.transpose(0, 1).contiguous().unsqueeze(0), None  # some models `view` it

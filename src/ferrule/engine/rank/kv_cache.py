@@ -42,6 +42,11 @@ class SequenceCache:
         """
         return self.store(self.keys, layer, key), self.store(self.values, layer, value)
 
+    def seen(self, layer: int, new: int) -> tuple[Tensor, Tensor]:
+        """Keys and values that ``layer`` has stored, ``new`` tokens of this batch included."""
+        end = self.length + new
+        return self.keys[layer][:, :end], self.values[layer][:, :end]
+
     def store(self, kept: dict[int, Tensor], layer: int, new: Tensor) -> Tensor:
         """Store ``new`` (heads, tokens, width) among the tensors ``kept`` of this sequence; a view of all so far."""
         end = self.length + new.shape[1]

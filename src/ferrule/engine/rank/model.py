@@ -16,7 +16,7 @@ from ferrule.engine.rank import attention
 from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.engine.rank.layers import PassThrough, StageInput
 from ferrule.engine.rank.packed import PACKS
-from ferrule.engine.rank.special_attention import latents, long_rope, temperature
+from ferrule.engine.rank.special_attention import latents, long_rope, shared_keys, temperature
 from ferrule.engine.rank.tensor_parallel import TensorParallel
 from ferrule.engine.source import read_config, saved_dtype
 from ferrule.engine.weights.checkpoint import Checkpoint, check_border
@@ -63,7 +63,8 @@ class ShardedModel:
     def check_trial(self, sequence: int) -> None:
         """Raise `ModelError` where ``sequence`` ran without every layer of this rank having kept its keys: such a
         layer computes attention elsewhere, and would forget the tokens of earlier batches."""
-        kept = self.cache.sequences[sequence].keys
+        reading = {each.layer_idx for each in self.base.modules() if hasattr(each, attention.KEPT_BY)}
+        kept = reading.union(self.cache.sequences[sequence].keys)
         forgetful = [index for index in range(self.shard.first_layer, self.shard.last_layer) if index not in kept]
         if forgetful:
             raise ModelError(
@@ -131,6 +132,7 @@ def cut_out(model: Any, config: Any, shard: Shard, group: RankGroup, aliases: di
     cache = KVCache()
     attention.attach(base, cache, mask_windows(config), mask_chunks(config))
     latents.attach(base)
+    shared_keys.attach(base)
     temperature.attach(base)
     long_rope.attach(base, cache)
     return Part(base, slicings, stage_input, cache)

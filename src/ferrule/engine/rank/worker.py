@@ -25,7 +25,7 @@ from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce, receive
 from ferrule.engine.rank.control import Control
 from ferrule.engine.rank.runner import Runner, make_runner
-from ferrule.engine.rank.sampler import Choice, Sampler, choose_all
+from ferrule.engine.rank.sampling.sampler import Choice, Sampler, choose_all
 from ferrule.engine.rank.scheduler import Limits, Scheduler
 from ferrule.engine.rank.warm_up import Trial, warm_up
 from ferrule.engine.selftest.check import check, expected

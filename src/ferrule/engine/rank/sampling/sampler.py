@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ferrule._native import sample
 from ferrule.engine.devices import Device
-from ferrule.engine.rank.device_sampler import Chosen, choose_there
-from ferrule.engine.rank.logits import Context, penalised, reported
+from ferrule.engine.rank.sampling.device import Chosen, choose_there
+from ferrule.engine.rank.sampling.logits import Context, penalised, reported
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError
 

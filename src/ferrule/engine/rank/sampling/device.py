@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ferrule.engine.devices import Device
-from ferrule.engine.rank.logits import Context, penalised, reported
+from ferrule.engine.rank.sampling.logits import Context, penalised, reported
 from ferrule.engine.types import SamplingParams
 
 _COLD = 1e-5
