@@ -15,7 +15,7 @@ from ferrule import __version__, fabric
 from ferrule.engine.devices import Device, open_device
 from ferrule.engine.options import RankOptions
 from ferrule.engine.rank.batch import Batch, Span
-from ferrule.engine.rank.sampler import Choice, Sampler, choose_all
+from ferrule.engine.rank.sampling.sampler import Choice, Sampler, choose_all
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.selftest.device_report import VERSION, Check, DeviceReport
 from ferrule.engine.types import SamplingParams
