@@ -9,7 +9,7 @@ import torch
 
 from ferrule.engine.devices.emulated.device import EmulatedDevice
 from ferrule.engine.devices.emulated.machine import Machine, plug_in
-from ferrule.engine.rank.sampling import device
+from ferrule.engine.rank.sampling import device as device_sampling
 from ferrule.engine.rank.sampling.sampler import Sampler, choose_all
 from ferrule.engine.types import SamplingParams
 from ferrule.errors import EngineError
@@ -62,7 +62,7 @@ def test_the_tokens_are_those_of_the_native_library(
 ) -> None:
     logits = torch.randn(len(HOW), vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * spread
     drawn(device(seed), logits, HOW, turns=8)
-    monkeypatch.setattr(device, "_WIDE", {"emulated": torch.float32})  # as on GPUs that have no float64
+    monkeypatch.setattr(device_sampling, "_WIDE", {"emulated": torch.float32})  # as on GPUs that have no float64
     drawn(device(seed), logits, HOW, turns=8)
     for params, row in zip(HOW, logits, strict=True):  # each kind of batch has operations of its own
         drawn(device(seed), row.unsqueeze(0), [params], turns=3)
