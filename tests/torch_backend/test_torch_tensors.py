@@ -45,6 +45,15 @@ def test_sparse_tensors_are_refused_with_the_cure(sparse: Tensor) -> None:
     assert arrays._find_by_attributes(sparse) is None
 
 
+def test_host_memory_that_dlpack_counts_as_a_devices_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pinned memory may be, in which tensors of GPUs are staged."""
+    monkeypatch.setattr(arrays, "_find_tensor", lambda tensor: None)
+    x = torch.arange(6.0)
+    assert arrays.locate(x, writable=True) == arrays._find_by_attributes(x)
+    with pytest.raises(ValueError, match="not contiguous"):
+        arrays.locate(x[::2], writable=True)
+
+
 def test_what_is_no_tensor() -> None:
     arrays.tensor_finder()
     assert _native.locate_tensor(3) is None

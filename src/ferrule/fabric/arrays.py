@@ -41,6 +41,8 @@ def locate(x: Any, *, writable: bool) -> Location:
     """
     if _torch_tensor is not None and isinstance(x, _torch_tensor):
         place = _find_tensor(x)
+        if place is None:  # DLPack may count pinned host memory as a device's
+            place = _find_by_attributes(x)
         if place is not None:
             return place
         raise _refuse_torch(x)
