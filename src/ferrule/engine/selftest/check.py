@@ -96,11 +96,12 @@ def _share(world: Group, expected: Expected) -> Fingerprint:
 
 
 def _short(runner: Runner, lengths: list[int], vocabulary: int) -> Rows | None:
-    """Logits of the prompts' ends, and of one more token each; several sequences at once, as in serving."""
+    """Logits of the prompts' ends, and of one more token each; several sequences at once, as in serving, all beginnings
+    of that of the reference."""
     ids = token_ids(short_rows(lengths)[-1] + 1, vocabulary)
     numbers = [SEQUENCE + index for index in range(len(lengths))]
     prompts = Batch(
-        tuple(Span(number, 0, length, True) for number, length in zip(numbers, lengths, strict=True)),
+        tuple(Span(number, 0, length, True, len(ids)) for number, length in zip(numbers, lengths, strict=True)),
         tuple(token for length in lengths for token in ids[:length]),
     )
     more = Batch(
