@@ -14,6 +14,17 @@ LATENT_HEADS = {
 }
 """The heads of latent attention come out of q_b_proj (or q_proj) and kv_b_proj; the latents stay whole."""
 
+LFM2 = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.out_proj": "rowwise",
+    "layers.*.feed_forward.w1": "colwise",
+    "layers.*.feed_forward.w3": "colwise",
+    "layers.*.feed_forward.w2": "rowwise",
+}
+"""All but the convolutions, which every rank computes."""
+
 SUPPLEMENTS: dict[str, dict[str, str]] = {
     # transformers shares out only gpt-oss's experts; its attention is ordinary, with one sink per query head.
     "gpt_oss": {
@@ -24,6 +35,8 @@ SUPPLEMENTS: dict[str, dict[str, str]] = {
         "layers.*.self_attn.sinks": "query_heads",
     },
     "deepseek_v3": LATENT_HEADS,
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2,
     "youtu": LATENT_HEADS,
     # transformers gathers these fused projections and cuts again; by whole heads nothing needs to be gathered.
     "phi3": {
@@ -46,19 +59,36 @@ SUPPLEMENTS: dict[str, dict[str, str]] = {
 EMBEDDING = "embedding_rowwise"
 """The style of an input embedding, whose rows are shared out here whether the plan says so or not."""
 
-STAGES: dict[str, tuple[str, ...]] = {"llama4_text": ("embed_tokens", "layers", "norm")}
+STAGES: dict[str, tuple[str, ...]] = {
+    "llama4_text": ("embed_tokens", "layers", "norm"),
+    "lfm2": ("embed_tokens", "layers", "embedding_norm"),
+    "lfm2_moe": ("embed_tokens", "layers", "embedding_norm"),
+    "granitemoehybrid": ("embed_tokens", "layers", "norm"),
+    "nemotron_h": ("embeddings", "layers", "norm_f"),
+}
 """Modules of the base model in the order in which they run, where transformers has no pipeline plan; by model type."""
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"})
 """Kinds of layers that are run."""
+WITHOUT_PAST = frozenset({"moe", "mlp"})
+"""Kinds of layers that look at no other token (Nemotron-H)."""
+RECURRENT = {
+    **dict.fromkeys(("lfm2", "lfm2_moe"), frozenset({"conv"})),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear"), frozenset({"linear_attention"})),
+    "granitemoehybrid": frozenset({"linear_attention"}),
+    "falcon_h1": frozenset({"hybrid"}),
+    "nemotron_h": WITHOUT_PAST | {"linear_attention"},
+}
+"""Further kinds, of families whose mixers keep a state (engine/rank/recurrent.py); by model type."""
 
 
 def plan_of(config: Any) -> dict[str, str] | None:
     """Pattern -> style for every module of the base model that is shared out, or None where there is no plan."""
     for told in (config.base_model_tp_plan, config.base_model_ep_plan):
         plan = {pattern: style for pattern, style in (told or {}).items() if style != EMBEDDING}
+        plan |= SUPPLEMENTS.get(config.model_type, {})
         if plan:
-            return plan | SUPPLEMENTS.get(config.model_type, {})
+            return plan
     return None
 
 
@@ -91,7 +121,9 @@ def cuts_of(config: Any) -> Cuts | None:
 
 def layers_refusal(config: Any) -> str | None:
     """Reason why the layers of ``config`` are not run however they are split, or None."""
-    kinds = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
+    kinds = (
+        set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES - RECURRENT.get(config.model_type, frozenset())
+    )
     if kinds:
         return f"has layers of a kind that this engine does not run: {', '.join(sorted(kinds))}"
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()) and not _chunk(config):

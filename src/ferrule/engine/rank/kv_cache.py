@@ -22,6 +22,23 @@ Masks = dict[tuple[int, int, int | None, int | None], Tensor]
 
 
 @dataclass
+class State:
+    """What mixers keep of one sequence. By layer and number: ``windows`` (1, channels, kernel), the last inputs of a
+    convolution; ``states`` (1, ...), those of a recurrence."""
+
+    windows: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    states: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.nbytes for kept in (self.windows, self.states) for each in kept.values())
+
+    @property
+    def layers(self) -> set[int]:
+        return {layer for kept in (self.windows, self.states) for layer, _ in kept}
+
+
+@dataclass
 class SequenceCache:
     """One sequence's keys and values: per layer, (heads, room, width), filled up to ``length`` tokens; ``index``: an
     indexer's keys.
@@ -33,6 +50,7 @@ class SequenceCache:
 
     length: int = 0
     long: bool = False
+    state: State = field(default_factory=State)
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
     index: dict[int, Tensor] = field(default_factory=dict)

@@ -136,13 +136,21 @@ def hold_experts(module: nn.Module, group: RankGroup, first: int, last: int) -> 
 
 
 class PassThrough(nn.Module):
-    """Stands where a layer of another pipeline stage was: gives back its first argument."""
+    """Stands where a layer of another pipeline stage was: gives back its first argument. Models ask some for its kind,
+    so it has what ``like`` says of itself."""
+
+    def __init__(self, like: nn.Module | None = None) -> None:
+        super().__init__()
+        told = {} if like is None else vars(like)
+        for name, value in told.items():
+            if isinstance(value, str | int) and name not in vars(self):
+                setattr(self, name, value)
 
     def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
         return hidden
 
 
-class StageInput(nn.Module):
+class StageInput(PassThrough):
     """Stands where the first layer was on later pipeline stages: gives what the stage before sent, whatever the
     model did on the way here to what it takes for embeddings (Granite and others scale them)."""
 

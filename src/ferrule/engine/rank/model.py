@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from ferrule.engine.architectures import mask_chunks, mask_windows, plan_of, stages_of
+from ferrule.engine.architectures import RECURRENT, WITHOUT_PAST, mask_chunks, mask_windows, plan_of, stages_of
 from ferrule.engine.devices import Device, RankGroup
-from ferrule.engine.rank import attention
+from ferrule.engine.rank import attention, recurrent
 from ferrule.engine.rank.kv_cache import KVCache
 from ferrule.engine.rank.layers import PassThrough, StageInput
 from ferrule.engine.rank.packed import PACKS
@@ -61,11 +61,14 @@ class ShardedModel:
         return cast(Tensor, out.logits[0].float())
 
     def check_trial(self, sequence: int) -> None:
-        """Raise `ModelError` where ``sequence`` ran without every layer of this rank having kept its keys: such a
-        layer computes attention elsewhere, and would forget the tokens of earlier batches."""
+        """Raise `ModelError` where ``sequence`` ran without every layer of this rank that looks back having kept its
+        keys or its state: such a layer does so elsewhere, and would forget the tokens of earlier batches."""
         reading = {each.layer_idx for each in self.base.modules() if hasattr(each, attention.KEPT_BY)}
-        kept = reading.union(self.cache.sequences[sequence].keys)
-        forgetful = [index for index in range(self.shard.first_layer, self.shard.last_layer) if index not in kept]
+        cache = self.cache.sequences[sequence]
+        kept = reading.union(cache.keys, cache.state.layers)
+        kinds = getattr(self.model.config, "layer_types", None) or {}
+        here = range(self.shard.first_layer, self.shard.last_layer)
+        forgetful = [each for each in here if each not in kept and not (kinds and kinds[each] in WITHOUT_PAST)]
         if forgetful:
             raise ModelError(
                 f"{type(self.model).__name__} computes attention in its own way in layer {forgetful[0]}, "
@@ -136,6 +139,7 @@ def cut_out(model: Any, config: Any, shard: Shard, group: RankGroup, aliases: di
     shared_keys.attach(base)
     temperature.attach(base)
     long_rope.attach(base, cache)
+    recurrent.attach(base, cache)
     return Part(base, slicings, stage_input, cache)
 
 
@@ -177,6 +181,8 @@ def empty(config: Any, dtype: torch.dtype, attend: str = attention.NAME) -> Any:
 
 def _check_supported(model: Any) -> None:
     name = type(model).__name__
+    if model.config.model_type in RECURRENT:  # which transformers marks so for their other layers
+        return
     if not model._supports_attention_backend:
         raise ModelError(f"{name} computes attention in its own way, which this engine does not run")
     if getattr(model, "_is_stateful", False):
@@ -238,7 +244,7 @@ def _keep_stage(model: nn.Module, base: nn.Module, config: Any, shard: Shard) ->
         raise PlanError(f"{type(model).__name__} holds its layers in groups, which cannot be cut here; use --pp 1")
     for index in range(len(layers)):
         if not shard.first_layer <= index < shard.last_layer:
-            layers[index] = PassThrough()
+            layers[index] = PassThrough(layers[index])
     at = names.index("layers")
     dropped = (names[:at] if not shard.has_embedding else []) + (names[at + 1 :] if not shard.has_head else [])
     for name in dropped:
@@ -247,7 +253,7 @@ def _keep_stage(model: nn.Module, base: nn.Module, config: Any, shard: Shard) ->
         setattr(model, _output_name(model), PassThrough())
     if shard.has_embedding:
         return None
-    layers[0] = stage_input = StageInput()
+    layers[0] = stage_input = StageInput(layers[0])
     return stage_input
 
 
@@ -263,10 +269,17 @@ def restore_buffers(model: Any, device: torch.device) -> None:
     of_inner = set(inner.modules())
     for module in dict.fromkeys(module for module, _ in owners):
         (inner if module in of_inner else model)._init_weights(module)  # as transformers asks the innermost model
+    if any(_is_unset(module._buffers[name]) for module, name in owners):  # what the whole model knows (Falcon-H1)
+        inner._init_weights(inner)
     for module, name in owners:
-        value = module._buffers[name]
-        if value is None or value.dtype is torch.bool or (value.isnan() | (value == _unset(value))).any():
+        if _is_unset(module._buffers[name]):
             raise ModelError(f"{type(model).__name__}: transformers does not say how to compute its buffer {name}")
+
+
+def _is_unset(buffer: Tensor | None) -> bool:
+    if buffer is None or buffer.dtype is torch.bool:
+        return True
+    return bool((buffer.isnan() | (buffer == _unset(buffer))).any())
 
 
 def _unset(buffer: Tensor) -> float:
