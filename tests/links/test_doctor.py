@@ -50,6 +50,10 @@ EXPECTED: dict[str, list[tuple[str, str, str]]] = {
         ("note", "rdma-lossless", "enp65s0f0np0"),
         ("note", "firewall", "ufw"),
     ],
+    "gpu-arc-b580": [UNREAD],
+    "gpu-dgx-spark": [UNREAD],
+    "gpu-strix-halo": [UNREAD],
+    "gpu-two-3090": [UNREAD],
     "mac-mini-tb4": [
         ("warning", "same-subnet", "en0, en1"),
         ("note", "mac-no-rdma", "Mac mini (Mac16,10)"),
