@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from linux_trees import FEDORA, UBUNTU
-from tree_builder import LinuxBuild
+from collections.abc import Callable
 
+from linux_trees import FEDORA, UBUNTU
+from tree_builder import PCI, LinuxBuild, probe_of
+
+from ferrule.links import Inventory
 from ferrule.links.linux.devices import GTT_SIZE, KFD, NVIDIA_PROC, NVIDIA_SMI, TTM_PAGES
 from ferrule.links.own import NODES, TORCH
 
@@ -187,3 +190,79 @@ def trees() -> dict[str, LinuxBuild]:
         "gpu-two-3090": two_3090(),
         "gpu-arc-b580": arc_b580(),
     }
+
+
+def faulty(name: str, change: Callable[[LinuxBuild], None]) -> Callable[[], list[Inventory]]:
+    """Reader of that machine with a fault."""
+
+    def made() -> list[Inventory]:
+        build = trees()[name]
+        change(build)
+        return [probe_of(name, build.record()).inventory()]
+
+    return made
+
+
+def bound(build: LinuxBuild, address: str, driver: str | None) -> None:
+    """Another driver on the device, or none."""
+    path = build.links[f"{PCI}/{address}"]
+    del build.links[f"{path}/driver"]
+    if driver is not None:
+        build.links[f"{path}/driver"] = f"/sys/bus/pci/drivers/{driver}"
+
+
+def attribute(build: LinuxBuild, address: str, name: str, value: object) -> None:
+    path = f"{build.links[f'{PCI}/{address}']}/{name}"
+    assert path in build.files
+    build.files[path] = f"{value}\n"
+
+
+def told(build: LinuxBuild, command: str, old: str, new: str) -> None:
+    assert old in build.commands[command]
+    build.commands[command] = build.commands[command].replace(old, new)
+
+
+def old_driver(build: LinuxBuild) -> None:
+    path = f"{NVIDIA_PROC}/version"
+    build.files[path] = build.files[path].replace("580.95.05", "470.256.02")
+
+
+HALO, SPARK, PAIR, ARC = "gpu-strix-halo", "gpu-dgx-spark", "gpu-two-3090", "gpu-arc-b580"
+HALO_GPU, CARD, ARC_GPU = "0000:c3:00.0", "0000:01:00.0", "0000:03:00.0"
+RADEON, FIRST = "Radeon 8060S (Strix Halo) (0000:c3:00.0)", "NVIDIA GeForce RTX 3090 (0000:01:00.0)"
+FAULTS = [
+    ("gpu-node-missing", "error", RADEON, "--device /dev/kfd",
+     faulty(HALO, lambda build: told(build, NODES, "/dev/kfd 660 render usable\n", ""))),
+    ("gpu-node-missing", "error", "NVIDIA GB10 (000f:01:00.0)", "sudo nvidia-modprobe -u -c 0",
+     faulty(SPARK, lambda build: told(build, NODES, "/dev/nvidia-uvm 666 root usable\n", ""))),
+    ("gpu-no-access", "error", RADEON, 'sudo usermod -aG render "$USER"',
+     faulty(HALO, lambda build: told(build, NODES, "usable", "refused"))),
+    ("gpu-no-access", "error", f"Arc B580 ({ARC_GPU})", 'sudo usermod -aG video "$USER"',
+     faulty(ARC, lambda build: told(build, NODES, "render usable", "video refused"))),
+    ("gpu-no-driver", "error", RADEON, "sudo modprobe amdgpu",
+     faulty(HALO, lambda build: bound(build, HALO_GPU, None))),
+    ("gpu-no-driver", "error", f"Arc B580 ({ARC_GPU})", "vfio-pci",
+     faulty(ARC, lambda build: bound(build, ARC_GPU, "vfio-pci"))),
+    ("gpu-nouveau", "error", FIRST, "sudo ubuntu-drivers install",
+     faulty(PAIR, lambda build: bound(build, CARD, "nouveau"))),
+    ("gpu-driver-old", "error", FIRST, "a torch for CUDA 11", faulty(PAIR, old_driver)),
+    ("gpu-driver-old", "error", FIRST, "sudo ubuntu-drivers install",
+     faulty(PAIR, lambda build: (old_driver(build), told(build, TORCH, "cuda 12.8", "cuda 13.0"))[0])),
+    ("torch-cpu-build", "warning", "torch", "install that for CUDA",
+     faulty(SPARK, lambda build: told(build, TORCH, "2.10.0+cu130\ncuda 13.0", "2.10.0+cpu"))),
+    ("torch-other-gpu", "warning", "torch", "install that for XPU",
+     faulty(ARC, lambda build: told(build, TORCH, "2.10.0+xpu\nxpu 20250302", "2.10.0+rocm7.1\nhip 7.1.25424"))),
+    ("gpu-gtt-small", "warning", RADEON, "--args=ttm.pages_limit=30670848",
+     faulty(HALO, lambda build: attribute(build, HALO_GPU, "mem_info_gtt_total", 62 * GIB))),
+    ("gpu-power-low", "warning", RADEON, "echo auto | sudo tee",
+     faulty(HALO, lambda build: attribute(build, HALO_GPU, "power_dpm_force_performance_level", "low"))),
+    ("gpu-firmware-bad", "error", RADEON, "sudo dnf upgrade amd-gpu-firmware",
+     faulty(HALO, lambda build: attribute(build, HALO_GPU, "fw_version/mes_fw_version", "0x00000083"))),
+    ("gpu-kernel-old", "note", RADEON, "6.18.4",
+     faulty(HALO, lambda build: build.put("/proc/sys/kernel", osrelease="6.17.8-300.fc43.x86_64"))),
+    ("gpu-bar-small", "warning", f"Arc B580 ({ARC_GPU})", "Above 4G Decoding",
+     faulty(ARC, lambda build: regions(build, build.links[f"{PCI}/{ARC_GPU}"], 16 << 20, 256 << 20))),
+    ("pcie-downgraded", "warning", ARC_GPU, "clicks",
+     faulty(ARC, lambda build: attribute(build, CARD, "current_link_width", 4))),
+]  # fmt: skip
+"""Of each fault: the finding, its severity and subject, a part of its cure, and the machine."""

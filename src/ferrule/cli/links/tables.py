@@ -184,7 +184,7 @@ def pcie_table(links: Sequence[PcieLink]) -> Table:
 
 def devices_table(devices: Sequence[ComputeDevice]) -> Table:
     """A row per GPU. Its link is told as it is now: a card that rests slows it down."""
-    table = _table("Devices", "address", "what", "--device", "architecture", "driver", ">!memory", "PCIe now")
+    table = _table("Devices", "!address", "what", "--device", "!for", "driver", ">memory", "!PCIe now")
     for one in devices:
         memory = "?" if one.memory_bytes is None else format_bytes(one.memory_bytes)
         table.add_row(

@@ -56,6 +56,11 @@ class ComputeDevice:
     persistent: bool | None = None
     scheduler_firmware: int | None = None
 
+    @property
+    def capable(self) -> bool:
+        """Whether it is more than the graphics of an ordinary processor."""
+        return not self.unified or (self.architecture or "").startswith(("gfx115", "sm_"))
+
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:

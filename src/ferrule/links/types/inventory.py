@@ -60,6 +60,13 @@ class Inventory:
     def pcie_link(self, address: str | None) -> PcieLink | None:
         return next((one for one in self.pcie if one.address == address), None)
 
+    @property
+    def capable_devices(self) -> tuple[ComputeDevice, ...]:
+        """Those that a model is worth computing on: graphics inside an ordinary processor are left out, and all unified
+        ones beside a card."""
+        cards = tuple(one for one in self.devices if not one.unified)
+        return cards or tuple(one for one in self.devices if one.capable)
+
     def device_node(self, path: str) -> DeviceNode | None:
         return next((one for one in self.device_nodes or () if one.path == path), None)
 
