@@ -133,6 +133,17 @@ BUILT_IN_ENGINE = Runtime(
     cache_ahead=1024,
     packs=True,
 )
+ON_ACCELERATORS = replace(
+    BUILT_IN_ENGINE,
+    program_end_operations=None,
+    attention_operations=BUILT_IN_ENGINE.attention_operations // FROM_PYTHON,
+    dense_operations=BUILT_IN_ENGINE.dense_operations // FROM_PYTHON,
+    expert_operations=BUILT_IN_ENGINE.expert_operations // FROM_PYTHON,
+    each_expert_operations=BUILT_IN_ENGINE.each_expert_operations // FROM_PYTHON,
+    end_operations=BUILT_IN_ENGINE.end_operations // FROM_PYTHON,
+)
+"""The same engine where a rank has a GPU: all ranks run transformers' modules then, and a call takes as long as it
+takes to start a kernel."""
 MLX = Runtime("mlx")
 """mlx-lm, and exo on it: the graph of a token is built once and its kernels are started one after the other."""
 VLLM = Runtime("vllm")

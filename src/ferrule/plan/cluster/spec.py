@@ -22,16 +22,17 @@ HALF = ("bf16", "fp16", "fp32")
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One machine, as far as a model on it is concerned.
+    """One machine, or one GPU of it, as far as a model on it is concerned.
 
-    ``kind``: devices of one kind share a calibration. ``memory``: the bytes that a model may fill.
-    ``memory_bandwidth``: bytes per second that reading weights gets. ``flops``: operations per second by type.
-    ``launch_seconds``: what each operation (kernel) of a layer costs beside its bytes and arithmetic, the one number of
-    a device that is fitted to measurements; ``eager_seconds``: the same of the built-in engine, None where that is not
-    known apart. ``resume_seconds``: what a stage of that engine takes longer after it
-    has waited for others, as caches have cooled. ``disk_read``: bytes per second. ``runtime_bytes``: what the serving
-    process holds before any weight. ``watts_idle``, ``watts_busy``: of the whole machine; ``price`` in US dollars.
-    ``measured``: by the built-in benchmark, not from what a maker states.
+    ``host``: the machine, where that has another name; ``device``: what ``--device`` is to name there, such as
+    ``cuda:1``, empty where that is not known. ``kind``: devices of one kind share a calibration. ``memory``: the
+    bytes that a model may fill. ``memory_bandwidth``: bytes per second that reading weights gets. ``flops``:
+    operations per second by type. ``launch_seconds``: what each operation (kernel) of a layer costs beside its
+    bytes and arithmetic, the one number of a device that is fitted to measurements; ``eager_seconds``: the same of
+    the built-in engine, None where that is not known apart. ``resume_seconds``: what a stage of that engine takes
+    longer after it has waited for others, as caches have cooled. ``disk_read``: bytes per second.
+    ``runtime_bytes``: what the serving process holds before any weight. ``watts_idle``, ``watts_busy``: of the
+    whole machine; ``price`` in US dollars. ``measured``: by the built-in benchmark, not from what a maker states.
     """
 
     name: str
@@ -48,6 +49,8 @@ class DeviceSpec:
     watts_busy: float | None = None
     price: float | None = None
     measured: bool = False
+    host: str = ""
+    device: str = ""
 
     def __post_init__(self) -> None:
         where = f"device {self.name or '?'}"
@@ -66,6 +69,16 @@ class DeviceSpec:
         for name in ("eager_seconds", "disk_read", "watts_idle", "watts_busy", "price"):
             if (value := getattr(self, name)) is not None:
                 _at_least_0(where, **{name: value})
+
+    @property
+    def host_name(self) -> str:
+        """Name of the host."""
+        return self.host or self.name
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether ranks compute on a GPU, by transformers' modules."""
+        return self.device not in ("", "cpu")
 
     @property
     def half_flops(self) -> float:

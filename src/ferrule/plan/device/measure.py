@@ -146,6 +146,7 @@ def device_from(figures: Figures, name: str, memory: int) -> DeviceSpec:
         watts_idle=figures.watts_idle,
         watts_busy=figures.watts_busy,
         measured=True,
+        device="cpu" if figures.unit == "cpu" else f"{figures.unit}:0",
     )
 
 
