@@ -271,6 +271,8 @@ devices = st.builds(
     measured=st.booleans(),
     host=st.sampled_from(["", "box"]),
     device=st.sampled_from(["", "cpu", "cuda:1"]),
+    copy_rate=maybe,
+    copy_seconds=maybe,
 )
 
 

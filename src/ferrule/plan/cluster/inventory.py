@@ -10,11 +10,13 @@ from itertools import combinations
 from ferrule.errors import PlanError
 from ferrule.hardware import Machine, shipped
 from ferrule.links import ComputeDevice, Inventory
-from ferrule.links.types.pcie import PcieLink, pcie_gb_s
+from ferrule.links.types.pcie import pcie_gb_s
 from ferrule.plan.cluster.local import SHARED_MEMORY
 from ferrule.plan.cluster.profile import device_of, lent
-from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec, PairSpec, RailSpec
+from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec, PairSpec
 
+THROUGH_HOST = replace(SHARED_MEMORY, name="through the host")
+"""Between two GPUs of one host, copies apart: from one rank's host memory to the other's."""
 COPY_SECONDS = 10e-6
 """Of a small copy between a card and the host, with the wait for it: a choice, near what drivers publish."""
 PCIE_PART = 0.8
@@ -29,9 +31,9 @@ def cluster_of_inventories(inventories: Sequence[Inventory]) -> ClusterSpec:
     notes: list[str] = []
     for inventory in inventories:
         found = _devices(inventory, notes)
-        devices += [device for device, _ in found]
-        for (one, first), (other, second) in combinations(found, 2):
-            pairs.append(PairSpec((one.name, other.name), (_through_host(first, second),)))
+        devices += found
+        for one, other in combinations(found, 2):
+            pairs.append(PairSpec((one.name, other.name), (one.staged(other.staged(THROUGH_HOST)),)))
     if not devices:
         raise PlanError(
             f"{' and '.join(one.host for one in inventories)}: no GPU of which figures are known; describe it in a "
@@ -42,7 +44,7 @@ def cluster_of_inventories(inventories: Sequence[Inventory]) -> ClusterSpec:
     return ClusterSpec(tuple(devices), tuple(pairs), notes=tuple(notes))
 
 
-def _devices(inventory: Inventory, notes: list[str]) -> list[tuple[DeviceSpec, ComputeDevice]]:
+def _devices(inventory: Inventory, notes: list[str]) -> list[DeviceSpec]:
     profiles = shipped()
     there = inventory.capable_devices
     known: list[tuple[str, Machine, ComputeDevice]] = []
@@ -60,11 +62,16 @@ def _devices(inventory: Inventory, notes: list[str]) -> list[tuple[DeviceSpec, C
     for number, (name, machine, device) in enumerate(known):
         called = inventory.host if len(known) == 1 else f"{inventory.host}-{number}"
         spec = replace(
-            device_of(machine, called), memory=_memory(inventory, machine, device), host=inventory.host, device=name
+            device_of(machine, called),
+            memory=_memory(inventory, machine, device),
+            host=inventory.host,
+            device=name,
+            copy_rate=_copy_rate(device),
+            copy_seconds=None if device.unified else COPY_SECONDS,
         )
         if len(known) > 1:  # these are of a whole machine with one card
             spec = replace(spec, watts_idle=None, watts_busy=None, price=None)
-        found.append((spec, device))
+        found.append(spec)
         notes.append(f"{called}: {device.name}, figures that makers and others published, not measured here")
     return found
 
@@ -80,16 +87,9 @@ def _memory(inventory: Inventory, machine: Machine, device: ComputeDevice) -> in
     return whole if device.memory_bytes is None else min(whole, device.memory_bytes)
 
 
-def _through_host(one: ComputeDevice, other: ComputeDevice) -> RailSpec:
-    """From a card to the host's memory, to the other rank's, to its card, one after the other."""
-    rates = [SHARED_MEMORY.bandwidth, *(rate for device in (one, other) if (rate := _copy_rate(device)) is not None)]
-    seconds = SHARED_MEMORY.alpha + COPY_SECONDS * sum(not device.unified for device in (one, other))
-    return RailSpec("through the host", seconds, 1 / sum(1 / rate for rate in rates), "shm")
-
-
 def _copy_rate(device: ComputeDevice) -> float | None:
     """Bytes per second; None where nothing is copied, or the link is not known."""
-    link: PcieLink | None = None if device.unified else device.link
+    link = None if device.unified else device.link
     if link is None:
         return None
     ends = [end.max_gt_s for end in (link, link.slot) if end is not None and end.max_gt_s is not None]

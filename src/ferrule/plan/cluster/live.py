@@ -96,6 +96,7 @@ def cluster_of_reports(reports: Sequence[HostReport], sources: Sources) -> Clust
     notes = [note for report in reports for note in report.notes]
     for one, other in combinations(reports, 2):
         found = sources.between(one.host, other.host)
-        rails += [((one.device.name, other.device.name), rail) for rail in found.rails]
+        staged = (one.device.staged(other.device.staged(rail)) for rail in found.rails)
+        rails += [((one.device.name, other.device.name), rail) for rail in staged]
         notes += found.notes
     return ClusterSpec(tuple(report.device for report in reports), join_rails(rails), notes=tuple(dict.fromkeys(notes)))

@@ -32,7 +32,9 @@ class DeviceSpec:
     the built-in engine, None where that is not known apart. ``resume_seconds``: what a stage of that engine takes
     longer after it has waited for others, as caches have cooled. ``disk_read``: bytes per second.
     ``runtime_bytes``: what the serving process holds before any weight. ``watts_idle``, ``watts_busy``: of the
-    whole machine; ``price`` in US dollars. ``measured``: by the built-in benchmark, not from what a maker states.
+    whole machine; ``price`` in US dollars. ``copy_rate``, ``copy_seconds``: bytes per second between its memory and
+    the host's, and seconds of a small copy with the wait for it; None where it is the host's memory. ``measured``:
+    by the built-in benchmark, not from what a maker states.
     """
 
     name: str
@@ -51,6 +53,8 @@ class DeviceSpec:
     measured: bool = False
     host: str = ""
     device: str = ""
+    copy_rate: float | None = None
+    copy_seconds: float | None = None
 
     def __post_init__(self) -> None:
         where = f"device {self.name or '?'}"
@@ -60,13 +64,15 @@ class DeviceSpec:
         if not self.flops:
             raise PlanError(f"{where}: flops must hold at least one of bf16, fp16, fp32")
         _positive(f"{where}, flops", **self.flops)
+        if self.copy_rate is not None:
+            _positive(where, copy_rate=self.copy_rate)
         _at_least_0(
             where,
             launch_seconds=self.launch_seconds,
             resume_seconds=self.resume_seconds,
             runtime_bytes=self.runtime_bytes,
         )
-        for name in ("eager_seconds", "disk_read", "watts_idle", "watts_busy", "price"):
+        for name in ("eager_seconds", "disk_read", "watts_idle", "watts_busy", "price", "copy_seconds"):
             if (value := getattr(self, name)) is not None:
                 _at_least_0(where, **{name: value})
 
@@ -79,6 +85,12 @@ class DeviceSpec:
     def accelerated(self) -> bool:
         """Whether ranks compute on a GPU, by transformers' modules."""
         return self.device not in ("", "cpu")
+
+    def staged(self, rail: RailSpec) -> RailSpec:
+        """``rail`` as it is for this device, where what it exchanges is first copied to the host, or from there, one
+        after the other."""
+        bandwidth = rail.bandwidth if self.copy_rate is None else 1 / (1 / rail.bandwidth + 1 / self.copy_rate)
+        return replace(rail, alpha=rail.alpha + (self.copy_seconds or 0.0), bandwidth=bandwidth)
 
     @property
     def half_flops(self) -> float:

@@ -150,6 +150,8 @@ class Device(Table):
     measured: bool = False
     host: Line | None = None
     device: DeviceName | None = None
+    copy_rate: ByteRate | None = None
+    copy_seconds: Seconds | None = msgspec.field(default=None, name="copy")
 
 
 class Link(Table):
