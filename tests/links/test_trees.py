@@ -393,4 +393,7 @@ def test_what_only_some_devices_tell() -> None:
         (False, 32 << 30, "/dev/nvidia0"),
         (False, 32 << 30, "/dev/nvidia1"),
     ]
+    short = Probe.recorded(TREES / "gpu-two-3090.json").inventory(devices=False)
+    assert (short.devices, short.device_nodes, short.torch, short.pcie) == ((), None, None, read("gpu-two-3090").pcie)
+    assert not [where for where in short.seen if "nvidia" in where]
     assert (read("pc-2.5gbe").devices, read("pc-2.5gbe").device_nodes, read("pc-2.5gbe").torch) == ((), None, None)

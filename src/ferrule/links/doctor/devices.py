@@ -27,7 +27,7 @@ _SMALL_WINDOW = 256 << 20
 _SLOW_LEVELS = ("low", "profile_min_sclk", "profile_min_mclk", "manual")
 _HALO = "gfx1151"
 _BAD_SCHEDULER = 0x83
-"""MES firmware of linux-firmware 20251125 and its time: github.com/ROCm/ROCm/issues/5724."""
+"""MES firmware of linux-firmware 20251125 and its time: github.com/ROCm/legacy-rocm-build/issues/5724."""
 _HALO_KERNEL = (6, 18, 4)
 """The oldest of kernel.org with what ROCm needs on it; Ubuntu's 6.14 and 6.17 have it too: "AMD Strix Halo system
 optimization", rocm.docs.amd.com."""
@@ -153,7 +153,7 @@ def _scheduler(inventory: Inventory, device: ComputeDevice) -> Iterator[Finding]
         return
     what = f"{device.name} runs the MES firmware {_BAD_SCHEDULER:#x}, which AMD took back."
     why = (
-        "ROCm programs die with memory access faults, or the GPU hangs (github.com/ROCm/ROCm issue 5724): "
+        "ROCm programs die with memory access faults, or the GPU hangs (issue 5724 of ROCm): "
         "linux-firmware 20251125 had it."
     )
     text = "Install a newer linux-firmware, or that from before."
@@ -177,7 +177,7 @@ def _kernel(inventory: Inventory, device: ComputeDevice) -> Iterator[Finding]:
         return
     wanted = ".".join(map(str, _HALO_KERNEL))
     what = f"The kernel is {match[0]}; AMD asks for {wanted} or newer on {device.name}, unless yours has been patched."
-    why = "Without its fixes queues of ROCm fail, and less memory is told than there is, so AMD's page on this machine."
+    why = "It is the first with the fixes that AMD lists for this machine (ROCm's page on its optimization)."
     evidence = inventory.evidence("/proc/sys/kernel/osrelease")
     cure = by_hand(f"Install a kernel of {wanted} or newer; on Ubuntu 24.04 the HWE kernel 6.17.")
     yield Finding("gpu-kernel-old", "note", subject(device), what, evidence, why, cure)

@@ -19,7 +19,7 @@ from ferrule.links.reader import Reader
 from ferrule.links.types.inventory import Inventory
 
 
-def read_linux(reader: Reader, tree: str) -> Inventory:
+def read_linux(reader: Reader, tree: str, *, devices: bool) -> Inventory:
     reader.prefetch((ADDRESS, *ROUTES, *COMMANDS, *filters.COMMANDS, *([DEVINFO] if reader.exists(CLASS) else ())))
     addressing = read_addressing(reader)
     services = read_services(reader)
@@ -34,9 +34,9 @@ def read_linux(reader: Reader, tree: str) -> Inventory:
         netdevs=netdevs,
         rdma=rdma,
         pcie=read_pcie(reader),
-        devices=read_devices(reader, machine.memory_bytes),
-        device_nodes=read_nodes(reader),
-        torch=read_torch(reader),
+        devices=read_devices(reader, machine.memory_bytes) if devices else (),
+        device_nodes=read_nodes(reader) if devices else None,
+        torch=read_torch(reader) if devices else None,
         routes=addressing.routes,
         firewalls=filters.read_firewalls(reader, services),
         services=services,
