@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
 
 from ferrule.errors import PlanError
 from ferrule.hardware import Machine, shipped
 from ferrule.links import ComputeDevice, Inventory
 from ferrule.links.types.pcie import pcie_gb_s
-from ferrule.plan.cluster.local import SHARED_MEMORY
+from ferrule.plan.cluster.local import pairs_of_host
 from ferrule.plan.cluster.profile import device_of, lent
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec, PairSpec
 
-THROUGH_HOST = replace(SHARED_MEMORY, name="through the host")
-"""Between two GPUs of one host, copies apart: from one rank's host memory to the other's."""
 COPY_SECONDS = 10e-6
 """Of a small copy between a card and the host, with the wait for it: a choice, near what drivers publish."""
 PCIE_PART = 0.8
@@ -32,8 +29,7 @@ def cluster_of_inventories(inventories: Sequence[Inventory]) -> ClusterSpec:
     for inventory in inventories:
         found = _devices(inventory, notes)
         devices += found
-        for one, other in combinations(found, 2):
-            pairs.append(PairSpec((one.name, other.name), (one.staged(other.staged(THROUGH_HOST)),)))
+        pairs += pairs_of_host(found)
     if not devices:
         raise PlanError(
             f"{' and '.join(one.host for one in inventories)}: no GPU of which figures are known; describe it in a "

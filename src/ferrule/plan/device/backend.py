@@ -26,12 +26,14 @@ _BLOCK = 16
 
 class Backend(Protocol):
     """``unit``: "cpu", or a kind of torch's devices and its number, such as "cuda:0" (also ROCm). ``title``: of what
-    computes. ``by``: which library, with version. ``dtypes``: that it has."""
+    computes. ``by``: which library, with version. ``dtypes``: that it has.
+    ``count``: of such devices here, where all of that kind are alike."""
 
     unit: str
     title: str
     by: str
     dtypes: tuple[str, ...]
+    count: int
 
     def memory(self) -> tuple[int, int]:
         """Bytes free and in all."""
@@ -95,6 +97,10 @@ class TorchBackend:
         self.unit = f"{kind}:{number}"
         self.title = self._module.get_device_name(number) if kind in ("cuda", "xpu") else processor()
         self.by = f"torch {torch.__version__}"
+        self.count = 1
+        if kind in ("cuda", "xpu"):
+            titles = [self._module.get_device_name(one) for one in range(self._module.device_count())]
+            self.count = len(titles) if set(titles) == {self.title} else 1
         self.dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
 
     def memory(self) -> tuple[int, int]:
@@ -139,6 +145,7 @@ class NativeBackend:
         self.title = processor()
         self.by = f"ferrule's kernels ({kernel_instructions()})"
         self.dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
+        self.count = 1
         self._compute = Compute(threads)
 
     def memory(self) -> tuple[int, int]:

@@ -60,7 +60,8 @@ class Copies:
 @dataclass(frozen=True)
 class Figures:
     """Figures that the benchmark found. ``runtime_bytes``, ``eager_seconds``, ``resume_seconds`` and ``at`` (seconds
-    since 1970) are added by who ran it. ``copies``: None where the device is the host's processor."""
+    since 1970) are added by who ran it. ``copies``: None where the device is the host's processor.
+    ``count``: of such devices here, which are taken to be equal."""
 
     unit: str
     title: str
@@ -79,6 +80,7 @@ class Figures:
     eager_seconds: float | None = None
     resume_seconds: float = 0.0
     copies: Copies | None = None
+    count: int = 1
 
 
 def run(effort: Effort) -> Figures:
@@ -112,6 +114,7 @@ def run(effort: Effort) -> Figures:
         busy,
         tuple(notes),
         copies=copies,
+        count=backend.count,
     )
 
 
