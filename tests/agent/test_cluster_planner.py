@@ -18,7 +18,7 @@ from ferrule.fabric.join.hosts import RankHost
 from ferrule.model import read_model
 from ferrule.plan import ClusterSpec, DeviceSpec, Plan, Question, SavedPlan, Stage, Workload, best_plan, make_plan
 from ferrule.plan.cluster import HostReport
-from ferrule.plan.saved import ModelFacts
+from ferrule.plan.saved import ModelFacts, SavedCluster, SavedDevice
 
 MEMBERS = [
     Member(letter * 32, f"host{letter}", 8421, (f"10.0.0.{n}",), "0.1.0", "3.11") for n, letter in enumerate("abc")
@@ -224,6 +224,16 @@ def test_hosts_that_were_not_named_or_cannot_tell_are_left_out(monkeypatch, spec
     monkeypatch.setattr(cluster_planner, "ask_member", mute)
     with pytest.raises(ModelUnavailable, match="no host could be asked"):
         form(ClusterPlanner(None, EngineOptions("x"), split=False), spec)
+
+
+def test_a_saved_plan_may_use_several_devices_of_a_host(monkeypatch, spec):
+    FakeCluster(monkeypatch, (64 * GB,) * 3)
+    stages = (Stage(("hosta-0",), 0, 10), Stage(("hosta-1",), 10, 20), Stage(("hostb",), 20, spec.layers))
+    names = (SavedDevice("hosta-0", "hosta", "cuda:0"), SavedDevice("hosta-1", "hosta", "cuda:1"), SavedDevice("hostb"))
+    saved = SavedPlan(1, ModelFacts.of(spec), "ferrule", (Plan(stages),), cluster=SavedCluster(names))
+    planner = ClusterPlanner(None, EngineOptions("x"), split=False, saved=saved)
+    form(planner, spec)
+    assert planner.placed.hosts == ("hosta", "hosta", "hostb")
 
 
 def test_a_saved_plan_says_on_which_hosts_which_layers_are(monkeypatch, spec):

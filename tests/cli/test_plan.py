@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -120,7 +122,7 @@ def test_what_the_built_in_engine_cannot_run_is_flagged() -> None:
     assert told.exit_code == 0, told.output
     assert "expert 2 *" in told.output
     assert "* the built-in engine cuts the experts of Qwen3MoeForCausalLM" in told.output
-    assert "the built-in engine does not compute on GPUs yet" in told.output
+    assert "the built-in engine was never measured on GPUs" in told.output
     assert "One machine is not enough: strix-1 alone lacks" in told.output
 
 
@@ -193,7 +195,7 @@ def test_a_picture(tmp_path: Path) -> None:
         (
             ("llama-3.2-3b", "--profile", "two-strix", "--cluster", "x.toml"),
             2,
-            "one of --profile, --cluster and --hosts",
+            "one of --profile, --cluster, --hosts and --tree",
         ),
         (("llama-3.2-3b", "--profile", "three-strix"), 2, "there is no lab 'three-strix'"),
         (("llama-3.2-3b", "--cluster", "no.toml"), 2, "cannot read the cluster file no.toml"),
@@ -219,3 +221,18 @@ def test_it_needs_no_torch() -> None:
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert told.stdout.strip() == "[]"
+
+
+def test_serve_computes_where_the_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = DESK.format(memory="16 GiB").replace("count = 2", f'host = "{gethostname()}"\ndevice = "xpu:1"')
+    (tmp_path / "desk.toml").write_text(machines.partition("[[link]]")[0])
+    told = run("demo", "--cluster", str(tmp_path / "desk.toml"), "--context", "512", "--json")
+    (tmp_path / "plan.json").write_text(told.stdout)
+    seen = []
+    monkeypatch.setattr("ferrule.engine.host.processes.expecting", lambda *_: nullcontext())
+    monkeypatch.setattr("ferrule.cli.serving.serve._run", lambda console, options, *_: seen.append(options.device))
+    words = ["serve", "demo", "--plan", str(tmp_path / "plan.json"), "--port", "0", "--here"]
+    for more in ([], ["--device", "cpu"]):
+        done = CliRunner().invoke(app, [*words, *more], env=PLAIN)
+        assert done.exit_code == 0, done.output
+    assert seen == ["xpu:1", "cpu"]

@@ -47,6 +47,16 @@ def test_each_figure_can_be_read_somewhere_or_says_that_it_is_a_choice() -> None
         assert own or figure.url.startswith("https://"), f"{name} has no url: {figure.source}"
 
 
+def test_a_gpu_is_known_by_its_numbers() -> None:
+    profiles = shipped()
+    known = [one for machine in profiles.machines.values() for one in machine.gpu]
+    assert len(known) == len(set(known))
+    machine = profiles.by_gpu(0x10DE, 0x2204)
+    assert machine is not None
+    assert machine.name == "pc-3090"
+    assert profiles.by_gpu(0x10DE, None) is None
+
+
 MACS = ["mac-studio-m3-ultra", "mac-studio-m3-ultra-60", "mac-studio-m2-ultra", "mac-studio-m4-max", "mac-mini-m4-pro"]
 
 
@@ -122,6 +132,11 @@ def test_a_file_of_ones_own_builds_on_what_ships(tmp_path: Path) -> None:
         ("value = 1e12", "value = nan", "flops, fp32: a number from 0 on is needed, not nan"),
         ("value = 500", 'value = "cheap"', "price: could not convert"),
         ('url = "https://shop.example/box"', "url = 7", "price needs a value and its source"),
+        (
+            "[machine.box.flops]",
+            'gpu = ["10DE:2204"]\n[machine.box.flops]',
+            "gpu lists PCI vendors and devices in small",
+        ),
         ('"pc"', '"cray"', r"\[lab.desk\]: there is no machine 'cray'; known are strix-halo"),
         ('cable = "mine"', 'cable = "yours"', "there is no cable 'yours'"),
         ('"box-2"]', '"box-3"]', "there is no host 'box-3', only box-1, box-2"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gpu_trees
 import linux_trees
 import mac_trees
 
@@ -17,7 +18,7 @@ TREES = Path(__file__).parent / "trees"
 
 def records() -> dict[str, str]:
     """The name of each record and the text of its file."""
-    builds = {**linux_trees.trees(), **mac_trees.trees()}
+    builds = {**linux_trees.trees(), **mac_trees.trees(), **gpu_trees.trees()}
     return {name: json.dumps(one.record(), indent=1, ensure_ascii=False) + "\n" for name, one in builds.items()}
 
 

@@ -19,6 +19,7 @@ from ferrule.links import Inventory, Probe, inventory_json
 
 RECORDS = {name: json.loads((TREES / f"{name}.json").read_text()) for name in ("strix-halo-a", "wifi-only")}
 RECORDS |= {name: json.loads((TREES / f"{name}.json").read_text()) for name in ("connectx3-m2", "mac-mini-tb4")}
+RECORDS |= {name: json.loads((TREES / f"{name}.json").read_text()) for name in ("gpu-strix-halo", "gpu-two-3090")}
 PLACES = {name: [(part, path) for part in PARTS for path in sorted(record[part])] for name, record in RECORDS.items()}
 
 nonsense = st.one_of(

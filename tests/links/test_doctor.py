@@ -50,6 +50,16 @@ EXPECTED: dict[str, list[tuple[str, str, str]]] = {
         ("note", "rdma-lossless", "enp65s0f0np0"),
         ("note", "firewall", "ufw"),
     ],
+    "gpu-arc-b580": [UNREAD],
+    "gpu-dgx-spark": [UNREAD],
+    "gpu-strix-halo": [UNREAD],
+    "gpu-two-3090": [
+        ("note", "pcie-slot-limit", "0000:01:00.0"),
+        ("note", "pcie-slot-limit", "0000:02:00.0"),
+        ("note", "gpu-persistence-off", "NVIDIA GeForce RTX 3090 (0000:01:00.0)"),
+        ("note", "gpu-persistence-off", "NVIDIA GeForce RTX 3090 (0000:02:00.0)"),
+        UNREAD,
+    ],
     "mac-mini-tb4": [
         ("warning", "same-subnet", "en0, en1"),
         ("note", "mac-no-rdma", "Mac mini (Mac16,10)"),

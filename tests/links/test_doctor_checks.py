@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from gpu_trees import ARC, FAULTS, HALO, HALO_GPU, attribute, faulty
 from test_doctor import EXPECTED, FINDINGS, read
 
 from ferrule.links import Finding, Inventory, RdmaDevice
-from ferrule.links.doctor import diagnose
+from ferrule.links.doctor import diagnose, relevant
 from ferrule.links.types.firewall import Firewall, FirewallChain
 from ferrule.links.types.inventory import Unreadable
 from ferrule.links.types.machine import Clock
@@ -195,6 +196,7 @@ CASES: list[tuple[str, str, Callable[[], list[Inventory]]]] = [
     ("ray-skew", "error", lambda: software("ray", "2.51.0", "2.51.1")),
     ("firmware-skew", "note", lambda: [firmware("a", "2.42.5000"), firmware("b", "2.36.5000")]),
     ("clock-skew", "warning", lambda: [offset("a", -0.4), offset("b", 0.45), offset("c", 2.0)]),
+    *((which, severity, make) for which, severity, _, _, make in FAULTS),
 ]
 
 
@@ -267,6 +269,31 @@ def test_a_fault_is_found_and_has_a_cure(which: str, severity: str, make: Callab
         assert one.why
         assert one.cure
         assert one.hosts
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[f"{fault[0]}-{number}" for number, fault in enumerate(FAULTS)])
+def test_a_fault_of_a_gpu_is_the_only_finding_that_is_new(fault: tuple[Any, ...]) -> None:
+    which, _, subject, cure, make = fault
+    (inventory,) = make()
+    known = {(one, what) for _, one, what in EXPECTED[inventory.machine.tree]}
+    found = [one for one in diagnose([inventory]) if (one.id, one.subject) not in known]
+    assert {one.id for one in found} == {which}
+    first = next(one for one in found if one.subject == subject)
+    assert first.evidence
+    said = relevant(first.cure, inventory.machine)
+    assert cure in "\n".join(line for one in said for line in (one.text, *one.commands))
+
+
+def test_what_is_right_on_a_gpu_is_no_finding() -> None:
+    ubuntu = faulty(HALO, lambda build: build.put("/proc/sys/kernel", osrelease="6.17.0-19-generic"))()[0]
+    assert of(diagnose([ubuntu]), "gpu-kernel-old") != []
+    patched = change(ubuntu, machine=change(ubuntu.machine, os_id="ubuntu"))
+    assert of(diagnose([patched]), "gpu-kernel-old") == []
+    carved = faulty(HALO, lambda build: attribute(build, HALO_GPU, "mem_info_vram_total", 96 << 30))()[0]
+    carved = change(carved, machine=change(carved.machine, memory_bytes=30 << 30))
+    assert of(diagnose([carved]), "gpu-gtt-small") == []
+    inside = change(read(ARC), devices=(change(read(ARC).devices[0], unified=True, driver=None, architecture=None),))
+    assert [one for one in diagnose([inside]) if one.id.startswith(("gpu-", "torch-"))] == []
 
 
 def test_every_finding_is_tested() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from build_trees import TREES
+from gpu_trees import drm, nvidia, nvidia_gpu
 from linux_trees import STRIX_IDS
 from tree_builder import PARTS, LinuxBuild, probe_of
 
@@ -19,6 +20,7 @@ from ferrule import __version__
 from ferrule.errors import LinkError
 from ferrule.files import encode_record
 from ferrule.links import Inventory, Probe, write_record
+from ferrule.links.linux.devices import KFD
 from ferrule.links.linux.machine import CHRONY
 from ferrule.links.macos.machine import HARDWARE
 from ferrule.links.macos.net import ROUTES
@@ -43,6 +45,9 @@ SECRETS = {
     "other computer's name": "bobs-laptop",
     "time server": "81.7.16.52",
     "time server's reference id": "51071034",
+    "GPU's UUID": "GPU-5a1d0780-1111-2222-3333-0123456789ab",
+    "GPU's unique id": "13834567",
+    "who built the driver": "anna@",
 }
 
 
@@ -75,6 +80,15 @@ def private_machine() -> LinuxBuild:
         0, nhi, port=1, identity=SECRETS["unique id"], device=("Intel", "Host"), peer=("bobs-laptop", "0" * 8 + "-1-1")
     )
     build.netdev("thunderbolt0", service, mac="02:00:00:00:00:07")
+    nvidia(build, "580.95.05")
+    build.files["/proc/driver/nvidia/version"] += "  (anna@annas-workstation)\n"
+    build.pci("", "0000:00:05.0", "0x030000", (0x10DE, 0x2204), driver="nvidia")
+    nvidia_gpu(build, "0000:00:05.0", "NVIDIA GeForce RTX 3090", 0, "580.95.05")
+    information = "/proc/driver/nvidia/gpus/0000:00:05.0/information"
+    build.files[information] += "GPU UUID: " + SECRETS["GPU's UUID"] + "\n"
+    gpu = build.pci("", "0000:00:06.0", "0x030000", (0x1002, 0x744C), driver="amdgpu")
+    drm(build, gpu, 0)
+    build.files[f"{KFD}/1/properties"] = "gfx_target_version 110000\ndrm_render_minor 128\nunique_id 13834567\n"
     return build
 
 
@@ -109,6 +123,9 @@ def test_what_the_faults_are_about_stays() -> None:
     assert after.thunderbolt[0].host is not None
     assert after.thunderbolt[0].host.device == "Host"
     assert after.pcie == before.pcie
+    assert after.devices == before.devices
+    assert [one.architecture for one in after.devices] == [None, "gfx1100"]
+    assert after.devices[0].driver_version == "580.95.05"
     assert after.unreadable == before.unreadable
 
 

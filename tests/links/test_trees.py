@@ -356,3 +356,44 @@ def test_a_directory_is_a_tree_too_and_its_links_stay_inside(tmp_path: Path) -> 
         ("0000:00:01.0", "Ethernet controller", None)
     ]
     assert inventory.machine.architecture == "riscv64"
+
+
+GPUS = {
+    "gpu-strix-halo": [("cuda", "Radeon 8060S (Strix Halo)", "amdgpu", None, "gfx1151", True, 120.0, (16.0, 16))],
+    "gpu-dgx-spark": [("cuda", "NVIDIA GB10", "nvidia", "580.126.09", "sm_121", True, 121.7, (None, None))],
+    "gpu-two-3090": [("cuda", "NVIDIA GeForce RTX 3090", "nvidia", "580.95.05", "sm_86", False, 24.0, (2.5, 8))] * 2,
+    "gpu-arc-b580": [("xpu", "Arc B580", "xe", None, "bmg", False, None, (16.0, 8))],
+}
+"""Of each device: kind, name, driver and its version, architecture, unified, GiB (xe tells none), its card's link."""
+
+
+@pytest.mark.parametrize("name", sorted(GPUS))
+def test_devices(name: str) -> None:
+    inventory = read(name)
+    found = []
+    for one in inventory.devices:
+        assert one.link is not None
+        memory = None if one.memory_bytes is None else round(one.memory_bytes / 2**30, 1)
+        link = (one.link.current_gt_s, one.link.current_width)
+        found.append((one.kind, one.name, one.driver, one.driver_version, one.architecture, one.unified, memory, link))
+        for node in one.nodes:
+            there = inventory.device_node(node)
+            assert there is not None
+            assert there.usable
+    assert found == GPUS[name]
+    assert inventory.torch is not None
+    assert inventory.torch.runtime == {"cuda": "CUDA", "xpu": "XPU"}[found[0][0]] or inventory.torch.hip
+
+
+def test_what_only_some_devices_tell() -> None:
+    (halo,), cards = read("gpu-strix-halo").devices, read("gpu-two-3090").devices
+    assert (halo.gtt_bytes, halo.carved_bytes, halo.scheduler_firmware) == (120 << 30, 512 << 20, 0x88)
+    assert (halo.performance_level, halo.nodes) == ("auto", ("/dev/kfd", "/dev/dri/renderD128"))
+    assert [(one.persistent, one.window_bytes, one.nodes[-1]) for one in cards] == [
+        (False, 32 << 30, "/dev/nvidia0"),
+        (False, 32 << 30, "/dev/nvidia1"),
+    ]
+    short = Probe.recorded(TREES / "gpu-two-3090.json").inventory(devices=False)
+    assert (short.devices, short.device_nodes, short.torch, short.pcie) == ((), None, None, read("gpu-two-3090").pcie)
+    assert not [where for where in short.seen if "nvidia" in where]
+    assert (read("pc-2.5gbe").devices, read("pc-2.5gbe").device_nodes, read("pc-2.5gbe").torch) == ((), None, None)

@@ -51,6 +51,22 @@ def test_what_is_printed_is_read_and_runs(tmp_path: Path) -> None:
     assert again.model == saved.model
 
 
+def test_where_ranks_compute_is_read_and_kept() -> None:
+    fields = printed()
+    assert parse_plan(json.dumps(fields), "plan.json").device is None
+    half = DEMO.layers // 2
+    stages = [
+        {"devices": ["a"], "first_layer": 0, "last_layer": half},
+        {"devices": ["b"], "first_layer": half, "last_layer": DEMO.layers},
+    ]
+    fields["plans"] = [{"stages": stages}]
+    fields["cluster"]["devices"] = [{"name": "a", "host": "box", "device": "cuda:1"}, {"name": "b"}]
+    saved = parse_plan(parse_plan(json.dumps(fields), "plan.json").to_json(), "again")
+    assert (saved.hosts, saved.device) == (("box", "b"), "cuda:1,cpu")
+    fields["cluster"]["devices"][1]["device"] = "cuda:1"
+    assert parse_plan(json.dumps(fields), "plan.json").device == "cuda:1"
+
+
 def test_a_plan_of_an_earlier_version_tells_no_kind_and_is_read() -> None:
     fields = printed()
     assert fields.pop("kind") == "plan"

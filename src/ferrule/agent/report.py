@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -30,7 +31,8 @@ class Reporter:
     def __init__(self) -> None:
         self._meter = PowerMeter()
         self._process = psutil.Process()
-        self._links: Sensor[Inventory | None] = Sensor("the inventory of links", Probe.live().inventory, None)
+        inventory = partial(Probe.live().inventory, devices=False)  # sensors of their own tell of GPUs, which may hang
+        self._links: Sensor[Inventory | None] = Sensor("the inventory of links", inventory, None)
         self._amd: Sensor[tuple[DeviceReport, ...]] = Sensor("the AMD driver", lambda: tuple(_amd_gpus()), ())
         self._nvidia: Sensor[tuple[DeviceReport, ...]] = Sensor("nvidia-smi", lambda: tuple(_nvidia_gpus()), ())
         self._heat = Sensor("the sensor of heat", _celsius, None)

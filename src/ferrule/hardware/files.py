@@ -6,6 +6,7 @@ shows one.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,11 @@ class Profiles:
     machines: dict[str, Machine] = field(default_factory=dict)
     cables: dict[str, CableProfile] = field(default_factory=dict)
     labs: dict[str, LabProfile] = field(default_factory=dict)
+
+    def by_gpu(self, vendor: int, device: int | None) -> Machine | None:
+        """The first machine with this GPU, by the numbers of PCI."""
+        wanted = f"{vendor:04x}:{device or 0:04x}"
+        return next((machine for machine in self.machines.values() if wanted in machine.gpu), None)
 
     def add(self, text: str, origin: str) -> list[str]:
         """Read one file's text; returns the names of its labs. Raises `ConfigError`: where, what and what would do."""
@@ -82,15 +88,22 @@ def find_lab(name_or_file: str) -> LabProfile:
 
 
 def _machine(name: str, table: Mapping[str, Any], where: str) -> Machine:
-    _known(table, ("title", "memory", "memory_bandwidth", "flops", *_OPTIONAL), where, "entry")
+    _known(table, ("title", "memory", "memory_bandwidth", "flops", "gpu", *_OPTIONAL), where, "entry")
     return Machine(
         name=name,
         title=_text(table, "title", where),
         memory=_figure(table, "memory", where, parse_bytes),
         memory_bandwidth=_figure(table, "memory_bandwidth", where, _bytes_per_second),
         flops=_flops(table, where),
+        gpu=_gpu(table.get("gpu", []), where),
         **{key: _figure(table, key, where, parse) for key, parse in _OPTIONAL.items() if key in table},
     )
+
+
+def _gpu(entry: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(entry, list) or not all(re.fullmatch("[0-9a-f]{4}:[0-9a-f]{4}", str(one)) for one in entry):
+        raise ConfigError(f'{where}: gpu lists PCI vendors and devices in small letters: gpu = ["10de:2204"]')
+    return tuple(entry)
 
 
 def _flops(table: Mapping[str, Any], where: str) -> dict[str, Figure]:

@@ -25,7 +25,8 @@ class Machine:
     ``memory`` that the GPU can reach, in bytes; ``memory_bandwidth`` in bytes per second, as the maker states it;
     ``flops`` operations per second by type (`DTYPES`), dense, of 16 bit types summed up in FP32; ``disk_read`` in bytes
     per second, one large file; ``watts_idle``, ``watts_busy`` of the whole machine; ``price`` in US dollars, new;
-    ``launch`` seconds that an engine needs to start an operation, beside what that moves and computes.
+    ``launch`` seconds that an engine needs to start an operation, beside what that moves and computes. ``gpu``: PCI
+    vendor and device of its GPU, such as ``10de:2204``, by which an inventory tells what it is.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Machine:
     watts_busy: Figure | None = None
     price: Figure | None = None
     launch: Figure | None = None
+    gpu: tuple[str, ...] = ()
 
     @property
     def half_precision(self) -> Figure:

@@ -90,7 +90,7 @@ def own_facts(environ: Mapping[str, str], *, links: bool, ends: tuple[str, str] 
         return found
     from ferrule.links import Probe  # a job on one machine need not wait for it
 
-    return with_links(found, Probe.live().inventory())
+    return with_links(found, Probe.live().inventory(devices=False))
 
 
 def address_toward(address: str) -> str:

@@ -15,6 +15,7 @@ from ferrule.links.measured.store import (
 from ferrule.links.probe import Probe
 from ferrule.links.record import write_record
 from ferrule.links.traffic import Traffic, read_counters, traffic
+from ferrule.links.types.device import ComputeDevice, DeviceNode, TorchBuild
 from ferrule.links.types.inventory import Inventory, inventory_json
 from ferrule.links.types.machine import UNLIMITED_BYTES, Machine
 from ferrule.links.types.net import NetDevice
@@ -27,6 +28,8 @@ __all__ = [
     "SEVERITIES",
     "UNLIMITED_BYTES",
     "Bandwidth",
+    "ComputeDevice",
+    "DeviceNode",
     "Fault",
     "Finding",
     "Inventory",
@@ -44,6 +47,7 @@ __all__ = [
     "Severity",
     "ThunderboltDomain",
     "ThunderboltPeer",
+    "TorchBuild",
     "Traffic",
     "both_ways",
     "examine",

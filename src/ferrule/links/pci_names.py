@@ -15,10 +15,14 @@ _CLASSES = {
 }
 _USB4 = 0x0C0340
 
+AMD, NVIDIA, INTEL = 0x1002, 0x10DE, 0x8086
+"""Of GPUs."""
+
 _VENDORS = {
+    AMD: "AMD",
     0x1022: "AMD",
     0x106B: "Apple",
-    0x10DE: "NVIDIA",
+    NVIDIA: "NVIDIA",
     0x10EC: "Realtek",
     0x14C3: "MediaTek",
     0x14E4: "Broadcom",
@@ -27,11 +31,18 @@ _VENDORS = {
     0x1AF4: "Red Hat",
     0x1B21: "ASMedia",
     0x1D6A: "Aquantia",
-    0x8086: "Intel",
+    INTEL: "Intel",
 }
 _DEVICES = {
+    (AMD, 0x1586): "Radeon 8060S (Strix Halo)",
+    (AMD, 0x744C): "Radeon RX 7900",
+    (AMD, 0x7550): "Radeon RX 9070",
     (0x1022, 0x158D): "Strix Halo USB4 Router",
     (0x1022, 0x158E): "Strix Halo USB4 Router",
+    (NVIDIA, 0x2204): "GeForce RTX 3090",
+    (NVIDIA, 0x2684): "GeForce RTX 4090",
+    (NVIDIA, 0x2B85): "GeForce RTX 5090",
+    (NVIDIA, 0x2E12): "GB10",
     (0x10EC, 0x8125): "RTL8125 2.5GbE",
     (0x10EC, 0x8126): "RTL8126 5GbE",
     (0x10EC, 0x8127): "RTL8127 10GbE",
@@ -65,6 +76,12 @@ _DEVICES = {
     (0x8086, 0x15F3): "I225-V 2.5GbE",
     (0x8086, 0x2725): "AX210 Wi-Fi 6E",
     (0x8086, 0x272B): "BE200 Wi-Fi 7",
+    (INTEL, 0x56A0): "Arc A770",
+    (INTEL, 0x56A1): "Arc A750",
+    (INTEL, 0xE20B): "Arc B580",
+    (INTEL, 0xE20C): "Arc B570",
+    (INTEL, 0xE211): "Arc Pro B60",
+    (INTEL, 0xE212): "Arc Pro B50",
     (0x8086, 0x5781): "Barlow Ridge Thunderbolt 5 NHI",
 }
 

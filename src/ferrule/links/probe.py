@@ -40,12 +40,15 @@ class Probe:
         """A machine that ``ferrule links record`` saved. Raises `LinkError` if ``path`` is no such record."""
         return cls(open_record(path))
 
-    def inventory(self) -> Inventory:
-        """All that can be found out without sending anything. Never fails: see `Inventory.unreadable`."""
+    def inventory(self, *, devices: bool = True) -> Inventory:
+        """All that can be found out without sending anything. Never fails: see `Inventory.unreadable`.
+
+        ``devices``: GPUs too, of which NVIDIA's tool may take seconds, and all its time where the driver hangs.
+        """
         reader = Reader(self.tree)
         match _system(reader):
             case "linux":
-                return read_linux(reader, self.tree.name)
+                return read_linux(reader, self.tree.name, devices=devices)
             case "macos":
                 return read_macos(reader, self.tree.name)
             case _:

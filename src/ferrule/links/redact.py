@@ -10,6 +10,7 @@ are keyed hashes; the key is random and forgotten, unless several records are to
 | host names, also of the other computers | ``host-1a2b3c`` |
 | public IPv4 and IPv6 addresses | of 198.18.0.0/15 and 2001:db8::/32; addresses of one /24 or /64 still share one |
 | interface parts of IPv6 addresses and GIDs | others, unless they are small numbers that a person chose |
+| serial numbers of GPUs, and who built NVIDIA's driver | left out |
 | comments and log prefixes of firewalls' rules | ``redacted`` |
 | settings of interfaces in NetworkManager's and its peers' files | left out, but for the manager's name |
 | values of unknown boot parameters, kernel addresses | ``redacted``, zeros |
@@ -69,8 +70,10 @@ _ONLY = {
     r"/run/network/ifstate$": r"lo=lo$",
     r"/etc/network/interfaces$": r"\s*source",
     r"/etc/default/ufw$": r"DEFAULT_",
+    r"/proc/driver/nvidia/gpus/": r"(?:Model|Bus Location|Device Minor):",
+    r"/sys/.*/topology/nodes/[0-9]+/properties$": r"(?:gfx_target_version|drm_render_minor) ",
 }
-"""Files that may hold passwords, names and addresses, and the only lines of them that are kept."""
+"""Files that may hold passwords, names, addresses and serial numbers, and the only lines of them that are kept."""
 _MIN_HOST_NAME = 4
 _SAID = re.compile(
     r"""(?P<what>"(?:comment|prefix)":\ |(?<!-m\ )comment\ |prefix\ |prefix=)"""
@@ -125,6 +128,8 @@ class Redactor:
             return self._boot(text)
         if (kept := next((lines for paths, lines in _ONLY.items() if re.match(paths, path)), None)) is not None:
             return "".join(f"{line}\n" for line in text.splitlines() if re.match(kept, line))
+        if path == "/proc/driver/nvidia/version":
+            return re.sub(r"\([^)\n]*@[^)\n]*\)", "(redacted)", text)  # who built the module, and where
         if path == "/proc/modules":
             return re.sub(r"0x[0-9a-f]{8,16}", lambda match: "0x" + "0" * (len(match[0]) - 2), text)
         if path == "/proc/net/route":

@@ -10,7 +10,7 @@ from ferrule.errors import PlanError
 from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.spec import ClusterSpec
 from ferrule.plan.prediction import Prediction
-from ferrule.plan.runtime import BUILT_IN_ENGINE, Runtime
+from ferrule.plan.runtime import BUILT_IN_ENGINE, ON_ACCELERATORS, Runtime
 
 Objective = Literal["latency", "throughput", "ttft", "context", "energy"]
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "ttft", "context", "energy")
@@ -80,6 +80,13 @@ class Question:
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise PlanError(f"objective must be one of {', '.join(OBJECTIVES)}, not {self.objective!r}")
+
+    @property
+    def engine(self) -> Runtime:
+        """``runtime`` as it computes on the cluster's devices."""
+        if self.runtime is BUILT_IN_ENGINE and any(device.accelerated for device in self.cluster.devices):
+            return ON_ACCELERATORS
+        return self.runtime
 
     @property
     def held(self) -> ModelSpec:

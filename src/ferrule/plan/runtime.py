@@ -74,10 +74,16 @@ class Runtime:
             return self.cache
         return replace(self.cache, element_bytes=min(model.activation_bytes, MOST_COMPUTED_BYTES))
 
-    def cache_tokens(self, free: float, bytes_per_token: float, sequences: int) -> int:
-        """Number of tokens that the caches of ``sequences`` hold together, where ``free`` bytes are left after loading.
-        The engine serves no longer context than this."""
-        tokens = int(self.cache_share * max(0.0, free) // max(1.0, bytes_per_token))
+    def sequences(self, free: float, state_bytes: float, most: int) -> int:
+        """Number of sequences at once, ``most`` at most, so that what recurrent layers keep of them, ``state_bytes`` of
+        each, takes half of what is for caches of ``free`` bytes."""
+        return most if not state_bytes else max(1, min(most, int(self.cache_share * free / 2 // state_bytes)))
+
+    def cache_tokens(self, free: float, bytes_per_token: float, sequences: int, state_bytes: float = 0.0) -> int:
+        """Number of tokens that the caches of ``sequences`` hold together, where ``free`` bytes are left after loading
+        and each takes ``state_bytes`` beside its tokens. The engine serves no longer context than this."""
+        room = self.cache_share * max(0.0, free) - sequences * state_bytes
+        tokens = int(max(0.0, room) // max(1.0, bytes_per_token))
         # Caches grow ahead of their sequences: by so many tokens each, or by as much again as they hold.
         return max(tokens - sequences * self.cache_ahead, tokens // 2)
 
@@ -133,6 +139,17 @@ BUILT_IN_ENGINE = Runtime(
     cache_ahead=1024,
     packs=True,
 )
+ON_ACCELERATORS = replace(
+    BUILT_IN_ENGINE,
+    program_end_operations=None,
+    attention_operations=BUILT_IN_ENGINE.attention_operations // FROM_PYTHON,
+    dense_operations=BUILT_IN_ENGINE.dense_operations // FROM_PYTHON,
+    expert_operations=BUILT_IN_ENGINE.expert_operations // FROM_PYTHON,
+    each_expert_operations=BUILT_IN_ENGINE.each_expert_operations // FROM_PYTHON,
+    end_operations=BUILT_IN_ENGINE.end_operations // FROM_PYTHON,
+)
+"""The same engine where a rank has a GPU: all ranks run transformers' modules then, and a call takes as long as it
+takes to start a kernel."""
 MLX = Runtime("mlx")
 """mlx-lm, and exo on it: the graph of a token is built once and its kernels are started one after the other."""
 VLLM = Runtime("vllm")

@@ -18,6 +18,7 @@ from ferrule.plan.obstacle import obstacle_of
 from ferrule.plan.plan import Plan
 from ferrule.plan.runtime import BUILT_IN_ENGINE
 
+CPU = "cpu"
 KIND, VERSION = "plan", 1
 MAX_BYTES = 64 << 20
 """Of a file; 64 plans over a thousand hosts have about 20 MB."""
@@ -44,6 +45,20 @@ class ModelFacts:
         return cls(**{name: getattr(spec, name) for name in cls.__dataclass_fields__})
 
 
+class SavedDevice(msgspec.Struct, frozen=True):
+    """The part of a device of the cluster that says where its rank runs; fields as those of `DeviceSpec`."""
+
+    name: str
+    host: str = ""
+    device: str = ""
+
+
+class SavedCluster(msgspec.Struct, frozen=True):
+    """What a plan's names of devices stand for."""
+
+    devices: tuple[SavedDevice, ...] = ()
+
+
 class SavedPlan(FileRecord, frozen=True, tag=KIND):
     """The part of a file that says what to run; whatever else it holds is for people. ``best``: of ``plans``."""
 
@@ -53,10 +68,24 @@ class SavedPlan(FileRecord, frozen=True, tag=KIND):
     plans: tuple[Plan, ...]
     best: int = 0
     verdict: str = ""
+    cluster: SavedCluster = SavedCluster()
 
     @property
     def plan(self) -> Plan:
         return self.plans[self.best]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """By rank; a device is its host where the file does not say otherwise."""
+        known = {device.name: device.host for device in self.cluster.devices}
+        return tuple(known.get(name) or name for name in self.plan.devices)
+
+    @property
+    def device(self) -> str | None:
+        """What ``--device`` is to be: one name, or one for each rank; None where the file names none."""
+        known = {device.name: device.device for device in self.cluster.devices}
+        names = [known.get(name) or CPU for name in self.plan.devices]
+        return (names[0] if len(set(names)) == 1 else ",".join(names)) if any(known.values()) else None
 
     def to_json(self) -> str:
         """With the best plan alone, for `parse_plan`."""
@@ -94,7 +123,7 @@ class SavedPlan(FileRecord, frozen=True, tag=KIND):
 
     def require_hosts(self, known: Collection[str], where: str) -> None:
         """Raises `PlanError` where the plan needs a host that is not among the ``known`` ones of ``where``."""
-        missing = [name for name in dict.fromkeys(self.plan.devices) if name not in known]
+        missing = [name for name in dict.fromkeys(self.hosts) if name not in known]
         if missing:
             raise PlanError(
                 f"the plan places ranks on {', '.join(missing)}, and {where} has only {', '.join(sorted(known))}; "

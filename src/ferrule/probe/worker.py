@@ -88,7 +88,7 @@ class Worker:
 
     def _describe(self) -> Description:
         """Description of this host and its interfaces."""
-        inventory = Probe.live().inventory()
+        inventory = Probe.live().inventory(devices=False)
         devices = {}
         for device in inventory.netdevs:
             peer = next((peer for peer in inventory.peers if device.name in peer.netdevs), None)

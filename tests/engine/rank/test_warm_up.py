@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -18,8 +19,8 @@ from ferrule.errors import ConfigError, EngineError
 class SmallRunner:
     """A runner with nothing in it but memory for ``tokens`` of 10 bytes."""
 
-    def __init__(self, world: Any, tokens: int) -> None:
-        self.world, self.tokens, self.options = world, tokens, rank_options(2)
+    def __init__(self, world: Any, tokens: int, state: int = 0) -> None:
+        self.world, self.tokens, self.state, self.options = world, tokens, state, rank_options(2)
         self.device = open_device("cpu", 1)
 
     def run(self, batch: Batch) -> None:
@@ -27,6 +28,9 @@ class SmallRunner:
 
     def cache_bytes_per_token(self, sequence: int) -> int:
         return 10
+
+    def state_bytes(self, sequence: int) -> int:
+        return self.state
 
     def cache_memory(self) -> int:
         return 10 * self.tokens
@@ -54,6 +58,17 @@ def test_ranks_of_other_machines_take_none_of_this_ones_memory() -> None:
 def test_the_rank_with_least_memory_decides_for_all() -> None:
     # Half of it for caches, shared by two ranks, and half of that again in case the caches grow.
     assert room([80_000, 8_000]) == [1000, 1000]
+
+
+def test_states_take_half_of_what_is_for_caches_at_most() -> None:
+    def trial(world: Any) -> tuple[int, int]:
+        # Of 800,000 bytes half is for caches, 200,000 for each of two ranks; a state takes 20,000.
+        runner = SmallRunner(world, 80_000, 20_000)
+        runner.options = replace(runner.options, max_sequences=64)
+        found = warm_up(cast(Runner, runner))
+        return found.sequences, found.cache_tokens
+
+    assert on_ranks(2, trial) == [(5, 5000)] * 2
 
 
 def test_too_little_memory_is_an_error_that_says_how_much() -> None:

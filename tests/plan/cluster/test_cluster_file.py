@@ -146,6 +146,7 @@ def test_a_route_that_the_fabric_would_not_take_is_noted() -> None:
         ('memory = "30 GB"', 'memory = "30 apples"', "box, memory: '30 apples' is no number"),
         ('memory = "30 GB"', "memory = true", "box, memory: True is no number"),
         ('"80.5 GB/s"', "0", "box, memory_bandwidth: more than 0 is needed, not 0; write for example"),
+        ('"30 GB"', '"30 GB"\ndevice = "gpu"', "box, device: 'gpu' is none; write for example \"cuda:0\", or cpu"),
         ('"80.5 GB/s"', "nan", "box, memory_bandwidth: more than 0 is needed, not nan"),
         ('"2e12"', "inf", "box, flops: more than 0 is needed, not inf"),
         ('fp32 = "2e12"', "fp31 = 1e12", "box, flops: Invalid enum value 'fp31'; write .* of fp32, tf32"),
@@ -268,6 +269,10 @@ devices = st.builds(
     watts_busy=maybe,
     price=maybe,
     measured=st.booleans(),
+    host=st.sampled_from(["", "box"]),
+    device=st.sampled_from(["", "cpu", "cuda:1"]),
+    copy_rate=maybe,
+    copy_seconds=maybe,
 )
 
 

@@ -17,9 +17,10 @@ from ferrule.fabric.routing.calibration import Measured
 from ferrule.fabric.routing.known_links import KnownLinks
 from ferrule.links import Bandwidth, Latency, LinkEnd, MeasuredLink, MeasuredLinks, MeasuredPair
 from ferrule.plan.cluster import live as cluster_live
-from ferrule.plan.cluster.live import HostReport, cluster_of_reports, live_cluster, parse_report
+from ferrule.plan.cluster.live import HostReport, cluster_of_reports, live_cluster, parse_report, report_text
 from ferrule.plan.cluster.rails import Sources, rails_of_pair
 from ferrule.plan.cluster.spec import DeviceSpec
+from ferrule.plan.device.benchmark import Copies, Figures
 
 NOW = 2e9
 
@@ -57,6 +58,35 @@ def test_rails_as_they_were_probed(tmp_path: Path) -> None:
     assert (rail.name, rail.alpha, rail.bandwidth, rail.transport) == ("eth0", 10e-6, 7e9 / 8, "tcp")
     assert cluster.notes == ("box-1: quick", "box-2: quick")
     assert cluster.cores is None
+
+
+def test_a_host_with_two_gpus_is_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = Figures(
+        *("cuda:0", "A card", "torch", 20 << 30, 24 << 30, 8e11, {"bf16": 7e13}, 5e-6),
+        copies=Copies(12e9, 10e9, 8e-6),
+        count=2,
+    )
+    monkeypatch.setattr(cluster_live, "measure_figures", lambda **_: figures)
+    monkeypatch.setattr(cluster_live, "free_now", lambda one: (20 << 30) + int(one.unit[-1]))
+    report = parse_report(report_text(rank="none"), "here")
+    own = report.device.name
+    assert [(one.name, one.host, one.device, one.memory - (20 << 30)) for one in report.devices] == [
+        (f"{own}-0", own, "cuda:0", 0),
+        (f"{own}-1", own, "cuda:1", 1),
+    ]
+    pair = MeasuredPair(("box-1", "box-2"), NOW, (_link(),))
+    one = _report(1, 10000)
+    card = replace(one.device, device="cuda:0", copy_rate=1e9, copy_seconds=5e-6)
+    two = msgspec.structs.replace(one, device=card, others=(replace(card, device="cuda:1"),))
+    cluster = cluster_of_reports([two, _report(2, 10000)], _sources(tmp_path, pair))
+    assert [one.name for one in cluster.devices] == ["box-1-0", "box-1-1", "box-2"]
+    for name in ("box-1-0", "box-1-1"):
+        rail = cluster.pair(name, "box-2")
+        assert rail is not None
+        assert (rail.alpha, rail.bandwidth) == (pytest.approx(15e-6), pytest.approx(1 / (8 / 7e9 + 1e-9)))
+    inside = cluster.pair("box-1-0", "box-1-1")
+    assert inside is not None
+    assert (inside.alpha, inside.bandwidth) == (pytest.approx(11e-6), pytest.approx(1 / (2e-9 + 1 / 8e9)))
 
 
 def test_links_that_share_something_get_what_they_got_together() -> None:

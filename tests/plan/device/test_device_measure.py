@@ -10,13 +10,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from ferrule.agent.device import RANK
+from ferrule.engine.devices import open_device
 from ferrule.errors import ConfigError, PlanError
 from ferrule.links.power import PowerMeter
+from ferrule.plan.cluster.spec import RailSpec
+from ferrule.plan.device import backend as device_backend
 from ferrule.plan.device import measure as device_measure
-from ferrule.plan.device.backend import Backend, choose_backend
-from ferrule.plan.device.benchmark import Effort, Figures, launch_seconds, product_rate, read_rate
+from ferrule.plan.device.backend import Backend, TorchBackend, choose_backend
+from ferrule.plan.device.benchmark import Copies, Effort, Figures, copy_rates, launch_seconds, product_rate, read_rate
 from ferrule.plan.device.disk import disk_read
 from ferrule.plan.device.measure import RankNeeds, device_from, measure_device, measure_figures
 
@@ -81,9 +85,55 @@ def test_numbers_of_processors(dtype: str) -> None:
     assert product[:, :40] == pytest.approx(np.ones((3, 40)))
 
 
+@pytest.mark.parametrize("name", ["cpu:0", "emulated:3"])
+def test_numbers_of_any_device_of_torch(name: str) -> None:
+    """Torch's own processor and the emulated accelerator, through what GPUs are measured with."""
+    machine = open_device(name, 1)
+    kind, _, number = name.partition(":")
+    backend = TorchBackend(kind, int(number))
+    assert backend.unit == name
+    assert 0 < backend.memory()[0] <= backend.memory()[1]
+    assert read_rate(backend, "fp32", 1 << 20, 0.001) > 1e6
+    assert product_rate(backend, "fp32", 2, 0.001) > 1e3
+    assert 0 < launch_seconds(backend, 0.001) < 1
+    copies = copy_rates(backend, 1 << 16, 0.001)
+    assert copies is not None
+    assert min(copies.to_device, copies.to_host) > 1e5
+    assert 0 < copies.seconds < 1
+    to_device, to_host = backend.copies(64)
+    there, back = to_device(), to_host()
+    backend.wait()
+    assert isinstance(there, torch.Tensor)
+    assert isinstance(back, torch.Tensor)
+    assert (there.device.type, back.device.type) == (machine.torch_device.type, "cpu")
+    assert there.cpu().tolist() == back.tolist() == [0] * 64
+
+
+def test_a_gpu_is_chosen_by_name_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_backend, "_count", lambda torch, kind: {"cuda": 2}.get(kind, 0))
+    monkeypatch.setattr(device_backend, "TorchBackend", lambda kind, number: f"{kind}:{number}")
+    assert [choose_backend(unit, 1) for unit in ("auto", "cuda", "cuda:1")] == ["cuda:0", "cuda:0", "cuda:1"]
+    for wrong in ("cuda:2", "xpu", "cuda:x", "gpu"):
+        with pytest.raises(ConfigError, match=f"finds no device '{wrong}' here, only cuda:0, cuda:1, cpu"):
+            choose_backend(wrong, 1)
+
+
 def test_a_gpu_that_is_not_there_is_told() -> None:
     with pytest.raises(ConfigError, match="torch finds no device 'mps' here, only cpu"):
         choose_backend("mps", 1)
+
+
+def test_copies_slow_rails_down(tmp_path: Path) -> None:
+    figures = replace(FIGURES, unit="cuda:1", title="A card", copies=Copies(12e9, 6e9, 8e-6))
+    card = device_from(figures, "box", 5 << 30)
+    assert (card.kind, card.device, card.copy_rate, card.copy_seconds) == ("A card (cuda)", "cuda:1", 6e9, 8e-6)
+    rail = RailSpec("cable", 20e-6, 3e9)
+    slower = card.staged(card.staged(rail))
+    assert (slower.name, slower.alpha, slower.bandwidth) == ("cable", pytest.approx(36e-6), pytest.approx(1.5e9))
+    plain = device_from(FIGURES, "box", 5 << 30)
+    assert (plain.device, plain.copy_rate, plain.staged(rail)) == ("cpu", None, rail)
+    with pytest.raises(PlanError, match="copy_rate must be more than 0"):
+        replace(card, copy_rate=0.0)
 
 
 def test_figures_make_a_device() -> None:

@@ -70,7 +70,7 @@ class ClusterPlanner:
         wanted: Sequence[str] = (),
         saved: SavedPlan | None = None,
     ) -> None:
-        wanted = saved.plan.devices if saved is not None else wanted
+        wanted = saved.hosts if saved is not None else wanted
         self._saved = saved
         self.placed: Placed | None = None
         self.standby = ClusterStandby(home, spread=split) if options.standby else None
@@ -204,9 +204,9 @@ class ClusterPlanner:
     def _as_saved(self, saved: SavedPlan, spec: ModelSpec, members: Sequence[Member]) -> tuple[Placed, list[Member]]:
         by_name = {member.name: member for member in members}
         plan = saved.for_model(spec)
-        if missing := [name for name in plan.devices if name not in by_name]:
+        if missing := [name for name in dict.fromkeys(saved.hosts) if name not in by_name]:
             raise ModelUnavailable(f"the plan needs {_and(missing)}, which cannot be reached now")
-        return Placed(plan, plan.devices, None), [by_name[name] for name in plan.devices]
+        return Placed(plan, saved.hosts, None), [by_name[name] for name in saved.hosts]
 
     def _chosen(self, spec: ModelSpec, options: RankOptions, members: Sequence[Member]) -> tuple[Placed, list[Member]]:
         reports = reports_by_share(self._reports)  # also of a host that is away: the others do not grow by that

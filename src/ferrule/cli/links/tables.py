@@ -11,6 +11,7 @@ from rich.text import Text
 from ferrule.cli.output import new_table
 from ferrule.links import (
     UNLIMITED_BYTES,
+    ComputeDevice,
     Inventory,
     Machine,
     NetDevice,
@@ -41,6 +42,8 @@ def overview(inventory: Inventory) -> Iterator[RenderableType]:
         yield rdma_table(inventory.rdma)
     if inventory.pcie:
         yield pcie_table(inventory.pcie)
+    if inventory.devices:
+        yield devices_table(inventory.devices)
     yield from _unreadable(inventory)
 
 
@@ -175,6 +178,23 @@ def pcie_table(links: Sequence[PcieLink]) -> Table:
             most,
             _lanes(link.slot.max_gt_s, link.slot.max_width) if link.slot else "",
             "" if link.current_gb_s is None else f"{link.current_gb_s:.0f}",
+        )
+    return table
+
+
+def devices_table(devices: Sequence[ComputeDevice]) -> Table:
+    """A row per GPU. Its link is told as it is now: a card that rests slows it down."""
+    table = _table("Devices", "!address", "what", "--device", "!for", "driver", ">memory", "!PCIe now")
+    for one in devices:
+        memory = "?" if one.memory_bytes is None else format_bytes(one.memory_bytes)
+        table.add_row(
+            one.address,
+            one.name,
+            one.kind,
+            one.architecture or "?",
+            " ".join(filter(None, (one.driver or "none", one.driver_version))),
+            f"{memory} of the host's" if one.unified else memory,
+            "" if one.unified or one.link is None else _lanes(one.link.current_gt_s, one.link.current_width),
         )
     return table
 

@@ -67,6 +67,10 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Machines and cables that a TOML file describes.")
     ] = None,
     hosts: Annotated[str | None, typer.Option(metavar="A,B", help="This machine and these, asked over ssh.")] = None,
+    tree: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A machine that `ferrule links record` saved, by its GPUs; also several."),
+    ] = None,
     objective: Annotated[Goal, typer.Option(help="What the best plan is best in.")] = "latency",
     context: Annotated[
         int, typer.Option(min=1, metavar="TOKENS", help="There must be room for so many per sequence.")
@@ -110,8 +114,8 @@ def plan(
 ) -> None:
     """Say how to split a model over machines, how fast that would be, and whether one machine is faster.
 
-    Nothing is loaded: only headers or config.json of the model are read. Without --profile, --cluster and --hosts it
-    plans for this machine, which is measured first. Exit code 4: nothing fits; what would is told.
+    Nothing is loaded: only headers or config.json of the model are read. Without --profile, --cluster, --hosts and
+    --tree it plans for this machine, which is measured first. Exit code 4: nothing fits; what would is told.
     """
     if device_json:
         from ferrule.plan.cluster import report_text
@@ -126,7 +130,7 @@ def plan(
             return
     if model is None and save is None:
         raise ConfigError("which MODEL? Such as ferrule plan llama-3.3-70b; ferrule plan --help tells more")
-    machines = _machines(profile, cluster, hosts, remote_command, measure=measure)
+    machines = _machines(profile, cluster, hosts, tree, remote_command, measure=measure)
     if save is not None:
         from ferrule.plan.cluster import write_cluster
 
@@ -153,15 +157,27 @@ def plan(
 
 
 def _machines(
-    profile: str | None, file: Path | None, hosts: str | None, remote_command: str, *, measure: bool
+    profile: str | None,
+    file: Path | None,
+    hosts: str | None,
+    trees: list[Path] | None,
+    remote_command: str,
+    *,
+    measure: bool,
 ) -> ClusterSpec:
     from ferrule.plan import read_cluster
-    from ferrule.plan.cluster import cluster_from_profile, live_cluster
+    from ferrule.plan.cluster import cluster_from_profile, cluster_of_inventories, live_cluster
 
-    if sum(each is not None for each in (profile, file, hosts)) > 1:
-        raise ConfigError("the machines come from one of --profile, --cluster and --hosts; leave the others out")
-    if measure and (profile or file):
-        raise ConfigError("--measure is for this machine: leave --profile and --cluster out")
+    if sum(bool(each) for each in (profile, file, hosts, trees)) > 1:
+        raise ConfigError(
+            "the machines come from one of --profile, --cluster, --hosts and --tree; leave the others out"
+        )
+    if measure and (profile or file or trees):
+        raise ConfigError("--measure is for this machine: leave --profile, --cluster and --tree out")
+    if trees:
+        from ferrule.links import Probe
+
+        return cluster_of_inventories([Probe.recorded(each).inventory() for each in trees])
     if file is not None:
         return read_cluster(file)
     if profile is not None:

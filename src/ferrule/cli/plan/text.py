@@ -34,11 +34,13 @@ def header(question: Question) -> Text:
     size = f"{format_bytes(model.bytes)} as {model.stored}" if model.stored else format_bytes(model.bytes)
     active = model.active_parameters
     some = f", {_billions(active)} active" if active < model.parameters * 0.95 else ""
-    machines = len(question.cluster.devices)
+    devices = question.cluster.devices
+    machines = len({device.host_name for device in devices})
+    among = f" with {len(devices)} devices" if len(devices) > machines else ""
     text = Text(model.name, style="bold")
     text += Text(f"  {_billions(model.parameters)} parameters{some}, {size}, {model.layers} layers\n")
     text += Text(
-        f"{machines} machine{'s' * (machines > 1)}, engine {question.runtime.name}, best {question.objective}, "
+        f"{machines} machine{'s' * (machines > 1)}{among}, engine {question.runtime.name}, best {question.objective}, "
         f"{work.context:,} tokens of context, prompt {work.prompt:,}"
         + (f", {work.concurrency} sequences at once" if work.concurrency > 1 else "")
     )

@@ -113,6 +113,8 @@ def serve(
     """
     chosen = choose(model, demo=demo)
     saved = _saved_plan(plan, tp, pp, hosts)
+    if saved is not None and device is None:
+        device = saved.device
     if demo and tp is None and pp is None and saved is None:
         tp = DEMO_RANKS
     if api_key is not None and not api_key.strip():

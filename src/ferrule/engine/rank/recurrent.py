@@ -2,8 +2,8 @@
 
 transformers' mixers of these kinds take sequences of one length. Here a batch is a row of tokens of several, so a mixer
 is called once for each segment, and once for all segments of one token together; what it keeps of a sequence is in
-that one's `State`, by layer. The state goes with the sequence: a later piece of a prompt begins with what the one before
-left, as transformers' own caches have it.
+that one's `State`, by layer. A later piece of a prompt begins with what the one before left, as with transformers' own
+caches.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class States:
         before = self.get_conv_state(layer_idx, state_idx)
         missing = max(0, conv_kernel_size - conv_states.shape[-1])
         whole = functional.pad(conv_states, (missing, 0)) if before is None else torch.cat((before, conv_states), -1)
-        for state, newest in zip(self._of, whole[..., -conv_kernel_size:].split(1), strict=True):
+        for state, newest in zip(self._of, torch.split(whole[..., -conv_kernel_size:], 1), strict=True):
             state.windows[layer_idx, state_idx] = newest.clone()
         return whole
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
         """Keep what a recurrence ends with: (sequences, ...)."""
-        for state, newest in zip(self._of, recurrent_states.split(1), strict=True):
+        for state, newest in zip(self._of, torch.split(recurrent_states, 1), strict=True):
             state.states[layer_idx, state_idx] = newest.clone()
         return recurrent_states
 
@@ -71,7 +71,7 @@ class States:
     def keep(self) -> None:
         """Give every sequence its part of what was lent as one tensor."""
         for own, lent in self._lent:
-            for one, part in zip(own, lent.split(1), strict=True):
+            for one, part in zip(own, torch.split(lent, 1), strict=True):
                 one.copy_(part)
 
 
@@ -83,10 +83,11 @@ def attach(base: nn.Module, cache: KVCache) -> None:
             continue
         if CACHE not in inspect.signature(module.forward).parameters:
             raise ModelError(
-                f"{type(module).__name__} of the installed transformers keeps its state in another way than this engine "
-                "knows; install transformers 5.24 or later"
+                f"{type(module).__name__} of the installed transformers keeps its state in a way that this engine does "
+                "not know; install transformers 5.24 or later"
             )
-        module.forward = partial(_by_segment, cache, module.layer_idx, module.forward)
+        layer: Any = module.layer_idx
+        module.forward = partial(_by_segment, cache, layer, module.forward)
 
 
 def is_mixer(module: nn.Module) -> bool:
@@ -107,5 +108,5 @@ def _by_segment(
         batch = States([states[number] for number in numbers])
         found = forward(torch.cat([parts[number] for number in numbers]), **{CACHE: batch})
         batch.keep()
-        outputs.update(zip(numbers, found.split(1), strict=True))
+        outputs.update(zip(numbers, torch.split(found, 1), strict=True))
     return torch.cat([outputs[number] for number in range(len(parts))], dim=1)

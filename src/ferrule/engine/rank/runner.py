@@ -53,6 +53,10 @@ class Runner(Protocol):
         did not keep every layer's keys: the model computes attention in its own way."""
         ...
 
+    def state_bytes(self, sequence: int) -> int:
+        """Bytes that ``sequence`` takes on this rank however long it is: what recurrent layers keep of it."""
+        ...
+
     def cache_memory(self) -> int:
         """Bytes free for caches and all else on this rank's device."""
         ...

@@ -82,6 +82,10 @@ class TorchRunner:
         self.model.check_trial(sequence)
         return self.model.cache.sequences[sequence].bytes_per_token
 
+    def state_bytes(self, sequence: int) -> int:
+        """See `Runner.state_bytes`."""
+        return self.model.cache.sequences[sequence].state.bytes
+
     def cache_memory(self) -> int:
         """See `Runner.cache_memory`."""
         self.device.synchronize()

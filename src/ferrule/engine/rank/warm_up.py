@@ -23,10 +23,11 @@ TELL_TIMEOUT = 300.0
 
 @dataclass(frozen=True)
 class Trial:
-    """``cache_tokens``: how many tokens the caches of every rank hold. ``step_seconds``: what one token of one sequence
-    took."""
+    """``cache_tokens``: how many tokens the caches of every rank hold, of ``sequences`` together. ``step_seconds``: what
+    one token of one sequence took."""
 
     cache_tokens: int
+    sequences: int
     step_seconds: float
 
 
@@ -40,18 +41,20 @@ def warm_up(runner: Runner) -> Trial:
     runner.run(Batch((Span(0, WARM_UP + 1, 1, True),), (0,)))
     runner.device.synchronize()
     seconds = time.perf_counter() - begin
-    per_token = max(1, runner.cache_bytes_per_token(0))
+    per_token, state = max(1, runner.cache_bytes_per_token(0)), runner.state_bytes(0)
     runner.run(Batch(released=(0,)))
     world = runner.world
     free = runner.cache_memory() / sharing(world, f"{boot_id()} {runner.device.memory_name}")
-    room = np.array([BUILT_IN_ENGINE.cache_tokens(free, per_token, runner.options.max_sequences)], dtype=np.int64)
+    sequences = BUILT_IN_ENGINE.sequences(free, state, runner.options.max_sequences)
+    tokens = BUILT_IN_ENGINE.cache_tokens(free, per_token, sequences, state)
+    room = np.array([tokens, sequences], dtype=np.int64)
     world.all_reduce(room, op="min")
     if room[0] < LEAST_CONTEXT:
         raise EngineError(
             f"after loading, memory is left for {room[0]} tokens of cache ({per_token:,} bytes each on this rank); "
             "free some memory or use more ranks"
         )
-    return Trial(int(room[0]), seconds)
+    return Trial(int(room[0]), int(room[1]), seconds)
 
 
 def sharing(world: Group, memory: str) -> int:

@@ -159,7 +159,7 @@ class Driver:
         limits = Limits(
             batch_tokens=options.batch_tokens,
             cache_tokens=trial.cache_tokens,
-            sequences=options.max_sequences,
+            sequences=trial.sequences,
             context=min(options.context, trial.cache_tokens),
             batches=self.depth,
             short=short_context,

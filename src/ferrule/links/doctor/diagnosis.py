@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from ferrule.links.doctor import (
     between,
     connectivity,
+    devices,
+    drivers,
     firewall,
     mac,
     machine,
@@ -30,6 +32,8 @@ _CHECKS = (
     rdma.check,
     pcie.check,
     machine.check,
+    drivers.check,
+    devices.check,
     firewall.check,
     unreadable.check,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from ferrule.links.doctor.cures import by_hand
@@ -19,6 +20,11 @@ def check(inventory: Inventory) -> Iterator[Finding]:
             yield from _narrow(inventory, link)
         else:
             yield from _below_port(inventory, link)
+    for device in inventory.devices:
+        if device.link is not None and not device.unified:
+            link = _awake(device.link)
+            if _below(link):
+                yield from _narrow(inventory, link, device.name, device.address)
 
 
 def lanes(gt_s: float | None, width: int | None) -> str:
@@ -43,6 +49,12 @@ def port_gb_s(inventory: Inventory, link: PcieLink) -> float | None:
 def _below(link: PcieLink) -> bool:
     width = link.current_width is not None and link.max_width is not None and link.current_width < link.max_width
     return width or (link.current_gt_s is not None and link.max_gt_s is not None and link.current_gt_s < link.max_gt_s)
+
+
+def _awake(link: PcieLink) -> PcieLink:
+    """A GPU's link as it is under load, as far as its ends can: at rest the driver slows it down, on purpose."""
+    ends = [end.max_gt_s for end in (link, link.slot) if end is not None and end.max_gt_s is not None]
+    return dataclasses.replace(link, current_gt_s=min(ends, default=link.current_gt_s))
 
 
 def _is_slots_limit(link: PcieLink) -> bool:
@@ -79,22 +91,24 @@ def _cost(inventory: Inventory, link: PcieLink) -> str:
     return f"{loss} Tokens/s hardly change, since small messages wait for latency, not for bandwidth."
 
 
-def _narrow(inventory: Inventory, link: PcieLink) -> Iterator[Finding]:
+def _narrow(inventory: Inventory, link: PcieLink, name: str = "", subject: str = "") -> Iterator[Finding]:
+    """``name``, ``subject``: of a device on the card, where the card is not the device itself."""
     now, best = lanes(link.current_gt_s, link.current_width), lanes(link.max_gt_s, link.max_width)
-    what = f"{_name(link)} runs at PCIe {now}; it can do {best}."
+    name, subject = name or _name(link), subject or link.address
+    what = f"{name} runs at PCIe {now}; it can do {best}."
     evidence, why = _evidence(inventory, link), _cost(inventory, link)
     if _is_slots_limit(link):
         slot = lanes(link.slot.max_gt_s, link.slot.max_width) if link.slot else ""
         what += f" The slot has no more: {slot}. Nothing is wrong."
         cure = by_hand("Nothing to do here, unless another slot has more lanes. M.2 and OcuLink have 4.")
-        yield Finding("pcie-slot-limit", "note", link.address, what, evidence, why, cure)
+        yield Finding("pcie-slot-limit", "note", subject, what, evidence, why, cure)
         return
     what += " The slot could do more." if link.slot and link.slot.max_width else ""
     cure = by_hand(
         "Power off. Take the card out, clean its contacts, push it in until it clicks. Then: another riser or cable, "
         "the slot nearest the processor, and in the firmware the slot's lanes (bifurcation) and generation (Auto)."
     )
-    yield Finding("pcie-downgraded", "warning", link.address, what, evidence, why, cure)
+    yield Finding("pcie-downgraded", "warning", subject, what, evidence, why, cure)
 
 
 def _below_port(inventory: Inventory, link: PcieLink) -> Iterator[Finding]:

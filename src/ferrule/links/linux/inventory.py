@@ -6,6 +6,7 @@ import dataclasses
 
 from ferrule.links.devinfo import DEVINFO
 from ferrule.links.linux.addresses import ADDRESS, ROUTES, read_addressing
+from ferrule.links.linux.devices import read_devices, read_nodes, read_torch
 from ferrule.links.linux.firewall import filters
 from ferrule.links.linux.flow_control import read_flow_control
 from ferrule.links.linux.machine import COMMANDS, read_clock, read_machine, read_services
@@ -18,7 +19,7 @@ from ferrule.links.reader import Reader
 from ferrule.links.types.inventory import Inventory
 
 
-def read_linux(reader: Reader, tree: str) -> Inventory:
+def read_linux(reader: Reader, tree: str, *, devices: bool) -> Inventory:
     reader.prefetch((ADDRESS, *ROUTES, *COMMANDS, *filters.COMMANDS, *([DEVINFO] if reader.exists(CLASS) else ())))
     addressing = read_addressing(reader)
     services = read_services(reader)
@@ -33,6 +34,9 @@ def read_linux(reader: Reader, tree: str) -> Inventory:
         netdevs=netdevs,
         rdma=rdma,
         pcie=read_pcie(reader),
+        devices=read_devices(reader, machine.memory_bytes) if devices else (),
+        device_nodes=read_nodes(reader) if devices else None,
+        torch=read_torch(reader) if devices else None,
         routes=addressing.routes,
         firewalls=filters.read_firewalls(reader, services),
         services=services,

@@ -5,6 +5,8 @@ The formats are those of the kernel's ``Documentation/ABI/testing/sysfs-bus-pci`
 
 from __future__ import annotations
 
+import dataclasses
+
 from ferrule.links.pci_names import class_name, device_name, vendor_name
 from ferrule.links.reader import PCI_ADDRESS, Reader
 from ferrule.links.types.pcie import PcieLink
@@ -24,6 +26,16 @@ def read_pcie(reader: Reader) -> tuple[PcieLink, ...]:
             if code is not None and (code >> 16 == _NETWORK or code >> 8 == _INFINIBAND or code == _USB4):
                 found.append(_link(reader, address, _upstream(reader, address)))
     return tuple(found)
+
+
+def card_link(reader: Reader, address: str) -> PcieLink:
+    """The link of the card that this device is on: of a card with bridges of its own, as AMD's and Intel's GPUs have
+    them, that of the first of these, since what lies behind them tells nothing of the slot."""
+    own = _link(reader, address, _upstream(reader, address))
+    inside = [bridge for bridge in own.upstream[:-1] if bridge.vendor_id == own.vendor_id]
+    if not inside:
+        return own
+    return dataclasses.replace(inside[-1], upstream=own.upstream[own.upstream.index(inside[-1]) + 1 :])
 
 
 def _upstream(reader: Reader, address: str) -> tuple[PcieLink, ...]:

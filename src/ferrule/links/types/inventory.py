@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ferrule.links.types.device import ComputeDevice, DeviceNode, TorchBuild
 from ferrule.links.types.firewall import Firewall
 from ferrule.links.types.machine import Machine, Service
 from ferrule.links.types.net import NetDevice, Route
@@ -27,13 +28,17 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All that was found on one machine. ``seen``: every path or ``$ command`` that was read, and what stood there."""
+    """All that was found on one machine. ``device_nodes``: None where it is not known which there are. ``seen``: every
+    path or ``$ command`` that was read, and what stood there."""
 
     machine: Machine
     thunderbolt: tuple[ThunderboltDomain, ...] = ()
     netdevs: tuple[NetDevice, ...] = ()
     rdma: tuple[RdmaDevice, ...] = ()
     pcie: tuple[PcieLink, ...] = ()
+    devices: tuple[ComputeDevice, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] | None = None
+    torch: TorchBuild | None = None
     routes: tuple[Route, ...] = ()
     firewalls: tuple[Firewall, ...] = ()
     services: tuple[Service, ...] = ()
@@ -54,6 +59,16 @@ class Inventory:
 
     def pcie_link(self, address: str | None) -> PcieLink | None:
         return next((one for one in self.pcie if one.address == address), None)
+
+    @property
+    def capable_devices(self) -> tuple[ComputeDevice, ...]:
+        """Those that a model is worth computing on: graphics inside an ordinary processor are left out, and all unified
+        ones beside a card."""
+        cards = tuple(one for one in self.devices if not one.unified)
+        return cards or tuple(one for one in self.devices if one.capable)
+
+    def device_node(self, path: str) -> DeviceNode | None:
+        return next((one for one in self.device_nodes or () if one.path == path), None)
 
     def service(self, name: str) -> Service | None:
         return next((one for one in self.services if one.name == name), None)

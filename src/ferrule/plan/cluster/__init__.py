@@ -1,6 +1,7 @@
 """Machines and cables as the planner knows them: from a file, from published figures, or measured live."""
 
 from ferrule.plan.cluster.file import parse_cluster, read_cluster, write_cluster
+from ferrule.plan.cluster.inventory import cluster_of_inventories
 from ferrule.plan.cluster.live import (
     HostReport,
     cluster_of_reports,
@@ -22,6 +23,7 @@ __all__ = [
     "RailSpec",
     "Sources",
     "cluster_from_profile",
+    "cluster_of_inventories",
     "cluster_of_reports",
     "live_cluster",
     "machine_of_ranks",

@@ -21,7 +21,7 @@ def one_more(cluster: ClusterSpec, like: str) -> ClusterSpec:
     pairs = [PairSpec((name, next(end for end in pair.between if end != like)), pair.rails) for pair in own]
     rails = min(own, key=lambda pair: (pair.alpha, -pair.bandwidth)).rails if own else (NEW_RAIL,)
     pairs.append(PairSpec((like, name), rails))
-    device = replace(cluster.by_name[like], name=name)
+    device = replace(cluster.by_name[like], name=name, host="")
     return replace(cluster, devices=(*cluster.devices, device), pairs=(*cluster.pairs, *pairs))
 
 

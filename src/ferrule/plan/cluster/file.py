@@ -45,6 +45,8 @@ _MAX_RAILS = 1 << 20
 _MAX_BYTES = 128 << 20
 _NEEDED = ("memory", "memory_bandwidth", "flops")
 """Of a device that is no known machine."""
+_OF_HOSTS = ("host", "device")
+"""Fields of `Device` that are left out where nothing is known of them."""
 _NOT_OF_SPEC = ("count", "machine")
 """Fields of `Device` that `DeviceSpec` has not."""
 
@@ -117,7 +119,7 @@ def format_cluster(cluster: ClusterSpec) -> str:
         lines += ["", "[[device]]"]
         for field in msgspec.structs.fields(Device):
             value = getattr(device, field.name, None)
-            if value is not None and value is not False:
+            if value is not None and value is not False and not (value == "" and field.name in _OF_HOSTS):
                 lines.append(f"{field.encode_name} = {_value(value)}")
     for pair in cluster.pairs:
         for rail in pair.rails:
@@ -222,6 +224,8 @@ def _plain(value: Any) -> Any:
     """Without the types of this file, which no encoder knows."""
     if isinstance(value, dict):
         return {key: float(one) for key, one in value.items()}
+    if isinstance(value, str):
+        return str(value)
     return float(value) if isinstance(value, Quantity) else value
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import msgspec
 
@@ -15,6 +15,7 @@ from ferrule.errors import ConfigError, LinkError, PlanError
 from ferrule.fabric.join.addresses import own_interfaces
 from ferrule.fabric.join.hosts import RankHost, this_host
 from ferrule.links.remote import ask_ferrule
+from ferrule.plan.cluster.local import pairs_of_host
 from ferrule.plan.cluster.profile import Ends, join_rails
 from ferrule.plan.cluster.rails import Sources
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
@@ -27,11 +28,23 @@ _BEGIN = '{"ferrule_device"'
 
 
 class HostReport(msgspec.Struct, frozen=True, tag_field="ferrule_device", tag=1):
-    """A machine as a device, and its interfaces. ``notes``: on how it was measured. The tag is the format's version."""
+    """A machine as a device, and its interfaces. ``notes``: on how it was measured. ``others``: more GPUs like that
+    one, named alike. The tag is the format's version."""
 
     device: DeviceSpec
     host: RankHost
     notes: tuple[str, ...] = ()
+    others: tuple[DeviceSpec, ...] = ()
+
+    @property
+    def devices(self) -> tuple[DeviceSpec, ...]:
+        """All of them, each with a name of its own."""
+        if not self.others:
+            return (self.device,)
+        name = self.device.name
+        return tuple(
+            replace(one, name=f"{name}-{number}", host=name) for number, one in enumerate((self.device, *self.others))
+        )
 
 
 def own_report(*, rank: str, fresh: bool = False) -> HostReport:
@@ -39,7 +52,11 @@ def own_report(*, rank: str, fresh: bool = False) -> HostReport:
     host = replace(this_host("auto"), interfaces=own_interfaces())
     figures = measure_figures(rank=rank, fresh=fresh)
     device = device_from(figures, host.host, free_now(figures))
-    return HostReport(device, host, tuple(f"{host.host}: {note}" for note in figures.notes))
+    kind, _, first = figures.unit.partition(":")
+    numbers = [str(number) for number in range(figures.count) if str(number) != first]
+    alike = (replace(figures, unit=f"{kind}:{number}") for number in numbers)
+    others = tuple(device_from(one, host.host, free_now(one)) for one in alike)
+    return HostReport(device, host, tuple(f"{host.host}: {note}" for note in figures.notes), others)
 
 
 def report_text(*, rank: str, fresh: bool = False) -> str:
@@ -96,6 +113,9 @@ def cluster_of_reports(reports: Sequence[HostReport], sources: Sources) -> Clust
     notes = [note for report in reports for note in report.notes]
     for one, other in combinations(reports, 2):
         found = sources.between(one.host, other.host)
-        rails += [((one.device.name, other.device.name), rail) for rail in found.rails]
+        for here, there in product(one.devices, other.devices):
+            rails += [((here.name, there.name), here.staged(there.staged(rail))) for rail in found.rails]
         notes += found.notes
-    return ClusterSpec(tuple(report.device for report in reports), join_rails(rails), notes=tuple(dict.fromkeys(notes)))
+    devices = tuple(device for report in reports for device in report.devices)
+    inside = [pair for report in reports for pair in pairs_of_host(report.devices)]
+    return ClusterSpec(devices, (*join_rails(rails), *inside), notes=tuple(dict.fromkeys(notes)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -10,6 +11,17 @@ from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec, PairSpec, RailSpe
 SHARED_MEMORY = RailSpec("shared memory", 1e-6, 8e9, "shm")
 """Between processes of one machine: `ferrule bench fabric` shows 0.1 to 0.3 us and 4 to 20 GB/s; with the call that
 starts a collective about a microsecond."""
+
+THROUGH_HOST = replace(SHARED_MEMORY, name="through the host")
+"""Between two devices of one host, copies to and from them apart."""
+
+
+def pairs_of_host(devices: Sequence[DeviceSpec]) -> list[PairSpec]:
+    """Pairs of any two devices of one host, which exchange through its memory."""
+    return [
+        PairSpec((one.name, other.name), (one.staged(other.staged(THROUGH_HOST)),))
+        for one, other in combinations(devices, 2)
+    ]
 
 
 def machine_of_ranks(device: DeviceSpec, ranks: int) -> ClusterSpec:

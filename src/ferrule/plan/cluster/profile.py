@@ -76,11 +76,14 @@ def _value(figure: Figure | None) -> float | None:
 def usable_memory(machine: Machine) -> int:
     """The bytes that a model may fill."""
     memory = int(machine.memory.value)
-    if is_apple(machine):
-        return int(memory * APPLE_PART)
+    return int(memory * APPLE_PART) if is_apple(machine) else lent(memory, machine.name)
+
+
+def lent(memory: int, name: str) -> int:
+    """What a system, or a card's driver, leaves of so many bytes. ``name``: of the machine, for errors."""
     left = memory - max(LEAST_RESERVE, memory // RESERVED_PART)
     if left <= 0:
-        raise PlanError(f"machine {machine.name}: memory of {memory} bytes is less than its system needs")
+        raise PlanError(f"machine {name}: memory of {memory} bytes is less than its system needs")
     return left
 
 

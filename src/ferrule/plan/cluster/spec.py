@@ -22,16 +22,19 @@ HALF = ("bf16", "fp16", "fp32")
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One machine, as far as a model on it is concerned.
+    """One machine, or one GPU of it, as far as a model on it is concerned.
 
-    ``kind``: devices of one kind share a calibration. ``memory``: the bytes that a model may fill.
-    ``memory_bandwidth``: bytes per second that reading weights gets. ``flops``: operations per second by type.
-    ``launch_seconds``: what each operation (kernel) of a layer costs beside its bytes and arithmetic, the one number of
-    a device that is fitted to measurements; ``eager_seconds``: the same of the built-in engine, None where that is not
-    known apart. ``resume_seconds``: what a stage of that engine takes longer after it
-    has waited for others, as caches have cooled. ``disk_read``: bytes per second. ``runtime_bytes``: what the serving
-    process holds before any weight. ``watts_idle``, ``watts_busy``: of the whole machine; ``price`` in US dollars.
-    ``measured``: by the built-in benchmark, not from what a maker states.
+    ``host``: the machine, where that has another name; ``device``: what ``--device`` is to name there, such as
+    ``cuda:1``, empty where that is not known. ``kind``: devices of one kind share a calibration. ``memory``: the
+    bytes that a model may fill. ``memory_bandwidth``: bytes per second that reading weights gets. ``flops``:
+    operations per second by type. ``launch_seconds``: what each operation (kernel) of a layer costs beside its
+    bytes and arithmetic, the one number of a device that is fitted to measurements; ``eager_seconds``: the same of
+    the built-in engine, None where that is not known apart. ``resume_seconds``: what a stage of that engine takes
+    longer after it has waited for others, as caches have cooled. ``disk_read``: bytes per second.
+    ``runtime_bytes``: what the serving process holds before any weight. ``watts_idle``, ``watts_busy``: of the
+    whole machine; ``price`` in US dollars. ``copy_rate``, ``copy_seconds``: bytes per second between its memory and
+    the host's, and seconds of a small copy with the wait for it; None where it is the host's memory. ``measured``:
+    by the built-in benchmark, not from what a maker states.
     """
 
     name: str
@@ -48,6 +51,10 @@ class DeviceSpec:
     watts_busy: float | None = None
     price: float | None = None
     measured: bool = False
+    host: str = ""
+    device: str = ""
+    copy_rate: float | None = None
+    copy_seconds: float | None = None
 
     def __post_init__(self) -> None:
         where = f"device {self.name or '?'}"
@@ -57,15 +64,33 @@ class DeviceSpec:
         if not self.flops:
             raise PlanError(f"{where}: flops must hold at least one of bf16, fp16, fp32")
         _positive(f"{where}, flops", **self.flops)
+        if self.copy_rate is not None:
+            _positive(where, copy_rate=self.copy_rate)
         _at_least_0(
             where,
             launch_seconds=self.launch_seconds,
             resume_seconds=self.resume_seconds,
             runtime_bytes=self.runtime_bytes,
         )
-        for name in ("eager_seconds", "disk_read", "watts_idle", "watts_busy", "price"):
+        for name in ("eager_seconds", "disk_read", "watts_idle", "watts_busy", "price", "copy_seconds"):
             if (value := getattr(self, name)) is not None:
                 _at_least_0(where, **{name: value})
+
+    @property
+    def host_name(self) -> str:
+        """Name of the host."""
+        return self.host or self.name
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether ranks compute on a GPU, by transformers' modules."""
+        return self.device not in ("", "cpu")
+
+    def staged(self, rail: RailSpec) -> RailSpec:
+        """``rail`` as it is for this device, where what it exchanges is first copied to the host, or from there, one
+        after the other."""
+        bandwidth = rail.bandwidth if self.copy_rate is None else 1 / (1 / rail.bandwidth + 1 / self.copy_rate)
+        return replace(rail, alpha=rail.alpha + (self.copy_seconds or 0.0), bandwidth=bandwidth)
 
     @property
     def half_flops(self) -> float:

@@ -94,6 +94,16 @@ class Transport(str):
         return cls(value)
 
 
+class DeviceName(str):
+    """As ``--device`` takes it."""
+
+    @classmethod
+    def read(cls, value: Any) -> Self:
+        if not isinstance(value, str) or not re.fullmatch(r"(?:cpu|cuda|xpu|mps)(?::[0-9]{1,4})?", value, re.ASCII):
+            raise ValueError(f'{shown(value)} is none; write for example "cuda:0", or cpu, xpu, mps')
+        return cls(value)
+
+
 Line = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 
@@ -138,6 +148,10 @@ class Device(Table):
     watts_busy: Watts | None = None
     price: Dollars | None = None
     measured: bool = False
+    host: Line | None = None
+    device: DeviceName | None = None
+    copy_rate: ByteRate | None = None
+    copy_seconds: Seconds | None = msgspec.field(default=None, name="copy")
 
 
 class Link(Table):

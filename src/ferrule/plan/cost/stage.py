@@ -101,7 +101,7 @@ class StageCost:
         loads: Loads | None = None,
     ) -> None:
         self._loads: Loads = {} if loads is None else loads
-        self._model, self._runtime, self._exchange = question.held, question.runtime, exchange
+        self._model, self._runtime, self._exchange = question.held, question.engine, exchange
         self._cache = question.runtime.cache_of(question.model)
         self._stage, cluster = stage, question.cluster
         dtype = _DTYPES.get(self._model.stored, "bf16")

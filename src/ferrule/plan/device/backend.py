@@ -14,6 +14,8 @@ from ferrule.errors import ConfigError
 from ferrule.installation import pip_install
 from ferrule.process.memory import memory_free
 
+KINDS = ("cuda", "xpu", "mps")
+"""Of GPUs, as torch calls them; in this order for "auto"."""
 _TORCH_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _CODES = {"bf16": 0, "fp16": 1, "fp32": 2}
 """The native library's numbers of them."""
@@ -23,13 +25,15 @@ _BLOCK = 16
 
 
 class Backend(Protocol):
-    """``unit``: "cpu", "cuda" (also ROCm) or "mps". ``title``: of what computes. ``by``: which library, with version.
-    ``dtypes``: that it has."""
+    """``unit``: "cpu", or a kind of torch's devices and its number, such as "cuda:0" (also ROCm). ``title``: of what
+    computes. ``by``: which library, with version. ``dtypes``: that it has.
+    ``count``: of such devices here, where all of that kind are alike."""
 
     unit: str
     title: str
     by: str
     dtypes: tuple[str, ...]
+    count: int
 
     def memory(self) -> tuple[int, int]:
         """Bytes free and in all."""
@@ -41,6 +45,10 @@ class Backend(Protocol):
 
     def small(self) -> Callable[[], object]:
         """The smallest operation."""
+        ...
+
+    def copies(self, size: int) -> tuple[Callable[[], object], Callable[[], object]] | None:
+        """Calls that copy so many bytes from the host to the device and back; None where both are one."""
         ...
 
     def wait(self) -> None:
@@ -58,32 +66,49 @@ def choose_backend(unit: str, threads: int) -> Backend:
         if unit == "auto":
             return NativeBackend(threads)
         raise ConfigError(f"a device {unit!r} is reached through torch: {pip_install('engine')}") from None
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    found = next((name for name, is_there in there.items() if is_there), "cpu") if unit == "auto" else unit
-    if found == "cpu":
+    there = {kind: _count(torch, kind) for kind in KINDS}
+    if unit == "auto":
+        kind, number = next((name for name, count in there.items() if count), "cpu"), "0"
+    else:
+        kind, _, number = unit.partition(":")
+    if kind == "cpu":
         return NativeBackend(threads)
-    if not there.get(found, False):
-        known = ", ".join([*(name for name, is_there in there.items() if is_there), "cpu"])
-        raise ConfigError(f"torch finds no device {unit!r} here, only {known}")
-    return TorchBackend(found)
+    if not (number or "0").isdecimal() or int(number or 0) >= there.get(kind, 0):
+        known = [f"{name}:{one}" for name, count in there.items() for one in range(count)]
+        raise ConfigError(f"torch finds no device {unit!r} here, only {', '.join([*known, 'cpu'])}")
+    return TorchBackend(kind, int(number or 0))
+
+
+def _count(torch: Any, kind: str) -> int:
+    module = torch.get_device_module(kind)
+    return int(module.device_count()) if module.is_available() else 0
 
 
 class TorchBackend:
-    """A GPU: "cuda" (also ROCm) or "mps"."""
+    """A device of torch: one of `KINDS`, or any other that torch has, such as its "cpu" in tests."""
 
-    def __init__(self, unit: str) -> None:
+    def __init__(self, kind: str, number: int = 0) -> None:
         import torch
 
         self._torch: Any = torch
-        self.unit = unit
-        self.title = torch.cuda.get_device_name() if unit == "cuda" else processor()
+        self._kind, self._number = kind, number
+        self._module: Any = torch.get_device_module(kind)
+        self._device = torch.device(kind, number)
+        self.unit = f"{kind}:{number}"
+        self.title = self._module.get_device_name(number) if kind in ("cuda", "xpu") else processor()
         self.by = f"torch {torch.__version__}"
+        self.count = 1
+        if kind in ("cuda", "xpu"):
+            titles = [self._module.get_device_name(one) for one in range(self._module.device_count())]
+            self.count = len(titles) if set(titles) == {self.title} else 1
         self.dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
 
     def memory(self) -> tuple[int, int]:
-        if self.unit == "cuda":
-            free, total = map(int, self._torch.cuda.mem_get_info())
+        if self._kind in ("cuda", "xpu"):
+            free, total = map(int, self._module.mem_get_info(self._number))
             return free, total
+        if self._kind != "mps":
+            return memory_free()
         most = int(self._torch.mps.recommended_max_memory())
         return min(memory_free()[0], most), most
 
@@ -91,16 +116,25 @@ class TorchBackend:
         torch = self._torch
         kind = getattr(torch, _TORCH_TYPES[dtype])
         # As large as a layer's, so that nothing overflows or becomes denormal.
-        weight = torch.full((outputs, inputs), 1 / inputs, dtype=kind, device=self.unit)
-        x = torch.ones((rows, inputs), dtype=kind, device=self.unit)
+        weight = torch.full((outputs, inputs), 1 / inputs, dtype=kind, device=self._device)
+        x = torch.ones((rows, inputs), dtype=kind, device=self._device)
         return lambda: torch.nn.functional.linear(x, weight)
 
     def small(self) -> Callable[[], object]:
-        x = self._torch.zeros(8, device=self.unit)
+        x = self._torch.zeros(8, device=self._device)
         return lambda: x.add_(1)
 
+    def copies(self, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
+        """By pinned memory, as ranks copy what they exchange."""
+        host = self._torch.zeros(size, dtype=self._torch.uint8, pin_memory=self._kind in ("cuda", "xpu"))
+        there = self._torch.zeros(size, dtype=self._torch.uint8, device=self._device)
+        return lambda: there.copy_(host, non_blocking=True), lambda: host.copy_(there, non_blocking=True)
+
     def wait(self) -> None:
-        getattr(self._torch, self.unit).synchronize()
+        if self._kind in ("cuda", "xpu"):
+            self._module.synchronize(self._number)
+        else:
+            self._module.synchronize()
 
 
 class NativeBackend:
@@ -111,6 +145,7 @@ class NativeBackend:
         self.title = processor()
         self.by = f"ferrule's kernels ({kernel_instructions()})"
         self.dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
+        self.count = 1
         self._compute = Compute(threads)
 
     def memory(self) -> tuple[int, int]:
@@ -131,6 +166,9 @@ class NativeBackend:
 
     def small(self) -> Callable[[], object]:
         return self.linear(1, _BLOCK, _BLOCK, "fp32")
+
+    def copies(self, size: int) -> None:
+        return None
 
     def wait(self) -> None:
         return None

@@ -23,6 +23,8 @@ from ferrule.plan.device.disk import DISK_BYTES, disk_read
 _Rate = Annotated[float, msgspec.Meta(gt=0)]
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _WIDTH = 2048
+_SMALL_COPY = 16 << 10
+"""Bytes of what ranks exchange for a token."""
 _LEAST_MEMORY_PART = 8
 """Arrays take at most such a part of what is free."""
 
@@ -30,9 +32,9 @@ _LEAST_MEMORY_PART = 8
 @dataclass(frozen=True)
 class Effort:
     """Effort of a benchmark: what is measured, and how long. ``weights``: bytes of arrays that are read, far more than
-    caches hold; ``seconds`` for each number; ``rows`` of the products that operations are counted with; ``disk`` bytes
-    of a file in ``folder``, 0 for none; ``dtype`` in which reading is measured, as reading costs arithmetic, too, where
-    that is slow."""
+    caches hold; ``seconds`` for each number; ``rows`` of the products that operations are counted with; ``disk``
+    bytes of a file in ``folder``, 0 for none; ``copied``: bytes of a large copy to a device and back; ``dtype`` in
+    which reading is measured, as reading costs arithmetic, too, where that is slow."""
 
     unit: str = "auto"
     threads: int = 1
@@ -41,13 +43,25 @@ class Effort:
     rows: int = 256
     seconds: float = 0.25
     disk: int = DISK_BYTES
+    copied: int = 64 << 20
     folder: str = ""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies between the host's pinned memory and a device: bytes per second each way, and ``seconds`` of a small one
+    with the wait for it, the slower way."""
+
+    to_device: _Rate
+    to_host: _Rate
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Figures:
     """Figures that the benchmark found. ``runtime_bytes``, ``eager_seconds``, ``resume_seconds`` and ``at`` (seconds
-    since 1970) are added by who ran it."""
+    since 1970) are added by who ran it. ``copies``: None where the device is the host's processor.
+    ``count``: of such devices here, which are taken to be equal."""
 
     unit: str
     title: str
@@ -65,6 +79,8 @@ class Figures:
     at: float = 0.0
     eager_seconds: float | None = None
     resume_seconds: float = 0.0
+    copies: Copies | None = None
+    count: int = 1
 
 
 def run(effort: Effort) -> Figures:
@@ -80,11 +96,25 @@ def run(effort: Effort) -> Figures:
     flops = {one: product_rate(backend, one, effort.rows, effort.seconds) for one in backend.dtypes}
     busy = meter.watts()
     launch = launch_seconds(backend, effort.seconds)
+    copies = copy_rates(backend, effort.copied, effort.seconds)
     notes = [f"memory bandwidth of {dtype} weights, one row at a time, by {backend.by}", *([why] if why else [])]
     if busy is not None:
         notes.append("watts are of the chips, as they tell; the whole machine draws more")
     return Figures(
-        backend.unit, backend.title, backend.by, free, total, bandwidth, flops, launch, disk, idle, busy, tuple(notes)
+        backend.unit,
+        backend.title,
+        backend.by,
+        free,
+        total,
+        bandwidth,
+        flops,
+        launch,
+        disk,
+        idle,
+        busy,
+        tuple(notes),
+        copies=copies,
+        count=backend.count,
     )
 
 
@@ -122,6 +152,15 @@ def launch_seconds(backend: Backend, seconds: float) -> float:
             small()
 
     return best_seconds(many, backend.wait, seconds) / count
+
+
+def copy_rates(backend: Backend, size: int, seconds: float) -> Copies | None:
+    """Each way apart: many devices have an engine for each."""
+    large, small = backend.copies(size), backend.copies(_SMALL_COPY)
+    if large is None or small is None:
+        return None
+    to_device, to_host = (size / best_seconds(copy, backend.wait, seconds) for copy in large)
+    return Copies(to_device, to_host, max(best_seconds(copy, backend.wait, seconds / 4) for copy in small))
 
 
 def best_seconds(work: Callable[[], object], wait: Callable[[], None], seconds: float) -> float:

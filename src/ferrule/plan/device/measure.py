@@ -106,11 +106,11 @@ def measure_figures(
     """Measure this machine, or recall what was measured in the last 30 days with the same hardware and versions.
 
     ``rank``: the module whose ``step_seconds`` times a rank of the engine; it is imported in a process of its own.
-    ``model``: the folder whose disk is read, by default the cache's. ``unit``: "cpu", "cuda", "mps", or "auto" for the
-    best one. ``threads`` that compute on processors: by default all cores. ``dtype`` in which reading is measured.
-    ``fresh``: measure in any case. ``effort``: how long (its other fields are set here). ``cache``: the file to
-    remember in. The first time takes about 4 s and as long as importing torch and transformers. Raises `PlanError`
-    where it fails, takes over ``timeout`` seconds, or there is no such ``unit``.
+    ``model``: the folder whose disk is read, by default the cache's. ``unit``: "cpu", "cuda:1", "xpu", "mps", or "auto"
+    for the best one. ``threads`` that compute on processors: by default all cores. ``dtype`` in which reading is
+    measured. ``fresh``: measure in any case. ``effort``: how long (its other fields are set here). ``cache``: the
+    file to remember in. The first time takes about 4 s and as long as importing torch and transformers. Raises
+    `PlanError` where it fails, takes over ``timeout`` seconds, or there is no such ``unit``.
     """
     folder = model if model is not None else _cache_folder()
     wanted = replace(
@@ -137,7 +137,7 @@ def device_from(figures: Figures, name: str, memory: int) -> DeviceSpec:
         memory,
         figures.memory_bandwidth,
         figures.flops,
-        kind=f"{figures.title} ({figures.unit})",
+        kind=f"{figures.title} ({figures.unit.partition(':')[0]})",
         launch_seconds=figures.launch_seconds,
         eager_seconds=figures.eager_seconds,
         resume_seconds=figures.resume_seconds,
@@ -146,6 +146,9 @@ def device_from(figures: Figures, name: str, memory: int) -> DeviceSpec:
         watts_idle=figures.watts_idle,
         watts_busy=figures.watts_busy,
         measured=True,
+        device=figures.unit,
+        copy_rate=None if figures.copies is None else min(figures.copies.to_device, figures.copies.to_host),
+        copy_seconds=None if figures.copies is None else figures.copies.seconds,
     )
 
 
@@ -209,8 +212,9 @@ def _python(arguments: list[str], timeout: float, env: Mapping[str, str], what: 
 
 def free_now(figures: Figures) -> int:
     """Bytes that a model could fill now. Of a GPU whose driver has no tool here, those when it was measured."""
-    if figures.unit == "cuda":
-        free = _nvidia_free()
+    kind, _, number = figures.unit.partition(":")
+    if kind in ("cuda", "xpu"):
+        free = _nvidia_free(number or "0") if kind == "cuda" else None
         return figures.memory_free if free is None else min(free, figures.memory_total)
     free, _ = memory_free()
     return min(free, figures.memory_total)
@@ -219,9 +223,9 @@ def free_now(figures: Figures) -> int:
 _NVIDIA_SECONDS = 5.0
 
 
-def _nvidia_free() -> int | None:
-    """Bytes free on the first NVIDIA GPU by its driver's tool; None where there is none."""
-    arguments = ["nvidia-smi", "--id=0", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+def _nvidia_free(number: str) -> int | None:
+    """Bytes free on that NVIDIA GPU by its driver's tool; None where there is none."""
+    arguments = ["nvidia-smi", f"--id={number}", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout
         return int(told.split()[0]) << 20
@@ -244,7 +248,10 @@ def _key(effort: Effort) -> str:
             versions.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             continue
-    gpus = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*")) + ["kfd"] * Path("/dev/kfd").exists()
+    gpus = (
+        sorted(path.name for name in ("nvidia[0-9]*", "dri/renderD*") for path in Path("/dev").glob(name))
+        + ["kfd"] * Path("/dev/kfd").exists()
+    )
     total = f"{psutil.virtual_memory().total >> 20} MiB"
     hardware = [_machine(), processor(), str(os.cpu_count()), total, platform.release(), *gpus]
     folder = next((path for path in (Path(effort.folder), *Path(effort.folder).parents) if path.is_dir()), Path("/"))

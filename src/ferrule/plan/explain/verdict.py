@@ -26,7 +26,7 @@ def cautions(question: Question) -> list[str]:
         return found
     fast = [device for device in question.cluster.devices if not device.kind.endswith("(cpu)")]
     if any(device.half_flops > PROCESSOR_FLOPS for device in fast):
-        found.append("the built-in engine does not compute on GPUs yet: these figures are of one that does")
+        found.append("the built-in engine was never measured on GPUs: these figures are of what it should do there")
     return found
 
 

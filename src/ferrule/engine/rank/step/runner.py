@@ -80,6 +80,10 @@ class StepRunner:
         """See `Runner.cache_bytes_per_token`."""
         return self.program.bytes_per_token
 
+    def state_bytes(self, sequence: int) -> int:
+        """See `Runner.state_bytes`."""
+        return 0
+
     def cache_memory(self) -> int:
         """See `Runner.cache_memory`."""
         return self.device.memory_free()
