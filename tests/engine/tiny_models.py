@@ -179,6 +179,69 @@ COUNTED: dict[str, dict[str, Any]] = {
 }
 """More families that the planner counts by arithmetic."""
 
+_LINEAR: dict[str, Any] = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+}
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+    "mamba_expand": 1,
+}
+_SHARED: dict[str, Any] = {**EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 32}
+RECURRENT: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1, "num_experts": 4},
+    "qwen3_next": {**_LINEAR, **_SHARED},
+    "qwen3_5_text": _LINEAR,
+    "qwen3_5_moe_text": {**_LINEAR, **_SHARED},
+    "granitemoehybrid": {
+        **_MAMBA,
+        "layer_types": _LINEAR["layer_types"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 32,
+        "position_embedding_type": "rope",
+    },
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
+    "nemotron_h": {
+        **EXPERTS,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 8,
+        "chunk_size": 8,
+        "n_routed_experts": 4,
+        "moe_shared_expert_intermediate_size": 32,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "kimi_linear": {
+        "layer_types": _LINEAR["layer_types"],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "num_experts": 4,
+        "num_experts_per_token": 2,
+        "moe_intermediate_size": 32,
+        "num_key_value_heads": 8,
+        "kv_lora_rank": 16,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+        "linear_num_heads": 4,
+        "linear_head_dim": 8,
+    },
+}
+"""Families whose layers keep a state."""
+
 REFUSED: dict[str, dict[str, Any]] = {"doge": {}, "hrm_text": {}, "diffllama": {}, "bert": {}, "axk2": DSA}
 """Architectures whose attention this engine would get wrong."""
 
@@ -199,7 +262,7 @@ def make(name: str, directory: Path, dtype: torch.dtype = torch.float32, **chang
 
     Every parameter is drawn at random, norms and biases too, so that one that is dropped or cut wrongly shows.
     """
-    config = AutoConfig.for_model(name, **{**COMMON, **(CONFIGS | COUNTED | REFUSED)[name], **changes})
+    config = AutoConfig.for_model(name, **{**COMMON, **(CONFIGS | COUNTED | RECURRENT | REFUSED)[name], **changes})
     torch.manual_seed(hash_of(name))
     model = AutoModelForCausalLM.from_config(config).to(dtype)
     with torch.no_grad():

@@ -84,12 +84,12 @@ RECURRENT = {
 
 def plan_of(config: Any) -> dict[str, str] | None:
     """Pattern -> style for every module of the base model that is shared out, or None where there is no plan."""
+    more = SUPPLEMENTS.get(config.model_type, {})
     for told in (config.base_model_tp_plan, config.base_model_ep_plan):
         plan = {pattern: style for pattern, style in (told or {}).items() if style != EMBEDDING}
-        plan |= SUPPLEMENTS.get(config.model_type, {})
         if plan:
-            return plan
-    return None
+            return plan | more
+    return more or None
 
 
 def cuts_of(config: Any) -> Cuts | None:

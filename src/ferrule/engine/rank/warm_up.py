@@ -23,7 +23,7 @@ TELL_TIMEOUT = 300.0
 
 @dataclass(frozen=True)
 class Trial:
-    """``cache_tokens``: how many tokens the caches of every rank hold, of ``sequences`` together. ``step_seconds``: what
+    """``cache_tokens``: how many tokens the caches of every rank hold, of ``sequences`` at most. ``step_seconds``: what
     one token of one sequence took."""
 
     cache_tokens: int
