@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ferrule.links.doctor.cures import by_hand, install, run
@@ -16,6 +17,10 @@ _DRIVERS = {AMD: ("amdgpu",), NVIDIA: ("nvidia",), INTEL: ("xe", "i915")}
 _RUNTIMES = {AMD: "ROCm", NVIDIA: "CUDA", INTEL: "XPU"}
 _CUDA_DRIVERS = {11: 450, 12: 525, 13: 580}
 """The oldest driver for each major version of CUDA, by "CUDA Compatibility", minor version compatibility."""
+_BATTLEMAGE = range(0xE200, 0xE300)
+"""PCI devices that i915 does not drive (Linux include/drm/intel/pciids.h)."""
+_ROCM_OF = {"gfx1200": (6, 3), "gfx1201": (6, 3), "gfx1150": (7, 0), "gfx1151": (7, 0)}
+"""The first ROCm for which torch's packages have code for a GPU (pytorch/pytorch, .ci/manywheel/build_rocm.sh)."""
 _WHICH_TORCH = "https://pytorch.org/get-started"
 _NVIDIA_CURE = (
     Cure("debian", "On Ubuntu:", ("sudo ubuntu-drivers install", "sudo reboot")),
@@ -35,10 +40,12 @@ def check(inventory: Inventory) -> Iterator[Finding]:
         yield from _too_old(inventory, device)
     if inventory.torch is not None and inventory.capable_devices:
         yield from _build(inventory, inventory.torch)
+        yield from _rocm(inventory, inventory.torch)
 
 
 def _bound(device: ComputeDevice) -> Iterator[Finding]:
-    wanted = _DRIVERS[device.vendor_id]
+    battlemage = device.vendor_id == INTEL and device.device_id in _BATTLEMAGE
+    wanted = ("xe",) if battlemage else _DRIVERS[device.vendor_id]
     if device.driver in wanted:
         return
     evidence = driver_evidence(device)
@@ -102,6 +109,19 @@ def _build(inventory: Inventory, torch: TorchBuild) -> Iterator[Finding]:
     )
     which = "torch-cpu-build" if torch.runtime is None else "torch-other-gpu"
     yield Finding(which, "warning", "torch", what, inventory.evidence(TORCH_FILE), why, cure)
+
+
+def _rocm(inventory: Inventory, torch: TorchBuild) -> Iterator[Finding]:
+    match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})", torch.hip or "")
+    for device in inventory.capable_devices:
+        least = _ROCM_OF.get(device.architecture or "")
+        if match is None or least is None or (int(match[1]), int(match[2])) >= least:
+            continue
+        what = f"The installed torch is of ROCm {match[0]}, whose packages have no code for {device.architecture}."
+        why = f"Its first operation on {device.name} fails with `invalid device function`."
+        wanted = ".".join(map(str, least))
+        cure = by_hand(f"Install a torch of ROCm {wanted} or newer, with the command that {_WHICH_TORCH} tells for it.")
+        yield Finding("torch-rocm-old", "error", subject(device), what, inventory.evidence(TORCH_FILE), why, cure)
 
 
 def _leading(version: str) -> int:
