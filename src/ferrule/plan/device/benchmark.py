@@ -61,7 +61,7 @@ class Copies:
 class Figures:
     """Figures that the benchmark found. ``runtime_bytes``, ``eager_seconds``, ``resume_seconds`` and ``at`` (seconds
     since 1970) are added by who ran it. ``copies``: None where the device is the host's processor.
-    ``count``: of such devices here, which are taken to be equal."""
+    ``count``: of such devices here, which are taken to be equal. ``unified``: their memory is the host's."""
 
     unit: str
     title: str
@@ -81,6 +81,7 @@ class Figures:
     resume_seconds: float = 0.0
     copies: Copies | None = None
     count: int = 1
+    unified: bool = False
 
 
 def run(effort: Effort) -> Figures:
@@ -115,6 +116,7 @@ def run(effort: Effort) -> Figures:
         tuple(notes),
         copies=copies,
         count=backend.count,
+        unified=backend.unified,
     )
 
 
