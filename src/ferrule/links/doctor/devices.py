@@ -137,7 +137,7 @@ def _translated(inventory: Inventory, device: ComputeDevice) -> Iterator[Finding
     if not device.unified or not (device.iommu_type or "").startswith("DMA"):
         return
     what = f"The IOMMU translates what {device.name} reads of the memory that it shares with the processor."
-    why = "Without it some measured a few percent more memory bandwidth on Strix Halo, and so tokens/s."
+    why = "Each access may take longer; guides to Strix Halo ask for iommu=pt. How many tokens/s it costs is not known."
     text = "If this machine gets no devices that you do not trust, and runs no virtual machines: boot with iommu=pt."
     cure = (
         Cure("fedora", text, ("sudo grubby --update-kernel=ALL --args=iommu=pt", "sudo reboot")),

@@ -19,8 +19,12 @@ _CUDA_DRIVERS = {11: 450, 12: 525, 13: 580}
 """The oldest driver for each major version of CUDA, by "CUDA Compatibility", minor version compatibility."""
 _BATTLEMAGE = range(0xE200, 0xE300)
 """PCI devices that i915 does not drive (Linux include/drm/intel/pciids.h)."""
-_ROCM_OF = {"gfx1200": (6, 3), "gfx1201": (6, 3), "gfx1150": (7, 0), "gfx1151": (7, 0)}
-"""The first ROCm for which torch's packages have code for a GPU (pytorch/pytorch, .ci/manywheel/build_rocm.sh)."""
+_CODE_FOR = {
+    **dict.fromkeys(("gfx1150", "gfx1151"), ((2, 10), (7, 0))),
+    **dict.fromkeys(("gfx1200", "gfx1201"), ((2, 7), None)),
+}
+"""The first torch whose own packages have code for a GPU, and the first ROCm of earlier ones that have it, too (pull
+requests 167299 and 148562 of pytorch/pytorch)."""
 _WHICH_TORCH = "https://pytorch.org/get-started"
 _NVIDIA_CURE = (
     Cure("debian", "On Ubuntu:", ("sudo ubuntu-drivers install", "sudo reboot")),
@@ -112,16 +116,21 @@ def _build(inventory: Inventory, torch: TorchBuild) -> Iterator[Finding]:
 
 
 def _rocm(inventory: Inventory, torch: TorchBuild) -> Iterator[Finding]:
-    match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})", torch.hip or "")
+    own, rocm = _first_two(torch.version), _first_two(torch.hip)
     for device in inventory.capable_devices:
-        least = _ROCM_OF.get(device.architecture or "")
-        if match is None or least is None or (int(match[1]), int(match[2])) >= least:
+        torch_least, rocm_least = _CODE_FOR.get(device.architecture or "", ((0, 0), None))
+        if own is None or rocm is None or own >= torch_least or (rocm_least is not None and rocm >= rocm_least):
             continue
-        what = f"The installed torch is of ROCm {match[0]}, whose packages have no code for {device.architecture}."
-        why = f"Its first operation on {device.name} fails with `invalid device function`."
-        wanted = ".".join(map(str, least))
-        cure = by_hand(f"Install a torch of ROCm {wanted} or newer, with the command that {_WHICH_TORCH} tells for it.")
-        yield Finding("torch-rocm-old", "error", subject(device), what, inventory.evidence(TORCH_FILE), why, cure)
+        what = f"The installed torch {torch.version} seems to have no code for {device.name} ({device.architecture})."
+        why = "If so, its first operation there fails with `invalid device function`. AMD's packages may have it."
+        least = ".".join(map(str, torch_least))
+        cure = by_hand(f"Install torch {least} or newer for ROCm, with the command that {_WHICH_TORCH} tells for it.")
+        yield Finding("torch-rocm-old", "warning", subject(device), what, inventory.evidence(TORCH_FILE), why, cure)
+
+
+def _first_two(version: str | None) -> tuple[int, int] | None:
+    match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})", version or "")
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _leading(version: str) -> int:
