@@ -8,7 +8,7 @@ from linux_trees import FEDORA, UBUNTU
 from tree_builder import PCI, LinuxBuild, probe_of
 
 from ferrule.links import Inventory
-from ferrule.links.linux.devices import GTT_SIZE, KFD, NVIDIA_PROC, NVIDIA_SMI, TTM_PAGES
+from ferrule.links.linux.devices import GTT_SIZE, KFD, NO_RETRY, NVIDIA_PROC, NVIDIA_SMI, TTM_PAGES
 from ferrule.links.own import NODES, TORCH
 
 GIB = 1 << 30
@@ -114,6 +114,7 @@ def strix_halo() -> LinuxBuild:
     )
     build.files[TTM_PAGES] = "31457280\n"
     build.files[GTT_SIZE] = "-1\n"
+    build.files[NO_RETRY] = "-1\n"
     nodes(build, kfd="render", dri_renderD128="render")
     build.commands[TORCH] = "version 2.10.0+rocm7.1\nhip 7.1.25424\n"
     return build
@@ -131,7 +132,7 @@ def dgx_spark() -> LinuxBuild:
     gpu = build.pci("000f:00:00.0", "000f:01:00.0", "0x030000", (0x10DE, 0x2E12), driver="nvidia")
     drm(build, gpu, 1)
     nvidia_gpu(build, "000f:01:00.0", "NVIDIA GB10", 0, "580.126.09")
-    build.commands[NVIDIA_SMI] = "0000000F:01:00.0, 12.1, [N/A], Enabled\n"
+    build.commands[NVIDIA_SMI] = "0000000F:01:00.0, 12.1, [N/A], Enabled, [N/A], [N/A]\n"
     nodes(build, nvidia0="root", nvidiactl="root", nvidia_uvm="root", dri_renderD129="render")
     build.commands[TORCH] = "version 2.10.0+cu130\ncuda 13.0\n"
     return build
@@ -155,7 +156,8 @@ def two_3090() -> LinuxBuild:
         regions(build, gpu, 16 << 20, 32 * GIB)
         nvidia_gpu(build, address, "NVIDIA GeForce RTX 3090", number, "580.95.05")
     build.commands[NVIDIA_SMI] = (
-        "00000000:01:00.0, 8.6, 24576, Disabled\n00000000:02:00.0, 8.6, 24576, Disabled\n"  # MiB
+        "00000000:01:00.0, 8.6, 24576, Disabled, 350.00, 350.00\n"  # MiB, watts
+        "00000000:02:00.0, 8.6, 24576, Disabled, 350.00, 350.00\n"
     )
     nodes(build, nvidia0="root", nvidia1="root", nvidiactl="root", nvidia_uvm="root", dri_renderD128="render")
     build.commands[TORCH] = "version 2.10.0+cu128\ncuda 12.8\n"
@@ -227,6 +229,18 @@ def old_driver(build: LinuxBuild) -> None:
     build.files[path] = build.files[path].replace("580.95.05", "470.256.02")
 
 
+def mi300(build: LinuxBuild) -> None:
+    """The GPU is one that knows XNACK, and amdgpu was told to leave it off."""
+    path = f"{KFD}/1/properties"
+    build.files[path] = build.files[path].replace("110501", "90402")
+    build.files[NO_RETRY] = "1\n"
+
+
+def translated(build: LinuxBuild) -> None:
+    build.links[f"{build.links[f'{PCI}/{HALO_GPU}']}/iommu_group"] = "/sys/kernel/iommu_groups/9"
+    build.put("/sys/kernel/iommu_groups/9", type="DMA-FQ")
+
+
 HALO, SPARK, PAIR, ARC = "gpu-strix-halo", "gpu-dgx-spark", "gpu-two-3090", "gpu-arc-b580"
 HALO_GPU, CARD, ARC_GPU = "0000:c3:00.0", "0000:01:00.0", "0000:03:00.0"
 RADEON, FIRST = "Radeon 8060S (Strix Halo) (0000:c3:00.0)", "NVIDIA GeForce RTX 3090 (0000:01:00.0)"
@@ -262,6 +276,14 @@ FAULTS = [
      faulty(HALO, lambda build: build.put("/proc/sys/kernel", osrelease="6.17.8-300.fc43.x86_64"))),
     ("gpu-bar-small", "warning", f"Arc B580 ({ARC_GPU})", "Above 4G Decoding",
      faulty(ARC, lambda build: regions(build, build.links[f"{PCI}/{ARC_GPU}"], 16 << 20, 256 << 20))),
+    ("gpu-no-driver", "error", f"Arc B580 ({ARC_GPU})", "sudo modprobe xe",
+     faulty(ARC, lambda build: bound(build, ARC_GPU, "i915"))),
+    ("gpu-power-low", "note", FIRST, "sudo nvidia-smi -i 0000:01:00.0 -pl 350",
+     faulty(PAIR, lambda build: told(build, NVIDIA_SMI, "Disabled, 350.00", "Disabled, 200.00"))),
+    ("torch-rocm-old", "warning", RADEON, "Install torch 2.10 or newer",
+     faulty(HALO, lambda build: told(build, TORCH, "2.10.0+rocm7.1\nhip 7.1.25424", "2.9.1+rocm6.4\nhip 6.4.43482"))),
+    ("gpu-xnack-off", "note", RADEON, "HSA_XNACK=1", faulty(HALO, mi300)),
+    ("gpu-iommu", "note", RADEON, "--args=iommu=pt", faulty(HALO, translated)),
     ("pcie-downgraded", "warning", ARC_GPU, "clicks",
      faulty(ARC, lambda build: attribute(build, CARD, "current_link_width", 4))),
 ]  # fmt: skip

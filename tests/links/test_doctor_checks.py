@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gpu_trees import ARC, FAULTS, HALO, HALO_GPU, attribute, faulty
+from gpu_trees import ARC, FAULTS, HALO, HALO_GPU, attribute, faulty, told
 from test_doctor import EXPECTED, FINDINGS, read
 
 from ferrule.links import Finding, Inventory, RdmaDevice
 from ferrule.links.doctor import diagnose, relevant
+from ferrule.links.own import TORCH
 from ferrule.links.types.firewall import Firewall, FirewallChain
 from ferrule.links.types.inventory import Unreadable
 from ferrule.links.types.machine import Clock
@@ -285,6 +286,9 @@ def test_a_fault_of_a_gpu_is_the_only_finding_that_is_new(fault: tuple[Any, ...]
 
 
 def test_what_is_right_on_a_gpu_is_no_finding() -> None:
+    for build in ("2.9.1+rocm7.0\nhip 7.0.51831", "2.10.0+rocm6.4\nhip 6.4.43482"):  # either brings code for gfx1151
+        new = faulty(HALO, lambda tree, to=build: told(tree, TORCH, "2.10.0+rocm7.1\nhip 7.1.25424", to))()
+        assert of(diagnose(new), "torch-rocm-old") == []
     ubuntu = faulty(HALO, lambda build: build.put("/proc/sys/kernel", osrelease="6.17.0-19-generic"))()[0]
     assert of(diagnose([ubuntu]), "gpu-kernel-old") != []
     patched = change(ubuntu, machine=change(ubuntu.machine, os_id="ubuntu"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ferrule.links.doctor.cures import by_hand, run
 from ferrule.links.findings import Cure, Finding
-from ferrule.links.linux.devices import GTT_SIZE, NVIDIA_SMI, TTM_PAGES
+from ferrule.links.linux.devices import GTT_SIZE, NO_RETRY, NVIDIA_SMI, TTM_PAGES
 from ferrule.links.own import NODES
 from ferrule.links.pci_names import AMD, INTEL, NVIDIA
 from ferrule.links.types.device import ComputeDevice
@@ -31,6 +31,9 @@ _BAD_SCHEDULER = 0x83
 _HALO_KERNEL = (6, 18, 4)
 """The oldest of kernel.org with what ROCm needs on it; Ubuntu's 6.14 and 6.17 have it too: "AMD Strix Halo system
 optimization", rocm.docs.amd.com."""
+_XNACK = ("gfx90a", "gfx940", "gfx941", "gfx942", "gfx950")
+"""GPUs that may repeat an access that found no page, by the table of LLVM's "User Guide for AMDGPU Backend"; others
+never do."""
 _LOG_IN = "Then log in again: groups are given at login."
 
 
@@ -42,8 +45,11 @@ def check(inventory: Inventory) -> Iterator[Finding]:
             yield from _gtt(inventory, device)
             yield from _scheduler(inventory, device)
             yield from _kernel(inventory, device)
+            yield from _xnack(inventory, device)
+            yield from _translated(inventory, device)
         elif device.vendor_id == NVIDIA:
             yield from _persistence(inventory, device)
+            yield from _watts(inventory, device)
         elif device.vendor_id == INTEL:
             yield from _window(inventory, device)
 
@@ -102,6 +108,43 @@ def _power(inventory: Inventory, device: ComputeDevice) -> Iterator[Finding]:
     why = "Reading weights and computing slow down with them: tokens/s fall, and prompts take longer."
     cure = run("Let the driver choose; this lasts until the next start.", f"echo auto | sudo tee {path}")
     yield Finding("gpu-power-low", "warning", subject(device), what, inventory.evidence(path), why, cure)
+
+
+def _watts(inventory: Inventory, device: ComputeDevice) -> Iterator[Finding]:
+    limit, usual = device.watts_limit, device.watts_default
+    if limit is None or usual is None or limit >= usual:
+        return
+    what = f"{device.name} may draw {limit:g} W; its default is {usual:g} W."
+    why = "Prompts and training slow down with its clocks; tokens of one sequence less, as they wait for memory."
+    cure = run(
+        "Raise it, until the next start, unless it was chosen for heat, noise or the power supply.",
+        f"sudo nvidia-smi -i {device.address} -pl {usual:.0f}",
+    )
+    evidence = inventory.evidence(f"$ {NVIDIA_SMI} ({device.address})")
+    yield Finding("gpu-power-low", "note", subject(device), what, evidence, why, cure)
+
+
+def _xnack(inventory: Inventory, device: ComputeDevice) -> Iterator[Finding]:
+    if device.architecture not in _XNACK or device.no_retry is not True:
+        return
+    what = f"XNACK is off on {device.name}: it cannot wait for pages of the host's memory."
+    why = "Programs that use managed memory copy it beforehand, or fail. Ferrule does not need it."
+    cure = by_hand("Where another program needs it: boot with amdgpu.noretry=0, and run that with HSA_XNACK=1.")
+    yield Finding("gpu-xnack-off", "note", subject(device), what, inventory.evidence(NO_RETRY), why, cure)
+
+
+def _translated(inventory: Inventory, device: ComputeDevice) -> Iterator[Finding]:
+    if not device.unified or not (device.iommu_type or "").startswith("DMA"):
+        return
+    what = f"The IOMMU translates what {device.name} reads of the memory that it shares with the processor."
+    why = "Each access may take longer; guides to Strix Halo ask for iommu=pt. How many tokens/s it costs is not known."
+    text = "If this machine gets no devices that you do not trust, and runs no virtual machines: boot with iommu=pt."
+    cure = (
+        Cure("fedora", text, ("sudo grubby --update-kernel=ALL --args=iommu=pt", "sudo reboot")),
+        Cure("any", f"{text} With GRUB it belongs into GRUB_CMDLINE_LINUX of /etc/default/grub.", ("sudo reboot",)),
+    )
+    evidence = inventory.evidence(f"{device.path}/iommu_group/type")
+    yield Finding("gpu-iommu", "note", subject(device), what, evidence, why, cure)
 
 
 def _persistence(inventory: Inventory, device: ComputeDevice) -> Iterator[Finding]:

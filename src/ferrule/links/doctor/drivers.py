@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ferrule.links.doctor.cures import by_hand, install, run
@@ -16,6 +17,14 @@ _DRIVERS = {AMD: ("amdgpu",), NVIDIA: ("nvidia",), INTEL: ("xe", "i915")}
 _RUNTIMES = {AMD: "ROCm", NVIDIA: "CUDA", INTEL: "XPU"}
 _CUDA_DRIVERS = {11: 450, 12: 525, 13: 580}
 """The oldest driver for each major version of CUDA, by "CUDA Compatibility", minor version compatibility."""
+_BATTLEMAGE = range(0xE200, 0xE300)
+"""PCI devices that i915 does not drive (Linux include/drm/intel/pciids.h)."""
+_CODE_FOR = {
+    **dict.fromkeys(("gfx1150", "gfx1151"), ((2, 10), (7, 0))),
+    **dict.fromkeys(("gfx1200", "gfx1201"), ((2, 7), None)),
+}
+"""The first torch whose own packages have code for a GPU, and the first ROCm of earlier ones that have it, too (pull
+requests 167299 and 148562 of pytorch/pytorch)."""
 _WHICH_TORCH = "https://pytorch.org/get-started"
 _NVIDIA_CURE = (
     Cure("debian", "On Ubuntu:", ("sudo ubuntu-drivers install", "sudo reboot")),
@@ -35,10 +44,12 @@ def check(inventory: Inventory) -> Iterator[Finding]:
         yield from _too_old(inventory, device)
     if inventory.torch is not None and inventory.capable_devices:
         yield from _build(inventory, inventory.torch)
+        yield from _rocm(inventory, inventory.torch)
 
 
 def _bound(device: ComputeDevice) -> Iterator[Finding]:
-    wanted = _DRIVERS[device.vendor_id]
+    battlemage = device.vendor_id == INTEL and device.device_id in _BATTLEMAGE
+    wanted = ("xe",) if battlemage else _DRIVERS[device.vendor_id]
     if device.driver in wanted:
         return
     evidence = driver_evidence(device)
@@ -102,6 +113,24 @@ def _build(inventory: Inventory, torch: TorchBuild) -> Iterator[Finding]:
     )
     which = "torch-cpu-build" if torch.runtime is None else "torch-other-gpu"
     yield Finding(which, "warning", "torch", what, inventory.evidence(TORCH_FILE), why, cure)
+
+
+def _rocm(inventory: Inventory, torch: TorchBuild) -> Iterator[Finding]:
+    own, rocm = _first_two(torch.version), _first_two(torch.hip)
+    for device in inventory.capable_devices:
+        torch_least, rocm_least = _CODE_FOR.get(device.architecture or "", ((0, 0), None))
+        if own is None or rocm is None or own >= torch_least or (rocm_least is not None and rocm >= rocm_least):
+            continue
+        what = f"The installed torch {torch.version} seems to have no code for {device.name} ({device.architecture})."
+        why = "If so, its first operation there fails with `invalid device function`. AMD's packages may have it."
+        least = ".".join(map(str, torch_least))
+        cure = by_hand(f"Install torch {least} or newer for ROCm, with the command that {_WHICH_TORCH} tells for it.")
+        yield Finding("torch-rocm-old", "warning", subject(device), what, inventory.evidence(TORCH_FILE), why, cure)
+
+
+def _first_two(version: str | None) -> tuple[int, int] | None:
+    match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})", version or "")
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _leading(version: str) -> int:

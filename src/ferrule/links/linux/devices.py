@@ -17,9 +17,11 @@ from ferrule.links.types.device import ComputeDevice, DeviceNode, TorchBuild
 
 KFD = "/sys/class/kfd/kfd/topology/nodes"
 NVIDIA_PROC = "/proc/driver/nvidia"
-NVIDIA_SMI = "nvidia-smi --query-gpu=pci.bus_id,compute_cap,memory.total,persistence_mode --format=csv,noheader,nounits"
+_FIELDS = "pci.bus_id,compute_cap,memory.total,persistence_mode,power.limit,power.default_limit"
+NVIDIA_SMI = f"nvidia-smi --query-gpu={_FIELDS} --format=csv,noheader,nounits"
 TTM_PAGES = "/sys/module/ttm/parameters/pages_limit"
 GTT_SIZE = "/sys/module/amdgpu/parameters/gttsize"
+NO_RETRY = "/sys/module/amdgpu/parameters/noretry"
 TORCH_FILE = "torch/version.py"
 
 _DISPLAY, _ACCELERATOR = 0x03, 0x12
@@ -105,6 +107,7 @@ def _amd(reader: Reader, address: str) -> ComputeDevice:
     for where in (TTM_PAGES, GTT_SIZE) if unified else ():
         reader.text(where)
     # An APU takes all that programs want from the larger of the two (amdgpu's apu_prefer_gtt), never from both.
+    retry = reader.number(NO_RETRY, -1, 1)
     memory = max((one for one in (vram, gtt) if one is not None), default=None) if unified else vram
     return replace(
         common,
@@ -116,6 +119,8 @@ def _amd(reader: Reader, address: str) -> ComputeDevice:
         nodes=("/dev/kfd", *common.nodes),
         performance_level=reader.text(f"{path}/power_dpm_force_performance_level"),
         scheduler_firmware=reader.number(f"{path}/fw_version/mes_fw_version", 0, 0xFFFFFFFF),
+        no_retry=None if retry in (None, -1) else retry == 1,
+        iommu_type=reader.text(f"{path}/iommu_group/type"),
     )
 
 
@@ -148,7 +153,7 @@ def _nvidia(reader: Reader, address: str, host_bytes: int | None, told: list[str
     name = information.get("Model", common.name)
     minor = information.get("Device Minor", "")
     numbered = (f"/dev/nvidia{minor}",) if minor.isdecimal() and minor.isascii() else ()
-    capability, mib, persistent = told or ("", "", "")
+    capability, mib, persistent, limit, usual = told or ("", "", "", "", "")
     unified = _NVIDIA_UNIFIED.search(name) is not None
     return replace(
         common,
@@ -159,7 +164,13 @@ def _nvidia(reader: Reader, address: str, host_bytes: int | None, told: list[str
         memory_bytes=host_bytes if unified else (whole(mib) or 0) << 20 or None,
         nodes=("/dev/nvidiactl", "/dev/nvidia-uvm", *numbered),
         persistent={"Enabled": True, "Disabled": False}.get(persistent),
+        watts_limit=_watts(limit),
+        watts_default=_watts(usual),
     )
+
+
+def _watts(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"[0-9]{1,5}(?:\.[0-9]{1,3})?", text, re.ASCII) else None
 
 
 def _smi(reader: Reader) -> dict[str, list[str]]:
@@ -168,7 +179,7 @@ def _smi(reader: Reader) -> dict[str, list[str]]:
     found = {}
     for row in rows:
         # The tool writes eight digits of the domain.
-        if len(row) == 4 and re.fullmatch(r"[0-9A-Fa-f]{8}:[0-9A-Fa-f:.]{7}", row[0]):
+        if len(row) == len(_FIELDS.split(",")) and re.fullmatch(r"[0-9A-Fa-f]{8}:[0-9A-Fa-f:.]{7}", row[0]):
             found[row[0][4:].lower()] = row[1:]
             reader.note(f"$ {NVIDIA_SMI} ({row[0][4:].lower()})", ", ".join(row))
     return found

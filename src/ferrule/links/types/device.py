@@ -32,7 +32,9 @@ class ComputeDevice:
     ``carved_bytes``: what the firmware took from the host's memory for it. ``window_bytes``: its largest PCI
     region, through which the processor sees its memory. ``nodes``: files of ``/dev`` that programs need. ``link``:
     of the card, which may hold bridges of its own. ``performance_level``: amdgpu's. ``persistent``: NVIDIA's driver
-    keeps it awake. ``scheduler_firmware``: version of amdgpu's MES.
+    keeps it awake. ``scheduler_firmware``: version of amdgpu's MES. ``watts_limit``: what NVIDIA's driver lets it draw,
+    ``watts_default`` where nobody chose. ``no_retry``: amdgpu was told to end programs at page faults (XNACK is off).
+    ``iommu_type``: of its group, as in `PcieLink`.
     """
 
     address: str
@@ -55,6 +57,10 @@ class ComputeDevice:
     performance_level: str | None = None
     persistent: bool | None = None
     scheduler_firmware: int | None = None
+    watts_limit: float | None = None
+    watts_default: float | None = None
+    no_retry: bool | None = None
+    iommu_type: str | None = None
 
     @property
     def capable(self) -> bool:

@@ -27,13 +27,14 @@ _BLOCK = 16
 class Backend(Protocol):
     """``unit``: "cpu", or a kind of torch's devices and its number, such as "cuda:0" (also ROCm). ``title``: of what
     computes. ``by``: which library, with version. ``dtypes``: that it has.
-    ``count``: of such devices here, where all of that kind are alike."""
+    ``count``: of such devices here, where all of that kind are alike. ``unified``: its memory is the host's."""
 
     unit: str
     title: str
     by: str
     dtypes: tuple[str, ...]
     count: int
+    unified: bool
 
     def memory(self) -> tuple[int, int]:
         """Bytes free and in all."""
@@ -97,8 +98,10 @@ class TorchBackend:
         self.unit = f"{kind}:{number}"
         self.title = self._module.get_device_name(number) if kind in ("cuda", "xpu") else processor()
         self.by = f"torch {torch.__version__}"
-        self.count = 1
+        self.count, self.unified = 1, kind == "mps"
         if kind in ("cuda", "xpu"):
+            properties = self._module.get_device_properties(number)
+            self.unified = bool(getattr(properties, "is_integrated", False))
             titles = [self._module.get_device_name(one) for one in range(self._module.device_count())]
             self.count = len(titles) if set(titles) == {self.title} else 1
         self.dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
@@ -106,7 +109,7 @@ class TorchBackend:
     def memory(self) -> tuple[int, int]:
         if self._kind in ("cuda", "xpu"):
             free, total = map(int, self._module.mem_get_info(self._number))
-            return free, total
+            return min(free, memory_free()[0]) if self.unified else free, total
         if self._kind != "mps":
             return memory_free()
         most = int(self._torch.mps.recommended_max_memory())
@@ -145,7 +148,7 @@ class NativeBackend:
         self.title = processor()
         self.by = f"ferrule's kernels ({kernel_instructions()})"
         self.dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
-        self.count = 1
+        self.count, self.unified = 1, True
         self._compute = Compute(threads)
 
     def memory(self) -> tuple[int, int]:

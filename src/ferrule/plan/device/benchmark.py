@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +23,8 @@ from ferrule.plan.device.disk import DISK_BYTES, disk_read
 _Rate = Annotated[float, msgspec.Meta(gt=0)]
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _WIDTH = 2048
+FEW_ROWS = (1, 8, 64)
+"""Of sequences that are served together."""
 _SMALL_COPY = 16 << 10
 """Bytes of what ranks exchange for a token."""
 _LEAST_MEMORY_PART = 8
@@ -61,7 +63,8 @@ class Copies:
 class Figures:
     """Figures that the benchmark found. ``runtime_bytes``, ``eager_seconds``, ``resume_seconds`` and ``at`` (seconds
     since 1970) are added by who ran it. ``copies``: None where the device is the host's processor.
-    ``count``: of such devices here, which are taken to be equal."""
+    ``count``: of such devices here, which are taken to be equal. ``unified``: their memory is the host's.
+    ``products``: operations per second by type and rows, of fewer rows than those of ``flops``; of GPUs only."""
 
     unit: str
     title: str
@@ -81,6 +84,8 @@ class Figures:
     resume_seconds: float = 0.0
     copies: Copies | None = None
     count: int = 1
+    unified: bool = False
+    products: Mapping[str, Mapping[int, _Rate]] = field(default_factory=dict)
 
 
 def run(effort: Effort) -> Figures:
@@ -97,9 +102,13 @@ def run(effort: Effort) -> Figures:
     busy = meter.watts()
     launch = launch_seconds(backend, effort.seconds)
     copies = copy_rates(backend, effort.copied, effort.seconds)
+    products = {} if copies is None else few_rows(backend, effort.seconds)
     notes = [f"memory bandwidth of {dtype} weights, one row at a time, by {backend.by}", *([why] if why else [])]
     if busy is not None:
         notes.append("watts are of the chips, as they tell; the whole machine draws more")
+    if products:
+        told = ", ".join(f"{rate / 1e12:.3g} with {rows}" for rows, rate in products[dtype].items())
+        notes.append(f"10^12 operations per second of {dtype} products by rows: {told}")
     return Figures(
         backend.unit,
         backend.title,
@@ -115,6 +124,8 @@ def run(effort: Effort) -> Figures:
         tuple(notes),
         copies=copies,
         count=backend.count,
+        unified=backend.unified,
+        products=products,
     )
 
 
@@ -140,6 +151,14 @@ def product_rate(backend: Backend, dtype: str, rows: int, seconds: float) -> flo
         if width >= _WIDTH * 4 or took * 16 > seconds:
             return 2.0 * rows * width * width / best_seconds(product, backend.wait, seconds)
         width *= 2
+
+
+def few_rows(backend: Backend, seconds: float) -> dict[str, dict[int, float]]:
+    """Operations per second by type and rows; all rows of a type together take about ``seconds``."""
+    return {
+        dtype: {rows: product_rate(backend, dtype, rows, seconds / len(FEW_ROWS)) for rows in FEW_ROWS}
+        for dtype in backend.dtypes
+    }
 
 
 def launch_seconds(backend: Backend, seconds: float) -> float:

@@ -211,9 +211,10 @@ def _python(arguments: list[str], timeout: float, env: Mapping[str, str], what: 
 
 
 def free_now(figures: Figures) -> int:
-    """Bytes that a model could fill now. Of a GPU whose driver has no tool here, those when it was measured."""
+    """Bytes that a model could fill now. Of a GPU whose driver has no tool here, those when it was measured; of one
+    that computes in the host's memory, what is free of that."""
     kind, _, number = figures.unit.partition(":")
-    if kind in ("cuda", "xpu"):
+    if kind in ("cuda", "xpu") and not figures.unified:
         free = _nvidia_free(number or "0") if kind == "cuda" else None
         return figures.memory_free if free is None else min(free, figures.memory_total)
     free, _ = memory_free()
