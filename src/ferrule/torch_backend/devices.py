@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,11 +15,19 @@ from ferrule.staging import Event, Piece, copier_of, spans, staged
 from ferrule.torch_backend.tensors import check_dense, off_host
 from ferrule.torch_backend.work import Done, Pending
 
-if TYPE_CHECKING:
-    from ferrule.torch_backend.process_group import FabricProcessGroup
-
 Call = TypeVar("Call", bound=Callable[..., Work])
 Cut = Callable[[int, tuple[Any, ...]], "Pieces | None"]
+
+
+class Caller(Protocol):
+    """A process group whose methods are decorated. ``coalesced``: works that are started and not waited for one by one;
+    None outside of that."""
+
+    in_pieces: bool
+    coalesced: list[Pending] | None
+
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
 
 
 class Role(Enum):
@@ -45,7 +53,7 @@ class Pieces:
 
 
 def device_tensors(*roles: Role, cut: Cut | None = None) -> Callable[[Call], Call]:
-    """Decorator for a method of `FabricProcessGroup` whose first arguments are tensors or lists of them, in ``roles``.
+    """Decorator for a method of a process group whose first arguments are tensors or lists of them, in ``roles``.
 
     Those on a device are copied to pinned host memory, which the device does in the order of its current stream; the
     host waits for that once, and the method runs with the host's tensors. What it writes is copied back on the stream
@@ -55,7 +63,7 @@ def device_tensors(*roles: Role, cut: Cut | None = None) -> Callable[[Call], Cal
 
     def decorate(method: Call) -> Call:
         @wraps(method)
-        def call(group: FabricProcessGroup, *args: Any) -> Work:
+        def call(group: Caller, *args: Any) -> Work:
             first = next(_tensors(args[: len(roles)]), None)
             if first is None or first.is_cpu:
                 return method(group, *args)
@@ -124,7 +132,7 @@ def _dense(t: Tensor) -> tuple[Tensor, Callable[[], object] | None]:
 class _Mirrors:
     """Host tensors in the place of a call's device tensors; copies of those that are read are under way."""
 
-    def __init__(self, group: FabricProcessGroup, roles: Sequence[Role], args: tuple[Any, ...]) -> None:
+    def __init__(self, group: Caller, roles: Sequence[Role], args: tuple[Any, ...]) -> None:
         rest = args[len(roles) :]
         root = bool(rest) and getattr(rest[0], "rootRank", -1) == group.rank()
         self._last_read: dict[torch.device, Piece] = {}
@@ -162,7 +170,7 @@ class _Mirrors:
             piece.home()
 
 
-def _made(group: FabricProcessGroup, method: Callable[..., Work], mirrors: _Mirrors) -> Work:
+def _made(group: Caller, method: Callable[..., Work], mirrors: _Mirrors) -> Work:
     work = method(group, *mirrors.arrived())
     if isinstance(work, Pending):
         work.bring_home(mirrors.home, mirrors.result)
@@ -172,7 +180,7 @@ def _made(group: FabricProcessGroup, method: Callable[..., Work], mirrors: _Mirr
 
 
 def _in_pieces(
-    group: FabricProcessGroup, method: Callable[..., Work], roles: Sequence[Role], args: tuple[Any, ...], pieces: Pieces
+    group: Caller, method: Callable[..., Work], roles: Sequence[Role], args: tuple[Any, ...], pieces: Pieces
 ) -> Work:
     given = [_Mirrors(group, roles, each) for each in pieces.arguments]
     outer, group.coalesced = group.coalesced, []  # so that each is started and not waited for
