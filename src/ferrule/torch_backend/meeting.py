@@ -15,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
+import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ferrule import fabric
@@ -57,6 +58,12 @@ def meet(store: Store, rank: int, size: int, timeout: float) -> fabric.Group:
     if rank == 0:
         return _lead(store, record, settings)
     return _follow(store, record, settings)
+
+
+def all_accelerated(group: fabric.Group) -> bool:
+    """Whether torch finds an accelerator on every rank; all call it."""
+    found = np.array([torch.accelerator.is_available()])
+    return bool(group.all_gather(found).all())
 
 
 def store_from_environment(timeout: timedelta) -> tuple[Store, int, int]:

@@ -46,17 +46,12 @@ def autoload() -> None:
 
 
 def _create(options: Any, _backend_options: object) -> ProcessGroup:
-    import numpy as np
-    import torch
-
-    from ferrule.torch_backend.meeting import meet
+    from ferrule.torch_backend.meeting import all_accelerated, meet
     from ferrule.torch_backend.process_group import FabricProcessGroup
 
     timeout = options.timeout.total_seconds()
     group = meet(options.store, options.group_rank, options.group_size, timeout)
-    accelerated = np.array([torch.accelerator.is_available()])
-    in_pieces = bool(group.all_gather(accelerated).all())
-    return FabricProcessGroup(options.store, group, options.group_id, in_pieces=in_pieces)
+    return FabricProcessGroup(options.store, group, options.group_id, in_pieces=all_accelerated(group))
 
 
 def _rendezvous(_url: str, timeout: timedelta, **_options: object) -> Iterator[tuple[Store, int, int]]:
