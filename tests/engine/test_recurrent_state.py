@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from on_devices import batches, expected_logits, logits_of, prompt, run_on
+from test_parity import plan_for
 from tiny_models import RECURRENT, make
 from transformers import AutoModelForCausalLM
 
@@ -15,7 +16,6 @@ from ferrule.engine.devices.emulated.machine import Machine, plug_in
 from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.source import describe, read_config
-from ferrule.plan import Plan, make_plan
 
 CLOSE = 5e-5
 QUICK = ("lfm2", "qwen3_next")
@@ -31,10 +31,6 @@ def machines() -> list[Machine]:
     return [plug_in(Machine(index)) for index in range(4)]
 
 
-def plan_of(directory: Path, tensor: int = 1, pipeline: int = 1) -> Plan:
-    return make_plan(describe(directory, read_config(directory)), tensor=tensor, pipeline=pipeline)
-
-
 def ranks_on(device: str) -> list[str]:
     return [device if device == "cpu" else f"{device}:{rank}" for rank in range(4)]
 
@@ -42,7 +38,7 @@ def ranks_on(device: str) -> list[str]:
 def check(name: str, directory: Path, split: tuple[int, int], device: str) -> None:
     make(name, directory)
     prompts = [prompt(1), prompt(2)]
-    found = run_on(directory, plan_of(directory, *split), ranks_on(device), batches(prompts))
+    found = run_on(directory, plan_for(directory, *split), ranks_on(device), batches(prompts))
     assert (found - expected_logits(directory, prompts)).abs().max() < CLOSE
 
 
@@ -80,7 +76,7 @@ def test_sequences_at_different_places_share_a_batch(name: str, tmp_path: Path, 
         Batch((Span(1, 0, 3, True),), tuple(c[:3]), (1,)),
     ]  # fmt: skip
     runners: list[TorchRunner] = []
-    found = logits_of(tmp_path, plan_of(tmp_path), ["emulated"], given, runners=runners)
+    found = logits_of(tmp_path, plan_for(tmp_path, 1, 1), ["emulated"], given, runners=runners)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with torch.inference_mode():
         whole = {key: model(torch.tensor([ids])).logits[0].float() for key, ids in (("a", a), ("b", b), ("c", c))}
@@ -110,7 +106,7 @@ def test_long_prompts(name: str, tmp_path: Path) -> None:
     make(name, tmp_path, max_position_embeddings=16384)
     ids = torch.randint(3, 131, (8192,), generator=torch.Generator().manual_seed(5)).tolist()
     given = [Batch((Span(1, at, 2048, True),), tuple(ids[at : at + 2048])) for at in range(0, 8192, 2048)]
-    found = run_on(tmp_path, plan_of(tmp_path), ["cpu"], given)
+    found = run_on(tmp_path, plan_for(tmp_path, 1, 1), ["cpu"], given)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     with torch.inference_mode():
         expected = model(torch.tensor([ids])).logits[0, 2047::2048].float()

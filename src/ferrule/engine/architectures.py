@@ -121,12 +121,10 @@ def cuts_of(config: Any) -> Cuts | None:
 
 def layers_refusal(config: Any) -> str | None:
     """Reason why the layers of ``config`` are not run however they are split, or None."""
-    kinds = (
-        set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES - RECURRENT.get(config.model_type, frozenset())
-    )
-    if kinds:
-        return f"has layers of a kind that this engine does not run: {', '.join(sorted(kinds))}"
-    if "chunked_attention" in (getattr(config, "layer_types", None) or ()) and not _chunk(config):
+    kinds = frozenset(getattr(config, "layer_types", None) or ())
+    if others := kinds - LAYER_TYPES - RECURRENT.get(config.model_type, frozenset()):
+        return f"has layers of a kind that this engine does not run: {', '.join(sorted(others))}"
+    if "chunked_attention" in kinds and not _chunk(config):
         return "has layers of chunked attention, but no attention_chunk_size"
     if getattr(config, "attn_temperature_tuning", None) and config.model_type != "llama4_text":
         return "scales attention by a token's place in its sequence, which this engine does not do"

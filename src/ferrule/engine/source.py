@@ -149,7 +149,7 @@ def _checked(load: Callable[[], Any], fields: dict[str, Any], file: str, name: s
 
 
 def _unknown_family(fields: Mapping[str, Any]) -> str | None:
-    """Reason why nobody here knows the family of a ``config.json`` with these ``fields``, and the cure; None where the
+    """Reason why the family is unknown of a ``config.json`` with these ``fields``, and the cure; None where the
     installed transformers does."""
     import transformers
     from transformers import CONFIG_MAPPING

@@ -112,11 +112,12 @@ def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
 
 
 def _other_layers(fields: Fields, family: Family, layers: int) -> tuple[str, ...]:
-    run = (
-        {"chunked_attention"} if family.window == "chunks" else {"indexed_attention"} if family.indexer else set[str]()
-    )
-    kinds = {str(kind) for kind in fields.each("layer_types", layers) or ()}
-    return tuple(sorted(kinds - {"full_attention", "sliding_attention", *run}))
+    known = {"full_attention", "sliding_attention"}
+    if family.window == "chunks":
+        known.add("chunked_attention")
+    if family.indexer:
+        known.add("indexed_attention")
+    return tuple(sorted({str(kind) for kind in fields.each("layer_types", layers) or ()} - known))
 
 
 def _renamed(data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """Staging: copies of device tensors to and from pinned host memory, ordered by events, for collectives of them."""
 
-from ferrule.staging.copier import ACCELERATORS, Copier, Event, TorchCopier, copier_of, offer_copier
+from ferrule.staging.copier import ACCELERATORS, Copier, Event, TorchCopier, accelerators, copier_of, offer_copier
 from ferrule.staging.pieces import PIECE_BYTES, Piece, spans, staged
 from ferrule.staging.uploads import UPLOAD_BYTES, Uploads
 
@@ -13,6 +13,7 @@ __all__ = [
     "Piece",
     "TorchCopier",
     "Uploads",
+    "accelerators",
     "copier_of",
     "offer_copier",
     "spans",

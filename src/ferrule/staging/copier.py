@@ -14,6 +14,12 @@ ACCELERATORS = ("cuda", "xpu", "mps")
 """Kinds of device that torch itself knows, by its names: NVIDIA's and AMD's GPUs, Intel's, Apple's."""
 
 
+def accelerators(kind: str) -> int:
+    """Number of devices of ``kind``, one of `ACCELERATORS`, that torch finds here."""
+    module: Any = torch.get_device_module(kind)
+    return int(module.device_count()) if module.is_available() else 0
+
+
 class Event(Protocol):
     """A point in the work that a device was given."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class LentMemory:
-    """Tensors whose memory, when nobody holds it any more, is kept until all that the device was given before is done.
+    """Tensors whose memory, when the last view of it is gone, is kept until all that the device was given is done.
 
     ``record``: makes an event after that, with ``query()`` for whether it has happened.
     """

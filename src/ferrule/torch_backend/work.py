@@ -64,7 +64,7 @@ class Part:
             finishes, self._finishes = self._finishes, ()
             for finish in finishes:
                 finish()
-            for home in self.homes:  # in the order of the stream of whoever waits
+            for home in self.homes:  # in the order of the waiting thread's stream
                 home()
 
 

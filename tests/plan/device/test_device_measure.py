@@ -110,7 +110,7 @@ def test_numbers_of_any_device_of_torch(name: str) -> None:
 
 
 def test_a_gpu_is_chosen_by_name_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_backend, "_count", lambda torch, kind: {"cuda": 2}.get(kind, 0))
+    monkeypatch.setattr("ferrule.staging.accelerators", lambda kind: {"cuda": 2}.get(kind, 0))
     monkeypatch.setattr(device_backend, "TorchBackend", lambda kind, number: f"{kind}:{number}")
     assert [choose_backend(unit, 1) for unit in ("auto", "cuda", "cuda:1")] == ["cuda:0", "cuda:0", "cuda:1"]
     for wrong in ("cuda:2", "xpu", "cuda:x", "gpu"):

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ferrule.engine.devices.device import HOST_MEMORY
 from ferrule.engine.devices.staged import StagedDevice
 from ferrule.errors import ConfigError
 from ferrule.process.memory import memory_free
-from ferrule.staging import TorchCopier
+from ferrule.staging import TorchCopier, accelerators
 
 BUILDS = {
     "cuda": "NVIDIA or AMD GPU, with a torch that is built for CUDA or ROCm, and the driver",
     "xpu": "Intel GPU, with a torch that is built for XPU, and the driver",
     "mps": "Apple GPU, with macOS 14 or later",
 }
-
-
-def accelerators(kind: str) -> int:
-    """Number of them that torch finds here."""
-    module: Any = torch.get_device_module(kind)
-    return int(module.device_count()) if module.is_available() else 0
 
 
 class TorchAccelerator(TorchCopier, StagedDevice):

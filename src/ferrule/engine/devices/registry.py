@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ferrule.engine.device_names import AUTO, CPU, parse_device
-from ferrule.engine.devices.accelerator import BUILDS, TorchAccelerator, accelerators
+from ferrule.engine.devices.accelerator import BUILDS, TorchAccelerator
 from ferrule.engine.devices.cpu import CpuDevice
 from ferrule.engine.devices.device import Device
+from ferrule.staging import accelerators
 
 MOST_EMULATED = 8
 """Emulated accelerators of a machine: enough for tests."""

@@ -33,6 +33,10 @@ class State:
     def bytes(self) -> int:
         return sum(each.nbytes for kept in (self.windows, self.states) for each in kept.values())
 
+    def has(self, layer: int) -> bool:
+        """Whether the mixer of ``layer`` has kept something: each has a convolution first."""
+        return (layer, 0) in self.windows
+
     @property
     def layers(self) -> set[int]:
         return {layer for kept in (self.windows, self.states) for layer, _ in kept}

@@ -66,9 +66,9 @@ class ShardedModel:
         reading = {each.layer_idx for each in self.base.modules() if hasattr(each, attention.KEPT_BY)}
         cache = self.cache.sequences[sequence]
         kept = reading.union(cache.keys, cache.state.layers)
-        kinds = getattr(self.model.config, "layer_types", None) or {}
-        here = range(self.shard.first_layer, self.shard.last_layer)
-        forgetful = [each for each in here if each not in kept and not (kinds and kinds[each] in WITHOUT_PAST)]
+        kinds = enumerate(getattr(self.model.config, "layer_types", None) or ())
+        kept.update(index for index, kind in kinds if kind in WITHOUT_PAST)
+        forgetful = [index for index in range(self.shard.first_layer, self.shard.last_layer) if index not in kept]
         if forgetful:
             raise ModelError(
                 f"{type(self.model).__name__} computes attention in its own way in layer {forgetful[0]}, "

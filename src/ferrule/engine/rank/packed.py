@@ -37,8 +37,9 @@ def forward(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Te
     tokens, k = chosen.shape
     numbers, order = chosen.reshape(-1).sort()
     ends = torch.searchsorted(numbers, torch.arange(experts.num_experts, device=numbers.device), right=True).int()
-    elsewhere = (numbers >= experts.num_experts).unsqueeze(-1)
-    held = numbers.clamp(max=experts.num_experts - 1)
+    shared = experts._is_expert_parallel
+    elsewhere = (numbers >= experts.num_experts).unsqueeze(-1) if shared else None
+    held = numbers.clamp(max=experts.num_experts - 1) if shared else numbers
 
     def product(name: str, x: Tensor) -> Tensor:
         weight = getattr(experts, name)
@@ -46,7 +47,7 @@ def forward(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Te
             y = weight.multiply(x, numbers, ends)
         else:
             y = grouped_product(x, weight, ends, inputs_first=experts.is_transposed)
-        y = y.masked_fill(elsewhere, 0)
+        y = y if elsewhere is None else y.masked_fill(elsewhere, 0)
         return y + getattr(experts, f"{name}_bias")[held] if experts.has_bias else y
 
     x = product("gate_up_proj" if experts.has_gate else "up_proj", hidden[order // k])
@@ -54,7 +55,7 @@ def forward(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Te
     x = product("down_proj", x)
     if experts.has_post_expert_norm:
         x = experts.post_expert_norm(x)
-    x = x * weights.reshape(-1)[order].masked_fill(elsewhere[:, 0], 0).unsqueeze(-1)
+    x = x * weights.reshape(-1)[order].unsqueeze(-1)  # 0 for those elsewhere (`hold_experts`)
     found = torch.empty_like(x)
     found[order] = x
     return found.view(tokens, k, -1).sum(dim=1).to(hidden.dtype)

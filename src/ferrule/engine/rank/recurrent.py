@@ -101,10 +101,12 @@ def _by_segment(
     """``hidden_states`` (1, tokens, width) of all segments; there is no padding to be masked."""
     parts = [hidden_states[:, segment.start : segment.stop] for segment in kept.segments]
     states = [segment.cache.state for segment in kept.segments]
-    steps = [number for number, part in enumerate(parts) if part.shape[1] == 1 and layer in states[number].layers]
-    alone = [[number] for number in range(len(parts)) if number not in steps or len(steps) == 1]
+    steps = [number for number, part in enumerate(parts) if part.shape[1] == 1 and states[number].has(layer)]
+    groups = [[number] for number in range(len(parts)) if number not in steps]
+    if steps:
+        groups.append(steps)
     outputs: dict[int, Tensor] = {}
-    for numbers in [*alone, *([steps] if len(steps) > 1 else [])]:
+    for numbers in groups:
         batch = States([states[number] for number in numbers])
         found = forward(torch.cat([parts[number] for number in numbers]), **{CACHE: batch})
         batch.keep()

@@ -53,8 +53,8 @@ def _below(link: PcieLink) -> bool:
 
 def _awake(link: PcieLink) -> PcieLink:
     """A GPU's link as it is under load, as far as its ends can: at rest the driver slows it down, on purpose."""
-    ends = [end.max_gt_s for end in (link, link.slot) if end is not None and end.max_gt_s is not None]
-    return dataclasses.replace(link, current_gt_s=min(ends, default=link.current_gt_s))
+    best = link.both_ends_gt_s
+    return link if best is None else dataclasses.replace(link, current_gt_s=best)
 
 
 def _is_slots_limit(link: PcieLink) -> bool:

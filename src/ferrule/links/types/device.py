@@ -33,7 +33,7 @@ class ComputeDevice:
     region, through which the processor sees its memory. ``nodes``: files of ``/dev`` that programs need. ``link``:
     of the card, which may hold bridges of its own. ``performance_level``: amdgpu's. ``persistent``: NVIDIA's driver
     keeps it awake. ``scheduler_firmware``: version of amdgpu's MES. ``watts_limit``: what NVIDIA's driver lets it draw,
-    ``watts_default`` where nobody chose. ``no_retry``: amdgpu was told to end programs at page faults (XNACK is off).
+    ``watts_default`` by default. ``no_retry``: amdgpu was told to end programs at page faults (XNACK is off).
     ``iommu_type``: of its group, as in `PcieLink`.
     """
 

@@ -37,6 +37,12 @@ class PcieLink:
         return self.upstream[0] if self.upstream else None
 
     @property
+    def both_ends_gt_s(self) -> float | None:
+        """The most that both ends of the link can, as far as they are known."""
+        ends = [end.max_gt_s for end in (self, self.slot) if end is not None and end.max_gt_s is not None]
+        return min(ends, default=None)
+
+    @property
     def current_gb_s(self) -> float | None:
         """Gbit/s each way after the line code, before packet headers."""
         return pcie_gb_s(self.current_gt_s, self.current_width)

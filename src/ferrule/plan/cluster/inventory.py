@@ -88,6 +88,5 @@ def _copy_rate(device: ComputeDevice) -> float | None:
     link = None if device.unified else device.link
     if link is None:
         return None
-    ends = [end.max_gt_s for end in (link, link.slot) if end is not None and end.max_gt_s is not None]
-    rate = pcie_gb_s(min(ends, default=None), link.current_width)
+    rate = pcie_gb_s(link.both_ends_gt_s, link.current_width)
     return None if rate is None else rate / 8 * 1e9 * PCIE_PART

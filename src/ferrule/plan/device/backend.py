@@ -14,8 +14,6 @@ from ferrule.errors import ConfigError
 from ferrule.installation import pip_install
 from ferrule.process.memory import memory_free
 
-KINDS = ("cuda", "xpu", "mps")
-"""Of GPUs, as torch calls them; in this order for "auto"."""
 _TORCH_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _CODES = {"bf16": 0, "fp16": 1, "fp32": 2}
 """The native library's numbers of them."""
@@ -62,12 +60,12 @@ def choose_backend(unit: str, threads: int) -> Backend:
     if unit == "cpu":
         return NativeBackend(threads)
     try:
-        import torch
+        from ferrule.staging import ACCELERATORS, accelerators
     except ImportError:
         if unit == "auto":
             return NativeBackend(threads)
         raise ConfigError(f"a device {unit!r} is reached through torch: {pip_install('engine')}") from None
-    there = {kind: _count(torch, kind) for kind in KINDS}
+    there = {kind: accelerators(kind) for kind in ACCELERATORS}  # in this order for "auto"
     if unit == "auto":
         kind, number = next((name for name, count in there.items() if count), "cpu"), "0"
     else:
@@ -80,13 +78,8 @@ def choose_backend(unit: str, threads: int) -> Backend:
     return TorchBackend(kind, int(number or 0))
 
 
-def _count(torch: Any, kind: str) -> int:
-    module = torch.get_device_module(kind)
-    return int(module.device_count()) if module.is_available() else 0
-
-
 class TorchBackend:
-    """A device of torch: one of `KINDS`, or any other that torch has, such as its "cpu" in tests."""
+    """A device of torch: one of `ACCELERATORS`, or any other that torch has, such as its "cpu" in tests."""
 
     def __init__(self, kind: str, number: int = 0) -> None:
         import torch
