@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from thread_group import Shared, ThreadGroup, run_ranks
-from tiny_models import COMMON, CONFIGS, COUNTED, make
+from tiny_models import COMMON, CONFIGS, COUNTED, RECURRENT, make
 from transformers import AutoConfig
 
 from ferrule.engine.architectures import cuts_of, pipeline_refusal
@@ -20,13 +20,14 @@ from ferrule.engine.source import describe, read_config
 from ferrule.errors import ModelError
 from ferrule.model import ModelSpec, Share, read_model
 from ferrule.model.count import count, expected
-from ferrule.model.family import FAMILIES
-from ferrule.model.shape import read_shape
+from ferrule.model.families.family import FAMILIES
+from ferrule.model.families.shape import read_shape
 from ferrule.model.storage import named_format
 from ferrule.plan import BUILT_IN_ENGINE, make_plan
 from ferrule.plan.cost import weight_bytes
 
 TOKENS = 11
+QUICK = ("llama", "qwen3_next")
 
 
 class CountingGroup(ThreadGroup):
@@ -74,7 +75,7 @@ def header(file: Path) -> int:
 def check_rank(spec: ModelSpec, directory: Path, parts: int) -> None:
     plan, shared = make_plan(spec, tensor=parts), Shared(parts)
 
-    def body(world: ThreadGroup) -> tuple[ShardedModel, CountingGroup, int]:
+    def body(world: ThreadGroup) -> tuple[ShardedModel, CountingGroup, int, int]:
         group: Any = CountingGroup(world.rank, shared)
         device = open_device("cpu", 1)
         with torch.inference_mode():
@@ -82,14 +83,19 @@ def check_rank(spec: ModelSpec, directory: Path, parts: int) -> None:
             ids = torch.arange(3, 3 + TOKENS).unsqueeze(0)
             with model.cache.batch([(0, 0, TOKENS)]):
                 model.forward(ids, torch.arange(TOKENS).unsqueeze(0), torch.tensor([TOKENS - 1]))
-            return model, group, model.cache.sequences[0].bytes_per_token
+            kept = model.cache.sequences[0]
+            return model, group, kept.bytes_per_token, kept.state.bytes
 
-    for model, group, cache in run_ranks(parts, body):
+    for model, group, cache, state in run_ranks(parts, body):
         share = Share.even(parts)
         assert model.weight_bytes == weight_bytes(spec, plan)[0] == spec.rank_bytes(share, spec.vocabulary_share(parts))
         policy = BUILT_IN_ENGINE.cache_of(spec)
         # transformers' modules keep latents once; of step programs, which do so twice, rank/test_step.py has a test.
-        layers = [replace(one, attention=replace(one.attention, latents_twice=False)) for one in spec.decoder]
+        layers = [
+            replace(one, attention=one.attention and replace(one.attention, latents_twice=False))
+            for one in spec.decoder
+        ]
+        assert state == spec.state_bytes(policy), "no rank has less of it"
         assert cache * TOKENS == sum(layer.cache_bytes(TOKENS, policy, share) for layer in layers)
         calls = [*spec.first_collectives, *(call for layer in spec.decoder for call in layer.collectives)]
         padded = round(spec.vocabulary_share(parts) * spec.vocab_size) * parts
@@ -97,13 +103,14 @@ def check_rank(spec: ModelSpec, directory: Path, parts: int) -> None:
             assert group.calls == [*((call.kind, call.width) for call in calls), ("gather", padded)]
 
 
-def test_what_the_planner_counts_is_what_a_rank_holds_and_sends(tmp_path: Path) -> None:
-    check(make("llama", tmp_path))
+@pytest.mark.parametrize("name", QUICK)
+def test_what_the_planner_counts_is_what_a_rank_holds_and_sends(name: str, tmp_path: Path) -> None:
+    check(make(name, tmp_path))
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.tensor and name != "kimi_k2"])
 def test_what_is_shared_out_is_what_transformers_and_the_engine_plan(name: str) -> None:
-    config = AutoConfig.for_model(name, **(COMMON | (CONFIGS | COUNTED)[name]))
+    config = AutoConfig.for_model(name, **(COMMON | (CONFIGS | COUNTED | RECURRENT)[name]))
     by_family, by_plan = (read_shape(config.to_dict(), name, cuts) for cuts in (None, cuts_of(config)))
     storage = named_format("float32")
     told, meant = (count(name, each, expected(each, storage), "config", storage) for each in (by_family, by_plan))
@@ -111,8 +118,36 @@ def test_what_is_shared_out_is_what_transformers_and_the_engine_plan(name: str) 
     assert (told.pipeline_refusal is None) == (pipeline_refusal(config, name) is None)
 
 
+def check_stages(directory: Path) -> None:
+    """Of a recurrent model, in 16 bits, which its states do not have."""
+    spec = describe(directory, read_config(directory), dtype="bfloat16").in_engine
+    assert read_model(str(directory / "config.json"), weights="bfloat16").in_engine.decoder == spec.decoder
+    plan, shared = make_plan(spec, pipeline=2), [Shared(1), Shared(1)]
+    policy, device = BUILT_IN_ENGINE.cache_of(spec), open_device("cpu", 1)
+    given = torch.arange(3, 3 + TOKENS).unsqueeze(0)
+    for shard, held, group in zip(plan.shards, weight_bytes(spec, plan), shared, strict=True):
+        alone: Any = CountingGroup(0, group)
+        with torch.inference_mode():
+            model = build(directory, "bfloat16", shard, alone, device, lambda done, total: None)
+            with model.cache.batch([(0, 0, TOKENS)]):
+                given = model.forward(given, torch.arange(TOKENS).unsqueeze(0), torch.tensor([TOKENS - 1]))
+        assert model.weight_bytes == held
+        layers = spec.decoder[shard.first_layer : shard.last_layer]
+        kept = model.cache.sequences[0]
+        assert kept.bytes_per_token == sum(layer.cache_bytes(1, policy) for layer in layers)
+        assert kept.state.bytes == sum(layer.state_bytes(policy) for layer in layers)
+
+
+STAGED = [name for name in RECURRENT if FAMILIES[name].stages]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in STAGED])
+def test_states_are_counted_in_the_stage_that_keeps_them(name: str, tmp_path: Path) -> None:
+    check_stages(make(name, tmp_path))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CONFIGS | COUNTED if name != "llama"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS | COUNTED | RECURRENT if name not in QUICK])
 def test_the_same_for_every_architecture(name: str, tmp_path: Path) -> None:
     check(make(name, tmp_path))
 

@@ -19,7 +19,7 @@ MANY = 6
 HELPED = 3
 _FORMULAS = {
     "weights": "bytes of weights that a step reads ÷ memory bandwidth",
-    "cache": "bytes of keys and values before this token ÷ memory bandwidth",
+    "cache": "bytes of keys and values before this token, and of states, ÷ memory bandwidth",
     "compute": "operations ÷ operations per second",
     "launch": "operations of all layers × time to start one",
     "collective": "sums over ranks: count × (latency + bytes ÷ bandwidth)",
@@ -38,7 +38,9 @@ def header(question: Question) -> Text:
     machines = len({device.host_name for device in devices})
     among = f" with {len(devices)} devices" if len(devices) > machines else ""
     text = Text(model.name, style="bold")
-    text += Text(f"  {_billions(model.parameters)} parameters{some}, {size}, {model.layers} layers\n")
+    state = model.state_bytes(question.runtime.cache_of(model))
+    kept = f", {format_bytes(round(state))} of state per sequence" if model.recurrent else ""
+    text += Text(f"  {_billions(model.parameters)} parameters{some}, {size}, {model.layers} layers{kept}\n")
     text += Text(
         f"{machines} machine{'s' * (machines > 1)}{among}, engine {question.runtime.name}, best {question.objective}, "
         f"{work.context:,} tokens of context, prompt {work.prompt:,}"

@@ -131,7 +131,8 @@ class StageCost:
         return _Load(
             self._read_bytes(layer, share, experts),
             which.sequences * layer.cache_read_bytes(seen, self._cache, share),
-            flops * self._part_of_arithmetic(layer, share, experts, which.rows),
+            flops * self._part_of_arithmetic(layer, share, experts, which.rows)
+            + layer.recurrence_flops(which.tokens) * which.sequences,
             self._runtime.operations(layer, experts),
         )
 
