@@ -54,6 +54,7 @@ def check(directory: Path) -> None:
     spec = describe(directory, read_config(directory))
     own = read_model(str(directory))
     assert own.decoder == spec.decoder, "the engine and the planner count differently"
+    assert own.tensor_refusal == spec.tensor_refusal
     assert spec.bytes == sum(file.stat().st_size - header(file) for file in directory.glob("*.safetensors"))
     arithmetic = read_model(str(directory / "config.json"))
     assert (arithmetic.decoder, arithmetic.embedding, arithmetic.head, arithmetic.final) == (

@@ -64,6 +64,17 @@ class ModelSpec:
         return tuple(seen.setdefault(layer, layer) for layer in self.decoder)
 
     @cached_property
+    def experts(self) -> int:
+        """Number of routed experts of a layer, the most that any has."""
+        return max((layer.experts.count for layer in self.decoder if layer.experts), default=0)
+
+    @cached_property
+    def heads_cut(self) -> bool:
+        """Whether tensor parallelism shares out projections of attention heads."""
+        attention = [layer.weights.attention for layer in self.decoder]
+        return any(weights.whole < weights.bytes for weights in attention)
+
+    @cached_property
     def recurrent(self) -> bool:
         """Whether it keeps a state of each sequence beside keys and values."""
         return any(layer.mixer is not None for layer in self.decoder)

@@ -20,7 +20,8 @@ _PARTS: dict[str, Part] = {
     **dict.fromkeys(("moe", "E"), "sparse"),
 }
 """By the names that configurations have for them."""
-_LISTED = ("layer_types", "layers_block_type", "hybrid_override_pattern")
+_PATTERN = "hybrid_override_pattern"
+_LISTED = ("layer_types", "layers_block_type", _PATTERN)
 
 
 def listed_layers(fields: Fields, family: Family) -> int | None:
@@ -36,12 +37,11 @@ def parts_of(fields: Fields, family: Family, layers: int) -> list[Part]:
     name, told = fields.get(*_LISTED)
     if told is None:
         return [_untold(fields, family, index) for index in range(layers)]
-    kinds = list(told) if isinstance(told, str) else fields.each(name, layers) or []
+    kinds = list(fields.text(name)) if name == _PATTERN else [str(kind) for kind in fields.each(name, layers) or []]
     unknown = next((kind for kind in kinds if kind not in _PARTS), None)
-    if unknown is not None or len(kinds) != layers:
-        wrong = f"has {unknown!r}" if unknown is not None else f"has {len(kinds)} entries for {layers} layers"
-        raise ConfigError(f"{fields.file}: {name} {wrong}; a layer of {fields.text('model_type')} is one of "
-                          f"{', '.join(_PARTS)}")  # fmt: skip
+    if unknown is not None:
+        model_type, known = fields.text("model_type"), ", ".join(_PARTS)
+        raise ConfigError(f"{fields.file}: {name} has {unknown!r}; a layer of {model_type} is one of {known}")
     return [_PARTS[kind] for kind in kinds]
 
 
@@ -50,14 +50,21 @@ def _untold(fields: Fields, family: Family, index: int) -> Part:
     if family.mixer == "delta":
         return "mixer" if (index + 1) % fields.integer("full_attention_interval") else "attention"
     if family.mixer == "convolution":
-        _, whole = fields.get("full_attn_idxs")
+        whole = _numbers(fields, "full_attn_idxs")
         return "attention" if whole is None or index in whole else "mixer"
     if family.mixer == "kda":
         inner = fields.within("linear_attn_config")
-        _, whole = inner.get("full_attn_layers") if inner is not None else ("", None)
+        whole = None if inner is None else _numbers(inner, "full_attn_layers")
         full = index > 0 and index % 4 == 0 if whole is None else index + 1 in whole
         return "attention" if full else "mixer"
     return "both" if fields.text("model_type") == "falcon_h1" else "mixer"
+
+
+def _numbers(fields: Fields, name: str) -> list[Any] | None:
+    _, told = fields.get(name)
+    if told is not None and not isinstance(told, list):
+        raise fields.error(name, "is no list")
+    return told
 
 
 def mixer_of(fields: Fields, family: Family, hidden: int) -> MixerSpec | None:

@@ -187,6 +187,8 @@ def _dense_width(fields: Fields, hidden: int) -> int:
     width = fields.integer(*names, default=-1 if model_type in FAMILIES else 4 * hidden)
     if model_type == "lfm2" and fields.flag("block_auto_adjust_ff_dim", default=True):
         _, factor = fields.get("block_ffn_dim_multiplier")
+        if not isinstance(factor, int | float | None) or not 0 < (factor or 1) < 64:
+            raise fields.error("block_ffn_dim_multiplier", "is not between 0 and 64")
         multiple = fields.integer("block_multiple_of", default=256)
         return -(-int((1.0 if factor is None else factor) * (2 * width // 3)) // multiple) * multiple
     return width
