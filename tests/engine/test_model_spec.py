@@ -11,11 +11,13 @@ import pytest
 import torch
 from thread_group import Shared, ThreadGroup, run_ranks
 from tiny_models import COMMON, CONFIGS, COUNTED, RECURRENT, make
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig
 
 from ferrule.engine.architectures import cuts_of, pipeline_refusal
 from ferrule.engine.devices import open_device
 from ferrule.engine.rank.model import ShardedModel, build
+from ferrule.engine.rank.recurrent import is_mixer
 from ferrule.engine.source import describe, read_config
 from ferrule.errors import ModelError
 from ferrule.model import ModelSpec, Share, read_model
@@ -25,6 +27,7 @@ from ferrule.model.families.shape import read_shape
 from ferrule.model.storage import named_format
 from ferrule.plan import BUILT_IN_ENGINE, make_plan
 from ferrule.plan.cost import weight_bytes
+from ferrule.plan.runtime import MIXER_CALLS
 
 TOKENS = 11
 QUICK = ("llama", "qwen3_next")
@@ -151,6 +154,64 @@ def test_states_are_counted_in_the_stage_that_keeps_them(name: str, tmp_path: Pa
 @pytest.mark.parametrize("name", [name for name in CONFIGS | COUNTED | RECURRENT if name not in QUICK])
 def test_the_same_for_every_architecture(name: str, tmp_path: Path) -> None:
     check(make(name, tmp_path))
+
+
+class CallCount(TorchFunctionMode):
+    """Calls from Python; what only asks for a shape is none."""
+
+    calls = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += getattr(function, "__name__", "") not in ("__get__", "size", "dim", "is_floating_point")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STAGED)
+def test_calls_of_mixers_are_as_many_as_the_planner_counts(name: str, tmp_path: Path) -> None:
+    alone: Any = CountingGroup(0, Shared(1))
+    directory, counted = make(name, tmp_path), CallCount()
+    plan = make_plan(describe(directory, read_config(directory)))
+    kind = FAMILIES[name].mixer
+    assert kind is not None
+    with torch.inference_mode(), counted:
+        model = build(directory, "float32", plan.shards[0], alone, open_device("cpu", 1), lambda done, total: None)
+        mixer: Any = next(each for each in model.base.modules() if is_mixer(each))
+        found, forward = list[int](), mixer.forward
+
+        def told(*args: Any, **kwargs: Any) -> Any:
+            before = counted.calls
+            result = forward(*args, **kwargs)
+            found.append(counted.calls - before)
+            return result
+
+        mixer.forward = told
+        batches = [(1, 0, TOKENS), (1, TOKENS, 1), (2, 0, 200)]
+        for sequence, seen, tokens in batches:
+            with model.cache.batch([(sequence, seen, tokens)]):
+                ids, places = torch.full((1, tokens), 5), torch.arange(seen, seen + tokens).unsqueeze(0)
+                model.forward(ids, places, torch.tensor([tokens - 1]))
+    assert found == pytest.approx([MIXER_CALLS[kind].of(tokens) for _, _, tokens in batches], rel=0.1)
+
+
+BIASES = {"attention_bias": True, "mlp_bias": True}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("lfm2", {"conv_bias": True, "block_auto_adjust_ff_dim": True, "block_multiple_of": 16}),
+    ("lfm2", {"layer_types": None, "full_attn_idxs": [1, 3], "tie_embedding": True}),
+    ("qwen3_next", {"layer_types": None, "mlp_only_layers": [1], "attention_bias": True}),
+    ("granitemoehybrid", {"num_local_experts": 0, "num_experts_per_tok": 0}),
+    ("granitemoehybrid", {"mamba_proj_bias": True, "mamba_conv_bias": False, "attention_bias": True}),
+    ("falcon_h1", BIASES | {"mamba_rms_norm": True, "projectors_bias": True, "mamba_proj_bias": True}),
+    ("nemotron_h", {"moe_latent_size": 24, "use_bias": True, "use_conv_bias": False, "mlp_bias": True}),
+    ("kimi_linear", {"q_lora_rank": 24, "attention_bias": True}),
+]
+"""What no tiny model has, but others of its family."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+def test_the_same_for_other_models_of_recurrent_families(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    check(make(name, tmp_path, **changes))
 
 
 def test_a_model_that_repeats_a_class_of_transformers_is_run_as_that(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def _collectives(shape: Shape, layer: LayerShape) -> tuple[Collective, ...]:
         found += [Collective("all_gather", width) for width in projection_widths(shape)]
     if layer.experts is None:
         return (*found, total) if cuts.dense and layer.width else tuple(found)
-    routed = [total] if cuts.experts else []
+    routed = [Collective("all_reduce", shape.expert_inputs)] if cuts.experts else []
     return (*found, *routed, *([total] if layer.shared_width and cuts.shared else []))
 
 

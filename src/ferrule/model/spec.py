@@ -69,8 +69,8 @@ class ModelSpec:
         return max((layer.experts.count for layer in self.decoder if layer.experts), default=0)
 
     @cached_property
-    def heads_cut(self) -> bool:
-        """Whether tensor parallelism shares out projections of attention heads."""
+    def attention_cut(self) -> bool:
+        """Whether tensor parallelism shares out the projections of attention."""
         attention = [layer.weights.attention for layer in self.decoder]
         return any(weights.whole < weights.bytes for weights in attention)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ferrule.model.families.program import OUTER_OPERATIONS
 from ferrule.model.holding import MOST_COMPUTED_BYTES
 from ferrule.model.layer import BUILT_IN, COMPACT, CachePolicy, LayerSpec
+from ferrule.model.mixer import MixerKind
 from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.spec import DeviceSpec
 
@@ -16,6 +17,28 @@ EXPERT_OPERATIONS = 3
 FROM_PYTHON = 8
 """An operation that is started from Python through transformers' modules takes as long as so many of a step program:
 14 us and 1.8 us, where both were measured with the embedded model."""
+
+
+class Calls(NamedTuple):
+    """Calls of a recurrent mixer through transformers' modules: for one token, or for several at once and for each
+    `CHUNK` of them."""
+
+    one: int
+    several: int
+    chunk: int
+
+    def of(self, tokens: int) -> int:
+        return self.one if tokens == 1 else self.several + self.chunk * -(-tokens // CHUNK)
+
+
+CHUNK = 64
+MIXER_CALLS: dict[MixerKind, Calls] = {
+    "convolution": Calls(21, 23, 0),
+    "mamba2": Calls(83, 127, 0),
+    "delta": Calls(111, 136, 16),
+    "kda": Calls(103, 707, 31),
+}
+"""As a test counts them; usual attention is 45. Without kernels of their own, which few machines have."""
 
 
 class CacheRoom(NamedTuple):
@@ -42,12 +65,13 @@ class Runtime:
     they run a step; 0: nothing.
     ``batches``: keeps as many batches on their way as there are stages. ``streams``: weights that do not fit are read
     from disk with every token. ``batch_tokens``: of a prompt, at once. ``activation_bytes``: of one number on its way
-    through a layer. ``eager``: starts each operation from Python. ``cache_computed``: keys and values are kept in what
-    the model computes in, whatever ``cache`` says of their bytes. ``cache_share``: of the memory that is free after
-    loading, how much caches may fill; ``cache_ahead``: by how many tokens that of each sequence may be larger than what
-    it holds; ``max_sequences``: at once, by default, as long as states take no more than ``state_share`` of that memory
-    (1: room is made for those that run). ``packs``: weights lie in memory as `ModelSpec.in_engine` says, otherwise as
-    they are stored.
+    through a layer. ``eager``: starts each operation from Python; ``call_operations``: as how many a call of
+    `MIXER_CALLS` counts (0: recurrent mixers are as many as attention). ``cache_computed``: keys and values are kept in
+    what the model computes in, whatever ``cache`` says of their bytes. ``cache_share``: of the memory that is free
+    after loading, how much caches may fill; ``cache_ahead``: by how many tokens that of each sequence may be larger
+    than what it holds; ``max_sequences``: at once, by default, as long as states take no more than ``state_share`` of
+    that memory (1: room is made for those that run). ``packs``: weights lie in memory as `ModelSpec.in_engine` says,
+    otherwise as they are stored.
     """
 
     name: str
@@ -68,6 +92,7 @@ class Runtime:
     batch_tokens: int = 512
     activation_bytes: float = 4.0
     eager: bool = False
+    call_operations: int = 0
     cache_computed: bool = False
     cache_share: float = 1.0
     cache_ahead: int = 0
@@ -132,11 +157,15 @@ class Runtime:
         program = model.decoder[0].program_operations is not None
         return self.program_end_operations if program and self.program_end_operations else self.end_operations
 
-    def operations(self, layer: LayerSpec, experts_touched: float = 0.0) -> float:
-        """Of one pass through ``layer`` on a device that needs so many of its experts."""
+    def operations(self, layer: LayerSpec, experts_touched: float = 0.0, tokens: int = 1) -> float:
+        """Of one pass through ``layer`` with ``tokens`` of each sequence on a device that needs so many of its
+        experts."""
         if self.program_end_operations is not None and layer.program_operations is not None:
             return layer.program_operations + EXPERT_OPERATIONS * experts_touched
-        mixing = self.attention_operations * ((layer.attention is not None) + (layer.mixer is not None))
+        mixing = self.attention_operations if layer.attention is not None else 0
+        if layer.mixer is not None:
+            calls = MIXER_CALLS[layer.mixer.kind].of(tokens)
+            mixing += self.call_operations * calls or self.attention_operations
         if layer.experts is None:
             return mixing + (self.dense_operations if layer.width else 0)
         shared = self.dense_operations if layer.weights.shared.bytes else 0
@@ -160,6 +189,7 @@ BUILT_IN_ENGINE = Runtime(
     collective_seconds=5e-6,
     announcement_bytes=4096,  # one frame of fixed size (engine/rank/batch.py)
     eager=True,
+    call_operations=FROM_PYTHON,
     cache_computed=True,
     cache_share=0.5,  # what else runs on the machine has the rest
     cache_ahead=1024,
@@ -169,6 +199,7 @@ BUILT_IN_ENGINE = Runtime(
 ON_ACCELERATORS = replace(
     BUILT_IN_ENGINE,
     program_end_operations=None,
+    call_operations=1,
     attention_operations=BUILT_IN_ENGINE.attention_operations // FROM_PYTHON,
     dense_operations=BUILT_IN_ENGINE.dense_operations // FROM_PYTHON,
     expert_operations=BUILT_IN_ENGINE.expert_operations // FROM_PYTHON,

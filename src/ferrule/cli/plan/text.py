@@ -128,7 +128,7 @@ def _stage(model: ModelSpec, stage: Stage) -> str:
         count = model.experts
         given = [round(share.experts * count) for share in stage.shares]
         return f"{names}: {_given(given, count)} experts"
-    if not model.heads_cut:
+    if not model.attention_cut:
         return f"{names}: a slice of {'every expert' if model.experts else 'the vocabulary'}"
     given = [round(share.query * model.query_heads) for share in stage.shares]
     return f"{names}: {_given(given, model.query_heads)} heads"

@@ -79,6 +79,11 @@ class Shape:
         """The family, in messages."""
         return f"model_type {self.model_type!r}" if self.model_type else f"{self.architecture} (without a model_type)"
 
+    @property
+    def expert_inputs(self) -> int:
+        """Numbers of a token that experts see: fewer than the hidden size where they are between two projections."""
+        return self.fields.maybe("moe_latent_size") or self.hidden_size
+
     def has(self, rule: bool | str) -> bool:
         return self.family.has(rule, self.fields.data)
 

@@ -125,11 +125,10 @@ def _experts(shape: Shape, layer: LayerShape, within: str) -> Iterator[Tensor]:
     yield Tensor(f"{name}.gate.weight", (count, hidden), "router")
     if family.router_bias or family.expert_bias:
         yield Tensor(f"{name}.gate.bias", (count,), "plain")
-    inner = shape.fields.maybe("moe_latent_size")  # Nemotron-H: experts between two projections
-    if inner is not None:
+    inner = shape.expert_inputs
+    if inner != hidden:
         yield from _linear(f"{name}.fc1_latent_proj", inner, hidden, shape.has(family.mlp_bias))
         yield from _linear(f"{name}.fc2_latent_proj", hidden, inner, shape.has(family.mlp_bias))
-    inner = inner or hidden
     stacked = family.experts_inputs_first or family.mlp == "packed"
     role: Role = "stack" if stacked else "expert"
     for each in ("up_proj",) if family.mlp == "plain" else ("gate_proj", "up_proj"):

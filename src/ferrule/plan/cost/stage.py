@@ -133,7 +133,7 @@ class StageCost:
             which.sequences * layer.cache_read_bytes(seen, self._cache, share),
             flops * self._part_of_arithmetic(layer, share, experts, which.rows)
             + layer.recurrence_flops(which.tokens) * which.sequences,
-            self._runtime.operations(layer, experts),
+            self._runtime.operations(layer, experts, which.tokens),
         )
 
     def _experts_touched(self, layer: LayerSpec, rows: int) -> list[float]:
