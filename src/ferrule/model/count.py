@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 from ferrule.errors import ModelError, PlanError
 from ferrule.model.families.family import Cuts
-from ferrule.model.families.mixer_tensors import projection_widths
+from ferrule.model.families.mixer_tensors import delta_projections
 from ferrule.model.families.shape import LayerShape, Shape
 from ferrule.model.families.tensors import tensors_of
 from ferrule.model.holding import MOST_COMPUTED_BYTES, Holding, Tensors
@@ -190,7 +190,7 @@ def _collectives(shape: Shape, layer: LayerShape) -> tuple[Collective, ...]:
     if attention is not None and cuts.attention is not None:
         found.append(total)
     if layer.mixer is not None and cuts.mixer:
-        found += [Collective("all_gather", width) for width in projection_widths(shape)]
+        found += [Collective("all_gather", width) for width in delta_projections(shape).values()]
     if layer.experts is None:
         return (*found, total) if cuts.dense and layer.width else tuple(found)
     routed = [Collective("all_reduce", shape.expert_inputs)] if cuts.experts else []

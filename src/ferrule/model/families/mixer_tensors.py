@@ -18,18 +18,20 @@ def mixer_tensors(shape: Shape, mixer: MixerSpec, layer: str) -> Iterator[Tensor
         case "delta":
             return _delta(shape, mixer, f"{layer}.linear_attn")
         case "kda":
-            return _kda(shape, f"{layer}.linear_attn")
+            return _kda(shape, f"{layer}.self_attn")
         case "mamba2":
             return _mamba2(shape, mixer, f"{layer}.mamba")
 
 
-def projection_widths(shape: Shape) -> tuple[int, ...]:
+def delta_projections(shape: Shape) -> dict[str, int]:
     """Outputs of a delta mixer's projections, in the order in which they are computed."""
     key, value = delta_widths(shape.fields)
     heads = shape.fields.integer("linear_num_value_heads")
     if shape.model_type == "qwen3_next":
-        return 2 * key + 2 * value, 2 * heads, shape.hidden_size
-    return 2 * key + value, value, heads, heads, shape.hidden_size
+        inputs = {"in_proj_qkvz": 2 * key + 2 * value, "in_proj_ba": 2 * heads}
+    else:
+        inputs = {"in_proj_qkv": 2 * key + value, "in_proj_z": value, "in_proj_b": heads, "in_proj_a": heads}
+    return inputs | {"out_proj": shape.hidden_size}
 
 
 def _convolution(shape: Shape, mixer: MixerSpec, name: str) -> Iterator[Tensor]:
@@ -44,14 +46,12 @@ def _convolution(shape: Shape, mixer: MixerSpec, name: str) -> Iterator[Tensor]:
 
 def _delta(shape: Shape, mixer: MixerSpec, name: str) -> Iterator[Tensor]:
     hidden, value = shape.hidden_size, delta_widths(shape.fields)[1]
-    *inputs, _ = projection_widths(shape)
-    for number, width in enumerate(inputs):
-        yield from _linear(f"{name}.in_proj_{number}", width, hidden)
+    for each, width in delta_projections(shape).items():
+        yield from _linear(f"{name}.{each}", width, value if each == "out_proj" else hidden)
     yield Tensor(f"{name}.conv1d.weight", (mixer.channels, 1, mixer.kernel), "plain")
     for each in ("A_log", "dt_bias"):
         yield Tensor(f"{name}.{each}", (shape.fields.integer("linear_num_value_heads"),), "plain")
     yield Tensor(f"{name}.norm.weight", (shape.fields.integer("linear_value_head_dim"),), "plain")
-    yield from _linear(f"{name}.out_proj", hidden, value)
 
 
 def _kda(shape: Shape, name: str) -> Iterator[Tensor]:
