@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from on_devices import batches, expected_logits, prompt, run_on
@@ -16,6 +15,7 @@ from tiny_models import make
 from ferrule.engine.devices import open_device
 from ferrule.engine.devices.emulated.machine import Machine, plug_in
 from ferrule.engine.rank.torch_runner import TorchRunner
+from ferrule.engine.selftest.device_check import random_groups
 from ferrule.engine.source import describe, read_config
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.device_matrix import DeviceMatrix, pack_on
@@ -42,33 +42,6 @@ LAYOUT = {
 def machines() -> list[Machine]:
     open_device("emulated", 1)
     return [plug_in(Machine(index)) for index in range(4)]
-
-
-def random_groups(layout: GroupLayout, rows: int, columns: int) -> GroupedMatrix:
-    """Numbers as a file may hold them: scales of the layout's type, offsets by its rules."""
-    random = np.random.default_rng(1)
-    group = layout.group or columns
-    codes = random.integers(0, 1 << layout.bits, (rows, columns), dtype=np.uint8)
-    if layout.values in ("e4m3", "e5m2"):
-        codes = codes % 0x70  # no infinities
-    shape = (rows, columns // group)
-
-    def held(size: tuple[int, int]) -> np.ndarray[Any, Any]:
-        found = torch.from_numpy(random.uniform(0.5, 1.5, size).astype(np.float32))
-        if layout.scale == "e8m0":
-            return (2.0 ** random.integers(-9, 9, size)).astype(np.float32)
-        kind = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[layout.scale]
-        return found.to(kind).float().numpy()
-
-    if not layout.nested:
-        scales = held(shape)
-        offsets = -scales * random.integers(0, 16, shape).astype(np.float32) if layout.zero_points else held(shape)
-        return GroupedMatrix(layout, codes, scales, offsets if layout.offsets else None)
-    supers, more = held((rows, columns // 256)), held((rows, columns // 256))
-    by = [random.integers(-32, 64, shape).astype(np.float32) for _ in range(2)]
-    scales, offsets = (each * np.repeat(s, 256 // group, axis=1) for each, s in zip(by, (supers, more), strict=True))
-    given = (offsets, None, supers, more) if layout.offsets else (None, None, supers, None)
-    return GroupedMatrix(layout, codes, scales, *given)
 
 
 class Whole(Piece):

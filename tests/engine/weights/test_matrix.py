@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from ferrule._native import Compute, Matrix, kernel_instructions
-from ferrule.engine.weights.groups import VALUES, GroupedMatrix
+from ferrule.engine.selftest.device_check import random_groups
+from ferrule.engine.weights.groups import GroupedMatrix
 from ferrule.engine.weights.matrix import CODES, SCALES, pack_numbers, padded
 from ferrule.model.packing import GroupLayout
 
@@ -37,16 +38,6 @@ LAYOUTS = [
 ]
 ROUNDED = 0.012
 """Relative error of a product whose activations are rounded to 8 bits, in groups of 32."""
-
-
-def random_groups(layout: GroupLayout, rows: int, columns: int) -> GroupedMatrix:
-    rng = np.random.default_rng(layout.bits * 1000 + rows)
-    codes = rng.integers(0, 1 << layout.bits, (rows, columns), dtype=np.uint8)
-    if layout.values in ("e4m3", "e5m2"):
-        codes[~np.isfinite(VALUES[layout.values][codes])] = 0
-    scales = 2.0 ** rng.integers(-6, 0, (rows, columns // layout.group)).astype(np.float32)  # exact in every form
-    offsets = (scales * np.float32(-2)) if layout.offsets else None
-    return GroupedMatrix(layout, codes, scales.astype(np.float32), offsets)
 
 
 def packed(groups: GroupedMatrix) -> Matrix:
