@@ -15,7 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ferrule.cli.main import app
+from ferrule.engine.host.local_ranks import LocalStarter
 from ferrule.model import demo_path
+from ferrule.plan.device import measure
 
 pytestmark = pytest.mark.slow
 
@@ -55,11 +57,11 @@ def index_promises_more(model: Path) -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
-def index_lacks_a_tensor(model: Path) -> None:
+def index_lacks_a_tensor(model: Path, name: str = "model.layers.1.mlp.up_proj.weight") -> None:
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(model / "model.safetensors")
-    del tensors["model.layers.1.mlp.up_proj.weight"]
+    del tensors[name]
     save_file(tensors, model / "part.safetensors", metadata={"format": "pt"})
     (model / "model.safetensors").unlink()
     index = {"weight_map": dict.fromkeys(tensors, "part.safetensors")}
@@ -69,6 +71,17 @@ def index_lacks_a_tensor(model: Path) -> None:
 def no_tokenizer(model: Path) -> None:
     for file in model.glob("*token*"):
         file.unlink()
+
+
+def tokenizer_of_another_model(model: Path) -> None:
+    file = model / "tokenizer.json"
+    told = json.loads(file.read_text())
+    told["model"]["vocab"] |= {f"zz{number}": 3072 + number for number in range(8)}
+    file.write_text(json.dumps(told))
+
+
+def pointer_of_git_lfs(model: Path) -> None:
+    (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7483792\n")
 
 
 def quantized(model: Path) -> None:
@@ -85,7 +98,10 @@ def quantized(model: Path) -> None:
         (no_config, (), 3, "holds no config.json"),
         (unknown_architecture, (), 3, "nonesuch"),
         (index_promises_more, (), 3, "lacks model.nonesuch"),
+        (index_lacks_a_tensor, (), 3, "has no weights for model.layers.1.mlp.up_proj.weight"),
+        (pointer_of_git_lfs, (), 3, "is only a pointer of Git LFS; fetch the file itself: git lfs pull"),
         (no_tokenizer, (), 3, "no tokenizer that can be read"),
+        (tokenizer_of_another_model, (), 3, "a vocabulary of 3,080 tokens, but the model's embedding only 3,072 rows"),
         (quantized, (), 3, "is quantized (quip)"),
         (None, ("--tp", "3"), 4, "does not divide by 3"),
         (None, ("--pp", "99"), 4, "cannot fill 99 pipeline stages"),
@@ -98,9 +114,16 @@ def quantized(model: Path) -> None:
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_model_or_flag_that_cannot_be_used(
-    damage: Callable[[Path], None] | None, arguments: tuple[str, ...], code: int, words: str, model: Path
+    damage: Callable[[Path], None] | None,
+    arguments: tuple[str, ...],
+    code: int,
+    words: str,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In this process: the next ones show that another one says it, too."""
+    """In this process: the next ones show that another one says it, too. The machine is not measured before."""
+    monkeypatch.setattr(measure, "recall_device", lambda **_: None)
+    monkeypatch.setattr(measure, "measure_device", lambda **_: pytest.fail("measured"))
     if damage is not None:
         damage(model)
     done = CliRunner().invoke(app, ["serve", str(model), "--port", "0", *arguments], env={"COLUMNS": "300"})
@@ -109,9 +132,9 @@ def test_a_model_or_flag_that_cannot_be_used(
 
 
 def test_ranks_that_lack_a_tensor(model: Path) -> None:
-    index_lacks_a_tensor(model)
+    index_lacks_a_tensor(model, "model.norm.weight")
     status, said = serve(str(model), "--port", "0", "--tp", "2")
-    assert "no weights for model.layers.1.mlp.up_proj.weight" in " ".join(said.split())
+    assert "no weights for model.norm.weight" in " ".join(said.split())
     assert status == 3
 
 
@@ -133,3 +156,12 @@ def test_a_taken_port() -> None:
         port = taken.getsockname()[1]
         status, said = serve("--demo", "--port", str(port))
     assert (status, said) == (2, f"error: port {port} is in use on 127.0.0.1; choose another with --port\n")
+
+
+def test_a_broken_chat_template_ends_generate_before_ranks_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model / "chat_template.jinja").write_text("{% if")
+    monkeypatch.setattr(LocalStarter, "start", lambda *_: pytest.fail("ranks were started"))
+    done = CliRunner().invoke(app, ["generate", str(model), "Hello!"], env={"COLUMNS": "300"})
+    assert "chat_template.jinja cannot be used (line 1: " in " ".join(done.stderr.split())
+    assert "--raw continues the prompt as text" in " ".join(done.stderr.split())
+    assert done.exit_code == 2

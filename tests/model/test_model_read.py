@@ -204,7 +204,7 @@ def test_a_configuration_that_cannot_be_is_refused_by_its_field_and_file(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "has only 0 bytes; it is truncated"),
+        (b"", "has only 0 bytes; download it again"),
         (struct.pack("<Q", 1 << 40) + b"{}", "says that its header has 1,099,511,627,776 bytes"),
         (struct.pack("<Q", 50) + b"{}", "says that its header has 50 bytes"),
         (struct.pack("<Q", 2) + b"[]", "holds no JSON object"),

@@ -49,7 +49,7 @@ class TinyTokenizer:
             raise TemplateError(message)
 
         if self._template is None:
-            raise RequestError("no chat template", param="messages")
+            raise RequestError("no chat template; use /v1/completions", param="messages", code="no_chat_template")
         template = ImmutableSandboxedEnvironment().from_string(self._template)
         try:
             return template.render(messages=messages, raise_exception=raise_exception)

@@ -23,8 +23,9 @@ from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.gguf.names import family_of
 from ferrule.errors import ModelError
 from ferrule.model import Cuts, ModelSpec, demo_path, spec_of_tensors
-from ferrule.model.count import Counts
+from ferrule.model.count import Counts, lacking
 from ferrule.model.families.family import SAME_CLASS
+from ferrule.model.families.shape import read_shape
 from ferrule.model.gguf import SUFFIX, gguf_config, gguf_file, gguf_text, model_name, read_gguf_model
 from ferrule.model.headers import read_json
 from ferrule.model.holding import Tensors
@@ -236,7 +237,11 @@ def count_files(
     told = {key: value for key, value in fields.items() if key not in ("quantization_config", "quantization")}
     if dtype != "auto":
         told["dtype"] = dtype
-    spec = spec_of_tensors(model_name(directory), told, str(configuration_file(directory)), tensors, cuts)
+    file = str(configuration_file(directory))
+    missing = lacking(read_shape(told, file, cuts), tensors)
+    if missing is not None:
+        raise ModelError(f"{directory} has no weights for {missing}; download the model again")
+    spec = spec_of_tensors(model_name(directory), told, file, tensors, cuts)
     if weights is not None:
         spec = replace(spec, stored=named_format(weights).text)
     gguf = gguf_file(directory)

@@ -97,6 +97,30 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
     )
 
 
+def lacking(shape: Shape, tensors: Iterable[Counts]) -> str | None:
+    """The first weight that a layer lacks, though another layer of the same shape has it; None where there is none, or
+    not every kind of layer is known. (Not of indexers: which layers have one is not told by their shapes; nor of
+    biases and scales, which quantised modules have and others in other layers have not. `count` tells of a layer that
+    has nothing.)"""
+    if not shape.known or shape.other_layers:
+        return None
+    there: list[dict[str, str]] = [{} for _ in shape.layers]
+    of_equals: defaultdict[LayerShape, dict[str, tuple[str, int]]] = defaultdict(dict)
+    for tensor in tensors:
+        within = layer_of(tensor.name)
+        compared = tensor.name.endswith(".weight") and ".indexer." not in tensor.name
+        if within is not None and within[0] < len(there) and compared:
+            there[within[0]][within[1]] = tensor.name
+    for number, layer in enumerate(shape.layers):
+        of_equals[layer] |= {leaf: (name, number) for leaf, name in there[number].items()}
+    for number, layer in enumerate(shape.layers):
+        missing = sorted(of_equals[layer].keys() - there[number].keys()) if there[number] else []
+        if missing:
+            name, other = of_equals[layer][missing[0]]
+            return name.replace(f".{other}.", f".{number}.", 1)
+    return None
+
+
 def _table(shape: Shape, embedding: Weights) -> Weights:
     """The token table alone, which a tied head uses, of everything that counts as embedding."""
     parameters = shape.vocab_size * shape.hidden_size

@@ -56,14 +56,29 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[_Count, _Count]
 
 
-class UnknownDtypeError(ModelError):
-    """A tensor has a dtype that is not in `DTYPE_BITS`: the file is well, but newer than this program."""
+class NotDamagedError(ModelError):
+    """A file is what its makers wrote, but it cannot be used; a download would give the same."""
+
+
+class UnknownDtypeError(NotDamagedError):
+    """A tensor has a dtype that is not in `DTYPE_BITS`: the file is newer than this program."""
+
+
+LFS_POINTER = b"version https://git-lfs"
+"""Beginning of the small text that Git leaves in the place of a large file which it has not fetched."""
+
+
+def check_fetched(start: bytes, file: str) -> None:
+    """Raises `NotDamagedError` where the first bytes ``start`` of ``file`` are those of a pointer of Git LFS."""
+    if len(start) >= 8 and LFS_POINTER.startswith(start[: len(LFS_POINTER)]):
+        raise NotDamagedError(f"{file} is only a pointer of Git LFS; fetch the file itself: git lfs pull")
 
 
 def header_length(start: bytes, file: str, file_bytes: int | None = None) -> int:
     """The length of the header that follows the first 8 bytes ``start`` of ``file``."""
     if len(start) < 8:
-        raise ModelError(f"{file} has only {len(start)} bytes; it is truncated: download it again")
+        raise ModelError(f"{file} has only {len(start)} bytes; download it again")
+    check_fetched(start, file)
     (length,) = struct.unpack("<Q", start[:8])
     if not 2 <= length <= min(MAX_HEADER, (file_bytes or MAX_HEADER + 8) - 8):
         raise ModelError(f"{file} says that its header has {length:,} bytes; it is damaged or no safetensors file")

@@ -68,12 +68,6 @@ def too_long(engine: Engine, amount: str, field: str) -> RequestError:
 def chat_prompt(engine: Engine, messages: Sequence[Message]) -> tuple[int, ...]:
     """The prompt's tokens for ``messages``. Raises `RequestError` where the model's template refuses them."""
     tokenizer = engine.tokenizer
-    if not tokenizer.has_chat_template:
-        raise RequestError(
-            f"messages: the model {engine.name} has no chat template; use /v1/completions with a prompt instead",
-            param="messages",
-            code="no_chat_template",
-        )
     text = tokenizer.render_chat([{"role": message.role, "content": message.content} for message in messages])
     return encode(engine, text, field="messages", add_special_tokens=False)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ferrule.engine import Engine, EngineOptions, SamplingParams
+    from ferrule.engine.host.prepare import PreparedModel
 
 EXAMPLES = (
     "Examples:\n\n"
@@ -105,9 +106,18 @@ async def answer(
     """Start an engine, print what it says to ``prompt`` as it comes, and close it."""
     from ferrule.cli.display import Loading
     from ferrule.engine import start
+    from ferrule.engine.host.local_ranks import LocalPlanner
+
+    def place(model: PreparedModel) -> LocalPlanner:
+        """Ranks are not started for a prompt that cannot be said to this model."""
+        tokenizer = model.tokenizer
+        if not tokenizer.has_chat_template and (chat or (chat is None and tokenizer.warning is not None)):
+            why = tokenizer.warning or "this model has no chat template"
+            raise ConfigError(f"{why}; --raw continues the prompt as text")
+        return LocalPlanner()
 
     with Loading(console) as loading:
-        engine = await start(options, on_progress=loading)
+        engine = await start(options, on_progress=loading, planner=place)
     try:
         params: SamplingParams = replace(engine.default_sampling, **given)  # type: ignore[arg-type]
         await print_answer(engine, prompt, params, stops, chat=chat, console=console)

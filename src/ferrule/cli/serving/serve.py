@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from socket import gethostname, socket
@@ -25,9 +24,10 @@ from ferrule.cli.serving.model import (
     Tp,
     Weights,
 )
+from ferrule.cli.serving.this_machine import ThisMachine
 from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
-from ferrule.errors import ConfigError, FerruleError
+from ferrule.errors import ConfigError
 from ferrule.installation import require
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from ferrule.engine.host.local_ranks import LocalPlanner
     from ferrule.engine.host.prepare import PlanChoice
     from ferrule.engine.host.speed import Speed
-    from ferrule.model import ModelSpec
-    from ferrule.plan import DeviceSpec, Plan, SavedPlan
+    from ferrule.plan import SavedPlan
     from ferrule.serve.tls import ServerTls
 
 DEFAULT_PORT = 8420
@@ -194,8 +193,6 @@ def serve(
         from ferrule.engine import EngineOptions
         from ferrule.engine.device_names import CPU
         from ferrule.engine.host.local_ranks import LocalPlanner
-        from ferrule.engine.source import local
-        from ferrule.engine.spec import check_configuration
 
         options = EngineOptions(
             chosen,
@@ -211,20 +208,14 @@ def serve(
             weights=weights,
             device=device or CPU,
         )
-        directory = local(chosen)
-        if directory is not None:
-            check_configuration(directory)  # what cannot be a model is said before anything is measured or started
         choose_plan = saved.for_model if saved is not None else None
-        on_cpu = options.device == CPU
-        undecided = not split and saved is None and on_cpu  # of other devices the planner knows nothing yet
-
-        def make_room() -> None:
-            if expected is not None:
-                expected.discard()  # they would take the cores that are measured
-
-        machine = this_machine(console, threads, make_room if undecided else None) if on_cpu else None
-        if undecided and machine is not None:
-            choose_plan = partial(_plan_here, machine)
+        machine = None
+        if options.device == CPU:  # of other devices the planner knows nothing yet
+            machine = ThisMachine(console, threads)
+            if not split and saved is None:
+                # They would take the cores that are measured.
+                make_room = expected.discard if expected is not None else lambda: None
+                choose_plan = partial(machine.plan, before_measuring=make_room)
         planner = LocalPlanner(standby=standby, expected=expected)
         _run(console, options, planner, choose_plan, machine, listener, host, api_key, tls)
 
@@ -234,7 +225,7 @@ def _run(
     options: EngineOptions,
     planner: LocalPlanner,
     choose_plan: PlanChoice | None,
-    device: DeviceSpec | None,
+    machine: ThisMachine | None,
     listener: socket,
     host: str,
     api_key: str | None,
@@ -254,7 +245,7 @@ def _run(
         nonlocal speed
         with Loading(console) as loading:
             engine = await start(options, loading, planner=lambda model: planner, choose_plan=choose_plan)
-            speed = await speed_of(engine, device)
+            speed = await speed_of(engine, None if machine is None else machine.device)
             return engine
 
     def ready(engine: Engine) -> None:
@@ -283,33 +274,6 @@ def _saved_plan(file: Path | None, tp: int | None, pp: int | None, hosts: str | 
     from ferrule.plan import read_plan
 
     return read_plan(file)
-
-
-def _plan_here(device: DeviceSpec, model: ModelSpec) -> Plan:
-    from ferrule.plan import plan_machine
-    from ferrule.plan.cost import calibrated
-
-    return plan_machine(model, calibrated(device))
-
-
-def this_machine(
-    console: Console, threads: int | None, before_measuring: Callable[[], None] | None
-) -> DeviceSpec | None:
-    """Device description of this machine, for a prediction; None where nothing is known of it. The first time it is
-    measured, which takes seconds; not so where ``before_measuring``, which is called then, is None."""
-    from ferrule.agent.device import RANK
-    from ferrule.plan.device.measure import measure_device, recall_device
-
-    try:
-        device = recall_device(threads=threads, unit="cpu")
-        if device is not None or before_measuring is None:
-            return device
-        before_measuring()
-        console.print("Measuring this machine, once in 30 days …", style="dim", highlight=False)
-        return measure_device(rank=RANK, threads=threads, unit="cpu")
-    except (FerruleError, OSError, RuntimeError) as error:  # serving goes on without a prediction
-        console.print(f"No prediction: {error}", style="dim", highlight=False)
-        return None
 
 
 def choose(model: str | None, *, demo: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ferrule.model import ModelSpec
 from ferrule.plan import Plan, make_plan
 from ferrule.process.memory import trim
 
+_log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 PlanChoice = Callable[[ModelSpec], Plan]
 """Raises `PlanError` where the model cannot be held or split so."""
@@ -51,11 +53,15 @@ def prepare(options: EngineOptions, choose: PlanChoice | None = None) -> Prepare
         raise ConfigError(
             f"--max-context {options.max_context} is more than the {spec.max_context} tokens that this model runs with"
         )
-    plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
     tokenizer = ModelTokenizer(directory)
+    tokenizer.check_vocabulary(spec.vocab_size)
+    if tokenizer.warning is not None:
+        _log.warning("%s", tokenizer.warning)
     trim()  # reading a large vocabulary takes twice what it then needs
     sampling, ends = generation_defaults(directory)
     known = identity(directory, read_layout(directory))
+    # Last: to choose, the machine may have to be measured, which is not done for a model that cannot be used.
+    plan = choose(spec) if choose else make_plan(spec, tensor=options.tensor, pipeline=options.pipeline)
     return PreparedModel(directory, spec, plan, tokenizer, sampling, ends | tokenizer.end_tokens, known)
 
 

@@ -11,6 +11,9 @@ from ferrule.engine.source import first_line
 from ferrule.engine.tokenizer.parts import Parts
 from ferrule.errors import ModelError
 
+VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "tekken.json")
+"""File patterns of the vocabularies that transformers reads."""
+
 
 class _Codec:
     """`Codec` by a tokenizer of transformers."""
@@ -18,6 +21,7 @@ class _Codec:
     def __init__(self, inner: Any) -> None:
         inner.model_max_length = sys.maxsize  # the engine itself refuses what is too long, in better words
         self.inner = inner
+        self.size = int(inner.vocab_size)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
@@ -34,12 +38,18 @@ class _Codec:
 
 def read_by_transformers(directory: Path) -> Parts:
     """Raises `ModelError` where there is none. Imports transformers and torch: a few seconds, and 200 MiB."""
+    if not any(found for pattern in VOCABULARIES for found in directory.glob(pattern)):
+        raise ModelError(
+            f"{directory} has no tokenizer that can be read: there is no tokenizer.json, tokenizer.model or "
+            "vocab.json; download the whole model"
+        )
     from transformers import AutoTokenizer
 
     try:
         inner = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{directory} has no tokenizer that can be read: {first_line(error)}") from None
+        why = first_line(error)
+        raise ModelError(f"{directory} has no tokenizer that can be read: {why}; download it again") from None
     template = inner.chat_template
     return Parts(
         _Codec(inner), inner.special_tokens_map, template.get("default") if isinstance(template, dict) else template

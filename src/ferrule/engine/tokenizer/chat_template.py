@@ -9,27 +9,44 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from typing import Any, NoReturn
 
-from jinja2 import Template
-from jinja2.exceptions import SecurityError, TemplateError
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from ferrule.errors import ModelError
+
 
 class ChatTemplate:
-    """The template ``source`` of a model with ``special`` tokens (``bos_token`` and others, by name)."""
+    """The template ``source`` of a model with ``special`` tokens (``bos_token`` and others, by name).
+
+    Raises `ModelError` with the line where it is no program: by its syntax, or a filter or test that does not exist."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
-        self._source, self._special = source, dict(special)
+        self._special = dict(special)
+        try:
+            environment = _environment()
+            parsed = environment.parse(source)
+            self._template = environment.from_string(parsed)
+        except TemplateSyntaxError as error:
+            raise ModelError(f"line {error.lineno}: {error.message}") from None
+        except (RecursionError, ValueError, MemoryError) as error:
+            raise ModelError(f"it cannot be compiled: {error}") from None
+        self._strange = _strange(parsed, environment)
 
-    @cached_property
-    def _template(self) -> Template:
-        return _environment().from_string(self._source)
+    def fault(self) -> str | None:
+        """Fault that makes requests fail: a filter that does not exist in a branch, or a plain message that cannot be
+        rendered (which a template may refuse by itself). None where none is seen."""
+        try:
+            self.render([{"role": "user", "content": "Hello!"}])
+        except Exception as error:  # noqa: BLE001 - a program of the model's makers
+            return self._strange if type(error) is TemplateError else f"a plain message fails: {error}"
+        return self._strange
 
     def render(
         self,
@@ -48,6 +65,15 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             **self._special,
         )
+
+
+def _strange(parsed: nodes.Template, environment: ImmutableSandboxedEnvironment) -> str | None:
+    """The first filter or test that does not exist. Jinja refuses them, but not within branches."""
+    for kind, known in ((nodes.Filter, environment.filters), (nodes.Test, environment.tests)):
+        for each in parsed.find_all(kind):
+            if each.name not in known:
+                return f"line {each.lineno}: No {kind.__name__.lower()} named {each.name!r}"
+    return None
 
 
 class _Generation(Extension):

@@ -10,7 +10,9 @@ from tokenizers import AddedToken, Tokenizer
 
 
 class Codec(Protocol):
-    """Text to token ids and back."""
+    """Text to token ids and back. ``size``: tokens of the vocabulary, without those that were added to it."""
+
+    size: int
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 
@@ -28,6 +30,7 @@ class FastCodec:
         inner.no_truncation()
         inner.no_padding()
         self.inner = inner
+        self.size = inner.get_vocab_size(with_added_tokens=False)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # Other than `encode` this lets other threads run, and it keeps no places of tokens in the text.

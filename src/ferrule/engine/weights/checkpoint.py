@@ -21,8 +21,8 @@ from ferrule.model.gguf import gguf_file
 from ferrule.model.headers import (
     INDEX,
     SINGLE,
+    NotDamagedError,
     Stored,
-    UnknownDtypeError,
     header_length,
     parse_index,
     read_headers,
@@ -151,7 +151,13 @@ def _missing(file: Path) -> ModelError:
 
 
 def _damaged(file: Path, error: Exception) -> ModelError:
-    return ModelError(f"{file} ({file.stat().st_size:,} bytes) is truncated or damaged: {error}; download it again")
+    size = f"{file.stat().st_size:,} bytes"
+    return ModelError(f"{file} ({size}) is truncated or damaged: {_reason(error, file)}; download it again")
+
+
+def _reason(error: Exception, file: Path) -> str:
+    """What ``error`` says beside the name of ``file`` and the cure, which are told already."""
+    return str(error).removeprefix(str(file)).lstrip(": ").removesuffix("; download it again")
 
 
 def weight_file_names(directory: Path) -> list[str]:
@@ -163,7 +169,7 @@ def weight_file_names(directory: Path) -> list[str]:
     others = sorted(directory.glob("*.safetensors"))
     if others:
         raise ModelError(f"{directory} holds {others[0].name} but neither {SINGLE} nor {INDEX}")
-    raise ModelError(f"{directory} holds no safetensors weights ({SINGLE} or {INDEX})")
+    raise ModelError(f"{directory} holds no safetensors weights ({SINGLE} or {INDEX}); download the whole model")
 
 
 def _scan(directory: Path) -> dict[Path, list[Stored]]:
@@ -174,7 +180,7 @@ def _scan(directory: Path) -> dict[Path, list[Stored]]:
             raise _missing(file)
         try:
             found[file] = read_headers(file)
-        except UnknownDtypeError:
+        except NotDamagedError:
             raise
         except ModelError as error:
             raise _damaged(file, error) from None
@@ -194,7 +200,7 @@ def _weight_map(index: Path) -> Mapping[str, str]:
     try:
         return parse_index(read_json(index), str(index)).files
     except ModelError as error:
-        raise ModelError(f"{index} is not a safetensors index: {error}; download it again") from None
+        raise ModelError(f"{index} is not a safetensors index: {_reason(error, index)}; download it again") from None
 
 
 def _settings(directory: Path) -> Mapping[str, Any]:

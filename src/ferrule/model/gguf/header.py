@@ -16,7 +16,7 @@ from typing import Any
 from ferrule.errors import ModelError
 from ferrule.model.gguf.cursor import Cursor
 from ferrule.model.gguf.types import BLOCKS
-from ferrule.model.headers import Stored
+from ferrule.model.headers import LFS_POINTER, Stored, check_fetched
 
 MAGIC = b"GGUF"
 ALIGNMENT = 32
@@ -55,6 +55,7 @@ def read_gguf(file: Path, *, arrays: bool = False) -> Gguf:
 def parse_gguf(data: bytes | mmap, name: str, size: int, *, arrays: bool = False) -> Gguf:
     """The header of the file ``name`` of ``size`` bytes, out of its first bytes ``data``. Raises `ModelError`."""
     cursor = Cursor(data, name, size, arrays=arrays)
+    check_fetched(bytes(data[: len(LFS_POINTER)]), name)
     if cursor.bytes(4, "the magic number") != MAGIC:
         raise cursor.damaged("it does not begin with GGUF")
     version = cursor.number("<I", "the version")
