@@ -23,14 +23,22 @@ EXTRAS = {
 
 
 def require(extra: str, who: str) -> None:
-    """Raises `ConfigError` where a package of ``extra`` is not installed. Nothing is imported: it takes a millisecond.
-    ``who``: what needs it, for the error."""
+    """Raises `ConfigError` where a package of ``extra`` is not installed. ``who``: what needs it, for the error."""
+    package = missing(extra)
+    if package is not None:
+        raise lacking(extra, who, package)
+
+
+def missing(extra: str) -> str | None:
+    """The first package of ``extra`` that is not installed; None where all are. Nothing is imported: it takes a
+    millisecond."""
     for name, packages in EXTRAS.items():
         for package in packages:
             if find_spec(package) is None:
-                raise lacking(extra, who, package)
+                return package
         if name == extra:
-            return
+            break
+    return None
 
 
 def lacking(extra: str, who: str, package: str) -> ConfigError:

@@ -47,6 +47,8 @@ class FakeCluster:
         self.memory = dict(zip([member.host for member in MEMBERS], memory, strict=True))
         self.described = []
         self.up_seconds = 31.0
+        self.install = {}
+        """By host id, the command that installs the engine where it lacks."""
         self.kernels = {member.host: f"boot of {member.name}" for member in MEMBERS}
         monkeypatch.setattr(cluster_planner, "ask_here", self.ask_here)
         monkeypatch.setattr(cluster_planner, "ask_member", self.ask_member)
@@ -59,7 +61,7 @@ class FakeCluster:
             return self.answering
         rows = [
             HostStatus(
-                **vars(member),
+                **vars(member) | {"install_engine": self.install.get(member.host, "")},
                 state="here" if member is MEMBERS[0] else "up" if member.host in self.answering else "lost",
                 up_seconds=self.up_seconds if member.host in self.answering else None,
             )
@@ -224,6 +226,27 @@ def test_hosts_that_were_not_named_or_cannot_tell_are_left_out(monkeypatch, spec
     monkeypatch.setattr(cluster_planner, "ask_member", mute)
     with pytest.raises(ModelUnavailable, match="no host could be asked"):
         form(ClusterPlanner(None, EngineOptions("x"), split=False), spec)
+
+
+@pytest.mark.parametrize("options", [EngineOptions("x"), EngineOptions("x", tensor=2)], ids=["chosen", "split"])
+def test_no_rank_is_put_where_the_engine_is_not_installed(monkeypatch, spec, options):
+    cluster = FakeCluster(monkeypatch, (16 * GB, 640 * GB, 16 * GB))
+    split = options.tensor > 1
+    cluster.install = {MEMBERS[1].host: "/opt/b/bin/python -m pip install 'ferrule[engine]'"}
+    planner = ClusterPlanner(None, options, split=split)
+    deployment = form(planner, spec)
+    assert set(planner.placed.hosts) == {"hosta", "hostc"}
+    assert "hostb" not in cluster.described
+    assert better(planner, spec, deployment) is None
+    words = r"no rank can run on hostb, where the engine is not installed; run there: /opt/b/bin/python -m pip install"
+    with pytest.raises(ModelUnavailable, match=words):
+        form(ClusterPlanner(None, options, split=split, wanted=("hosta", "hostb")), spec)
+    cluster.install = dict.fromkeys(cluster.answering, "pip install x")
+    with pytest.raises(ModelUnavailable, match=r"on hosta, .* pip install x; nor on hostb, .*; nor on hostc, .* x"):
+        form(ClusterPlanner(None, options, split=split), spec)
+    cluster.install = {}  # it was installed meanwhile
+    form(planner, spec)
+    assert "hostb" in planner.placed.hosts
 
 
 def test_a_saved_plan_may_use_several_devices_of_a_host(monkeypatch, spec):

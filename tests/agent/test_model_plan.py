@@ -78,6 +78,8 @@ def test_a_server_that_ends_is_started_again_later_and_later_until_it_was_ready(
         (HERE, False),
         (View(A, {A, C}, {A: 0.0, B: 60.0}), True),
         (View(C, {A, C}, {A: 0.0, B: 60.0}), False),  # the first by id takes it
+        (View(A, {A, C}, {A: 0.0, B: 60.0}, {C}), True),
+        (View(A, {A, C}, {A: 0.0, B: 60.0}, {A}), False),  # it could not serve it
     ],
 )
 def test_the_first_of_the_hosts_that_answer_takes_over_from_one_that_is_gone(view, moves):

@@ -68,6 +68,7 @@ def test_a_host_that_was_stopped_does_not_look_lost(state, expected):
     host = HostStatus(
         "a" * 32, "strix-2", 8421, (), "0.1.0", "3.11", state=state, heard_seconds=3.2,
         problem=None if state == "up" else "10.0.0.2:8421: connection refused",
+        install_engine="pip install 'ferrule[engine]'",
     )  # fmt: skip
     status = ClusterStatus("here", "", "b" * 32, (host,), (), mdns=False, rivals=(), pid=1, started=0.0)
     console = Console(file=io.StringIO(), width=200)
@@ -77,6 +78,7 @@ def test_a_host_that_was_stopped_does_not_look_lost(state, expected):
     assert expected in shown
     assert ("cannot be reached: 10.0.0.2:8421" in shown) == (state == "lost")
     assert ("it comes back by: ferrule up" in shown) == (state == "stopped")
+    assert ("strix-2 runs no models; on it: pip install 'ferrule[engine]'" in shown) == (state == "up")
 
 
 def test_what_up_is_told_of_ray_makes_sense(tmp_path, monkeypatch):

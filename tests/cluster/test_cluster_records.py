@@ -1,3 +1,4 @@
+import asyncio
 import itertools
 import sqlite3
 from dataclasses import replace
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import desired, make_home
+from ferrule.cluster import state
 from ferrule.cluster.records import BaseRecord, HostRecord, Knowledge, Member, ModelRecord, record_from
 from ferrule.cluster.state import ClusterState
 from ferrule.cluster.store import Store
@@ -199,3 +201,19 @@ def test_the_records_of_the_version_before_are_read(tmp_path):
     expected = desired(A, model="demo", tensor=2, self_test=True)
     assert store.load().models == {"demo": expected}
     store.close()
+
+
+def test_a_host_tells_what_installs_an_engine_that_it_lacks_and_an_older_version_does_not(tmp_path, monkeypatch):
+    async def scene():
+        cluster = ClusterState(make_home(tmp_path, "first"), lambda: None)
+        assert cluster.member.install_engine == ""
+        monkeypatch.setattr(state, "missing", lambda extra: "torch" if extra == "engine" else None)
+        assert "-m pip install" in cluster.member.install_engine
+        assert "[engine]" in cluster.member.install_engine
+        told = msgspec.to_builtins(cluster.member)
+        assert msgspec.convert(told, Member) == cluster.member
+        del told["install_engine"]
+        assert msgspec.convert(told, Member).install_engine == ""
+        await cluster.close()
+
+    asyncio.run(scene())

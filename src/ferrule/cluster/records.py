@@ -27,7 +27,8 @@ Version = Annotated[int, Meta(ge=0, lt=1 << 62)]
 @dataclass(frozen=True)
 class Member:
     """A host as its own agent describes it. ``addresses``: where it may be reached, the best first. ``ray``: its
-    version of Ray; empty where there is none. Raises `ValueError` for an address that is none."""
+    version of Ray; empty where there is none. ``install_engine``: the command without which it cannot run ranks; empty
+    where it can, and of a version that does not tell. Raises `ValueError` for an address that is none."""
 
     host: HostId
     name: Name
@@ -36,6 +37,7 @@ class Member:
     ferrule: Text
     python: Text
     ray: Text = ""
+    install_engine: Text = ""
 
     def __post_init__(self) -> None:
         for address in self.addresses:

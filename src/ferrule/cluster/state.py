@@ -21,7 +21,7 @@ from ferrule.cluster.store import Store
 from ferrule.config import parse_address
 from ferrule.errors import ClusterError
 from ferrule.fabric.join.addresses import own_interfaces
-from ferrule.installation import version_of
+from ferrule.installation import missing, pip_install, version_of
 from ferrule.secure import Address, fingerprint
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,8 @@ class ClusterState:
         known = self.knowledge.members.get(settings.host)
         if not addresses and known is not None:  # every cable is out; when one is back it will lead to the same address
             addresses = known.addresses
-        versions = __version__, platform.python_version(), self._ray
+        install = pip_install("engine") if missing("engine") else ""
+        versions = __version__, platform.python_version(), self._ray, install
         return Member(settings.host, settings.name, settings.port, addresses, *versions)
 
     def start(self) -> None:
@@ -293,13 +294,13 @@ class ClusterState:
         self._rivals.pop(host, None)
 
     async def _watch_interfaces(self) -> None:
-        """Tell of cables that come and go, and listen on those that came."""
-        told: tuple[str, ...] | None = None
+        """Tell of cables that come and go, and listen on those that came; and of an engine that is installed now."""
+        told: Member | None = None
         while True:
             self._faces = interface_names()
-            addresses = self.member.addresses
-            if addresses != told and not self.knowledge.gone(self.host):
-                told = addresses
+            member = self.member
+            if member != told and not self.knowledge.gone(self.host):
+                told = member
                 self._introduce_own()
                 await self._restart_discovery()
             await asyncio.sleep(INTERFACES_SECONDS)

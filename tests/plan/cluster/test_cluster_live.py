@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -183,3 +184,15 @@ def test_sources_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found = Sources.of_this_machine().between(_report(1).host, _report(2).host)
     assert [rail.alpha for rail in found.rails] == [10e-6]
     assert found.notes == ()
+
+
+def test_a_machine_without_the_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = SimpleNamespace(unit="cpu", count=0, notes=("no meter",))
+    monkeypatch.setattr(cluster_live, "measure_figures", lambda **_: figures)
+    monkeypatch.setattr(cluster_live, "free_now", lambda _: 1 << 30)
+    monkeypatch.setattr(
+        cluster_live, "device_from", lambda _, name, memory: DeviceSpec(name, memory, 1e9, {"bf16": 1e12})
+    )
+    assert [note.partition(": ")[2] for note in cluster_live.own_report(rank="x").notes] == ["no meter"]
+    monkeypatch.setattr(cluster_live, "missing", lambda extra: "torch" if extra == "engine" else None)
+    assert "it cannot run models yet; on it: " in cluster_live.own_report(rank="x").notes[1]

@@ -39,17 +39,18 @@ class Server:
 
 @dataclass(frozen=True)
 class View:
-    """The cluster as this host (``host``, an id) sees it: the hosts that answer, and for how many seconds nothing was
-    heard of any other one that a record names."""
+    """The cluster as this host (``host``, an id) sees it: the hosts that answer, for how many seconds nothing was heard
+    of any other one that a record names, and those ``without_engine``, which can serve no model."""
 
     host: str
     up: Collection[str]
     silent: Mapping[str, float]
+    without_engine: Collection[str] = ()
 
     @property
     def is_first(self) -> bool:
-        """Whether this host is the first, by id, of those that answer."""
-        return self.host == min(self.up, default=None)
+        """Whether this host is the first, by id, of those that answer and can serve."""
+        return self.host == min((host for host in self.up if host not in self.without_engine), default=None)
 
 
 # What may happen to a server

@@ -102,7 +102,9 @@ class ModelServers(ControlLoop):
         cluster, desired = self._cluster, self._cluster.knowledge.models
         up = {host for host in cluster.knowledge.members if cluster.is_up(host)}
         silent = {model.host: cluster.silent_seconds(model.host) for model in desired.values()}
-        return plan(self._servers, self._ending.values(), desired, View(cluster.host, up, silent), time.monotonic())
+        without = {host for host, member in cluster.knowledge.members.items() if member.install_engine}
+        view = View(cluster.host, up, silent, without)
+        return plan(self._servers, self._ending.values(), desired, view, time.monotonic())
 
     def _do(self, action: Action) -> None:
         match action:

@@ -151,10 +151,12 @@ class ClusterPlanner:
         status = await ask_here(self._home, GetStatus())
         up = [each for each in status.hosts if each.state == "here" or (each.up_seconds or 0.0) >= seconds]
         there = [member for member in up if not self._wanted or member.name in self._wanted]
+        there = [member for member in there if not member.install_engine]
         return sorted(there, key=lambda member: (member.host != status.host, member.name))
 
     async def _members(self) -> list[Member]:
-        """Those that answer now, this host first, then by name."""
+        """Those that answer now and can run ranks, this host first, then by name. Raises `ModelUnavailable` where none
+        does, or one that was named has no engine."""
         status = await ask_here(self._home, GetStatus())
         known = {member.host: member for member in status.hosts}
         strange = set(self._wanted) - {member.name for member in known.values()}
@@ -166,6 +168,12 @@ class ClusterPlanner:
         there = [member for member in there if not self._wanted or member.name in self._wanted]
         if not there:
             raise ModelUnavailable(f"none of the hosts {', '.join(self._wanted)} answers")
+        lacking = [member for member in there if member.install_engine]
+        there = [member for member in there if not member.install_engine]
+        if lacking and (self._wanted or not there):
+            raise ModelUnavailable(f"no rank can run on {'; nor on '.join(map(_install, lacking))}")
+        for member in lacking:
+            _log.warning("no rank is put on %s", _install(member))
         return sorted(there, key=lambda member: (member.host != status.host, member.name))
 
     async def _described(self, members: Sequence[Member], *, fresh: bool) -> dict[str, HostReport]:
@@ -245,6 +253,10 @@ def _missing(question: Question, members: Sequence[Member]) -> str:
     except FerruleError as error:
         reason = error
     return f"{names} cannot hold it: {reason}"
+
+
+def _install(member: Member) -> str:
+    return f"{member.name}, where the engine is not installed; run there: {member.install_engine}"
 
 
 def _and(names: Sequence[str]) -> str:

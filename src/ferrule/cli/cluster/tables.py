@@ -40,6 +40,8 @@ def hosts_table(status: ClusterStatus, reports: Mapping[str, HostReport]) -> Ite
             yield Text(f"\n{host.name} was stopped there; it comes back by: ferrule up", style="dim")
         elif host.problem:
             yield Text(f"\n{host.name} cannot be reached: {host.problem}", style="dim")
+        elif host.is_up and host.install_engine:
+            yield Text(f"\n{host.name} runs no models; on it: {host.install_engine}", style="dim")
     if status.rivals:
         where = ", ".join(status.rivals)
         yield Text(

@@ -14,6 +14,7 @@ import msgspec
 from ferrule.errors import ConfigError, LinkError, PlanError
 from ferrule.fabric.join.addresses import own_interfaces
 from ferrule.fabric.join.hosts import RankHost, this_host
+from ferrule.installation import missing, pip_install
 from ferrule.links.remote import ask_ferrule
 from ferrule.plan.cluster.local import pairs_of_host
 from ferrule.plan.cluster.profile import Ends, join_rails
@@ -56,7 +57,10 @@ def own_report(*, rank: str, fresh: bool = False) -> HostReport:
     numbers = [str(number) for number in range(figures.count) if str(number) != first]
     alike = (replace(figures, unit=f"{kind}:{number}") for number in numbers)
     others = tuple(device_from(one, host.host, free_now(one)) for one in alike)
-    return HostReport(device, host, tuple(f"{host.host}: {note}" for note in figures.notes), others)
+    notes = [*figures.notes]
+    if missing("engine"):
+        notes.append(f"it cannot run models yet; on it: {pip_install('engine')}")
+    return HostReport(device, host, tuple(f"{host.host}: {note}" for note in notes), others)
 
 
 def report_text(*, rank: str, fresh: bool = False) -> str:
