@@ -7,6 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
 from build_trees import TREES, records
 from findings_manual import listed
@@ -156,7 +157,7 @@ def test_of_four_macs_only_the_one_with_the_wrong_socket_is_blamed() -> None:
 
 def test_json_has_everything() -> None:
     inventories = [read("connectx3-m2"), read("mac-studio-1")]
-    found = json.loads(json.dumps(diagnosis_json(inventories, diagnose(inventories))))
+    found = json.loads(msgspec.json.encode(diagnosis_json(inventories, diagnose(inventories))))
     assert (found["schema"], found["worst"]) == (1, "error")
     assert [(one["name"], one["family"], one["source"]) for one in found["hosts"]] == [
         ("m2-host", "debian", "connectx3-m2.json"),
@@ -173,7 +174,7 @@ def test_json_has_everything() -> None:
 def test_damaged_records_are_diagnosed_without_fail(record: dict[str, object]) -> None:
     inventories = [probe_of("damaged", record).inventory(), read("strix-halo-b")]
     findings = diagnose(inventories)
-    json.dumps(diagnosis_json(inventories, findings))
+    json.dumps(msgspec.to_builtins(diagnosis_json(inventories, findings)))
     assert {one.id for one in findings} <= set(FINDINGS)
     told = {line for finding in findings if finding.id == "unreadable" for line in finding.evidence}
     assert told == {(each.path, each.why) for inventory in inventories for each in inventory.unreadable}

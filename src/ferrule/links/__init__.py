@@ -16,7 +16,7 @@ from ferrule.links.probe import Probe
 from ferrule.links.record import write_record
 from ferrule.links.traffic import Traffic, read_counters, traffic
 from ferrule.links.types.device import ComputeDevice, DeviceNode, TorchBuild
-from ferrule.links.types.inventory import Inventory, inventory_json
+from ferrule.links.types.inventory import Facts, Inventory
 from ferrule.links.types.machine import UNLIMITED_BYTES, Machine
 from ferrule.links.types.net import NetDevice
 from ferrule.links.types.pcie import PcieLink
@@ -30,6 +30,7 @@ __all__ = [
     "Bandwidth",
     "ComputeDevice",
     "DeviceNode",
+    "Facts",
     "Fault",
     "Finding",
     "Inventory",
@@ -51,7 +52,6 @@ __all__ = [
     "Traffic",
     "both_ways",
     "examine",
-    "inventory_json",
     "read_counters",
     "traffic",
     "worst",

@@ -16,7 +16,7 @@ from ferrule.cli.flags import RemoteCommand
 from ferrule.cli.output import print_error, print_json
 from ferrule.errors import ConfigError, LinkError
 from ferrule.links import Inventory, Probe, worst
-from ferrule.links.doctor import diagnose, diagnosis_json
+from ferrule.links.doctor import UnreachedJson, diagnose, diagnosis_json
 from ferrule.links.doctor.fix import Target
 from ferrule.links.remote import probe_remote
 from ferrule.units import parse_seconds
@@ -80,8 +80,8 @@ def doctor(
     inventories, unreached = _read(host or [], tree or [], remote_command, seconds)
     findings = diagnose(inventories)
     if as_json:
-        lost = [{"host": name, "error": str(error)} for name, error in unreached]
-        print_json({**diagnosis_json(inventories, findings), "unreached": lost})
+        lost = [UnreachedJson(name, str(error)) for name, error in unreached]
+        print_json(diagnosis_json(inventories, findings, lost))
     elif inventories:
         show_report(Console(), inventories, findings)
     for _, error in unreached:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
+import msgspec
 from rich.text import Text
 
 from ferrule.kmod import MODULE, Check, Need, State, install_command, needs, packages_of
+from ferrule.kmod.state import Built, Record, Signing
 from ferrule.links import UNLIMITED_BYTES
 from ferrule.units import format_bytes
 
@@ -93,39 +95,69 @@ def _driver(state: State, brought: str) -> str:
     return f"{MODULE} {state.loaded or 'of unknown version'} is loaded; this Ferrule brings {brought}"
 
 
-def state_json(state: State, brought: str) -> dict[str, object]:
+class DeviceJson(msgspec.Struct, frozen=True):
+    """A port of one of our RDMA devices."""
+
+    name: str
+    port: int
+    state: str | None
+    addresses: tuple[str | None, ...]
+
+
+class StateJson(msgspec.Struct, frozen=True):
+    """What `ferrule driver status --json` prints. ``brought``: the version that comes with this Ferrule; the others as
+    in `State`."""
+
+    brought: str
+    loaded: str | None
+    on_disk: str | None
+    signer: str
+    built: tuple[Built, ...]
+    record: Record | None
+    package: str
+    kernel: str
+    headers: bool
+    dkms: str
+    signing: Signing
+    thunderbolt_loaded: bool
+    controllers: tuple[str, ...]
+    peers: tuple[str, ...]
+    devices: tuple[DeviceJson, ...]
+    provider: str
+    memlock_bytes: int | None
+    memlock_unlimited: bool
+    needs: tuple[Need, ...]
+
+
+def state_json(state: State, brought: str) -> StateJson:
     machine = state.inventory.machine
-    return {
-        "brought": brought,
-        "loaded": state.loaded,
-        "on_disk": state.on_disk,
-        "signer": state.signer,
-        "built": state.built,
-        "record": state.record,
-        "package": state.package,
-        "kernel": state.kernel,
-        "headers": state.headers,
-        "dkms": state.dkms,
-        "signing": state.signing,
-        "thunderbolt_loaded": machine.module("thunderbolt") is not None,
-        "controllers": [one.pci_address or one.name for one in state.inventory.thunderbolt],
-        "peers": [one.name for one in state.inventory.peers],
-        "devices": [
-            {
-                "name": one.name,
-                "port": port.number,
-                "state": port.state,
-                "addresses": [gid.address for gid in port.gids],
-            }
+    unlimited = machine.memlock_bytes == UNLIMITED_BYTES
+    return StateJson(
+        brought=brought,
+        loaded=state.loaded,
+        on_disk=state.on_disk,
+        signer=state.signer,
+        built=state.built,
+        record=state.record,
+        package=state.package,
+        kernel=state.kernel,
+        headers=state.headers,
+        dkms=state.dkms,
+        signing=state.signing,
+        thunderbolt_loaded=machine.module("thunderbolt") is not None,
+        controllers=tuple(one.pci_address or one.name for one in state.inventory.thunderbolt),
+        peers=tuple(one.name for one in state.inventory.peers),
+        devices=tuple(
+            DeviceJson(one.name, port.number, port.state, tuple(gid.address for gid in port.gids))
             for one in state.inventory.rdma
             if one.driver == MODULE
             for port in one.ports
-        ],
-        "provider": state.provider,
-        "memlock_bytes": None if machine.memlock_bytes == UNLIMITED_BYTES else machine.memlock_bytes,
-        "memlock_unlimited": machine.memlock_bytes == UNLIMITED_BYTES,
-        "needs": needs(state),
-    }
+        ),
+        provider=state.provider,
+        memlock_bytes=None if unlimited else machine.memlock_bytes,
+        memlock_unlimited=unlimited,
+        needs=needs(state),
+    )
 
 
 def checks_text(checks: Sequence[Check]) -> Iterator[Text]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+import msgspec
 from rich.table import Table
 
 from ferrule.cli.output import new_table
-from ferrule.hardware import LabProfile, Profiles
+from ferrule.hardware import CableProfile, LabProfile, Machine, Profiles
 from ferrule.lab.netns.check import Check
 from ferrule.lab.netns.status import LabStatus
 from ferrule.units import format_rate, format_seconds
@@ -59,29 +60,48 @@ def lab_tables(status: LabStatus) -> Iterator[Table]:
     yield cables
 
 
-def profiles_json(profiles: Profiles) -> dict[str, object]:
-    """All of it, with the sources."""
+class JoinedJson(msgspec.Struct, frozen=True):
+    """A cable of a lab, by its kind, and the two hosts that it joins."""
+
+    cable: str
+    hosts: tuple[str, ...]
+
+
+class LabJson(msgspec.Struct, frozen=True):
+    """A lab. ``hosts``: the machine that each is."""
+
+    title: str
+    hosts: dict[str, str]
+    cables: tuple[JoinedJson, ...]
+
+
+class ProfilesJson(msgspec.Struct, frozen=True):
+    """What `ferrule lab profiles --json` prints, by name. ``cables``: ``title``, each of the figures that a profile has
+    by its name, and their ``sources`` and ``urls``."""
+
+    labs: dict[str, LabJson]
+    machines: Mapping[str, Machine]
+    cables: dict[str, dict[str, str | float | dict[str, str]]]
+
+
+def profiles_json(profiles: Profiles) -> ProfilesJson:
+    labs = {
+        lab.name: LabJson(
+            lab.title,
+            dict(zip(lab.hosts, (machine.name for machine in lab.machines), strict=True)),
+            tuple(JoinedJson(cable.name, tuple(lab.hosts[host] for host in ends)) for cable, ends in lab.cables),
+        )
+        for lab in profiles.labs.values()
+    }
+    return ProfilesJson(labs, profiles.machines, {name: _cable_json(cable) for name, cable in profiles.cables.items()})
+
+
+def _cable_json(cable: CableProfile) -> dict[str, str | float | dict[str, str]]:
     return {
-        "labs": {
-            lab.name: {
-                "title": lab.title,
-                "hosts": dict(zip(lab.hosts, (machine.name for machine in lab.machines), strict=True)),
-                "cables": [
-                    {"cable": cable.name, "hosts": [lab.hosts[host] for host in ends]} for cable, ends in lab.cables
-                ],
-            }
-            for lab in profiles.labs.values()
-        },
-        "machines": profiles.machines,
-        "cables": {
-            cable.name: {
-                "title": cable.title,
-                **{name: figure.value for name, figure in cable.figures.items()},
-                "sources": {name: figure.source for name, figure in cable.figures.items()},
-                "urls": {name: figure.url for name, figure in cable.figures.items() if figure.url},
-            }
-            for cable in profiles.cables.values()
-        },
+        "title": cable.title,
+        **{name: figure.value for name, figure in cable.figures.items()},
+        "sources": {name: figure.source for name, figure in cable.figures.items()},
+        "urls": {name: figure.url for name, figure in cable.figures.items() if figure.url},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from ferrule.cli.links.tables import overview
 from ferrule.cli.links.watch import watch
 from ferrule.cli.output import print_json
 from ferrule.errors import ConfigError
-from ferrule.links import MeasuredLinks, Probe, inventory_json, write_record
+from ferrule.links import Facts, Inventory, MeasuredLinks, MeasuredPair, Probe, write_record
 
 SHOW_EXAMPLES = (
     "Examples:\n\nferrule links show\n\nferrule links show --json\n\nferrule links show --watch\n\n"
@@ -29,6 +30,17 @@ app = typer.Typer(no_args_is_help=True, help="Find the cables of this machine, a
 Tree = Annotated[
     Path | None, typer.Option("--tree", metavar="FILE", help="Of a recorded machine, instead of this one.")
 ]
+
+
+@dataclass(frozen=True)
+class Shown(Facts):
+    """What `ferrule links show --json` prints: a machine without its sources, and pairs of hosts that were measured."""
+
+    measured: tuple[MeasuredPair, ...] = ()
+
+    @classmethod
+    def of(cls, inventory: Inventory, measured: tuple[MeasuredPair, ...]) -> Shown:
+        return cls(**{each.name: getattr(inventory, each.name) for each in fields(Facts)}, measured=measured)
 
 
 @app.command(epilog=SHOW_EXAMPLES)
@@ -51,7 +63,7 @@ def show(
     inventory = (Probe.live() if tree is None else Probe.recorded(tree)).inventory()
     measured = MeasuredLinks().pairs() if tree is None else ()
     if as_json:
-        print_json(inventory_json(inventory) | {"measured": measured})
+        print_json(Shown.of(inventory, measured))
         return
     console = Console()
     for part in overview(inventory):

@@ -22,7 +22,7 @@ from ferrule.errors import ConfigError
 from ferrule.hardware import shipped
 from ferrule.lab.netns import control
 from ferrule.links import Finding, MeasuredLinks, MeasuredPair, examine, worst
-from ferrule.links.doctor import finding_json
+from ferrule.links.doctor import FindingJson
 from ferrule.probe import QUICK, Effort, End, in_standing_lab, new_key, over_ssh, probe_pair, this_machine, to_csv
 
 EXAMPLES = (
@@ -81,7 +81,7 @@ def probe(
             findings += examine(pair, known.find(*pair.hosts))
             known.store(pair)
     if as_json:
-        told = [finding_json(one) for one in findings]
+        told = [FindingJson.of(one) for one in findings]
         print_json({"worst": worst(tuple(findings)), "pairs": pairs, "findings": told})
     else:
         for pair in pairs:

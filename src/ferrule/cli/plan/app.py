@@ -242,8 +242,7 @@ def _show(
     found, changes = bottleneck(question, best), what_ifs(question, best, split)
     steps = step.steps_of(steps_of, best.plan) if steps_of is not None else []
     if as_json:
-        answer = answer_json(question, answers, shown, best, found, changes, sentence)
-        print_json(answer | ({"steps": steps} if steps else {}))
+        print_json(answer_json(question, answers, shown, best, found, changes, sentence, steps))
         return
     _print(text.header(question), "", text.plans_table(question, shown, best, answers.single))
     _print(*text.obstacles(question, shown), "", *text.reasons(question, found, changes, sentence))

@@ -3,40 +3,221 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ferrule.plan import Candidate, Question, SearchResult, Term
-from ferrule.plan.cluster import CORES_KEEP
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict
+
+from ferrule.model.spec import Counted
+from ferrule.plan import Candidate, DeviceSpec, Objective, PairSpec, Question, SearchResult, Stage, Term, Workload
 from ferrule.plan.explain import Bottleneck, Shortage, WhatIf, cautions
+from ferrule.plan.explain.bottleneck import BottleneckKind, Timed
 from ferrule.plan.saved import KIND, VERSION, ModelFacts
 
+if TYPE_CHECKING:
+    from ferrule.engine.rank.step.explain import StepText
 
-def question_json(question: Question) -> dict[str, object]:
-    model, cluster = question.model, question.cluster
-    return {
-        "kind": KIND,
-        "version": VERSION,
-        "model": {
-            **vars(ModelFacts.of(model)),
-            "parameters": model.parameters,
-            "active_parameters": model.active_parameters,
-            "counted": model.counted,
-            "max_context": model.max_context,
-            "state_bytes": model.state_bytes(question.runtime.cache_of(model)),
-            "notes": model.notes,
-            "known_family": model.known_family,
-        },
-        "cluster": {
-            "devices": cluster.devices,
-            "links": cluster.pairs,
-            "cores": cluster.cores,
-            **{name: getattr(cluster, name) for name in CORES_KEEP},
-            "notes": cluster.notes,
-        },
-        "work": question.work,
-        "objective": question.objective,
-        "runtime": question.runtime.name,
-        "cautions": cautions(question),
-    }
+
+@dataclass(frozen=True)
+class ModelJson(ModelFacts):
+    """``model``: by what it is told from another, and how it was counted."""
+
+    parameters: int
+    active_parameters: int
+    counted: Counted
+    max_context: int
+    state_bytes: float
+    notes: tuple[str, ...]
+    known_family: bool
+
+
+class ClusterJson(msgspec.Struct, frozen=True):
+    """``cluster``; fields as those of `ClusterSpec`."""
+
+    devices: tuple[DeviceSpec, ...]
+    links: tuple[PairSpec, ...]
+    cores: int | None
+    cores_together: float
+    cores_in_turns: float | None
+    cores_awake: float
+    notes: tuple[str, ...]
+
+
+class MemoryJson(msgspec.Struct, frozen=True):
+    """Fields and properties of `MemoryUse`, in bytes."""
+
+    device: str
+    weights: int
+    cache: int
+    activations: int
+    runtime: int
+    room: int
+    reserve: int
+    margin: int
+
+
+@dataclass(frozen=True)
+class TermJson(Term):
+    """``part``: of the time that the terms make together."""
+
+    part: float
+
+
+class CandidateJson(msgspec.Struct, frozen=True):
+    """One of ``plans``. In seconds, bytes, watts, US dollars."""
+
+    strategy: str
+    obstacle: str | None
+    fits: bool
+    stages: tuple[Stage, ...]
+    token_seconds: float
+    tokens_per_s: float
+    ttft_seconds: float
+    concurrency: int
+    step_seconds: float
+    throughput: float
+    largest_context: int
+    watts: float | None
+    joules_per_token: float | None
+    dollars_per_million: float | None
+    memory: tuple[MemoryJson, ...]
+    terms: tuple[TermJson, ...]
+    prompt_terms: tuple[TermJson, ...]
+    step_terms: tuple[TermJson, ...]
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> CandidateJson:
+        plan, prediction = candidate.plan, candidate.prediction
+        return cls(
+            strategy=plan.strategy,
+            obstacle=plan.obstacle,
+            fits=prediction.fits,
+            stages=plan.stages,
+            token_seconds=prediction.token_seconds,
+            tokens_per_s=prediction.tokens_per_s,
+            ttft_seconds=prediction.ttft_seconds,
+            concurrency=prediction.concurrency,
+            step_seconds=prediction.step_seconds,
+            throughput=prediction.throughput,
+            largest_context=prediction.largest_context,
+            watts=prediction.watts,
+            joules_per_token=prediction.joules,
+            dollars_per_million=prediction.dollars_per_million,
+            memory=tuple(MemoryJson(**vars(use), margin=use.margin) for use in prediction.memory),
+            terms=_terms(prediction.terms, prediction.token_seconds),
+            prompt_terms=_terms(prediction.prompt_terms, prediction.ttft_seconds),
+            step_terms=_terms(prediction.step_terms, prediction.step_seconds),
+        )
+
+
+def _terms(terms: Sequence[Term], total: float) -> tuple[TermJson, ...]:
+    return tuple(TermJson(**vars(term), part=term.seconds / total if total else 0.0) for term in terms)
+
+
+class QuestionJson(msgspec.Struct, frozen=True):
+    """What was asked."""
+
+    kind: str
+    version: int
+    model: ModelJson
+    cluster: ClusterJson
+    work: Workload
+    objective: Objective
+    runtime: str
+    cautions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, question: Question) -> QuestionJson:
+        model, cluster = question.model, question.cluster
+        return QuestionJson(
+            kind=KIND,
+            version=VERSION,
+            model=ModelJson(
+                **vars(ModelFacts.of(model)),
+                parameters=model.parameters,
+                active_parameters=model.active_parameters,
+                counted=model.counted,
+                max_context=model.max_context,
+                state_bytes=model.state_bytes(question.runtime.cache_of(model)),
+                notes=model.notes,
+                known_family=model.known_family,
+            ),
+            cluster=ClusterJson(
+                devices=cluster.devices,
+                links=cluster.pairs,
+                cores=cluster.cores,
+                cores_together=cluster.cores_together,
+                cores_in_turns=cluster.cores_in_turns,
+                cores_awake=cluster.cores_awake,
+                notes=cluster.notes,
+            ),
+            work=question.work,
+            objective=question.objective,
+            runtime=question.runtime.name,
+            cautions=tuple(cautions(question)),
+        )
+
+
+class BottleneckJson(msgspec.Struct, frozen=True):
+    """Fields and properties of `Bottleneck`."""
+
+    kind: BottleneckKind
+    where: str
+    seconds: float
+    part: float
+    of: Timed
+    text: str
+
+
+class WhatIfJson(msgspec.Struct, frozen=True):
+    """Fields as those of `WhatIf`, and the ``unit`` of the objective's figure."""
+
+    text: str
+    before: float
+    after: float
+    unit: str
+
+
+class AnswerJson(QuestionJson, frozen=True):
+    """Plans, the best first; which of them the engine can run ``best``; the best machine ``alone``; why, and what would
+    help. ``steps``: only where they were asked for."""
+
+    plans: tuple[CandidateJson, ...]
+    best: int
+    exact: bool
+    notes: tuple[str, ...]
+    alone: CandidateJson
+    verdict: str
+    bottleneck: BottleneckJson
+    what_if: tuple[WhatIfJson, ...]
+    steps: tuple[StepText, ...] | UnsetType = UNSET
+
+
+class NearestJson(msgspec.Struct, frozen=True):
+    """A case that would fit."""
+
+    text: str
+    plan: CandidateJson
+
+
+class ShortageJson(msgspec.Struct, frozen=True):
+    """What is missing, in bytes, on the device that lacks most in the plan that lacks least."""
+
+    device: str
+    needed: int
+    available: int
+    missing: int
+    closest: CandidateJson
+    nearest: tuple[NearestJson, ...]
+
+
+class NothingFitsJson(QuestionJson, frozen=True):
+    """The answer where no plan fits."""
+
+    plans: tuple[CandidateJson, ...]
+    shortage: ShortageJson
 
 
 def answer_json(
@@ -47,64 +228,32 @@ def answer_json(
     found: Bottleneck,
     changes: Sequence[WhatIf],
     verdict: str,
-) -> dict[str, object]:
-    """Plans, the best first; which of them the engine can run best; the best machine alone; why, and what would help.
-
-    In seconds, bytes, watts, US dollars.
-    """
-    return question_json(question) | {
-        "plans": [candidate_json(each) for each in candidates],
-        "best": candidates.index(best),
-        "exact": answers.exact,
-        "notes": answers.notes,
-        "alone": candidate_json(answers.single),
-        "verdict": verdict,
-        "bottleneck": {**vars(found), "text": found.text},
-        "what_if": [
-            {"text": each.text, "before": each.before, "after": each.after, "unit": question.aim.unit}
-            for each in changes
-        ],
-    }
+    steps: Sequence[StepText] = (),
+) -> AnswerJson:
+    return AnswerJson(
+        **asdict(QuestionJson.of(question)),
+        plans=tuple(map(CandidateJson.of, candidates)),
+        best=candidates.index(best),
+        exact=answers.exact,
+        notes=answers.notes,
+        alone=CandidateJson.of(answers.single),
+        verdict=verdict,
+        bottleneck=BottleneckJson(**vars(found), text=found.text),
+        what_if=tuple(WhatIfJson(each.text, each.before, each.after, question.aim.unit) for each in changes),
+        steps=tuple(steps) or UNSET,
+    )
 
 
-def shortage_json(question: Question, found: Shortage) -> dict[str, object]:
-    """The same where nothing fits."""
-    return question_json(question) | {
-        "plans": [],
-        "shortage": {
-            "device": found.use.device,
-            "needed": found.use.needed,
-            "available": found.use.room,
-            "missing": found.missing,
-            "closest": candidate_json(found.closest),
-            "nearest": [{"text": each.text, "plan": candidate_json(each.candidate)} for each in found.nearest],
-        },
-    }
-
-
-def candidate_json(candidate: Candidate) -> dict[str, object]:
-    plan, prediction = candidate.plan, candidate.prediction
-    return {
-        "strategy": plan.strategy,
-        "obstacle": plan.obstacle,
-        "fits": prediction.fits,
-        "stages": plan.stages,
-        "token_seconds": prediction.token_seconds,
-        "tokens_per_s": prediction.tokens_per_s,
-        "ttft_seconds": prediction.ttft_seconds,
-        "concurrency": prediction.concurrency,
-        "step_seconds": prediction.step_seconds,
-        "throughput": prediction.throughput,
-        "largest_context": prediction.largest_context,
-        "watts": prediction.watts,
-        "joules_per_token": prediction.joules,
-        "dollars_per_million": prediction.dollars_per_million,
-        "memory": [{**vars(use), "margin": use.margin} for use in prediction.memory],
-        "terms": [_term(term, prediction.token_seconds) for term in prediction.terms],
-        "prompt_terms": [_term(term, prediction.ttft_seconds) for term in prediction.prompt_terms],
-        "step_terms": [_term(term, prediction.step_seconds) for term in prediction.step_terms],
-    }
-
-
-def _term(term: Term, total: float) -> dict[str, object]:
-    return {**vars(term), "part": term.seconds / total if total else 0.0}
+def shortage_json(question: Question, found: Shortage) -> NothingFitsJson:
+    return NothingFitsJson(
+        **asdict(QuestionJson.of(question)),
+        plans=(),
+        shortage=ShortageJson(
+            device=found.use.device,
+            needed=found.use.needed,
+            available=found.use.room,
+            missing=found.missing,
+            closest=CandidateJson.of(found.closest),
+            nearest=tuple(NearestJson(each.text, CandidateJson.of(each.candidate)) for each in found.nearest),
+        ),
+    )

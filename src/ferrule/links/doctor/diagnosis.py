@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import msgspec
+
 from ferrule.links.doctor import (
     between,
     connectivity,
@@ -20,7 +22,7 @@ from ferrule.links.doctor import (
     unreadable,
 )
 from ferrule.links.doctor.cures import family
-from ferrule.links.findings import SEVERITIES, Finding, worst
+from ferrule.links.findings import SEVERITIES, Cure, Finding, Severity, worst
 from ferrule.links.types.inventory import Inventory
 
 SCHEMA = 1
@@ -53,30 +55,70 @@ def diagnose(inventories: Sequence[Inventory]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda one: -SEVERITIES.index(one.severity)))
 
 
-def diagnosis_json(inventories: Sequence[Inventory], findings: Sequence[Finding]) -> dict[str, object]:
-    """For other programs; docs/doctor.md tells the fields."""
-    hosts = [
-        {
-            "name": one.host,
-            "source": one.machine.tree,
-            "system": one.machine.system,
-            "family": family(one.machine),
-            "os": one.machine.os_name,
-            "kernel": one.machine.kernel,
-        }
+class EvidenceJson(msgspec.Struct, frozen=True):
+    where: str
+    line: str
+
+
+class FindingJson(msgspec.Struct, frozen=True):
+    """Fields of `Finding`."""
+
+    id: str
+    severity: Severity
+    subject: str
+    what: str
+    evidence: tuple[EvidenceJson, ...]
+    why: str
+    cure: tuple[Cure, ...]
+    hosts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, one: Finding) -> FindingJson:
+        evidence = tuple(EvidenceJson(where, line) for where, line in one.evidence)
+        return cls(one.id, one.severity, one.subject, one.what, evidence, one.why, one.cure, one.hosts)
+
+
+class HostJson(msgspec.Struct, frozen=True):
+    """A host that was looked at."""
+
+    name: str
+    source: str
+    system: str
+    family: str
+    os: str | None
+    kernel: str | None
+
+
+class UnreachedJson(msgspec.Struct, frozen=True):
+    """A host that was not."""
+
+    host: str
+    error: str
+
+
+class DiagnosisJson(msgspec.Struct, frozen=True):
+    """A diagnosis for other programs; docs/doctor.md tells the fields."""
+
+    schema: int
+    worst: Severity
+    hosts: tuple[HostJson, ...]
+    findings: tuple[FindingJson, ...]
+    unreached: tuple[UnreachedJson, ...] = ()
+
+
+def diagnosis_json(
+    inventories: Sequence[Inventory], findings: Sequence[Finding], unreached: Sequence[UnreachedJson] = ()
+) -> DiagnosisJson:
+    hosts = tuple(
+        HostJson(
+            name=one.host,
+            source=one.machine.tree,
+            system=one.machine.system,
+            family=family(one.machine),
+            os=one.machine.os_name,
+            kernel=one.machine.kernel,
+        )
         for one in inventories
-    ]
-    return {
-        "schema": SCHEMA,
-        "worst": worst(tuple(findings)),
-        "hosts": hosts,
-        "findings": [finding_json(one) for one in findings],
-    }
-
-
-def finding_json(one: Finding) -> dict[str, object]:
-    """One finding in it."""
-    return {
-        **dataclasses.asdict(one),
-        "evidence": [{"where": where, "line": line} for where, line in one.evidence],
-    }
+    )
+    found = tuple(map(FindingJson.of, findings))
+    return DiagnosisJson(SCHEMA, worst(tuple(findings)), hosts, found, tuple(unreached))

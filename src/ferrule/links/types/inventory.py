@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -27,9 +26,8 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
-    """All that was found on one machine. ``device_nodes``: None where it is not known which there are. ``seen``: every
-    path or ``$ command`` that was read, and what stood there."""
+class Facts:
+    """All that was found on one machine. ``device_nodes``: None where it is not known which there are."""
 
     machine: Machine
     thunderbolt: tuple[ThunderboltDomain, ...] = ()
@@ -43,6 +41,12 @@ class Inventory:
     firewalls: tuple[Firewall, ...] = ()
     services: tuple[Service, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory(Facts):
+    """The same with its sources. ``seen``: every path or ``$ command`` that was read, and what stood there."""
+
     seen: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -77,10 +81,3 @@ class Inventory:
         """Evidence from these places, the first line of each; those that were not read are left out."""
         lines = ((where, self.seen[where].strip().splitlines()) for where in wheres if where in self.seen)
         return tuple((where, found[0] if found else "") for where, found in lines)
-
-
-def inventory_json(inventory: Inventory) -> dict[str, object]:
-    """All fields under their own names, without `Inventory.seen`, which repeats them as text."""
-    fields = dataclasses.asdict(dataclasses.replace(inventory, seen={}))
-    del fields["seen"]
-    return fields
