@@ -167,6 +167,28 @@ def test_this_machine_and_others_are_asked(monkeypatch: pytest.MonkeyPatch, tmp_
     assert asked[1] == ([], {"command": "ferrule", "rank": RANK, "fresh": False})
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("no/such/model/here",), "no such file or directory"),
+        (("model.gguf",), "is damaged or no GGUF file"),
+        (("demo", "--runtime", "nonesuch"), "--runtime: there is no 'nonesuch'"),
+        (("demo", "--prompt", "9000", "--context", "1000"), "raise --context"),
+        (("demo", "--runtime", "vllm", "--explain-step"), "leave --runtime vllm out"),
+        (("demo", "--save", "nowhere/desk.toml"), "cannot write nowhere/desk.toml"),
+    ],
+)
+def test_what_cannot_be_planned_is_told_before_machines_are_measured(
+    words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.gguf").write_bytes(b"not a GGUF file")
+    monkeypatch.setattr("ferrule.plan.cluster.live_cluster", lambda *_, **__: pytest.fail("measured"))
+    done = run(*words)
+    assert told in " ".join(done.output.split())
+    assert done.exit_code != 0
+
+
 def test_what_serving_measured_counts_for_machines_that_were_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

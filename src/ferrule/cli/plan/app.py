@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -15,7 +14,8 @@ from ferrule.agent.device import RANK
 from ferrule.cli.complete import lab_profiles, models
 from ferrule.cli.extras import needs
 from ferrule.cli.flags import RemoteCommand
-from ferrule.cli.output import print_json, wide_console
+from ferrule.cli.output import check_folders, print_json, wide_console
+from ferrule.cli.plan.asked import Goal, asked_of
 from ferrule.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,16 +34,7 @@ LOCAL = "local"
 """Among --hosts: this machine, which is always there."""
 
 
-Goal = Literal["latency", "throughput", "ttft", "context", "energy"]
 Over = Literal["hosts", "latency", "context"]
-_FORMATS = {
-    "ferrule": ("bfloat16", "int8", "int4"),
-    "mlx": ("mlx-8bit", "mlx-6bit", "mlx-4bit"),
-    "vllm": ("fp8", "gptq-int4"),
-    "llama.cpp-rpc": ("q8_0", "q4_k_m"),
-    "exo-grpc": ("mlx-8bit", "mlx-4bit"),
-}
-"""Formats in which weights might be stored instead, by engine."""
 
 
 app = typer.Typer()
@@ -130,22 +121,25 @@ def plan(
             return
     if model is None and save is None:
         raise ConfigError("which MODEL? Such as ferrule plan llama-3.3-70b; ferrule plan --help tells more")
+    # What cannot be is told before machines are measured and asked.
+    check_folders((save, picture))
+    asked = None if model is None else asked_of(model, weights, runtime, (context, prompt, concurrency, kwh_price))
+    if explain_step and asked is not None:
+        from ferrule.cli.plan.step import check_engine
+
+        check_engine(asked.runtime)
+    if picture is not None:
+        with needs("bench", "plan --plot"):
+            import matplotlib  # noqa: F401
     machines = _machines(profile, cluster, hosts, tree, remote_command, measure=measure)
     if save is not None:
         from ferrule.plan.cluster import write_cluster
 
         write_cluster(machines, save)
         Console(stderr=True).print(f"wrote {save}", highlight=False)
-    if model is None:
+    if asked is None:
         return
-    question = _question(model, machines, weights, runtime, objective, (context, prompt, concurrency, kwh_price))
-    if explain_step:
-        from ferrule.cli.plan.step import check_engine
-
-        check_engine(question.runtime)
-    if picture is not None:
-        with needs("bench", "plan --plot"):
-            import matplotlib  # noqa: F401 - better now than after the search
+    question = asked.on(machines, objective)
     from ferrule.plan import search
 
     answers = search(question)
@@ -185,46 +179,6 @@ def _machines(
     others = [each for each in (hosts or "").split(",") if each.strip() and each.strip() != LOCAL]
     with Console(stderr=True).status("Measuring this machine" + (f" and asking {', '.join(others)}" if others else "")):
         return live_cluster([each.strip() for each in others], command=remote_command, rank=RANK, fresh=measure)
-
-
-def _question(
-    name: str,
-    cluster: ClusterSpec,
-    weights: str | None,
-    engine: str,
-    objective: Goal,
-    work: tuple[int, int, int, float | None],
-) -> Question:
-    from ferrule.errors import FerruleError
-    from ferrule.model import read_model
-    from ferrule.model.storage import PLAIN
-    from ferrule.plan import BUILT_IN_ENGINE, RUNTIMES, Question, Workload
-    from ferrule.plan.cost import calibrated, read_calibrations
-
-    runtime = RUNTIMES.get(engine)
-    if runtime is None:
-        raise ConfigError(f"--runtime: there is no {engine!r}; there are {', '.join(RUNTIMES)}")
-    context, prompt, concurrency, kwh_price = work
-    if prompt > context:
-        raise ConfigError(f"--prompt {prompt} is more than --context {context} has room for; raise --context")
-    if runtime is BUILT_IN_ENGINE:
-        known = read_calibrations()
-        measured = (calibrated(device, known) if device.measured else device for device in cluster.devices)
-        cluster = replace(cluster, devices=tuple(measured))
-    model = read_model(name, weights=weights)
-    lighter = []
-    for stored in _FORMATS[engine]:
-        try:
-            flag = runtime is BUILT_IN_ENGINE and stored not in PLAIN
-            words = f"{stored} (--weights {stored})" if flag else stored
-            lighter.append((words, read_model(name, weights=stored)))
-        except FerruleError:  # a GGUF file cannot be counted as if it were stored otherwise
-            break
-    lighter = [each for each in lighter if each[1].bytes < 0.9 * model.bytes]
-    lighter.sort(key=lambda each: -each[1].bytes)
-    return Question(
-        model, cluster, Workload(context, prompt, concurrency, kwh_price=kwh_price), objective, runtime, tuple(lighter)
-    )
 
 
 def _show(

@@ -1,0 +1,71 @@
+"""Question of `ferrule plan` before its machines are known: read first, since machines may have to be measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from ferrule.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ferrule.model import ModelSpec
+    from ferrule.plan import ClusterSpec, Question, Runtime, Workload
+
+Goal = Literal["latency", "throughput", "ttft", "context", "energy"]
+_FORMATS = {
+    "ferrule": ("bfloat16", "int8", "int4"),
+    "mlx": ("mlx-8bit", "mlx-6bit", "mlx-4bit"),
+    "vllm": ("fp8", "gptq-int4"),
+    "llama.cpp-rpc": ("q8_0", "q4_k_m"),
+    "exo-grpc": ("mlx-8bit", "mlx-4bit"),
+}
+"""Formats in which weights might be stored instead, by engine."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Question to the planner without its machines. ``lighter``: the model in formats of fewer bytes, with words for
+    each."""
+
+    model: ModelSpec
+    runtime: Runtime
+    work: Workload
+    lighter: tuple[tuple[str, ModelSpec], ...]
+
+    def on(self, cluster: ClusterSpec, objective: Goal) -> Question:
+        from ferrule.plan import BUILT_IN_ENGINE, Question
+        from ferrule.plan.cost import calibrated, read_calibrations
+
+        if self.runtime is BUILT_IN_ENGINE:
+            known = read_calibrations()
+            measured = (calibrated(device, known) if device.measured else device for device in cluster.devices)
+            cluster = replace(cluster, devices=tuple(measured))
+        return Question(self.model, cluster, self.work, objective, self.runtime, self.lighter)
+
+
+def asked_of(name: str, weights: str | None, engine: str, work: tuple[int, int, int, float | None]) -> Asked:
+    """Read model ``name``. ``work``: context, prompt, concurrency and the price of a kWh. Raises `ConfigError` for
+    flags that cannot be, and what `read_model` raises."""
+    from ferrule.errors import FerruleError
+    from ferrule.model import read_model
+    from ferrule.model.storage import PLAIN
+    from ferrule.plan import BUILT_IN_ENGINE, RUNTIMES, Workload
+
+    runtime = RUNTIMES.get(engine)
+    if runtime is None:
+        raise ConfigError(f"--runtime: there is no {engine!r}; there are {', '.join(RUNTIMES)}")
+    context, prompt, concurrency, kwh_price = work
+    if prompt > context:
+        raise ConfigError(f"--prompt {prompt} is more than --context {context} has room for; raise --context")
+    model = read_model(name, weights=weights)
+    lighter = []
+    for stored in _FORMATS[engine]:
+        try:
+            flag = runtime is BUILT_IN_ENGINE and stored not in PLAIN
+            words = f"{stored} (--weights {stored})" if flag else stored
+            lighter.append((words, read_model(name, weights=stored)))
+        except FerruleError:  # a GGUF file cannot be counted as if it were stored otherwise
+            break
+    lighter = [each for each in lighter if each[1].bytes < 0.9 * model.bytes]
+    lighter.sort(key=lambda each: -each[1].bytes)
+    return Asked(model, runtime, Workload(context, prompt, concurrency, kwh_price=kwh_price), tuple(lighter))
