@@ -29,7 +29,7 @@ from ferrule.plan.cluster.spec import DeviceSpec
 from ferrule.plan.device.backend import processor
 from ferrule.plan.device.benchmark import Effort, Figures
 from ferrule.plan.runtime import BUILT_IN_ENGINE
-from ferrule.process import usable_cores
+from ferrule.process import tied, usable_cores
 from ferrule.process.memory import memory_free
 
 _log = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ def _answer(told: str, kind: type[_T], what: str) -> _T:
 def _python(arguments: list[str], timeout: float, env: Mapping[str, str], what: str) -> str:
     try:
         done = subprocess.run(
-            [sys.executable, *arguments],
+            tied([sys.executable, *arguments]),  # it would compute on, with all cores, when we are killed
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
