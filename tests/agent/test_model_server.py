@@ -25,7 +25,8 @@ def test_the_speed_is_that_of_the_place_where_the_model_is(tmp_path, monkeypatch
         server = ModelServer(home, "demo", desired(home.settings.host))
         server._planner.placed = HERE
         health = Health("ready", running=1)
-        engine = SimpleNamespace(health=lambda: health, ranks=())
+        tokenizer = SimpleNamespace(warning="the chat template cannot be used")
+        engine = SimpleNamespace(health=lambda: health, ranks=(), tokenizer=tokenizer)
         await server._measure(engine)
         server._engine = engine
         assert (server.state().hosts, server.state().measured) == (("a", "b"), 10.0)
@@ -39,5 +40,8 @@ def test_the_speed_is_that_of_the_place_where_the_model_is(tmp_path, monkeypatch
         server.measure_again()
         await until(server._measuring.done)
         assert server.state().measured == 20.0
+        assert server.state().detail == "the chat template cannot be used"
+        health = Health("failed", "no memory")
+        assert server.state().detail == "no memory"
 
     asyncio.run(scene())

@@ -36,6 +36,7 @@ class TinyTokenizer:
         self.backend = backend
         self._template = template
         self.has_chat_template = template is not None
+        self.warning: str | None = None
         self.eos_token_id: int | None = backend.token_to_id(END)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

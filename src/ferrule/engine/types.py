@@ -133,10 +133,11 @@ class ChatMessage(TypedDict):
 
 
 class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that serving needs."""
+    """The part of a Hugging Face tokenizer that serving needs. ``warning``: what is wrong with its chat template."""
 
     eos_token_id: int | None
     has_chat_template: bool
+    warning: str | None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 

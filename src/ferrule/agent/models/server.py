@@ -130,7 +130,7 @@ class ModelServer:
         return replace(
             found,
             state=health.state,
-            detail=health.error or "",
+            detail=health.error or engine.tokenizer.warning or "",
             running=health.running,
             waiting=health.waiting,
             recoveries=health.recoveries,
