@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
 from ferrule.errors import PlanError
 from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
+from ferrule.plan.cost.memory import weight_bytes
 from ferrule.plan.explain.shortage import shortage
 from ferrule.plan.plan import Plan
 from ferrule.plan.question import Question, Workload
@@ -13,6 +17,23 @@ from ferrule.plan.search.best import search
 LEAST_CONTEXT = 64
 """Tokens with room for fewer of which serving makes no sense; the engine cuts the context to what there is room for."""
 _PROMPT = 512
+
+
+def require_room(model: ModelSpec, plan: Plan, devices: Sequence[str], free: Mapping[str, int]) -> None:
+    """Check the weights of ranks on ``devices``, by rank, against the bytes ``free`` there, as far as those are
+    known. Raises `PlanError` (with ``needed`` and ``available``) where they are too few."""
+    needed: Counter[str] = Counter()
+    for device, size in zip(devices, weight_bytes(model.in_engine, plan), strict=True):
+        needed[device] += size
+    for device, size in needed.items():
+        if size > free.get(device, size):
+            room = free[device]
+            raise PlanError(
+                f"{model.name} does not fit: {device} needs {size / 2**30:.1f} GiB for weights alone and has "
+                f"{room / 2**30:.1f} free, {(size - room) / 2**30:.1f} GiB ({size - room:,} bytes) too little",
+                needed=size,
+                available=room,
+            )
 
 
 def plan_machine(model: ModelSpec, device: DeviceSpec) -> Plan:

@@ -121,6 +121,7 @@ class ModelServer:
             found,
             state=health.state,
             detail=health.error or "",
+            note=health.note or "",
             running=health.running,
             waiting=health.waiting,
             recoveries=health.recoveries,

@@ -98,6 +98,8 @@ def models_table(rows: Sequence[ModelRow]) -> Iterator[RenderableType]:
     for row in rows:
         if row.detail and row.state != "ready":
             yield Text(f"\n{row.name}: {row.detail}", style="dim")
+        if row.note:
+            yield Text(f"\n{row.name}: {row.note}", style="yellow")
 
 
 def _speed(row: ModelRow) -> str:

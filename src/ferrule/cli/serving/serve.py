@@ -229,7 +229,7 @@ def _run(
     async def load() -> Engine:
         nonlocal speed
         with Loading(console) as loading:
-            engine = await start(options, loading, planner=lambda model: planner, choose_plan=choose_plan)
+            engine = await start(options, loading, planner=planner.about, choose_plan=choose_plan)
             speed = await speed_of(engine, device)
             return engine
 

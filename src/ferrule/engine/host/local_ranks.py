@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ferrule.engine.host.lost_devices import LostDevices
 from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.host.processes import Kind, LocalRanks, start_ranks
 from ferrule.engine.messages import Start, encode
 from ferrule.engine.options import RankOptions
 from ferrule.errors import ModelUnavailable
+from ferrule.process.memory import memory_free
 
 if TYPE_CHECKING:
+    from ferrule.engine.host.prepare import PreparedModel
     from ferrule.lab import Lab
+    from ferrule.model import ModelSpec
 
 ANSWER_SECONDS = 0.5
 """Time limit for a host of a lab to answer before it counts as cut off."""
@@ -68,13 +73,23 @@ def _kind(options: RankOptions) -> Kind:
 
 class LocalPlanner:
     """Always the same plan: on this machine, where a process that died can be started again, or on the hosts of a
-    ``lab``, as soon as cables lead to all of them. ``standby`` and ``expected``: as in `LocalStarter`."""
+    ``lab``, as soon as cables lead to all of them. A rank whose device stays lost takes another one of its host.
+    ``standby`` and ``expected``: as in `LocalStarter`."""
 
     def __init__(self, lab: Lab | None = None, *, standby: bool = False, expected: LocalRanks | None = None) -> None:
         self._lab = lab
         self._starter = LocalStarter(lab, standby=standby, expected=expected)
+        self._lost = LostDevices()
+        self._spec: ModelSpec | None = None
+
+    def about(self, model: PreparedModel) -> LocalPlanner:
+        """Itself, once it knows which model it is for."""
+        self._spec = model.spec
+        return self
 
     async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
+        if loss is not None:
+            self._lost.note(loss, time.monotonic())
         if loss is not None and self._lab is not None:
             needed = range(min(self._lab.size, options.plan.world_size))
             reached = await _reached(self._lab)
@@ -84,7 +99,18 @@ class LocalPlanner:
                     f"{' and '.join(missing)} cannot be reached from {self._lab.name(0)}, and the model needs "
                     f"{len(needed)} hosts; it returns by itself when the cables are back"
                 )
-        return Deployment(options, self._starter, self._starter)
+        return self._with_devices(options)
+
+    def _with_devices(self, options: RankOptions) -> Deployment:
+        """Raises `PlanError` where the devices that are left have too little memory."""
+        size = options.plan.world_size
+        hosts = ["" if self._lab is None else self._lab.name(rank % self._lab.size) for rank in range(size)]
+        found = self._lost.around(options, hosts)
+        if found is None:
+            return Deployment(options, self._starter, self._starter)
+        if self._spec is not None and self._lab is None:
+            self._lost.check_room(self._spec, found, hosts, {"": memory_free()[0]})
+        return Deployment(found.options, self._starter, self._starter, found.note)
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
         return None

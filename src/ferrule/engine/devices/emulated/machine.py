@@ -17,7 +17,7 @@ MEMORY = 1 << 30
 _FLOAT_POISON, _BYTE_POISON = float("nan"), 0x5A
 
 
-class LostDevice(RuntimeError):
+class LostDevice(torch.AcceleratorError):
     """The device is gone, as after an error that only a reset of it cures."""
 
 
