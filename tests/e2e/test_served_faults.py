@@ -15,12 +15,13 @@ import pytest
 from server_process import Server, start_server, wait_until
 
 from ferrule.engine import EngineOptions, LocalEngine, SamplingParams, start
-from ferrule.engine.devices.registry import MOST_EMULATED
+from ferrule.engine.device_names import MOST_EMULATED
 from ferrule.errors import ModelUnavailable
 from ferrule.lab import Lab, pair
 
 pytestmark = pytest.mark.slow
 
+LOST = "FERRULE_EMULATED_LOST"
 SOON = 10.0
 """Seconds; a busy machine may need them for what takes a fraction of one on a quiet one."""
 
@@ -103,7 +104,7 @@ def test_answers_on_different_devices_are_those_of_processors_and_outlive_a_devi
 ) -> None:
     away = tmp_path / "away"
     command = ("--demo", "--tp", "2", "--device", "cpu,emulated", "--dtype", "float32")
-    server = start_server(*command, env={"FERRULE_EMULATED_LOST": str(away)})
+    server = start_server(*command, env={LOST: str(away)})
     try:
         assert "emulated:0" in server.output
         whole = ask(server, "greedy", tokens=40)
@@ -126,6 +127,24 @@ def test_answers_on_different_devices_are_those_of_processors_and_outlive_a_devi
         assert (health["status"], health["recoveries"]) == ("ok", 3)
         assert health["note"] == "emulated:0 stays lost, so the model runs with rank 0 on cpu, rank 1 on cpu"
         assert health["note"] in server.output
+    finally:
+        server.stop()
+
+
+@pytest.mark.soak  # this machine is measured
+def test_the_planner_chooses_a_device_and_another_one_when_that_stays_lost(demo: Server, tmp_path: Path) -> None:
+    server = start_server("demo", "--device", "emulated", "--dtype", "float32", env={LOST: str(tmp_path)})
+    try:
+        whole = ask(demo, "greedy", tokens=40)
+        for _ in range(2):
+            assert ask(server, "greedy", partial(strike, server.ranks(), signal.SIGUSR1), tokens=40) == whole
+        health = server.health().json()
+        assert health["status"] == "ok"
+        assert "single: --tp 1 --pp 1" in server.output
+        first, second = sorted(int(path.name) for path in tmp_path.iterdir())
+        assert f"emulated:{first}" in health["note"]
+        assert f"emulated:{second}" in health["note"]
+        assert " stays lost, so the model runs with rank 0 on emulated:" in health["note"]
     finally:
         server.stop()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from socket import gethostname, socket
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ferrule.cli import complete
+from ferrule.cli.serving.machine import choice_of, devices_of, plan_here, split_as_asked, this_machine
 from ferrule.cli.serving.model import (
     DEMO,
     DEMO_RANKS,
@@ -27,7 +27,7 @@ from ferrule.cli.serving.model import (
 )
 from ferrule.cluster.home import running_cluster
 from ferrule.config import is_loopback
-from ferrule.errors import ConfigError, FerruleError
+from ferrule.errors import ConfigError
 from ferrule.installation import require
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from ferrule.engine.host.local_ranks import LocalPlanner
     from ferrule.engine.host.prepare import PlanChoice
     from ferrule.engine.host.speed import Speed
-    from ferrule.model import ModelSpec
-    from ferrule.plan import DeviceSpec, Plan, SavedPlan
+    from ferrule.plan import DeviceSpec, SavedPlan
 
 DEFAULT_PORT = 8420
 
@@ -109,7 +108,8 @@ def serve(
     """Serve a model over the OpenAI API.
 
     Where this machine is a host of a cluster (`ferrule up`), on the hosts of that; else on this machine. Without --tp,
-    --pp and --plan the planner decides how to split it, and refuses what no memory can hold.
+    --pp and --plan the planner decides how to split it, over the devices that --device allows, and refuses what no
+    memory can hold.
     """
     chosen = choose(model, demo=demo)
     saved = _saved_plan(plan, tp, pp, hosts)
@@ -192,17 +192,25 @@ def serve(
         if directory is not None:
             check_configuration(directory)  # what cannot be a model is said before anything is measured or started
         choose_plan = saved.for_model if saved is not None else None
-        on_cpu = options.device == CPU
-        undecided = not split and saved is None and on_cpu  # of other devices the planner knows nothing yet
+        choice = None
 
         def make_room() -> None:
             if expected is not None:
                 expected.discard()  # they would take the cores that are measured
 
-        machine = this_machine(console, threads, make_room if undecided else None) if on_cpu else None
-        if undecided and machine is not None:
-            choose_plan = partial(_plan_here, machine)
-        planner = LocalPlanner(standby=standby, expected=expected)
+        machine = None
+        if options.device == CPU:
+            undecided = not split and saved is None
+            machine = this_machine(console, threads, make_room if undecided else None)
+            if undecided and machine is not None:
+                choose_plan = partial(plan_here, machine)
+        elif saved is None:
+            devices = devices_of(console, options, None if split else make_room)
+            if devices and not split:
+                choice = choice_of(options, devices)
+            elif devices and not demo:  # which is split to show something
+                choose_plan = partial(split_as_asked, console, options, devices)
+        planner = LocalPlanner(standby=standby, expected=expected, choice=choice)
         _run(console, options, planner, choose_plan, machine, listener, host, api_key)
 
 
@@ -247,33 +255,6 @@ def _saved_plan(file: Path | None, tp: int | None, pp: int | None, hosts: str | 
     from ferrule.plan import read_plan
 
     return read_plan(file)
-
-
-def _plan_here(device: DeviceSpec, model: ModelSpec) -> Plan:
-    from ferrule.plan import plan_machine
-    from ferrule.plan.cost import calibrated
-
-    return plan_machine(model, calibrated(device))
-
-
-def this_machine(
-    console: Console, threads: int | None, before_measuring: Callable[[], None] | None
-) -> DeviceSpec | None:
-    """Device description of this machine, for a prediction; None where nothing is known of it. The first time it is
-    measured, which takes seconds; not so where ``before_measuring``, which is called then, is None."""
-    from ferrule.agent.device import RANK
-    from ferrule.plan.device.measure import measure_device, recall_device
-
-    try:
-        device = recall_device(threads=threads, unit="cpu")
-        if device is not None or before_measuring is None:
-            return device
-        before_measuring()
-        console.print("Measuring this machine, once in 30 days …", style="dim", highlight=False)
-        return measure_device(rank=RANK, threads=threads, unit="cpu")
-    except (FerruleError, OSError, RuntimeError) as error:  # serving goes on without a prediction
-        console.print(f"No prediction: {error}", style="dim", highlight=False)
-        return None
 
 
 def choose(model: str | None, *, demo: bool) -> str:

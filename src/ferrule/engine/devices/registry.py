@@ -6,14 +6,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ferrule.engine.device_names import AUTO, CPU, parse_device
+from ferrule.engine.device_names import AUTO, CPU, EMULATED, MOST_EMULATED, parse_device
 from ferrule.engine.devices.accelerator import BUILDS, TorchAccelerator
 from ferrule.engine.devices.cpu import CpuDevice
 from ferrule.engine.devices.device import Device
 from ferrule.staging import accelerators
-
-MOST_EMULATED = 8
-"""Emulated accelerators of a machine: enough for tests."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ def _emulated_gone(number: int) -> bool:
 DEVICES = {
     CPU: DeviceKind(lambda number, threads: CpuDevice(threads), lambda: 1, pinned=True),
     **{kind: _accelerator(kind) for kind in BUILDS},
-    "emulated": DeviceKind(_emulated, lambda: MOST_EMULATED, _emulated_gone),
+    EMULATED: DeviceKind(_emulated, lambda: MOST_EMULATED, _emulated_gone),
 }
 
 

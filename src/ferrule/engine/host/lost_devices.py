@@ -86,8 +86,7 @@ class LostDevices:
         names = self.instead(wanted, hosts)
         if names == wanted:
             return None
-        places = ", ".join(f"rank {rank} on {name}" for rank, name in enumerate(names))
-        note = f"{self.told()}, so the model runs with {places}"
+        note = f"{self.told()}, so the model runs with {places(names)}"
         return Deviation(replace(options, device=",".join(names)), names, note)
 
     def told(self) -> str:
@@ -106,3 +105,8 @@ class LostDevices:
         except PlanError as error:
             told = f"{self.told()}, and {error}"
             raise PlanError(told, needed=error.needed, available=error.available) from None
+
+
+def places(devices: Sequence[str]) -> str:
+    """The ranks' ``devices``, for people."""
+    return ", ".join(f"rank {rank} on {device}" for rank, device in enumerate(devices))
