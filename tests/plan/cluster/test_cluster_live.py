@@ -110,6 +110,21 @@ def test_processors_and_a_gpu_that_is_named_are_one_device(monkeypatch: pytest.M
         assert len(report.devices) == figures.count
 
 
+def test_gpus_that_are_not_alike_are_measured_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(unit: str = "cuda", **_: object) -> Figures:
+        number = int(unit.partition(":")[2] or 0)
+        others = tuple(f"cuda:{each}" for each in range(2) if each != number)
+        return Figures(f"cuda:{number}", "It", "it", 1, (8 << number) << 30, 8e11, {"bf16": 7e13}, 5e-6, unlike=others)
+
+    monkeypatch.setattr(cluster_live, "measure_figures", measured)
+    monkeypatch.setattr(cluster_live, "free_now", lambda one: one.memory_total)
+    found = [(one.name, one.memory >> 30) for one in devices_here("cuda", rank="none")]
+    assert found == [("cuda:0", 8), ("cuda:1", 16)]
+    assert [one.name for one in devices_here("cuda:1", rank="none")] == ["cuda:1"]
+    report = parse_report(report_text(rank="none"), "here")
+    assert [(one.device, one.memory >> 30) for one in report.devices] == found
+
+
 def test_links_that_share_something_get_what_they_got_together() -> None:
     together = Bandwidth(1, 9.3e9, 12e9, 9e9, 9e9)
     pair = MeasuredPair(("box-1", "box-2"), NOW, (_link("eth0"), _link("eth1")), together)

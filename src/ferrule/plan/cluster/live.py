@@ -29,8 +29,8 @@ _BEGIN = '{"ferrule_device"'
 
 
 class HostReport(msgspec.Struct, frozen=True, tag_field="ferrule_device", tag=1):
-    """A machine as a device, and its interfaces. ``notes``: on how it was measured. ``others``: more GPUs like that
-    one, named alike. The tag is the format's version."""
+    """A machine as a device, and its interfaces. ``notes``: on how it was measured. ``others``: more GPUs of that kind,
+    named alike. The tag is the format's version."""
 
     device: DeviceSpec
     host: RankHost
@@ -53,15 +53,19 @@ def own_report(*, rank: str, fresh: bool = False) -> HostReport:
     host = replace(this_host("auto"), interfaces=own_interfaces())
     figures = measure_figures(rank=rank, fresh=fresh)
     device = device_from(figures, host.host, free_now(figures))
-    others = tuple(device_from(one, host.host, free_now(one)) for one in alike(figures)[1:])
+    unlike = (measure_figures(rank=rank, unit=unit, fresh=fresh) for unit in figures.unlike)
+    others = tuple(device_from(one, host.host, free_now(one)) for one in (*alike(figures)[1:], *unlike))
     return HostReport(device, host, tuple(f"{host.host}: {note}" for note in figures.notes), others)
 
 
 def devices_here(unit: str, *, rank: str, threads: int | None = None) -> tuple[DeviceSpec, ...]:
-    """Devices of this machine that ``unit`` means, named as units are: "cuda:1" is one, "cuda" all that are alike.
+    """Devices of this machine that ``unit`` means, named as units are: "cuda:1" is one, "cuda" all of that kind.
     ``rank``, ``threads`` and errors: those of `measure_figures`."""
     figures = measure_figures(rank=rank, unit=unit, threads=threads)
-    found = (figures,) if ":" in unit else alike(figures)
+    found = [figures]
+    if ":" not in unit:
+        unlike = (measure_figures(rank=rank, unit=each, threads=threads) for each in figures.unlike)
+        found = [*alike(figures), *unlike]
     return tuple(replace(device_from(one, one.unit, free_now(one)), host=gethostname()) for one in found)
 
 
