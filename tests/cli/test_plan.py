@@ -129,6 +129,21 @@ def test_what_the_built_in_engine_cannot_run_is_flagged() -> None:
     assert "One machine is not enough: strix-1 alone lacks" in told.output
 
 
+def test_what_recurrent_layers_keep_is_told(tmp_path: Path) -> None:
+    told = run("granite-4.0-h-small", "--profile", "two-strix")
+    assert told.exit_code == 0, told.output
+    for words in (
+        "40 layers, 146.3 MiB of state per sequence",
+        "strix-1 + strix-2: a slice of every expert",
+        "keys, values, states",
+    ):
+        assert words in told.output
+    told = run("nemotron-h-8b", "--cluster", desk(tmp_path, "64 GiB"), "--json")
+    answer = json.loads(told.output)
+    assert answer["model"]["state_bytes"] == 24 * ((8192 + 2048) * 4 * 2 + 128 * 64 * 128 * 4)
+    assert "a slice of the vocabulary" in run("nemotron-h-8b", "--cluster", desk(tmp_path, "64 GiB")).output
+
+
 def test_machines_are_saved_as_a_file_to_plan_with(tmp_path: Path) -> None:
     file = tmp_path / "saved.toml"
     assert run("--profile", "two-strix", "--save", str(file)).exit_code == 0

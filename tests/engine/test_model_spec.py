@@ -10,23 +10,27 @@ from typing import Any
 import pytest
 import torch
 from thread_group import Shared, ThreadGroup, run_ranks
-from tiny_models import COMMON, CONFIGS, COUNTED, make
+from tiny_models import COMMON, CONFIGS, COUNTED, RECURRENT, make
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig
 
 from ferrule.engine.architectures import cuts_of, pipeline_refusal
 from ferrule.engine.devices import open_device
 from ferrule.engine.rank.model import ShardedModel, build
+from ferrule.engine.rank.recurrent import is_mixer
 from ferrule.engine.source import describe, read_config
 from ferrule.errors import ModelError
 from ferrule.model import ModelSpec, Share, read_model
 from ferrule.model.count import count, expected
-from ferrule.model.family import FAMILIES
-from ferrule.model.shape import read_shape
+from ferrule.model.families.family import FAMILIES
+from ferrule.model.families.shape import read_shape
 from ferrule.model.storage import named_format
 from ferrule.plan import BUILT_IN_ENGINE, make_plan
 from ferrule.plan.cost import weight_bytes
+from ferrule.plan.runtime import MIXER_CALLS
 
 TOKENS = 11
+QUICK = ("llama", "qwen3_next")
 
 
 class CountingGroup(ThreadGroup):
@@ -53,6 +57,7 @@ def check(directory: Path) -> None:
     spec = describe(directory, read_config(directory))
     own = read_model(str(directory))
     assert own.decoder == spec.decoder, "the engine and the planner count differently"
+    assert own.tensor_refusal == spec.tensor_refusal
     assert spec.bytes == sum(file.stat().st_size - header(file) for file in directory.glob("*.safetensors"))
     arithmetic = read_model(str(directory / "config.json"))
     assert (arithmetic.decoder, arithmetic.embedding, arithmetic.head, arithmetic.final) == (
@@ -74,7 +79,7 @@ def header(file: Path) -> int:
 def check_rank(spec: ModelSpec, directory: Path, parts: int) -> None:
     plan, shared = make_plan(spec, tensor=parts), Shared(parts)
 
-    def body(world: ThreadGroup) -> tuple[ShardedModel, CountingGroup, int]:
+    def body(world: ThreadGroup) -> tuple[ShardedModel, CountingGroup, int, int]:
         group: Any = CountingGroup(world.rank, shared)
         device = open_device("cpu", 1)
         with torch.inference_mode():
@@ -82,14 +87,19 @@ def check_rank(spec: ModelSpec, directory: Path, parts: int) -> None:
             ids = torch.arange(3, 3 + TOKENS).unsqueeze(0)
             with model.cache.batch([(0, 0, TOKENS)]):
                 model.forward(ids, torch.arange(TOKENS).unsqueeze(0), torch.tensor([TOKENS - 1]))
-            return model, group, model.cache.sequences[0].bytes_per_token
+            kept = model.cache.sequences[0]
+            return model, group, kept.bytes_per_token, kept.state.bytes
 
-    for model, group, cache in run_ranks(parts, body):
+    for model, group, cache, state in run_ranks(parts, body):
         share = Share.even(parts)
         assert model.weight_bytes == weight_bytes(spec, plan)[0] == spec.rank_bytes(share, spec.vocabulary_share(parts))
         policy = BUILT_IN_ENGINE.cache_of(spec)
         # transformers' modules keep latents once; of step programs, which do so twice, rank/test_step.py has a test.
-        layers = [replace(one, attention=replace(one.attention, latents_twice=False)) for one in spec.decoder]
+        layers = [
+            replace(one, attention=one.attention and replace(one.attention, latents_twice=False))
+            for one in spec.decoder
+        ]
+        assert state == spec.state_bytes(policy), "no rank has less of it"
         assert cache * TOKENS == sum(layer.cache_bytes(TOKENS, policy, share) for layer in layers)
         calls = [*spec.first_collectives, *(call for layer in spec.decoder for call in layer.collectives)]
         padded = round(spec.vocabulary_share(parts) * spec.vocab_size) * parts
@@ -97,13 +107,14 @@ def check_rank(spec: ModelSpec, directory: Path, parts: int) -> None:
             assert group.calls == [*((call.kind, call.width) for call in calls), ("gather", padded)]
 
 
-def test_what_the_planner_counts_is_what_a_rank_holds_and_sends(tmp_path: Path) -> None:
-    check(make("llama", tmp_path))
+@pytest.mark.parametrize("name", QUICK)
+def test_what_the_planner_counts_is_what_a_rank_holds_and_sends(name: str, tmp_path: Path) -> None:
+    check(make(name, tmp_path))
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.tensor and name != "kimi_k2"])
 def test_what_is_shared_out_is_what_transformers_and_the_engine_plan(name: str) -> None:
-    config = AutoConfig.for_model(name, **(COMMON | (CONFIGS | COUNTED)[name]))
+    config = AutoConfig.for_model(name, **(COMMON | (CONFIGS | COUNTED | RECURRENT)[name]))
     by_family, by_plan = (read_shape(config.to_dict(), name, cuts) for cuts in (None, cuts_of(config)))
     storage = named_format("float32")
     told, meant = (count(name, each, expected(each, storage), "config", storage) for each in (by_family, by_plan))
@@ -111,10 +122,96 @@ def test_what_is_shared_out_is_what_transformers_and_the_engine_plan(name: str) 
     assert (told.pipeline_refusal is None) == (pipeline_refusal(config, name) is None)
 
 
+def check_stages(directory: Path) -> None:
+    """Of a recurrent model, in 16 bits, which its states do not have."""
+    spec = describe(directory, read_config(directory), dtype="bfloat16").in_engine
+    assert read_model(str(directory / "config.json"), weights="bfloat16").in_engine.decoder == spec.decoder
+    plan, shared = make_plan(spec, pipeline=2), [Shared(1), Shared(1)]
+    policy, device = BUILT_IN_ENGINE.cache_of(spec), open_device("cpu", 1)
+    given = torch.arange(3, 3 + TOKENS).unsqueeze(0)
+    for shard, held, group in zip(plan.shards, weight_bytes(spec, plan), shared, strict=True):
+        alone: Any = CountingGroup(0, group)
+        with torch.inference_mode():
+            model = build(directory, "bfloat16", shard, alone, device, lambda done, total: None)
+            with model.cache.batch([(0, 0, TOKENS)]):
+                given = model.forward(given, torch.arange(TOKENS).unsqueeze(0), torch.tensor([TOKENS - 1]))
+        assert model.weight_bytes == held
+        layers = spec.decoder[shard.first_layer : shard.last_layer]
+        kept = model.cache.sequences[0]
+        assert kept.bytes_per_token == sum(layer.cache_bytes(1, policy) for layer in layers)
+        assert kept.state.bytes == sum(layer.state_bytes(policy) for layer in layers)
+
+
+STAGED = [name for name in RECURRENT if FAMILIES[name].stages]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in STAGED])
+def test_states_are_counted_in_the_stage_that_keeps_them(name: str, tmp_path: Path) -> None:
+    check_stages(make(name, tmp_path))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CONFIGS | COUNTED if name != "llama"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS | COUNTED | RECURRENT if name not in QUICK])
 def test_the_same_for_every_architecture(name: str, tmp_path: Path) -> None:
     check(make(name, tmp_path))
+
+
+class CallCount(TorchFunctionMode):
+    """Calls from Python; what only asks for a shape is none."""
+
+    calls = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += getattr(function, "__name__", "") not in ("__get__", "size", "dim", "is_floating_point")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STAGED)
+def test_calls_of_mixers_are_as_many_as_the_planner_counts(name: str, tmp_path: Path) -> None:
+    alone: Any = CountingGroup(0, Shared(1))
+    directory, counted = make(name, tmp_path), CallCount()
+    plan = make_plan(describe(directory, read_config(directory)))
+    kind = FAMILIES[name].mixer
+    assert kind is not None
+    with torch.inference_mode(), counted:
+        model = build(directory, "float32", plan.shards[0], alone, open_device("cpu", 1), lambda done, total: None)
+        mixer: Any = next(each for each in model.base.modules() if is_mixer(each))
+        found, forward = list[int](), mixer.forward
+
+        def told(*args: Any, **kwargs: Any) -> Any:
+            before = counted.calls
+            result = forward(*args, **kwargs)
+            found.append(counted.calls - before)
+            return result
+
+        mixer.forward = told
+        batches = [(1, 0, TOKENS), (1, TOKENS, 1), (2, 0, 200)]
+        for sequence, seen, tokens in batches:
+            with model.cache.batch([(sequence, seen, tokens)]):
+                ids, places = torch.full((1, tokens), 5), torch.arange(seen, seen + tokens).unsqueeze(0)
+                model.forward(ids, places, torch.tensor([tokens - 1]))
+    assert found == pytest.approx([MIXER_CALLS[kind].of(tokens) for _, _, tokens in batches], rel=0.1)
+
+
+BIASES = {"attention_bias": True, "mlp_bias": True}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("lfm2", {"conv_bias": True, "block_auto_adjust_ff_dim": True, "block_multiple_of": 16}),
+    ("lfm2", {"layer_types": None, "full_attn_idxs": [1, 3], "tie_embedding": True}),
+    ("qwen3_next", {"layer_types": None, "mlp_only_layers": [1], "attention_bias": True}),
+    ("granitemoehybrid", {"num_local_experts": 0, "num_experts_per_tok": 0}),
+    ("granitemoehybrid", {"mamba_proj_bias": True, "mamba_conv_bias": False, "attention_bias": True}),
+    ("falcon_h1", BIASES | {"mamba_rms_norm": True, "projectors_bias": True, "mamba_proj_bias": True}),
+    ("nemotron_h", {"moe_latent_size": 24, "use_bias": True, "use_conv_bias": False, "mlp_bias": True}),
+    ("kimi_linear", {"q_lora_rank": 24, "attention_bias": True}),
+]
+"""What no tiny model has, but others of its family."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+def test_the_same_for_other_models_of_recurrent_families(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    check(make(name, tmp_path, **changes))
 
 
 def test_a_model_that_repeats_a_class_of_transformers_is_run_as_that(tmp_path: Path) -> None:

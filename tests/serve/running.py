@@ -30,7 +30,7 @@ def running(
 @contextmanager
 def served(app: Any, **limits: Any) -> Iterator[int]:
     """The loopback port on which the ASGI application ``app`` is served, with `HttpConfig`'s ``limits``."""
-    listener = listen("127.0.0.1", 0, api_key=None)
+    listener = listen("127.0.0.1", 0, api_key=None, encrypted=False)
     server = uvicorn.Server(HttpConfig(app, **limits))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

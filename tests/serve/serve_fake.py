@@ -37,7 +37,7 @@ async def start() -> SlowEngine:
 
 
 def main() -> None:
-    listener = listen("127.0.0.1", 0, api_key=None)
+    listener = listen("127.0.0.1", 0, api_key=None, encrypted=False)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     asyncio.run(serve(start, listener, api_key=None, on_ready=lambda _: say(url)))
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ferrule.engine import Engine, Progress, RankInfo
     from ferrule.engine.host.speed import Speed
     from ferrule.plan import Plan, Shard
+    from ferrule.serve.tls import ServerTls
 
 
 class Loading:
@@ -66,10 +67,17 @@ class Loading:
 
 
 def show_ready(
-    console: Console, engine: Engine, host: str, port: int, *, with_key: bool, speed: Speed | None = None
+    console: Console,
+    engine: Engine,
+    host: str,
+    port: int,
+    *,
+    with_key: bool,
+    tls: ServerTls | None = None,
+    speed: Speed | None = None,
 ) -> None:
     """Print where the model is served, how it is split and how fast it is, and a command to try it, to be pasted."""
-    url = base_url(host, port)
+    url = base_url(host, port, tls)
     title = Text.assemble((engine.name, "bold"), " is served at ", (f"{url}/v1", "bold cyan"))
     plan = engine.plan
     how = Text(f"{plan.strategy}: --tp {plan.tensor} --pp {plan.pipeline}, {plan.layers} layers; {plan.reason}")
@@ -82,7 +90,10 @@ def show_ready(
     # Outside of the panel and never wrapped, so that it can be pasted.
     has_template = engine.tokenizer.has_chat_template
     console.print(
-        curl(url, engine.name, chat=has_template, with_key=with_key), markup=False, highlight=False, soft_wrap=True
+        curl(url, engine.name, chat=has_template, with_key=with_key, tls=tls),
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
     console.print("Ctrl-C stops it.", style="dim")
 
@@ -95,18 +106,23 @@ def speed_text(speed: Speed) -> str:
     return f"{measured}, measured just now; the planner predicted {speed.predicted:.3g}"
 
 
-def base_url(host: str, port: int) -> str:
-    """URL by which this machine itself reaches the server."""
-    return f"http://{write_address(({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(host, host), port))}"
+def base_url(host: str, port: int, tls: ServerTls | None = None) -> str:
+    """URL by which this machine itself reaches the server; with ``tls`` by the first name of the certificate."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    if tls is not None:
+        return f"https://{write_address((tls.name or host, port))}"
+    return f"http://{write_address((host, port))}"
 
 
-def curl(url: str, model: str, *, chat: bool, with_key: bool) -> str:
+def curl(url: str, model: str, *, chat: bool, with_key: bool, tls: ServerTls | None = None) -> str:
     """A shell command that asks the server something."""
     asked = {"messages": [{"role": "user", "content": "Hello!"}]} if chat else {"prompt": "Once upon a time"}
     body = json.dumps({"model": model, **asked}, ensure_ascii=False)
     path = "chat/completions" if chat else "completions"
     key = ' -H "Authorization: Bearer $FERRULE_API_KEY"' if with_key else ""
-    return f'curl {shlex.quote(f"{url}/v1/{path}")}{key} -H "Content-Type: application/json" -d {shlex.quote(body)}'
+    known = f" --cacert {shlex.quote(str(tls.chain))}" if tls is not None and tls.signs_itself else ""
+    headers = f'{known}{key} -H "Content-Type: application/json"'
+    return f"curl {shlex.quote(f'{url}/v1/{path}')}{headers} -d {shlex.quote(body)}"
 
 
 def plan_table(plan: Plan, ranks: tuple[RankInfo, ...]) -> Table:

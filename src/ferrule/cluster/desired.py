@@ -30,8 +30,9 @@ _RAY_PORTS = 300
 @dataclass(frozen=True, kw_only=True)
 class DesiredModel:
     """A model should be up. ``host``: the id of the host that serves it; ``owner``: of the one on which it was ordered.
-    ``listen`` and ``port``: where its clients come; ``key``: they need one. ``hosts``: the names of those that may have
-    ranks, all where it is empty. ``plan``: what `ferrule plan --json` printed, if that says where ranks go. The
+    ``listen`` and ``port``: where its clients come; ``key``: they need one. ``certificate`` and ``private_key``: files
+    for TLS on the host that serves it; ``plain_http``: beyond loopback without. ``hosts``: the names of those that may
+    have ranks, all where it is empty. ``plan``: what `ferrule plan --json` printed, if that says where ranks go. The
     others are options of the engine, None for its own defaults."""
 
     model: Text
@@ -40,6 +41,9 @@ class DesiredModel:
     port: Port = API_PORT
     listen: Text = "127.0.0.1"
     key: bool = False
+    certificate: Text | None = None
+    private_key: Text | None = None
+    plain_http: bool = False
     hosts: tuple[Name, ...] | None = None
     dtype: str | None = None
     weights: str | None = None

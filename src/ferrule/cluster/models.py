@@ -105,4 +105,4 @@ def _address(model: DesiredModel, member: Member | None, *, own: bool) -> str:
     listen = model.listen
     if listen in ("0.0.0.0", "::"):
         listen = "127.0.0.1" if own else next(iter(member.addresses), listen) if member is not None else listen
-    return f"http://{write_address((listen, model.port))}"
+    return f"http{'s' if model.certificate is not None else ''}://{write_address((listen, model.port))}"

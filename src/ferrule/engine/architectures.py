@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ferrule.model import Cuts
+from ferrule.model import Cuts, no_plan
 
 LATENT_HEADS = {
     "layers.*.self_attn.q_proj": "colwise",
@@ -97,7 +97,7 @@ def cuts_of(config: Any) -> Cuts | None:
     plan = plan_of(config)
     if plan is None:
         return None
-    attention, dense, routed, shared = set[str](), set[str](), set[str](), set[str]()
+    attention, mixer, dense, routed, shared = (set[str]() for _ in range(5))
     for pattern, style in plan.items():
         if "shared_expert" in pattern:
             shared.add(style)
@@ -105,6 +105,8 @@ def cuts_of(config: Any) -> Cuts | None:
             routed.add(style)
         elif ".mlp." in pattern or ".feed_forward." in pattern:
             dense.add(style)
+        elif ".linear_attn." in pattern:
+            mixer.add(style)
         else:
             attention.add(style)
     gathered = not attention.isdisjoint({"colwise_gather_output", "colwise_rep"})
@@ -116,6 +118,7 @@ def cuts_of(config: Any) -> Cuts | None:
         experts="whole" if "ep_dispatch_experts" in routed else "inside" if "moe_tp_experts" in routed else None,
         sinks=any(pattern.endswith(".sinks") for pattern in plan),
         norms=any(pattern.endswith("q_norm.weight") for pattern in plan),
+        mixer="colwise_gather_output" in mixer,
     )
 
 
@@ -134,7 +137,7 @@ def layers_refusal(config: Any) -> str | None:
 def tensor_refusal(config: Any, name: str) -> str | None:
     """Reason why architecture ``name`` cannot be cut by ``--tp``, or None."""
     if plan_of(config) is None:
-        return f"transformers has no tensor parallel plan for {name}"
+        return no_plan("tensor parallel", name)
     if any(getattr(config, "activation_sparsity_pattern", None) or ()):
         return f"{name} keeps the largest of all activations of a layer, which a rank with a part of them cannot tell"
     return None
@@ -143,7 +146,7 @@ def tensor_refusal(config: Any, name: str) -> str | None:
 def pipeline_refusal(config: Any, name: str) -> str | None:
     """Reason why architecture ``name`` cannot be cut by ``--pp``, or None."""
     if not stages_of(config):
-        return f"transformers has no pipeline plan for {name}"
+        return no_plan("pipeline", name)
     if getattr(config, "indexer_types", None):
         return f"layers of {name} attend to the tokens that earlier ones have chosen"
     if getattr(config, "altup_num_inputs", 1) > 1:

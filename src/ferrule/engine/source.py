@@ -24,7 +24,7 @@ from ferrule.engine.weights.gguf.names import family_of
 from ferrule.errors import ModelError
 from ferrule.model import Cuts, ModelSpec, demo_path, spec_of_tensors
 from ferrule.model.count import Counts
-from ferrule.model.family import SAME_CLASS
+from ferrule.model.families.family import SAME_CLASS
 from ferrule.model.gguf import SUFFIX, gguf_config, gguf_file, gguf_text, model_name, read_gguf_model
 from ferrule.model.headers import read_json
 from ferrule.model.holding import Tensors

@@ -15,9 +15,9 @@ from ferrule.engine.weights.formats import known_methods
 from ferrule.engine.weights.gguf.names import family_of
 from ferrule.errors import ConfigError
 from ferrule.model import ModelSpec
+from ferrule.model.families.shape import Shape, read_shape
 from ferrule.model.gguf import SUFFIX, gguf_config, read_gguf_model
 from ferrule.model.headers import read_json
-from ferrule.model.shape import Shape, read_shape
 
 _ALWAYS = frozenset({
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
@@ -90,7 +90,7 @@ def _plain_fields(directory: Path) -> dict[str, Any] | None:
 
 def _is_plain(shape: Shape, fields: dict[str, Any]) -> bool:
     """Whether all that transformers would say of this model is known here: nothing is refused, no default is used."""
-    if not shape.known or shape.multimodal or shape.other_layers:
+    if not shape.known or shape.multimodal or shape.other_layers or shape.family.mixer is not None:
         return False
     if not (shape.family.tensor and shape.family.stages):  # transformers knows why
         return False

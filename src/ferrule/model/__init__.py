@@ -1,7 +1,7 @@
 """Model description: counts and sizes, read from config.json, the weights' headers, a GGUF file or a hub."""
 
 from ferrule.model.embedded import demo_path
-from ferrule.model.family import Cuts
+from ferrule.model.families.family import Cuts
 from ferrule.model.headers import Stored
 from ferrule.model.hub import Hub
 from ferrule.model.layer import (
@@ -14,9 +14,10 @@ from ferrule.model.layer import (
     Share,
     Weights,
 )
+from ferrule.model.mixer import MixerSpec
 from ferrule.model.read import known_models, read_configuration, read_model, spec_of_tensors
 from ferrule.model.spec import ModelSpec
-from ferrule.model.split import HeadSplit, Range, part_of, split_heads
+from ferrule.model.split import HeadSplit, Range, no_plan, part_of, split_heads
 
 __all__ = [
     "BUILT_IN",
@@ -28,6 +29,7 @@ __all__ = [
     "Hub",
     "LayerSpec",
     "LayerWeights",
+    "MixerSpec",
     "ModelSpec",
     "Range",
     "Share",
@@ -35,6 +37,7 @@ __all__ = [
     "Weights",
     "demo_path",
     "known_models",
+    "no_plan",
     "part_of",
     "read_configuration",
     "read_model",

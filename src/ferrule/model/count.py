@@ -7,15 +7,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from ferrule.errors import ModelError, PlanError
-from ferrule.model.family import Cuts
+from ferrule.model.families.family import Cuts
+from ferrule.model.families.mixer_tensors import delta_projections
+from ferrule.model.families.shape import LayerShape, Shape
+from ferrule.model.families.tensors import tensors_of
 from ferrule.model.holding import MOST_COMPUTED_BYTES, Holding, Tensors
 from ferrule.model.layer import AttentionSpec, Collective, Kind, LayerSpec, LayerWeights, Weights
-from ferrule.model.names import Place, Role, layer_of, place_of, role_of
+from ferrule.model.names import Place, Role, layer_of, named_by_part, place_of, role_of
 from ferrule.model.packing import Pieces
-from ferrule.model.shape import LayerShape, Shape
 from ferrule.model.spec import Counted, ModelSpec
+from ferrule.model.split import no_plan
 from ferrule.model.storage import Format
-from ferrule.model.tensors import tensors_of
 
 CLOSE = 0.01
 """Bytes that differ by no more than this part of them are taken for those of the same tensors."""
@@ -57,11 +59,15 @@ def count(name: str, shape: Shape, tensors: Iterable[Counts], counted: Counted, 
                 places[place] += _weights(tensor, cut, holding, place)
             continue
         index, leaf = within
-        role = role_of(leaf, cuts)
         if index >= len(layers):
             places["elsewhere"] += Weights(tensor.parameters, tensor.bytes, tensor.bytes)
-        elif role is not None:
-            _add(layers[index], tensor, role, shape.layers[index].attention, cuts, holding)
+            continue
+        layer = shape.layers[index]
+        if shape.family.mixer is not None:
+            leaf = named_by_part(leaf, attention=layer.attention is not None, mixer=layer.mixer is not None)
+        role = role_of(leaf, cuts)
+        if role is not None:
+            _add(layers[index], tensor, role, layer.attention, cuts, holding)
     empty = next((index for index, weights in enumerate(layers) if not weights), None)
     if empty is not None and shape.known:
         raise ModelError(f"{name} holds no weights for layer {empty} of the {len(layers)} in its config.json")
@@ -107,6 +113,7 @@ def _holding(shape: Shape, storage: Format) -> Holding:
         whole_experts=shape.family.cuts.experts == "whole",
         inputs_first=shape.family.experts_inputs_first,
         float32_router=shape.family.float32_router,
+        float32_steps=shape.family.mixer == "kda",
     )
 
 
@@ -125,19 +132,20 @@ def _add(
     layer: defaultdict[Kind, Weights],
     tensor: Counts,
     role: Role,
-    attention: AttentionSpec,
+    attention: AttentionSpec | None,
     cuts: Cuts,
     holding: Holding,
 ) -> None:
     by_kind = {
         "attention": cuts.attention is not None and (cuts.sinks or not role.sinks),
         "key_value": cuts.attention is not None,
+        "mixer": cuts.mixer,
         "dense": cuts.dense,
         "shared": cuts.shared,
         "routed": cuts.experts is not None,
     }
     cut = role.cut and by_kind.get(role.kind, False)
-    if not role.fused:
+    if not role.fused or attention is None:
         layer[role.kind] += _weights(tensor, cut, holding, role.kind, attention)
         return
     query = attention.query_heads * attention.key_width
@@ -161,35 +169,38 @@ def _layer(shape: Shape, layer: LayerShape, weights: defaultdict[Kind, Weights],
     return LayerSpec(
         weights=LayerWeights(**{each.name: weights[each.name] for each in fields(LayerWeights)}),  # type: ignore[index]
         attention=layer.attention,
+        mixer=layer.mixer,
         experts=layer.experts,
         width=layer.shared_width if layer.experts else layer.width,
         heads_cut=cuts.attention == "heads",
-        collectives=_collectives(shape.hidden_size, layer, cuts),
+        collectives=_collectives(shape, layer),
         program_operations=layer.program_operations,
     )
 
 
-def _collectives(hidden: int, layer: LayerShape, cuts: Cuts) -> tuple[Collective, ...]:
+def _collectives(shape: Shape, layer: LayerShape) -> tuple[Collective, ...]:
     """One sum for each part of a layer that ends in a row-wise product: attention, dense part, experts, shared ones.
-    Columns that are gathered before attention cost one gathering each."""
-    total = Collective("all_reduce", hidden)
-    attention, found = layer.attention, []
-    if cuts.attention == "gathered":
+    Columns that are gathered before attention, and those of a mixer's projections, cost one gathering each."""
+    cuts, attention = shape.family.cuts, layer.attention
+    total, found = Collective("all_reduce", shape.hidden_size), []
+    if attention is not None and cuts.attention == "gathered":
         widths = (attention.query_heads * attention.key_width, attention.key_value_heads * attention.key_width)
         found += [Collective("all_gather", width) for width in widths]
         found += [Collective("all_gather", attention.key_value_heads * attention.value_width)]
-    if cuts.attention is not None:
+    if attention is not None and cuts.attention is not None:
         found.append(total)
+    if layer.mixer is not None and cuts.mixer:
+        found += [Collective("all_gather", width) for width in delta_projections(shape).values()]
     if layer.experts is None:
-        return (*found, total) if cuts.dense else tuple(found)
-    routed = [total] if cuts.experts else []
+        return (*found, total) if cuts.dense and layer.width else tuple(found)
+    routed = [Collective("all_reduce", shape.expert_inputs)] if cuts.experts else []
     return (*found, *routed, *([total] if layer.shared_width and cuts.shared else []))
 
 
 def _refusal(shape: Shape, kind: str, possible: bool) -> str | None:
     if not shape.known:
         return f"nothing is known here of how to split {shape.model_type or shape.architecture}"
-    return None if possible else f"transformers has no {kind} plan for {shape.architecture}"
+    return None if possible else no_plan(kind, shape.architecture)
 
 
 def _expert_refusal(shape: Shape) -> str | None:

@@ -42,13 +42,15 @@ class Tensors:
 @dataclass(frozen=True)
 class Holding:
     """Way in which the engine runs a model. ``program``: as a step program. ``number_bytes``: of what it computes in.
-    ``whole_experts``: are given out. ``inputs_first`` and ``float32_router``: as of `Family`."""
+    ``whole_experts``: are given out. ``inputs_first`` and ``float32_router``: as of `Family`. ``float32_steps``: the
+    biases of a recurrence's steps are held so."""
 
     program: bool
     number_bytes: int
     whole_experts: bool
     inputs_first: bool
     float32_router: Literal["bias", "all"] | None = None
+    float32_steps: bool = False
 
     def pieces(
         self, name: str, told: Tensors, kind: Kind | Place, *, cut: bool, attention: AttentionSpec | None = None
@@ -63,7 +65,8 @@ class Holding:
         latents = attention is not None and attention.kind == "latent" and is_latents(name)
         if vector or not (self.program or (not latents and _linear(name, told, kind))):
             kept = self.float32_router == "all" or (self.float32_router == "bias" and vector)
-            wide = self.program or (kept and is_router(name))
+            steps = self.float32_steps and name.endswith(".dt_bias")
+            wide = self.program or steps or (kept and is_router(name))
             yield Numbers(FLOAT32 if wide else self.number_bytes, cut, told.copies * math.prod(told.shape))
             return
         if latents and attention is not None:
@@ -73,7 +76,7 @@ class Holding:
         *stack, rows, columns = told.shape
         if self.inputs_first and _STACK.search(name):
             rows, columns = columns, rows
-        how: Cut = "columns" if _COLUMNS.search(name) else "rows"
+        how: Cut = "columns" if _COLUMNS.search(name) and kind != "mixer" else "rows"
         joined = 2 if kind == "routed" and _HALF.search(name) else 1
         if kind == "routed" and self.whole_experts:
             how = "copies"

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from ferrule.model.mixer import MixerSpec
 from ferrule.model.packing import Pieces, together
 
 VECTOR = 16
 """The built-in engine fills values up to so many numbers."""
 
-Kind = Literal["attention", "key_value", "dense", "routed", "shared", "norm", "other"]
+Kind = Literal["attention", "key_value", "mixer", "dense", "routed", "shared", "norm", "other"]
 AttentionKind = Literal["full", "sliding", "chunked", "latent"]
 
 
@@ -203,11 +204,12 @@ class Collective:
 @dataclass(frozen=True)
 class LayerWeights:
     """A layer's weights by kind. ``attention``: all of attention but ``key_value``, the key and value projections
-    (shared out by key/value head; ``attention`` by query head). ``routed`` and ``shared``: experts; the router is
-    ``other``."""
+    (shared out by key/value head; ``attention`` by query head). ``mixer``: a recurrent one. ``routed`` and ``shared``:
+    experts; the router is ``other``."""
 
     attention: Weights = field(default_factory=Weights)
     key_value: Weights = field(default_factory=Weights)
+    mixer: Weights = field(default_factory=Weights)
     dense: Weights = field(default_factory=Weights)
     routed: Weights = field(default_factory=Weights)
     shared: Weights = field(default_factory=Weights)
@@ -216,8 +218,8 @@ class LayerWeights:
 
     @cached_property
     def total(self) -> Weights:
-        dense, sparse = self.attention + self.key_value + self.dense, self.routed + self.shared
-        return dense + sparse + self.norm + self.other
+        mixing, dense = self.attention + self.key_value + self.mixer, self.dense + self.routed + self.shared
+        return mixing + dense + self.norm + self.other
 
     @property
     def in_engine(self) -> LayerWeights:
@@ -229,6 +231,7 @@ class LayerWeights:
 class LayerSpec:
     """One decoder layer.
 
+    ``attention`` and ``mixer``: what it has of both; layers of some families have none, of others both side by side.
     ``experts``: None for a dense layer. ``width``: the inner size of its dense part (or shared experts), 0 where it
     has none. ``heads_cut``: tensor parallel ranks compute, and cache, only their heads; where it is False each rank
     has all of them. ``collectives``: what one pass through the layer exchanges when it is cut over ranks, in order.
@@ -236,7 +239,8 @@ class LayerSpec:
     """
 
     weights: LayerWeights
-    attention: AttentionSpec
+    attention: AttentionSpec | None
+    mixer: MixerSpec | None = None
     experts: ExpertsSpec | None = None
     width: int = 0
     heads_cut: bool = True
@@ -280,6 +284,7 @@ class LayerSpec:
         return (
             self.weights.attention.held(share.query)
             + self.weights.key_value.held(self._key_value(share) if self.heads_cut else share.query)
+            + self.weights.mixer.held(share.query)
             + self.weights.dense.held(share.width)
             + self.weights.routed.held(share.experts)
             + self.weights.shared.held(share.width)
@@ -288,17 +293,31 @@ class LayerSpec:
         )
 
     def flops(self, tokens: int, past: int = 0) -> int:
-        """Floating point operations of ``tokens`` new tokens of one sequence after ``past`` ones: 2 per active
-        parameter and token (one multiplication, one addition), and attention."""
-        return 2 * self.active_parameters * tokens + self.attention.flops(tokens, past)
+        """Floating point operations of ``tokens`` new tokens of one sequence after ``past`` ones that ranks share out:
+        2 per active parameter and token (one multiplication, one addition), and attention."""
+        attended = 0 if self.attention is None else self.attention.flops(tokens, past)
+        return 2 * self.active_parameters * tokens + attended
+
+    def recurrence_flops(self, tokens: int) -> int:
+        """More of them that every rank of a tensor parallel group does."""
+        return 0 if self.mixer is None else self.mixer.flops(tokens)
 
     def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: Share = WHOLE) -> float:
-        """Bytes of cache that one sequence of ``tokens`` tokens takes on a rank with ``share`` of this layer."""
-        return self.attention.cache_bytes(tokens, policy, self._key_value(share) if self.heads_cut else 1.0)
+        """Bytes of keys and values that one sequence of ``tokens`` tokens takes on a rank with ``share`` of this
+        layer."""
+        return 0.0 if self.attention is None else self.attention.cache_bytes(tokens, policy, self._key_value(share))
 
     def cache_read_bytes(self, tokens: int, policy: CachePolicy = COMPACT, share: Share = WHOLE) -> float:
-        """Bytes of the cache that one new token reads there when its sequence has ``tokens`` tokens."""
-        return self.attention.read_bytes(tokens, policy, self._key_value(share) if self.heads_cut else 1.0)
+        """Bytes of the cache that one new token reads there when its sequence has ``tokens`` tokens. A state is written
+        as well."""
+        read = 0.0 if self.attention is None else self.attention.read_bytes(tokens, policy, self._key_value(share))
+        return read + 2 * self.state_bytes(policy)
+
+    def state_bytes(self, policy: CachePolicy = COMPACT) -> float:
+        """Bytes that a recurrent mixer keeps of one sequence, however long it is, on each rank that has the layer."""
+        return 0.0 if self.mixer is None else self.mixer.state_bytes(policy.element_bytes)
 
     def _key_value(self, share: Share) -> float:
+        if not self.heads_cut or self.attention is None:
+            return 1.0
         return max(share.key_value, 1 / self.attention.key_value_heads)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from ferrule.model.family import Cuts
+from ferrule.model.families.family import Cuts
 from ferrule.model.layer import Kind
 
 Place = Literal["embedding", "head", "final", "elsewhere"]
@@ -23,10 +23,12 @@ _HEAD = re.compile(
 
 _HEAD_NORM = re.compile(r"\b([qk])_norm\.")
 _NORM = re.compile(r"norm|(?:^|\.)ln_\w+\.")
-_EXPERTS = re.compile(r"(?:^|\.)(?:experts|switch_mlp|switch_glu)\.|ffn_\w+_exps\.")
+_EXPERTS = re.compile(
+    r"(?:^|\.)(?:experts|switch_mlp|switch_glu)\.|ffn_\w+_exps\.|block_sparse_moe\.(?:input|output)_linear\."
+)
 _SHARED = re.compile(r"shared_experts?\.|shared_mlp\.|ffn_\w+_shexp\.")
 _ROUTER = re.compile(
-    r"(?:mlp|block_sparse_moe|feed_forward|moe|ffn)\.(?:gate|router)\b|(?:^|\.)router\.|shared_expert_gate"
+    r"(?:mlp|block_sparse_moe|feed_forward|moe|ffn|mixer)\.(?:gate|router)\b|(?:^|\.)router\.|shared_expert_gate"
     r"|expert_bias|e_score_correction_bias|ffn_gate_inp|exp_probs_b"
 )
 _ATTENTION = re.compile(r"(?:^|\.)(?:self_attn|attention|attn|self_attention)\.|^attn_")
@@ -38,7 +40,10 @@ _LATENT = re.compile(
 _LATENTS_OUT = re.compile(r"\.(?:kv_b_proj|attn_kv_b|attn_k_b|attn_v_b)\.")
 _SINKS = re.compile(r"sinks?\b|sink_bias")
 _ROW_BIAS = re.compile(r"(?:o_proj|out_proj|dense|down_proj|c_proj|dense_4h_to_h|fc2|attn_output|ffn_down)\.bias$")
-_MLP = re.compile(r"(?:^|\.)(?:mlp|feed_forward|ffn)\.|^ffn_")
+_MLP = re.compile(r"(?:^|\.)(?:mlp|feed_forward|ffn|block_sparse_moe)\.|^ffn_")
+_MIXER = re.compile(r"^(?:linear_attn|mamba|conv)\.")
+_PROJECTION = re.compile(r"\.(?:in_proj\w*|out_proj)\.")
+_PART = re.compile(r"^(?:mixer|self_attn)\.")
 
 
 @dataclass(frozen=True)
@@ -80,12 +85,24 @@ def is_latents(name: str) -> bool:
     return _LATENTS_OUT.search(name) is not None
 
 
+def named_by_part(name: str, *, attention: bool, mixer: bool) -> str:
+    """``name`` within a layer of these parts, by the part where a family calls all of them alike: Nemotron-H's
+    ``mixer`` is attention, a recurrent mixer, experts or a dense part, and Kimi Linear's ``self_attn`` one of the first
+    two."""
+    if attention and mixer:
+        return name
+    own = "self_attn." if attention else "linear_attn." if mixer else "mlp."
+    return _PART.sub(own, name)
+
+
 def role_of(name: str, cuts: Cuts) -> Role | None:
     """Role of a layer's tensor, by its ``name`` within the layer; None: it is no weight."""
     if _NO_WEIGHT.search(f".{name}"):
         return None
     if is_router(name):
         return Role("other")
+    if _MIXER.search(name):
+        return Role("mixer", cut=_PROJECTION.search(name) is not None)
     if _SHARED.search(name):
         return Role("shared", cut=not _ROW_BIAS.search(name))
     if _EXPERTS.search(name):

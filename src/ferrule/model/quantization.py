@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ferrule.errors import ConfigError
-from ferrule.model.fields import Fields
+from ferrule.model.families.fields import Fields
 from ferrule.model.packing import Packing
 from ferrule.model.storage import EXPERTS, LINEAR, MATRICES, PLAIN, Format
 

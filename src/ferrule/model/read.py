@@ -13,7 +13,8 @@ from typing import Any
 from ferrule.errors import ModelError
 from ferrule.model.count import CLOSE, Counts, count, expected, held_as, scaled
 from ferrule.model.embedded import demo_path
-from ferrule.model.family import Cuts
+from ferrule.model.families.family import Cuts
+from ferrule.model.families.shape import Shape, read_shape
 from ferrule.model.gguf import LAYOUTS, SIZES, gguf_config, gguf_file, gguf_text, read_gguf_model
 from ferrule.model.headers import (
     INDEX,
@@ -33,7 +34,6 @@ from ferrule.model.hub import CONFIG_BYTES, HUB_ID, Hub
 from ferrule.model.names import layer_of, place_of
 from ferrule.model.packing import packing_of
 from ferrule.model.quantization import format_of
-from ferrule.model.shape import Shape, read_shape
 from ferrule.model.spec import ModelSpec
 from ferrule.model.storage import PLAIN, Format, named_format
 

@@ -64,6 +64,22 @@ class ModelSpec:
         return tuple(seen.setdefault(layer, layer) for layer in self.decoder)
 
     @cached_property
+    def experts(self) -> int:
+        """Number of routed experts of a layer, the most that any has."""
+        return max((layer.experts.count for layer in self.decoder if layer.experts), default=0)
+
+    @cached_property
+    def attention_cut(self) -> bool:
+        """Whether tensor parallelism shares out the projections of attention."""
+        attention = [layer.weights.attention for layer in self.decoder]
+        return any(weights.whole < weights.bytes for weights in attention)
+
+    @cached_property
+    def recurrent(self) -> bool:
+        """Whether it keeps a state of each sequence beside keys and values."""
+        return any(layer.mixer is not None for layer in self.decoder)
+
+    @cached_property
     def in_engine(self) -> ModelSpec:
         """The same with the bytes that the built-in engine holds in memory, instead of those that are stored."""
         by_layer = {layer: layer.in_engine for layer in set(self.decoder)}
@@ -151,8 +167,12 @@ class ModelSpec:
         return size
 
     def cache_bytes(self, tokens: int, policy: CachePolicy = COMPACT) -> float:
-        """Bytes of cache that one sequence of ``tokens`` tokens takes, over all layers and ranks."""
+        """Bytes of keys and values that one sequence of ``tokens`` tokens takes, over all layers and ranks."""
         return sum(layer.cache_bytes(tokens, policy) for layer in self.decoder)
+
+    def state_bytes(self, policy: CachePolicy = COMPACT) -> float:
+        """Bytes that its recurrent layers keep of one sequence beside that, however long it is."""
+        return sum(layer.state_bytes(policy) for layer in self.decoder)
 
     def tensor_obstacle(self, parts: int) -> str | None:
         """Reason why the layers cannot be cut into ``parts`` equal parts by the built-in engine, or None."""
@@ -172,4 +192,7 @@ class ModelSpec:
                 return f"the width {layer.experts.width} of the experts does not divide by {parts} ranks"
             if layer.experts and cut == "whole" and layer.experts.count % parts:
                 return f"{layer.experts.count} experts do not divide by {parts} ranks"
+            for gathered in (one.width for one in layer.collectives if one.kind == "all_gather"):
+                if gathered % parts:
+                    return f"the width {gathered} of layer {number} does not divide by {parts} ranks"
         return None

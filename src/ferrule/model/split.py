@@ -9,6 +9,11 @@ from ferrule.errors import PlanError
 Range = tuple[int, int]
 
 
+def no_plan(kind: str, architecture: str) -> str:
+    """Reason why ``architecture`` is not split the ``kind`` way (tensor parallel, pipeline, expert parallel)."""
+    return f"transformers has no {kind} plan for {architecture}"
+
+
 def part_of(total: int, part: int, parts: int, what: str = "size") -> Range:
     """The half-open range of ``range(total)`` that ``part`` of ``parts`` equal parts holds.
 

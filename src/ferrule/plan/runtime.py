@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from ferrule.model.families.program import OUTER_OPERATIONS
 from ferrule.model.holding import MOST_COMPUTED_BYTES
 from ferrule.model.layer import BUILT_IN, COMPACT, CachePolicy, LayerSpec
-from ferrule.model.program import OUTER_OPERATIONS
+from ferrule.model.mixer import MixerKind
 from ferrule.model.spec import ModelSpec
 from ferrule.plan.cluster.spec import DeviceSpec
 
@@ -15,6 +17,36 @@ EXPERT_OPERATIONS = 3
 FROM_PYTHON = 8
 """An operation that is started from Python through transformers' modules takes as long as so many of a step program:
 14 us and 1.8 us, where both were measured with the embedded model."""
+
+
+class Calls(NamedTuple):
+    """Calls of a recurrent mixer through transformers' modules: for one token, or for several at once and for each
+    `CHUNK` of them."""
+
+    one: int
+    several: int
+    chunk: int
+
+    def of(self, tokens: int) -> int:
+        return self.one if tokens == 1 else self.several + self.chunk * -(-tokens // CHUNK)
+
+
+CHUNK = 64
+MIXER_CALLS: dict[MixerKind, Calls] = {
+    "convolution": Calls(21, 23, 0),
+    "mamba2": Calls(83, 127, 0),
+    "delta": Calls(111, 136, 16),
+    "kda": Calls(103, 707, 31),
+}
+"""As a test counts them; usual attention is 45. Without kernels of their own, which few machines have."""
+
+
+class CacheRoom(NamedTuple):
+    """Room that caches need: bytes that must be free after loading for each byte of keys and values of one sequence,
+    and for each byte that recurrent layers keep of it."""
+
+    keys: float
+    state: float
 
 
 @dataclass(frozen=True)
@@ -33,10 +65,12 @@ class Runtime:
     they run a step; 0: nothing.
     ``batches``: keeps as many batches on their way as there are stages. ``streams``: weights that do not fit are read
     from disk with every token. ``batch_tokens``: of a prompt, at once. ``activation_bytes``: of one number on its way
-    through a layer. ``eager``: starts each operation from Python. ``cache_computed``: keys and values are kept in what
-    the model computes in, whatever ``cache`` says of their bytes. ``cache_share``: of the memory that is free after
-    loading, how much caches may fill; ``cache_ahead``: by how many tokens that of each sequence may be larger than what
-    it holds; ``max_sequences``: at once, by default. ``packs``: weights lie in memory as `ModelSpec.in_engine` says,
+    through a layer. ``eager``: starts each operation from Python; ``call_operations``: as how many a call of
+    `MIXER_CALLS` counts (0: recurrent mixers are as many as attention). ``cache_computed``: keys and values are kept in
+    what the model computes in, whatever ``cache`` says of their bytes. ``cache_share``: of the memory that is free
+    after loading, how much caches may fill; ``cache_ahead``: by how many tokens that of each sequence may be larger
+    than what it holds; ``max_sequences``: at once, by default, as long as states take no more than ``state_share`` of
+    that memory (1: room is made for those that run). ``packs``: weights lie in memory as `ModelSpec.in_engine` says,
     otherwise as they are stored.
     """
 
@@ -58,9 +92,11 @@ class Runtime:
     batch_tokens: int = 512
     activation_bytes: float = 4.0
     eager: bool = False
+    call_operations: int = 0
     cache_computed: bool = False
     cache_share: float = 1.0
     cache_ahead: int = 0
+    state_share: float = 1.0
     max_sequences: int = 64
     packs: bool = False
 
@@ -76,8 +112,9 @@ class Runtime:
 
     def sequences(self, free: float, state_bytes: float, most: int) -> int:
         """Number of sequences at once, ``most`` at most, so that what recurrent layers keep of them, ``state_bytes`` of
-        each, takes half of what is for caches of ``free`` bytes."""
-        return most if not state_bytes else max(1, min(most, int(self.cache_share * free / 2 // state_bytes)))
+        each, takes its share of what is for caches of ``free`` bytes."""
+        room = self.cache_share * self.state_share * free
+        return most if not state_bytes else max(1, min(most, int(room // state_bytes)))
 
     def cache_tokens(self, free: float, bytes_per_token: float, sequences: int, state_bytes: float = 0.0) -> int:
         """Number of tokens that the caches of ``sequences`` hold together, where ``free`` bytes are left after loading
@@ -87,10 +124,23 @@ class Runtime:
         # Caches grow ahead of their sequences: by so many tokens each, or by as much again as they hold.
         return max(tokens - sequences * self.cache_ahead, tokens // 2)
 
-    def cache_factor(self, tokens: float) -> float:
-        """The inverse of `cache_tokens`: how many times the bytes of ``tokens`` tokens must be free after loading so
-        that the caches hold them."""
-        return min(1 + self.max_sequences * self.cache_ahead / tokens, 2.0) / self.cache_share
+    def cache_room(self, model: ModelSpec, context: int, concurrency: int) -> CacheRoom:
+        """The inverse of `cache_tokens` and `sequences`: what must be free on each rank so that ``concurrency``
+        sequences of ``context`` tokens run at once there.
+
+        There is room for the states of all sequences, or for as many as fit beside as much of keys and values: of
+        these two what takes less for the whole model, so that layers add up alike in any split.
+        """
+        tokens = context * concurrency
+        ahead = min(1 + self.max_sequences * self.cache_ahead / tokens, 2.0) / self.cache_share
+        running = concurrency / (self.state_share * self.cache_share)
+        if not model.recurrent or self.state_share == 1.0:
+            return CacheRoom(ahead * concurrency, running)
+        policy = self.cache_of(model)
+        every = CacheRoom(ahead * concurrency, max(self.max_sequences / self.cache_share, running))
+        fewer = CacheRoom(ahead * concurrency / (1 - self.state_share), running)
+        keys, state = model.cache_bytes(context, policy), model.state_bytes(policy)
+        return min(every, fewer, key=lambda room: room.keys * keys + room.state * state)
 
     def launch_seconds(self, device: DeviceSpec) -> float:
         """Seconds of an operation there beside its bytes and arithmetic."""
@@ -107,15 +157,20 @@ class Runtime:
         program = model.decoder[0].program_operations is not None
         return self.program_end_operations if program and self.program_end_operations else self.end_operations
 
-    def operations(self, layer: LayerSpec, experts_touched: float = 0.0) -> float:
-        """Of one pass through ``layer`` on a device that needs so many of its experts."""
+    def operations(self, layer: LayerSpec, experts_touched: float = 0.0, tokens: int = 1) -> float:
+        """Of one pass through ``layer`` with ``tokens`` of each sequence on a device that needs so many of its
+        experts."""
         if self.program_end_operations is not None and layer.program_operations is not None:
             return layer.program_operations + EXPERT_OPERATIONS * experts_touched
+        mixing = self.attention_operations if layer.attention is not None else 0
+        if layer.mixer is not None:
+            calls = MIXER_CALLS[layer.mixer.kind].of(tokens)
+            mixing += self.call_operations * calls or self.attention_operations
         if layer.experts is None:
-            return self.attention_operations + self.dense_operations
+            return mixing + (self.dense_operations if layer.width else 0)
         shared = self.dense_operations if layer.weights.shared.bytes else 0
         routed = self.expert_operations + self.each_expert_operations * experts_touched
-        return self.attention_operations + shared + routed
+        return mixing + shared + routed
 
 
 BUILT_IN_ENGINE = Runtime(
@@ -134,14 +189,17 @@ BUILT_IN_ENGINE = Runtime(
     collective_seconds=5e-6,
     announcement_bytes=4096,  # one frame of fixed size (engine/rank/batch.py)
     eager=True,
+    call_operations=FROM_PYTHON,
     cache_computed=True,
     cache_share=0.5,  # what else runs on the machine has the rest
     cache_ahead=1024,
+    state_share=0.5,
     packs=True,
 )
 ON_ACCELERATORS = replace(
     BUILT_IN_ENGINE,
     program_end_operations=None,
+    call_operations=1,
     attention_operations=BUILT_IN_ENGINE.attention_operations // FROM_PYTHON,
     dense_operations=BUILT_IN_ENGINE.dense_operations // FROM_PYTHON,
     expert_operations=BUILT_IN_ENGINE.expert_operations // FROM_PYTHON,

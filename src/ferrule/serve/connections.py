@@ -2,7 +2,7 @@
 
 uvicorn itself only bounds how long a connection may idle between requests. Here every other wait for the client has a
 deadline, too. At the limit the connection that has waited longest without a complete request makes room for a new one,
-so that idle connections never keep out one that asks something.
+so that idle connections never keep out one that asks something. With TLS its handshake counts as part of the header.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from typing import Any
+import ssl
+from typing import TYPE_CHECKING, Any
 
 import h11
 import msgspec
@@ -19,6 +20,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ferrule.serve.errors import ApiError
+
+if TYPE_CHECKING:
+    from ferrule.serve.tls import ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +37,12 @@ SEND_SECONDS = 60.0
 
 STREAMS_END_SECONDS = 0.3
 """Time limit for open connections to notice that the server stops, before they are cut."""
+
+GOODBYE_SECONDS = 1.0
+"""Time limit for a client to say that it has heard that its TLS connection ends."""
+
+SEND_BUFFER_BYTES = 1 << 16
+"""Of a response that TLS keeps ready: as much as asyncio keeps of a plain one."""
 
 MOST_CONNECTIONS = 1024
 
@@ -61,12 +71,17 @@ def connection_limit() -> int:
 
 
 class HttpConfig(uvicorn.Config):
-    """uvicorn's settings with bounded connections. ``most``: how many may be open. Times are in seconds."""
+    """uvicorn's settings with bounded connections. ``most``: how many may be open. Times are in seconds.
+
+    TLS is begun by each `Connection`, since uvicorn would neither count connections before their handshake is done
+    nor limit its time.
+    """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
+        tls: ServerTls | None = None,
         most: int = MOST_CONNECTIONS,
         head: float = HEAD_SECONDS,
         body: float = BODY_SECONDS,
@@ -83,7 +98,7 @@ class HttpConfig(uvicorn.Config):
             ws="none",
             timeout_graceful_shutdown=STREAMS_END_SECONDS,  # type: ignore[arg-type]  # any number of seconds will do
         )
-        self.most, self.head, self.body, self.send = most, head, body, send
+        self.tls, self.most, self.head, self.body, self.send = tls, most, head, body, send
         self.waiting: dict[Connection, None] = {}
         """Connections without a complete request, in the order in which they began to wait."""
 
@@ -97,15 +112,49 @@ class Connection(H11Protocol):
         self._phase: Any = None
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
+        self._handshake: asyncio.Task[None] | None = None
+        self._early = b""
+        """Data that came in one flight with the end of the TLS handshake."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._limits.most and not self._make_room():
+        full = len(self.connections) > self._limits.most and not self._make_room()
+        if self._limits.tls is not None:
+            if full:
+                transport.abort()
+                return
+            transport.pause_reading()
+            self._handshake = self.loop.create_task(self._secure(transport, self._limits.tls.context()))
+        if full:
             self._end(ApiError(503, "the server has too many open connections", code="busy", retry_after=1))
         else:
             self._follow()
 
+    async def _secure(self, plain: asyncio.Transport, context: ssl.SSLContext) -> None:
+        """Replace the transport by one with TLS. Its deadline is the one of the header."""
+        try:
+            found = await self.loop.start_tls(
+                plain, self, context, server_side=True, ssl_shutdown_timeout=GOODBYE_SECONDS
+            )
+        except OSError as error:  # also of TLS
+            if getattr(error, "reason", None) == "HTTP_REQUEST":
+                log.warning("a client spoke plain HTTP, but this server speaks https")
+            found = None
+        self._handshake = None
+        if found is None:  # also where it was closed here meanwhile
+            self.connection_lost(None)
+            return
+        secured: asyncio.Transport = found
+        secured.set_write_buffer_limits(SEND_BUFFER_BYTES)
+        super().connection_made(secured)
+        early, self._early = self._early, b""
+        if early:
+            self.data_received(early)
+
     def data_received(self, data: bytes) -> None:
+        if self._handshake is not None:
+            self._early += data
+            return
         super().data_received(data)
         self._follow()
 

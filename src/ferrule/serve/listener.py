@@ -9,18 +9,21 @@ from ipaddress import ip_address
 from ferrule.errors import ConfigError
 
 
-def listen(host: str, port: int, *, api_key: str | None) -> socket.socket:
+def listen(host: str, port: int, *, api_key: str | None, encrypted: bool) -> socket.socket:
     """A listening socket on ``host``:``port`` (0 for any free port), so that a taken port is noticed before loading.
 
     Raises `ConfigError` when the address is unknown, taken or not allowed, and when ``host`` can be reached from
-    other machines although there is no ``api_key``.
+    other machines although there is no ``api_key``, or it is not ``encrypted``.
     """
     family, address = _resolve(host, port)
-    if not ip_address(address[0].partition("%")[0]).is_loopback and api_key is None:
-        raise ConfigError(
-            f"serving on {host} lets other machines in, which needs a key: set FERRULE_API_KEY or --api-key, "
-            "or stay on this machine with --host 127.0.0.1"
-        )
+    if not ip_address(address[0].partition("%")[0]).is_loopback:
+        if api_key is None:
+            raise ConfigError(
+                f"serving on {host} lets other machines in, which needs a key: set FERRULE_API_KEY or --api-key, "
+                "or stay on this machine with --host 127.0.0.1"
+            )
+        if not encrypted:
+            raise in_the_clear(host)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,6 +34,13 @@ def listen(host: str, port: int, *, api_key: str | None) -> socket.socket:
         listener.close()
         raise ConfigError(_cannot_listen(error, host, port)) from error
     return listener
+
+
+def in_the_clear(host: str) -> ConfigError:
+    return ConfigError(
+        f"serving on {host} without TLS sends the key and all prompts in the clear: give a certificate "
+        "(--ssl-certfile and --ssl-keyfile, see docs/serve.md), or say --plain-http on a network that you trust"
+    )
 
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:

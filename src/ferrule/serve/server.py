@@ -19,6 +19,7 @@ from ferrule.serve.app import create_app
 from ferrule.serve.connections import HttpConfig, connection_limit
 from ferrule.serve.errors import ApiError
 from ferrule.serve.logs import RepeatFilter
+from ferrule.serve.tls import ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -58,16 +59,17 @@ async def serve(
     listener: socket.socket,
     *,
     api_key: str | None,
+    tls: ServerTls | None = None,
     on_ready: Callable[[Engine], None],
 ) -> None:
     """Start an engine and serve it on ``listener`` until SIGINT or SIGTERM; returns when everything is closed.
 
-    While ``start`` runs, clients get status 503. ``on_ready`` is called once requests are answered. When the engine
-    fails for good the server stays, and says so at ``/health``. Raises what ``start`` raises.
+    ``tls``: None for plain HTTP. While ``start`` runs, clients get status 503. ``on_ready`` is called once requests are
+    answered. When the engine fails for good the server stays, and says so at ``/health``. Raises what ``start`` raises.
     """
     stop = asyncio.Event()
     gate = Gate()
-    server = Server(HttpConfig(gate, most=connection_limit()))
+    server = Server(HttpConfig(gate, tls=tls, most=connection_limit()))
     with _stopped_by_signals(stop), _readable_log():
         http = asyncio.create_task(server.serve(sockets=[listener]))
         engine: Engine | None = None

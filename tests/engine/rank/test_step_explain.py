@@ -12,8 +12,8 @@ from tiny_models import CONFIGS, COUNTED, make
 from ferrule.engine.rank.step.explain import StepText, explain_step
 from ferrule.engine.source import config_of, read_config
 from ferrule.model import Hub, read_configuration, read_model
-from ferrule.model.family import PROGRAMS
-from ferrule.model.program import OUTER_OPERATIONS
+from ferrule.model.families.family import PROGRAMS
+from ferrule.model.families.program import OUTER_OPERATIONS
 from ferrule.plan import make_plan
 
 

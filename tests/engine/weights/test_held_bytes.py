@@ -28,11 +28,12 @@ from hypothesis import strategies as st
 from packed_models import Quantised, packed_model
 from test_format_splits import in_products
 from test_parity import plan_for
-from tiny_models import CONFIGS, COUNTED, make
+from tiny_models import CONFIGS, COUNTED, RECURRENT, make
 
 from ferrule._native import Matrix
 from ferrule.engine.source import describe, read_config
 from ferrule.engine.weights.formats.gguf_blocks import BLOCK_TYPES
+from ferrule.errors import PlanError
 from ferrule.model import read_model
 from ferrule.model.packing import Packing, fitting_group, matrix_bytes
 from ferrule.plan.cost import weight_bytes
@@ -164,12 +165,46 @@ def test_families_of_packed_products(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS | COUNTED)
+@pytest.mark.parametrize("name", CONFIGS | COUNTED | RECURRENT)
 def test_families_that_are_plain(name: str, tmp_path: Path) -> None:
     directory = make(name, tmp_path / "m", torch.bfloat16)
+    check(directory, *possible(directory, *SPLITS, (4, 1)))
+
+
+def possible(directory: Path, *splits: tuple[int, int]) -> list[tuple[int, int]]:
+    """Those of ``splits`` that the engine does not refuse."""
     spec = describe(directory, read_config(directory))
-    splits = [(a, b) for a, b in (*SPLITS, (4, 1)) if a == 1 or spec.tensor_obstacle(a) is None]
-    check(directory, *(each for each in splits if each[1] == 1 or spec.pipeline_refusal is None))
+    splits = tuple(each for each in splits if spec.tensor_obstacle(each[0]) is None)
+    return [each for each in splits if each[1] == 1 or spec.pipeline_refusal is None]
+
+
+WIDE = {"intermediate_size": 128}
+WIDE_EXPERTS = WIDE | {"moe_intermediate_size": 64}
+QUANTISED: dict[str, dict[str, Any]] = {
+    "lfm2": WIDE,
+    "lfm2_moe": WIDE_EXPERTS,
+    "qwen3_next": WIDE_EXPERTS | {"shared_expert_intermediate_size": 64},
+    "qwen3_5_text": WIDE,
+    "qwen3_5_moe_text": WIDE_EXPERTS | {"shared_expert_intermediate_size": 64},
+    "granitemoehybrid": WIDE,
+    "falcon_h1": {},
+    "nemotron_h": WIDE_EXPERTS,
+    "kimi_linear": WIDE_EXPERTS,
+}
+"""Changed as `FAMILIES` are."""
+
+
+def test_experts_that_would_be_cut_through_a_group_are_refused(tmp_path: Path) -> None:
+    directory = make("qwen3_moe", tmp_path / "m", intermediate_size=128, moe_intermediate_size=32)
+    with pytest.raises(PlanError, match="groups of 32, and this split gives a rank 16 of its 32 columns"):
+        held_bytes(directory, plan_for(directory, 2, 1), "int8")
+
+
+@pytest.mark.parametrize("name", quick(QUANTISED, "qwen3_next"))
+def test_recurrent_families_quantised_on_load(name: str, tmp_path: Path) -> None:
+    assert QUANTISED.keys() == RECURRENT.keys()
+    directory = make(name, tmp_path / "m", torch.bfloat16, **QUANTISED[name])
+    check(directory, *possible(directory, *SPLITS), weights="int4")
 
 
 ORDERED = {

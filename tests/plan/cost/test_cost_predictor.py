@@ -307,7 +307,7 @@ def test_caches_leave_room_to_grow_and_half_of_what_is_free() -> None:
 def test_what_must_be_free_for_a_cache_is_what_the_engine_fills_it_from(
     tokens: int, per_token: int, runtime: Runtime
 ) -> None:
-    needed = tokens * per_token * runtime.cache_factor(tokens)
+    needed = tokens * per_token * runtime.cache_room(MODEL, tokens, 1).keys
     assert runtime.cache_tokens(needed * 1.001 + 2 * per_token, per_token, runtime.max_sequences) >= tokens
     assert runtime.cache_tokens(needed * 0.999 - per_token, per_token, runtime.max_sequences) < tokens
 

@@ -35,7 +35,7 @@ TcpChannel::TcpChannel(const Ends& ends, std::span<const int> fds, int best, Clo
 }
 
 TcpChannel::~TcpChannel() {
-  if (closing_) linger();
+  if (notice_.header.call.op == Op::goodbye) linger();
   for (const Arrival& arrival : arrivals_) ::close(arrival.fd);
 }
 
@@ -87,7 +87,7 @@ Clock::duration TcpChannel::patience() const {
   if (arrived_.load(std::memory_order_acquire)) return Clock::duration::zero();
   const bool parked = std::ranges::any_of(rails_, [](const auto& rail) { return rail->alive() && rail->parked; });
   if (parked) return kPark;
-  return watched_ || reset_.error != 0 ? stall_ / kLooks : Clock::duration::max();
+  return watched_ || reset_ ? stall_ / kLooks : Clock::duration::max();
 }
 
 void TcpChannel::maintain() {
@@ -172,11 +172,11 @@ void TcpChannel::lose(Rail& rail, int error, bool reset) {
   // its place, which is here in a moment; or its kernel's, when it died with bytes unread.
   const auto is_given_up = [](const auto& other) { return other->state() == Rail::State::given_up; };
   const bool given_up = std::ranges::any_of(rails_, is_given_up);
-  if (!given_up && (error == ECONNRESET || error == EPIPE)) reset_ = {error, Clock::now()};
+  if (!given_up && (error == ECONNRESET || error == EPIPE)) reset_ = Reset{error, Clock::now()};
 }
 
 void TcpChannel::end_if_reset(Clock::time_point now) {
-  if (reset_.error != 0 && now - reset_.at >= stall_ * kReplace) socket_ended(reset_.error);
+  if (reset_ && now - reset_->at >= stall_ * kReplace) socket_ended(reset_->error);
 }
 
 bool TcpChannel::add_rail(int rail, int fd) {
@@ -192,7 +192,7 @@ void TcpChannel::adopt() {
   {
     const std::scoped_lock lock(mutex_);
     arrivals.swap(arrivals_);
-    reset_ = {};
+    reset_.reset();
     arrived_.store(false, std::memory_order_relaxed);
   }
   for (const Arrival& arrival : arrivals) {
@@ -231,7 +231,6 @@ void TcpChannel::shut_down() {
 
 void TcpChannel::send_close_notice(const CloseNotice& notice) {
   notice_ = notice;
-  closing_ = notice.header.call.op == Op::goodbye;
   push();
   for (const auto& rail : rails_) {
     // In the middle of a frame there is no place for it. On several rails it arrives although one may be cut.

@@ -7,6 +7,7 @@
 #include <array>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "transports/channel.h"
@@ -97,11 +98,13 @@ class TcpChannel final : public Channel {
   std::uint64_t ask_at_ = 0;
   bool must_tell_ = false;
 
-  CloseNotice notice_;       // our last
-  CloseNotice peer_notice_;  // the peer's
-  std::uint64_t last_offset_ = 0;
-  bool heard_last_ = false;
-  bool closing_ = false;
+  CloseNotice notice_;  // our last
+  // The peer's close notice, and how many bytes it sent before.
+  struct PeerLast {
+    CloseNotice notice;
+    std::uint64_t offset;
+  };
+  std::optional<PeerLast> peer_last_;
 
   bool watched_ = false;  // something was written since all wires were last seen empty
   Clock::time_point watched_at_{};
@@ -109,10 +112,10 @@ class TcpChannel final : public Channel {
 
   // Time and error of the last rail's reset, which may be the peer's end.
   struct Reset {
-    int error = 0;
-    Clock::time_point at{};
+    int error;
+    Clock::time_point at;
   };
-  Reset reset_;
+  std::optional<Reset> reset_;
 
   struct Arrival {
     int rail;

@@ -153,7 +153,7 @@ FrameHeader TcpChannel::header(FrameKind kind) {
 }
 
 bool TcpChannel::owes_acknowledgement() const {
-  if (gone_ || heard_last_) return false;
+  if (gone_ || peer_last_) return false;
   const std::uint64_t received = inbound_.received();
   return must_tell_ || (told_received_ < ask_at_ && received >= ask_at_) ||
          received - told_received_ >= kAcknowledgeBytes || inbound_.taken() - told_taken_ >= kAcknowledgeBytes;
@@ -285,20 +285,19 @@ void TcpChannel::end_frame(Rail& rail) {
       ask_at_ = std::max(ask_at_, end);
     }
   } else if (head.kind == FrameKind::close_notice) {
-    peer_notice_ = rail.notice;
-    last_offset_ = head.offset;
-    heard_last_ = true;
+    peer_last_ = PeerLast{rail.notice, head.offset};
   }
   look_for_end();
 }
 
 void TcpChannel::look_for_end() {
-  if (!heard_last_ || gone_) return;
+  if (!peer_last_ || gone_) return;
   // What was sent before a goodbye still comes, perhaps by other rails; with an abort it is over at once.
-  if (peer_notice_.header.call.op == Op::goodbye && inbound_.received() < last_offset_) return;
-  remember(std::as_bytes(std::span(&peer_notice_, 1)));
-  heard_last_ = take_close_notice();
-  if (heard_last_) socket_ended(0);
+  const auto& [notice, offset] = *peer_last_;
+  if (notice.header.call.op == Op::goodbye && inbound_.received() < offset) return;
+  remember(std::as_bytes(std::span(&notice, 1)));
+  if (take_close_notice()) return socket_ended(0);
+  peer_last_.reset();
 }
 
 }  // namespace ferrule

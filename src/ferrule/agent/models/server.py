@@ -28,6 +28,7 @@ from ferrule.plan import parse_plan
 from ferrule.secure import derived_key
 from ferrule.serve.listener import listen
 from ferrule.serve.server import serve
+from ferrule.serve.tls import ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,13 @@ def options_of(desired: DesiredModel, name: str) -> EngineOptions:
 def api_key_of(key: bytes, name: str) -> str:
     """API key for clients of a model that is served beyond loopback: every host of the cluster can make it."""
     return f"fk-{derived_key(key, f'api {name}')[:48]}"
+
+
+def _tls(desired: DesiredModel) -> ServerTls | None:
+    """Raises `ConfigError` where this host does not have the files."""
+    if desired.certificate is None:
+        return None
+    return ServerTls(Path(desired.certificate), None if desired.private_key is None else Path(desired.private_key))
 
 
 class ModelServer:
@@ -67,10 +75,12 @@ class ModelServer:
 
     async def run(self) -> None:
         api_key = api_key_of(self._home.key, self._name) if self._desired.key else None
-        listener = listen(self._desired.listen, self._desired.port, api_key=api_key)
+        tls, desired = _tls(self._desired), self._desired
+        encrypted = tls is not None or desired.plain_http
+        listener = listen(desired.listen, desired.port, api_key=api_key, encrypted=encrypted)
         telling = asyncio.create_task(self._tell())
         try:
-            await serve(self._load, listener, api_key=api_key, on_ready=lambda _: None)
+            await serve(self._load, listener, api_key=api_key, tls=tls, on_ready=lambda _: None)
         finally:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)

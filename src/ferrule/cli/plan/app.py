@@ -247,7 +247,7 @@ def _show(
         return
     _print(text.header(question), "", text.plans_table(question, shown, best, answers.single))
     _print(*text.obstacles(question, shown), "", *text.reasons(question, found, changes, sentence))
-    _print("", text.memory_table(best))
+    _print("", text.memory_table(question, best))
     if explain:
         _print("", *text.terms_tables(best))
     for each in steps:

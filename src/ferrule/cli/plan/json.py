@@ -21,6 +21,7 @@ def question_json(question: Question) -> dict[str, object]:
             "active_parameters": model.active_parameters,
             "counted": model.counted,
             "max_context": model.max_context,
+            "state_bytes": model.state_bytes(question.runtime.cache_of(model)),
             "notes": model.notes,
             "known_family": model.known_family,
         },

@@ -19,7 +19,7 @@ MANY = 6
 HELPED = 3
 _FORMULAS = {
     "weights": "bytes of weights that a step reads ÷ memory bandwidth",
-    "cache": "bytes of keys and values before this token ÷ memory bandwidth",
+    "cache": "bytes of keys and values before this token, and of states, ÷ memory bandwidth",
     "compute": "operations ÷ operations per second",
     "launch": "operations of all layers × time to start one",
     "collective": "sums over ranks: count × (latency + bytes ÷ bandwidth)",
@@ -38,7 +38,9 @@ def header(question: Question) -> Text:
     machines = len({device.host_name for device in devices})
     among = f" with {len(devices)} devices" if len(devices) > machines else ""
     text = Text(model.name, style="bold")
-    text += Text(f"  {_billions(model.parameters)} parameters{some}, {size}, {model.layers} layers\n")
+    state = model.state_bytes(question.runtime.cache_of(model))
+    kept = f", {format_bytes(round(state))} of state per sequence" if model.recurrent else ""
+    text += Text(f"  {_billions(model.parameters)} parameters{some}, {size}, {model.layers} layers{kept}\n")
     text += Text(
         f"{machines} machine{'s' * (machines > 1)}{among}, engine {question.runtime.name}, best {question.objective}, "
         f"{work.context:,} tokens of context, prompt {work.prompt:,}"
@@ -123,9 +125,11 @@ def _stage(model: ModelSpec, stage: Stage) -> str:
     if stage.width == 1:
         return names
     if stage.experts:
-        count = max(layer.experts.count for layer in model.decoder if layer.experts)
+        count = model.experts
         given = [round(share.experts * count) for share in stage.shares]
         return f"{names}: {_given(given, count)} experts"
+    if not model.attention_cut:
+        return f"{names}: a slice of {'every expert' if model.experts else 'the vocabulary'}"
     given = [round(share.query * model.query_heads) for share in stage.shares]
     return f"{names}: {_given(given, model.query_heads)} heads"
 
@@ -162,11 +166,12 @@ def _number(value: float | None, how: str) -> str:
     return "" if value is None else format(value, how)
 
 
-def memory_table(candidate: Candidate) -> Table:
+def memory_table(question: Question, candidate: Candidate) -> Table:
     """Of one plan, in GiB by device; only the fullest where there are many."""
     uses = sorted(candidate.prediction.memory, key=lambda use: use.margin)
     reserved = [">kept free"] if any(use.reserve for use in uses) else []
-    parts = (">weights", ">keys and values", ">activations", ">process", *reserved, ">margin", ">of")
+    cached = ">keys, values, states" if question.model.recurrent else ">keys and values"
+    parts = (">weights", cached, ">activations", ">process", *reserved, ">margin", ">of")
     table = _table("memory (GiB)", *parts)
     shown = uses[:MANY]
     for use in sorted(shown, key=candidate.prediction.memory.index):
@@ -244,7 +249,7 @@ def _milliseconds(seconds: float) -> str:
 
 def shortage_lines(question: Question, found: Shortage) -> Iterator[RenderableType]:
     """Shortage in lines: what is missing where, and what would fit."""
-    yield memory_table(found.closest)
+    yield memory_table(question, found.closest)
     yield Text("")
     if not found.nearest:
         yield Text("nothing near would fit: fewer tokens, smaller weights and a few more hosts were tried")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "Examples:\n\n"
     "ferrule chat\n\n"
-    "ferrule chat http://192.168.1.20:8420 --api-key secret\n\n"
+    "ferrule chat https://strix-1.local:8420 --cacert cert.pem --api-key secret\n\n"
     'ferrule chat --once "What does os.path.join do?"\n\n'
     "printf 'Hello\\nAnd again\\n' | ferrule chat http://127.0.0.1:8420"
 )
@@ -43,6 +44,9 @@ def chat(
     api_key: Annotated[
         str | None, typer.Option(envvar="FERRULE_API_KEY", metavar="KEY", help="The server's API key.")
     ] = None,
+    cacert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Trust this certificate (PEM) too, where the URL is https.")
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
     port: Annotated[int, typer.Option(envvar="FERRULE_PORT", help="The port, where no URL is given.")] = 8420,
@@ -55,7 +59,7 @@ def chat(
     options = {"max_tokens": max_tokens, "temperature": temperature}
     options = {field: value for field, value in options.items() if value is not None}
     opening: Messages = [{"role": "system", "content": system}] if system else []
-    with closing(ChatServer(url or f"http://127.0.0.1:{port}", api_key)) as server:
+    with closing(ChatServer(url or f"http://127.0.0.1:{port}", api_key, cacert)) as server:
         served = server.models()
         if not served:
             raise ConfigError(f"{server.url} serves no model")

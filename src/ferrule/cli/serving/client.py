@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,17 +19,19 @@ ANSWER_SECONDS = 600.0
 
 
 class ChatServer:
-    """A server of the OpenAI API. ``url`` is its address with or without ``/v1``.
+    """A server of the OpenAI API. ``url`` is its address with or without ``/v1``; ``trusted``: a file of certificates
+    (PEM) to trust beside those that this system does.
 
     Raises `ConfigError` when the address cannot be used or the key or model is refused, `EngineError` when the
     server cannot be reached or fails.
     """
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, trusted: Path | None = None) -> None:
         self.url = base_url(url)
         headers = {b"Authorization": f"Bearer {api_key}".encode()} if api_key else {}
         # Proxies are for what is elsewhere.
         self._http = httpx.Client(
+            verify=True if trusted is None else _trusting(trusted),
             headers=headers,
             timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             trust_env=not is_loopback(httpx.URL(self.url).host),
@@ -60,11 +64,27 @@ class ChatServer:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: httpx.HTTPError) -> EngineError:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return EngineError(
+                f"the certificate of {self.url} is not trusted here ({error}); give it, or the one of its "
+                "authority, with --cacert, and ask for a name that it is for"
+            )
         if isinstance(error, httpx.ConnectError):
             return EngineError(f"no server answers at {self.url} ({error}); is `ferrule serve` running there?")
         if isinstance(error, httpx.TimeoutException):
             return EngineError(f"the server at {self.url} did not answer in time")
-        return EngineError(f"the connection to {self.url} broke: {error}")
+        ended = self.url.startswith("http:") and isinstance(error, httpx.RemoteProtocolError)
+        hint = " (does it speak https?)" if ended else ""
+        return EngineError(f"the connection to {self.url} broke: {error}{hint}")
+
+
+def _trusting(file: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    try:
+        context.load_verify_locations(file)
+    except OSError as error:  # also what is no certificate
+        raise ConfigError(f"no certificates can be read from {file}: {error.strerror or error} (--cacert)") from None
+    return context
 
 
 def base_url(url: str) -> str:

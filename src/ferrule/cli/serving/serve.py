@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ferrule.engine.host.prepare import PlanChoice
     from ferrule.engine.host.speed import Speed
     from ferrule.plan import DeviceSpec, SavedPlan
+    from ferrule.serve.tls import ServerTls
 
 DEFAULT_PORT = 8420
 
@@ -47,7 +48,7 @@ EXAMPLES = (
     "ferrule serve ~/models/Qwen3-8B --tp 2\n\n"
     "ferrule plan ~/models/Qwen3-8B --json > plan.json && ferrule serve ~/models/Qwen3-8B --plan plan.json\n\n"
     "ferrule serve Qwen/Qwen3-8B --pp 2 --max-context 8192 --port 9000\n\n"
-    "FERRULE_API_KEY=secret ferrule serve ~/models/Qwen3-8B --host 0.0.0.0"
+    "FERRULE_API_KEY=secret ferrule serve --demo --host 0.0.0.0 --ssl-certfile cert.pem --ssl-keyfile key.pem"
 )
 
 
@@ -85,6 +86,18 @@ def serve(
             help="What clients must send. Better given by the variable: flags are seen in process lists.",
         ),
     ] = None,
+    ssl_certfile: Annotated[
+        Path | None,
+        typer.Option(envvar="FERRULE_SSL_CERTFILE", metavar="FILE", help="Serve https with this certificate (PEM)."),
+    ] = None,
+    ssl_keyfile: Annotated[
+        Path | None,
+        typer.Option(envvar="FERRULE_SSL_KEYFILE", metavar="FILE", help="Its key; left out, in the same file."),
+    ] = None,
+    plain_http: Annotated[
+        bool,
+        typer.Option("--plain-http", envvar="FERRULE_PLAIN_HTTP", help="No TLS beyond loopback: on a trusted net."),
+    ] = False,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="What clients call the model; the default is its own.")
     ] = None,
@@ -119,6 +132,7 @@ def serve(
         tp = DEMO_RANKS
     if api_key is not None and not api_key.strip():
         raise ConfigError("the API key is empty; give one with --api-key or FERRULE_API_KEY, or none at all")
+    tls = _tls(ssl_certfile, ssl_keyfile)
     from rich.console import Console
 
     console = Console()
@@ -129,6 +143,10 @@ def serve(
 
         if api_key is not None:
             raise ConfigError("a cluster makes the key of each model itself: leave --api-key out, or serve --here")
+        if not is_loopback(host) and tls is None and not plain_http:
+            from ferrule.serve.listener import in_the_clear
+
+            raise in_the_clear(host)
         if saved is not None:
             saved.require_hosts(cluster_hosts(home), "this cluster")
         desired = DesiredModel(
@@ -137,6 +155,9 @@ def serve(
             owner=home.settings.host,
             listen=host,
             key=not is_loopback(host),
+            certificate=None if ssl_certfile is None else str(ssl_certfile.expanduser().absolute()),
+            private_key=None if ssl_keyfile is None else str(ssl_keyfile.expanduser().absolute()),
+            plain_http=plain_http,
             hosts=tuple(each.strip() for each in hosts.split(",")) if hosts else None,
             tensor=tp,
             pipeline=pp,
@@ -165,7 +186,9 @@ def serve(
     split = tp is not None or pp is not None
     ranks = (tp or 1) * (pp or 1) if saved is None else saved.plan.world_size
     with (
-        listen(host, DEFAULT_PORT if port is None else port, api_key=api_key) as listener,
+        listen(
+            host, DEFAULT_PORT if port is None else port, api_key=api_key, encrypted=tls is not None or plain_http
+        ) as listener,
         expecting(ranks, threads, encrypt) as expected,
     ):
         from ferrule.engine import EngineOptions
@@ -211,7 +234,7 @@ def serve(
             elif devices and not demo:  # which is split to show something
                 choose_plan = partial(split_as_asked, console, options, devices)
         planner = LocalPlanner(standby=standby, expected=expected, choice=choice)
-        _run(console, options, planner, choose_plan, machine, listener, host, api_key)
+        _run(console, options, planner, choose_plan, machine, listener, host, api_key, tls)
 
 
 def _run(
@@ -223,6 +246,7 @@ def _run(
     listener: socket,
     host: str,
     api_key: str | None,
+    tls: ServerTls | None,
 ) -> None:
     """Until it is stopped."""
     import asyncio
@@ -242,9 +266,21 @@ def _run(
             return engine
 
     def ready(engine: Engine) -> None:
-        show_ready(console, engine, host, listener.getsockname()[1], with_key=api_key is not None, speed=speed)
+        port = listener.getsockname()[1]
+        show_ready(console, engine, host, port, with_key=api_key is not None, tls=tls, speed=speed)
 
-    asyncio.run(run_server(load, listener, api_key=api_key, on_ready=ready))
+    asyncio.run(run_server(load, listener, api_key=api_key, tls=tls, on_ready=ready))
+
+
+def _tls(chain: Path | None, key: Path | None) -> ServerTls | None:
+    """Of the files that were given. Raises `ConfigError`."""
+    if chain is None and key is None:
+        return None
+    if chain is None:
+        raise ConfigError(f"--ssl-keyfile {key} needs the certificate that it belongs to: --ssl-certfile FILE")
+    from ferrule.serve.tls import ServerTls
+
+    return ServerTls(chain, key)
 
 
 def _saved_plan(file: Path | None, tp: int | None, pp: int | None, hosts: str | None) -> SavedPlan | None:

@@ -24,6 +24,7 @@ from ferrule.engine.weights.loading import BytesRead, load, recipes, whole_weigh
 from ferrule.engine.weights.pieces import Recipe
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError, PlanError
+from ferrule.model import no_plan
 from ferrule.plan import Shard
 
 
@@ -219,7 +220,7 @@ def tied(model: Any, made_of: dict[str, Recipe]) -> dict[str, str]:
 def _cut(model: Any, base: nn.Module, config: Any, group: RankGroup, aliases: dict[str, str]) -> dict[str, Slicing]:
     plan = plan_of(config)
     if plan is None:
-        raise PlanError(f"transformers has no tensor parallel plan for {type(model).__name__}; use --tp 1")
+        raise PlanError(f"{no_plan('tensor parallel', type(model).__name__)}; use --tp 1")
     parallel = TensorParallel(model, config, group)
     parallel.apply(base, f"{base_name(model)}.", plan)
     table, head = _input_name(model), _output_name(model)

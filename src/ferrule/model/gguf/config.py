@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ferrule.model.families.shape import MAX_LAYERS
 from ferrule.model.gguf.files import GgufModel
 from ferrule.model.gguf.metadata import Metadata
 from ferrule.model.gguf.rope import rope_parameters
-from ferrule.model.shape import MAX_LAYERS
 
 _MODEL_TYPES = {
     "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gemma3": "gemma3_text", "gemma3n": "gemma3n_text",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ferrule.errors import ModelError
-from ferrule.model.fields import MOST
+from ferrule.model.families.fields import MOST
 from ferrule.model.gguf.files import GgufModel
 
 _MOST_FACTORS = 1 << 12

@@ -37,10 +37,11 @@ def weight_bytes(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
 
 def _use(question: Question, device: DeviceSpec, stage: Stage, share: Share, weights: int) -> MemoryUse:
     work = question.work
-    tokens = work.context * work.concurrency
-    cache = cache_bytes(question, stage, share, work.context) * work.concurrency
+    keys, state = cache_bytes(question, stage, share, work.context), state_bytes(question, stage)
+    cache = (keys + state) * work.concurrency
     activations = activation_bytes(question, stage, share)
-    reserve = cache * question.runtime.cache_factor(tokens) - cache
+    room = question.runtime.cache_room(question.model, work.context, work.concurrency)
+    reserve = keys * room.keys + state * room.state - cache
     return MemoryUse(
         device.name, weights, round(cache), activations, device.runtime_bytes, device.memory, round(reserve)
     )
@@ -53,9 +54,15 @@ def vocabulary_of(model: ModelSpec, stage: Stage) -> float:
 
 
 def cache_bytes(question: Question, stage: Stage, share: Share, tokens: int) -> float:
-    """Of one sequence of ``tokens`` tokens."""
+    """Of the keys and values of one sequence of ``tokens`` tokens."""
     policy = question.runtime.cache_of(question.model)
     return sum(layer.cache_bytes(tokens, policy, share) * count for layer, count in _kinds(question.model, stage))
+
+
+def state_bytes(question: Question, stage: Stage) -> float:
+    """Of what recurrent layers keep of one sequence."""
+    policy = question.runtime.cache_of(question.model)
+    return sum(layer.state_bytes(policy) * count for layer, count in _kinds(question.model, stage))
 
 
 def _kinds(model: ModelSpec, stage: Stage) -> list[tuple[LayerSpec, int]]:
@@ -72,12 +79,14 @@ def activation_bytes(question: Question, stage: Stage, share: Share) -> int:
     rows = max(1, min(runtime.batch_tokens, work.prompt * work.concurrency))
     wide = 0.0
     for layer, _ in _kinds(model, stage):
-        attention = layer.attention
-        heads = share.query * attention.query_heads * (attention.key_width + attention.value_width)
+        attention, mixing = layer.attention, 0.0 if layer.mixer is None else 3.0 * layer.mixer.channels
+        if attention is not None:
+            heads = share.query * attention.query_heads * (attention.key_width + attention.value_width)
+            mixing = max(mixing, 2 * heads + attention.elements())
         width = share.width * layer.width
         if layer.experts is not None:
             width = max(width, layer.experts.per_token * layer.experts.width)
-        wide = max(wide, 2 * heads + attention.elements(), 3 * width)
+        wide = max(wide, mixing, 3 * width)
     size = rows * (4 * model.hidden_size + wide) * runtime.activation_bytes
     if stage.last_layer == model.layers:
         size += min(rows, work.concurrency) * model.vocab_size * 4 * 2
@@ -90,9 +99,12 @@ def largest_context(question: Question, plan: Plan) -> int:
     uses, concurrency = memory_of(question, plan), question.work.concurrency
 
     def fits(tokens: int) -> bool:
-        factor = question.runtime.cache_factor(tokens * concurrency) * concurrency
+        room = question.runtime.cache_room(question.model, tokens, concurrency)
         return all(
-            use.total - use.cache + round(cache_bytes(question, stage, share, tokens) * factor) <= use.room
+            use.total
+            - use.cache
+            + round(cache_bytes(question, stage, share, tokens) * room.keys + state_bytes(question, stage) * room.state)
+            <= use.room
             for use, (stage, _, share) in zip(uses, _ranks(plan), strict=True)
         )
 

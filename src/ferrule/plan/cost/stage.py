@@ -131,8 +131,9 @@ class StageCost:
         return _Load(
             self._read_bytes(layer, share, experts),
             which.sequences * layer.cache_read_bytes(seen, self._cache, share),
-            flops * self._part_of_arithmetic(layer, share, experts, which.rows),
-            self._runtime.operations(layer, experts),
+            flops * self._part_of_arithmetic(layer, share, experts, which.rows)
+            + layer.recurrence_flops(which.tokens) * which.sequences,
+            self._runtime.operations(layer, experts, which.tokens),
         )
 
     def _experts_touched(self, layer: LayerSpec, rows: int) -> list[float]:

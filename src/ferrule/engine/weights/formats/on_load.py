@@ -17,7 +17,7 @@ from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.grouped import Axes, GroupedFormat, GroupedWeight
 from ferrule.engine.weights.formats.registry import FORMATS
 from ferrule.engine.weights.groups import GroupedMatrix, Rectangle
-from ferrule.errors import ConfigError
+from ferrule.errors import ConfigError, PlanError
 from ferrule.model.headers import Stored
 from ferrule.model.on_load import GROUP, bits_on_load
 from ferrule.model.packing import GroupLayout
@@ -60,6 +60,11 @@ class OnLoad(GroupedFormat):
         assert isinstance(weight, OnLoadWeight)
         stored = weight.parts["weight"]
         plain = np.ascontiguousarray(pick(pick(source.array(stored.name), part.rows, 0), part.columns, 1))
+        if plain.shape[1] % GROUP:  # of experts; what is not a stack was checked before
+            raise PlanError(
+                f"{weight.key} would be quantised in groups of {GROUP}, and this split gives a rank "
+                f"{plain.shape[1]} of its {weight.matrix[1]} columns; use fewer tensor parallel ranks"
+            )
         element = ELEMENTS.get(stored.dtype)
         if element is None:
             plain, element = np.ascontiguousarray(float32_of(plain, stored.dtype)), ELEMENTS["F32"]

@@ -141,8 +141,11 @@ class StageCosts:
         """By any device, without a process."""
         weights, none = self._without_context(share, vocabulary)
         work, policy = self.question.work, self.runtime.cache_of(self.model)
-        factor = self.runtime.cache_factor(work.context * work.concurrency) * work.concurrency
-        cache = [layer.cache_bytes(work.context, policy, share) * factor for layer in self._kinds]
+        room = self.runtime.cache_room(self.question.model, work.context, work.concurrency)
+        cache = [
+            layer.cache_bytes(work.context, policy, share) * room.keys + layer.state_bytes(policy) * room.state
+            for layer in self._kinds
+        ]
         return replace(none, by_layer=(weights + cache)[self._kind_of])
 
     @remembered

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ferrule.model.shape import LayerShape, Shape
+from ferrule.model.families.mixer_tensors import mixer_tensors
+from ferrule.model.families.shape import LayerShape, Shape
+from ferrule.model.layer import AttentionSpec
 from ferrule.model.storage import Role, Tensor
 
 
@@ -39,27 +41,29 @@ def _layer(shape: Shape, layer: LayerShape, name: str) -> Iterator[Tensor]:
     family, hidden = shape.family, shape.hidden_size
     for number in range(family.norms):
         yield from _norm(f"{name}.layer_norm_{number}", hidden, family.norm_bias)
-    if layer.attention.kind == "latent":
-        yield from _latent_attention(shape, layer, f"{name}.self_attn")
-    else:
-        yield from _attention(shape, layer, f"{name}.self_attn")
-    if layer.experts is None:
-        yield from _mlp(shape, f"{name}.mlp", layer.width)
-    else:
-        yield from _experts(shape, layer, f"{name}.mlp")
+    if layer.mixer is not None:
+        yield from mixer_tensors(shape, layer.mixer, name)
+    if layer.attention is not None:
+        attention = _latent_attention if layer.attention.kind == "latent" else _attention
+        yield from attention(shape, layer.attention, f"{name}.self_attn")
+    if layer.experts is not None:
+        yield from _experts(shape, layer, name)
+    elif layer.width:
+        own = "shared_mlp" if shape.model_type == "granitemoehybrid" else "mlp"
+        yield from _mlp(shape, f"{name}.{own}", layer.width)
     if shape.model_type == "gemma3n_text":
         yield from _gemma3n_layer(shape, name)
 
 
-def _attention(shape: Shape, layer: LayerShape, name: str) -> Iterator[Tensor]:
-    family, hidden, attention = shape.family, shape.hidden_size, layer.attention
+def _attention(shape: Shape, attention: AttentionSpec, name: str) -> Iterator[Tensor]:
+    family, hidden = shape.family, shape.hidden_size
     query = attention.query_heads * attention.key_width
     key, value = attention.key_value_heads * attention.key_width, attention.key_value_heads * attention.value_width
     bias = shape.has(family.query_bias)
     if family.attention == "fused":
         yield from _linear(f"{name}.qkv_proj", query + key + value, hidden, bias)
     else:
-        yield from _linear(f"{name}.q_proj", query, hidden, bias)
+        yield from _linear(f"{name}.q_proj", query * (2 if family.query_gate else 1), hidden, bias)
         if not attention.shared_cache:
             yield from _linear(f"{name}.k_proj", key, hidden, bias)
             yield from _linear(f"{name}.v_proj", value, hidden, bias)
@@ -76,9 +80,9 @@ def _attention(shape: Shape, layer: LayerShape, name: str) -> Iterator[Tensor]:
         yield from _linear(f"{name}.gate_proj", query, hidden)
 
 
-def _latent_attention(shape: Shape, layer: LayerShape, name: str) -> Iterator[Tensor]:
+def _latent_attention(shape: Shape, attention: AttentionSpec, name: str) -> Iterator[Tensor]:
     """DeepSeek-V2 (2024), section 2.1: queries and keys/values come out of latents."""
-    hidden, attention = shape.hidden_size, layer.attention
+    hidden = shape.hidden_size
     query = attention.query_heads * attention.key_width
     bias = shape.has(shape.family.query_bias)
     rank = shape.fields.maybe("q_lora_rank")
@@ -113,24 +117,29 @@ def _mlp(shape: Shape, name: str, width: int) -> Iterator[Tensor]:
     yield from _linear(f"{name}.down_proj", hidden, width, bias)
 
 
-def _experts(shape: Shape, layer: LayerShape, name: str) -> Iterator[Tensor]:
+def _experts(shape: Shape, layer: LayerShape, within: str) -> Iterator[Tensor]:
+    """``within``: the layer's name."""
     assert layer.experts is not None
     hidden, family, count, width = shape.hidden_size, shape.family, layer.experts.count, layer.experts.width
+    name = f"{within}.mlp"
     yield Tensor(f"{name}.gate.weight", (count, hidden), "router")
     if family.router_bias or family.expert_bias:
         yield Tensor(f"{name}.gate.bias", (count,), "plain")
-    role: Role = "stack" if family.experts_inputs_first else "expert"
-    yield Tensor(f"{name}.experts.gate_proj.weight", (width, hidden), role, count)
-    yield Tensor(f"{name}.experts.up_proj.weight", (width, hidden), role, count)
-    yield Tensor(f"{name}.experts.down_proj.weight", (hidden, width), role, count)
+    inner = shape.expert_inputs
+    if inner != hidden:
+        yield from _linear(f"{name}.fc1_latent_proj", inner, hidden, shape.has(family.mlp_bias))
+        yield from _linear(f"{name}.fc2_latent_proj", hidden, inner, shape.has(family.mlp_bias))
+    stacked = family.experts_inputs_first or family.mlp == "packed"
+    role: Role = "stack" if stacked else "expert"
+    for each in ("up_proj",) if family.mlp == "plain" else ("gate_proj", "up_proj"):
+        yield Tensor(f"{name}.experts.{each}.weight", (width, inner), role, count)
+    yield Tensor(f"{name}.experts.down_proj.weight", (inner, width), role, count)
     if family.expert_bias:
         yield Tensor(f"{name}.experts.gate_up_proj_bias", (2 * width,), "plain", count)
         yield Tensor(f"{name}.experts.down_proj_bias", (hidden,), "plain", count)
     if layer.shared_width:
-        for each in ("gate_proj", "up_proj"):
-            yield from _linear(f"{name}.shared_experts.{each}", layer.shared_width, hidden)
-        yield from _linear(f"{name}.shared_experts.down_proj", hidden, layer.shared_width)
-        if shape.model_type == "qwen2_moe":
+        yield from _mlp(shape, f"{name}.shared_experts", layer.shared_width)
+        if family.shared_gate:
             yield Tensor(f"{name}.shared_expert_gate.weight", (1, hidden), "router")
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ferrule.errors import ConfigError
-from ferrule.model.family import ANY, FAMILIES, Cuts, Family
-from ferrule.model.fields import Fields
+from ferrule.model.families.family import ANY, FAMILIES, Cuts, Family
+from ferrule.model.families.fields import Fields
+from ferrule.model.families.mixers import Part, listed_layers, mixer_of, parts_of
+from ferrule.model.families.program import has_program, program_operations
 from ferrule.model.layer import AttentionSpec, ExpertsSpec
-from ferrule.model.program import has_program, program_operations
+from ferrule.model.mixer import MixerSpec
 
 MAX_LAYERS = 4096
 _OLD_NAMES = {
@@ -29,14 +31,23 @@ _OLD_NAMES = {
 
 _BY_LAYER = ("intermediate_size", "moe_intermediate_size", "num_experts_per_tok", "moe_topk", "num_key_value_heads")
 """Fields that some models have as a list, with a number for each layer."""
+_TIED = ("tie_embedding", "tie_word_embeddings")
+_DENSE_WIDTH = ("intermediate_size_mlp", "intermediate_size")
+_SHARED_WIDTH = (
+    "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+)
+"""Names of the same fields: of LFM2 and the others; of Llama 4 and these; of Qwen, Nemotron-H and Granite."""
 
 
 @dataclass(frozen=True)
 class LayerShape:
     """``width``: of the dense part; ``shared_width``: of all shared experts together; 0 where there is none.
-    ``program_operations``: see `LayerSpec`."""
+    ``attention``, ``mixer`` and ``program_operations``: see `LayerSpec`."""
 
-    attention: AttentionSpec
+    attention: AttentionSpec | None
+    mixer: MixerSpec | None
     experts: ExpertsSpec | None
     width: int
     shared_width: int
@@ -46,7 +57,7 @@ class LayerShape:
 @dataclass(frozen=True)
 class Shape:
     """A model's sizes. ``fields``: the text model's configuration, for what only one family has. ``known``: its family
-    is listed here. ``other_layers``: kinds of layers that are neither full nor windowed attention."""
+    is listed here. ``other_layers``: kinds of layers that are neither attention nor known otherwise."""
 
     architecture: str
     model_type: str
@@ -68,6 +79,11 @@ class Shape:
         """The family, in messages."""
         return f"model_type {self.model_type!r}" if self.model_type else f"{self.architecture} (without a model_type)"
 
+    @property
+    def expert_inputs(self) -> int:
+        """Numbers of a token that experts see: fewer than the hidden size where they are between two projections."""
+        return self.fields.maybe("moe_latent_size") or self.hidden_size
+
     def has(self, rule: bool | str) -> bool:
         return self.family.has(rule, self.fields.data)
 
@@ -85,12 +101,14 @@ def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
     family = FAMILIES.get(model_type, ANY)
     family = family if cuts is None else replace(family, cuts=cuts)
     fields = Fields(_renamed(source.data), source.file, family.defaults)
-    layers = fields.integer("num_hidden_layers")
+    layers = listed_layers(fields, family) if model_type == "nemotron_h" else None
+    layers = layers or fields.integer("num_hidden_layers")
     if layers > MAX_LAYERS:
         raise fields.error("num_hidden_layers", f"is more than the {MAX_LAYERS} that any model has")
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
-    shape = tuple(_layer(fields, family, index, layers, hidden, heads) for index in range(layers))
+    parts, mixer = parts_of(fields, family, layers), mixer_of(fields, family, hidden)
+    shape = tuple(_layer(fields, family, index, parts, mixer, hidden, heads) for index in range(layers))
     _, named = whole.get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else model_type or "unknown"
     return Shape(
@@ -102,16 +120,18 @@ def read_shape(config: object, file: str, cuts: Cuts | None = None) -> Shape:
         hidden_size=hidden,
         vocab_size=fields.integer("vocab_size"),
         max_context=_context(fields),
-        tied=source.flag("tie_word_embeddings", default=whole.flag("tie_word_embeddings", default=family.tied)),
+        tied=source.flag(*_TIED, default=whole.flag(*_TIED, default=family.tied)),
         layers=shape,
         query_heads=heads,
-        key_value_heads=min(layer.attention.key_value_heads for layer in shape),
+        key_value_heads=min((each.attention.key_value_heads for each in shape if each.attention), default=heads),
         multimodal=text is not None,
         other_layers=_other_layers(fields, family, layers),
     )
 
 
 def _other_layers(fields: Fields, family: Family, layers: int) -> tuple[str, ...]:
+    if family.mixer is not None:
+        return ()
     known = {"full_attention", "sliding_attention"}
     if family.window == "chunks":
         known.add("chunked_attention")
@@ -133,7 +153,7 @@ def _renamed(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _context(fields: Fields) -> int:
-    longest = fields.integer("max_position_embeddings", default=1 << 20)
+    longest = fields.integer("max_position_embeddings", "model_max_length", default=1 << 20)
     name, rope = fields.get("rope_parameters", "rope_scaling")
     if isinstance(rope, Mapping):
         for each in (value for value in rope.values() if isinstance(value, Mapping)):
@@ -143,22 +163,40 @@ def _context(fields: Fields) -> int:
     return longest
 
 
-def _layer(fields: Fields, family: Family, index: int, layers: int, hidden: int, heads: int) -> LayerShape:
+def _layer(
+    fields: Fields, family: Family, index: int, parts: list[Part], mixer: MixerSpec | None, hidden: int, heads: int
+) -> LayerShape:
+    part, layers = parts[index], len(parts)
     listed = {name: fields.each(name, layers) for name in _BY_LAYER if isinstance(fields.get(name)[1], list)}
     if listed:
         own = {name: values[index] for name, values in listed.items() if values}
         fields = Fields({**fields.data, **own}, fields.file, fields.defaults)
-    experts = _experts(fields, family, index, layers)
-    known = fields.get("model_type")[1] in FAMILIES
-    width = fields.integer("intermediate_size_mlp", "intermediate_size", default=-1 if known else 4 * hidden)
-    shared = 0
+    one_part = fields.get("model_type")[1] == "nemotron_h"
+    experts = _experts(fields, family, index, layers) if not one_part or part == "sparse" else None
+    width = shared = 0
     if experts is not None:
-        width = 0
         count = fields.integer("n_shared_experts", "num_shared_experts", default=0, least=0)
-        shared = fields.integer("shared_expert_intermediate_size", default=count * experts.width, least=0)
-    attention = _attention(fields, family, index, layers, hidden, heads)
+        shared = fields.integer(*_SHARED_WIDTH, default=count * experts.width, least=0)
+    elif not one_part or part == "dense":
+        width = _dense_width(fields, hidden)
+    attention = _attention(fields, family, index, layers, hidden, heads) if part in ("attention", "both") else None
     operations = program_operations(fields, family, attention, experts, shared)
-    return LayerShape(attention, experts, width, shared, operations)
+    return LayerShape(attention, mixer if part in ("mixer", "both") else None, experts, width, shared, operations)
+
+
+def _dense_width(fields: Fields, hidden: int) -> int:
+    model_type = fields.get("model_type")[1]
+    if model_type == "granitemoehybrid":  # what is beside experts, where there are any, is alone
+        return fields.integer("shared_intermediate_size")
+    names = ("block_ff_dim", "intermediate_size") if model_type == "lfm2" else _DENSE_WIDTH
+    width = fields.integer(*names, default=-1 if model_type in FAMILIES else 4 * hidden)
+    if model_type == "lfm2" and fields.flag("block_auto_adjust_ff_dim", default=True):
+        _, factor = fields.get("block_ffn_dim_multiplier")
+        if not isinstance(factor, int | float | None) or not 0 < (factor or 1) < 64:
+            raise fields.error("block_ffn_dim_multiplier", "is not between 0 and 64")
+        multiple = fields.integer("block_multiple_of", default=256)
+        return -(-int((1.0 if factor is None else factor) * (2 * width // 3)) // multiple) * multiple
+    return width
 
 
 def _experts(fields: Fields, family: Family, index: int, layers: int) -> ExpertsSpec | None:
@@ -204,7 +242,7 @@ def _attention(fields: Fields, family: Family, index: int, layers: int, hidden: 
         )
         return _indexed(latent, fields, index, layers) if family.indexer else latent
     key_value = fields.integer("num_key_value_heads", default=heads)
-    width = fields.maybe("head_dim")
+    width = fields.maybe("head_dim", "attention_head_dim")
     if width is None:
         if hidden % heads:
             raise ConfigError(f"{fields.file}: hidden_size {hidden} does not divide by num_attention_heads {heads}")

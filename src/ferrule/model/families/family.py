@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ferrule.model.mixer import MixerKind
+
 
 @dataclass(frozen=True)
 class Cuts:
@@ -18,7 +20,8 @@ class Cuts:
 
     ``attention``: by ``heads``; or the projections' columns, ``gathered`` again before attention (which every rank
     then computes for all heads); None: not at all. ``experts``: see `ExpertsSpec.cut`. ``sinks``: the attention sinks.
-    ``norms``: those of queries and keys, which have a weight per head then.
+    ``norms``: those of queries and keys, which have a weight per head then. ``mixer``: the columns of a recurrent
+    mixer's projections, which are gathered again.
     """
 
     attention: Literal["heads", "gathered"] | None = "heads"
@@ -27,6 +30,7 @@ class Cuts:
     experts: Literal["inside", "whole"] | None = "inside"
     sinks: bool = True
     norms: bool = False
+    mixer: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Family:
     have the sliding window: none, ``all``, from ``max_window_layers`` on (``late``), or all but every n-th (the
     number); ``chunks``: those with rotary positions see their own chunk only. ``float32_router``: what transformers
     holds of routers so, whatever it computes in. ``indexer``: chooses the tokens that are attended to.
+    ``query_gate``: queries come with as many numbers that gate what attention makes of them. ``mixer``: the recurrent
+    one that its layers have instead of attention, or beside it. ``shared_gate``: of shared experts.
     ``experts_inputs_first``: experts are stored in stacks of (experts, inputs, outputs). ``tensor`` and ``stages``:
     transformers has a plan to cut it that way (without one ``cuts`` says what other engines do). ``defaults``: values
     that published configurations of the family leave out.
@@ -61,6 +67,9 @@ class Family:
     sinks: Literal["all", "sliding"] | None = None
     indexer: bool = False
     attention_gate: bool = False
+    query_gate: bool = False
+    mixer: MixerKind | None = None
+    shared_gate: bool = False
     head_bias: bool | str = False
     tied: bool = False
     cuts: Cuts = field(default_factory=Cuts)
@@ -95,6 +104,26 @@ DSA = replace(
         "index_topk": 2048,
     },
 )
+QWEN3_NEXT = Family(
+    query_bias=BIAS,
+    output_bias=BIAS,
+    query_norm="head",
+    query_gate=True,
+    mixer="delta",
+    shared_gate=True,
+    cuts=Cuts(mixer=True),
+    defaults={
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "full_attention_interval": 4,
+    },
+)
+LFM2 = Family(query_norm="head", mixer="convolution", tied=True, defaults={"conv_L_cache": 3})
+MAMBA = {"mamba_d_conv": 4, "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_expand": 2}
 GLM4 = Family(mlp="packed", query_bias="+attention_bias", norms=4)
 
 FAMILIES: dict[str, Family] = {
@@ -128,7 +157,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(window="all"),
     "mixtral": Family(window="all"),
     "qwen2": Family(query_bias=True, window="late"),
-    "qwen2_moe": Family(query_bias="+qkv_bias", window="late", cuts=Cuts(shared=False)),
+    "qwen2_moe": Family(query_bias="+qkv_bias", window="late", shared_gate=True, cuts=Cuts(shared=False)),
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3,
     "gemma": GEMMA,
@@ -224,6 +253,53 @@ FAMILIES: dict[str, Family] = {
         float32_router="bias",
         attention_gate=True,
         cuts=ONLY_EXPERTS,
+    ),
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_text": QWEN3_NEXT,
+    "qwen3_5_moe_text": QWEN3_NEXT,
+    "lfm2": LFM2,
+    "lfm2_moe": replace(
+        LFM2, router_bias=True, float32_router="bias", defaults={**LFM2.defaults, "num_dense_layers": 2}
+    ),
+    "kimi_linear": replace(
+        DEEPSEEK,
+        float32_router="all",
+        mixer="kda",
+        cuts=Cuts(attention=None),
+        defaults={
+            "first_k_dense_replace": 1,
+            "num_shared_experts": 1,
+            "linear_head_dim": 128,
+            "linear_num_heads": 32,
+            "linear_conv_kernel_dim": 4,
+        },
+    ),
+    "granitemoehybrid": Family(
+        mlp="packed",
+        query_bias=BIAS,
+        output_bias=BIAS,
+        mixer="mamba2",
+        cuts=ONLY_EXPERTS,
+        defaults={**MAMBA, "shared_intermediate_size": 1024},
+    ),
+    "falcon_h1": Family(
+        query_bias=BIAS,
+        output_bias=BIAS,
+        mlp_bias="mlp_bias",
+        mixer="mamba2",
+        tensor=False,
+        stages=False,
+        defaults=MAMBA,
+    ),
+    "nemotron_h": Family(
+        mlp="plain",
+        mlp_bias="mlp_bias",
+        norms=1,
+        router_bias=True,
+        float32_router="all",
+        mixer="mamba2",
+        cuts=ONLY_EXPERTS,
+        defaults={"head_dim": 128, "conv_kernel": 4},
     ),
     "dbrx": Family(attention="fused", cuts=Cuts(experts="whole"), tensor=False, stages=False),
 }

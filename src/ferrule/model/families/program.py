@@ -5,8 +5,8 @@ A test counts those of every family's programs, as `ferrule plan --explain-step`
 
 from __future__ import annotations
 
-from ferrule.model.family import PROGRAMS, Family
-from ferrule.model.fields import Fields
+from ferrule.model.families.family import PROGRAMS, Family
+from ferrule.model.families.fields import Fields
 from ferrule.model.layer import AttentionSpec, ExpertsSpec
 
 OUTER_OPERATIONS = 5
@@ -18,10 +18,10 @@ def has_program(fields: Fields) -> bool:
 
 
 def program_operations(
-    fields: Fields, family: Family, attention: AttentionSpec, experts: ExpertsSpec | None, shared_width: int
+    fields: Fields, family: Family, attention: AttentionSpec | None, experts: ExpertsSpec | None, shared_width: int
 ) -> int | None:
     """Of one layer; None for families without step programs."""
-    if not has_program(fields):
+    if attention is None or not has_program(fields):
         return None
     residual = 3 if family.norms == 4 else 1  # the sum over ranks, or that, a norm and the addition
     if attention.kind == "latent":
