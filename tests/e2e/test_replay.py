@@ -33,10 +33,13 @@ WHOLE = ("gemma3n_text", "falcon_h1")
 """Run on one rank only."""
 ONE_STAGE = ("glm_moe_dsa", "phimoe")
 CASES = [
-    pytest.param(name, split, marks=pytest.mark.slow if (name, split) in QUICK else pytest.mark.soak)
+    pytest.param(
+        name, split, id=f"{name}-{split[0]}x{split[1]}",
+        marks=pytest.mark.slow if (name, split) in QUICK else pytest.mark.soak,
+    )
     for name in (*CONFIGS, *RECURRENT)
     for split in ([(1, 1)] if name in WHOLE else [(2, 1)] if name in ONE_STAGE else [(2, 1), (1, 2)])
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "split"), CASES)

@@ -131,24 +131,6 @@ def test_answers_on_different_devices_are_those_of_processors_and_outlive_a_devi
         server.stop()
 
 
-@pytest.mark.soak  # this machine is measured
-def test_the_planner_chooses_a_device_and_another_one_when_that_stays_lost(demo: Server, tmp_path: Path) -> None:
-    server = start_server("demo", "--device", "emulated", "--dtype", "float32", env={LOST: str(tmp_path)})
-    try:
-        whole = ask(demo, "greedy", tokens=40)
-        for _ in range(2):
-            assert ask(server, "greedy", partial(strike, server.ranks(), signal.SIGUSR1), tokens=40) == whole
-        health = server.health().json()
-        assert health["status"] == "ok"
-        assert "single: --tp 1 --pp 1" in server.output
-        first, second = sorted(int(path.name) for path in tmp_path.iterdir())
-        assert f"emulated:{first}" in health["note"]
-        assert f"emulated:{second}" in health["note"]
-        assert " stays lost, so the model runs with rank 0 on emulated:" in health["note"]
-    finally:
-        server.stop()
-
-
 def test_a_cut_cable_is_a_pause_and_until_then_says_what_is_missing(emulated_hosts: None) -> None:
     params = SamplingParams(max_tokens=150, temperature=0.0, ignore_eos=True)
     prompt = list(range(3, 20))
