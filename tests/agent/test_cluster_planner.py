@@ -9,10 +9,11 @@ from ferrule.agent.placement.cores import HostCores
 from ferrule.agent.placement.planner import ClusterPlanner, _rather_here
 from ferrule.cluster.messages import GetReachable
 from ferrule.cluster.records import Member
-from ferrule.cluster.reports import HostStatus
+from ferrule.cluster.reports import DeviceReport, HostStatus
 from ferrule.engine.host.placement import Loss
+from ferrule.engine.messages import DeviceLost
 from ferrule.engine.options import EngineOptions, RankOptions
-from ferrule.errors import ClusterError, ConfigError, EngineError, ModelUnavailable
+from ferrule.errors import ClusterError, ConfigError, EngineError, ModelUnavailable, PlanError
 from ferrule.fabric.join.addresses import Interface
 from ferrule.fabric.join.hosts import RankHost
 from ferrule.model import read_model
@@ -81,9 +82,9 @@ class FakeCluster:
 text_of = {}
 
 
-def form(planner, spec, loss=None):
+def form(planner, spec, loss=None, device="cpu"):
     plan = make_plan(spec)
-    options = RankOptions("/models/x", "auto", plan, 1, 2048, 8, 512, ())
+    options = RankOptions("/models/x", "auto", plan, 1, 2048, 8, 512, (), device=device)
     planner._spec = spec
     return asyncio.run(planner.place(options, loss))
 
@@ -118,6 +119,32 @@ def test_ranks_are_spread_over_the_hosts_as_the_user_said(monkeypatch, spec):
     assert planner.placed.hosts == ("hosta", "hosta")
     assert deployment.starter.threads == (2, 2)
     assert cluster.described == []  # nothing had to be measured
+
+
+def test_a_device_that_stays_lost_is_replaced_on_its_host_and_needs_room_there(monkeypatch, spec):
+    cluster = FakeCluster(monkeypatch)
+    processor = [DeviceReport("gpu", "card", 48 * GB, 40 * GB), DeviceReport("cpu", "processor", 64 * GB, 20 * GB)]
+
+    async def ask_all(home, members, question, timeout):
+        return {
+            member.host: SimpleNamespace(kernel=cluster.kernels[member.host], cpus=(0, 1), devices=processor)
+            for member in members
+        }
+
+    monkeypatch.setattr(cluster_planner, "ask_all", ask_all)
+    options = EngineOptions("x", tensor=2, device="cuda")
+    planner = ClusterPlanner(None, options, split=True)
+    assert form(planner, spec, device="cuda").options.device == "cuda"
+    gone = DeviceLost("cuda:0", True, ("cuda:1", "cpu"))
+    deployment = form(planner, spec, Loss(EngineError("gone"), (1,), ("hostb",), True, (("hostb", gone),)), "cuda")
+    assert (planner.placed.hosts, deployment.options.device) == (("hosta", "hostb"), "cuda,cuda:1")
+    assert deployment.note == "cuda:0 of hostb stays lost, so the model runs with rank 0 on cuda, rank 1 on cuda:1"
+    gone = DeviceLost("cuda:1", True, ("cpu",))
+    loss = Loss(EngineError("gone"), (1,), ("hostb",), True, (("hostb", gone),))
+    assert form(planner, spec, loss, "cuda").options.device == "cuda,cpu"
+    processor[1] = DeviceReport("cpu", "processor", 64 * GB, 5 * GB)
+    with pytest.raises(PlanError, match=r"cuda:0 and cuda:1 of hostb stays lost, and .* cpu of hostb needs 7\.5 GiB"):
+        form(planner, spec, loss, "cuda")
 
 
 def test_hosts_of_one_machine_divide_its_processors_and_its_memory(monkeypatch, spec):

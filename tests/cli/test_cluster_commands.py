@@ -51,7 +51,7 @@ def test_names_of_a_model_and_its_hosts_are_whole_at_80_columns():
     row = ModelRow(
         name="Qwen3-30B-A3B", wanted=desired("a" * 32), pid=1, state="ready", address="http://127.0.0.1:8420",
         on="strix-1", strategy="tensor", hosts=("strix-1", "strix-2"), measured=121.7, predicted=123.0,
-        detail="chat is refused",
+        note="chat is refused",
     )  # fmt: skip
     console = Console(file=io.StringIO(), width=80)
     for part in models_table([row]):

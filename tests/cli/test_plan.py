@@ -8,13 +8,16 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from socket import gethostname
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from ferrule.agent.device import RANK
 from ferrule.cli.main import app
-from ferrule.plan import read_cluster
+from ferrule.errors import PlanError
+from ferrule.model import read_model
+from ferrule.plan import DeviceSpec, read_cluster
 from ferrule.plan.cost import Calibration
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
@@ -273,3 +276,43 @@ def test_serve_computes_where_the_plan_says(tmp_path: Path, monkeypatch: pytest.
         done = CliRunner().invoke(app, [*words, *more], env=PLAIN)
         assert done.exit_code == 0, done.output
     assert seen == ["xpu:1", "cpu"]
+
+
+def test_serve_plans_over_the_devices_that_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = {"memory_bandwidth": 900e9, "flops": {"bf16": 1e14}, "copy_rate": 2e10, "copy_seconds": 1e-3}
+    cards = [DeviceSpec(name=unit, device=unit, memory=24 << 30, **card) for unit in ("cuda:0", "cuda:1")]
+    seen: list[Any] = []
+    known: list[Any] = [None]
+    monkeypatch.setattr("ferrule.engine.host.processes.expecting", lambda *_: nullcontext())
+    monkeypatch.setattr("ferrule.plan.device.measure.recall_device", lambda **_: known[0])
+    monkeypatch.setattr("ferrule.plan.cluster.devices_here", lambda unit, **_: cards)
+    monkeypatch.setattr("ferrule.cli.serving.serve._run", lambda *given: seen.append(given))
+    model = read_model("demo")
+
+    def serve(*words: str) -> tuple[Any, str]:
+        done = CliRunner().invoke(app, ["serve", "demo", "--port", "0", "--here", *words], env=PLAIN)
+        assert done.exit_code == 0, done.output
+        return seen.pop(), done.output
+
+    (_, _, planner, choose, *_), told = serve("--device", "cuda")
+    assert choose is None
+    assert "Measuring this machine" in told
+    assert planner._choice.plan(model).devices == ("cuda:0",)
+    split = ("--device", "cuda", "--tp", "2")
+    (_, _, planner, choose, *_), told = serve(*split)
+    assert (planner._choice, choose) == (None, None), "nothing is measured for a split that is given"
+    assert "Measuring" not in told
+    known[0] = cards[0]
+    (console, _, planner, choose, *_), _ = serve(*split)
+    assert planner._choice is None
+    with console.capture() as capture:
+        assert choose(model).tensor == 2
+    assert "The split is as you asked, but cuda:" in capture.get()
+
+    def absent(unit: str, **_: Any) -> None:
+        raise PlanError("torch finds no device 'xpu' here, only cpu")
+
+    monkeypatch.setattr("ferrule.plan.cluster.devices_here", absent)
+    (_, _, planner, choose, *_), told = serve("--device", "xpu")
+    assert (planner._choice, choose) == (None, None)
+    assert "Not planned: torch finds no device 'xpu' here, only cpu" in told

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,11 +15,13 @@ import pytest
 from server_process import Server, start_server, wait_until
 
 from ferrule.engine import EngineOptions, LocalEngine, SamplingParams, start
+from ferrule.engine.device_names import MOST_EMULATED
 from ferrule.errors import ModelUnavailable
 from ferrule.lab import Lab, pair
 
 pytestmark = pytest.mark.slow
 
+LOST = "FERRULE_EMULATED_LOST"
 SOON = 10.0
 """Seconds; a busy machine may need them for what takes a fraction of one on a quiet one."""
 
@@ -96,8 +99,12 @@ def test_answers_go_on_after_ranks_were_killed_or_stopped(steady_demo: Server) -
     assert server.output.count("1 interrupted requests go on") == len(cases)
 
 
-def test_answers_on_different_devices_are_those_of_processors_and_outlive_a_device(demo: Server) -> None:
-    server = start_server("--demo", "--tp", "2", "--device", "cpu,emulated", "--dtype", "float32")
+def test_answers_on_different_devices_are_those_of_processors_and_outlive_a_device(
+    demo: Server, tmp_path: Path
+) -> None:
+    away = tmp_path / "away"
+    command = ("--demo", "--tp", "2", "--device", "cpu,emulated", "--dtype", "float32")
+    server = start_server(*command, env={LOST: str(away)})
     try:
         assert "emulated:0" in server.output
         whole = ask(server, "greedy", tokens=40)
@@ -111,6 +118,15 @@ def test_answers_on_different_devices_are_those_of_processors_and_outlive_a_devi
             assert words in health["last_recovery"]["cause"]
             assert "rank 1" in health["last_recovery"]["cause"]
             assert not any(rank.is_running() for rank in ranks)
+        assert "note" not in health
+        away.mkdir()
+        for number in range(1, MOST_EMULATED):
+            (away / str(number)).touch()
+        assert ask(server, "greedy", partial(strike, server.ranks()[1:], signal.SIGUSR1), tokens=40) == whole
+        health = server.health().json()
+        assert (health["status"], health["recoveries"]) == ("ok", 3)
+        assert health["note"] == "emulated:0 stays lost, so the model runs with rank 0 on cpu, rank 1 on cpu"
+        assert health["note"] in server.output
     finally:
         server.stop()
 

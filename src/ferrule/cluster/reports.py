@@ -120,11 +120,13 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class ServerState:
-    """State of a model server, as it tells it. ``detail``: what it does, why it fails, or what is wrong with a model
-    that is served. ``predicted`` and ``measured``: tokens per second of one request; ``standby``: standby processes."""
+    """State of a model server, as it tells it. ``detail``: what it does or why it fails; ``note``: what people should
+    know although it runs. ``predicted`` and ``measured``: tokens per second of one request; ``standby``: standby
+    processes."""
 
     state: str = "starting"
     detail: str = ""
+    note: str = ""
     plan: str | None = None
     strategy: str | None = None
     hosts: tuple[str, ...] = ()

@@ -6,8 +6,13 @@ from ferrule.errors import ConfigError
 
 AUTO = "auto"
 CPU = "cpu"
-KINDS = (CPU, "cuda", "xpu", "mps", "emulated")
+EMULATED = "emulated"
+KINDS = (CPU, "cuda", "xpu", "mps", EMULATED)
 """NVIDIA's and AMD's GPUs are ``cuda``, as torch calls both."""
+MOST_EMULATED = 8
+"""Emulated accelerators of a machine: enough for tests."""
+EMULATED_MEMORY = 1 << 30
+"""Bytes of each."""
 
 
 def parse_device(name: str) -> tuple[str, int | None]:

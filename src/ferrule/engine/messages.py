@@ -83,12 +83,23 @@ class Load(msgspec.Struct, frozen=True, tag="load", tag_field="event"):
     waiting: int
 
 
+class DeviceLost(msgspec.Struct, frozen=True):
+    """A device that a rank cannot use any more. ``starting``: it was so before the rank was ready. ``others``: further
+    devices of that host, those first that are most like it."""
+
+    name: str
+    starting: bool
+    others: tuple[str, ...]
+
+
 class Failed(msgspec.Struct, frozen=True, tag="error", tag_field="event"):
-    """``type``: the class of `ferrule.errors`. ``lost``: the rank whose loss this one noticed."""
+    """``type``: the class of `ferrule.errors`. ``lost``: the rank whose loss this one noticed.
+    ``device``: its own, where that is the cause."""
 
     type: str
     message: str
     lost: int | None = None
+    device: DeviceLost | None = None
 
 
 Event = Alive | Here | Loading | Ready | Tokens | Load | Failed

@@ -114,7 +114,7 @@ class Recovery:
 @dataclass(frozen=True)
 class Health:
     """``error``: why the model is not ready. ``since``: when this state began, in seconds since 1970. ``recoveries``:
-    how often it has come back."""
+    how often it has come back. ``note``: what people should know although it runs, such as a device that is lost."""
 
     state: State
     error: str | None = None
@@ -123,6 +123,7 @@ class Health:
     since: float = 0.0
     recoveries: int = 0
     last_recovery: Recovery | None = None
+    note: str | None = None
 
 
 class ChatMessage(TypedDict):

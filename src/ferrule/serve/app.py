@@ -119,5 +119,6 @@ def health_response(engine: Engine) -> Response:
         health.recoveries,
         health.last_recovery,
         health.error,
+        health.note,
     )
     return respond(body, 200 if ready else 503)

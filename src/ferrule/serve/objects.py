@@ -103,7 +103,7 @@ class ModelList(msgspec.Struct):
 
 
 class HealthBody(msgspec.Struct, omit_defaults=True):
-    """``since``: when this state began, in seconds since 1970."""
+    """``since``: when this state began, in seconds since 1970. ``note``: as in `ferrule.engine.Health`."""
 
     status: str
     model: str
@@ -113,6 +113,7 @@ class HealthBody(msgspec.Struct, omit_defaults=True):
     recoveries: int
     last_recovery: Recovery | None = None
     error: str | None = None
+    note: str | None = None
 
 
 def respond(value: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:

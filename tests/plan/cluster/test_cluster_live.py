@@ -18,7 +18,14 @@ from ferrule.fabric.routing.calibration import Measured
 from ferrule.fabric.routing.known_links import KnownLinks
 from ferrule.links import Bandwidth, Latency, LinkEnd, MeasuredLink, MeasuredLinks, MeasuredPair
 from ferrule.plan.cluster import live as cluster_live
-from ferrule.plan.cluster.live import HostReport, cluster_of_reports, live_cluster, parse_report, report_text
+from ferrule.plan.cluster.live import (
+    HostReport,
+    cluster_of_reports,
+    devices_here,
+    live_cluster,
+    parse_report,
+    report_text,
+)
 from ferrule.plan.cluster.rails import Sources, rails_of_pair
 from ferrule.plan.cluster.spec import DeviceSpec
 from ferrule.plan.device.benchmark import Copies, Figures
@@ -75,6 +82,8 @@ def test_a_host_with_two_gpus_is_two_devices(tmp_path: Path, monkeypatch: pytest
         (f"{own}-0", own, "cuda:0", 0),
         (f"{own}-1", own, "cuda:1", 1),
     ]
+    here = [(one.name, one.device, one.memory - (20 << 30)) for one in devices_here("cuda", rank="none")]
+    assert here == [("cuda:0", "cuda:0", 0), ("cuda:1", "cuda:1", 1)]
     pair = MeasuredPair(("box-1", "box-2"), NOW, (_link(),))
     one = _report(1, 10000)
     card = replace(one.device, device="cuda:0", copy_rate=1e9, copy_seconds=5e-6)
@@ -88,6 +97,33 @@ def test_a_host_with_two_gpus_is_two_devices(tmp_path: Path, monkeypatch: pytest
     inside = cluster.pair("box-1-0", "box-1-1")
     assert inside is not None
     assert (inside.alpha, inside.bandwidth) == (pytest.approx(11e-6), pytest.approx(1 / (2e-9 + 1 / 8e9)))
+
+
+def test_processors_and_a_gpu_that_is_named_are_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for unit, copies in (("cpu", None), ("cuda:1", Copies(12e9, 10e9, 8e-6))):
+        figures = Figures(
+            unit, "It", "it", 20 << 30, 24 << 30, 8e11, {"bf16": 7e13}, 5e-6, copies=copies, count=1 + bool(copies)
+        )
+        monkeypatch.setattr(cluster_live, "measure_figures", lambda figures=figures, **_: figures)
+        monkeypatch.setattr(cluster_live, "free_now", lambda one: one.memory_free)
+        assert [one.name for one in devices_here(unit, rank="none")] == [unit]
+        report = parse_report(report_text(rank="none"), "here")
+        assert len(report.devices) == figures.count
+
+
+def test_gpus_that_are_not_alike_are_measured_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(unit: str = "cuda", **_: object) -> Figures:
+        number = int(unit.partition(":")[2] or 0)
+        others = tuple(f"cuda:{each}" for each in range(2) if each != number)
+        return Figures(f"cuda:{number}", "It", "it", 1, (8 << number) << 30, 8e11, {"bf16": 7e13}, 5e-6, unlike=others)
+
+    monkeypatch.setattr(cluster_live, "measure_figures", measured)
+    monkeypatch.setattr(cluster_live, "free_now", lambda one: one.memory_total)
+    found = [(one.name, one.memory >> 30) for one in devices_here("cuda", rank="none")]
+    assert found == [("cuda:0", 8), ("cuda:1", 16)]
+    assert [one.name for one in devices_here("cuda:1", rank="none")] == ["cuda:1"]
+    report = parse_report(report_text(rank="none"), "here")
+    assert [(one.device, one.memory >> 30) for one in report.devices] == found
 
 
 def test_links_that_share_something_get_what_they_got_together() -> None:

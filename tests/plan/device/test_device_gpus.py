@@ -42,6 +42,25 @@ def test_an_integrated_gpu_has_at_most_what_the_host_has_free(
     assert (gpu.unified, gpu.memory()) == (integrated, (free, 120))
 
 
+@pytest.mark.parametrize(
+    ("names", "count", "unlike"),
+    [(("A", "A"), 2, ()), (("A", "B", "A"), 1, ("cuda:1", "cuda:2")), (("A",), 1, ())],
+)
+def test_gpus_that_are_not_alike_are_told(
+    names: tuple[str, ...], count: int, unlike: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    module = SimpleNamespace(
+        get_device_name=lambda number: names[number],
+        get_device_properties=lambda number: SimpleNamespace(),
+        device_count=lambda: len(names),
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
+    gpu = TorchBackend("cuda")
+    assert (gpu.count, gpu.unlike) == (count, unlike)
+
+
 def test_a_gpu_tells_products_of_few_rows_and_a_processor_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = Effort(unit="cpu", weights=1 << 20, rows=2, seconds=0.002, disk=0, copied=1 << 16)
     assert benchmark.run(tiny).products == {}

@@ -130,7 +130,8 @@ class ModelServer:
         return replace(
             found,
             state=health.state,
-            detail=health.error or engine.tokenizer.warning or "",
+            detail=health.error or "",
+            note="; ".join(filter(None, (health.note, engine.tokenizer.warning))),
             running=health.running,
             waiting=health.waiting,
             recoveries=health.recoveries,

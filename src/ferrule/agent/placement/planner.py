@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,8 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import DescribeDevice, GetReachable, GetReport, GetStatus
 from ferrule.cluster.records import Member
 from ferrule.config import environment, move_back_seconds
+from ferrule.engine.device_names import CPU
+from ferrule.engine.host.lost_devices import LostDevices
 from ferrule.engine.host.placement import Deployment, Loss, RankStarter
 from ferrule.engine.host.prepare import PreparedModel
 from ferrule.engine.options import EngineOptions, RankOptions
@@ -80,6 +83,7 @@ class ClusterPlanner:
         self._weighed: tuple[tuple[tuple[str, ...], RankStarter], Deployment | None] | None = None
         self._spec: ModelSpec | None = None
         self._reports: dict[str, HostReport] = {}
+        self._lost = LostDevices()
 
     def about(self, model: PreparedModel) -> ClusterPlanner:
         """Itself, once it knows which model it is for: it has to, before the first `place`."""
@@ -91,6 +95,8 @@ class ClusterPlanner:
             members = await self._members()
         except ClusterError as error:  # an agent that is busy, or starts again, is no reason to give the model up
             raise ModelUnavailable(str(error)) from error
+        if loss is not None:
+            self._lost.note(loss, time.monotonic())
         deployment = await self._deployment(options, members, fresh=loss is None)
         self.chosen(deployment)
         return deployment
@@ -144,7 +150,12 @@ class ClusterPlanner:
             threads = [self._options.threads] * len(ranks)
         starter = ClusterStarter(self._home, tuple(ranks), tuple(threads))
         self._placements[starter, placed.plan] = placed
-        return Deployment(replace(options, plan=placed.plan), starter, self.standby)
+        options = replace(options, plan=placed.plan)
+        found = self._lost.around(options, placed.hosts)
+        if found is None:
+            return Deployment(options, starter, self.standby)
+        self._lost.check_room(self._spec, found, placed.hosts, await self._free(ranks))
+        return Deployment(found.options, starter, self.standby, found.note)
 
     async def _steady_members(self, seconds: float) -> list[Member]:
         """Those that have been up for so long, as `_members` has them."""
@@ -201,6 +212,19 @@ class ClusterPlanner:
         """The processors of each host that answers in time."""
         reports = await ask_all(self._home, members, GetReport(), REPORT_SECONDS)
         return {host: HostCores(report.kernel, report.cpus) for host, report in reports.items()}
+
+    async def _free(self, members: Sequence[Member]) -> dict[str, int]:
+        """Bytes free for processors, by the names of those hosts that answer in time."""
+        names = {member.host: member.name for member in members}
+        reports = await ask_all(
+            self._home, list({member.host: member for member in members}.values()), GetReport(), REPORT_SECONDS
+        )
+        return {
+            names[host]: device.free
+            for host, report in reports.items()
+            for device in report.devices
+            if device.kind == CPU
+        }
 
     def _spread(self, spec: ModelSpec, members: Sequence[Member]) -> tuple[Placed, list[Member]]:
         """As the user said: neighbouring ranks on one host where there are more ranks than hosts."""

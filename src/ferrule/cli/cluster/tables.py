@@ -98,8 +98,10 @@ def models_table(rows: Sequence[ModelRow]) -> Iterator[RenderableType]:
         table.add_row(*told, _speed(row), recoveries)
     yield table
     for row in rows:
-        if row.detail:
-            yield Text(f"\n{row.name}: {row.detail}", style="yellow" if row.state == "ready" else "dim")
+        if row.detail and row.state != "ready":
+            yield Text(f"\n{row.name}: {row.detail}", style="dim")
+        if row.note:
+            yield Text(f"\n{row.name}: {row.note}", style="yellow")
 
 
 def _speed(row: ModelRow) -> str:

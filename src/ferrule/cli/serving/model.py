@@ -37,7 +37,7 @@ Device = Annotated[
     typer.Option(
         "--device",
         metavar="NAME",
-        help="Where ranks compute: cpu, cuda (NVIDIA, AMD), xpu, mps, cuda:1, a list with one for each rank, or auto; "
+        help="Where ranks compute: cpu, cuda (NVIDIA, AMD), xpu, mps, cuda:1, several of these, or auto; "
         "the default is cpu.",
     ),
 ]

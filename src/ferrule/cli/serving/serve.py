@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ferrule.cli import complete
+from ferrule.cli.serving.devices import choice_of, devices_of, split_as_asked
 from ferrule.cli.serving.model import (
     DEMO,
     DEMO_RANKS,
@@ -121,7 +122,8 @@ def serve(
     """Serve a model over the OpenAI API.
 
     Where this machine is a host of a cluster (`ferrule up`), on the hosts of that; else on this machine. Without --tp,
-    --pp and --plan the planner decides how to split it, and refuses what no memory can hold.
+    --pp and --plan the planner decides how to split it, over the devices that --device allows, and refuses what no
+    memory can hold.
     """
     chosen = choose(model, demo=demo)
     saved = _saved_plan(plan, tp, pp, hosts)
@@ -209,14 +211,19 @@ def serve(
             device=device or CPU,
         )
         choose_plan = saved.for_model if saved is not None else None
-        machine = None
-        if options.device == CPU:  # of other devices the planner knows nothing yet
+        make_room = expected.discard if expected is not None else lambda: None  # they would take the measured cores
+        machine, choice = None, None
+        if options.device == CPU:
             machine = ThisMachine(console, threads)
             if not split and saved is None:
-                # They would take the cores that are measured.
-                make_room = expected.discard if expected is not None else lambda: None
                 choose_plan = partial(machine.plan, before_measuring=make_room)
-        planner = LocalPlanner(standby=standby, expected=expected)
+        elif saved is None:
+            devices = devices_of(console, options, None if split else make_room)
+            if devices and not split:
+                choice = choice_of(options, devices)
+            elif devices and not demo:  # which is split to show something
+                choose_plan = partial(split_as_asked, console, options, devices)
+        planner = LocalPlanner(standby=standby, expected=expected, choice=choice)
         _run(console, options, planner, choose_plan, machine, listener, host, api_key, tls)
 
 
@@ -244,7 +251,7 @@ def _run(
     async def load() -> Engine:
         nonlocal speed
         with Loading(console) as loading:
-            engine = await start(options, loading, planner=lambda model: planner, choose_plan=choose_plan)
+            engine = await start(options, loading, planner=planner.about, choose_plan=choose_plan)
             speed = await speed_of(engine, None if machine is None else machine.device)
             return engine
 

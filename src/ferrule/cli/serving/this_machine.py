@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ferrule.plan import DeviceSpec, Plan
 
 
+MEASURING = "Measuring this machine, once in 30 days …"
+
+
 class ThisMachine:
     """Device description of this machine, with ``threads`` for a rank (None: all cores), as it was measured in the last
     30 days; ``device`` is None until `plan` has it measured, and where that fails."""
@@ -36,7 +39,7 @@ class ThisMachine:
 
         if self.device is None and not self._failed:
             before_measuring()
-            self._console.print("Measuring this machine, once in 30 days …", style="dim", highlight=False)
+            self._console.print(MEASURING, style="dim", highlight=False)
             self.device = self._told(lambda: measure_device(rank=RANK, threads=self._threads, unit="cpu"))
         if self.device is None:
             return make_plan(model, tensor=1, pipeline=1)

@@ -6,23 +6,22 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ferrule.engine.device_names import AUTO, CPU, parse_device
+from ferrule.engine.device_names import AUTO, CPU, EMULATED, MOST_EMULATED, parse_device
 from ferrule.engine.devices.accelerator import BUILDS, TorchAccelerator
 from ferrule.engine.devices.cpu import CpuDevice
 from ferrule.engine.devices.device import Device
 from ferrule.staging import accelerators
 
-MOST_EMULATED = 8
-"""Emulated accelerators of a machine: enough for tests."""
-
 
 @dataclass(frozen=True)
 class DeviceKind:
     """``open``: makes the device, given its number and that of a rank's threads. ``count``: how many there are here.
+    ``gone``: whether that of a number is known not to be there now.
     ``pinned``: threads compute, and are to have cores of their own."""
 
     open: Callable[[int, int], Device]
     count: Callable[[], int]
+    gone: Callable[[int], bool] = lambda number: False
     pinned: bool = False
 
 
@@ -42,10 +41,16 @@ def _emulated(number: int, threads: int) -> Device:
     return device
 
 
+def _emulated_gone(number: int) -> bool:
+    from ferrule.engine.devices.emulated.device import stays_lost
+
+    return stays_lost(number)
+
+
 DEVICES = {
     CPU: DeviceKind(lambda number, threads: CpuDevice(threads), lambda: 1, pinned=True),
     **{kind: _accelerator(kind) for kind in BUILDS},
-    "emulated": DeviceKind(_emulated, lambda: MOST_EMULATED),
+    EMULATED: DeviceKind(_emulated, lambda: MOST_EMULATED, _emulated_gone),
 }
 
 
@@ -62,6 +67,15 @@ def find_device(name: str, place: int) -> str:
     if number is None:
         number = place % count if count else 0
     return f"{kind}:{number}"
+
+
+def others_here(name: str) -> tuple[str, ...]:
+    """Devices of this machine beside ``name``: of its kind, then further accelerators, and at last the processor."""
+    kind, _ = parse_device(name)
+    kinds = dict.fromkeys((kind, *BUILDS, CPU))
+    there = [(each, number) for each in kinds for number in range(DEVICES[each].count())]
+    names = [CPU if each == CPU else f"{each}:{number}" for each, number in there if not DEVICES[each].gone(number)]
+    return tuple(each for each in names if each != name)
 
 
 def device_kind(name: str) -> DeviceKind:

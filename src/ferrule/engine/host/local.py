@@ -116,6 +116,7 @@ class LocalEngine:
             supervisor.since,
             supervisor.recoveries,
             supervisor.last,
+            supervisor.note or None,
         )
 
     async def close(self) -> None:
@@ -242,7 +243,7 @@ async def start(
     `EngineError` where a rank fails.
     """
     model = await in_background(lambda: prepare(options, choose_plan))
-    place = planner(model) if planner else LocalPlanner(lab, standby=options.standby)
+    place = planner(model) if planner else LocalPlanner(lab, standby=options.standby).about(model)
     engine = LocalEngine(options, model, place)
     try:
         await engine.load(on_progress)

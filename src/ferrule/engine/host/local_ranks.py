@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ferrule.engine.host.lost_devices import LostDevices, places
 from ferrule.engine.host.placement import Deployment, Loss
-from ferrule.engine.host.processes import Kind, LocalRanks, start_ranks
+from ferrule.engine.host.processes import Kind, LocalRanks, rank_threads, start_ranks
 from ferrule.engine.messages import Start, encode
 from ferrule.engine.options import RankOptions
-from ferrule.errors import ModelUnavailable
+from ferrule.errors import ModelUnavailable, PlanError
+from ferrule.process.memory import memory_free
 
 if TYPE_CHECKING:
+    from ferrule.engine.host.device_choice import DeviceChoice
+    from ferrule.engine.host.prepare import PreparedModel
     from ferrule.lab import Lab
+    from ferrule.model import ModelSpec
+    from ferrule.plan import Plan
 
 ANSWER_SECONDS = 0.5
 """Time limit for a host of a lab to answer before it counts as cut off."""
@@ -68,13 +76,32 @@ def _kind(options: RankOptions) -> Kind:
 
 class LocalPlanner:
     """Always the same plan: on this machine, where a process that died can be started again, or on the hosts of a
-    ``lab``, as soon as cables lead to all of them. ``standby`` and ``expected``: as in `LocalStarter`."""
+    ``lab``, as soon as cables lead to all of them. A rank whose device stays lost takes another one of its host.
+    ``standby`` and ``expected``: as in `LocalStarter`. With a ``choice`` the planner says on which devices of this
+    machine the model runs, and anew when one of them stays lost."""
 
-    def __init__(self, lab: Lab | None = None, *, standby: bool = False, expected: LocalRanks | None = None) -> None:
-        self._lab = lab
+    def __init__(
+        self,
+        lab: Lab | None = None,
+        *,
+        standby: bool = False,
+        expected: LocalRanks | None = None,
+        choice: DeviceChoice | None = None,
+    ) -> None:
+        self._lab, self._choice = lab, choice
+        self._chosen: tuple[tuple[str, ...], Plan] | None = None
         self._starter = LocalStarter(lab, standby=standby, expected=expected)
+        self._lost = LostDevices()
+        self._spec: ModelSpec | None = None
+
+    def about(self, model: PreparedModel) -> LocalPlanner:
+        """Itself, once it knows which model it is for."""
+        self._spec = model.spec
+        return self
 
     async def place(self, options: RankOptions, loss: Loss | None) -> Deployment:
+        if loss is not None:
+            self._lost.note(loss, time.monotonic())
         if loss is not None and self._lab is not None:
             needed = range(min(self._lab.size, options.plan.world_size))
             reached = await _reached(self._lab)
@@ -84,7 +111,34 @@ class LocalPlanner:
                     f"{' and '.join(missing)} cannot be reached from {self._lab.name(0)}, and the model needs "
                     f"{len(needed)} hosts; it returns by itself when the cables are back"
                 )
-        return Deployment(options, self._starter, self._starter)
+        if self._choice is not None and self._spec is not None:
+            return await self._planned(self._choice, self._spec, options)
+        return self._with_devices(options)
+
+    async def _planned(self, choice: DeviceChoice, spec: ModelSpec, options: RankOptions) -> Deployment:
+        lost = self._lost.of("")
+        if self._chosen is None or self._chosen[0] != lost:
+            try:
+                self._chosen = lost, await asyncio.to_thread(choice.plan, spec, lost)
+            except PlanError as error:
+                told = f"{self._lost.told()}, and {error}" if lost else str(error)
+                raise PlanError(told, needed=error.needed, available=error.available) from None
+        _, plan = self._chosen
+        threads = rank_threads(choice.threads, plan.world_size)
+        options = replace(options, plan=plan, device=",".join(plan.devices), threads=threads)
+        note = f"{self._lost.told()}, so the model runs with {places(plan.devices)}" if lost else ""
+        return Deployment(options, self._starter, self._starter, note)
+
+    def _with_devices(self, options: RankOptions) -> Deployment:
+        """Raises `PlanError` where the devices that are left have too little memory."""
+        size = options.plan.world_size
+        hosts = ["" if self._lab is None else self._lab.name(rank % self._lab.size) for rank in range(size)]
+        found = self._lost.around(options, hosts)
+        if found is None:
+            return Deployment(options, self._starter, self._starter)
+        if self._spec is not None and self._lab is None:
+            self._lost.check_room(self._spec, found, hosts, {"": memory_free()[0]})
+        return Deployment(found.options, self._starter, self._starter, found.note)
 
     async def better(self, options: RankOptions, now: Deployment) -> Deployment | None:
         return None

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ferrule.engine.messages import DeviceLost
 from ferrule.engine.options import RankOptions
 from ferrule.errors import FerruleError
 
@@ -82,21 +83,25 @@ class Loss:
 
     ``ranks``: those that are gone, or with which others lost touch; ``hosts``: theirs, by name. ``crashed``: a rank
     ended or gave an error of its own; otherwise ranks lost touch with each other: a cable or a host is at fault.
+    ``devices``: those that failed, each with the name of its host.
     """
 
     error: FerruleError
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     crashed: bool
+    devices: tuple[tuple[str, DeviceLost], ...] = ()
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """Deployment: what to start and how. ``options`` may have another plan or number of ranks than the one before."""
+    """Deployment: what to start and how. ``options`` may have another plan or number of ranks than the one before.
+    ``note``: what people should know of it, such as a device that is lost."""
 
     options: RankOptions
     starter: RankStarter
     standby: StandbyPool | None = None
+    note: str = ""
 
 
 class Planner(Protocol):

@@ -11,7 +11,19 @@ from typing import Self
 from ferrule import errors
 from ferrule.engine.host.failure_detector import TICK_SECONDS, FailureDetector
 from ferrule.engine.host.placement import Loss, RankStarter, StartedRanks
-from ferrule.engine.messages import LINE_LIMIT, Alive, Event, Failed, Here, Meet, Order, Ready, decode_event, encode
+from ferrule.engine.messages import (
+    LINE_LIMIT,
+    Alive,
+    DeviceLost,
+    Event,
+    Failed,
+    Here,
+    Meet,
+    Order,
+    Ready,
+    decode_event,
+    encode,
+)
 from ferrule.engine.options import RankOptions
 from ferrule.errors import EngineError, FabricError, FerruleError, PeerLost, RendezvousError
 
@@ -27,9 +39,12 @@ class RankFailure:
         self.reported: dict[int, FerruleError] = {}
         self.lost: set[int] = set()
         self._cut_off: set[int] = set()
+        self._devices: dict[int, DeviceLost] = {}
 
-    def report(self, rank: int, kind: str, message: str, lost: int | None = None) -> None:
-        """``lost``: the rank whose loss this one noticed."""
+    def report(
+        self, rank: int, kind: str, message: str, lost: int | None = None, device: DeviceLost | None = None
+    ) -> None:
+        """``lost``: the rank whose loss this one noticed. ``device``: its own, which it cannot use any more."""
         found = getattr(errors, kind, EngineError)
         plain = isinstance(found, type) and issubclass(found, FerruleError) and found is not PeerLost
         if rank not in self.reported:
@@ -38,6 +53,8 @@ class RankFailure:
                 self._cut_off.add(rank)
         if lost is not None:
             self.lost.add(lost)
+        if device is not None:
+            self._devices.setdefault(rank, device)
 
     def certain(self, codes: Sequence[int | None]) -> bool:
         """Whether the cause is known already, whatever else is still to come."""
@@ -52,7 +69,9 @@ class RankFailure:
         own = {rank: error for rank, error in sorted(self.reported.items()) if not isinstance(error, FabricError)}
         lost = tuple(sorted(ended | own.keys() | self.lost))
         error, crashed = self._cause(codes, sorted(ended), own, started)
-        return Loss(error, lost, tuple(dict.fromkeys(hosts[rank] for rank in lost if rank < len(hosts))), crashed)
+        gone = tuple(dict.fromkeys(hosts[rank] for rank in lost if rank < len(hosts)))
+        devices = tuple((hosts[rank], device) for rank, device in sorted(self._devices.items()))
+        return Loss(error, lost, gone, crashed, devices)
 
     def _cause(
         self,
@@ -151,7 +170,7 @@ class Ranks:
                         self._arrived(rank)
                         continue
                     case Failed():
-                        self._failure.report(rank, event.type, event.message, event.lost)
+                        self._failure.report(rank, event.type, event.message, event.lost, event.device)
                         self._find_cause()  # its end may take seconds
                         continue
                     case Ready():

@@ -31,7 +31,7 @@ class RestartPolicy:
 
     def hopeless(self, loss: Loss, now: float) -> str | None:
         """Note a loss at ``now``, in seconds of a clock that only runs forward. Why no start can help, or None."""
-        if isinstance(loss.error, INCURABLE):
+        if isinstance(loss.error, INCURABLE) and not loss.devices:  # another device may do
             return str(loss.error)
         if not loss.crashed:
             return None

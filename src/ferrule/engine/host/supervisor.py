@@ -83,6 +83,8 @@ class RankSupervisor:
         self.since = time.time()
         self.recoveries = 0
         self.last: Recovery | None = None
+        self.note = ""
+        """Of the deployment that runs (`Deployment.note`)."""
         self.moving = False
         """Whether it is away only because it moves to a better place."""
         self._options, self._planner, self._served, self._clock = options, planner, served, clock
@@ -90,7 +92,7 @@ class RankSupervisor:
         self._ranks: Ranks | None = None
         self._task: asyncio.Task[None] | None = None
         self._deployment: Deployment | None = None
-        self._proven: list[tuple[RankStarter, Plan]] = []
+        self._proven: list[tuple[RankStarter, Plan, str]] = []
         self._migration = MigrationMonitor(planner, options, served.idle, clock)
         self._load_seconds = 0.0
 
@@ -134,7 +136,8 @@ class RankSupervisor:
             await old.close()
         self._deployment = deployment
         options = replace(deployment.options, meet_seconds=patience)
-        if (deployment.starter, options.plan) in self._proven:  # on the same hosts, so that it has nothing new to find
+        tested = (deployment.starter, options.plan, options.device)
+        if tested in self._proven:  # on the same hosts and devices, so that it has nothing new to find
             options = replace(options, self_test=False)
         running = Running(options.plan)
         size = running.plan.world_size
@@ -169,7 +172,10 @@ class RankSupervisor:
         finally:
             lost.cancel()
         self._ranks, self._load_seconds = ranks, self._clock() - begun
-        self._proven = [*self._proven[1 - MOST_PROVEN :], (deployment.starter, options.plan)]
+        self._proven = [*self._proven[1 - MOST_PROVEN :], tested]
+        if deployment.note and deployment.note != self.note:
+            _log.warning("%s", deployment.note)
+        self.note = deployment.note
         self._enter("ready", None)
         going_on = self._served.went_up(running)
         if self.last is not None and self.last.requests is None:

@@ -24,6 +24,7 @@ from ferrule.engine.messages import Add, Cancel, Failed, Load, NewToken, Ready, 
 from ferrule.engine.options import LOAD_TIMEOUT, STEP_TIMEOUT, RankOptions
 from ferrule.engine.rank.batch import Batch, Kind, announce, receive
 from ferrule.engine.rank.control import Control
+from ferrule.engine.rank.device_use import DeviceUse
 from ferrule.engine.rank.runner import Runner, make_runner
 from ferrule.engine.rank.sampling.sampler import Choice, Sampler, choose_all
 from ferrule.engine.rank.scheduler import Limits, Scheduler
@@ -48,28 +49,28 @@ IDLE_PERIOD = 1.0
 
 
 def main(arguments: list[str], line: Lifeline) -> int:
-    control = Control(line)
+    control, use = Control(line), DeviceUse()
     try:
         name_process(STANDBY_NAME)
         options = RankOptions.from_json(arguments[0]) if arguments else control.options()
         name_process(RANK_NAME)
         control.meet()
-        serve(options, control)
+        serve(options, control, use)
     except FerruleError as error:  # of the fabric's, `serve` may have said more before; the first report counts
-        control.send(Failed(type(error).__name__, str(error)))
+        control.send(Failed(type(error).__name__, str(error), device=use.lost_by(error)))
         return error.exit_code
     except Exception as error:
-        control.send(Failed("EngineError", f"{type(error).__name__}: {error}"))
+        control.send(Failed("EngineError", f"{type(error).__name__}: {error}", device=use.lost_by(error)))
         raise
     return 0
 
 
-def serve(options: RankOptions, control: Control) -> None:
+def serve(options: RankOptions, control: Control, use: DeviceUse) -> None:
     """Load, report, and run until the process is ended: by its parent's signal, or by the loss of a peer."""
     transformers.logging.set_verbosity_error()
     with fabric.init(strict=True, timeout=STEP_TIMEOUT, meet_timeout=options.meet_seconds) as world:
         try:
-            serve_in(world, options, control)
+            serve_in(world, options, control, use)
         except FabricError as error:
             happened = error.happened if isinstance(error, PeerLost) else str(error)
             control.send(Failed(type(error).__name__, happened, lost_rank(world)))
@@ -87,7 +88,7 @@ def lost_rank(world: fabric.Group) -> int | None:
     return None
 
 
-def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> None:
+def serve_in(world: fabric.Group, options: RankOptions, control: Control, use: DeviceUse) -> None:
     base = peak = private_bytes()
     control.progress(Progress(world.rank, "start"))
 
@@ -96,8 +97,11 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
         peak = max(peak, private_bytes())
         control.progress(progress)
 
+    use.name = name_here(device_of(options.device, world.rank, world.size))
     options = replace(options, device=devices_of_all(world, options.device))
-    if device_kind(device_of(options.device, world.rank, world.size)).pinned and pins_threads(environment()):
+    use.name = device_of(options.device, world.rank, world.size)
+    use.attempt(options.threads)
+    if device_kind(use.name).pinned and pins_threads(environment()):
         pin_to_free_cores(options.threads)
     obtained = obtain(world, options, on_progress)
     config = read_config(obtained.directory)
@@ -121,6 +125,7 @@ def serve_in(world: fabric.Group, options: RankOptions, control: Control) -> Non
         transports=transports(world),
         received_bytes=obtained.received,
     )
+    use.starting = False
     control.send(Ready(info, trial.cache_tokens))
     if world.rank == options.plan.driver:
         Driver(options, runner, control, trial, short_context(config)).loop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, product
+from socket import gethostname
 
 import msgspec
 
@@ -20,7 +21,7 @@ from ferrule.plan.cluster.local import pairs_of_host
 from ferrule.plan.cluster.profile import Ends, join_rails
 from ferrule.plan.cluster.rails import Sources
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
-from ferrule.plan.device.measure import device_from, free_now, measure_figures
+from ferrule.plan.device.measure import alike, device_from, free_now, measure_figures
 
 REMOTE_COMMAND = "plan --device-json"
 REMOTE_TIMEOUT = 180.0
@@ -29,8 +30,8 @@ _BEGIN = '{"ferrule_device"'
 
 
 class HostReport(msgspec.Struct, frozen=True, tag_field="ferrule_device", tag=1):
-    """A machine as a device, and its interfaces. ``notes``: on how it was measured. ``others``: more GPUs like that
-    one, named alike. The tag is the format's version."""
+    """A machine as a device, and its interfaces. ``notes``: on how it was measured. ``others``: more GPUs of that kind,
+    named alike. The tag is the format's version."""
 
     device: DeviceSpec
     host: RankHost
@@ -53,14 +54,23 @@ def own_report(*, rank: str, fresh: bool = False) -> HostReport:
     host = replace(this_host("auto"), interfaces=own_interfaces())
     figures = measure_figures(rank=rank, fresh=fresh)
     device = device_from(figures, host.host, free_now(figures))
-    kind, _, first = figures.unit.partition(":")
-    numbers = [str(number) for number in range(figures.count) if str(number) != first]
-    alike = (replace(figures, unit=f"{kind}:{number}") for number in numbers)
-    others = tuple(device_from(one, host.host, free_now(one)) for one in alike)
+    unlike = (measure_figures(rank=rank, unit=unit, fresh=fresh) for unit in figures.unlike)
+    others = tuple(device_from(one, host.host, free_now(one)) for one in (*alike(figures)[1:], *unlike))
     notes = [*figures.notes]
     if missing("engine"):
         notes.append(f"it cannot run models yet; on it: {pip_install('engine')}")
     return HostReport(device, host, tuple(f"{host.host}: {note}" for note in notes), others)
+
+
+def devices_here(unit: str, *, rank: str, threads: int | None = None) -> tuple[DeviceSpec, ...]:
+    """Devices of this machine that ``unit`` means, named as units are: "cuda:1" is one, "cuda" all of that kind.
+    ``rank``, ``threads`` and errors: those of `measure_figures`."""
+    figures = measure_figures(rank=rank, unit=unit, threads=threads)
+    found = [figures]
+    if ":" not in unit:
+        unlike = (measure_figures(rank=rank, unit=each, threads=threads) for each in figures.unlike)
+        found = [*alike(figures), *unlike]
+    return tuple(replace(device_from(one, one.unit, free_now(one)), host=gethostname()) for one in found)
 
 
 def report_text(*, rank: str, fresh: bool = False) -> str:

@@ -25,13 +25,15 @@ _BLOCK = 16
 class Backend(Protocol):
     """``unit``: "cpu", or a kind of torch's devices and its number, such as "cuda:0" (also ROCm). ``title``: of what
     computes. ``by``: which library, with version. ``dtypes``: that it has.
-    ``count``: of such devices here, where all of that kind are alike. ``unified``: its memory is the host's."""
+    ``count``: of such devices here, where all of that kind are alike; else ``unlike``: the units of the others.
+    ``unified``: its memory is the host's."""
 
     unit: str
     title: str
     by: str
     dtypes: tuple[str, ...]
     count: int
+    unlike: tuple[str, ...]
     unified: bool
 
     def memory(self) -> tuple[int, int]:
@@ -92,11 +94,15 @@ class TorchBackend:
         self.title = self._module.get_device_name(number) if kind in ("cuda", "xpu") else processor()
         self.by = f"torch {torch.__version__}"
         self.count, self.unified = 1, kind == "mps"
+        self.unlike: tuple[str, ...] = ()
         if kind in ("cuda", "xpu"):
             properties = self._module.get_device_properties(number)
             self.unified = bool(getattr(properties, "is_integrated", False))
             titles = [self._module.get_device_name(one) for one in range(self._module.device_count())]
-            self.count = len(titles) if set(titles) == {self.title} else 1
+            if set(titles) == {self.title}:
+                self.count = len(titles)
+            else:
+                self.unlike = tuple(f"{kind}:{one}" for one in range(len(titles)) if one != number)
         self.dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
 
     def memory(self) -> tuple[int, int]:
@@ -142,6 +148,7 @@ class NativeBackend:
         self.by = f"ferrule's kernels ({kernel_instructions()})"
         self.dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
         self.count, self.unified = 1, True
+        self.unlike: tuple[str, ...] = ()
         self._compute = Compute(threads)
 
     def memory(self) -> tuple[int, int]:

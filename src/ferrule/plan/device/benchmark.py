@@ -63,8 +63,9 @@ class Copies:
 class Figures:
     """Figures that the benchmark found. ``runtime_bytes``, ``eager_seconds``, ``resume_seconds`` and ``at`` (seconds
     since 1970) are added by who ran it. ``copies``: None where the device is the host's processor.
-    ``count``: of such devices here, which are taken to be equal. ``unified``: their memory is the host's.
-    ``products``: operations per second by type and rows, of fewer rows than those of ``flops``; of GPUs only."""
+    ``count``: of such devices here, which are taken to be equal; ``unlike``: units of others of that kind, which are
+    measured by themselves. ``unified``: their memory is the host's. ``products``: operations per second by type and
+    rows, of fewer rows than those of ``flops``; of GPUs only."""
 
     unit: str
     title: str
@@ -84,6 +85,7 @@ class Figures:
     resume_seconds: float = 0.0
     copies: Copies | None = None
     count: int = 1
+    unlike: tuple[str, ...] = ()
     unified: bool = False
     products: Mapping[str, Mapping[int, _Rate]] = field(default_factory=dict)
 
@@ -124,6 +126,7 @@ def run(effort: Effort) -> Figures:
         tuple(notes),
         copies=copies,
         count=backend.count,
+        unlike=backend.unlike,
         unified=backend.unified,
         products=products,
     )

@@ -152,6 +152,13 @@ def device_from(figures: Figures, name: str, memory: int) -> DeviceSpec:
     )
 
 
+def alike(figures: Figures) -> tuple[Figures, ...]:
+    """Those of each of the devices here that are equal to the one that was measured, this one first."""
+    kind, _, first = figures.unit.partition(":")
+    numbers = [str(number) for number in range(figures.count) if str(number) != (first or "0")]
+    return (figures, *(replace(figures, unit=f"{kind}:{number}") for number in numbers))
+
+
 def _eager_seconds(token_seconds: float) -> float:
     """Per operation of an engine that takes so long for a token of the embedded model. Its few weights are in caches:
     all of that counts as starting operations."""

@@ -33,13 +33,15 @@ def cautions(question: Question) -> list[str]:
 def verdict(question: Question, best: Candidate, single: Candidate, split: Candidate | None) -> str:
     """One sentence about whether to split at all. ``split``: the best plan over several hosts, if there is one."""
     name = single.plan.devices[0]
+    devices = question.cluster.devices
+    one = "device" if len(devices) > len({device.host_name for device in devices}) == 1 else "machine"
     if len(best.plan.devices) > 1:
         lacks = -single.prediction.memory[0].margin
         if lacks > 0:
-            return f"One machine is not enough: {name} alone lacks {lacks / 2**30:.1f} GiB."
+            return f"One {one} is not enough: {name} alone lacks {lacks / 2**30:.1f} GiB."
         times = question.times_better(best.prediction, single.prediction)
         if times is not None and times < WORTH_IT:
-            return f"One machine is enough: {name} alone is as good."
+            return f"One {one} is enough: {name} alone is as good."
         return "" if times is None else f"{times:.2f} times {_better(question)} {name} alone."
     if split is None or not split.prediction.fits:
         return ""
@@ -48,8 +50,8 @@ def verdict(question: Question, best: Candidate, single: Candidate, split: Candi
         return ""
     hosts = len(split.plan.devices)
     if times < WORTH_IT:
-        return f"One machine is as good: {name} alone does what {hosts} would do together."
-    return f"Use one machine: {name} alone is {times:.2f} times {_better(question)} the best split over {hosts}."
+        return f"One {one} is as good: {name} alone does what {hosts} would do together."
+    return f"Use one {one}: {name} alone is {times:.2f} times {_better(question)} the best split over {hosts}."
 
 
 def _better(question: Question) -> str:

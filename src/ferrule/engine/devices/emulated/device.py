@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,10 @@ from ferrule.engine.devices.emulated.machine import Machine, machine
 from ferrule.engine.devices.emulated.tensor import NAME, register
 from ferrule.engine.devices.staged import StagedDevice
 from ferrule.staging import Event, offer_copier
+
+STAYS_LOST = "FERRULE_EMULATED_LOST"
+"""Variable that names a directory: while there is a file in it that has a device's number as its name, that device is
+lost. SIGUSR1 makes one where the directory is there."""
 
 
 @cache
@@ -29,6 +35,8 @@ class EmulatedDevice(StagedDevice):
         self.machine = machine(index)
         self.title = self.memory_name = f"{NAME}:{index}"
         self.torch_device = torch.device(NAME, index)
+        if stays_lost(index):
+            self.machine.lose("is not back on the bus")
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return self.machine.pinned(shape, dtype)
@@ -47,7 +55,19 @@ class EmulatedDevice(StagedDevice):
         return self.machine.memory - self.machine.used
 
 
+def stays_lost(index: int) -> bool:
+    """Whether the device of that number was lost, maybe in another process, and is not back."""
+    folder = os.environ.get(STAYS_LOST)
+    return bool(folder) and (Path(str(folder)) / str(index)).exists()
+
+
 def fail_on_signals(emulated: Machine) -> None:
     """Lose ``emulated`` on SIGUSR1, and let it have no free memory from SIGUSR2 on: faults for a process that runs."""
-    signal.signal(signal.SIGUSR1, lambda *_: emulated.lose("fell off the bus (SIGUSR1)"))
+
+    def lose() -> None:
+        if (folder := os.environ.get(STAYS_LOST)) and Path(folder).is_dir():
+            (Path(folder) / str(emulated.index)).touch()
+        emulated.lose("fell off the bus (SIGUSR1)")
+
+    signal.signal(signal.SIGUSR1, lambda *_: lose())
     signal.signal(signal.SIGUSR2, lambda *_: emulated.fill())

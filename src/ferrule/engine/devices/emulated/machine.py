@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ferrule.engine.device_names import EMULATED_MEMORY
 from ferrule.engine.devices.emulated.timeline import Timeline
 
-MEMORY = 1 << 30
-"""Bytes of an accelerator by default."""
 _FLOAT_POISON, _BYTE_POISON = float("nan"), 0x5A
 
 
-class LostDevice(RuntimeError):
+class LostDevice(torch.AcceleratorError):
     """The device is gone, as after an error that only a reset of it cures."""
 
 
@@ -25,7 +24,7 @@ class Machine:
     """``launches``, ``to_device``, ``to_host``: operations and copies so far; ``waits``: those of the host for the
     device, by their reason, beside events. ``memory`` in bytes; ``seed``: see `Timeline`."""
 
-    def __init__(self, index: int, memory: int = MEMORY, seed: int | None = None) -> None:
+    def __init__(self, index: int, memory: int = EMULATED_MEMORY, seed: int | None = None) -> None:
         self.index, self.memory, self.used = index, memory, 0
         self.timeline = Timeline(seed)
         self.launches = self.to_device = self.to_host = 0

@@ -1,0 +1,80 @@
+"""Answers of every family of models go on after a rank was killed: what it kept of a sequence is computed again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tiny_models import CONFIGS, RECURRENT, long_rope, make
+
+from ferrule.engine import EngineOptions, LocalEngine, SamplingParams
+from ferrule.engine.host.local_ranks import LocalPlanner
+from ferrule.engine.host.prepare import PreparedModel
+from ferrule.engine.source import describe, read_config
+from ferrule.plan import make_plan
+
+TOKENS, KILLED_AT = 40, 20
+PROMPTS = ([5, 17, 99, 42, 8, 77, 23, 64, 12, 90, 31, 7, 55], [11, 3, 120])
+PARAMS = (
+    SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=3, presence_penalty=0.5, ignore_eos=True),
+)
+QUICK = {("qwen3_next", (2, 1)), ("glm4_moe_lite", (1, 2))}
+"""A recurrent state cut over ranks, and latents over stages."""
+CHANGES: dict[str, dict[str, Any]] = {
+    "phi3": long_rope(20),  # each answer crosses it: before the kill, and after
+    "gemma3n_text": {"num_hidden_layers": 4, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]},
+}
+WHOLE = ("gemma3n_text", "falcon_h1")
+"""Run on one rank only."""
+ONE_STAGE = ("glm_moe_dsa", "phimoe")
+CASES = [
+    pytest.param(
+        name, split, id=f"{name}-{split[0]}x{split[1]}",
+        marks=pytest.mark.slow if (name, split) in QUICK else pytest.mark.soak,
+    )
+    for name in (*CONFIGS, *RECURRENT)
+    for split in ([(1, 1)] if name in WHOLE else [(2, 1)] if name in ONE_STAGE else [(2, 1), (1, 2)])
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "split"), CASES)
+def test_an_answer_goes_on_after_a_rank_was_killed(name: str, split: tuple[int, int], tmp_path: Path) -> None:
+    """In float32, where rounding does not decide between tokens."""
+    make(name, tmp_path, **CHANGES.get(name, {}))
+    spec = describe(tmp_path, read_config(tmp_path))
+    plan = make_plan(spec, tensor=split[0], pipeline=split[1])
+    model = PreparedModel(tmp_path, spec, plan, cast(Any, None), SamplingParams(), frozenset(), "")
+    victim = plan.world_size - 1
+
+    async def answers(engine: LocalEngine, *, kill: bool) -> list[list[int]]:
+        """Of all prompts at once."""
+
+        async def one(number: int) -> list[int]:
+            made: list[int] = []
+            async for token in engine.generate(PROMPTS[number], PARAMS[number]):
+                made.append(token.id)
+                if kill and number == 0 and len(made) == KILLED_AT:
+                    os.kill(engine.ranks[victim].pid, signal.SIGKILL)
+            return made
+
+        return list(await asyncio.gather(*map(one, range(len(PROMPTS)))))
+
+    async def body() -> None:
+        engine = LocalEngine(EngineOptions(str(tmp_path), self_test=False, threads=1), model, LocalPlanner())
+        try:
+            await engine.load(None)
+            whole = await answers(engine, kill=False)
+            assert [len(answer) for answer in whole] == [TOKENS] * len(PROMPTS)
+            assert await answers(engine, kill=True) == whole
+            last = engine.health().last_recovery
+            assert last is not None
+            assert (last.requests, f"rank {victim} was killed" in last.cause) == (len(PROMPTS), True)
+        finally:
+            await engine.close()
+
+    asyncio.run(body())
