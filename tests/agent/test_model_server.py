@@ -40,7 +40,9 @@ def test_the_speed_is_that_of_the_place_where_the_model_is(tmp_path, monkeypatch
         server.measure_again()
         await until(server._measuring.done)
         assert server.state().measured == 20.0
-        assert server.state().detail == "the chat template cannot be used"
+        assert server.state().note == "the chat template cannot be used"
+        health = Health("ready", note="cuda:0 stays lost")
+        assert server.state().note == "cuda:0 stays lost; the chat template cannot be used"
         health = Health("failed", "no memory")
         assert server.state().detail == "no memory"
 

@@ -14,7 +14,7 @@ from tiny_models import CONFIGS, COUNTED, make
 
 from ferrule.engine import spec
 from ferrule.engine.source import describe, read_config
-from ferrule.engine.spec import check_configuration, read_spec
+from ferrule.engine.spec import read_spec
 from ferrule.errors import FerruleError, ModelError
 from ferrule.model import ModelSpec
 
@@ -50,7 +50,6 @@ def test_transformers_is_not_asked_where_the_configuration_says_all(
     monkeypatch.delattr(spec, "read_config")
     assert read_spec(tmp_path).model_type == name
     assert read_spec(tmp_path, "int8").stored == "int8 in groups of 32"
-    check_configuration(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,7 @@ def test_what_is_not_run_is_refused_in_the_words_of_before(
 ) -> None:
     file = make("qwen3", tmp_path) / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    for refuse in (check_configuration, read_spec, read_config):
+    for refuse in (read_spec, read_config):
         with pytest.raises(ModelError, match=words):
             refuse(tmp_path)
 

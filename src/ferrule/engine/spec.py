@@ -66,12 +66,6 @@ def read_spec(directory: Path, weights: str | None = None, dtype: str = "auto") 
     return count_files(directory, fields, weights, dtype)
 
 
-def check_configuration(directory: Path) -> None:
-    """Raises `ModelError` for what cannot be a model that is run here, by its configuration alone."""
-    if _plain_fields(directory) is None:
-        read_config(directory)
-
-
 def _plain_fields(directory: Path) -> dict[str, Any] | None:
     """The configuration's fields, if they are enough; None where transformers has to be asked, which also says what is
     wrong with a model that is not run."""

@@ -23,7 +23,7 @@ from ferrule.engine.options import EngineOptions
 from ferrule.engine.rank.model import ShardedModel
 from ferrule.engine.shards.weight_files import Layout, identity, read_layout
 from ferrule.engine.source import describe, local, read_config
-from ferrule.engine.spec import check_configuration, read_spec
+from ferrule.engine.spec import read_spec
 from ferrule.engine.weights.checkpoint import Checkpoint
 from ferrule.engine.weights.gguf.names import FAMILIES
 from ferrule.errors import FerruleError, ModelError, PlanError
@@ -76,7 +76,6 @@ def test_a_server_reads_the_header_once_and_the_vocabulary_once(
         return parse(*given, arrays=arrays)
 
     monkeypatch.setattr(header, "parse_gguf", counted)
-    check_configuration(file)
     assert prepare(EngineOptions(str(file))).end_tokens == {2}
     assert read == [False, True]
 

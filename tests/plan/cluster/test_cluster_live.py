@@ -223,7 +223,7 @@ def test_sources_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_machine_without_the_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = SimpleNamespace(unit="cpu", count=0, notes=("no meter",))
+    figures = SimpleNamespace(unit="cpu", count=0, unlike=(), notes=("no meter",))
     monkeypatch.setattr(cluster_live, "measure_figures", lambda **_: figures)
     monkeypatch.setattr(cluster_live, "free_now", lambda _: 1 << 30)
     monkeypatch.setattr(
