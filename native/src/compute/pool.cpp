@@ -4,7 +4,9 @@
 #include <sched.h>
 #endif
 
+#include <algorithm>
 #include <chrono>
+#include <span>
 
 #include "wait/thread.h"
 #include "wait/wait.h"
@@ -28,8 +30,7 @@ void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old)
   value.wait(old, std::memory_order_acquire);
 }
 
-// One core each, where the caller may run on as many as there are threads: those that find another one on their core
-// spin until the kernel moves one of them.
+// One core each, where the caller may run on as many as there are threads.
 std::vector<int> cores_for(int threads) {
   std::vector<int> cores;
 #ifdef __linux__
@@ -44,27 +45,25 @@ std::vector<int> cores_for(int threads) {
   return cores;
 }
 
-// The calling thread, to a core.
-void pin_to(int core) {
+// The calling thread, to some cores.
+void pin_to(std::span<const int> cores) {
 #ifdef __linux__
   cpu_set_t set;
   CPU_ZERO(&set);
-  CPU_SET(core, &set);
+  for (const int core : cores) CPU_SET(core, &set);
   (void)::sched_setaffinity(0, sizeof set, &set);
 #else
-  (void)core;
+  (void)cores;
 #endif
 }
 
 }  // namespace
 
-Pool::Pool(int threads) {
-  const std::vector<int> cores = cores_for(threads);
+Pool::Pool(int threads) : cores_(cores_for(threads)) {
   workers_.reserve(static_cast<std::size_t>(threads > 1 ? threads - 1 : 0));
   for (int thread = 1; thread < threads; ++thread) {
-    const int core = cores.empty() ? -1 : cores[static_cast<std::size_t>(thread)];
-    workers_.push_back(start_thread("ferrule-compute", [this, thread, core] {
-      if (core >= 0) pin_to(core);
+    workers_.push_back(start_thread("ferrule-compute", [this, thread] {
+      if (!cores_.empty()) pin_to(std::span(cores_).subspan(static_cast<std::size_t>(thread), 1));
       work(thread);
     }));
   }
@@ -78,6 +77,7 @@ Pool::~Pool() {
 }
 
 void Pool::start(Function function, void* context) {
+  keep_off_workers();
   function_ = function;
   context_ = context;
   left_.store(static_cast<std::uint32_t>(workers_.size()), std::memory_order_relaxed);
@@ -91,6 +91,18 @@ void Pool::finish() {
     if (left == 0) return;
     wait_for_change(left_, left);
   }
+}
+
+// The caller is tied to no core, since threads that it starts would be, too. Where the kernel has put it on a worker's,
+// each would spin while the other has something to do, until the kernel moves it after a second or so.
+void Pool::keep_off_workers() {
+#ifdef __linux__
+  if (cores_.empty()) return;
+  const auto workers = std::span(cores_).subspan(1);
+  if (std::ranges::find(workers, ::sched_getcpu()) == workers.end()) return;
+  pin_to(std::span(cores_).first(1));
+  pin_to(cores_);
+#endif
 }
 
 void Pool::work(int thread) {

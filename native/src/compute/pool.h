@@ -44,6 +44,7 @@ class Pool {
 
   void start(Function function, void* context);
   void finish();
+  void keep_off_workers();
   void work(int thread);
 
   Function function_ = nullptr;
@@ -51,6 +52,7 @@ class Pool {
   alignas(64) std::atomic<std::uint32_t> round_{0};  // changes when there is work; the threads wait for that
   alignas(64) std::atomic<std::uint32_t> left_{0};   // threads that are not done
   std::atomic<bool> stopping_{false};
+  std::vector<int> cores_;  // of every thread, the caller's first; empty where none is tied to one
   std::vector<std::thread> workers_;
 };
 
