@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import pairwise
 
 from ferrule.engine.host.local import LocalEngine
 from ferrule.engine.types import Engine, SamplingParams
@@ -34,7 +32,8 @@ class Speed:
 
 
 async def measure_speed(engine: Engine) -> float | None:
-    """Seconds per token of a single stream, the median of a few; None where the model has room for less than that."""
+    """Seconds per token of a single stream, the mean of a few, since some come in one go where this process had to wait
+    for a core; None where the model has room for less than that."""
     prompt = min(PROMPT, engine.max_context // 4)
     tokens = min(TOKENS, engine.max_context - prompt - 1)
     if prompt < 1 or tokens < 3:
@@ -49,7 +48,7 @@ async def measure_speed(engine: Engine) -> float | None:
             if len(times) > 2 and times[-1] - begin > SECONDS:
                 break
     # The first interval still has the prompt's last traces in it.
-    return statistics.median(after - before for before, after in pairwise(times[1:]))
+    return (times[-1] - times[1]) / (len(times) - 2)
 
 
 def predict_speed(engine: Engine, spec: ModelSpec, device: DeviceSpec, measured: float) -> float:
