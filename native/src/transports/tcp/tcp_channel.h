@@ -90,6 +90,7 @@ class TcpChannel final : public Channel {
   std::uint64_t limit_ = kRailWindowBytes;  // of the stream, until the peer has taken more
   std::size_t turn_ = 0;                    // the rail whose turn it is
   std::size_t expected_;                    // the rail that brought the last bytes
+  std::size_t last_length_ = 0;             // of the last data frame
   unsigned idle_ = 0;
 
   // What the peer was last told, and what it waits to be told.

@@ -19,6 +19,8 @@ constexpr std::size_t kMinPieceBytes = 32 << 10;
 constexpr std::size_t kPieceBytes = 128 << 10;
 // An offer from which reads go straight to their place; below, one read for header and payload is cheaper.
 constexpr std::size_t kDirectReadBytes = 64 << 10;
+// A payload from which one more read is cheaper than a copy.
+constexpr std::size_t kHeadReadBytes = 16 << 10;
 // One call moves at most this much, so that the other direction gets its turn while both are busy.
 constexpr std::size_t kTurnBytes = 1 << 20;
 constexpr std::uint64_t kAcknowledgeBytes = 512 << 10;
@@ -205,6 +207,10 @@ void TcpChannel::read(Rail& rail, bool all) {
     // Together with the end of a long payload comes the next header, and nothing that would have to be copied.
     std::size_t ahead = inbound_.offered() >= kDirectReadBytes && (left == 0 || !direct.empty()) ? sizeof(FrameHeader)
                                                                                                  : Rail::kInboxBytes;
+    // A frame is as long as the last one, as a rule: of a long one only the head comes by the inbox.
+    if (left == 0 && last_length_ >= kHeadReadBytes && !all) {
+      ahead = std::min(ahead, sizeof(FrameHeader) + inbound_.offered());
+    }
     if (direct.size() < left && !direct.empty()) ahead = 0;
     std::size_t got = 0;
     const Rail::Io io = rail.read(direct, ahead, got);
@@ -279,6 +285,7 @@ void TcpChannel::end_frame(Rail& rail) {
   const FrameHeader& head = rail.reader.header();
   if (head.kind == FrameKind::data) {
     expected_ = static_cast<std::size_t>(rail.number());
+    last_length_ = head.length;
     const std::uint64_t end = head.offset + head.length;
     if ((head.flags & kAckNow) != 0) {
       if (end <= told_received_) must_tell_ = true;
