@@ -6,6 +6,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from ferrule.files import read_number
+
 ROOT = Path("/")
 _GPU_SENSORS = ("amdgpu", "xe", "i915")
 _NVIDIA_SECONDS = 5.0
@@ -22,7 +24,7 @@ class PowerMeter:
             if folder.name.count(":") == 1  # those below a package are in it
         ]
         self._begin = time.perf_counter()
-        self._energy = [_number(folder / "energy_uj") for folder in self._domains]
+        self._energy = [read_number(folder / "energy_uj") for folder in self._domains]
 
     def watts(self) -> float | None:
         """None where nothing tells, or only to root (RAPL, since 2020)."""
@@ -36,11 +38,11 @@ class PowerMeter:
         seconds = time.perf_counter() - self._begin
         total, known = 0.0, False
         for folder, before in zip(self._domains, self._energy, strict=True):
-            after = _number(folder / "energy_uj")
+            after = read_number(folder / "energy_uj")
             if before is None or after is None or seconds <= 0:
                 continue
             if after < before:  # it counts up to its range and begins again
-                after += _number(folder / "max_energy_range_uj") or 0
+                after += read_number(folder / "max_energy_range_uj") or 0
             total, known = total + (after - before) * 1e-6 / seconds, True
         return total if known and total > 0 else None
 
@@ -52,7 +54,7 @@ class PowerMeter:
             except OSError:
                 continue
             if name in _GPU_SENSORS:
-                microwatts = _number(folder / "power1_average") or _number(folder / "power1_input")
+                microwatts = read_number(folder / "power1_average") or read_number(folder / "power1_input")
                 found.append(microwatts * 1e-6 if microwatts else None)
         return found
 
@@ -64,11 +66,4 @@ def nvidia_watts() -> float | None:
         told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout
         return sum(float(line) for line in told.split("\n") if line.strip()) or None
     except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
         return None
