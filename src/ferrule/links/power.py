@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
 
 from ferrule.files import read_number
+from ferrule.links import nvidia_smi
 
 ROOT = Path("/")
 _GPU_SENSORS = ("amdgpu", "xe", "i915")
@@ -61,9 +61,7 @@ class PowerMeter:
 
 def nvidia_watts() -> float | None:
     """Watts that all NVIDIA GPUs draw now; None where there is none or it does not tell."""
-    command = ["nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout
-        return sum(float(line) for line in told.split("\n") if line.strip()) or None
-    except (OSError, subprocess.SubprocessError, ValueError):
+        return sum(float(watts) for (watts,) in nvidia_smi.ask("power.draw", _NVIDIA_SECONDS)) or None
+    except ValueError:
         return None
