@@ -269,6 +269,8 @@ def _key(effort: Effort) -> str:
 
 
 def _machine() -> str:
+    # Not fabric's name of a host (`fabric.join.hosts`), which differs by emulated host and by kernel: a change of
+    # either one's hash would lose what is remembered under it.
     try:
         return identity(Path("/etc/machine-id").read_text()) or ""
     except OSError:
