@@ -110,6 +110,14 @@ def held(path: Path) -> bool:
         os.close(lock)
 
 
+def read_number(path: Path) -> int | None:
+    """The whole number that a file of the kernel holds; None where it is not there, or holds a word such as "max"."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def read_record(path: Path, kind: type[_R], *, most: int = MOST_RECORD_BYTES) -> _R:
     """Contents of a file; see `decode_record`. Raises `OSError`, too."""
     with path.open("rb") as file:

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import psutil
 
 from agents import SECONDS, make_home, running, until
-from ferrule.agent.standby import LIFELINE
 from ferrule.cluster.connection import connect
 from ferrule.cluster.handshake import Caller, Purpose
 from ferrule.cluster.messages import CONTROL, BeginJob, Go, KeepStandby, StandbyKept, StartProcess
-from ferrule.process.lifeline import BEAT
+from ferrule.process.lifeline import BEAT, LIFELINE
 
 ENV = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from on_devices import batches, expected_logits, logits_of, prompt, run_on
+from plugged import plug_in
 from test_parity import plan_for
 from tiny_models import RECURRENT, make
 from transformers import AutoModelForCausalLM
 
 from ferrule.engine.devices import open_device
-from ferrule.engine.devices.emulated.machine import Machine, plug_in
+from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.source import describe, read_config

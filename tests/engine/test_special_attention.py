@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 from on_devices import logits_of, make_runners
+from plugged import plug_in
 from thread_group import Shared, ThreadGroup, run_ranks
 from tiny_models import long_rope, make
 from transformers import AutoModelForCausalLM
 
 from ferrule.engine.architectures import short_context
 from ferrule.engine.devices import open_device
-from ferrule.engine.devices.emulated.machine import Machine, plug_in
+from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.scheduler import Limits, Scheduler
 from ferrule.engine.source import describe, read_config

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Self
 
 from ferrule.cluster.peers import set_within
 
@@ -19,6 +21,23 @@ _PAUSES = (0.5, 2.0, 5.0, 15.0, 30.0)
 def pause_after(failures: int) -> float:
     """Seconds before a process is started again that ended badly ``failures`` times before, and never worked since."""
     return _PAUSES[min(failures, len(_PAUSES) - 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervised:
+    """What is known of a process that is started again whenever it ends. ``running``: there is one; ``failures``: how
+    often it ended badly since it last worked; ``again``: when to start it if not, by `time.monotonic`."""
+
+    running: bool = False
+    failures: int = 0
+    again: float = 0.0
+
+    def is_due(self, now: float) -> bool:
+        return not self.running and now >= self.again
+
+    def failed(self, now: float) -> Self:
+        """It after it ended, or could not be started."""
+        return replace(self, running=False, failures=self.failures + 1, again=now + pause_after(self.failures))
 
 
 class ControlLoop(ABC):

@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from ferrule.agent.standby import LIFELINE, StandbyProcess
+from ferrule.agent.standby import StandbyProcess
 from ferrule.cluster.messages import CONTROL, StartProcess
 from ferrule.cluster.peers import dial_addresses, interface_names
 from ferrule.config import outer_environment, rank_variables
 from ferrule.errors import ClusterError
 from ferrule.process import end_groups, start, when_ended
-from ferrule.process.lifeline import LISTEN_FD
+from ferrule.process.lifeline import LIFELINE, LISTEN_FD
 from ferrule.process.standby import Order, send_order
 from ferrule.secure import derived_key, write_address
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -13,11 +12,10 @@ import psutil
 
 from ferrule.cluster.reports import DeviceReport, HostReport, LinkReport, RayStatus
 from ferrule.fabric.join.hosts import this_host
-from ferrule.links import Inventory, NetDevice, Probe
+from ferrule.links import Inventory, NetDevice, Probe, nvidia_smi
 from ferrule.links.power import PowerMeter
 from ferrule.process import Sensor
 
-_NVIDIA = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 _NVIDIA_SECONDS = 3.0
 _SENSOR_SECONDS = 2.0
 """Less than a client waits for a report."""
@@ -86,11 +84,10 @@ def _amd_gpus() -> Iterator[DeviceReport]:
 
 
 def _nvidia_gpus() -> Iterator[DeviceReport]:
+    rows = nvidia_smi.ask("name,memory.total,memory.free", _NVIDIA_SECONDS)
     try:
-        told = subprocess.run(_NVIDIA, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout
-        rows = [line.split(", ") for line in told.splitlines() if line.strip()]
         yield from [DeviceReport("gpu", name, int(total) << 20, int(free) << 20) for name, total, free in rows]
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except ValueError:
         return
 
 

@@ -19,11 +19,11 @@ import psutil
 from ferrule.cluster.messages import CONTROL
 from ferrule.errors import ClusterError
 from ferrule.process import signal_group, start, when_ended
+from ferrule.process.lifeline import LIFELINE
 from ferrule.process.standby import READY
 
 log = logging.getLogger(__name__)
 
-LIFELINE = ("-m", "ferrule.process.lifeline")
 STANDBY = ("-m", "ferrule.process.standby")
 MOST = 16
 """Standby processes of one model on one host."""

@@ -18,7 +18,7 @@ from ferrule.config.fabric import (
 from ferrule.config.file import config_path, parse_config, read_config
 from ferrule.config.models import ModelSettings, model_settings, move_back_seconds
 from ferrule.config.sources import Value, current_values, environment, merge
-from ferrule.config.values import is_loopback, parse_address
+from ferrule.config.values import is_address, is_loopback, parse_address
 from ferrule.config.verbs import VerbsSettings, verbs_settings
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "environment",
     "fabric_settings",
     "host_id",
+    "is_address",
     "is_loopback",
     "merge",
     "model_settings",

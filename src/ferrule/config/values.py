@@ -17,6 +17,15 @@ def parse_address(text: str, name: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
+def is_address(text: str) -> bool:
+    """Whether it is an IP address, and no name."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address, or a name, leads to this machine itself. A name that is not ``localhost`` need not."""
     try:

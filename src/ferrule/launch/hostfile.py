@@ -15,7 +15,6 @@ TOML::
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 import tomllib
@@ -27,6 +26,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from ferrule.config import is_address
 from ferrule.errors import ConfigError
 
 MAX_SLOTS = 1024
@@ -168,7 +168,7 @@ def _from_lines(text: str, origin: str) -> list[HostEntry]:
 def _from_word(word: str, where: str, origin: str) -> HostEntry:
     """``host`` or ``host:n``; IPv6 addresses have colons of their own."""
     host, colon, number = word.rpartition(":")
-    if colon and not _is_address(word) and "://" not in word:
+    if colon and not is_address(word) and "://" not in word:
         return HostEntry(_bare(host), _count(number, f"{origin}{where}"), where=where)
     return HostEntry(_bare(word), where=where)
 
@@ -181,14 +181,6 @@ def _count(text: str, where: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise ConfigError(f"{where}: {text!r} is no number of slots")
     return int(text)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _from_toml(text: str, origin: str) -> list[HostEntry]:

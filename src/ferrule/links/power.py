@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
+
+from ferrule.files import read_number
+from ferrule.links import nvidia_smi
 
 ROOT = Path("/")
 _GPU_SENSORS = ("amdgpu", "xe", "i915")
@@ -22,7 +24,7 @@ class PowerMeter:
             if folder.name.count(":") == 1  # those below a package are in it
         ]
         self._begin = time.perf_counter()
-        self._energy = [_number(folder / "energy_uj") for folder in self._domains]
+        self._energy = [read_number(folder / "energy_uj") for folder in self._domains]
 
     def watts(self) -> float | None:
         """None where nothing tells, or only to root (RAPL, since 2020)."""
@@ -36,11 +38,11 @@ class PowerMeter:
         seconds = time.perf_counter() - self._begin
         total, known = 0.0, False
         for folder, before in zip(self._domains, self._energy, strict=True):
-            after = _number(folder / "energy_uj")
+            after = read_number(folder / "energy_uj")
             if before is None or after is None or seconds <= 0:
                 continue
             if after < before:  # it counts up to its range and begins again
-                after += _number(folder / "max_energy_range_uj") or 0
+                after += read_number(folder / "max_energy_range_uj") or 0
             total, known = total + (after - before) * 1e-6 / seconds, True
         return total if known and total > 0 else None
 
@@ -52,23 +54,14 @@ class PowerMeter:
             except OSError:
                 continue
             if name in _GPU_SENSORS:
-                microwatts = _number(folder / "power1_average") or _number(folder / "power1_input")
+                microwatts = read_number(folder / "power1_average") or read_number(folder / "power1_input")
                 found.append(microwatts * 1e-6 if microwatts else None)
         return found
 
 
 def nvidia_watts() -> float | None:
     """Watts that all NVIDIA GPUs draw now; None where there is none or it does not tell."""
-    command = ["nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout
-        return sum(float(line) for line in told.split("\n") if line.strip()) or None
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
+        return sum(float(watts) for (watts,) in nvidia_smi.ask("power.draw", _NVIDIA_SECONDS)) or None
+    except ValueError:
         return None

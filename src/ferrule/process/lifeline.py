@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+LIFELINE = ("-m", "ferrule.process.lifeline")
+"""Of Python's command line: this program."""
 BEAT_SECONDS = 1.0
 BEAT = b'{"event":"alive"}\n'
 LISTEN_FD = "FERRULE_LISTEN_FD"

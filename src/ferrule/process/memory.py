@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from ferrule.files import read_number
+
 ROOT = Path("/")
 _STATUS = Path("/proc/self/status")
 _UNLIMITED = 1 << 60
@@ -58,7 +60,7 @@ def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
         else:
             continue
         for group in _up(top, path):
-            limit, used = _number(group / limit_file), _number(group / used_file)
+            limit, used = read_number(group / limit_file), read_number(group / used_file)
             if limit is not None and used is not None and limit < _UNLIMITED:
                 yield limit, max(0, used - _page_cache(group / "memory.stat"))
 
@@ -79,10 +81,3 @@ def _page_cache(stat: Path) -> int:
         return int(words.get("total_inactive_file", words.get("inactive_file", 0)))
     except (OSError, ValueError):
         return 0
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):  # also "max"
-        return None

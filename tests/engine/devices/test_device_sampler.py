@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from plugged import plug_in
 
 from ferrule.engine.devices.emulated.device import EmulatedDevice
-from ferrule.engine.devices.emulated.machine import Machine, plug_in
+from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.rank.sampling import device as device_sampling
 from ferrule.engine.rank.sampling.sampler import Sampler, choose_all
 from ferrule.engine.types import SamplingParams

@@ -6,9 +6,10 @@ import gc
 
 import pytest
 import torch
+from plugged import plug_in
 
 from ferrule.engine.devices.emulated.device import EmulatedDevice
-from ferrule.engine.devices.emulated.machine import LostDevice, Machine, plug_in
+from ferrule.engine.devices.emulated.machine import LostDevice, Machine
 from ferrule.engine.devices.emulated.tensor import EmulatedTensor
 from ferrule.engine.devices.staging import StagedGroup
 from ferrule.staging import PIECE_BYTES

@@ -9,11 +9,12 @@ import pytest
 import torch
 from on_devices import batches, expected_logits, prompt, run_on
 from packed_models import packed_model
+from plugged import plug_in
 from test_format_splits import MAKERS, in_products
 from tiny_models import make
 
 from ferrule.engine.devices import open_device
-from ferrule.engine.devices.emulated.machine import Machine, plug_in
+from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.rank.torch_runner import TorchRunner
 from ferrule.engine.selftest.device_check import random_groups
 from ferrule.engine.source import describe, read_config

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from on_devices import batches, expected_logits, prompt, run_on
+from plugged import plug_in
 from tiny_models import CONFIGS, make
 
 from ferrule.engine.devices import open_device
-from ferrule.engine.devices.emulated.machine import Machine, plug_in
+from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.source import describe, read_config
 from ferrule.plan import make_plan
 

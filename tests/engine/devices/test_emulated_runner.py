@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from on_devices import batches, expected_logits, make_runners, prompt, run_on
+from plugged import plug_in
 from thread_group import Shared, ThreadGroup
 from tiny_models import make
 
 from ferrule.engine.devices import open_device
-from ferrule.engine.devices.emulated.machine import LostDevice, Machine, plug_in
+from ferrule.engine.devices.emulated.machine import LostDevice, Machine
 from ferrule.engine.rank.batch import Batch, Span
 from ferrule.engine.rank.sampling.sampler import Sampler, choose_all
 from ferrule.engine.rank.torch_runner import TorchRunner

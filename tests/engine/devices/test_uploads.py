@@ -6,9 +6,10 @@ import gc
 
 import pytest
 import torch
+from plugged import plug_in
 
 from ferrule.engine.devices import open_device
-from ferrule.engine.devices.emulated.machine import Machine, plug_in
+from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.staging import Uploads, uploads
 
 

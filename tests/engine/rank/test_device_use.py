@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from plugged import plug_in
 
 from ferrule.engine.device_names import MOST_EMULATED
 from ferrule.engine.devices import open_device
-from ferrule.engine.devices.emulated.machine import Machine, plug_in
+from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.messages import DeviceLost
 from ferrule.engine.rank.device_use import DeviceUse
 from ferrule.errors import ConfigError, FabricTimeout

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from plugged import plug_in
 from typer.testing import CliRunner
 
 from ferrule.cli.selfcheck import app
 from ferrule.engine.devices import open_device
-from ferrule.engine.devices.emulated.machine import Machine, plug_in
+from ferrule.engine.devices.emulated.machine import Machine
 from ferrule.engine.selftest import device_check
 from ferrule.engine.selftest.device_check import check_device
 from ferrule.engine.selftest.device_report import VERSION, Check, DeviceReport

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ferrule.agent.control_loop import TAKE_OVER_SECONDS, pause_after
+from ferrule.agent.control_loop import TAKE_OVER_SECONDS, Supervised
 from ferrule.cluster.desired import DesiredModel
 from ferrule.cluster.reports import ServerState
 
@@ -21,16 +21,13 @@ _SERVING = (READY, "recovering")
 
 
 @dataclass(frozen=True)
-class Server:
+class Server(Supervised):
     """A model server of this host. ``desired``: the record that it was started for; ``told``: what it said last, at
-    ``since``; ``running``: it has a process; ``again``: when to start it if not. Times by `time.monotonic`."""
+    ``since`` by `time.monotonic`."""
 
     desired: DesiredModel
     since: float
     told: ServerState = field(default_factory=ServerState)
-    running: bool = False
-    failures: int = 0
-    again: float = 0.0
 
     @property
     def serves(self) -> bool:
@@ -84,14 +81,7 @@ def after(server: Server, event: Event, now: float) -> Server:
             failures = 0 if state.state == READY else server.failures
             return replace(server, told=state, since=now, failures=failures)
         case Failed(detail):
-            return replace(
-                server,
-                told=ServerState(state="failed", detail=detail),
-                since=now,
-                running=False,
-                failures=server.failures + 1,
-                again=now + pause_after(server.failures),
-            )
+            return replace(server.failed(now), told=ServerState(state="failed", detail=detail), since=now)
 
 
 # What to do
@@ -160,5 +150,5 @@ def _changes(
         server = actual.get(name) if name not in stopped else None
         if server is None:
             yield Accept(name, model)
-        if name not in busy and (server is None or (not server.running and now >= server.again)):
+        if name not in busy and (server is None or server.is_due(now)):
             yield Start(name)

@@ -10,20 +10,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ferrule.agent.standby import LIFELINE
 from ferrule.cluster.client import connect_member
 from ferrule.cluster.connection import Connection
 from ferrule.cluster.handshake import Purpose
 from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import CONTROL, BeginJob, EndJob, Go, JobEnded, RankExited, StartProcess
 from ferrule.cluster.records import Member
-from ferrule.engine.host.processes import LOG_TAIL, rank_environment
+from ferrule.engine.host.processes import LOG_TAIL, RANK_MODULE, rank_environment
 from ferrule.engine.options import RankOptions
 from ferrule.errors import AuthError, ClusterError, ModelUnavailable
+from ferrule.process.lifeline import LIFELINE
 
 _T = TypeVar("_T")
 LOOPBACK = "127.0.0.1"
-RANK_MODULE = "ferrule.engine.rank.worker"
 START_SECONDS = 5.0
 """Time limit for an agent to begin a job, or to start a process."""
 _STOP_SECONDS = 1.0

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from ferrule.agent.placement.ranks import RANK_MODULE, START_SECONDS, ClusterStarter
+from ferrule.agent.placement.ranks import START_SECONDS, ClusterStarter
 from ferrule.agent.standby import MOST
 from ferrule.cluster.client import connect_member
 from ferrule.cluster.connection import Connection
@@ -17,7 +17,7 @@ from ferrule.cluster.home import ClusterHome
 from ferrule.cluster.messages import KeepStandby, StandbyKept
 from ferrule.cluster.records import Member
 from ferrule.engine.host.placement import Deployment
-from ferrule.engine.host.processes import rank_environment
+from ferrule.engine.host.processes import RANK_MODULE, rank_environment
 from ferrule.errors import AuthError, ClusterError
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Literal
 
-from ferrule.agent.control_loop import TAKE_OVER_SECONDS, pause_after
+from ferrule.agent.control_loop import TAKE_OVER_SECONDS, Supervised
 from ferrule.cluster.desired import DesiredRay
 from ferrule.cluster.records import Member
 from ferrule.installation import pip_install
@@ -103,16 +103,12 @@ class NodePlan:
 
 
 @dataclass(frozen=True)
-class Node:
-    """The Ray node of this host. ``plan``: of that which runs, or is to be started again; ``running``: it has a
-    process; ``why``: why it failed; ``again``: when to start it again, by `time.monotonic`."""
+class Node(Supervised):
+    """The Ray node of this host. ``plan``: of that which runs, or is to be started again; ``why``: why it failed."""
 
     plan: NodePlan | None = None
     state: State = "off"
     why: str = ""
-    running: bool = False
-    failures: int = 0
-    again: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -169,13 +165,7 @@ def after(node: Node, event: Event, now: float) -> Node:
             head = node.plan is not None and node.plan.is_head
             return replace(node, state="head" if head else "node", why="", failures=0)
         case Failed(why, lasting):
-            return Node(
-                None if lasting else node.plan,
-                "failed",
-                why,
-                failures=node.failures + 1,
-                again=now + pause_after(node.failures),
-            )
+            return replace(node.failed(now), plan=None if lasting else node.plan, state="failed", why=why)
         case Ended():
             return Node()
 
@@ -225,7 +215,7 @@ def plan(node: Node, desired: DesiredRay | None, view: View, now: float) -> list
         if node != Node():
             actions.append(End())
         node = Node()
-    if wanted is not None and not node.running and now >= node.again:
+    if wanted is not None and node.is_due(now):
         actions.append(Begin(wanted))
     return actions
 

@@ -36,6 +36,7 @@ app = typer.Typer(
     no_args_is_help=True, help="The same labs as virtual machines: real kernels, and USB4 cables without hardware."
 )
 
+DEFAULT = VmOptions()
 Host = Annotated[str, typer.Argument(help="Which host.", autocompletion=vm_hosts)]
 Kernel = Annotated[
     str, typer.Option(metavar="NAME|SUITE", help=f"{', '.join([*KERNELS, *DEBUG_KERNELS])}, or a Debian suite.")
@@ -62,16 +63,16 @@ Hops = Annotated[int, typer.Option(min=2, max=64, help="Rings of each host contr
 def up(
     lab: LabProfile,
     name: LabName = None,
-    kernel: Kernel = "newest",
-    cpus: Cpus = 1,
-    memory: Memory = 1024,
+    kernel: Kernel = DEFAULT.kernel,
+    cpus: Cpus = DEFAULT.cpus,
+    memory: Memory = DEFAULT.memory_mb,
     module: Modules = None,
     package: Packages = None,
     rdma: Rdma = False,
     driver: Driver = False,
     python: Python = False,
     trace: Trace = None,
-    hops: Hops = 12,
+    hops: Hops = DEFAULT.hops,
     as_json: AsJson = False,
 ) -> None:
     """Boot a lab's hosts and join them; they stay until `ferrule lab vm down`.
@@ -100,16 +101,16 @@ def run(
     peer: Annotated[str, typer.Option(metavar="COMMAND", help="Runs on the peer meanwhile, as a server does.")] = "",
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For the command.")] = 600,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until all cables are up.")] = True,
-    kernel: Kernel = "newest",
-    cpus: Cpus = 1,
-    memory: Memory = 1024,
+    kernel: Kernel = DEFAULT.kernel,
+    cpus: Cpus = DEFAULT.cpus,
+    memory: Memory = DEFAULT.memory_mb,
     module: Modules = None,
     package: Packages = None,
     rdma: Rdma = False,
     driver: Driver = False,
     python: Python = False,
     trace: Trace = None,
-    hops: Hops = 12,
+    hops: Hops = DEFAULT.hops,
 ) -> None:
     """Run a command on a host, when the cables are up; its exit status is this one's.
 
@@ -123,7 +124,7 @@ def run(
     place = once.find(lab)
     if place is None:
         _fetch(options)
-    elif options != VmOptions():
+    elif options != DEFAULT:
         raise ConfigError(f"the lab {place} is up as it is; end it, or leave out the options of its machines")
     raise typer.Exit(once.run(lab, options, command, on=on, peer_command=peer, timeout=timeout, wait=wait))
 
@@ -141,7 +142,7 @@ def shell(
     On the lab if it is up, else on one that is booted for it and ended with it.
     """
     if once.find(lab) is None:
-        _fetch(VmOptions())
+        _fetch(DEFAULT)
     raise typer.Exit(once.shell(lab, host, command or ["bash", "-i"]))
 
 

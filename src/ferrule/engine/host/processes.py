@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from ferrule.errors import ModelUnavailable
 from ferrule.launch import LocalLauncher
 from ferrule.process import usable_cores
+from ferrule.process.lifeline import LIFELINE
 
 if TYPE_CHECKING:
     from ferrule.lab import Lab
 
+RANK_MODULE = "ferrule.engine.rank.worker"
 LOG_TAIL = 5
 """Lines of a dead rank's output that its error quotes."""
 
@@ -89,13 +91,7 @@ def start_ranks(kind: Kind, lab: Lab | None = None) -> LocalRanks:
     theirs = [their for _, their in pairs]
 
     def command(rank: int) -> list[str]:
-        argv = [
-            sys.executable,
-            "-m",
-            "ferrule.process.lifeline",
-            "ferrule.engine.rank.worker",
-            str(theirs[rank].fileno()),
-        ]
+        argv = [sys.executable, *LIFELINE, RANK_MODULE, str(theirs[rank].fileno())]
         return argv if lab is None else lab.command(rank % lab.size, argv)
 
     launcher = LocalLauncher(

@@ -12,10 +12,9 @@ from safetensors import SafetensorError, safe_open
 
 from ferrule.engine.weights.bits import RAW
 from ferrule.engine.weights.formats import Weight, recognise
-from ferrule.engine.weights.formats.grouped import steps
 from ferrule.engine.weights.formats.on_load import already_packed, quantised_on_load
 from ferrule.engine.weights.gguf.stored import GgufTensors
-from ferrule.engine.weights.groups import rectangle
+from ferrule.engine.weights.groups import rectangle, steps
 from ferrule.errors import ModelError, PlanError
 from ferrule.model.gguf import gguf_file
 from ferrule.model.headers import (

@@ -6,6 +6,7 @@ the form in which a rank multiplies by it. Pure: numpy arrays in, numpy arrays o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.model import Range
-from ferrule.model.packing import GroupLayout, Values
+from ferrule.model.packing import BLOCK, GroupLayout, Values
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of E2M1 (OCP Microscaling Formats v1.0, 5.3.3); the fourth bit is the sign."""
@@ -58,6 +59,9 @@ VALUES: dict[Values, NDArray[np.float32]] = {
     "e5m2": np.array(E5M2, np.float32),
 }
 
+STEP = 1 << 20
+"""Numbers that are unpacked at a time: a tensor is never held whole as numbers on its way."""
+
 
 @dataclass(frozen=True)
 class Rectangle:
@@ -87,6 +91,14 @@ def rectangle(shape: tuple[int, ...], cut: Slicing | None) -> Rectangle:
     if cut is None:
         return Rectangle(rows, columns)
     return Rectangle(cut.ranges, columns) if cut.dim == 0 else Rectangle(rows, cut.ranges)
+
+
+def steps(part: Rectangle) -> Iterator[tuple[int, int]]:
+    """Rows of ``part`` by which it is read: `STEP` numbers at most, but a block of rows at least."""
+    rows, columns = part.shape
+    step = max(BLOCK, STEP // max(columns, 1) // BLOCK * BLOCK)
+    for start in range(0, rows, step):
+        yield start, min(rows, start + step)
 
 
 def _length(ranges: tuple[Range, ...]) -> int:

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from ferrule._native import Compute, Matrix
 from ferrule.engine.weights.bits import joined
-from ferrule.engine.weights.formats.format import StoredTensors, Weight
-from ferrule.engine.weights.formats.grouped import GroupedFormat, steps
+from ferrule.engine.weights.formats.format import ReadsGroups, StoredTensors, Weight
 from ferrule.engine.weights.formats.packed import Packed
-from ferrule.engine.weights.groups import GroupedMatrix, Rectangle, rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle, rectangle, steps
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.model import Range
 from ferrule.model.packing import ORDER_BYTES, PACKED_VALUES, fitting_group, padded
@@ -79,7 +78,7 @@ class Piece:
 
     def groups(self, part: Rectangle, source: StoredTensors) -> GroupedMatrix | None:
         """``part`` as groups that can be multiplied by; None where it is to be held as numbers."""
-        if self.turned or not isinstance(self.weight.format, GroupedFormat):
+        if self.turned or not isinstance(self.weight.format, ReadsGroups):
             return None
         return fitting(self.weight.format.groups(self.weight, part, source, self.index))
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers.integrations.moe import _grouped_linear
 
 from ferrule.engine.weights.checkpoint import Checkpoint
-from ferrule.engine.weights.device_matrix import AT_ONCE, DeviceCodes, Held, as_held, kernels_for, read_on
+from ferrule.engine.weights.device_codes import DeviceCodes, Held, as_held
+from ferrule.engine.weights.device_matrix import AT_ONCE, kernels_for, read_on
 from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.formats.packed import PackedStack
 from ferrule.engine.weights.matrix import PackedMatrix, pack

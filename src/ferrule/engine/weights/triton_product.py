@@ -17,7 +17,7 @@ from torch import Tensor
 from ferrule.model.packing import SUPER
 
 if TYPE_CHECKING:
-    from ferrule.engine.weights.device_matrix import DeviceCodes
+    from ferrule.engine.weights.device_codes import DeviceCodes
 
 NO_OFFSETS, OFFSETS, ZERO_POINTS = range(3)
 _LEAST_ROWS = 16

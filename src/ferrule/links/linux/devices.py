@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from ferrule.links import nvidia_smi
 from ferrule.links.linux.pcie import DEVICES, card_link
 from ferrule.links.own import NODES, TORCH
 from ferrule.links.pci_names import AMD, INTEL, NVIDIA, device_name, vendor_name
@@ -18,7 +19,7 @@ from ferrule.links.types.device import ComputeDevice, DeviceNode, TorchBuild
 KFD = "/sys/class/kfd/kfd/topology/nodes"
 NVIDIA_PROC = "/proc/driver/nvidia"
 _FIELDS = "pci.bus_id,compute_cap,memory.total,persistence_mode,power.limit,power.default_limit"
-NVIDIA_SMI = f"nvidia-smi --query-gpu={_FIELDS} --format=csv,noheader,nounits"
+NVIDIA_SMI = nvidia_smi.query(_FIELDS)
 TTM_PAGES = "/sys/module/ttm/parameters/pages_limit"
 GTT_SIZE = "/sys/module/amdgpu/parameters/gttsize"
 NO_RETRY = "/sys/module/amdgpu/parameters/noretry"
@@ -175,9 +176,8 @@ def _watts(text: str) -> float | None:
 
 def _smi(reader: Reader) -> dict[str, list[str]]:
     """The answers to `NVIDIA_SMI` but for the first, which is the device's PCI address."""
-    rows = ([cell.strip() for cell in line.split(",")] for line in (reader.output(NVIDIA_SMI) or "").splitlines())
     found = {}
-    for row in rows:
+    for row in nvidia_smi.rows_of(reader.output(NVIDIA_SMI) or ""):
         # The tool writes eight digits of the domain.
         if len(row) == len(_FIELDS.split(",")) and re.fullmatch(r"[0-9A-Fa-f]{8}:[0-9A-Fa-f:.]{7}", row[0]):
             found[row[0][4:].lower()] = row[1:]

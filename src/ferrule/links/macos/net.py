@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ferrule.config import is_address
 from ferrule.links.linux.addresses import checked
 from ferrule.links.reader import Reader, whole
 from ferrule.links.types.net import NetAddress, NetCounters, NetDevice, NetKind, Route
@@ -149,7 +150,7 @@ def read_routes(reader: Reader) -> tuple[Route, ...]:
         destination = _destination(parts[0])
         if destination is not None:
             gateway = parts[1].partition("%")[0]
-            found.append(Route(destination, parts[3], gateway if _is_address(gateway) else None))
+            found.append(Route(destination, parts[3], gateway if is_address(gateway) else None))
     return tuple(found)
 
 
@@ -167,11 +168,3 @@ def _destination(text: str) -> str | None:
         return str(ipaddress.ip_network(f"{network}/{prefix}" if prefix else network, strict=False))
     except ValueError:
         return None
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True

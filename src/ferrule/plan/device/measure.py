@@ -22,6 +22,7 @@ from ferrule import __version__
 from ferrule._native import kernel_instructions
 from ferrule.errors import PlanError
 from ferrule.files import FileRecord, cache_directory, locked, read_record, write_record
+from ferrule.links import nvidia_smi
 from ferrule.links.reader import identity
 from ferrule.model.embedded import demo_path
 from ferrule.model.read import read_model
@@ -233,11 +234,9 @@ _NVIDIA_SECONDS = 5.0
 
 def _nvidia_free(number: str) -> int | None:
     """Bytes free on that NVIDIA GPU by its driver's tool; None where there is none."""
-    arguments = ["nvidia-smi", f"--id={number}", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=_NVIDIA_SECONDS).stdout
-        return int(told.split()[0]) << 20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return int(nvidia_smi.ask("memory.free", _NVIDIA_SECONDS, number)[0][0]) << 20
+    except (ValueError, IndexError):
         return None
 
 
@@ -270,6 +269,8 @@ def _key(effort: Effort) -> str:
 
 
 def _machine() -> str:
+    # Not fabric's name of a host (`fabric.join.hosts`), which differs by emulated host and by kernel: a change of
+    # either one's hash would lose what is remembered under it.
     try:
         return identity(Path("/etc/machine-id").read_text()) or ""
     except OSError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the server looks at formats, too, and needs no torch
     from torch import Tensor
 
     from ferrule.engine.weights.formats.packed import Packed
-    from ferrule.engine.weights.groups import Rectangle
+    from ferrule.engine.weights.groups import GroupedMatrix, Rectangle
     from ferrule.staging import Uploads
 
 
@@ -100,4 +100,15 @@ class Format(Protocol):
     ) -> Packed | None:
         """A rank's slice of ``weight`` (of a linear layer, with its padding) as it is to be held: packed, for products
         of ``dtype``, on the device of ``uploads``; None: as an ordinary tensor of numbers."""
+        ...
+
+
+@runtime_checkable
+class ReadsGroups(Protocol):
+    """A `Format` of grouped codes."""
+
+    def groups(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> GroupedMatrix:
+        """``part`` of ``weight`` (of its matrix ``index``, where it is a stack), as its groups. Reads no more than
+        that from ``source``. Columns are cut at multiples of `border`; a group that is cut is returned as smaller
+        groups of equal size."""
         ...

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ferrule.engine.weights.bits import joined
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
 from ferrule.engine.weights.formats.gguf_blocks import BLOCK_TYPES
-from ferrule.engine.weights.formats.grouped import GroupedFormat, steps
+from ferrule.engine.weights.formats.grouped import GroupedFormat
 from ferrule.engine.weights.gguf.weight import GgufWeight, blocks_of, each_row, read_rows
-from ferrule.engine.weights.groups import GroupedMatrix, Rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle, steps
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.model import Range
 from ferrule.model.headers import Stored

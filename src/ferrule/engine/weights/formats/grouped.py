@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 import numpy as np
 
 from ferrule.engine.weights.formats.format import StoredTensors, Weight
-from ferrule.engine.weights.groups import GroupedMatrix, Rectangle, rectangle
+from ferrule.engine.weights.groups import GroupedMatrix, Rectangle, rectangle, steps
 from ferrule.engine.weights.slicing import Slicing
 from ferrule.errors import ModelError
 from ferrule.model.headers import Stored
-from ferrule.model.packing import BLOCK, LEAST_GROUP, GroupLayout, Packing, packing_of
+from ferrule.model.packing import LEAST_GROUP, GroupLayout, Packing, packing_of
 
 if TYPE_CHECKING:
     import torch
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     from ferrule.engine.weights.formats.packed import Packed
     from ferrule.staging import Uploads
-
-STEP = 1 << 20
-"""Numbers that are unpacked at a time: a tensor is never held whole as numbers on its way."""
 
 Axes = Mapping[str, tuple[int | None, int | None]]
 
@@ -72,9 +69,7 @@ class GroupedFormat(ABC):
 
     @abstractmethod
     def groups(self, weight: Weight, part: Rectangle, source: StoredTensors, index: int = 0) -> GroupedMatrix:
-        """``part`` of ``weight`` (of its matrix ``index``, where it is a stack), as its groups. Reads no more than
-        that from ``source``. Columns are cut at multiples of `border`; a group that is cut is returned as smaller
-        groups of equal size."""
+        """As `ReadsGroups`."""
 
     def packing(self, weight: Weight, source: StoredTensors) -> Packing | None:
         """Packing of ``weight`` on a rank; None: as plain numbers."""
@@ -159,14 +154,6 @@ def _proportion(cut: Slicing, dim: int, length: int) -> Slicing:
     """Proportion of ``cut`` to a stored dimension that is ``length`` long, and holds the same in equal steps."""
     ranges = tuple((start * length // cut.of, -(-stop * length // cut.of)) for start, stop in cut.ranges)
     return Slicing(dim, length, ranges)
-
-
-def steps(part: Rectangle) -> Iterator[tuple[int, int]]:
-    """Rows of ``part`` by which it is read: `STEP` numbers at most, but a block of rows at least."""
-    rows, columns = part.shape
-    step = max(BLOCK, STEP // max(columns, 1) // BLOCK * BLOCK)
-    for start in range(0, rows, step):
-        yield start, min(rows, start + step)
 
 
 def split_groups(
