@@ -1,4 +1,4 @@
-"""What is told of a model without transformers against what transformers' configuration tells."""
+"""Descriptions of models without transformers against those from transformers' configurations."""
 
 from __future__ import annotations
 

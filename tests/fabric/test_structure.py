@@ -1,4 +1,4 @@
-"""How the modules of the fabric and the torch backend import each other: no circles, for types or inside functions."""
+"""Imports between modules of the fabric and of the torch backend: no circles, for types or inside functions."""
 
 from __future__ import annotations
 

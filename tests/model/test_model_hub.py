@@ -24,7 +24,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class LocalHub:
-    """What it holds, by path; what it was asked, with the token and range of each request."""
+    """A hub with ``files`` by path; ``asked``: path, token and range of each request."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""What is said of a model before any rank starts."""
+"""Checks of a model before any rank starts."""
 
 from __future__ import annotations
 
