@@ -1,4 +1,4 @@
-"""How far the planner's heuristic for many hosts is from the optimum on few, and how long searches take.
+"""Optimality gap of the planner's heuristic for many hosts, measured on few, and the time that searches take.
 
 `gap` or `times` does only that.
 """

@@ -34,7 +34,7 @@ exec chroot . env -i PATH=/usr/sbin:/usr/bin LC_ALL=C TMPDIR=/tmp bash -c {scrip
 
 
 def run_in_root(tree: Tree, script: str, shown: Sequence[Path] = (), *, timeout: float, what: str) -> str:
-    """What the bash ``script`` says, in a copy of ``tree`` that is gone when it ends. The directories ``shown`` have
+    """Output of the bash ``script``, in a copy of ``tree`` that is gone when it ends. The directories ``shown`` have
     their own paths there, and what it writes to them stays; dpkg knows of no package.
 
     Raises `LabError` with its last words if it fails, or if this process may not change its root directory.

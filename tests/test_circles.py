@@ -1,4 +1,4 @@
-"""How the modules of some rooms import each other: no circles, for types or inside functions."""
+"""Imports between modules of some rooms: no circles, for types or inside functions."""
 
 from __future__ import annotations
 

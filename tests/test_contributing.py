@@ -28,7 +28,7 @@ LISTS = {
 
 
 def files() -> list[str]:
-    """What git knows, without what is about to be deleted."""
+    """Files that git knows, without those that are about to be deleted."""
     known = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""How the house is built: no room names a module of a higher room in a string (import-linter sees imports only), and
+"""Structure of the sources: no room names a module of a higher one in a string (import-linter sees imports only), and
 no folder has more files than fit on a screen."""
 
 import ast

@@ -131,7 +131,7 @@ static void traffic(void)
 	drop(&s[1]);
 }
 
-/* What must be refused: the target stays as it is, and both ends stop. */
+/* An access that must be refused: the target stays as it is, and both ends stop. */
 static void attack(const char *what, int access, uint32_t rkey, uint64_t addr, uint32_t length,
 		   struct ibv_pd *target_pd, enum ibv_wr_opcode op)
 {

@@ -8,7 +8,7 @@
 
 #define PAIRS	3
 
-/* What each process tells the other one of its ends. */
+/* Ends of each process, as it tells them to the other one. */
 struct card {
 	uint32_t qpn, rkey;
 	uint64_t area;

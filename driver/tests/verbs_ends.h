@@ -43,7 +43,7 @@ static inline void receive(struct end *e)
 	e->maybe_received++;
 }
 
-/* What came back. 0: something that ends this queue pair. */
+/* Take the completions that came back. 0: one that ends this queue pair. */
 static inline int look(struct end *e)
 {
 	struct ibv_wc wc;

@@ -13,7 +13,7 @@
 #define MOST	(QUEUE / 2)	/* messages under way: each is two requests on each queue pair */
 #define GUARD	64		/* bytes behind a message, which stay as they are */
 
-/* What the receiver writes into the sender's table. The last field says that all are there. */
+/* Entry that the receiver writes into the sender's table. The last field says that all are there. */
 struct ticket {
 	uint64_t addr;
 	uint32_t rkey, room;

@@ -90,7 +90,7 @@ static void equal(const struct fer_hdr *a, const struct fer_hdr *b)
 	NEED(a->total == b->total && a->offset == b->offset);
 }
 
-/* What the driver relies on without looking again. */
+/* Properties on which the driver relies without another look. */
 static void safe(const struct fer_hdr *h, size_t size)
 {
 	NEED(h->len == size - FER_HDR && h->len <= FER_PAYLOAD);

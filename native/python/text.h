@@ -7,7 +7,7 @@
 
 namespace ferrule {
 
-// What other ranks said may be cut in the middle of a character.
+// Text of other ranks, which may be cut in the middle of a character.
 inline nanobind::object text_of(const std::string& text) {
   return nanobind::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }

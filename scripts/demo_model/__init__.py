@@ -1,1 +1,1 @@
-"""How Ferrule's small demonstration model is made; `scripts/train_demo_model.py` is the entry."""
+"""Training of Ferrule's small demonstration model; `scripts/train_demo_model.py` is the entry."""

@@ -152,7 +152,7 @@ def describe(entry: Entry, limit: int = 300) -> str:
 
 
 def entry_lessons(entry: Entry, weight: float) -> Iterator[Lesson]:
-    """What can be asked about one documented object."""
+    """Questions about one documented object, with answers."""
     about = ABOUT_MODULE if entry.kind == "module" else ABOUT
     yield Lesson(tuple(q.format(name=entry.name) for q in about), describe(entry), weight)
     if entry.signature and len(entry.signature) < 160:
@@ -166,7 +166,7 @@ def entry_lessons(entry: Entry, weight: float) -> Iterator[Lesson]:
 
 
 def module_lessons(entries: Iterable[Entry], weight: float) -> Iterator[Lesson]:
-    """What each module has inside, up to ten names."""
+    """Questions about the functions of each module, with up to ten names."""
     inside: dict[str, list[str]] = defaultdict(list)
     for entry in entries:
         if entry.kind == "function" and entry.module != "builtins":

@@ -178,7 +178,7 @@ class Documentation:
 
 
 def read_documentation() -> Documentation:
-    """What a fresh, isolated interpreter of this version finds."""
+    """Entries that a fresh, isolated interpreter of this version finds."""
     run = subprocess.run([sys.executable, "-I", "-S", __file__], capture_output=True, check=True, timeout=300)
     known, source, by_topic = json.loads(run.stdout)
     return Documentation(tuple(Entry(*one) for one in known), tuple(Entry(*one) for one in source), by_topic)

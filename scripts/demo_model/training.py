@@ -43,7 +43,7 @@ class Recipe:
 
     @property
     def short_steps(self) -> int:
-        """How many steps are on short rows; they come first."""
+        """Number of steps on short rows; they come first."""
         return round(self.steps * (1 - self.long_share))
 
 

@@ -1,4 +1,4 @@
-"""What a process started by an agent may run: says what it was told and given, and ends with that status."""
+"""Program that an agent starts: says what it was told and given, and ends with that status."""
 
 import json
 import os

@@ -46,7 +46,7 @@ sys.exit(int(word))
 
 
 class Dance(Question[None], frozen=True):
-    """What no agent of this version knows."""
+    """A question that no agent of this version knows."""
 
 
 def test_three_hosts_know_each_other_though_two_know_only_one(tmp_path):

@@ -1,4 +1,4 @@
-"""What can be seen and done on the cable between two agents' hosts."""
+"""Protection of the connection between two agents' hosts against listeners, strangers and slow senders."""
 
 import asyncio
 import json

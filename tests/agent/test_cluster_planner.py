@@ -41,7 +41,7 @@ def report(number, memory, kernel="boot"):
 
 
 class FakeCluster:
-    """What agents would answer; hosts a, b, c with 4 processors each."""
+    """A cluster of agents with given answers; hosts a, b, c with 4 processors each."""
 
     def __init__(self, monkeypatch, memory=(16 * GB, 16 * GB, 16 * GB)):
         self.answering = [member.host for member in MEMBERS]

@@ -1,4 +1,4 @@
-"""What an agent plans to do for the models that should be up: the pure part."""
+"""Plan of an agent for the models that should be up: the pure part."""
 
 from dataclasses import replace
 

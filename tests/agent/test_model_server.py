@@ -1,4 +1,4 @@
-"""What a model server tells of itself."""
+"""Reports of a model server on itself."""
 
 import asyncio
 from types import SimpleNamespace

@@ -16,7 +16,7 @@ A, B, C = "a" * 32, "b" * 32, "c" * 32
 
 
 class FakeState:
-    """What `ModelServers` asks of a `ClusterState`, with hosts that are as silent as a test says."""
+    """The part of a `ClusterState` that `ModelServers` uses, with hosts that are as silent as a test says."""
 
     def __init__(self, host, wanted):
         self.host = host
@@ -104,7 +104,7 @@ def test_who_took_over_and_cannot_serve_gives_back(tmp_path):
 
 
 def test_a_model_that_is_ordered_again_waits_for_its_old_process(tmp_path):
-    """Which has the port, and the memory."""
+    """The old one has the port, and the memory."""
 
     async def scene():
         marks = tmp_path / "marks"

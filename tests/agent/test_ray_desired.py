@@ -1,4 +1,4 @@
-"""What the cluster decides about Ray, and how its nodes are started."""
+"""Decisions of the cluster about Ray, and the start of its nodes."""
 
 import json
 from dataclasses import replace

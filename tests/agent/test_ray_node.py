@@ -1,4 +1,4 @@
-"""Where an agent wants Ray's head to be."""
+"""Choice of the host of Ray's head by an agent."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ OWN, OTHER = "a" * 32, "b" * 32
 
 
 class ClusterState:
-    """What one host knows. ``silent``: since when nothing was heard of the other one."""
+    """Knowledge of one host. ``silent``: since when nothing was heard of the other one."""
 
     def __init__(self, desired, silent):
         self.host, self.silent, self.up = OWN, silent, silent == 0

@@ -1,4 +1,4 @@
-"""What an agent plans to do for its Ray node: the pure part."""
+"""Plan of an agent for its Ray node: the pure part."""
 
 from dataclasses import replace
 

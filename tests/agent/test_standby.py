@@ -29,7 +29,7 @@ async def ready(connection, count):
 
 
 async def run_rank(home, job, code, env=ENV):
-    """What rank 0 of a new job said, and how it ended."""
+    """Output of rank 0 of a new job, and its exit status."""
     life = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.ASK))
     begun = await life.ask(BeginJob(job, (0,)), SECONDS)
     connection = await connect(home.socket, home.key, Caller(home.settings.host, Purpose.START))

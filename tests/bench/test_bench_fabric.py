@@ -26,7 +26,7 @@ KEYS = [
 
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured does not matter here."""
+    """Turns that take little time: the values measured do not matter here."""
     monkeypatch.setattr(sweep, "turn_us", lambda quick: 2e3)
 
 

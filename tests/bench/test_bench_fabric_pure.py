@@ -1,4 +1,4 @@
-"""What the fabric's benchmark computes: cells, counts, turns, bandwidths, bars, lines of the picture."""
+"""Calculations of the fabric's benchmark: cells, counts, turns, bandwidths, bars, lines of the picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others measured is predicted from what is published of their machines."""
+"""Measurements by others against predictions from what is published of their machines."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from ferrule.process import tied
 
 PLAYER = Path(__file__).with_name("chaos_player.py")
 CALLS = PLAYER.parents[1] / "fabric"
-"""Where the operations are whose results are known."""
+"""Directory of the operations whose results are known."""
 START_SECONDS = 60.0
 
 # The kernel is asked for TCP sockets in state LISTEN: /proc/net/tcp takes ten times as long.
@@ -98,7 +98,7 @@ class Player:
         return bool(select.select([self._process], [], [], seconds)[0])
 
     def trace(self) -> str:
-        """Where its threads are, and what it had logged."""
+        """Stacks of its threads, and its log."""
         size = self.log.stat().st_size
         self.signal(signal.SIGUSR1)
         end = time.monotonic() + 2.0
@@ -175,7 +175,7 @@ class Arena:
         return player
 
     def segments(self) -> list[str]:
-        """What lies in the players' /dev/shm."""
+        """Names of the files in the players' /dev/shm."""
         names: list[str] = self._ask({"do": "list"})
         return names
 

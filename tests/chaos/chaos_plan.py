@@ -1,4 +1,4 @@
-"""What happens in a round of chaos: it follows from a seed and the round's number alone, so any can be replayed."""
+"""Plan of a round of chaos: it follows from a seed and the round's number alone, so any can be replayed."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def outcome(error: Exception) -> dict[str, Any]:
 
 
 def resources() -> dict[str, int]:
-    """What a group holds, counted for this process."""
+    """Numbers of the resources that a group holds, counted for this process."""
     gc.collect()
     maps = Path("/proc/self/maps").read_text().splitlines()
     return {
@@ -167,7 +167,7 @@ def resources() -> dict[str, int]:
 
 
 def leaks(before: dict[str, int]) -> list[str]:
-    """What there is more of than ``before``, after a moment in which it may settle."""
+    """Resources of which there are more than ``before``, after a moment in which they may settle."""
     end = time.monotonic() + SETTLE_SECONDS
     while True:
         now = resources()

@@ -17,7 +17,7 @@ from chaos_plan import HOSTS, Plan, plan_round
 from chaos_strangers import Eavesdropper, Stranger, wait_until
 
 JOIN_SECONDS = 20.0
-"""How long a rendezvous may take on a machine that is busy with other things."""
+"""Time limit of a rendezvous on a machine that is busy with other things."""
 NOTICE_SECONDS = 3.0
 """By then a lost rank must be known to all. It should take a hundredth of that; `Chaos.noticed` has the times."""
 WORK_SECONDS = 20.0
@@ -41,7 +41,7 @@ Outcome = dict[str, Any]
 
 @dataclass
 class Chaos:
-    """What came of all rounds. ``faults``: how many of each kind. ``noticed``: seconds from a loss to each report.
+    """Results of all rounds. ``faults``: how many of each kind. ``noticed``: seconds from a loss to each report.
 
     ``starved``: rounds in which a rank got no processor for so long that it was lost by right.
     """
@@ -161,7 +161,7 @@ class Round:
         return None
 
     def _strike(self) -> list[Event]:
-        """What the fault does, and when."""
+        """Actions of the fault, each with its time."""
         plan, victim = self.plan, self.ranks[self.plan.victim]
         cables = self.arena.lab.cables
         rail = cables[plan.cable]
@@ -186,7 +186,7 @@ class Round:
         return timeline
 
     def _outcomes(self) -> tuple[list[Outcome], Outcome | None]:
-        """How it ended for every rank, and for the one that abuses a rank's name. Rank 0 is told to come to an end."""
+        """Outcome for every rank, and for the one that abuses a rank's name. Rank 0 is told to come to an end."""
         plan = self.plan
         wait_until(time.monotonic() + BREATH_SECONDS)
         if plan.moment == "idle":

@@ -47,7 +47,7 @@ class Stranger:
             sock.close()
 
     def words(self) -> bytes:
-        """What to say next; nothing means only to connect."""
+        """Bytes to send next; none means only to connect."""
         hello = b"FERRULE\0" + secrets.token_bytes(88)
         return self._chooser.choice(
             [

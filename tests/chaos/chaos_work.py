@@ -1,4 +1,4 @@
-"""What a group does while faults hit it: random operations, the same on every rank, from one seed."""
+"""Work of a group while faults hit it: random operations, the same on every rank, from one seed."""
 
 from __future__ import annotations
 

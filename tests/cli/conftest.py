@@ -1,4 +1,4 @@
-"""Where the command line's tests find the scripted engine."""
+"""Import path by which the command line's tests find the scripted engine."""
 
 from __future__ import annotations
 

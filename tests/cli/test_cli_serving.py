@@ -54,7 +54,7 @@ def serving(*words: str, ready: bool = True, **more: str) -> Iterator[tuple[subp
 
 
 def answer_of(command: list[str]) -> str:
-    """What ``curl`` would get, with httpx in its place where curl is not installed."""
+    """Answer that ``curl`` would get, with httpx in its place where curl is not installed."""
     url, body = command[1], command[command.index("-d") + 1]
     headers = [command[at + 1].split(": ", 1) for at, word in enumerate(command) if word == "-H"]
     response = httpx.post(url, content=body, headers=dict(headers), timeout=TIMEOUT)

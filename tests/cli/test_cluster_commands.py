@@ -1,4 +1,4 @@
-"""What `ferrule up` and `ferrule leave` do where no agent runs."""
+"""`ferrule up` and `ferrule leave` where no agent runs."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""What agents and their callers tell each other, as bytes and back."""
+"""Messages between agents and their callers, as bytes and back."""
 
 import json
 

@@ -33,7 +33,7 @@ def end_of(steps, said):
 
 
 def hear(steps, said):
-    """What the agent answers to a proof."""
+    """The agent's answer to a proof."""
     assert isinstance(steps.send(b""), int)
     return steps.send(said)
 

@@ -168,7 +168,7 @@ IGNORED = (
     *("ALLOC_WITH_SIZEOF", "UNNECESSARY_PARENTHESES", "FILE_PATH_CHANGES"),  # 6.12 lacks the other; clearer with; git
 )
 TRACE_HEADER = ("PARENTHESIS_ALIGNMENT", "OPEN_ENDED_LINE", "TRAILING_SEMICOLON")
-"""How all headers of tracepoints look."""
+"""Types of checkpatch's findings that all headers of tracepoints have."""
 CHECKPATCH = ("checkpatch.pl", "spelling.txt", "const_structs.checkpatch")
 
 

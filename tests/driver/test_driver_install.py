@@ -28,7 +28,7 @@ def take_away(machine: FakeMachine) -> bool:
 
 
 def commands(root: Path, *, before: Source | None, source: Source) -> int:
-    """How many commands an installation takes."""
+    """Number of commands that an installation takes."""
     machine = FakeMachine(root)
     if before is not None:
         put(machine, before)

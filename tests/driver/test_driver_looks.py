@@ -1,4 +1,4 @@
-"""What `ferrule driver status|check|package` tell: what a machine lacks, in its own words, and whether RDMA works."""
+"""Output of `ferrule driver status|check|package`: lacks of a machine, in its own words, and whether RDMA works."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ QUESTION = [{"role": "user", "content": "What does json.dumps do?"}]
 
 
 def alone(messages: list[dict[str, str]], count: int) -> str:
-    """What transformers says in one process, greedily."""
+    """Answer of transformers in one process, greedily."""
     tokenizer = AutoTokenizer.from_pretrained(demo_path())
     model = AutoModelForCausalLM.from_pretrained(demo_path(), dtype=torch.float32)
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, return_tensors="pt")

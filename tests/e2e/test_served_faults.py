@@ -1,4 +1,4 @@
-"""What a user meets when a process dies, or when the server is stopped."""
+"""Errors and recovery for a user when a process dies, or when the server is stopped."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_answers_go_on_after_ranks_were_killed_or_stopped(steady_demo: Server) -
     assert whole["greedy"][-1][1] == 200
     cases = (
         ([0], signal.SIGKILL, "greedy"),
-        ([0, 1], signal.SIGSTOP, "sampled"),  # nobody is left to miss the other
+        ([0, 1], signal.SIGSTOP, "sampled"),  # no rank is left to miss the other
         ([1], signal.SIGKILL, "sampled"),
         ([1], signal.SIGSTOP, "greedy"),
     )

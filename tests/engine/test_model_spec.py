@@ -1,4 +1,4 @@
-"""What the planner says of a model must be what the engine then does with it."""
+"""The planner's description of a model must be what the engine then does with it."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("nemotron_h", {"moe_latent_size": 24, "use_bias": True, "use_conv_bias": False, "mlp_bias": True}),
     ("kimi_linear", {"q_lora_rank": 24, "attention_bias": True}),
 ]
-"""What no tiny model has, but others of its family."""
+"""Properties that no tiny model has, but others of its family."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a model directory says of itself: what is refused before anything is loaded, and what needs no remote code."""
+"""Checks of a model directory: what is refused before anything is loaded, and what needs no remote code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a model without transformers against what transformers' configuration tells."""
+"""Descriptions of models without transformers against those from transformers' configurations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_transformers_is_not_asked_where_the_configuration_says_all(
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         (
             {"model_type": "nonesuch"},
@@ -66,12 +66,12 @@ def test_transformers_is_not_asked_where_the_configuration_says_all(
     ],
 )
 def test_what_is_not_run_is_refused_in_the_words_of_before(
-    changes: dict[str, object], words: str, tmp_path: Path
+    changes: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     file = make("qwen3", tmp_path) / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     for refuse in (read_spec, read_config):
-        with pytest.raises(ModelError, match=words):
+        with pytest.raises(ModelError, match=message):
             refuse(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of the fabric's tests do: ``python cases.py CASE[+CASE...] ARGUMENTS`` in a launcher's environment.
+"""Program of the ranks in the fabric's tests: ``python cases.py CASE[+CASE...] ARGUMENTS`` in a launcher's environment.
 
 Several cases follow each other in one group: a process takes longer to start than most of them.
 """

@@ -1,4 +1,4 @@
-"""What reductions must give, bit for bit, worked out with numpy in the order of ranks."""
+"""Expected results of reductions, bit for bit, worked out with numpy in the order of ranks."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ferrule.launch import LocalLauncher
 CASES = Path(__file__).with_name("cases.py")
 SECONDS = 60.0
 _CACHE = tempfile.TemporaryDirectory(prefix="ferrule-tests-")
-"""What ranks find out about links is none of the user's business."""
+"""Cache of the ranks, so that what they measure of links does not get into the user's."""
 
 
 class Ranks:

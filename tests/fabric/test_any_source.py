@@ -1,4 +1,4 @@
-"""Receives from any rank: every message arrives once, whoever sends and leaves, and named receives go first."""
+"""Receives from any rank: every message arrives once, whichever rank sends or leaves, and named receives go first."""
 
 from __future__ import annotations
 

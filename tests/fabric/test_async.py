@@ -137,7 +137,7 @@ def test_receive_from_one_does_not_hold_up_the_others() -> None:
 
 
 def test_a_thread_that_sends_while_another_waits_to_receive() -> None:
-    """What a blocked thread needs may be what another one has to start."""
+    """A blocked thread may need an operation that another one has yet to start."""
 
     def body(group: Group) -> None:
         peer = 1 - group.rank

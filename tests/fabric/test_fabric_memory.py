@@ -1,4 +1,4 @@
-"""What a group does where the system has no memory left."""
+"""Behaviour of a group where the system has no memory left."""
 
 from __future__ import annotations
 

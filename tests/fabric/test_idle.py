@@ -1,4 +1,4 @@
-"""What waiting for long costs: processor time, which other programs want."""
+"""Processor time that a long wait costs, which other programs want."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cable does, in numbers and words: pure."""
+"""Shaping of a cable, in numbers and text: pure."""
 
 from __future__ import annotations
 

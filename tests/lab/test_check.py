@@ -1,4 +1,4 @@
-"""What is called true of an emulated cable: pure. The measuring itself is a benchmark (`ferrule lab check`)."""
+"""Verdicts on an emulated cable: pure. The measuring itself is a benchmark (`ferrule lab check`)."""
 
 from __future__ import annotations
 

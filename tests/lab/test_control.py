@@ -128,7 +128,7 @@ while True:
 
 
 def probe(lab: str, address: str, count: int = 5, wait: float = 0.2) -> tuple[int, float]:
-    """How many of ``count`` datagrams from the first host came back, and the least time that took, in seconds."""
+    """Number of datagrams, of ``count`` from the first host, that came back, and the least seconds that one took."""
     got, least = run(lab, "strix-1", sys.executable, "-c", PROBE, address, "4000", str(count), str(wait)).split()
     return int(got), float(least)
 

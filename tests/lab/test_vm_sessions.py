@@ -1,4 +1,4 @@
-"""How commands reach a guest, and what its machine is made of: all that needs no guest."""
+"""Commands for a guest, and the parts of its machine: all that needs no guest."""
 
 from __future__ import annotations
 

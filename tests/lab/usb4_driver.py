@@ -106,7 +106,7 @@ class Driver:
         return data[16:], received
 
     def start(self) -> None:
-        """What QEMU does at its start, and the control channel as thunderbolt.ko sets it up."""
+        """Do as QEMU does at its start, and set up the control channel as thunderbolt.ko does."""
         self.ask(Command.VERSION, vfio_user.version({"max_msg_fds": 8}))
         self.ask(Command.DMA_MAP, encode(DmaMap(3, 0, _ADDRESS, MEMORY)), (self._fd,))
         self.ask(Command.SET_IRQS, encode(SetIrqs(vfio_user.IRQ_EVENTFD, 2, 0, 1)), (self.event,))
@@ -194,7 +194,7 @@ class Driver:
         return Received(data, word >> 12 & 15, word >> 16 & 15, word >> 20)
 
     def arrived(self, ring: Ring) -> int:
-        """How many frames lie in an Rx ring."""
+        """Number of frames in an Rx ring."""
         count = 0
         while count < ring.size - 1:
             place = self._place(ring, (ring.tail + count) % ring.size)

@@ -1,4 +1,4 @@
-"""What ranks find in their environment, from recorded machines."""
+"""Environment of ranks, from recorded machines."""
 
 from __future__ import annotations
 

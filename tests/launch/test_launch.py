@@ -190,7 +190,7 @@ def test_places_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_signal_while_hosts_are_reached(tmp_path: Path) -> None:
-    """Whoever does not answer is not waited for."""
+    """A host that does not answer is not waited for."""
     ssh = tmp_path / "ssh"
     ssh.write_text(f"#!/bin/sh\nsleep 600 & echo $! >{tmp_path}/pid; kill -USR1 $PPID; wait")
     ssh.chmod(0o755)

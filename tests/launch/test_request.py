@@ -1,4 +1,4 @@
-"""Which hosts a user asks for."""
+"""Hosts for which a user asks."""
 
 import pytest
 

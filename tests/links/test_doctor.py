@@ -1,4 +1,4 @@
-"""What the doctor says of each recorded machine, and of two machines side by side."""
+"""The doctor's findings on each recorded machine, and on two machines side by side."""
 
 from __future__ import annotations
 

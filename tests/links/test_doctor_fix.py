@@ -1,4 +1,4 @@
-"""What `ferrule doctor --fix` does, and that all of it can be undone: later, after a failure, and after a crash."""
+"""Repairs by `ferrule doctor --fix`, and that all of them can be undone: later, after a failure, and after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What measured numbers say about a link, and the file that keeps them."""
+"""Findings from measured numbers of a link, and the file that keeps them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a live tree answers without starting a program."""
+"""Answers that a live tree gives without starting a program."""
 
 from __future__ import annotations
 

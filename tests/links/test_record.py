@@ -1,4 +1,4 @@
-"""What a record holds, and that nothing in it tells who its owner is."""
+"""Contents of a record, and that nothing in it tells who its owner is."""
 
 from __future__ import annotations
 

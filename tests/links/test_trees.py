@@ -1,4 +1,4 @@
-"""What discovery yields from each recorded machine."""
+"""Results of discovery on each recorded machine."""
 
 from __future__ import annotations
 

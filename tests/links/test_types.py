@@ -1,4 +1,4 @@
-"""What the types work out from what was read."""
+"""Values that the types derive from what was read."""
 
 from __future__ import annotations
 

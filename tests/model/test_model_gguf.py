@@ -121,7 +121,7 @@ def info(name: str, kind: int, offset: int, *shape: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"", "is empty"),
         (b"GGML", "does not begin with GGUF"),
@@ -149,12 +149,12 @@ def info(name: str, kind: int, offset: int, *shape: int) -> bytes:
         (header_of(info("t", 0, 0, 16), info("u", 0, 32, 4)), "u and t lie over each other"),
     ],
 )
-def test_a_header_that_lies_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
+def test_a_header_that_lies_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.gguf"
     file.write_bytes(content)
     with pytest.raises(ModelError) as caught:
         read_gguf(file, arrays=True)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert str(file) in str(caught.value)
     assert re.search("download it again|get the little-endian one", str(caught.value))
 
@@ -252,22 +252,22 @@ numbers = st.one_of(st.integers(0, 300), st.sampled_from([1 << 31, (1 << 32) - 1
 @st.composite
 def headers(draw: st.DrawFn) -> bytes:
     """Of the right form, with counts, lengths, shapes and offsets that may be anything."""
-    words = [b"GGUF", struct.pack("<I", draw(st.sampled_from([1, 2, 3, 3 << 24])))]
+    parts = [b"GGUF", struct.pack("<I", draw(st.sampled_from([1, 2, 3, 3 << 24])))]
     count, pairs = draw(st.integers(0, 3)), draw(st.integers(0, 3))
-    words.append(struct.pack("<QQ", draw(st.sampled_from([count, count + 1, 1 << 40])), pairs))
+    parts.append(struct.pack("<QQ", draw(st.sampled_from([count, count + 1, 1 << 40])), pairs))
     for _ in range(pairs):
-        words.append(gguf_text(draw(st.sampled_from(["a", "general.alignment", "split.count"]))))
+        parts.append(gguf_text(draw(st.sampled_from(["a", "general.alignment", "split.count"]))))
         kind = draw(st.integers(0, 14))
-        words.append(struct.pack("<I", kind))
+        parts.append(struct.pack("<I", kind))
         if kind == 9:
-            words.append(struct.pack("<IQ", draw(st.integers(0, 13)), draw(numbers)))
-        words.append(draw(st.binary(max_size=24)))
+            parts.append(struct.pack("<IQ", draw(st.integers(0, 13)), draw(numbers)))
+        parts.append(draw(st.binary(max_size=24)))
     for _ in range(count):
-        words.append(gguf_text(draw(st.sampled_from(["x", "y", "z"]))))
+        parts.append(gguf_text(draw(st.sampled_from(["x", "y", "z"]))))
         shape = draw(st.lists(numbers, max_size=5))
-        words.append(struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
-        words.append(struct.pack("<IQ", draw(st.integers(0, 40)), draw(numbers)))
-    return b"".join(words) + draw(st.binary(max_size=200))
+        parts.append(struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
+        parts.append(struct.pack("<IQ", draw(st.integers(0, 40)), draw(numbers)))
+    return b"".join(parts) + draw(st.binary(max_size=200))
 
 
 @settings(max_examples=150, deadline=1000)

@@ -1,4 +1,4 @@
-"""What the built-in engine holds of tensors, by arithmetic; tests/engine/weights/test_held_bytes.py looks at it."""
+"""Tensors that the built-in engine holds, by arithmetic; tests/engine/weights/test_held_bytes.py looks at them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class LocalHub:
-    """What it holds, by path; what it was asked, with the token and range of each request."""
+    """A hub with ``files`` by path; ``asked``: path, token and range of each request."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -140,7 +140,7 @@ def test_old_files_are_asked_for_again_and_used_where_the_hub_is_away(
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
+    ("status", "message"),
     [
         (401, "accept its license there and set HF_TOKEN"),
         (503, "answered 503; try again"),
@@ -148,11 +148,11 @@ def test_old_files_are_asked_for_again_and_used_where_the_hub_is_away(
     ],
 )
 def test_what_the_hub_refuses_is_told_with_the_cure(
-    status: int, words: str, local: tuple[LocalHub, str], tmp_path: Path
+    status: int, message: str, local: tuple[LocalHub, str], tmp_path: Path
 ) -> None:
     server, endpoint = local
     server.status = status
-    with pytest.raises(ModelError, match=words):
+    with pytest.raises(ModelError, match=message):
         read_model("some/model", hub=Hub(endpoint, cache=tmp_path))
 
 

@@ -167,7 +167,7 @@ def test_gptq_names_modules_of_other_widths_by_expressions(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, which is not between 1 and"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, which is more than the 4096"),
@@ -193,16 +193,16 @@ def test_gptq_names_modules_of_other_widths_by_expressions(tmp_path: Path) -> No
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused_by_its_field_and_file(
-    changes: dict[str, Any], words: str, tmp_path: Path
+    changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         read_model(str(write_config(tmp_path, **changes)))
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"", "has only 0 bytes; download it again"),
         (struct.pack("<Q", 1 << 40) + b"{}", "says that its header has 1,099,511,627,776 bytes"),
@@ -215,12 +215,12 @@ def test_a_configuration_that_cannot_be_is_refused_by_its_field_and_file(
         (header({"x": ("BF16", (13,))}).replace(b"[13]", b"[-1]") + bytes(26), "the header's entry 'x' is damaged"),
     ],
 )
-def test_a_header_that_lies_is_refused_by_its_file(content: bytes, words: str, tmp_path: Path) -> None:
+def test_a_header_that_lies_is_refused_by_its_file(content: bytes, message: str, tmp_path: Path) -> None:
     file = write_config(tmp_path) / "model.safetensors"
     file.write_bytes(content)
     with pytest.raises(ModelError) as caught:
         read_model(str(tmp_path))
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert str(file) in str(caught.value)
 
 
@@ -235,7 +235,7 @@ def test_no_header_breaks_its_reader(text: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "words"),
+    ("index", "message"),
     [
         ({}, "weight_map is no table"),
         ({"weight_map": {"a": "../../etc/passwd"}}, "is not a file of its own directory"),
@@ -243,9 +243,9 @@ def test_no_header_breaks_its_reader(text: bytes) -> None:
         ({"weight_map": {"a": "b"}, "metadata": {"total_size": 1 << 60}}, "is no size of a model"),
     ],
 )
-def test_an_index_that_lies_is_refused(index: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_an_index_that_lies_is_refused(index: dict[str, Any], message: str, tmp_path: Path) -> None:
     (write_config(tmp_path) / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelError, match=words):
+    with pytest.raises(ModelError, match=message):
         read_model(str(tmp_path))
 
 

@@ -49,7 +49,7 @@ def test_tied_embeddings_are_counted_on_both_ends_only_where_the_ends_are_apart(
 
 
 @pytest.mark.parametrize(
-    ("changes", "split", "words"),
+    ("changes", "split", "message"),
     [
         ({}, {"tensor": 3}, "the number of attention heads 8 does not divide by 3"),
         ({"query_heads": 12, "key_value_heads": 3}, {"tensor": 2}, "3 key/value heads cannot be shared evenly by 2"),
@@ -60,9 +60,9 @@ def test_tied_embeddings_are_counted_on_both_ends_only_where_the_ends_are_apart(
     ],
 )
 def test_what_cannot_be_split_is_refused_in_words(
-    changes: dict[str, object], split: dict[str, int], words: str
+    changes: dict[str, object], split: dict[str, int], message: str
 ) -> None:
-    with pytest.raises(PlanError, match=words):
+    with pytest.raises(PlanError, match=message):
         make_plan(spec(**changes), **split)
 
 

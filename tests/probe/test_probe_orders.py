@@ -1,4 +1,4 @@
-"""What an agent of a probe is told and answers, and both ends of a measurement in one process over loopback."""
+"""Orders and answers of a probe's agent, and both ends of a measurement in one process over loopback."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def test_signs_of_life_never_stand_in_the_way_and_never_cut_a_line_in_two():
                 line.socket.send(BEAT)
         except BlockingIOError:
             line.socket.setblocking(True)
-        line._beat()  # nobody reads: it does not wait
+        line._beat()  # no one reads: it does not wait
         words = json.dumps({"event": "words", "text": "x" * (1 << 22)}).encode() + b"\n"
         sending = threading.Thread(target=line.send, args=(words,))
         beating = threading.Thread(target=line._beat)

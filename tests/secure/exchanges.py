@@ -35,7 +35,7 @@ def server(key=KEY, opening=None):
 def converse(
     one: Any, two: Any, tamper: Callable[[str, bytes], bytes] = lambda name, message: message
 ) -> dict[str, Any]:
-    """What each of "client" and "server" came to: a result, or what it raised; nothing where it waits in vain.
+    """Outcome of each of "client" and "server": a result, or what it raised; nothing where it waits in vain.
 
     ``tamper`` sees who sends what, and says what arrives.
     """

@@ -1,4 +1,4 @@
-"""What the HTTP tests share."""
+"""Fixtures of the HTTP tests."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def port_of(url: str) -> int:
 
 
 def rest(client: socket.socket) -> bytes:
-    """What the server sends until it closes the connection."""
+    """Bytes that the server sends until it closes the connection."""
     found = b""
     with client:
         try:

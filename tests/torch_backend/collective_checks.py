@@ -1,4 +1,4 @@
-"""What every rank does to check the collectives of torch.distributed. Every function runs on all ranks at once."""
+"""Checks, run by every rank, of the collectives of torch.distributed. Every function runs on all ranks at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _values(rank: int, dtype: torch.dtype, shape: tuple[int, ...] = (3, 5)) -> T
 
 
 def _reduced(op: ReduceOp.RedOpType, tensors: list[Tensor]) -> Tensor:
-    """What the reduction should give, worked out in a type that holds it."""
+    """Expected result of the reduction, worked out in a type that holds it."""
     dtype = tensors[0].dtype
     if dtype.is_complex:
         return torch.view_as_complex(_reduced(op, [torch.view_as_real(t) for t in tensors]))
@@ -125,7 +125,7 @@ def all_reduce_large(rank: int, size: int) -> None:
 
 
 def refusals(rank: int, size: int) -> None:
-    """What cannot be done says so on every rank, and disturbs nothing."""
+    """A call that cannot be done raises on every rank, and disturbs nothing."""
     with pytest.raises(TypeError, match="bool"):
         dist.all_reduce(torch.ones(3, dtype=torch.bool), AVG)
     with pytest.raises(TypeError, match="integers"):

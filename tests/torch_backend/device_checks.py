@@ -1,4 +1,4 @@
-"""What every rank does to check tensors of an accelerator of its own, the emulated one, on the backend ferrule."""
+"""Checks, run by every rank, of tensors of an accelerator of its own, the emulated one, on the backend ferrule."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _on_device(values: Tensor) -> Tensor:
 
 
 def _waits(call: Callable[[], object]) -> int:
-    """How often the host waits for the device in ``call``."""
+    """Number of times that the host waits for the device in ``call``."""
     one = machine(0)
     before, one.timeline.waits = sum(one.waits.values()), 0
     call()

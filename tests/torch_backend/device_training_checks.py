@@ -1,4 +1,4 @@
-"""What every rank does to check that training on an accelerator, the emulated one, is that on the processor."""
+"""Checks, run by every rank, that training on an accelerator, the emulated one, is that on the processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every rank does to check what torch builds on collectives: functional ones, compile, DTensor, DDP."""
+"""Checks, run by every rank, of what torch builds on collectives: functional ones, compile, DTensor, DDP."""
 
 from __future__ import annotations
 

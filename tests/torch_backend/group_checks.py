@@ -1,4 +1,4 @@
-"""What every rank does to check groups, work handles, objects and coalescing on the backend ferrule."""
+"""Checks, run by every rank, of groups, work handles, objects and coalescing on the backend ferrule."""
 
 from __future__ import annotations
 

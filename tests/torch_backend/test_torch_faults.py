@@ -1,4 +1,4 @@
-"""What a script gets when a rank dies."""
+"""Error that a script gets when a rank dies."""
 
 from __future__ import annotations
 

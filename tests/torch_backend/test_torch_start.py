@@ -1,4 +1,4 @@
-"""How torch finds the backend, and the ranks each other."""
+"""Discovery of the backend by torch, and of the ranks by each other."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ else:
 
 
 def test_the_entry_point_is_tiny() -> None:
-    """What ``import torch`` imports of Ferrule neither imports another room nor looks through what is installed."""
+    """Ferrule's part in ``import torch`` neither imports another room nor looks through what is installed."""
     code = (
         f"import sys; sys.path.insert(0, {str(PROJECT / 'src')!r}); import ferrule.torch_backend\n"
         "assert 'importlib.metadata' not in sys.modules\n"

@@ -1,4 +1,4 @@
-"""Where torch tensors lie, asked in C and by their attributes."""
+"""Addresses and devices of torch tensors, asked in C and by their attributes."""
 
 from __future__ import annotations
 

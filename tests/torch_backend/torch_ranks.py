@@ -33,7 +33,7 @@ def checks_of(*modules: ModuleType) -> list[str]:
 def run_checks(
     checks: Sequence[str], ranks: int, env: Mapping[str, str] | None = None, devices: Sequence[str] = ()
 ) -> dict[str, str]:
-    """What went wrong with each check, on whichever ranks; an empty text where nothing did. ``devices``: where each
+    """Failures of each check, on any ranks; an empty text where nothing did. ``devices``: where each
     rank's tensors are, if not in host memory."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(ranks)]

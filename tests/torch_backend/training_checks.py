@@ -1,4 +1,4 @@
-"""What every rank does to check training on the backend ferrule: FSDP2, checkpoints, pipelines."""
+"""Checks, run by every rank, of training on the backend ferrule: FSDP2, checkpoints, pipelines."""
 
 from __future__ import annotations
 

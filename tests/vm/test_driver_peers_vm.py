@@ -17,7 +17,7 @@ STATES = "grep -h . /sys/class/infiniband/ferrule-*/ports/1/state 2> /dev/null; 
 
 
 def connect(lab: JoinedGuests, server: str, client: str) -> str:
-    """What ``client`` says on the first host, to a ``server`` on the second one that is up sooner or later."""
+    """Output of ``client`` on the first host, with a ``server`` on the second one that is up sooner or later."""
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(lab["strix-2"].run, f"timeout 200 {server}", SECONDS)
         tries = (

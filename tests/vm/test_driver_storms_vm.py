@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.vm]
 HERE = Path(__file__).parent
 DRIVER = HERE.parents[1] / "driver"
 CYCLES = {"plug": 200, "reload": 50, "rxe": 20, "silence": 20, "garble": 40}
-"""How often the cable is pulled; the module, or soft-RoCE's, loaded again; one host silent without a word before; a
-session begun amid requests with anything in them."""
+"""Numbers of cycles: the cable pulled; the module, or soft-RoCE's, loaded again; one host silent without a word before;
+a session begun amid requests with anything in them."""
 PROGRAMS = ("verbs_storm", "verbs_crash", "verbs_nccl")
 CRASHES = 20
 SECONDS = 30

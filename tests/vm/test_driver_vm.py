@@ -139,7 +139,7 @@ lab-kernel-log > /results/dmesg
 
 
 def check_events(files: Mapping[str, bytes]) -> None:
-    """What tracefs showed is what the counters, and the tests that ran, say."""
+    """Check the events in tracefs against the counters and the tests that ran."""
 
     def seen(name: str, event: str, what: str = "") -> int:
         return len(re.findall(rf"(?m)fer_{event}: .*{what}", files[f"{name}.events"].decode()))

@@ -56,7 +56,7 @@ NOT_THERE = {
     "multicast": r"_multicast_traffic$",
     "resizing": r"test_resize_(cq|srq)$",
 }
-"""What soft-RoCE can and the driver cannot, by the tests of it (docs/driver.md lists the same)."""
+"""Features that soft-RoCE has and the driver lacks, by the tests of it (docs/driver.md lists the same)."""
 
 
 def reason(test: str) -> str:

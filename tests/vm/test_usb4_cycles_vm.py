@@ -148,7 +148,7 @@ class Cycles:
                 raise GuestError(f"{host} should show\n{wanted}after {SECONDS} s, but shows\n{shown}\n{log}")
 
     def look(self, changed: dict[str, str], seconds: int, hosts: Sequence[str] = ()) -> list[str]:
-        """What these hosts, or all, show when it is this, or after so many seconds."""
+        """Cables that these hosts, or all, show: once they are as expected, or after so many seconds."""
         self.expected |= changed
         script = f"WANTED={shlex.quote(self._wanted())} DEADLINE={seconds}\n{WAIT}"
         with ThreadPoolExecutor() as pool:

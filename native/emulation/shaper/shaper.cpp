@@ -40,7 +40,7 @@ Time nanoseconds(clockid_t clock) {
   return nanoseconds(now);
 }
 
-// How long ago the kernel took it from its sender: however late this thread is, the cable's time began then. The kernel
+// Time since the kernel took it from its sender: however late this thread is, the cable's time began then. The kernel
 // stamps with the time of day, which may be set meanwhile.
 Time age_of(msghdr& message) {
   const cmsghdr* const note = CMSG_FIRSTHDR(&message);
@@ -55,7 +55,7 @@ Time age_of(msghdr& message) {
   throw std::runtime_error(std::string("cannot ") + doing + ": " + std::strerror(errno));
 }
 
-// What sched_setattr(2) takes; glibc has it since 2.41 only.
+// Argument of sched_setattr(2); glibc has it since 2.41 only.
 struct Scheduling {
   std::uint32_t size = 48;
   std::uint32_t policy = SCHED_OTHER;

@@ -12,7 +12,7 @@ constexpr Time kLongestQueue = 200'000;  // ns of sending that may wait; the con
 constexpr Time kLongestHold = 1'000'000;
 constexpr double kNanoseconds = 1e9;
 constexpr double kBits = 8;
-// What the wire adds to each frame of 256 bytes or less: header, and the encoding of 128 bits as 132.
+// Overhead of the wire for each frame of 256 bytes or less: header, and the encoding of 128 bits as 132.
 constexpr std::size_t kCell = 256;
 constexpr std::size_t kCellHeader = 4;
 constexpr double kEncoding = 132.0 / 128.0;

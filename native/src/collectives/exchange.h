@@ -39,7 +39,7 @@ struct Incoming {
   MessageHeader expected;
   std::size_t first_size = 0;
   Bytes window;
-  // Where the whole message is small: room for header and first part in one piece, of which the window is the rest.
+  // Room for header and first part in one piece, of which the window is the rest, where the whole message is small.
   // One read brings both, without a copy.
   Bytes whole;
   Bytes second;

@@ -47,7 +47,7 @@ Form form_of(const MatrixLayout& layout, Precision precision) {
   return Form::f32;
 }
 
-// What means zero where products take int8: a code, or the byte that is looked up.
+// Representation of zero where products take int8: a code, or the byte that is looked up.
 std::int32_t zero_of(const MatrixLayout& layout) {
   const std::int32_t less = kernels().small.less;
   if (layout.codes != Codes::integer) return 128 - less;

@@ -14,7 +14,7 @@
 namespace ferrule {
 namespace {
 
-// How long a thread stays awake for the next piece of work: longer than what lies between two of one step.
+// Time that a thread stays awake for the next piece of work: longer than the gap between two of one step.
 constexpr std::chrono::microseconds kAwake{200};
 constexpr int kLooks = 64;  // between two looks at the clock
 

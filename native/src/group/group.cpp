@@ -11,7 +11,7 @@
 namespace ferrule {
 namespace {
 
-// How often idle channels with rails are looked after: well within the time after which a rail is given up.
+// Interval at which idle channels with rails are looked after: well within the time after which a rail is given up.
 constexpr std::chrono::milliseconds kMaintenanceInterval{25};
 
 bool can_quantize(const Operation& operation) {

@@ -10,7 +10,7 @@ namespace {
 
 // Up to this size it is cheaper to copy arrays together than to send each by itself.
 constexpr std::size_t kPackBytes = 256 << 10;
-// What always fits into the rings of shared memory, header and all, when they are empty.
+// Bytes, with the header, that always fit into the rings of shared memory when they are empty.
 constexpr std::size_t kRingBytes = 120 << 10;
 
 std::size_t bytes_of(const Operation& operation) { return operation.count * size_of(operation.dtype); }

@@ -8,7 +8,7 @@
 namespace ferrule {
 namespace {
 
-// How long the heartbeat has to tell why a connection ended, before its peer is blamed.
+// Time that the heartbeat has to tell why a connection ended, before its peer is blamed.
 constexpr std::chrono::milliseconds kWords{250};
 
 CloseNotice close_notice(std::uint64_t epoch, Op op, const Failure& cause) {

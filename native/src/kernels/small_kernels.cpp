@@ -19,7 +19,7 @@ constexpr int kBlocks = 2;
 constexpr int kBlocks = 1;
 #endif
 
-// What codes stand for: where they are looked up, bytes of a table. `scale`: of what they stand for.
+// Values for which codes stand: bytes of a table in which they are looked up. `scale`: of these values.
 struct Looked {
   U table;
   float scale;

@@ -15,9 +15,9 @@ namespace {
 constexpr int kReads = 8;
 constexpr std::size_t kReadBytes = 4096;
 
-// How many verdicts on unknown groups are kept: a split that one rank has finished and another has not.
+// Most verdicts on unknown groups that are kept: a split that one rank has finished and another has not.
 constexpr std::size_t kEarly = 32;
-// How long it is remembered that this process was stopped: the others' word that it was given up may come a bit later.
+// Time for which this process remembers that it was stopped: the others' word that it was given up may come later.
 constexpr std::chrono::seconds kRemembered{1};
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace {
 
 // One pair's turn: after so many steps the others get theirs.
 constexpr int kSteps = 16;
-// How long a rank that leaves goes on relaying connections that are still in use.
+// Time for which a rank that leaves goes on relaying connections that are still in use.
 constexpr std::chrono::seconds kLinger{2};
 
 void prepare(int fd) {

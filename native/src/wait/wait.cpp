@@ -8,7 +8,7 @@
 namespace ferrule {
 namespace {
 
-// How often a sleeper looks up, for signals that another thread received and for the interrupt hook.
+// Interval at which a sleeper looks up, for signals that another thread received and for the interrupt hook.
 constexpr std::chrono::milliseconds kLookUp{100};
 // Steps between two looks at the clock while spinning: a look costs as much as several steps.
 constexpr unsigned kStepsPerLook = 16;

@@ -27,7 +27,7 @@ _CURVES = {"hosts": over_hosts, "latency": over_latency, "context": over_context
 
 def plot_plans(question: Question, path: Path, over: Literal["hosts", "latency", "context"]) -> None:
     """Write a PNG, or what the suffix of ``path`` says. Needs matplotlib. Raises `PlanError` where there is nothing to
-    draw, `ConfigError` where the file cannot be written."""
+    plot, `ConfigError` where the file cannot be written."""
     from matplotlib.figure import Figure
 
     curves = _CURVES[over](question)
@@ -36,7 +36,7 @@ def plot_plans(question: Question, path: Path, over: Literal["hosts", "latency",
     figure = Figure(figsize=(7.6, 4.6), layout="constrained")
     axes = figure.subplots()
     for curve in curves:
-        _draw(axes, curve, over)
+        _plot(axes, curve, over)
     _axes(axes, question, over, curves)
     try:
         figure.savefig(path, dpi=140)
@@ -44,7 +44,7 @@ def plot_plans(question: Question, path: Path, over: Literal["hosts", "latency",
         raise ConfigError(f"cannot write the picture {path}: {error}") from None
 
 
-def _draw(axes: Axes, curve: Curve, over: str) -> None:
+def _plot(axes: Axes, curve: Curve, over: str) -> None:
     strategy = curve.name.partition(",")[0]
     strategy = strategy if strategy in _COLORS else "single"
     xs, ys = zip(*curve.points, strict=True)

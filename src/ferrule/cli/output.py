@@ -24,11 +24,11 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(msgspec.to_builtins(value), indent=2))
 
 
-def print_error(words: str) -> None:
+def print_error(message: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    Console(stderr=True).print(Text("error: ", style="bold red") + Text(words), soft_wrap=True)
+    Console(stderr=True).print(Text("error: ", style="bold red") + Text(message), soft_wrap=True)
 
 
 def wide_console() -> Console:

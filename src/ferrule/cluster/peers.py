@@ -215,8 +215,8 @@ async def first_of(
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Connection):
                 result.close()
-    words = "; ".join(dict.fromkeys(sorted(reasons, key=_dull)[:_MAX_REASONS]))
-    raise ClusterError(words) if refusal is None else AuthError(words)
+    message = "; ".join(dict.fromkeys(sorted(reasons, key=_dull)[:_MAX_REASONS]))
+    raise ClusterError(message) if refusal is None else AuthError(message)
 
 
 def _reason(place: Address, error: BaseException) -> str:
@@ -225,7 +225,7 @@ def _reason(place: Address, error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"{write_address(place)} did not answer"
     if isinstance(error, OSError):
-        # asyncio puts words and the address of its own into `strerror`.
+        # asyncio puts text and the address of its own into `strerror`.
         return f"{write_address(place)}: {os.strerror(error.errno).lower() if error.errno else error}"
     raise error
 

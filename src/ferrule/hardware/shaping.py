@@ -88,13 +88,13 @@ class Shaping:
 
     def describe(self, *without: str) -> str:
         """``rate=1 Gb/s delay=10 µs``: what is not as in a cable without properties, but for what is told elsewhere."""
-        return self._words([name for name in _NUMBERS if name not in without], Shaping())
+        return self._text([name for name in _NUMBERS if name not in without], Shaping())
 
     def differs(self, other: Shaping) -> str:
         """`describe` of the numbers that are not the same in ``other``."""
-        return self._words(list(_NUMBERS), other)
+        return self._text(list(_NUMBERS), other)
 
-    def _words(self, names: Sequence[str], other: Shaping) -> str:
+    def _text(self, names: Sequence[str], other: Shaping) -> str:
         values = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(other, name)}
         return " ".join(f"{name}={'none' if v is None else _NUMBERS[name][1](v)}" for name, v in values.items())
 

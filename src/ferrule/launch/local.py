@@ -1,4 +1,8 @@
-"""Start the ranks of a job as processes of this machine, and never leave one behind."""
+"""Start the ranks of a job as processes of this machine, and never leave one behind.
+
+Beside `supervisor`, which is a program on a host of a job and talks to its launcher in messages, this is for a caller
+that is the ranks' own parent and hands them open descriptors, CPUs and its own terminal.
+"""
 
 from __future__ import annotations
 

@@ -45,6 +45,7 @@ class _Program(subprocess.Popen[bytes]):
     """A program that leads a group of its own: Ctrl-C is for the launcher, which passes it on."""
 
     def __init__(self, command: Sequence[str]) -> None:
+        # Not `process.start`: its streams must be raw, and a supervisor is not tied, as it has to end its ranks itself.
         pipe = subprocess.PIPE
         super().__init__(command, stdin=pipe, stdout=pipe, stderr=pipe, process_group=0, bufsize=0)
 
@@ -99,10 +100,10 @@ class SshPlace(Place):
     def command(self) -> list[str]:
         from ferrule.links.remote import ssh_command  # a job on one machine need not wait for it
 
-        words = " ".join(["exec", _quoted(self.entry.python or sys.executable), *SUPERVISOR])
+        command = " ".join(["exec", _quoted(self.entry.python or sys.executable), *SUPERVISOR])
         # A cable that was pulled is noticed after 15 s; by the fabric's ranks, within one.
         options = ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
-        return ssh_command(self.entry.name, words, self.seconds, program=self.program, options=options)
+        return ssh_command(self.entry.name, command, self.seconds, program=self.program, options=options)
 
     def why(self, code: int, told: str) -> str:
         name = self.entry.name

@@ -90,8 +90,8 @@ def _pass_on(method: Any, sink: int) -> None:
             data = data[os.write(sink, data) :]
 
 
-def _tell(words: str) -> None:
-    os.write(2, words.encode() + b"\n")
+def _tell(message: str) -> None:
+    os.write(2, message.encode() + b"\n")
 
 
 def main(what: str, place: str, *more: str) -> int:

@@ -19,6 +19,7 @@ class RayEnd:
     """One call at a time of each of its methods. ``address``: of this node."""
 
     def __init__(self, address: str) -> None:
+        # Not `process.start`: its streams must be raw, and `_DETACH` is there for it to outlive this process.
         self._supervisor = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _DETACH, sys.executable, *SUPERVISOR, address],
             env=ranks_environment(os.environ),

@@ -76,7 +76,7 @@ def _as_good(found: SearchResult, best: Candidate) -> list[Candidate]:
 
 
 def split_advice(model: ModelSpec, plan: Plan, devices: Sequence[DeviceSpec], *, context: int) -> list[str]:
-    """What is to be said against a ``plan`` that a user asked for, on the first of ``devices`` of one machine by rank:
+    """Objections to a ``plan`` that a user asked for, on the first of ``devices`` of one machine by rank:
     where it lacks memory, and whether one of ``devices`` alone would be faster. Sentences."""
     cluster = ClusterSpec(tuple(devices), tuple(pairs_of_host(devices)))
     tokens = min(context, model.max_context)

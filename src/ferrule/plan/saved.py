@@ -54,7 +54,7 @@ class SavedDevice(msgspec.Struct, frozen=True):
 
 
 class SavedCluster(msgspec.Struct, frozen=True):
-    """What a plan's names of devices stand for."""
+    """Devices for which the names in a plan stand."""
 
     devices: tuple[SavedDevice, ...] = ()
 
@@ -82,7 +82,7 @@ class SavedPlan(FileRecord, frozen=True, tag=KIND):
 
     @property
     def device(self) -> str | None:
-        """What ``--device`` is to be: one name, or one for each rank; None where the file names none."""
+        """Value for ``--device``: one name, or one for each rank; None where the file names none."""
         known = {device.name: device.device for device in self.cluster.devices}
         names = [known.get(name) or CPU for name in self.plan.devices]
         return (names[0] if len(set(names)) == 1 else ",".join(names)) if any(known.values()) else None

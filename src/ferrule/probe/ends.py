@@ -77,6 +77,7 @@ class End:
     def launch(self, key: bytes, seconds: float) -> Self:
         """Start the agent, which lives for at most ``seconds``; several hosts' may start at the same time."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        # Not `process.start`: the command is tied already, and is in this process's group, so that Ctrl-C reaches it.
         self._process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,

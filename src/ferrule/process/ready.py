@@ -38,8 +38,8 @@ def start_until_ready(
             pass_fds=pass_fds,
         )
     assert process.stdout is not None
-    with process.stdout as words:
-        line = _line_within(words.fileno(), seconds)
+    with process.stdout as output:
+        line = _line_within(output.fileno(), seconds)
     if not line:
         process.kill()
         process.wait(_END_SECONDS)

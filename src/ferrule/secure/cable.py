@@ -66,7 +66,8 @@ class _Process:
         self._orders, theirs = socket.socketpair()
         self._lock = threading.Lock()
         with theirs:
-            # Not tied to this process, which it outlives to send what is left.
+            # Not `process.start`: it outlives this process to send what is left, and has a session of its own, so that
+            # no signal to this one's group or terminal ends it before.
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ferrule.secure.cable", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Which device a rank gets, of what a user names."""
+"""Device of a rank, from the names that a user gives."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ ARCHITECTURES = {
 MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("Ġw", "o")]
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,),
           "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "F16": (0,)}  # fmt: skip
-"""Where a block has numbers of 16 bits."""
+"""Offsets of a block's numbers of 16 bits."""
 
 
 def random_blocks(kind: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -200,7 +200,7 @@ def _rope_tables(config: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _pieces(architecture: str, config: Any, key: str, array: np.ndarray[Any, Any]) -> list[tuple[str, Any]]:
-    """What llama.cpp's converter makes of a parameter: name in a checkpoint, numbers."""
+    """Tensors that llama.cpp's converter makes of a parameter: name in a checkpoint, numbers."""
     if architecture == "llama" and re.search(r"\.[qk]_proj\.", key):
         heads = config.num_attention_heads if ".q_proj." in key else config.num_key_value_heads
         halves = array.reshape(heads, 2, len(array) // heads // 2, *array.shape[1:])

@@ -38,7 +38,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"v_head_dim": 8, **EXPERTS},
     "glm4_moe": EXPERTS,
 }
-"""What no GGUF file can say of these families is left out; halves of all matrices divide into blocks of 32."""
+"""Changes that leave out what no GGUF file can say of them; halves of all matrices divide into blocks of 32."""
 WIDE = {"intermediate_size": 128}
 """Half of it still divides into blocks of 32."""
 
@@ -85,7 +85,7 @@ READ_BY_TRANSFORMERS = {
     "qwen2": {},
     "qwen3": {"head_dim": 128},
 }
-"""What its own reader of GGUF files takes for granted."""
+"""Properties that its own reader of GGUF files takes for granted."""
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_a_message_of_harmony_is_not_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"pre": "new-thing"}, "cuts text in the way 'new-thing', which is not known here; use the directory of"),
         ({"model": "rwkv"}, "of the kind 'rwkv', which is not run here (only gpt2, llama, gemma); use the directory"),
@@ -184,7 +184,7 @@ def test_a_message_of_harmony_is_not_the_end(tmp_path: Path) -> None:
         ({"general__sampling__temp": -1.0}, "general.sampling cannot be: temperature cannot be -1.0"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     told = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b"], "types": [1, 1], "merges": ["a b"], **changes}
     if told["model"] == "llama":
         del told["merges"]
@@ -196,8 +196,8 @@ def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], words: st
         file.close()
     else:
         write(tmp_path / "m.gguf", **told)
-    read = generation_defaults if "general" in words else ModelTokenizer
+    read = generation_defaults if "general" in message else ModelTokenizer
     with pytest.raises(ModelError) as caught:
         read(tmp_path / "m.gguf")
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert str(tmp_path / "m.gguf") in str(caught.value)

@@ -42,7 +42,7 @@ def rank_options(ranks: int) -> RankOptions:
 
 
 def start(planner: LocalPlanner, ranks: int) -> set[int]:
-    """What is left after a start of ``ranks``; they are ended."""
+    """Processes left after a start of ``ranks``; they are ended."""
 
     async def run() -> set[int]:
         deployment = await planner.place(rank_options(ranks), None)

@@ -1,4 +1,4 @@
-"""Which devices stay lost, and what ranks take instead."""
+"""Devices that stay lost, and those that ranks take instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a model before any rank starts."""
+"""Checks of a model before any rank starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def never(_: ModelSpec) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "message"),
     [
         ("tokenizer.json", "{", r"tokenizer\.json has no tokenizer that can be read: .*; download it again"),
         ("tokenizer_config.json", "{", r"tokenizer_config\.json is no JSON: .*; download it again"),
@@ -37,9 +37,11 @@ def never(_: ModelSpec) -> Plan:
         ("model.safetensors.index.json", "{", r"index\.json is not a safetensors index: is no JSON: .*; download it"),
     ],
 )
-def test_a_plan_is_chosen_only_for_a_model_whose_files_are_whole(name: str, text: str, words: str, model: Path) -> None:
+def test_a_plan_is_chosen_only_for_a_model_whose_files_are_whole(
+    name: str, text: str, message: str, model: Path
+) -> None:
     (model / name).write_text(text)
-    with pytest.raises(ModelError, match=words):
+    with pytest.raises(ModelError, match=message):
         prepare(EngineOptions(str(model)), never)
 
 
@@ -53,7 +55,7 @@ def test_tokens_that_were_added_may_lie_beyond_the_embedding(model: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("template", "words", "usable"),
+    ("template", "message", "usable"),
     [
         ("{% for message in messages %}\n{{ message.content }", "cannot be used (line 2: ", False),
         ("{{ messages[0].content | nonesuch }}", "cannot be used (line 1: No filter named 'nonesuch'", False),
@@ -64,15 +66,15 @@ def test_tokens_that_were_added_may_lie_beyond_the_embedding(model: Path) -> Non
     ],
 )
 def test_a_chat_template_that_is_at_fault_is_told_before_ranks_start(
-    template: str, words: str | None, usable: bool, model: Path, caplog: pytest.LogCaptureFixture
+    template: str, message: str | None, usable: bool, model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = model / "chat_template.jinja"
     file.write_text(template)
     with caplog.at_level(logging.WARNING):
         tokenizer = prepare(EngineOptions(str(model)), lambda spec: make_plan(spec)).tokenizer
     told = [record.getMessage() for record in caplog.records]
-    assert [str(file) in each and words in each for each in told if words] == ([True] if words else [])
-    assert len(told) == (words is not None)
+    assert [str(file) in each and message in each for each in told if message] == ([True] if message else [])
+    assert len(told) == (message is not None)
     assert tokenizer.has_chat_template == usable
     with pytest.raises(RequestError, match="chat template") as refused:
         tokenizer.render_chat(HELLO)

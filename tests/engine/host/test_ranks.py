@@ -1,4 +1,4 @@
-"""What the engine makes of what its ranks say. The ranks are sockets; no process is started."""
+"""The engine's conclusions from its ranks' messages. The ranks are sockets; no process is started."""
 
 from __future__ import annotations
 

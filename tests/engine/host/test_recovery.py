@@ -273,7 +273,7 @@ def test_a_suspect_goes_on_alone_until_it_is_cleared() -> None:
     assert cleared == [False] * (CALM_TOKENS - 1) + [True]
     assert requests.due() == [two]
     requests.sent(two)
-    assert requests.interrupted(crashed=False) == []  # a cable: nobody is to blame
+    assert requests.interrupted(crashed=False) == []  # a cable: no request is to blame
     requests.sent(two)
     assert requests.interrupted(crashed=True) == [two]
     assert requests.due() == [one, three]

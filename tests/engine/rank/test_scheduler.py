@@ -18,7 +18,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 class Caches:
-    """What ranks would hold: replays batches and computes each sampled token from the cached tokens alone. ``short``:
+    """Caches of ranks: replays batches and computes each sampled token from the cached tokens alone. ``short``:
     as of `Limits`, by which a cache is chosen when it starts."""
 
     def __init__(self, short: int | None = None) -> None:
@@ -197,7 +197,7 @@ def test_answers_do_not_wait_for_many_tokens_of_prompts() -> None:
     scheduler.add(1, [5] * 600, params)
     first = scheduler.next_batch()
     assert first is not None
-    assert [span.tokens for span in first.spans] == [512]  # nobody waits
+    assert [span.tokens for span in first.spans] == [512]  # no request waits
     scheduler.complete(first, [])
     rest = scheduler.next_batch()
     assert rest is not None

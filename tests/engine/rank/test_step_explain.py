@@ -1,4 +1,4 @@
-"""What `ferrule plan --explain-step` shows is the program that ranks run, and what the planner counts with."""
+"""Output of `ferrule plan --explain-step`: the program that ranks run, and what the planner counts with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tokens the caches hold: of the memory that the ranks of one machine share, as the device tells it."""
+"""Number of tokens that the caches hold: of the memory that the ranks of one machine share, as the device tells it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_too_little_memory_is_an_error_that_says_how_much() -> None:
 
 
 def test_the_processors_have_no_more_memory_than_their_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `memory_free` tells (tests/process/test_process_memory.py), not what the machine has."""
+    """The value of `memory_free` (tests/process/test_process_memory.py) counts, not what the machine has."""
     monkeypatch.setattr(cpu, "memory_free", lambda: (600_000, 1_000_000))
     assert open_device("cpu", 1).memory_free() == 600_000
 

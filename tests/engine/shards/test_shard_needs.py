@@ -1,4 +1,4 @@
-"""What is said to be needed is what loading reads: the rest may be anything."""
+"""Bytes said to be needed are those that loading reads: the rest may be anything."""
 
 from __future__ import annotations
 

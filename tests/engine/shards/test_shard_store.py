@@ -1,4 +1,4 @@
-"""Which bytes of a file a slice is, what a store holds of them, and that damage is found."""
+"""Bytes of a file that a slice is, the part of them that a store holds, and detection of damage."""
 
 from __future__ import annotations
 

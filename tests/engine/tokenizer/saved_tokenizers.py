@@ -165,7 +165,7 @@ def llama_2(directory: Path) -> Path:
 
 
 def without_end(directory: Path) -> Path:
-    """Where the class's default counts."""
+    """A tokenizer in which the class's default counts."""
     return save(directory, byte_level("<|endoftext|>"), "qwen2_moe", {"tokenizer_class": "Qwen2Tokenizer"})
 
 

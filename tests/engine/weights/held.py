@@ -1,4 +1,4 @@
-"""What the engine's ranks hold of a model, loaded without a fabric."""
+"""Tensors that the engine's ranks hold of a model, loaded without a fabric."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from ferrule.engine.weights.slicing import Slicing
 from ferrule.model import read_model
 
 Quantised = tuple[dict[str, Tensor], Tensor]
-"""What is stored of a weight, by names relative to its module, and its numbers as the format's own library has them."""
+"""Tensors stored of a weight, by names relative to its module, and its numbers as the format's own library has them."""
 
 
 def write(directory: Path, tensors: Mapping[str, Tensor], settings: object, field: str = "quantization_config") -> Path:
@@ -136,7 +136,7 @@ def check_logits(directory: Path, tensor: int, pipeline: int = 1) -> None:
 
 
 def check_bytes(directory: Path, slack: int = 0) -> None:
-    """What arithmetic says from config.json alone is what the stored tensors take. ``slack``: bytes by which numbers
+    """Check that the stored tensors take the bytes computed from config.json alone. ``slack``: bytes by which numbers
     that are written in decimals may differ, in all."""
     told = read_model(str(directory / "config.json"))
     for spec in (describe(directory, read_config(directory)), read_model(str(directory))):

@@ -26,7 +26,7 @@ from ferrule.model.headers import DTYPE_BITS
 Part = tuple[str, tuple[int, ...], bytes | None]
 """Dtype, shape, and the bytes that it has again and again; None: random ones."""
 Parts = Callable[[int, int], Mapping[str, Part]]
-"""What is stored of a (rows, columns) matrix, by the name within its module."""
+"""Tensors stored of a (rows, columns) matrix, by the name within its module."""
 
 LLAMA_8B: dict[str, Any] = {
     "vocab_size": 128256,

@@ -39,19 +39,19 @@ def test_a_truncated_file_is_named(sharded: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "words"),
+    ("dtype", "message"),
     [
         ("F6_E2M3", r"two\.safetensors: b has the dtype 'F6_E2M3', which is not known here; use weights in"),
         ("F8_E8M0", "b has the dtype 'F8_E8M0', which is not run here; use weights in"),
     ],
 )
 def test_a_dtype_that_is_not_run_is_named_and_the_file_not_called_damaged(
-    dtype: str, words: str, sharded: Path
+    dtype: str, message: str, sharded: Path
 ) -> None:
     entry = {"b": {"dtype": dtype, "shape": [2], "data_offsets": [0, 2]}}
     text = json.dumps(entry).encode()
     (sharded / "two.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(2))
-    with pytest.raises(ModelError, match=words) as caught:
+    with pytest.raises(ModelError, match=message) as caught:
         Checkpoint(sharded)
     assert "damaged" not in str(caught.value)
 

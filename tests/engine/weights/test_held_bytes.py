@@ -218,7 +218,7 @@ ORDERED = {
 
 @pytest.mark.parametrize("name", quick(ORDERED, "gptq"))
 def test_columns_in_any_order(name: str, tmp_path: Path) -> None:
-    """Where inputs are cut, how many columns of a group a rank has is only known from the numbers."""
+    """With inputs cut, the number of columns of a group that a rank has is only known from the numbers."""
     settings, quantise = ORDERED[name]
     directory = packed_model(tmp_path / "m", settings, in_products(quantise))
     check(directory, (1, 1), (1, 2))

@@ -80,13 +80,13 @@ def test_vocabulary_shares_are_equal_and_padded_with_zeros_at_the_end(size: int,
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "words"),
+    ("function", "arguments", "message"),
     [
         (slicing.even, (10, 0, 0, 4, "mlp: width"), "mlp: width 10 does not divide by 4 ranks"),
         (slicing.packed, (9, 0, 0, 2, "gate_up"), "gate_up 9 is said to hold 2 tensors"),
         (slicing.heads, (10, 0, 4, (0, 1), "q_proj"), "q_proj has 10 rows, which do not divide by 4 heads"),
     ],
 )
-def test_what_does_not_divide_is_named(function: Any, arguments: tuple[Any, ...], words: str) -> None:
-    with pytest.raises(PlanError, match=words):
+def test_what_does_not_divide_is_named(function: Any, arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
         function(*arguments)

@@ -1,4 +1,4 @@
-"""Who gets into a group, who does not, and what each is told."""
+"""Admission to a group, refusals, and what each process is told."""
 
 from __future__ import annotations
 

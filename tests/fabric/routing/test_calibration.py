@@ -1,4 +1,4 @@
-"""What links cost: who measures when, what comes of it for all pairs, and a measurement over a real socket."""
+"""Calibration of links: who measures when, the costs of all pairs that follow, and a measurement over a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What links cost is remembered: for which links, for how long, and what becomes of a file that is damaged."""
+"""Remembered costs of links: for which links, for how long, and the treatment of a damaged file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which interfaces two hosts may be joined by: subnets, tunnels and bridges, several cables, link-local guesses."""
+"""Choice of the interfaces that join two hosts: subnets, tunnels and bridges, several cables, link-local guesses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks are between two that share no link: every graph that is in one piece has routes, and cheap ones."""
+"""Routes between ranks that share no link: every graph that is in one piece has routes, and cheap ones."""
 
 from __future__ import annotations
 

@@ -48,9 +48,9 @@ def test_connections_of_the_heartbeat_are_made_anew_only_while_one_is_left() -> 
         routes={},
         calls=lambda peer, identities: list(identities),
     )
-    keeper = RailRepair(mesh)
-    keeper.close()
+    repair = RailRepair(mesh)
+    repair.close()
     states[:] = [True, False]
-    assert keeper._lost_rails() == [Identity(Role.CONTROL, 1, 0, 2, bytes(16), 1)]
+    assert repair._lost_rails() == [Identity(Role.CONTROL, 1, 0, 2, bytes(16), 1)]
     states[:] = [False, False]
-    assert keeper._lost_rails() == []
+    assert repair._lost_rails() == []

@@ -1,4 +1,4 @@
-"""What the native core refuses to make a group of."""
+"""Arguments of which the native core refuses to make a group."""
 
 from __future__ import annotations
 

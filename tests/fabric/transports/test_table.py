@@ -31,7 +31,7 @@ def test_the_choices_of_the_settings_are_those_of_the_table() -> None:
 
 
 class Mailbox(Struct, frozen=True, tag=True):
-    """What one rank offers: by number of the other rank and the stream, an end of a socket pair in this process."""
+    """Offer of one rank: by number of the other rank and the stream, an end of a socket pair in this process."""
 
     ends: dict[int, tuple[int, int]]
 

@@ -1,4 +1,4 @@
-"""Which RDMA ports are used, and which of two hosts' ports are joined: on ports as real machines have them."""
+"""Choice of RDMA ports, and of the pairs of two hosts' ports that are joined: on ports as real machines have them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def mapped(*address: int) -> bytes:
 
 
 def listed(device: str, **fields: Any) -> dict[str, Any]:
-    """What the native module says of a port."""
+    """Description of a port as the native module gives it."""
     port = {
         "device": device,
         "problem": "",

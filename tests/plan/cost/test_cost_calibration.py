@@ -1,4 +1,4 @@
-"""What engines were measured to do, and what follows from it."""
+"""Calibration of the cost model by measurements of engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan is predicted to do, against arithmetic by hand and against what must hold whatever the numbers."""
+"""Predictions for a plan, against arithmetic by hand and against what must hold whatever the numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of its speed a core keeps while others compute: what is made of times, and the processes that measure."""
+"""Speed that a core keeps while others compute: its calculation from times, and the processes that measure."""
 
 from __future__ import annotations
 

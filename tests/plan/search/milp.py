@@ -35,7 +35,7 @@ def cut_layers_milp(stages: Sequence[StageTable], aim: Aim) -> Cut | None:
         return row
 
     def load(stage: int, by_layer: Floats) -> tuple[Floats, float]:
-        """What the layers of a stage add up to: a row and a constant."""
+        """Sum over the layers of a stage: a row and a constant."""
         row, constant = np.zeros(size + extra), 0.0
         if stage < count - 1:
             row[stage * layers : (stage + 1) * layers] += by_layer

@@ -1,4 +1,4 @@
-"""Which devices become stages, in which order: the search finds what trying everything finds."""
+"""Choice and order of the devices of stages: the search finds what trying everything finds."""
 
 from __future__ import annotations
 

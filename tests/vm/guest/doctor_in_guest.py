@@ -1,4 +1,4 @@
-"""What the doctor finds on this guest, and which cables it has, as JSON."""
+"""The doctor's findings on this guest, and its cables, as JSON."""
 
 from __future__ import annotations
 

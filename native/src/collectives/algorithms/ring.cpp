@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kBlock = 2 << 20;  // the largest block; longer arrays go around several times
 constexpr std::size_t kChunk = 256 << 10;
-// What came in one step leaves in the next, while the next comes in already.
+// Slots for two blocks: the one of the last step leaves while the next comes in.
 constexpr std::size_t kSlots = 2 * kBlock / kChunk;
 
 // A block of every place, and where ours lies when complete.

@@ -23,7 +23,7 @@ void for_chunks(std::size_t bytes, std::size_t element, Each&& each) {
   } while (at < bytes);
 }
 
-// What arrives from the neighbours for one combination.
+// Blocks that arrive from the neighbours for one combination.
 class Arrivals {
  public:
   Arrivals(const Tree& tree, std::size_t slot_bytes, std::byte* scratch) {

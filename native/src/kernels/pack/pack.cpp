@@ -93,8 +93,8 @@ void put_scale(ScaleKind kind, std::uint8_t* at, std::size_t row, float value) {
   }
 }
 
-// How many times `by` a number is: -128 to 255 times, but for what is lost in rounding. The sum's last bits are that
-// whole number.
+// `value` in multiples of `by`: -128 to 255, but for what is lost in rounding. The sum's last bits are that whole
+// number.
 std::uint8_t multiple(float value, float by) {
   return by == 0 ? 0 : static_cast<std::uint8_t>(bits<std::uint32_t>(value / by + 12582912.0F));
 }

@@ -21,7 +21,7 @@
 namespace ferrule {
 namespace {
 
-// What the kernel may hold that it has not sent yet: enough that the wire never waits for us, and little, because
+// Bytes that the kernel may hold and has not sent yet: enough that the wire never waits for us, and little, because
 // bytes that wait here cannot go over another rail. It wakes us when half of it is sent.
 constexpr int kUnsentBytes = 256 << 10;
 

@@ -9,18 +9,18 @@
 namespace ferrule {
 namespace {
 
-// How long a closing channel waits for the peer's kernel to have everything. Closing a socket on which an
+// Time that a closing channel waits for the peer's kernel to have everything. Closing a socket on which an
 // acknowledgement comes in resets the connection, and what is still to be sent would be lost.
 constexpr std::chrono::seconds kLinger{1};
 constexpr std::chrono::milliseconds kLingerLook{10};
-// How long bytes that no operation waits for yet may stay in a socket when nothing else comes: what is waited for may
+// Time that bytes for which no operation waits yet may stay in a socket when nothing else comes: what is waited for may
 // stand behind them.
 constexpr std::chrono::milliseconds kPark{2};
-// How often per time limit the wires are looked at.
+// Looks at the wires per time limit.
 constexpr int kLooks = 8;
-// A rail that brings bytes but takes none may just be slower to recover than the others. How many time limits it gets.
+// A rail that brings bytes but takes none may just be slower to recover than the others. Time limits that it gets.
 constexpr int kOneWay = 4;
-// How many time limits a fresh socket may take when the last rail was reset. That a peer died the heartbeat says
+// Time limits that a fresh socket may take when the last rail was reset. That a peer died the heartbeat says
 // sooner.
 constexpr int kReplace = 5;
 

@@ -93,7 +93,7 @@ class TcpChannel final : public Channel {
   std::size_t last_length_ = 0;             // of the last data frame
   unsigned idle_ = 0;
 
-  // What the peer was last told, and what it waits to be told.
+  // Positions that the peer was last told, and those that it waits to be told.
   std::uint64_t told_received_ = 0;
   std::uint64_t told_taken_ = 0;
   std::uint64_t ask_at_ = 0;

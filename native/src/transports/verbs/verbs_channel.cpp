@@ -8,7 +8,7 @@
 namespace ferrule {
 namespace {
 
-// How long a close may wait until what was sent is with the peer: a dead cable is found broken sooner.
+// Time that a close may wait until all that was sent is with the peer: a dead cable is found broken sooner.
 constexpr std::chrono::seconds kLinger{2};
 constexpr unsigned kStepsPerLook = 64;
 

@@ -204,7 +204,7 @@ class ManagedConnector final : public VerbsConnector {
     }
   }
 
-  // Who connects must know the token.
+  // A peer that connects must know the token.
   rdma_cm_id* expect(std::uint32_t token, Clock::time_point deadline) {
     for (;;) {
       rdma_cm_event* const event = next(deadline);

@@ -69,9 +69,9 @@ class Server:
 
     async def turn(self, streams: int, prompt: int, tokens: int, vocabulary: int, seed: int) -> Turn:
         """``streams`` requests at once, each with a prompt of its own that no cache knows."""
-        draw = random.Random(seed)
+        generator = random.Random(seed)
         low = min(FIRST_ID, vocabulary // 2)
-        prompts = [[draw.randrange(low, vocabulary) for _ in range(prompt)] for _ in range(streams)]
+        prompts = [[generator.randrange(low, vocabulary) for _ in range(prompt)] for _ in range(streams)]
         begin = time.perf_counter()
         answers = await asyncio.gather(*(self._ask(each, tokens) for each in prompts))
         end = max(times[-1] for times in answers)

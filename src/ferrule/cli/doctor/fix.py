@@ -61,7 +61,7 @@ def undo_all(console: Console, target: Target, *, yes: bool) -> None:
             console.print(Text(f"{entry.when}{state}: {entry.fix.title}", style="bold"))
             for step in reversed(entry.fix.steps[: entry.begun]):
                 if step.undo is not None:
-                    _line(console, as_text(step.undo))
+                    _print_indented(console, as_text(step.undo))
             if yes or typer.confirm("Undo it?", default=False):
                 _undo(console, target, entry)
 
@@ -93,13 +93,13 @@ def _show(console: Console, one: Fix) -> None:
     console.print(Text(f"\n{one.title}", style="bold") + Text(f"  {one.finding}, {one.subject}", style="dim"))
     for step in one.steps:
         if step.do is not None:
-            _line(console, as_text(step.do))
+            _print_indented(console, as_text(step.do))
     if one.later:
         console.print(f"  It shows {one.later}.", highlight=False)
 
 
-def _line(console: Console, words: str) -> None:
-    for line in words.splitlines():
+def _print_indented(console: Console, text: str) -> None:
+    for line in text.splitlines():
         console.print(Text(f"    {line}"), soft_wrap=True)
 
 
@@ -107,7 +107,7 @@ def _apply(console: Console, target: Target, one: Fix, *, yes: bool) -> None:
     journal = Journal(target.state)
     with _alone(target):
         try:
-            apply(one, target, journal, lambda words: _line(console, words.partition("\n")[0]))
+            apply(one, target, journal, lambda text: _print_indented(console, text.partition("\n")[0]))
         except LinkError as error:
             _failed(console, target, journal, error, yes=yes)
             raise
@@ -131,7 +131,7 @@ def _failed(console: Console, target: Target, journal: Journal, error: LinkError
 
 
 def _undo(console: Console, target: Target, entry: Entry) -> None:
-    undo(entry, target, Journal(target.state), lambda words: _line(console, words))
+    undo(entry, target, Journal(target.state), lambda text: _print_indented(console, text))
     console.print(Text("undone", style="green"))
 
 

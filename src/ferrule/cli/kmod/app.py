@@ -189,7 +189,7 @@ def _packages(console: Console, state: State, names: tuple[str, ...], *, yes: bo
 
 
 def _teller(console: Console) -> driver.perform.Tell:
-    return lambda words: console.print(Text(f"    {words}"), soft_wrap=True)
+    return lambda text: console.print(Text(f"    {text}"), soft_wrap=True)
 
 
 @contextmanager

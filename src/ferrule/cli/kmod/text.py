@@ -67,8 +67,8 @@ def needs_text(state: State, lacking: Sequence[Need]) -> Iterator[Text]:
 _QUIET = ("-y", "--noconfirm")
 
 
-def _line(name: str, words: str) -> Text:
-    return Text(f"{name:<{_WIDTH}}", style="bold") + Text(words)
+def _line(name: str, value: str) -> Text:
+    return Text(f"{name:<{_WIDTH}}", style="bold") + Text(value)
 
 
 def _secure_boot(state: State) -> str:
@@ -105,7 +105,7 @@ class DeviceJson(msgspec.Struct, frozen=True):
 
 
 class StateJson(msgspec.Struct, frozen=True):
-    """What `ferrule driver status --json` prints. ``brought``: the version that comes with this Ferrule; the others as
+    """Output of `ferrule driver status --json`. ``brought``: the version that comes with this Ferrule; the others as
     in `State`."""
 
     brought: str

@@ -80,8 +80,8 @@ def up(
     console = Console()
     _show(console, status)
     first, last = status.hosts[0].name, status.hosts[-1].name
-    words = f"ping -c 3 {last}" if shutil.which("ping") else "ferrule links show"
-    console.print(f"\nferrule lab shell {first} -- {words}", highlight=False)
+    example = f"ping -c 3 {last}" if shutil.which("ping") else "ferrule links show"
+    console.print(f"\nferrule lab shell {first} -- {example}", highlight=False)
 
 
 @app.command(epilog="Examples:\n\nferrule lab down two-strix\n\nferrule lab down --all")

@@ -36,13 +36,13 @@ def profile_tables(profiles: Profiles) -> Iterator[Table]:
     cables = _table("cable", "what it is", "rate", "delay", "more")
     for cable in profiles.cables.values():
         shaping = cable.shaping
-        words = shaping.describe("rate", "delay")
+        rest = shaping.describe("rate", "delay")
         cables.add_row(
             cable.name,
             cable.title,
             format_rate(shaping.rate) if shaping.rate else "any",
             format_seconds(shaping.delay),
-            " ".join(filter(None, [words, f"mtu={cable.mtu}" if cable.mtu else ""])),
+            " ".join(filter(None, [rest, f"mtu={cable.mtu}" if cable.mtu else ""])),
         )
     yield cables
 
@@ -76,7 +76,7 @@ class LabJson(msgspec.Struct, frozen=True):
 
 
 class ProfilesJson(msgspec.Struct, frozen=True):
-    """What `ferrule lab profiles --json` prints, by name. ``cables``: ``title``, each of the figures that a profile has
+    """Output of `ferrule lab profiles --json`, by name. ``cables``: ``title``, each of the figures that a profile has
     by its name, and their ``sources`` and ``urls``."""
 
     labs: dict[str, LabJson]
@@ -132,8 +132,8 @@ def check_tables(found: Check) -> Iterator[Table]:
         held.add_row(format_rate(rate.wanted), format_rate(rate.measured), error, verdict)
     yield held
     faults = _table("fault", "acts after")
-    for words, seconds in found.faults:
-        faults.add_row(words, format_seconds(seconds))
+    for fault, seconds in found.faults:
+        faults.add_row(fault, format_seconds(seconds))
     yield faults
 
 

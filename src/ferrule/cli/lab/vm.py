@@ -217,10 +217,10 @@ def _up(lab: str) -> str:
 
 def _fetch(options: VmOptions) -> None:
     """Fetch what is missing, and say so meanwhile."""
-    words = "Fetching kernel, emulator and programs (minutes the first time)"
+    message = "Fetching kernel, emulator and programs (minutes the first time)"
     if options.kernel in DEBUG_KERNELS:
-        words = f"Compiling the kernel {options.kernel} and fetching programs (half an hour the first time)"
-    with Console(stderr=True).status(words):
+        message = f"Compiling the kernel {options.kernel} and fetching programs (half an hour the first time)"
+    with Console(stderr=True).status(message):
         options.prepare()
 
 

@@ -34,7 +34,7 @@ Tree = Annotated[
 
 @dataclass(frozen=True)
 class Shown(Facts):
-    """What `ferrule links show --json` prints: a machine without its sources, and pairs of hosts that were measured."""
+    """Output of `ferrule links show --json`: a machine without its sources, and pairs of hosts that were measured."""
 
     measured: tuple[MeasuredPair, ...] = ()
 

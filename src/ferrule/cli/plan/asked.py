@@ -62,8 +62,8 @@ def asked_of(name: str, weights: str | None, engine: str, work: tuple[int, int, 
     for stored in _FORMATS[engine]:
         try:
             flag = runtime is BUILT_IN_ENGINE and stored not in PLAIN
-            words = f"{stored} (--weights {stored})" if flag else stored
-            lighter.append((words, read_model(name, weights=stored)))
+            description = f"{stored} (--weights {stored})" if flag else stored
+            lighter.append((description, read_model(name, weights=stored)))
         except FerruleError:  # a GGUF file cannot be counted as if it were stored otherwise
             break
     lighter = [each for each in lighter if each[1].bytes < 0.9 * model.bytes]

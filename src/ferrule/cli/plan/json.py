@@ -117,7 +117,7 @@ def _terms(terms: Sequence[Term], total: float) -> tuple[TermJson, ...]:
 
 
 class QuestionJson(msgspec.Struct, frozen=True):
-    """What was asked."""
+    """Question to the planner."""
 
     kind: str
     version: int
@@ -203,7 +203,7 @@ class NearestJson(msgspec.Struct, frozen=True):
 
 
 class ShortageJson(msgspec.Struct, frozen=True):
-    """What is missing, in bytes, on the device that lacks most in the plan that lacks least."""
+    """Missing bytes on the device that lacks most in the plan that lacks least."""
 
     device: str
     needed: int

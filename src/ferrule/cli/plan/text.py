@@ -68,9 +68,9 @@ def plans_table(question: Question, candidates: Sequence[Candidate], best: Candi
     watts = any(each.prediction.watts is not None for each in known)
     dollars = any(each.prediction.dollars_per_million is not None for each in known)
     energy = question.objective == "energy" and watts
-    for words, wanted in (("W", watts), ("J/token", energy), ("$/M tok", dollars)):
+    for title, wanted in (("W", watts), ("J/token", energy), ("$/M tok", dollars)):
         if wanted:
-            table.add_column(words, justify="right")
+            table.add_column(title, justify="right")
     rows = [(str(place), each) for place, each in enumerate(candidates, 1)]
     if not any(each.plan.devices == single.plan.devices for each in candidates):
         rows.append(("–", single))

@@ -87,8 +87,8 @@ class RankFailure:
         for rank in ended:
             code = codes[rank] or 0
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-            words = started.log_tail(rank)
-            return EngineError(f"{_place(rank, started)} {how}" + (f"; its last words: {words}" if words else "")), True
+            tail = started.log_tail(rank)
+            return EngineError(f"{_place(rank, started)} {how}" + (f"; its last words: {tail}" if tail else "")), True
         for rank, error in sorted(self.reported.items()):
             told = RendezvousError if isinstance(error, RendezvousError) else EngineError
             return told(f"{_place(rank, started)}: {error}"), rank not in self._cut_off

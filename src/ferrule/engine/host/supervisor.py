@@ -20,7 +20,7 @@ from ferrule.errors import EngineError, FerruleError, ModelUnavailable
 from ferrule.plan import Plan
 
 MOST_PROVEN = 8
-"""Formations of which it is remembered that they passed the self-test."""
+"""Sets of ranks of which it is remembered that they passed the self-test."""
 END_SECONDS = 0.1
 """Grace for the ranks that are left when one is lost: what they had to say has been heard."""
 

@@ -23,8 +23,8 @@ Masks = dict[tuple[int, int, int | None, int | None], Tensor]
 
 @dataclass
 class State:
-    """What mixers keep of one sequence. By layer and number: ``windows`` (1, channels, kernel), the last inputs of a
-    convolution; ``states`` (1, ...), those of a recurrence."""
+    """State of the mixers for one sequence. By layer and number: ``windows`` (1, channels, kernel), the last inputs of
+    a convolution; ``states`` (1, ...), those of a recurrence."""
 
     windows: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     states: dict[tuple[int, int], Tensor] = field(default_factory=dict)

@@ -155,7 +155,7 @@ def _damaged(file: Path, error: Exception) -> ModelError:
 
 
 def _reason(error: Exception, file: Path) -> str:
-    """What ``error`` says beside the name of ``file`` and the cure, which are told already."""
+    """Text of ``error`` without the name of ``file`` and the cure, which are told already."""
     return str(error).removeprefix(str(file)).lstrip(": ").removesuffix("; download it again")
 
 

@@ -33,7 +33,7 @@ class Held:
         return [self.codes, self.scales, self.offsets, self.supers, self.super_offsets]
 
     def pick(self, rows: Callable[[Tensor], Tensor]) -> Held:
-        """What ``rows`` picks of each part."""
+        """Selection of ``rows`` from each part."""
         return as_held([None if each is None else rows(each) for each in self.parts()])
 
     @property

@@ -72,7 +72,7 @@ class HeldLab:
             memory_bandwidth=machine.memory_bandwidth.value,
             flops={dtype: figure.value for dtype, figure in machine.flops.items()},
             path=path,
-            inode=os.stat(path).st_ino,  # noqa: PTH116 - it is a link to nowhere
+            inode=os.stat(path).st_ino,  # noqa: PTH116 - a symbolic link whose target is no path
             cookie=registry.cookie(path),
             addresses={cable.interface: cable.address(number) for cable in self._lab.cables if number in cable.hosts},
             processes=len(self._lab.processes(number)),

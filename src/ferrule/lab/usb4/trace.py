@@ -96,8 +96,8 @@ def read(path: Path) -> Iterator[Traced]:
 
 def describe(traced: Traced) -> str:
     """A packet in one line."""
-    words = _control(traced) if traced.control else _frame(traced)
-    return words + " [corrupt]" * traced.corrupt + " [lost]" * traced.dropped
+    text = _control(traced) if traced.control else _frame(traced)
+    return text + " [corrupt]" * traced.corrupt + " [lost]" * traced.dropped
 
 
 def _frame(traced: Traced) -> str:

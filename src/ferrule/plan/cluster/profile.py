@@ -80,7 +80,7 @@ def usable_memory(machine: Machine) -> int:
 
 
 def lent(memory: int, name: str) -> int:
-    """What a system, or a card's driver, leaves of so many bytes. ``name``: of the machine, for errors."""
+    """Bytes that a system, or a card's driver, leaves of ``memory``. ``name``: of the machine, for errors."""
     left = memory - max(LEAST_RESERVE, memory // RESERVED_PART)
     if left <= 0:
         raise PlanError(f"machine {name}: memory of {memory} bytes is less than its system needs")

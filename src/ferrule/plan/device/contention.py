@@ -95,6 +95,7 @@ class _Worker:
         self._count = count
 
     def __enter__(self) -> _Worker:
+        # Not `process.start`: its streams are text, and it need not be tied, as it ends when its input does.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ferrule.plan.device.contention_worker", str(self._count)],
             stdin=subprocess.PIPE,

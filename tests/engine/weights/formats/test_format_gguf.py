@@ -228,7 +228,7 @@ def test_a_table_of_latents_is_put_together_head_by_head(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("architecture", "name", "kind", "shape", "words"),
+    ("architecture", "name", "kind", "shape", "message"),
     [
         ("llama", "blk.0.attn_q.weight", "IQ2_XS", (64, 256), "is of the type IQ2_XS, which is not run here; get the"),
         ("llama", "blk.0.attn_q.weight", "F32", (62, 64), "has 62 rows, which do not divide by 4 heads"),
@@ -239,12 +239,12 @@ def test_a_table_of_latents_is_put_together_head_by_head(tmp_path: Path) -> None
     ],
 )
 def test_what_is_not_run_is_named(
-    architecture: str, name: str, kind: str, shape: tuple[int, ...], words: str, tmp_path: Path
+    architecture: str, name: str, kind: str, shape: tuple[int, ...], message: str, tmp_path: Path
 ) -> None:
     numbers, size = SIZES[kind]
     data = np.zeros((*shape[:-1], shape[-1] // numbers * size), np.uint8)
     file = write(tmp_path / "m.gguf", architecture, {name: (kind, data.view(np.float32) if kind == "F32" else data)})
     with pytest.raises(ModelError) as caught:
         GgufTensors(file)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert str(file) in str(caught.value)

@@ -35,7 +35,7 @@ class EmulatedTensor(Tensor):
     cells: Tensor
     owner: Machine
     whole: EmulatedTensor | None
-    """What it looks at a part of, if it is a view."""
+    """Base tensor, if it is a view."""
 
     @staticmethod
     def __new__(cls, cells: Tensor, owner: Machine, whole: EmulatedTensor | None = None) -> EmulatedTensor:
@@ -87,8 +87,8 @@ class EmulatedTensor(Tensor):
 
 
 def _collective(func: Any, args: Any, kwargs: Any) -> Any:
-    """What calls a process group and starts nothing itself. By its storage torch knows what a tensor is to be waited
-    for, and here views have others than what they look at."""
+    """Run an operation that calls a process group and starts nothing itself. By its storage torch knows what a tensor
+    is to be waited for, and here views have others than what they look at."""
     waiting = func.overloadpacket.__name__ == "wait_tensor"
     given = (_whole(args[0]),) if waiting else args
     found = func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *given, **kwargs)
@@ -104,7 +104,7 @@ def _histogram(given: Tensor, *bounds: Any) -> Tensor:
 
 
 _KERNELS: dict[Any, Callable[..., Any]] = {aten.histc.default: _histogram}
-"""What accelerators compute for types that torch's own kernel for processors does not take."""
+"""Kernels of accelerators for types that torch's own kernel for processors does not take."""
 
 
 def _grouped_product(rows: Tensor, matrices: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -41,7 +41,7 @@ class Stream:
         return event
 
     def after(self, event: Event) -> None:
-        """What is started here from now on begins when ``event`` has happened."""
+        """Make all that is started here from now on wait for ``event``."""
         self.waiting.append((event,))
 
 

@@ -22,7 +22,7 @@ _COLD = 1e-5
 _NOTHING = 2e-38
 """A weight up to this one is that of a logit too low to come, or of none."""
 _WIDE = {"mps": torch.float32, "xpu": torch.float32}
-"""What probabilities are added up in, where that is not float64: Apple's GPUs have none, and not all of Intel's."""
+"""Dtype in which probabilities are added up, where not float64: Apple's GPUs have none, and not all of Intel's."""
 
 
 class Chosen(NamedTuple):

@@ -12,7 +12,8 @@ _MERGED = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr
 class CpioWriter:
     """Writes entries to ``out``, each path once: the first wins. Parent directories are added as needed.
 
-    Paths are absolute in the guest; those below /bin, /sbin, /lib and /lib64 go below /usr, to which links lead.
+    Paths are absolute in the guest; those below /bin, /sbin, /lib and /lib64 go below /usr, to which symbolic links
+    lead.
     """
 
     def __init__(self, out: BinaryIO) -> None:
@@ -64,8 +65,8 @@ class CpioWriter:
     ) -> None:
         self._inode += 1
         encoded = name.encode() + b"\0"
-        links = 2 if stat.S_ISDIR(mode) else 1
-        fields = (self._inode, mode, 0, 0, links, int(mtime), len(data), 0, 0, *device, len(encoded), 0)
+        nlink = 2 if stat.S_ISDIR(mode) else 1
+        fields = (self._inode, mode, 0, 0, nlink, int(mtime), len(data), 0, 0, *device, len(encoded), 0)
         header = b"070701" + b"".join(b"%08x" % field for field in fields)
         for part in (header + encoded, data):
             self._out.write(part)

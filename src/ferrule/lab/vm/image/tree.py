@@ -24,7 +24,7 @@ class Tree:
     def command(self, program: str, *arguments: str) -> list[str]:
         """The command that runs ``program`` of this tree on the host; it sees ``program`` as its own name."""
         libraries = self.root / LIBRARIES.lstrip("/")
-        # QEMU is linked with a library of PulseAudio that lies in that one's own directory.
+        # QEMU needs a shared library of PulseAudio that lies in that one's own directory.
         search = ":".join(str(path) for path in (libraries, libraries / "pulseaudio", self.root / "usr" / "lib"))
         loader = str(libraries / _LOADER)
         return [loader, "--argv0", program, "--library-path", search, str(self.find(program)), *arguments]
@@ -41,16 +41,16 @@ class Tree:
         raise LabError(f"none of the lab's packages has a program {program}; name the package that has it")
 
     def resolve(self, path: Path) -> Path:
-        """``path`` with its links followed as in a root directory: absolute ones stay inside the tree."""
+        """``path`` with its symbolic links followed as in a root directory: absolute ones stay inside the tree."""
         for _ in range(40):
             if not path.is_symlink():
                 return path
             target = path.readlink()
             path = self.root / str(target).lstrip("/") if target.is_absolute() else path.parent / target
-        raise LabError(f"{path} is a link to itself")
+        raise LabError(f"{path} is a symbolic link to itself")
 
     def files(self, leave_out: Sequence[str]) -> Iterator[tuple[str, Path]]:
-        """Guest path and file of everything that is a regular file or a link, except below ``leave_out``."""
+        """Guest path and file of everything that is a regular file or a symbolic link, except below ``leave_out``."""
         skipped = tuple(f"{directory.strip('/')}/" for directory in leave_out)
         for path in sorted(self.root.rglob("*")):
             name = str(path.relative_to(self.root))

@@ -67,7 +67,7 @@ def compiler_for(headers: Path, archive: Callable[[], Archive], cache: Path) -> 
     if match is None:
         raise LabError(f"{headers} does not say which compiler its kernel was built with")
     name = match[0]
-    elf = ctypes.util.find_library("elf")  # objtool of the headers is linked with it
+    elf = ctypes.util.find_library("elf")  # the shared library that objtool of the headers needs
     if not missing(["make"]) and elf and (found := _installed(name)):
         return Compiler(found)
     return _from_packages(name, (), archive, cache, f"building modules for {headers.name}")
@@ -92,7 +92,7 @@ def _from_packages(
             f"out of packages needs root or user namespaces; as root: apt-get install {name} {' '.join(needed)}"
         )
     tree = fetch_tree(archive(), [name, *_PACKAGES, *more], cache)
-    awk = tree.root / "usr" / "bin" / "awk"  # a link that a package's script would make
+    awk = tree.root / "usr" / "bin" / "awk"  # a symbolic link that a package's script would make
     with suppress(FileExistsError):  # another process made it
         awk.symlink_to("gawk")
     return Compiler(name, tree)

@@ -85,15 +85,15 @@ def _lines(text: str) -> Iterator[tuple[str, str]]:
     """``inet filter input 12`` and the rule with this handle; ``inet filter input`` and the chain's own line."""
     family = home = ""
     for line in text.splitlines():
-        words = line.strip()
-        if match := re.match(r"table (\w+) (\S+) \{", words):
+        stripped = line.strip()
+        if match := re.match(r"table (\w+) (\S+) \{", stripped):
             family = f"{match[1]} {match[2]}"
-        elif match := re.match(r"chain (\S+) \{", words):
+        elif match := re.match(r"chain (\S+) \{", stripped):
             home = f"{family} {match[1]}"
-        elif match := re.fullmatch(r"(.{1,4096}?) # handle ([0-9]{1,18})", words):
+        elif match := re.fullmatch(r"(.{1,4096}?) # handle ([0-9]{1,18})", stripped):
             yield f"{home} {match[2]}", shortened(match[1])
-        elif " hook " in words:
-            yield home, shortened(words)
+        elif " hook " in stripped:
+            yield home, shortened(stripped)
 
 
 def _rules(rule: Mapping[str, Any], line: str, home: str) -> Iterator[FirewallRule]:
