@@ -31,11 +31,14 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 1.0, "seed": 11, "presence_penalty": 0.5, "extra_body": {"repetition_penalty": 1.1}},
 }
 
+TOKENS = 300
+"""Of an answer: ranks may be some hundred ahead of a client that gets no core."""
+
 
 def ask(
-    server: Server, kind: str, disturb: Callable[[], object] | None = None, tokens: int = 200
+    server: Server, kind: str, disturb: Callable[[], object] | None = None, tokens: int = TOKENS
 ) -> list[tuple[Any, ...]]:
-    """A streamed answer, event by event; after half of its tokens something happens."""
+    """A streamed answer, event by event; after half of its tokens, or 20 of them, something happens."""
     fields = {**QUESTIONS[kind]}
     extra = {"ignore_eos": True, **fields.pop("extra_body", {})}
     stream = server.client(timeout=90).completions.create(
@@ -54,7 +57,7 @@ def ask(
             continue
         choice = chunk.choices[0]
         found.append((choice.text, choice.finish_reason, choice.logprobs.tokens if choice.logprobs else None))
-        if disturb is not None and len(found) == tokens // 2:
+        if disturb is not None and len(found) == min(tokens // 2, 20):
             disturb()
     return found
 
@@ -75,7 +78,7 @@ def steady_demo() -> Iterator[Server]:
 def test_answers_go_on_after_ranks_were_killed_or_stopped(steady_demo: Server) -> None:
     server = steady_demo
     whole = {kind: ask(server, kind) for kind in QUESTIONS}
-    assert whole["greedy"][-1][1] == 200
+    assert whole["greedy"][-1][1] == TOKENS
     cases = (
         ([0], signal.SIGKILL, "greedy"),
         ([0, 1], signal.SIGSTOP, "sampled"),  # no rank is left to miss the other

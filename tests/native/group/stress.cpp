@@ -207,7 +207,7 @@ void groups(int size, bool shared_memory, int operations, int algorithm = -1) {
   run_all(size, [&](int rank) {
     const auto i = static_cast<std::size_t>(rank);
     made[i] = make_group(rank, {streams[0][i], streams[1][i]}, std::move(segments[i]), strategy);
-    std::mt19937 random(99);  // the same on all ranks
+    std::mt19937 random(16298);  // the same on all ranks: the first eight are one of each kind, and one of them long
     for (int operation = 0; operation < operations; ++operation) {
       const int kind = static_cast<int>(random() % 8);
       const std::size_t count = kSizes[random() % std::size(kSizes)];
