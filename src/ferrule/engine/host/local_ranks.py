@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ferrule.engine.host.lost_devices import LostDevices, places
+from ferrule.engine.host.lost_devices import LostDevices
 from ferrule.engine.host.placement import Deployment, Loss
 from ferrule.engine.host.processes import Kind, LocalRanks, rank_threads, start_ranks
 from ferrule.engine.messages import Start, encode
@@ -121,12 +121,13 @@ class LocalPlanner:
             try:
                 self._chosen = lost, await asyncio.to_thread(choice.plan, spec, lost)
             except PlanError as error:
-                told = f"{self._lost.told()}, and {error}" if lost else str(error)
-                raise PlanError(told, needed=error.needed, available=error.available) from None
+                if not lost:
+                    raise
+                raise self._lost.refusal(error) from None
         _, plan = self._chosen
         threads = rank_threads(choice.threads, plan.world_size)
         options = replace(options, plan=plan, device=",".join(plan.devices), threads=threads)
-        note = f"{self._lost.told()}, so the model runs with {places(plan.devices)}" if lost else ""
+        note = self._lost.told_with(plan.devices) if lost else ""
         return Deployment(options, self._starter, self._starter, note)
 
     def _with_devices(self, options: RankOptions) -> Deployment:

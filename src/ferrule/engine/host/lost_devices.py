@@ -86,14 +86,22 @@ class LostDevices:
         names = self.instead(wanted, hosts)
         if names == wanted:
             return None
-        note = f"{self.told()}, so the model runs with {places(names)}"
-        return Deviation(replace(options, device=",".join(names)), names, note)
+        return Deviation(replace(options, device=",".join(names)), names, self.told_with(names))
 
     def told(self) -> str:
         """All that stay lost, for people; empty where there are none."""
         parts = (" and ".join(lost) + (f" of {host}" if host else "") for host, lost in self._lost.items() if lost)
         found = ", ".join(parts)
         return f"{found} stays lost" if found else ""
+
+    def told_with(self, devices: Sequence[str]) -> str:
+        """The same, and the ``devices`` that ranks have instead."""
+        places = ", ".join(f"rank {rank} on {device}" for rank, device in enumerate(devices))
+        return f"{self.told()}, so the model runs with {places}"
+
+    def refusal(self, error: PlanError) -> PlanError:
+        """``error`` about the devices that are left, with what is lost."""
+        return PlanError(f"{self.told()}, and {error}", needed=error.needed, available=error.available)
 
     def check_room(self, model: ModelSpec, found: Deviation, hosts: Sequence[str], free: Mapping[str, int]) -> None:
         """``free``: bytes for processors, by host, as far as they are known. Raises `PlanError` (with ``needed`` and
@@ -103,10 +111,4 @@ class LostDevices:
         try:
             require_room(model, found.options.plan, names, room)
         except PlanError as error:
-            told = f"{self.told()}, and {error}"
-            raise PlanError(told, needed=error.needed, available=error.available) from None
-
-
-def places(devices: Sequence[str]) -> str:
-    """The ranks' ``devices``, for people."""
-    return ", ".join(f"rank {rank} on {device}" for rank, device in enumerate(devices))
+            raise self.refusal(error) from None

@@ -21,6 +21,7 @@ from ferrule.plan.cluster.local import pairs_of_host
 from ferrule.plan.cluster.profile import Ends, join_rails
 from ferrule.plan.cluster.rails import Sources
 from ferrule.plan.cluster.spec import ClusterSpec, DeviceSpec
+from ferrule.plan.device.benchmark import Figures
 from ferrule.plan.device.measure import alike, device_from, free_now, measure_figures
 
 REMOTE_COMMAND = "plan --device-json"
@@ -53,23 +54,24 @@ def own_report(*, rank: str, fresh: bool = False) -> HostReport:
     """This machine. ``rank``, ``fresh`` and errors: those of `measure_figures`."""
     host = replace(this_host("auto"), interfaces=own_interfaces())
     figures = measure_figures(rank=rank, fresh=fresh)
-    device = device_from(figures, host.host, free_now(figures))
-    unlike = (measure_figures(rank=rank, unit=unit, fresh=fresh) for unit in figures.unlike)
-    others = tuple(device_from(one, host.host, free_now(one)) for one in (*alike(figures)[1:], *unlike))
+    device, *others = (device_from(one, host.host, free_now(one)) for one in _of_kind(figures, rank=rank, fresh=fresh))
     notes = [*figures.notes]
     if missing("engine"):
         notes.append(f"it cannot run models yet; on it: {pip_install('engine')}")
-    return HostReport(device, host, tuple(f"{host.host}: {note}" for note in notes), others)
+    return HostReport(device, host, tuple(f"{host.host}: {note}" for note in notes), tuple(others))
+
+
+def _of_kind(figures: Figures, *, rank: str, threads: int | None = None, fresh: bool = False) -> list[Figures]:
+    """Those of all devices here of the kind that was measured, which comes first."""
+    unlike = (measure_figures(rank=rank, unit=unit, threads=threads, fresh=fresh) for unit in figures.unlike)
+    return [*alike(figures), *unlike]
 
 
 def devices_here(unit: str, *, rank: str, threads: int | None = None) -> tuple[DeviceSpec, ...]:
     """Devices of this machine that ``unit`` means, named as units are: "cuda:1" is one, "cuda" all of that kind.
     ``rank``, ``threads`` and errors: those of `measure_figures`."""
     figures = measure_figures(rank=rank, unit=unit, threads=threads)
-    found = [figures]
-    if ":" not in unit:
-        unlike = (measure_figures(rank=rank, unit=each, threads=threads) for each in figures.unlike)
-        found = [*alike(figures), *unlike]
+    found = [figures] if ":" in unit else _of_kind(figures, rank=rank, threads=threads)
     return tuple(replace(device_from(one, one.unit, free_now(one)), host=gethostname()) for one in found)
 
 
