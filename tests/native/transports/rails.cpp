@@ -230,6 +230,30 @@ void lone_is_lost() {
   waiting.join();
 }
 
+// The peer gives the only rail up, and its reset and the fresh socket are seen in the same look.
+void reset_and_replaced() {
+  using namespace ferrule;
+  Wire old;
+  Wire fresh;
+  constexpr auto stall = 10ms;
+  TcpChannel channel({0, 1, -1, kEpoch}, std::span(&old.ends[1], 1), 0, stall);
+  old.reset();
+  pollfd hangup{old.ends[1], POLLIN, 0};
+  require(::poll(&hangup, 1, 1000) == 1, "the reset arrives");
+  require(channel.add_rail(0, fresh.ends[1]), "a fresh rail is taken");
+  const auto until = TestClock::now() + 20 * stall;
+  while (TestClock::now() < until) {
+    channel.maintain();
+    ::poll(nullptr, 0, 1);
+  }
+  const std::vector<std::byte> message(100);
+  const std::span<const std::byte> part(message);
+  require(channel.try_send(std::span(&part, 1)) == message.size(), "the fresh rail sends");
+  require(channel.rails()[0].deaths == 1, "one rail died");
+  ::close(old.ends[0]);
+  ::close(fresh.ends[0]);
+}
+
 enum class Fault { finish, reset, cut, cut_one_way, replaced };
 
 // Ranks work while one rail after another is harmed in the middle of their traffic, and comes back.
@@ -457,6 +481,7 @@ int main(int argc, char** argv) {
   no_such_rail();
   unequal();
   lone_is_lost();
+  reset_and_replaced();
   lone(harms, seed);
   faults(100, harms, seed);
   require(open_descriptors() == before, "every descriptor is closed");

@@ -192,8 +192,6 @@ void TcpChannel::adopt() {
   {
     const std::scoped_lock lock(mutex_);
     arrivals.swap(arrivals_);
-    reset_.reset();
-    arrived_.store(false, std::memory_order_relaxed);
   }
   for (const Arrival& arrival : arrivals) {
     Rail& rail = *rails_[static_cast<std::size_t>(arrival.rail)];
@@ -203,6 +201,10 @@ void TcpChannel::adopt() {
     rail.open(arrival.fd);
     if (shut_) ::shutdown(arrival.fd, SHUT_RDWR);
   }
+  // Only now: what ended meanwhile was a rail in whose place another stands.
+  const std::scoped_lock lock(mutex_);
+  reset_.reset();
+  arrived_.store(!arrivals_.empty(), std::memory_order_relaxed);
 }
 
 std::vector<RailState> TcpChannel::rails() const {
