@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,10 +20,15 @@ DEADLINE = 10.0
 
 @contextmanager
 def running(
-    engine: FakeEngine, *, api_key: str | None = None, max_sequences: int = 256, **limits: Any
+    engine: FakeEngine,
+    *,
+    api_key: str | None = None,
+    origins: Sequence[str] = (),
+    max_sequences: int = 256,
+    **limits: Any,
 ) -> Iterator[str]:
     """The base URL, without /v1, of a server of ``engine``. ``limits`` are `HttpConfig`'s."""
-    with served(create_app(engine, api_key=api_key, max_sequences=max_sequences), **limits) as port:
+    with served(create_app(engine, api_key=api_key, origins=origins, max_sequences=max_sequences), **limits) as port:
         yield f"http://127.0.0.1:{port}"
 
 

@@ -32,6 +32,7 @@ SETTINGS: Final = (
     Setting("serve.ssl_certfile", "FERRULE_SSL_CERTFILE", (str,), "none", "certificate with which `serve` speaks TLS"),
     Setting("serve.ssl_keyfile", "FERRULE_SSL_KEYFILE", (str,), "in the certificate's file", "its private key"),
     Setting("serve.plain_http", "FERRULE_PLAIN_HTTP", (bool,), "false", "let `serve` do without TLS beyond loopback"),
+    Setting("serve.allow_origins", "FERRULE_ALLOW_ORIGINS", (list,), "none", "web pages that may use `serve` (CORS)"),
     Setting("serve.self_test", "FERRULE_SELF_TEST", (bool,), "true", "compare a split model with its reference"),
     Setting("engine.pin", "FERRULE_PIN", (bool,), "true", "tie each rank's threads to cores of their own"),
     Setting("models.path", "FERRULE_MODEL_PATH", (list,), "none", "directories that hold models", os.pathsep),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import Response
 
 from ferrule import __version__
@@ -15,7 +16,7 @@ from ferrule.serve.answer import MAX_SEQUENCES, Service, shutting_down, while_wa
 from ferrule.serve.auth import Guard
 from ferrule.serve.chat import answer_chat
 from ferrule.serve.completions import answer_completion
-from ferrule.serve.errors import ApiError, install
+from ferrule.serve.errors import OF_ALL, OF_BODIES, ApiError, described, install
 from ferrule.serve.identity import new_identity, system_fingerprint
 from ferrule.serve.objects import HealthBody, ModelCard, ModelList, respond
 from ferrule.serve.prompt import body_limit
@@ -25,10 +26,16 @@ SMALL_BODY = 1 << 12
 """Bytes of a request up to which it is tokenized at once, which takes milliseconds; beyond, beside the event loop."""
 
 
-def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_SEQUENCES) -> FastAPI:
+HEALTH_RESPONSES = {**described(403, 408), 503: {"description": "the model does not run; `status` says why"}}
+
+
+def create_app(
+    engine: Engine, *, api_key: str | None, origins: Sequence[str] = (), max_sequences: int = MAX_SEQUENCES
+) -> FastAPI:
     """The application that serves ``engine``. The engine remains the caller's to close.
 
     ``api_key``: what clients must send as bearer token; with None only requests to loopback names are answered.
+    ``origins``: of web pages that may send requests from browsers (CORS), such as ``https://chat.example``.
     ``max_sequences``: how many sequences may be running or waiting before clients get status 429.
     ``app.state.service.close()`` ends every answer. Raises `ConfigError` for an empty key.
     """
@@ -46,31 +53,33 @@ def create_app(engine: Engine, *, api_key: str | None, max_sequences: int = MAX_
     app = FastAPI(title="Ferrule", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     app.add_middleware(Guard, api_key=api_key, body_limit=body_limit(engine.max_context))
+    if origins:  # outside of the guard: a browser asks first without the key, and reads refusals, too
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
     install(app)
 
-    @app.post("/v1/chat/completions", response_class=Response)
+    @app.post("/v1/chat/completions", response_class=Response, responses=described(*OF_BODIES))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         check_model(engine, body.model)
         identity = new_identity(engine, "chatcmpl", fingerprint)
         return await prepared(service, request, lambda: answer_chat(service, body, identity))
 
-    @app.post("/v1/completions", response_class=Response)
+    @app.post("/v1/completions", response_class=Response, responses=described(*OF_BODIES))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         check_model(engine, body.model)
         identity = new_identity(engine, "cmpl", fingerprint)
         return await prepared(service, request, lambda: answer_completion(service, body, identity))
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=described(*OF_ALL))
     async def models() -> Response:
         return respond(ModelList([model_card(engine)]))
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=described(404, *OF_ALL))
     async def model(name: str) -> Response:
         check_model(engine, name)
         return respond(model_card(engine))
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health")
+    @app.get("/health", responses=HEALTH_RESPONSES)
     async def health() -> Response:
         return health_response(engine)
 

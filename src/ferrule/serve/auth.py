@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import hmac
+import re
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ferrule.config import is_loopback
+from ferrule.errors import ConfigError
 from ferrule.serve.errors import ApiError
 from ferrule.units import format_bytes
 
 MAX_HELD_BYTES = 128 * 2**20
 """Bytes of all requests that are being read or answered at once, since every one is in memory until its answer ends."""
+
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#*@]+")
 
 OPEN_PATHS = frozenset({"/health"})
 """Paths that are open without a key, so that whatever watches the server needs none."""
@@ -25,7 +30,7 @@ class Guard:
     Without a key the server listens on loopback only, where a browser still lets any web page send requests. Two
     checks keep those out: the ``Host`` must be a loopback name (a page whose own name was re-pointed to 127.0.0.1
     sends that name), and a body must be declared as JSON (a page may not do that without asking first, which
-    this server, having no CORS, never grants).
+    is granted to pages of the allowed origins only).
     """
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, body_limit: int) -> None:
@@ -99,6 +104,19 @@ def is_loopback_name(host: str) -> bool:
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     name = name.lower().rstrip(".")
     return name.endswith(".localhost") or is_loopback(name)
+
+
+def check_origins(origins: Sequence[str], *, keyed: bool) -> None:
+    """Raise `ConfigError` for what no browser sends as a page's origin, and for all pages where none needs a key."""
+    for origin in origins:
+        if origin == "*":
+            if not keyed:
+                raise ConfigError("--allow-origin '*' lets every web page use the model: set FERRULE_API_KEY, too")
+        elif not ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"--allow-origin {origin}: an origin is a scheme, a host and perhaps a port, such as "
+                "https://chat.example or http://localhost:3000, without a path"
+            )
 
 
 def is_json(content_type: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
@@ -23,6 +24,23 @@ TYPES: Final[Mapping[int, str]] = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+
+
+STATUSES: Final[Mapping[int, str]] = {
+    400: "the body is no JSON, or a field has no meaning here; `param` names it",
+    401: "the API key is missing or wrong",
+    403: "without a key, another name than a loopback one",
+    404: "a model that is not served here",
+    408: "the request was not complete in time",
+    413: "the body is too large",
+    415: "the body is not declared as JSON",
+    429: "too many requests are waiting",
+    500: "not foreseen; the server's log has the details",
+    503: "the model does not run, or the server is closing",
+}
+REFERENCE: Final = "#/components/schemas/{name}"
+OF_ALL: Final = (401, 403, 408, 503)
+OF_BODIES: Final = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 
 
 @dataclass(eq=False)
@@ -104,8 +122,14 @@ def http_error(error: HTTPException, path: str) -> ApiError:
     return ApiError(error.status_code, str(error.detail))
 
 
+def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Responses of a route for FastAPI's description of the API: these errors."""
+    content = {"application/json": {"schema": {"$ref": REFERENCE.format(name=ErrorBody.__name__)}}}
+    return {status: {"description": STATUSES[status], "content": content} for status in statuses}
+
+
 def install(app: FastAPI) -> None:
-    """Make every error of ``app``'s routes leave in OpenAI's form."""
+    """Make every error of ``app``'s routes leave in OpenAI's form, and its description say so."""
 
     async def on_validation(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -121,6 +145,21 @@ def install(app: FastAPI) -> None:
     async def on_error(_: Request, error: Exception) -> Response:
         return api_error(error).response()
 
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        description = describe()
+        _, errors = msgspec.json.schema_components([ErrorBody], ref_template=REFERENCE)
+        schemas = description["components"]["schemas"]
+        schemas.update(errors)
+        for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's answer with 422: ours is 400
+            schemas.pop(unused, None)
+        for methods in description["paths"].values():
+            for operation in methods.values():
+                operation["responses"].pop("422", None)
+        return description
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(ApiError, on_error)

@@ -30,7 +30,9 @@ def sampling_params(
 ) -> SamplingParams:
     """``defaults`` with what ``body`` says. Raises `RequestError` for token ids outside of the vocabulary."""
     given: dict[str, Any] = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
-    if body.top_k is not None:
+    if body.top_p == 0:  # of the likeliest tokens the fewest: one
+        given |= {"top_p": 1.0, "top_k": 1}
+    elif body.top_k is not None:
         given["top_k"] = max(body.top_k, 0)  # others say "off" with -1
     if body.logit_bias is not None:
         given["logit_bias"] = logit_bias(body.logit_bias, vocab_size)
@@ -40,7 +42,7 @@ def sampling_params(
         given["stop_token_ids"] = (*defaults.stop_token_ids, *body.stop_token_ids)
     limit = body.max_tokens
     if isinstance(body, ChatRequest):
-        limit = body.max_completion_tokens or limit
+        limit = limit if body.max_completion_tokens is None else body.max_completion_tokens
         given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     else:
         given["logprobs"] = body.logprobs

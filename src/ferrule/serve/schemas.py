@@ -63,6 +63,17 @@ def message_role(value: Any) -> str:
     return ROLES[value]
 
 
+def whole_number(value: Any) -> Any:
+    """``value``; 8.0, as JSON of some languages has it, as 8."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def token_limit(value: Any) -> Any:
+    """``max_tokens`` with -1, by which some clients mean as many as there is room for, as None."""
+    value = whole_number(value)
+    return None if type(value) is int and value == -1 else value
+
+
 def prompt_list(value: Any) -> list[str | list[int]]:
     """Every form that ``prompt`` may have as a list of prompts, each a text or its token ids."""
     if isinstance(value, str):
@@ -82,6 +93,8 @@ def _are_tokens(items: list[Any]) -> bool:
     return all(type(item) is int for item in items)
 
 
+Whole = Annotated[int, BeforeValidator(whole_number)]
+TokenLimit = Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(token_limit)]
 Stops = Annotated[list[str], BeforeValidator(stop_strings, json_schema_input_type=str | list[str] | None)]
 Content = Annotated[str, BeforeValidator(message_text, json_schema_input_type=str | list[dict[str, Any]] | None)]
 Role = Annotated[str, BeforeValidator(message_role, json_schema_input_type=str)]
@@ -107,15 +120,15 @@ class GenerationRequest(Body):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    n: Whole | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: Stops = []
-    stop_token_ids: list[int] | None = None
-    max_tokens: int | None = Field(None, ge=1)
+    stop_token_ids: list[Whole] | None = None
+    max_tokens: TokenLimit = None
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: Whole | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    seed: Whole | None = Field(None, ge=-(2**63), lt=2**63)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
@@ -138,9 +151,9 @@ class ChatRequest(GenerationRequest):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: TokenLimit = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: Whole | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: Any = None
     tool_choice: Any = None
     functions: Any = None
@@ -155,18 +168,16 @@ class CompletionRequest(GenerationRequest):
     """The body of ``POST /v1/completions``. ``max_tokens`` is 16 when it is left out, as with OpenAI."""
 
     prompt: Prompt
-    max_tokens: int | None = Field(16, ge=1)
-    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    max_tokens: TokenLimit = 16
+    logprobs: Whole | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
-    best_of: int | None = None
+    best_of: Whole | None = None
     suffix: str | None = None
     response_format: Any = None
 
 
 def refuse_unsupported(body: ChatRequest | CompletionRequest) -> None:
     """Raise `RequestError` for features that clients know but this server lacks: ignoring them would mislead."""
-    if body.stream_options is not None and not body.stream:
-        raise RequestError("stream_options: only allowed together with stream", param="stream_options")
     if body.response_format is not None and _kind(body.response_format) != "text":
         raise _unsupported("response_format", "structured output is not available; ask for JSON in the prompt")
     if isinstance(body, ChatRequest):

@@ -36,6 +36,9 @@ def choices(params: SamplingParams, count: int) -> list[SamplingParams]:
 
 async def run_job(engine: Engine, vocabulary: Vocabulary, job: Job) -> AsyncGenerator[Piece, None]:
     """The pieces of one answer. The engine's sequence ends with this generator, for whatever reason that ends."""
+    if job.params.max_tokens == 0:
+        yield Piece(job.index, "", (), 0, "length")
+        return
     context = job.prompt if job.continues else ()
     transcript = Transcript(vocabulary, job.stops, index=job.index, context=context)
     finished = False

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import uvicorn
@@ -60,12 +60,14 @@ async def serve(
     *,
     api_key: str | None,
     tls: ServerTls | None = None,
+    origins: Sequence[str] = (),
     on_ready: Callable[[Engine], None],
 ) -> None:
     """Start an engine and serve it on ``listener`` until SIGINT or SIGTERM; returns when everything is closed.
 
-    ``tls``: None for plain HTTP. While ``start`` runs, clients get status 503. ``on_ready`` is called once requests are
-    answered. When the engine fails for good the server stays, and says so at ``/health``. Raises what ``start`` raises.
+    ``tls``: None for plain HTTP. ``origins``: see `create_app`. While ``start`` runs, clients get status 503.
+    ``on_ready`` is called once requests are answered. When the engine fails for good the server stays, and says so at
+    ``/health``. Raises what ``start`` raises.
     """
     stop = asyncio.Event()
     gate = Gate()
@@ -76,7 +78,7 @@ async def serve(
         try:
             engine = await _unless(stop, start())
             if engine is not None:
-                app = create_app(engine, api_key=api_key)
+                app = create_app(engine, api_key=api_key, origins=origins)
                 gate.app = app
                 on_ready(engine)
                 await _watch(engine, stop)

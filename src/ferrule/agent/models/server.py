@@ -80,7 +80,9 @@ class ModelServer:
         listener = listen(desired.listen, desired.port, api_key=api_key, encrypted=encrypted)
         telling = asyncio.create_task(self._tell())
         try:
-            await serve(self._load, listener, api_key=api_key, tls=tls, on_ready=lambda _: None)
+            await serve(
+                self._load, listener, api_key=api_key, tls=tls, origins=desired.origins, on_ready=lambda _: None
+            )
         finally:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)

@@ -99,6 +99,10 @@ def serve(
         bool,
         typer.Option("--plain-http", envvar="FERRULE_PLAIN_HTTP", help="No TLS beyond loopback: on a trusted net."),
     ] = False,
+    allow_origin: Annotated[
+        str | None,
+        typer.Option(envvar="FERRULE_ALLOW_ORIGINS", metavar="URL,…", help="Let web pages of these origins use it."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="What clients call the model; the default is its own.")
     ] = None,
@@ -138,6 +142,7 @@ def serve(
 
     console = Console()
     home = None if here else running_cluster()
+    origins = _origins(allow_origin, keyed=api_key is not None or (home is not None and not is_loopback(host)))
     if home is not None:
         from ferrule.cli.cluster.models import cluster_hosts, serve_on_cluster
         from ferrule.cluster.desired import DesiredModel
@@ -159,6 +164,7 @@ def serve(
             certificate=None if ssl_certfile is None else str(ssl_certfile.expanduser().absolute()),
             private_key=None if ssl_keyfile is None else str(ssl_keyfile.expanduser().absolute()),
             plain_http=plain_http,
+            origins=origins,
             hosts=tuple(each.strip() for each in hosts.split(",")) if hosts else None,
             tensor=tp,
             pipeline=pp,
@@ -224,7 +230,7 @@ def serve(
             elif devices and not demo:  # which is split to show something
                 choose_plan = partial(split_as_asked, console, options, devices)
         planner = LocalPlanner(standby=standby, expected=expected, choice=choice)
-        _run(console, options, planner, choose_plan, machine, listener, host, api_key, tls)
+        _run(console, options, planner, choose_plan, machine, listener, host, api_key, tls, origins)
 
 
 def _run(
@@ -237,6 +243,7 @@ def _run(
     host: str,
     api_key: str | None,
     tls: ServerTls | None,
+    origins: tuple[str, ...],
 ) -> None:
     """Until it is stopped."""
     import asyncio
@@ -259,7 +266,7 @@ def _run(
         port = listener.getsockname()[1]
         show_ready(console, engine, host, port, with_key=api_key is not None, tls=tls, speed=speed)
 
-    asyncio.run(run_server(load, listener, api_key=api_key, tls=tls, on_ready=ready))
+    asyncio.run(run_server(load, listener, api_key=api_key, tls=tls, origins=origins, on_ready=ready))
 
 
 def _tls(chain: Path | None, key: Path | None) -> ServerTls | None:
@@ -271,6 +278,15 @@ def _tls(chain: Path | None, key: Path | None) -> ServerTls | None:
     from ferrule.serve.tls import ServerTls
 
     return ServerTls(chain, key)
+
+
+def _origins(text: str | None, *, keyed: bool) -> tuple[str, ...]:
+    origins = tuple(each.strip() for each in text.split(",")) if text else ()
+    if origins:
+        from ferrule.serve.auth import check_origins
+
+        check_origins(origins, keyed=keyed)
+    return origins
 
 
 def _saved_plan(file: Path | None, tp: int | None, pp: int | None, hosts: str | None) -> SavedPlan | None:
